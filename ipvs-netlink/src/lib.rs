@@ -1,0 +1,6 @@
+//! The kernel's IPVS over generic netlink.
+
+pub mod destination;
+pub mod name;
+pub mod service;
+pub mod stats;
