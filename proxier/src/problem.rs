@@ -1,0 +1,119 @@
+//! Malformed or conflicting input that was worked around.
+
+use std::fmt;
+
+/// Something in the input that could not be used as it is, and what is done instead.
+///
+/// A Problem never stops anything: the rest of the object and all other objects are served.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The object, as `Kind namespace/name`; a place in a file when the object could not be read.
+    pub object: String,
+    /// The path of the field, such as `spec.externalIPs[0]`; empty when the whole object is meant.
+    pub field: String,
+    /// The field's value, shortened to [`Problem::MAX_VALUE`] characters.
+    pub value: String,
+    /// What is wrong with it and what is done instead; lower case, no full stop.
+    pub message: String,
+    /// Where the object was read, if from a file.
+    pub source: Option<Source>,
+}
+
+/// A place in a manifest file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source {
+    /// The file's path.
+    pub file: String,
+    /// The line, counted from 1.
+    pub line: usize,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+impl Problem {
+    /// The longest value that is kept, in characters; more is cut and marked.
+    pub const MAX_VALUE: usize = 120;
+
+    /// A problem with `field` of `object`.
+    ///
+    /// `object` and `value` are shortened, so that hostile input cannot fill logs or memory.
+    pub fn new(
+        object: impl fmt::Display,
+        field: impl Into<String>,
+        value: impl fmt::Display,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            object: shorten(&object.to_string()),
+            field: field.into(),
+            value: shorten(&value.to_string()),
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The same problem, with the place in a file where its object was read.
+    pub fn at(mut self, source: Source) -> Self {
+        self.source = Some(source);
+        self
+    }
+}
+
+/// One line: `file:line: Service default/x: spec.externalIPs[0]: "bogus": message`.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(source) = &self.source {
+            write!(f, "{source}: ")?;
+        }
+        write!(f, "{}: ", self.object)?;
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        if !self.value.is_empty() {
+            write!(f, "{:?}: ", self.value)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(Problem::MAX_VALUE) {
+        None => text.to_owned(),
+        Some((cut, _)) => format!("{}... ({} bytes)", &text[..cut], text.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_as_one_line_and_shortens_values() {
+        let problem = Problem::new(
+            "Service default/x",
+            "spec.clusterIP",
+            "bogus",
+            "not an address",
+        )
+        .at(Source {
+            file: "a.yaml".into(),
+            line: 7,
+        });
+        assert_eq!(
+            problem.to_string(),
+            "a.yaml:7: Service default/x: spec.clusterIP: \"bogus\": not an address"
+        );
+        let long = Problem::new(
+            "Service a/b",
+            "metadata.name",
+            "é".repeat(1 << 20),
+            "too long",
+        );
+        assert!(long.value.len() < 300, "{}", long.value.len());
+        assert!(long.value.ends_with("(2097152 bytes)"));
+    }
+}

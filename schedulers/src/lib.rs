@@ -1,0 +1,1 @@
+//! The kernel's IPVS schedulers, picking exactly as the kernel picks.
