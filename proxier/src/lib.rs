@@ -1,5 +1,13 @@
 //! The daemon and the command line of ipvs-proxier.
 
+pub mod dataplane;
+pub mod diff;
+pub mod follow;
 pub mod model;
+pub mod op;
+pub mod owned;
+pub mod plan;
 pub mod problem;
+pub mod report;
 pub mod store;
+pub mod sync;

@@ -1,2 +1,2 @@
-//! The program.
+//! x
 fn main() {}

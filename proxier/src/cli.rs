@@ -1,0 +1,160 @@
+//! The command line: flags in, an exit code out.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipvs_netlink as ipvs;
+
+use crate::manifests;
+use crate::model::Cidr;
+use crate::plan;
+
+mod plan_command;
+mod run_command;
+mod status_command;
+
+/// A service proxy for Kubernetes nodes that programs the kernel's IPVS.
+#[derive(Debug, Parser)]
+#[command(name = "ipvs-proxier", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Programs the kernel and follows changes of the manifests.
+    Run(run_command::Flags),
+    /// Prints what would change. Exits 0 when nothing would, 2 when something would, 1 on error.
+    Plan(plan_command::Flags),
+    /// Prints the kernel's table of virtual servers, with Service names where known.
+    Status(status_command::Flags),
+}
+
+impl Cli {
+    /// Does what the command line says.
+    ///
+    /// # Errors
+    /// One line that says what was being done and what happened; the exit code is 1 then.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            Command::Run(flags) => flags.run(),
+            Command::Plan(flags) => flags.run(),
+            Command::Status(flags) => flags.run(),
+        }
+    }
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// What is served, and as which node.
+#[derive(Args, Debug)]
+struct NodeFlags {
+    /// A manifest file, or a directory of .yaml, .yml and .json files.
+    #[arg(long, value_name = "FILE|DIR")]
+    manifests: PathBuf,
+
+    /// The name of this node, as endpoints name it [default: the host name].
+    #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
+    node_name: Option<String>,
+
+    /// Give a cluster IP out of these ranges to Services that have none.
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    service_cidr: Vec<Cidr>,
+
+    /// The ranges that Pods have; anything else is outside the cluster.
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    cluster_cidr: Vec<Cidr>,
+
+    /// Addresses of this node that serve node ports [default: all].
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    nodeport_addresses: Vec<Cidr>,
+
+    /// The scheduler of virtual servers.
+    #[arg(long, value_name = "NAME", default_value = "rr")]
+    ipvs_scheduler: ipvs::SchedulerName,
+
+    /// How service addresses become local.
+    #[arg(long, value_enum, default_value_t)]
+    service_addresses: ServiceAddresses,
+}
+
+/// [`plan::ServiceAddresses`] as the command line spells it.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum ServiceAddresses {
+    /// Local routes, with the node's address as their source.
+    #[default]
+    Routes,
+    /// Addresses on the device kube-ipvs0.
+    Dummy,
+}
+
+impl From<ServiceAddresses> for plan::ServiceAddresses {
+    fn from(choice: ServiceAddresses) -> Self {
+        match choice {
+            ServiceAddresses::Routes => Self::Routes,
+            ServiceAddresses::Dummy => Self::Dummy,
+        }
+    }
+}
+
+impl NodeFlags {
+    fn node_name(&self) -> anyhow::Result<Arc<str>> {
+        let name = match &self.node_name {
+            Some(name) => name.trim().to_lowercase(),
+            None => {
+                let host = rustix::system::uname();
+                host.nodename().to_string_lossy().trim().to_lowercase()
+            }
+        };
+        anyhow::ensure!(!name.is_empty(), "this host has no name; pass --node-name");
+        Ok(name.into())
+    }
+
+    fn config(&self) -> anyhow::Result<plan::Config> {
+        Ok(plan::Config {
+            node_name: self.node_name()?,
+            scheduler: self.ipvs_scheduler,
+            node_port_addresses: self.nodeport_addresses.clone(),
+            service_addresses: self.service_addresses.into(),
+        })
+    }
+
+    fn load(&self) -> anyhow::Result<manifests::Loaded> {
+        let options = manifests::Options {
+            service_cidr: self.service_cidr.clone(),
+            node_name: self.node_name()?,
+        };
+        manifests::load(&self.manifests, &options).context("--manifests")
+    }
+}
+
+/// Where the kernel's state that is ours is remembered.
+#[derive(Args, Debug)]
+struct StateFlags {
+    /// The file that remembers which virtual servers are ours while the kernel runs.
+    #[arg(long, value_name = "FILE", default_value = "/run/ipvs-proxier/state.json")]
+    state_file: PathBuf,
+}
+
+/// Writes `text` to standard output.
+fn print(text: &str) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("writing the output")
+}
+
+fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}

@@ -1,0 +1,38 @@
+//! `ipvs-proxier status`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{Output, ServiceAddresses, StateFlags, json, print};
+use crate::dataplane::Dataplane as _;
+use crate::dataplane::linux::Linux;
+use crate::owned::StateFile;
+use crate::report::{Report, table};
+
+/// Flags of `status`.
+#[derive(Args, Debug)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    state: StateFlags,
+
+    /// How service addresses were made local.
+    #[arg(long, value_enum, default_value_t)]
+    service_addresses: ServiceAddresses,
+
+    /// How the table is printed.
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+impl Flags {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let observed = Linux::open(self.service_addresses.into())?.observe()?;
+        let owned = StateFile::new(&self.state.state_file).load()?;
+        print(&match self.output {
+            Output::Json => json(&Report::observed(&observed))?,
+            Output::Text => table(&observed, &owned),
+        })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

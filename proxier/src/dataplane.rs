@@ -1,0 +1,66 @@
+//! The machine: observed as a whole, changed by [`Op`]s only.
+//!
+//! [`linux`] is a real kernel, [`fake`] one in memory. One conformance suite
+//! (`tests/conformance.rs`) runs against both, so that what is proved on the fake holds.
+
+use std::fmt;
+
+use rustix::io::Errno;
+
+use crate::diff::Observed;
+use crate::op::Op;
+use crate::plan::Machine;
+
+pub mod fake;
+// linux
+
+/// Something that Ops can be applied to.
+pub trait Dataplane {
+    /// Reads the machine's own addresses.
+    ///
+    /// # Errors
+    /// When they cannot be read; nothing is known then.
+    fn machine(&mut self) -> Result<Machine, Failure>;
+
+    /// Reads everything that [`crate::diff`] compares.
+    ///
+    /// # Errors
+    /// When any part cannot be read whole.
+    fn observe(&mut self) -> Result<Observed, Failure>;
+
+    /// Applies `ops` in order and says of each whether it took effect.
+    ///
+    /// A failing Op does not stop the following ones. The answer has the length of `ops`.
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
+}
+
+/// What became of an [`Op`].
+pub type Outcome = Result<(), Failure>;
+
+/// Why the machine refused something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The kernel's error number, when the kernel answered.
+    pub errno: Option<Errno>,
+    /// What was being done and what happened, as one line.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure with the kernel's error number.
+    pub fn kernel(errno: Errno, doing: impl fmt::Display) -> Self {
+        let words = std::io::Error::from(errno).to_string();
+        Self {
+            errno: Some(errno),
+            message: format!("{doing}: {words}"),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}

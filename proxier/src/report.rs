@@ -1,0 +1,232 @@
+//! What the commands print: the same shapes for what should be and for what is.
+
+use std::fmt::{self, Write as _};
+use std::net::IpAddr;
+
+use ipvs_netlink as ipvs;
+use serde::Serialize;
+
+use crate::diff::Observed;
+use crate::op::Op;
+use crate::owned::Owned;
+use crate::plan::Desired;
+use crate::problem::Problem;
+
+/// A table of virtual servers as JSON; every list is sorted.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    virtual_servers: Vec<VirtualServer>,
+    addresses: Vec<IpAddr>,
+    problems: Vec<ProblemEntry>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct VirtualServer {
+    protocol: String,
+    address: IpAddr,
+    port: u16,
+    /// The firewall mark, for virtual servers that have one instead of an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mark: Option<u32>,
+    scheduler: String,
+    flags: u32,
+    persistence_timeout: u32,
+    destinations: Vec<Destination>,
+}
+
+#[derive(Debug, Serialize)]
+struct Destination {
+    address: IpAddr,
+    port: u16,
+    weight: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct ProblemEntry {
+    object: String,
+    field: String,
+    value: String,
+    message: String,
+}
+
+impl Report {
+    /// What should be.
+    pub fn desired(desired: &Desired, problems: &[Problem]) -> Self {
+        let servers = desired.virtual_servers.values();
+        Self {
+            virtual_servers: servers
+                .map(|server| VirtualServer::new(&server.service, server.destinations.iter()))
+                .collect(),
+            addresses: desired.addresses.keys().copied().collect(),
+            problems: problems.iter().map(ProblemEntry::from).collect(),
+        }
+    }
+
+    /// What is.
+    pub fn observed(observed: &Observed) -> Self {
+        let servers = observed.virtual_servers.values();
+        Self {
+            virtual_servers: servers
+                .map(|server| {
+                    let destinations = server.destinations.iter().map(|entry| &entry.destination);
+                    VirtualServer::new(&server.service, destinations)
+                })
+                .collect(),
+            addresses: observed.addresses.keys().copied().collect(),
+            problems: Vec::new(),
+        }
+    }
+}
+
+impl VirtualServer {
+    fn new<'a>(
+        service: &ipvs::Service,
+        destinations: impl Iterator<Item = &'a ipvs::Destination>,
+    ) -> Self {
+        let (protocol, address, port, mark) = match service.key {
+            ipvs::ServiceKey::Address {
+                protocol,
+                address,
+                port,
+            } => (protocol.to_string(), address, port, None),
+            ipvs::ServiceKey::Mark { family, mark } => {
+                ("FWM".to_owned(), unspecified(family), 0, Some(mark))
+            }
+            other => (other.to_string(), unspecified(other.family()), 0, None),
+        };
+        let destination = |destination: &ipvs::Destination| Destination {
+            address: destination.key.address,
+            port: destination.key.port,
+            weight: destination.weight,
+        };
+        Self {
+            protocol,
+            address,
+            port,
+            mark,
+            scheduler: scheduler(service).to_owned(),
+            flags: service.flags.bits(),
+            persistence_timeout: persistence_secs(service).unwrap_or(0),
+            destinations: destinations.map(destination).collect(),
+        }
+    }
+}
+
+impl From<&Problem> for ProblemEntry {
+    fn from(problem: &Problem) -> Self {
+        let message = match &problem.source {
+            Some(source) => format!("{} ({source})", problem.message),
+            None => problem.message.clone(),
+        };
+        Self {
+            object: problem.object.clone(),
+            field: problem.field.clone(),
+            value: problem.value.clone(),
+            message,
+        }
+    }
+}
+
+fn unspecified(family: ipvs::Family) -> IpAddr {
+    match family {
+        ipvs::Family::V4 => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        ipvs::Family::V6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+fn scheduler(service: &ipvs::Service) -> &str {
+    service
+        .scheduler
+        .as_ref()
+        .map_or("none", ipvs::SchedulerName::as_str)
+}
+
+/// The affinity of a service; the kernel keeps a timeout without affinity, which means nothing.
+fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
+    let is_persistent = service.flags.contains(ipvs::ServiceFlags::PERSISTENT);
+    is_persistent.then_some(service.timeout_secs)
+}
+
+/// An Op with the Service port it is for: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
+pub struct NamedOp<'a> {
+    op: &'a Op,
+    name: Option<String>,
+}
+
+impl<'a> NamedOp<'a> {
+    /// Looks the name up among what should be, then among what is ours.
+    pub fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
+        let name = op
+            .service_key()
+            .and_then(|key| match desired.virtual_servers.get(&key) {
+                Some(server) => Some(server.owner.to_string()),
+                None => owned.name(&key).map(str::to_owned),
+            });
+        Self { op, name }
+    }
+}
+
+impl fmt::Display for NamedOp<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.op.fmt(f)?;
+        match &self.name {
+            Some(name) => write!(f, " ({name})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The kernel's table as text, like `ipvsadm -Ln`, with Service names where known.
+pub fn table(observed: &Observed, owned: &Owned) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_table(&mut text, observed, owned);
+    text
+}
+
+fn write_table(text: &mut String, observed: &Observed, owned: &Owned) -> fmt::Result {
+    writeln!(
+        text,
+        "{:<44} {:<10} {:<18} Service",
+        "Virtual server", "Scheduler", "Options"
+    )?;
+    writeln!(
+        text,
+        "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
+        "Destination", "Forward", "Weight", "Active", "Inactive"
+    )?;
+    for (key, server) in &observed.virtual_servers {
+        let options = match persistence_secs(&server.service) {
+            Some(seconds) => format!("persistent {seconds}s"),
+            None => String::new(),
+        };
+        let name = owned.name(key).unwrap_or("(foreign)");
+        let scheduler = scheduler(&server.service);
+        writeln!(
+            text,
+            "{:<44} {scheduler:<10} {options:<18} {name}",
+            key.to_string()
+        )?;
+        for entry in &server.destinations {
+            writeln!(
+                text,
+                "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
+                entry.destination.key.to_string(),
+                format!("{:?}", entry.destination.forwarding),
+                entry.destination.weight,
+                entry.active_connections,
+                entry.inactive_connections
+            )?;
+        }
+    }
+    writeln!(text, "\nService addresses ({}):", observed.addresses.len())?;
+    for (address, source) in &observed.addresses {
+        match source {
+            Some(source) => writeln!(text, "  {address} source {source}")?,
+            None => writeln!(text, "  {address}")?,
+        }
+    }
+    Ok(())
+}
