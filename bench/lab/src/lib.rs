@@ -1,1 +1,8 @@
 //! The kernel lab.
+
+pub mod guest;
+pub mod job;
+pub mod kernel;
+pub mod machine;
+mod netlink;
+mod wire;

@@ -1,0 +1,118 @@
+//! The inside of the lab: what runs on the guest kernel.
+//!
+//! ```text
+//!  init     process 1: mounts what a system needs, reaps orphans, switches off when the agent ends
+//!   └ agent   holds the serial line, starts jobs, carries their bytes
+//!      └ jobs   (one with a terminal is first a `session`, which takes the terminal over)
+//! ```
+//!
+//! Init and agent are two processes because both wait for children: init for any, the agent for its
+//! own. All are the same program as outside, told apart by the variable `LAB_ROLE`.
+
+use std::{
+    env,
+    ffi::OsString,
+    os::unix::process::CommandExt,
+    process::{self, Command},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    process::{WaitOptions, getpid, getppid, ioctl_tiocsctty, setsid, wait},
+    stdio,
+    system::{RebootCommand, reboot, sethostname},
+};
+
+mod agent;
+mod job;
+mod mounts;
+
+use crate::netlink;
+
+/// The variable that names the role.
+pub(crate) const ROLE: &str = "LAB_ROLE";
+/// Its value for process 1.
+pub(crate) const INIT: &str = "init";
+const AGENT: &str = "agent";
+const SESSION: &str = "session";
+
+/// Does not return in a process that is part of the guest's own machinery; returns at once in any
+/// other.
+///
+/// A program that serves as [`Config::init`](crate::machine::Config::init) calls this before
+/// anything else.
+pub fn play_role() {
+    let Some(role) = env::var_os(ROLE) else {
+        return;
+    };
+    let init = Some(rustix::process::Pid::INIT);
+    if role == INIT && Some(getpid()) == init {
+        let failed = be_init();
+        // Process 1 must not end before the machine does.
+        switch_off(failed)
+    }
+    if role == AGENT && getppid() == init {
+        exit_after(agent::serve());
+    }
+    if role == SESSION {
+        exit_after(be_session());
+    }
+}
+
+fn exit_after(result: Result<()>) -> ! {
+    if let Err(error) = &result {
+        eprintln!("lab: {error:#}");
+    }
+    process::exit(i32::from(result.is_err()))
+}
+
+/// Prepares the system, and stays until the agent ends.
+fn be_init() -> Result<()> {
+    mounts::all()?;
+    sethostname(b"lab").context("naming the host")?;
+    netlink::bring_loopback_up().context("bringing lo up")?;
+    let program = env::current_exe().context("finding this program")?;
+    let agent = Command::new(program)
+        .args(env::args_os().skip(1))
+        .env(ROLE, AGENT)
+        .spawn()
+        .context("starting the agent")?;
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((pid, _))) if pid.as_raw_nonzero().get().unsigned_abs() == agent.id() => {
+                return Ok(());
+            }
+            Ok(_orphan) => {}
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("waiting for the agent"),
+        }
+    }
+}
+
+fn switch_off(result: Result<()>) -> ! {
+    if let Err(error) = result {
+        eprintln!("lab: {error:#}");
+    }
+    // Files of the host are written back through the guest's page cache.
+    rustix::fs::sync();
+    let refused = reboot(RebootCommand::PowerOff);
+    // Ending process 1 panics the kernel: the last way out.
+    eprintln!("lab: switching off: {refused:?}");
+    process::exit(1)
+}
+
+/// Takes the terminal at stdin over, then becomes the command in the arguments.
+fn be_session() -> Result<()> {
+    let mut command = env::args_os().skip(1);
+    let Some(program) = command.next() else {
+        bail!("no command for the terminal");
+    };
+    setsid().context("starting a session")?;
+    ioctl_tiocsctty(stdio::stdin()).context("taking the terminal")?;
+    let arguments: Vec<OsString> = command.collect();
+    let failed = Command::new(&program)
+        .args(arguments)
+        .env_remove(ROLE)
+        .exec();
+    Err(failed).with_context(|| program.display().to_string())
+}

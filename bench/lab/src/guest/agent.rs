@@ -1,0 +1,94 @@
+//! The guest's end of the serial line.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufReader},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::{Context, Result};
+use rustix::{
+    fs::{Mode, OFlags, open},
+    system::uname,
+    termios::{OptionalActions, tcgetattr, tcsetattr},
+};
+
+use super::job::Running;
+use crate::{
+    job::Job,
+    wire::{Frame, Kind},
+};
+
+/// Serves the host until it says stop or hangs up.
+pub(super) fn serve() -> Result<()> {
+    let (line, serial) = Line::open().context("opening the serial line")?;
+    let mut serial = BufReader::new(serial);
+    let release = uname().release().to_bytes().to_vec();
+    line.send(&Frame::new(0, Kind::Ready, release))?;
+
+    let mut jobs: HashMap<u32, Running> = HashMap::new();
+    while let Some(frame) = Frame::read(&mut serial).context("reading from the host")? {
+        let job = jobs.get(&frame.job);
+        match frame.kind {
+            Kind::Start => {
+                let job = Job::decode(&frame.body)?;
+                match Running::start(frame.job, &job, &line) {
+                    Ok(running) => drop(jobs.insert(frame.job, running)),
+                    Err(refused) => {
+                        let words = format!("lab: {:#}\n", refused.error);
+                        line.send(&Frame::new(frame.job, Kind::Stderr, words))?;
+                        let status = refused.status.to_le_bytes();
+                        line.send(&Frame::new(frame.job, Kind::Exit, status))?;
+                    }
+                }
+            }
+            Kind::Stdin => {
+                if let Some(job) = job {
+                    job.feed(frame.body);
+                }
+            }
+            Kind::Resize => {
+                if let Some(job) = job {
+                    job.resize(&frame.body);
+                }
+            }
+            Kind::Kill => {
+                if let Some(job) = job {
+                    job.kill();
+                }
+            }
+            Kind::PowerOff => return Ok(()),
+            Kind::Ready | Kind::Taken | Kind::Stdout | Kind::Stderr | Kind::Exit => {}
+        }
+    }
+    Ok(())
+}
+
+/// The writing half of the serial line, shared by all jobs.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    serial: Arc<Mutex<File>>,
+}
+
+impl Line {
+    /// Opens the line and makes it transparent.
+    fn open() -> io::Result<(Self, File)> {
+        // Without NOCTTY the line would become this process's terminal, and a byte of value 3 on
+        // it an interrupt.
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let serial = File::from(open("/dev/ttyS0", flags, Mode::empty())?);
+        let mut settings = tcgetattr(&serial)?;
+        settings.make_raw();
+        tcsetattr(&serial, OptionalActions::Now, &settings)?;
+        let line = Self {
+            serial: Arc::new(Mutex::new(serial.try_clone()?)),
+        };
+        Ok((line, serial))
+    }
+
+    pub(super) fn send(&self, frame: &Frame) -> io::Result<()> {
+        let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
+        frame.write(&mut *serial)
+    }
+}

@@ -1,0 +1,29 @@
+//! A signal that ends this program ends the kernel first.
+
+use std::{process::exit, thread};
+
+use anyhow::{Context, Result};
+use rustix::process::{Signal, kill_process_group};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM},
+    iterator::Signals,
+};
+
+use lab::machine::Machine;
+
+/// From now on Ctrl-C and its kind kill `machine` and end this program with status 128 + n.
+pub(crate) fn end_with(machine: &Machine) -> Result<()> {
+    let group = machine.process_group();
+    let mut signals =
+        Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("listening to signals")?;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                let _gone = kill_process_group(group, Signal::KILL);
+                exit(128 + signal);
+            }
+        })
+        .context("starting a thread")?;
+    Ok(())
+}

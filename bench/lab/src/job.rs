@@ -1,0 +1,167 @@
+//! A command to run inside the lab.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// A command, and what it needs to feel at home: the caller's environment and directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// The program and its arguments; never empty.
+    pub argv: Vec<OsString>,
+    /// Its whole environment; nothing else is inherited.
+    pub env: Vec<(OsString, OsString)>,
+    /// Its working directory, the same path inside and outside.
+    pub cwd: OsString,
+    /// Size of the terminal it gets; `None` for three pipes.
+    pub terminal: Option<TerminalSize>,
+}
+
+/// Rows and columns of a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminalSize {
+    /// Lines of text.
+    pub rows: u16,
+    /// Characters in a line.
+    pub columns: u16,
+}
+
+impl Job {
+    /// `argv` with this process's environment and directory.
+    ///
+    /// # Errors
+    ///
+    /// An empty command, or a working directory that is gone.
+    pub fn here(argv: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self> {
+        let argv: Vec<OsString> = argv.into_iter().map(Into::into).collect();
+        if argv.is_empty() {
+            bail!("no command given");
+        }
+        let cwd = env::current_dir().context("finding the working directory")?;
+        Ok(Self {
+            argv,
+            env: env::vars_os().collect(),
+            cwd: cwd.into_os_string(),
+            terminal: None,
+        })
+    }
+
+    /// As it crosses the line: strings that end in NUL, which none of them can contain.
+    ///
+    /// The directory, the terminal's size or nothing, the number of arguments, the arguments, the
+    /// environment as names and values.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut put = |text: &[u8]| {
+            out.extend(text);
+            out.push(0);
+        };
+        put(self.cwd.as_bytes());
+        put(&self.terminal.map(TerminalSize::encode).unwrap_or_default());
+        put(self.argv.len().to_string().as_bytes());
+        for argument in &self.argv {
+            put(argument.as_bytes());
+        }
+        for (name, value) in &self.env {
+            put(name.as_bytes());
+            put(value.as_bytes());
+        }
+        out
+    }
+
+    /// The inverse of [`encode`](Self::encode).
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut fields = bytes
+            .strip_suffix(&[0])
+            .context("a job that is cut short")?
+            .split(|&byte| byte == 0);
+        let mut next = || fields.next().context("a job that is cut short");
+
+        let cwd = owned(next()?);
+        let terminal = match next()? {
+            [] => None,
+            size => Some(TerminalSize::decode(size).context("a terminal without a size")?),
+        };
+        let count: usize = str::from_utf8(next()?)?.parse()?;
+        let argv = (0..count)
+            .map(|_| next().map(owned))
+            .collect::<Result<Vec<_>>>()?;
+        if argv.is_empty() {
+            bail!("a job without a command");
+        }
+        let mut env = Vec::new();
+        while let Some(name) = fields.next() {
+            let value = fields.next().context("a variable without a value")?;
+            env.push((owned(name), owned(value)));
+        }
+        Ok(Self {
+            argv,
+            env,
+            cwd,
+            terminal,
+        })
+    }
+
+    /// The value of `name` in the job's environment.
+    pub(crate) fn var(&self, name: &str) -> Option<&OsStr> {
+        let found = self.env.iter().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.as_os_str())
+    }
+}
+
+impl TerminalSize {
+    /// Eight hexadecimal digits, rows first: no byte of it is NUL.
+    pub(crate) fn encode(self) -> Vec<u8> {
+        format!("{:04x}{:04x}", self.rows, self.columns).into_bytes()
+    }
+
+    /// The inverse of [`encode`](Self::encode).
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (rows, columns) = str::from_utf8(bytes).ok()?.split_at_checked(4)?;
+        Some(Self {
+            rows: u16::from_str_radix(rows, 16).ok()?,
+            columns: u16::from_str_radix(columns, 16).ok()?,
+        })
+    }
+}
+
+fn owned(bytes: &[u8]) -> OsString {
+    OsString::from_vec(bytes.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_crosses_the_line_unchanged() {
+        let job = Job {
+            argv: vec!["printf".into(), String::new().into(), owned(b"\xff\r\n")],
+            env: vec![("A".into(), "".into()), ("B".into(), "x=y".into())],
+            cwd: "/".into(),
+            terminal: Some(TerminalSize {
+                rows: 24,
+                columns: 256,
+            }),
+        };
+        assert_eq!(Job::decode(&job.encode()).unwrap(), job);
+
+        let plain = Job {
+            terminal: None,
+            env: vec![],
+            ..job
+        };
+        assert_eq!(Job::decode(&plain.encode()).unwrap(), plain);
+    }
+
+    #[test]
+    fn half_a_job_is_refused() {
+        assert!(Job::decode(b"").is_err());
+        assert!(Job::decode(b"/\0\x002\0ls\0").is_err());
+        assert!(Job::decode(b"/\0\x001\0ls\0NAME\0").is_err());
+    }
+}

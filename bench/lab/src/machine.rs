@@ -1,0 +1,309 @@
+//! A User-Mode Linux kernel as a child process, and the jobs that run inside it.
+//!
+//! ```text
+//!   this process                                 the kernel (a process group of its own)
+//!   ────────────                                 ───────────────────────────────────────
+//!   Machine ── frames ── socket pair ── fd 0 ──── /dev/ttyS0 ──── agent ──── jobs
+//!   Log     ◀─ text ──── pipe ───────── fd 1, 2 ─ console, panics
+//! ```
+//!
+//! The kernel lives as long as the socket is open: when this process ends, however it ends, the
+//! serial line hangs up and the guest switches itself off.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    io::{self, BufReader},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    path::PathBuf,
+    process::{Child, Command},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+        mpsc::{self, RecvTimeoutError, Sender, SyncSender},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
+
+use crate::{
+    job::Job,
+    wire::{Frame, Kind},
+};
+
+mod boot_line;
+mod log;
+mod memory;
+mod running;
+
+use self::log::Log;
+pub use self::{
+    memory::Memory,
+    running::{Control, Event, Input, Running, Silence},
+};
+
+/// What to boot.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The kernel, an executable file.
+    pub kernel: PathBuf,
+    /// Main memory of the guest.
+    pub memory: Memory,
+    /// Processors of the guest. More than one needs a kernel that has `ncpus=` (6.1 has not).
+    pub cpus: u8,
+    /// Process 1 of the guest and its arguments: a program that calls
+    /// [`guest::play_role`](crate::guest::play_role).
+    pub init: Vec<OsString>,
+}
+
+/// A running kernel. Dropping it ends the kernel at once.
+#[derive(Debug)]
+pub struct Machine {
+    release: String,
+    line: Arc<Line>,
+    log: Log,
+    child: Mutex<Child>,
+    group: Pid,
+    next_job: AtomicU32,
+}
+
+/// This side of the serial line.
+#[derive(Debug)]
+struct Line {
+    socket: Mutex<UnixStream>,
+    /// Who listens; `None` once the kernel is gone.
+    ports: Mutex<Option<HashMap<u32, Port>>>,
+}
+
+/// Where the frames of one job go.
+#[derive(Debug)]
+struct Port {
+    /// Bounded: a slow reader slows the job down, instead of filling memory.
+    events: SyncSender<Event>,
+    taken: Sender<u32>,
+}
+
+impl Machine {
+    /// Boots a kernel and waits until it takes jobs.
+    ///
+    /// # Errors
+    ///
+    /// Names what is missing on the host; or, when the kernel dies or hangs, its last words.
+    pub fn boot(config: &Config) -> Result<Self> {
+        let arguments = boot_line::arguments(config)?;
+        let directory = memory::directory(config.memory)?;
+        let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
+        let (log, log_writer) = Log::open().context("making a pipe for kernel messages")?;
+
+        let mut command = Command::new(&config.kernel);
+        command
+            .args(arguments)
+            .env_clear()
+            .env("TMPDIR", directory)
+            .current_dir("/")
+            // Of its own, so that a signal to the group reaches the kernel and all its helpers,
+            // and Ctrl-C at a terminal reaches only us.
+            .process_group(0)
+            .stdin(OwnedFd::from(theirs))
+            .stdout(log_writer.try_clone().context("copying a pipe")?)
+            .stderr(log_writer);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("starting the kernel {}", config.kernel.display()))?;
+        // The command keeps our copies of the kernel's ends; while they are open, none of them
+        // tells us that the kernel is gone.
+        drop(command);
+        let group = match i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+            Some(group) => group,
+            None => bail!("the kernel has no process id"),
+        };
+        // A panic ends in abort(3). Its core would be the whole memory of the guest.
+        let no_core = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        if let Err(error) = prlimit(Some(group), Resource::Core, no_core) {
+            let _gone = child.kill().and_then(|()| child.wait());
+            return Err(error).context("forbidding core dumps of the kernel");
+        }
+
+        let (ready, booted) = mpsc::channel();
+        let line = Arc::new(Line {
+            socket: Mutex::new(ours.try_clone().context("copying a socket")?),
+            ports: Mutex::new(Some(HashMap::new())),
+        });
+        let mut machine = Self {
+            release: String::new(),
+            line: Arc::clone(&line),
+            log,
+            child: Mutex::new(child),
+            group,
+            next_job: AtomicU32::new(1),
+        };
+        thread::Builder::new()
+            .name("lab-line".into())
+            .spawn(move || {
+                // A line that breaks and a line that ends mean the same: the kernel is gone.
+                let _broken = line.listen(ours, &ready);
+                *lock(&line.ports) = None;
+            })
+            .context("starting a thread")?;
+        match booted.recv_timeout(BOOT_TIMEOUT) {
+            Ok(release) => {
+                machine.release = release;
+                Ok(machine)
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(machine.obituary("died while booting")),
+            Err(RecvTimeoutError::Timeout) => {
+                machine.kill();
+                Err(machine.obituary("was not up after 60 seconds"))
+            }
+        }
+    }
+
+    /// The kernel's release, as `uname -r` says it.
+    pub fn release(&self) -> &str {
+        &self.release
+    }
+
+    /// The process group of the kernel; killing it is the end of the machine.
+    pub fn process_group(&self) -> Pid {
+        self.group
+    }
+
+    /// Starts `job`. Any number may run at a time.
+    ///
+    /// # Errors
+    ///
+    /// The kernel is gone, or the job (arguments and environment) is larger than a megabyte.
+    /// A program that does not exist is not an error here: the job ends with status 127, and says
+    /// so on its error output.
+    pub fn start(&self, job: &Job) -> Result<Running> {
+        let id = self.next_job.fetch_add(1, Ordering::Relaxed);
+        let (events, incoming) = mpsc::sync_channel(EVENTS_AHEAD);
+        let (taken, credit) = mpsc::channel();
+        match &mut *lock(&self.line.ports) {
+            Some(ports) => ports.insert(id, Port { events, taken }),
+            None => return Err(self.obituary("died")),
+        };
+        self.line
+            .send(&Frame::new(id, Kind::Start, job.encode()))
+            .with_context(|| format!("starting {} in the lab", job.argv[0].display()))?;
+        Ok(Running::new(id, Arc::clone(&self.line), incoming, credit))
+    }
+
+    /// Switches the guest off, with everything it has written on its way to the host's files.
+    ///
+    /// # Errors
+    ///
+    /// The kernel did not end by itself within ten seconds; it is killed then.
+    pub fn power_off(self) -> Result<()> {
+        // A broken line is fine here: the wait tells.
+        let _gone = self.line.send(&Frame::new(0, Kind::PowerOff, []));
+        let deadline = Instant::now() + POWER_OFF_TIMEOUT;
+        while Instant::now() < deadline {
+            if let Some(status) = lock(&self.child).try_wait()? {
+                if status.success() {
+                    return Ok(());
+                }
+                return Err(self.obituary("died while switching off"));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        bail!("the kernel did not switch itself off in 10 seconds and was killed")
+    }
+
+    /// An error that says that the kernel is gone and, as far as known, why: "the lab kernel `how`".
+    pub fn obituary(&self, how: &str) -> anyhow::Error {
+        // The line breaks a moment before the process is gone and its last words are written.
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let mut status = None;
+        while status.is_none() && Instant::now() < deadline {
+            status = lock(&self.child).try_wait().ok().flatten();
+            thread::sleep(Duration::from_millis(5));
+        }
+        let status = status.map_or_else(|| "not ended".into(), |status| status.to_string());
+        anyhow!(
+            "the lab kernel {how} ({status}); its last words:\n{}",
+            self.log.tail()
+        )
+    }
+
+    fn kill(&self) {
+        let mut child = lock(&self.child);
+        // Not after the child was waited for: its id may be another's by then.
+        if let Ok(None) = child.try_wait() {
+            let _gone = kill_process_group(self.group, Signal::KILL);
+            let _reaped = child.wait();
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Line {
+    fn send(&self, frame: &Frame) -> io::Result<()> {
+        frame.write(&mut *lock(&self.socket))
+    }
+
+    fn forget(&self, job: u32) {
+        if let Some(ports) = &mut *lock(&self.ports) {
+            ports.remove(&job);
+        }
+    }
+
+    /// Hands out what the guest says, until it says no more.
+    fn listen(&self, socket: UnixStream, ready: &Sender<String>) -> io::Result<()> {
+        let mut socket = BufReader::new(socket);
+        while let Some(frame) = Frame::read(&mut socket)? {
+            let event = match frame.kind {
+                Kind::Ready => {
+                    // Whoever no longer waits for it does not need it.
+                    let _late = ready.send(String::from_utf8_lossy(&frame.body).into_owned());
+                    continue;
+                }
+                Kind::Stdout => Event::Stdout(frame.body),
+                Kind::Stderr => Event::Stderr(frame.body),
+                Kind::Exit => Event::Exit(frame.number()?),
+                Kind::Taken => {
+                    let taken = self.port(frame.job, |port| port.taken.clone());
+                    if let Some(taken) = taken {
+                        let _ended = taken.send(frame.number()?);
+                    }
+                    continue;
+                }
+                Kind::Start | Kind::Stdin | Kind::Resize | Kind::Kill | Kind::PowerOff => continue,
+            };
+            if let Some(events) = self.port(frame.job, |port| port.events.clone()) {
+                // Nobody listens to a job that was dropped.
+                let _dropped = events.send(event);
+            }
+        }
+        Ok(())
+    }
+
+    fn port<T>(&self, job: u32, part: impl FnOnce(&Port) -> T) -> Option<T> {
+        lock(&self.ports).as_ref()?.get(&job).map(part)
+    }
+}
+
+/// Every lock here guards plain data that is right between any two statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From start to taking jobs; half a second on an idle machine.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
+/// Events of a job that wait for its reader; 16 KiB each at most.
+const EVENTS_AHEAD: usize = 64;

@@ -1,0 +1,126 @@
+//! The kernel's command line.
+
+use std::ffi::{OsStr, OsString};
+
+use anyhow::{Result, bail};
+
+use super::Config;
+use crate::guest;
+
+/// The arguments of the kernel process.
+///
+/// What the kernel does not know and looks like `NAME=value` becomes part of process 1's
+/// environment; what follows `--` becomes its arguments.
+pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
+    let [program, arguments @ ..] = config.init.as_slice() else {
+        bail!("no program to be process 1 of the lab");
+    };
+    let mut line: Vec<OsString> = vec![
+        format!("mem={}", config.memory).into(),
+        // The host's files, with the rights of the host's user.
+        "root=/dev/root".into(),
+        "rootfstype=hostfs".into(),
+        "rootflags=/".into(),
+        "rw".into(),
+        "quiet".into(),
+        // Whatever a panic leaves behind is not worth keeping.
+        "panic=-1".into(),
+        // Kernel messages go to stdout, the first serial line is stdin: a socket, both ways.
+        "con=null".into(),
+        "con0=null,fd:1".into(),
+        "ssl=null".into(),
+        "ssl0=fd:0".into(),
+        // A place where no directory can be made: no management socket, no ~/.uml, no leftovers.
+        "uml_dir=/dev/null/".into(),
+        format!("{}={}", guest::ROLE, guest::INIT).into(),
+    ];
+    if config.cpus > 1 {
+        // Several processors need the newer way of running processes.
+        line.push(format!("ncpus={}", config.cpus).into());
+        line.push("seccomp=on".into());
+    }
+    let mut init = OsString::from("init=");
+    init.push(quoted(program)?);
+    line.push(init);
+    if !arguments.is_empty() {
+        line.push("--".into());
+        for argument in arguments {
+            line.push(quoted(argument)?);
+        }
+    }
+    let length: usize = line.iter().map(|argument| argument.len() + 1).sum();
+    if length > MAX_LENGTH {
+        bail!("the kernel's command line would be {length} bytes long, {MAX_LENGTH} are possible");
+    }
+    Ok(line)
+}
+
+/// The kernel splits its line at spaces, except between double quotes.
+fn quoted(argument: &OsStr) -> Result<OsString> {
+    let bytes = argument.as_encoded_bytes();
+    if bytes.contains(&b'"') || bytes.contains(&b'\n') {
+        bail!(
+            "{} cannot be on a kernel's command line: it has a quote or a new line in it",
+            argument.display()
+        );
+    }
+    if !bytes.iter().any(u8::is_ascii_whitespace) {
+        return Ok(argument.to_owned());
+    }
+    let mut quoted = OsString::from("\"");
+    quoted.push(argument);
+    quoted.push("\"");
+    Ok(quoted)
+}
+
+/// `COMMAND_LINE_SIZE` of User-Mode Linux, less what it adds itself.
+const MAX_LENGTH: usize = 4096 - 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Memory;
+
+    fn config(init: &[&str]) -> Config {
+        Config {
+            kernel: "/boot/linux".into(),
+            memory: Memory::DEFAULT,
+            cpus: 1,
+            init: init.iter().map(Into::into).collect(),
+        }
+    }
+
+    fn line(config: &Config) -> String {
+        let arguments = arguments(config).unwrap();
+        arguments.join(OsStr::new(" ")).into_string().unwrap()
+    }
+
+    #[test]
+    fn one_processor_is_the_default() {
+        assert_eq!(
+            &line(&config(&["/bin/lab"])),
+            "mem=1024M root=/dev/root rootfstype=hostfs rootflags=/ rw quiet panic=-1 con=null \
+             con0=null,fd:1 ssl=null ssl0=fd:0 uml_dir=/dev/null/ LAB_ROLE=init init=/bin/lab",
+        );
+    }
+
+    #[test]
+    fn process_one_gets_arguments_and_spaces() {
+        let line = line(&Config {
+            cpus: 2,
+            ..config(&["/a b/lab", "--exact", "x y"])
+        });
+        assert!(
+            line.ends_with("ncpus=2 seccomp=on init=\"/a b/lab\" -- --exact \"x y\""),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_said_is_refused() {
+        assert!(arguments(&config(&[])).is_err());
+        assert!(arguments(&config(&["/a\"b"])).is_err());
+        assert!(arguments(&config(&[&"x".repeat(5000)])).is_err());
+    }
+
+}

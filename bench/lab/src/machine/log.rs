@@ -1,0 +1,72 @@
+//! What the kernel says about itself: shown only when something went wrong.
+
+use std::{
+    io::{self, PipeWriter, Read},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+/// The end of the kernel's console output.
+#[derive(Debug, Clone)]
+pub(super) struct Log {
+    text: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Log {
+    /// A log, and the end of the pipe that the kernel writes to.
+    pub(super) fn open() -> io::Result<(Self, PipeWriter)> {
+        let (mut reader, writer) = io::pipe()?;
+        let log = Self {
+            text: Arc::default(),
+        };
+        let text = Arc::clone(&log.text);
+        thread::Builder::new()
+            .name("lab-log".into())
+            .spawn(move || {
+                let mut piece = [0; 4096];
+                while let Ok(length @ 1..) = reader.read(&mut piece) {
+                    let mut text = super::lock(&text);
+                    text.extend_from_slice(&piece[..length]);
+                    let surplus = text.len().saturating_sub(KEPT);
+                    text.drain(..surplus);
+                }
+            })?;
+        Ok((log, writer))
+    }
+
+    /// The last lines.
+    pub(super) fn tail(&self) -> String {
+        last_lines(&super::lock(&self.text))
+    }
+}
+
+/// The last [`SHOWN`] lines of console output, without what terminals need, indented.
+fn last_lines(console: &[u8]) -> String {
+    let text = String::from_utf8_lossy(console).replace('\r', "");
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() {
+        return "  (none)".into();
+    }
+    let shown = &lines[lines.len().saturating_sub(SHOWN)..];
+    let indented: Vec<String> = shown.iter().map(|line| format!("  {line}")).collect();
+    indented.join("\n")
+}
+
+/// Bytes of console output that are kept.
+const KEPT: usize = 64 * 1024;
+/// Lines that are shown: a panic with its call trace.
+const SHOWN: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_the_end_only() {
+        let console: String = (0..100).map(|line| format!("line {line}\r\n\n")).collect();
+        let shown = last_lines(console.as_bytes());
+        assert!(shown.starts_with("  line 60\n"), "{shown}");
+        assert!(shown.ends_with("  line 99"), "{shown}");
+        assert_eq!(last_lines(b""), "  (none)");
+    }
+}

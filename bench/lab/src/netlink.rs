@@ -1,0 +1,110 @@
+//! The two netlink requests that come before any test: is there IPVS, and bring `lo` up.
+//!
+//! Written out by hand: the lab must work before the crates that it tests do.
+
+use std::io;
+
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType,
+    netlink::{self, SocketAddrNetlink},
+    recv, sendto, socket_with,
+};
+
+/// Brings the loopback device of the calling thread's network namespace up.
+pub(crate) fn bring_loopback_up() -> io::Result<()> {
+    // struct ifinfomsg: family, type, index, flags, mask of flags. `lo` is 1 in every namespace.
+    let mut body = vec![0; 4];
+    body.extend(1_i32.to_ne_bytes());
+    body.extend(IFF_UP.to_ne_bytes());
+    body.extend(IFF_UP.to_ne_bytes());
+    request(None, RTM_NEWLINK, &body)
+}
+
+/// Whether the kernel has the generic netlink family `name`; the kernel loads the module itself.
+pub(crate) fn has_generic_family(name: &str) -> io::Result<bool> {
+    // struct genlmsghdr: command, version, padding; then one attribute, padded to four bytes.
+    let mut body = vec![CTRL_CMD_GETFAMILY, 1, 0, 0];
+    let length = u16::try_from(4 + name.len() + 1).map_err(io::Error::other)?;
+    body.extend(length.to_ne_bytes());
+    body.extend(CTRL_ATTR_FAMILY_NAME.to_ne_bytes());
+    body.extend(name.as_bytes());
+    body.push(0);
+    body.resize(body.len().next_multiple_of(4), 0);
+    match request(Some(netlink::GENERIC), GENL_ID_CTRL, &body) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sends one request (routing is the protocol without a name) and gives the error it is answered with; other answers are success.
+fn request(protocol: Option<Protocol>, kind: u16, body: &[u8]) -> io::Result<()> {
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        protocol,
+    )?;
+    let length = u32::try_from(HEADER + body.len()).map_err(io::Error::other)?;
+    let mut message = Vec::new();
+    message.extend(length.to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
+    // Sequence number and port: one request at a time needs neither.
+    message.extend([0; 8]);
+    message.extend(body);
+    let kernel = SocketAddrNetlink::new(0, 0);
+    sendto(&socket, &message, SendFlags::empty(), &kernel)?;
+
+    let mut answer = [0; 8192];
+    let (length, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
+    error_of(&answer[..length])
+}
+
+/// The error in an answer, if it is one.
+fn error_of(answer: &[u8]) -> io::Result<()> {
+    let short = || io::Error::new(io::ErrorKind::InvalidData, "a netlink answer cut short");
+    let kind = answer.get(4..6).ok_or_else(short)?;
+    if kind != NLMSG_ERROR.to_ne_bytes() {
+        return Ok(());
+    }
+    let code = answer.get(HEADER..HEADER + 4).ok_or_else(short)?;
+    let code = code.try_into().map(i32::from_ne_bytes).map_err(|_| short())?;
+    match code {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(-code)),
+    }
+}
+
+// include/uapi/linux/{netlink,rtnetlink,genetlink,if}.h
+const HEADER: usize = 16;
+const NLM_F_REQUEST: u16 = 0x01;
+const NLM_F_ACK: u16 = 0x04;
+const NLMSG_ERROR: u16 = 0x02;
+const RTM_NEWLINK: u16 = 16;
+const GENL_ID_CTRL: u16 = 0x10;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const IFF_UP: u32 = 0x1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_control_family_is_always_there() {
+        assert!(has_generic_family("nlctrl").unwrap());
+        assert!(!has_generic_family("no-such-family").unwrap());
+    }
+
+    #[test]
+    fn answers_are_told_apart() {
+        let mut answer = vec![20, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(error_of(&answer).is_err());
+        answer.extend((-1_i32).to_ne_bytes());
+        let error = error_of(&answer).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        answer[4] = 16;
+        assert!(error_of(&answer).is_ok());
+    }
+}
