@@ -1,6 +1,70 @@
 //! The kernel's IPVS over generic netlink.
+//!
+//! ```text
+//!   Service, Destination, Daemon      plain data; can be built without a socket
+//!            │ message                attributes as the kernel's own tool writes them
+//!            ▼
+//!         Batch ── transport ──▶ kernel     many requests in one send, an answer for each failure
+//!            ▲                      │
+//!         Client ◀──────────────────┘       the paved path: one function per command
+//! ```
+//!
+//! Blocking and without a runtime: the kernel executes requests inside `sendmsg(2)`, so there is
+//! nothing to wait for. [`transport`] and [`attr`] know nothing of IPVS and serve any other netlink
+//! family (routes, nf_tables, conntrack).
+//!
+//! # Example
+//!
+//! ```no_run
+//! use ipvs_netlink::{Change, Client, Destination, Protocol, Service, ServiceKey};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut ipvs = Client::open()?;
+//! let key = ServiceKey::Address {
+//!     protocol: Protocol::Tcp,
+//!     address: "192.0.2.1".parse()?,
+//!     port: 80,
+//! };
+//! let server = Destination::new("10.0.0.1:8080".parse::<std::net::SocketAddr>()?.into(), 1);
+//! let changes =
+//!     [Change::AddService(Service::new(key, "wlc".parse()?)), Change::AddDestination(key, server)];
+//! for outcome in ipvs.apply(&changes)? {
+//!     if let Err(error) = outcome {
+//!         eprintln!("{error}");
+//!     }
+//! }
+//! for entry in ipvs.destinations(&key)? {
+//!     println!("{} has {} connections", entry.destination.key, entry.active_connections);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
+pub mod attr;
+pub mod batch;
+pub mod capabilities;
+pub mod change;
+pub mod client;
+pub mod daemon;
 pub mod destination;
+pub mod error;
+pub mod family;
+pub mod message;
 pub mod name;
 pub mod service;
 pub mod stats;
+pub mod sys;
+pub mod transport;
+
+pub use capabilities::Capabilities;
+pub use change::Change;
+pub use client::{Client, Info, Outcome, Timeouts};
+pub use daemon::{Daemon, DaemonRole};
+pub use destination::{
+    Destination, DestinationEntry, DestinationKey, Forwarding, Tunnel, TunnelFlags, TunnelKind,
+};
+pub use error::{Error, Refusal, Result};
+pub use name::{EngineName, InterfaceName, SchedulerName};
+pub use rustix::io::Errno;
+pub use service::{ClientMask, Family, Protocol, Service, ServiceEntry, ServiceFlags, ServiceKey};
+pub use stats::Stats;

@@ -1,0 +1,267 @@
+//! Netlink attributes: an append-only writer and a reader.
+//!
+//! The same for every netlink family; the values of scalars are in host order unless a method says
+//! otherwise.
+
+use netlink_packet_core::{NLA_F_NESTED, NLA_HEADER_SIZE, NlasIterator};
+
+use crate::error::Error;
+
+/// Appends attributes to a message under construction.
+///
+/// Lengths are filled in when an attribute ends, so they cannot be wrong. An attribute longer than
+/// 65,535 bytes does not fit its length field: it is noticed here and refused when the message is
+/// finished ([`crate::transport::Batch::push`]).
+#[derive(Debug)]
+pub struct Writer<'a> {
+    bytes: &'a mut Vec<u8>,
+    too_long: Option<u16>,
+}
+
+impl<'a> Writer<'a> {
+    /// Appends to `bytes`, which end on a multiple of 4.
+    pub(crate) fn new(bytes: &'a mut Vec<u8>) -> Self {
+        Self {
+            bytes,
+            too_long: None,
+        }
+    }
+
+    /// Bytes outside any attribute: a family's fixed header. Their number is a multiple of 4.
+    pub fn header(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.align();
+    }
+
+    /// An attribute with these bytes as its value.
+    pub fn bytes(&mut self, kind: u16, value: &[u8]) {
+        let start = self.begin(kind);
+        self.bytes.extend_from_slice(value);
+        self.end(start, kind);
+    }
+
+    /// An 8-bit attribute.
+    pub fn u8(&mut self, kind: u16, value: u8) {
+        self.bytes(kind, &[value]);
+    }
+
+    /// A 16-bit attribute.
+    pub fn u16(&mut self, kind: u16, value: u16) {
+        self.bytes(kind, &value.to_ne_bytes());
+    }
+
+    /// A 16-bit attribute in network order.
+    pub fn u16_be(&mut self, kind: u16, value: u16) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A 32-bit attribute.
+    pub fn u32(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_ne_bytes());
+    }
+
+    /// A 32-bit attribute in network order.
+    pub fn u32_be(&mut self, kind: u16, value: u32) {
+        self.bytes(kind, &value.to_be_bytes());
+    }
+
+    /// A 64-bit attribute.
+    pub fn u64(&mut self, kind: u16, value: u64) {
+        self.bytes(kind, &value.to_ne_bytes());
+    }
+
+    /// A string attribute with the NUL that the kernel expects.
+    pub fn string(&mut self, kind: u16, value: &str) {
+        let start = self.begin(kind);
+        self.bytes.extend_from_slice(value.as_bytes());
+        self.bytes.push(0);
+        self.end(start, kind);
+    }
+
+    /// An attribute whose value is the attributes that `content` writes.
+    pub fn nested(&mut self, kind: u16, content: impl FnOnce(&mut Self)) {
+        let start = self.begin(kind | NLA_F_NESTED);
+        content(self);
+        self.end(start, kind);
+    }
+
+    /// The kind of an attribute that was too long, if any was.
+    pub(crate) fn finish(self) -> Option<u16> {
+        self.too_long
+    }
+
+    fn begin(&mut self, kind: u16) -> usize {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0, 0]);
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        start
+    }
+
+    fn end(&mut self, start: usize, kind: u16) {
+        match u16::try_from(self.bytes.len() - start) {
+            Ok(length) => self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes()),
+            Err(_) => self.too_long = self.too_long.or(Some(kind)),
+        }
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+/// An attribute of a received message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attribute<'a> {
+    /// Its number, without the flag bits for nesting and byte order.
+    pub kind: u16,
+    /// Its value, without padding.
+    pub value: &'a [u8],
+}
+
+/// The attributes in `bytes`, in order.
+///
+/// # Errors
+/// An item is an error when what follows is not an attribute; it is the last one then.
+pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>, Error>> {
+    NlasIterator::new(bytes).map(|item| match item {
+        Ok(attribute) => {
+            // `value` of the buffer type borrows from itself; go back to the message's bytes.
+            let whole: &[u8] = attribute.into_inner();
+            let length = usize::from(u16::from_ne_bytes([whole[0], whole[1]]));
+            let kind =
+                u16::from_ne_bytes([whole[2], whole[3]]) & netlink_packet_core::NLA_TYPE_MASK;
+            Ok(Attribute {
+                kind,
+                value: &whole[NLA_HEADER_SIZE..length],
+            })
+        }
+        Err(_) => Err(Error::malformed("an attribute overruns its message")),
+    })
+}
+
+impl<'a> Attribute<'a> {
+    /// The value as an 8-bit number.
+    ///
+    /// # Errors
+    /// When it is shorter; the same for the other numbers. A longer value counts by its first bytes,
+    /// as the kernel itself reads them.
+    pub fn u8(&self) -> Result<u8, Error> {
+        self.array().map(u8::from_ne_bytes)
+    }
+
+    /// The value as a 16-bit number.
+    ///
+    /// # Errors
+    /// As for [`Attribute::u8`].
+    pub fn u16(&self) -> Result<u16, Error> {
+        self.array().map(u16::from_ne_bytes)
+    }
+
+    /// The value as a 16-bit number in network order.
+    ///
+    /// # Errors
+    /// As for [`Attribute::u8`].
+    pub fn u16_be(&self) -> Result<u16, Error> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    /// The value as a 32-bit number.
+    ///
+    /// # Errors
+    /// As for [`Attribute::u8`].
+    pub fn u32(&self) -> Result<u32, Error> {
+        self.array().map(u32::from_ne_bytes)
+    }
+
+    /// The value as a 32-bit number in network order.
+    ///
+    /// # Errors
+    /// As for [`Attribute::u8`].
+    pub fn u32_be(&self) -> Result<u32, Error> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    /// The value as a 64-bit number, wherever it lies.
+    ///
+    /// # Errors
+    /// As for [`Attribute::u8`].
+    pub fn u64(&self) -> Result<u64, Error> {
+        self.array().map(u64::from_ne_bytes)
+    }
+
+    /// The value as text, up to its NUL.
+    ///
+    /// # Errors
+    /// When it is not UTF-8.
+    pub fn string(&self) -> Result<&'a str, Error> {
+        let end = self
+            .value
+            .iter()
+            .position(|&byte| byte == 0)
+            .unwrap_or(self.value.len());
+        std::str::from_utf8(&self.value[..end]).map_err(|_| Error::malformed("a name is not UTF-8"))
+    }
+
+    /// The attributes nested in the value.
+    pub fn nested(&self) -> impl Iterator<Item = Result<Attribute<'a>, Error>> + use<'a> {
+        attributes(self.value)
+    }
+
+    /// The value's first `N` bytes.
+    ///
+    /// # Errors
+    /// When it is shorter.
+    pub fn array<const N: usize>(&self) -> Result<[u8; N], Error> {
+        let bytes = self.value.first_chunk::<N>();
+        bytes
+            .copied()
+            .ok_or_else(|| Error::malformed("an attribute is shorter than its type"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut bytes = Vec::new();
+        let mut writer = Writer::new(&mut bytes);
+        writer.u8(1, 7);
+        writer.nested(2, |inner| {
+            inner.string(3, "wlc");
+            inner.u16_be(4, 443);
+        });
+        assert_eq!(writer.finish(), None);
+        assert_eq!(bytes.len(), 8 + 4 + 8 + 8);
+        let read: Vec<_> = attributes(&bytes).map(Result::unwrap).collect();
+        assert_eq!((read[0].kind, read[0].u8().unwrap()), (1, 7));
+        let inner: Vec<_> = read[1].nested().map(Result::unwrap).collect();
+        assert_eq!(inner[0].string().unwrap(), "wlc");
+        assert_eq!((inner[1].kind, inner[1].u16_be().unwrap()), (4, 443));
+        assert!(inner[1].u32().is_err());
+    }
+
+    #[test]
+    fn an_attribute_beyond_its_length_field_is_noticed() {
+        let mut bytes = Vec::new();
+        let mut writer = Writer::new(&mut bytes);
+        writer.nested(5, |inner| {
+            inner.bytes(1, &[0; 40_000]);
+            inner.bytes(1, &[0; 40_000]);
+        });
+        assert_eq!(writer.finish(), Some(5));
+    }
+
+    #[test]
+    fn garbage_ends_the_iteration() {
+        let read: Vec<_> = attributes(&[9, 0, 1, 0, 1]).collect();
+        assert!(matches!(read[..], [Err(_)]));
+        assert!(
+            attributes(&[3, 0, 1, 0])
+                .next()
+                .is_some_and(|item| item.is_err())
+        );
+    }
+}

@@ -1,0 +1,452 @@
+//! The paved path: IPVS as functions.
+
+use std::fmt;
+
+use rustix::io::Errno;
+
+use crate::attr::{Attribute, Writer};
+use crate::batch::Batch;
+use crate::change::Change;
+use crate::daemon::{Daemon, DaemonRole};
+use crate::destination::{Destination, DestinationEntry, DestinationKey};
+use crate::error::{Error, Result};
+use crate::family::resolve_ipvs;
+use crate::message::{
+    find, push_change, read_attributes, read_daemon, read_destination, read_service, write_daemon,
+    write_header, write_service_key,
+};
+use crate::service::{Service, ServiceEntry, ServiceKey};
+use crate::sys::{
+    IPVS_CMD_ATTR_DAEMON, IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_ATTR_TIMEOUT_TCP,
+    IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, IPVS_CMD_ATTR_TIMEOUT_UDP, IPVS_CMD_DEL_DAEMON, IPVS_CMD_FLUSH,
+    IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DAEMON, IPVS_CMD_GET_DEST, IPVS_CMD_GET_INFO,
+    IPVS_CMD_GET_SERVICE, IPVS_CMD_NEW_DAEMON, IPVS_CMD_SET_CONFIG, IPVS_CMD_ZERO,
+    IPVS_DAEMON_ATTR_STATE, IPVS_GENL_VERSION, IPVS_INFO_ATTR_CONN_TAB_SIZE,
+    IPVS_INFO_ATTR_VERSION,
+};
+use crate::transport::{Answer, Message, NoAnswer, Transport, protocols};
+
+/// The IPVS of the network namespace in which the client was opened.
+///
+/// Every call needs CAP_NET_ADMIN in the initial user namespace, reading included.
+#[derive(Debug)]
+pub struct Client {
+    transport: Transport,
+    family: u16,
+    batch: Batch,
+}
+
+/// What became of a [`Change`].
+pub type Outcome = Result<()>;
+
+/// What the kernel says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// IPVS's own version: major, minor, patch; 1.2.1 since 2005.
+    pub version: (u8, u8, u8),
+    /// Buckets of the connection table; since 7.1 of its current size, 0 before the first service.
+    pub connection_table_size: u32,
+}
+
+/// How long connections without traffic are kept, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Established TCP connections.
+    pub tcp_secs: u32,
+    /// TCP connections that one side has closed.
+    pub tcp_fin_secs: u32,
+    /// UDP flows.
+    pub udp_secs: u32,
+}
+
+impl Client {
+    /// Opens a socket and looks the IPVS family up; the kernel loads its module if it can.
+    ///
+    /// # Errors
+    /// [`Error::NoIpvs`]; [`Error::Socket`].
+    pub fn open() -> Result<Self> {
+        let mut transport = Transport::open(protocols::NETLINK_GENERIC)?;
+        let family = resolve_ipvs(&mut transport)?;
+        Ok(Self {
+            transport,
+            family,
+            batch: Batch::new(),
+        })
+    }
+
+    /// Applies `changes` in order and tells of each what became of it.
+    ///
+    /// A failing change does not stop the following ones.
+    ///
+    /// # Errors
+    /// When the socket fails; how far the kernel got is unknown then. What the kernel refuses is an
+    /// outcome, not an error here.
+    ///
+    /// # Cost
+    /// Two system calls per 128 changes, no allocation per change that succeeds.
+    pub fn apply(&mut self, changes: &[Change]) -> Result<Vec<Outcome>> {
+        let mut answers = self.run(changes)?;
+        // Every request to a number that no family has any more fails with ENOENT: the module was
+        // unloaded, and perhaps loaded again under another number.
+        let gone = |answer: &Answer| matches!(answer, Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT);
+        if !changes.is_empty() && answers.iter().all(gone) {
+            let family = resolve_ipvs(&mut self.transport)?;
+            if family != self.family {
+                self.family = family;
+                answers = self.run(changes)?;
+            }
+        }
+        let outcome =
+            |(answer, change): (Answer, &Change)| answer.map_err(|no| explain(no, change));
+        Ok(answers.into_iter().zip(changes).map(outcome).collect())
+    }
+
+    fn run(&mut self, changes: &[Change]) -> Result<Vec<Answer>> {
+        self.batch.clear();
+        for change in changes {
+            push_change(&mut self.batch, self.family, change)?;
+        }
+        self.transport.run(&mut self.batch)
+    }
+
+    fn one(&mut self, change: Change) -> Result<()> {
+        self.apply(&[change])?.pop().unwrap_or(Ok(()))
+    }
+
+    /// Creates a virtual server.
+    ///
+    /// # Errors
+    /// [`Error::is_exists`]; [`Error::is_scheduler_missing`]; [`Error::is_invalid`] for an IPv6
+    /// prefix outside 1 to 128; [`Error::is_permission_denied`].
+    pub fn add_service(&mut self, service: &Service) -> Result<()> {
+        self.one(Change::AddService(*service))
+    }
+
+    /// Replaces everything but the key of a virtual server.
+    ///
+    /// # Errors
+    /// [`Error::is_no_such_service`]; otherwise as [`Client::add_service`].
+    pub fn set_service(&mut self, service: &Service) -> Result<()> {
+        self.one(Change::SetService(*service))
+    }
+
+    /// Removes a virtual server and its destinations.
+    ///
+    /// # Errors
+    /// [`Error::is_no_such_service`].
+    pub fn delete_service(&mut self, key: &ServiceKey) -> Result<()> {
+        self.one(Change::DeleteService(*key))
+    }
+
+    /// Adds a destination.
+    ///
+    /// # Errors
+    /// [`Error::is_no_such_service`]; [`Error::is_exists`]; [`Error::is_invalid`] for a weight or
+    /// threshold out of range, an address that cannot be a server's, another family than the
+    /// service's without a tunnel.
+    pub fn add_destination(&mut self, key: &ServiceKey, destination: &Destination) -> Result<()> {
+        self.one(Change::AddDestination(*key, *destination))
+    }
+
+    /// Replaces everything but the key of a destination.
+    ///
+    /// # Errors
+    /// [`Error::is_no_such_service`]; [`Error::is_no_such_destination`]; [`Error::is_invalid`].
+    pub fn set_destination(&mut self, key: &ServiceKey, destination: &Destination) -> Result<()> {
+        self.one(Change::SetDestination(*key, *destination))
+    }
+
+    /// Removes a destination.
+    ///
+    /// # Errors
+    /// [`Error::is_no_such_service`]; [`Error::is_no_such_destination`].
+    pub fn delete_destination(
+        &mut self,
+        key: &ServiceKey,
+        destination: &DestinationKey,
+    ) -> Result<()> {
+        self.one(Change::DeleteDestination(*key, *destination))
+    }
+
+    /// One virtual server.
+    ///
+    /// # Errors
+    /// [`Error::is_no_such_service`].
+    pub fn service(&mut self, key: &ServiceKey) -> Result<ServiceEntry> {
+        self.query(
+            IPVS_CMD_GET_SERVICE,
+            &format!("reading service {key}"),
+            |writer| writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key)),
+            |message| match find(message.payload, IPVS_CMD_ATTR_SERVICE)? {
+                Some(attribute) => read_service(&attribute),
+                None => Err(Error::malformed("an answer without the service")),
+            },
+        )
+    }
+
+    /// All virtual servers, in the kernel's order. Ones that are added or removed meanwhile may be
+    /// missing or listed twice: the kernel does not notice.
+    ///
+    /// # Errors
+    /// [`Error::is_permission_denied`]; [`Error::is_transient`].
+    pub fn services(&mut self) -> Result<Vec<ServiceEntry>> {
+        self.dump(
+            IPVS_CMD_GET_SERVICE,
+            "reading the services",
+            |_| {},
+            IPVS_CMD_ATTR_SERVICE,
+            read_service,
+        )
+    }
+
+    /// The destinations of a virtual server, newest first, which is the order that schedulers see.
+    ///
+    /// An unknown virtual server has none: the kernel does not tell the difference here, only in
+    /// [`Client::service`].
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    pub fn destinations(&mut self, key: &ServiceKey) -> Result<Vec<DestinationEntry>> {
+        self.dump(
+            IPVS_CMD_GET_DEST,
+            "reading the destinations",
+            |writer| writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key)),
+            IPVS_CMD_ATTR_DEST,
+            |attribute| read_destination(attribute, key.family()),
+        )
+    }
+
+    /// Every virtual server with its destinations.
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    ///
+    /// # Cost
+    /// Three system calls per virtual server: the kernel dumps destinations of one at a time.
+    pub fn table(&mut self) -> Result<Vec<(ServiceEntry, Vec<DestinationEntry>)>> {
+        let services = self.services()?;
+        let mut table = Vec::with_capacity(services.len());
+        for entry in services {
+            let destinations = self.destinations(&entry.service.key)?;
+            table.push((entry, destinations));
+        }
+        Ok(table)
+    }
+
+    /// Removes all virtual servers of the namespace, whoever created them.
+    ///
+    /// # Errors
+    /// [`Error::is_permission_denied`].
+    pub fn flush(&mut self) -> Result<()> {
+        self.request(IPVS_CMD_FLUSH, "removing all services", |_| {})
+    }
+
+    /// Zeroes the counters of one virtual server, or of all.
+    ///
+    /// # Errors
+    /// [`Error::is_no_such_service`] when one is named.
+    pub fn zero(&mut self, key: Option<&ServiceKey>) -> Result<()> {
+        self.request(IPVS_CMD_ZERO, "zeroing counters", |writer| {
+            if let Some(key) = key {
+                writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key));
+            }
+        })
+    }
+
+    /// What the kernel says of itself.
+    ///
+    /// # Errors
+    /// [`Error::is_permission_denied`].
+    pub fn info(&mut self) -> Result<Info> {
+        self.query(
+            IPVS_CMD_GET_INFO,
+            "reading the version",
+            |_| {},
+            |message| {
+                let mut info = Info {
+                    version: (0, 0, 0),
+                    connection_table_size: 0,
+                };
+                for attribute in read_attributes(message.payload)? {
+                    let attribute = attribute?;
+                    match attribute.kind {
+                        IPVS_INFO_ATTR_VERSION => {
+                            let [_, major, minor, patch] = attribute.u32()?.to_be_bytes();
+                            info.version = (major, minor, patch);
+                        }
+                        IPVS_INFO_ATTR_CONN_TAB_SIZE => {
+                            info.connection_table_size = attribute.u32()?
+                        }
+                        _ => {}
+                    }
+                }
+                Ok(info)
+            },
+        )
+    }
+
+    /// The timeouts of the namespace.
+    ///
+    /// # Errors
+    /// [`Error::is_permission_denied`].
+    pub fn timeouts(&mut self) -> Result<Timeouts> {
+        self.query(
+            IPVS_CMD_GET_CONFIG,
+            "reading the timeouts",
+            |_| {},
+            |message| {
+                let mut timeouts = Timeouts::default();
+                for attribute in read_attributes(message.payload)? {
+                    let attribute = attribute?;
+                    match attribute.kind {
+                        IPVS_CMD_ATTR_TIMEOUT_TCP => timeouts.tcp_secs = attribute.u32()?,
+                        IPVS_CMD_ATTR_TIMEOUT_TCP_FIN => timeouts.tcp_fin_secs = attribute.u32()?,
+                        IPVS_CMD_ATTR_TIMEOUT_UDP => timeouts.udp_secs = attribute.u32()?,
+                        _ => {}
+                    }
+                }
+                Ok(timeouts)
+            },
+        )
+    }
+
+    /// Sets the timeouts of the namespace; one that is 0 stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid`] above 2,147,483,647 ticks (8,589,934 seconds at 250 ticks a second);
+    /// nothing is changed then.
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<()> {
+        self.request(IPVS_CMD_SET_CONFIG, "setting the timeouts", |writer| {
+            writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP, timeouts.tcp_secs);
+            writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, timeouts.tcp_fin_secs);
+            writer.u32(IPVS_CMD_ATTR_TIMEOUT_UDP, timeouts.udp_secs);
+        })
+    }
+
+    /// The synchronisation daemons that run; at most one of each role.
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    pub fn daemons(&mut self) -> Result<Vec<Daemon>> {
+        self.dump(
+            IPVS_CMD_GET_DAEMON,
+            "reading the daemons",
+            |_| {},
+            IPVS_CMD_ATTR_DAEMON,
+            read_daemon,
+        )
+    }
+
+    /// Starts a synchronisation daemon.
+    ///
+    /// # Errors
+    /// [`Error::is_exists`] when one of its role runs; `ENODEV` for an unknown interface;
+    /// [`Error::is_invalid`].
+    pub fn start_daemon(&mut self, daemon: &Daemon) -> Result<()> {
+        self.request(IPVS_CMD_NEW_DAEMON, "starting a daemon", |writer| {
+            writer.nested(IPVS_CMD_ATTR_DAEMON, |inner| write_daemon(inner, daemon));
+        })
+    }
+
+    /// Stops the synchronisation daemon of `role`.
+    ///
+    /// # Errors
+    /// `ESRCH` when none runs.
+    pub fn stop_daemon(&mut self, role: DaemonRole) -> Result<()> {
+        self.request(IPVS_CMD_DEL_DAEMON, "stopping a daemon", |writer| {
+            let state = role.into();
+            writer.nested(IPVS_CMD_ATTR_DAEMON, |inner| {
+                inner.u32(IPVS_DAEMON_ATTR_STATE, state)
+            });
+        })
+    }
+
+    /// The number that the kernel gave the IPVS family, for [`crate::message::push_change`].
+    pub fn family(&self) -> u16 {
+        self.family
+    }
+
+    /// The socket, to send what this type has no function for.
+    pub fn transport(&mut self) -> &mut Transport {
+        &mut self.transport
+    }
+
+    fn request(
+        &mut self,
+        command: u8,
+        doing: &str,
+        body: impl FnOnce(&mut Writer<'_>),
+    ) -> Result<()> {
+        self.transport.request(self.family, 0, doing, |writer| {
+            write_header(writer, command, IPVS_GENL_VERSION);
+            body(writer);
+        })
+    }
+
+    fn query<T>(
+        &mut self,
+        command: u8,
+        doing: &str,
+        body: impl FnOnce(&mut Writer<'_>),
+        read: impl FnOnce(Message<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let body = |writer: &mut Writer<'_>| {
+            write_header(writer, command, IPVS_GENL_VERSION);
+            body(writer);
+        };
+        self.transport.query(self.family, doing, body, read)
+    }
+
+    fn dump<T>(
+        &mut self,
+        command: u8,
+        doing: &str,
+        body: impl Fn(&mut Writer<'_>),
+        kind: u16,
+        read: impl Fn(&Attribute<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let body = |writer: &mut Writer<'_>| {
+            write_header(writer, command, IPVS_GENL_VERSION);
+            body(writer);
+        };
+        self.transport
+            .dump(self.family, doing, body, Vec::new, |entries, message| {
+                if let Some(attribute) = find(message.payload, kind)? {
+                    entries.push(read(&attribute)?);
+                }
+                Ok(())
+            })
+    }
+}
+
+/// Says what was being done, and tells a missing module from other refusals.
+fn explain(no: NoAnswer, change: &Change) -> Error {
+    let (Change::AddService(service) | Change::SetService(service)) = change else {
+        return no.doing(change);
+    };
+    match no {
+        // The only ENOENT of these two commands (`ip_vs_add_service`, `ip_vs_edit_service`).
+        NoAnswer::Refused(refusal) if refusal.errno == Errno::NOENT => Error::ModuleMissing {
+            doing: change.to_string(),
+            module: modules(service),
+        },
+        no => no.doing(change),
+    }
+}
+
+fn modules(service: &Service) -> String {
+    let module = |prefix: &str, name: &dyn fmt::Display| format!("{prefix}{name}");
+    let scheduler = service
+        .scheduler
+        .as_ref()
+        .map(|name| module("ip_vs_", name));
+    let engine = service
+        .engine
+        .as_ref()
+        .map(|name| module("ip_vs_pe_", name));
+    scheduler
+        .into_iter()
+        .chain(engine)
+        .collect::<Vec<_>>()
+        .join(" or ")
+}

@@ -1,0 +1,73 @@
+//! Synchronisation daemons on the wire.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::attr::{Attribute, Writer};
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::message::required;
+use crate::name::Name;
+use crate::sys::{
+    IPVS_DAEMON_ATTR_MCAST_GROUP, IPVS_DAEMON_ATTR_MCAST_GROUP6, IPVS_DAEMON_ATTR_MCAST_IFN,
+    IPVS_DAEMON_ATTR_MCAST_PORT, IPVS_DAEMON_ATTR_MCAST_TTL, IPVS_DAEMON_ATTR_STATE,
+    IPVS_DAEMON_ATTR_SYNC_ID, IPVS_DAEMON_ATTR_SYNC_MAXLEN,
+};
+
+/// Writes a daemon's whole definition.
+pub fn write_daemon(writer: &mut Writer<'_>, daemon: &Daemon) {
+    writer.u32(IPVS_DAEMON_ATTR_STATE, daemon.role.into());
+    writer.string(IPVS_DAEMON_ATTR_MCAST_IFN, daemon.interface.as_str());
+    writer.u32(IPVS_DAEMON_ATTR_SYNC_ID, daemon.sync_id);
+    if let Some(length) = daemon.max_length {
+        writer.u16(IPVS_DAEMON_ATTR_SYNC_MAXLEN, length);
+    }
+    match daemon.group {
+        Some(IpAddr::V4(group)) => writer.bytes(IPVS_DAEMON_ATTR_MCAST_GROUP, &group.octets()),
+        Some(IpAddr::V6(group)) => writer.bytes(IPVS_DAEMON_ATTR_MCAST_GROUP6, &group.octets()),
+        None => {}
+    }
+    if let Some(port) = daemon.port {
+        writer.u16(IPVS_DAEMON_ATTR_MCAST_PORT, port);
+    }
+    if let Some(ttl) = daemon.ttl {
+        writer.u8(IPVS_DAEMON_ATTR_MCAST_TTL, ttl);
+    }
+}
+
+/// Reads a daemon from the value of its attribute.
+///
+/// # Errors
+/// [`Error::Malformed`] when it has no state or interface, or an attribute of wrong length.
+pub fn read_daemon(attribute: &Attribute<'_>) -> Result<Daemon> {
+    let (mut role, mut interface) = (None, None);
+    let (mut sync_id, mut max_length, mut group, mut port, mut ttl) = (0, None, None, None, None);
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            IPVS_DAEMON_ATTR_STATE => role = Some(attribute.u32()?.into()),
+            IPVS_DAEMON_ATTR_MCAST_IFN => interface = Some(attribute.string()?),
+            IPVS_DAEMON_ATTR_SYNC_ID => sync_id = attribute.u32()?,
+            IPVS_DAEMON_ATTR_SYNC_MAXLEN => max_length = Some(attribute.u16()?),
+            IPVS_DAEMON_ATTR_MCAST_GROUP => {
+                group = Some(Ipv4Addr::from(attribute.array::<4>()?).into());
+            }
+            IPVS_DAEMON_ATTR_MCAST_GROUP6 => {
+                group = Some(Ipv6Addr::from(attribute.array::<16>()?).into());
+            }
+            IPVS_DAEMON_ATTR_MCAST_PORT => port = Some(attribute.u16()?),
+            IPVS_DAEMON_ATTR_MCAST_TTL => ttl = Some(attribute.u8()?),
+            _ => {}
+        }
+    }
+    let interface = required(interface, "a daemon without its interface")?;
+    Ok(Daemon {
+        role: required(role, "a daemon without its state")?,
+        interface: Name::new(interface)
+            .map_err(|_| Error::malformed("a daemon's interface has no valid name"))?,
+        sync_id,
+        max_length,
+        group,
+        port,
+        ttl,
+    })
+}

@@ -1,0 +1,105 @@
+//! Destinations on the wire.
+
+use crate::attr::{Attribute, Writer};
+use crate::destination::{
+    Destination, DestinationEntry, DestinationKey, Forwarding, Tunnel, TunnelFlags,
+};
+use crate::error::Result;
+use crate::message::{
+    address_bytes, family_number, read_address, read_family, read_stats, required,
+};
+use crate::service::Family;
+use crate::sys::{
+    IPVS_DEST_ATTR_ACTIVE_CONNS, IPVS_DEST_ATTR_ADDR, IPVS_DEST_ATTR_ADDR_FAMILY,
+    IPVS_DEST_ATTR_FWD_METHOD, IPVS_DEST_ATTR_INACT_CONNS, IPVS_DEST_ATTR_L_THRESH,
+    IPVS_DEST_ATTR_PERSIST_CONNS, IPVS_DEST_ATTR_PORT, IPVS_DEST_ATTR_STATS,
+    IPVS_DEST_ATTR_STATS64, IPVS_DEST_ATTR_TUN_FLAGS, IPVS_DEST_ATTR_TUN_PORT,
+    IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_WEIGHT,
+};
+
+/// Writes what identifies a destination, its family included.
+pub fn write_destination_key(writer: &mut Writer<'_>, key: &DestinationKey) {
+    writer.u16(
+        IPVS_DEST_ATTR_ADDR_FAMILY,
+        family_number(key.address.into()),
+    );
+    writer.bytes(IPVS_DEST_ATTR_ADDR, &address_bytes(key.address));
+    writer.u16_be(IPVS_DEST_ATTR_PORT, key.port);
+}
+
+/// Writes a destination's whole definition.
+///
+/// Tunnel parameters are written for tunnels and where they differ from the kernel's default, which
+/// a request without them restores.
+pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
+    write_destination_key(writer, &destination.key);
+    writer.u32(IPVS_DEST_ATTR_FWD_METHOD, destination.forwarding.into());
+    writer.u32(IPVS_DEST_ATTR_WEIGHT, destination.weight);
+    writer.u32(IPVS_DEST_ATTR_U_THRESH, destination.upper_threshold);
+    writer.u32(IPVS_DEST_ATTR_L_THRESH, destination.lower_threshold);
+    let Tunnel { kind, port, flags } = destination.tunnel;
+    if destination.forwarding == Forwarding::Tunnel || destination.tunnel != Tunnel::default() {
+        writer.u8(IPVS_DEST_ATTR_TUN_TYPE, kind.into());
+        writer.u16_be(IPVS_DEST_ATTR_TUN_PORT, port);
+        writer.u16(IPVS_DEST_ATTR_TUN_FLAGS, flags.bits());
+    }
+}
+
+/// Reads a destination of a virtual server of `family` from the value of its attribute.
+///
+/// # Errors
+/// [`crate::Error::Malformed`] when it has no address or port, or an attribute of wrong length.
+pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<DestinationEntry> {
+    let (mut address, mut port, mut family) = (None, None, family);
+    let (mut stats, mut stats64) = (None, None);
+    let (mut forwarding, mut weight, mut upper, mut lower) = (0, 0, 0, 0);
+    let (mut active, mut inactive, mut persistent) = (0, 0, 0);
+    let mut tunnel = Tunnel::default();
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            IPVS_DEST_ATTR_ADDR => address = Some(attribute),
+            IPVS_DEST_ATTR_PORT => port = Some(attribute.u16_be()?),
+            IPVS_DEST_ATTR_FWD_METHOD => forwarding = attribute.u32()?,
+            IPVS_DEST_ATTR_WEIGHT => weight = attribute.u32()?,
+            IPVS_DEST_ATTR_U_THRESH => upper = attribute.u32()?,
+            IPVS_DEST_ATTR_L_THRESH => lower = attribute.u32()?,
+            IPVS_DEST_ATTR_ACTIVE_CONNS => active = attribute.u32()?,
+            IPVS_DEST_ATTR_INACT_CONNS => inactive = attribute.u32()?,
+            IPVS_DEST_ATTR_PERSIST_CONNS => persistent = attribute.u32()?,
+            IPVS_DEST_ATTR_STATS => stats = Some(attribute),
+            IPVS_DEST_ATTR_STATS64 => stats64 = Some(attribute),
+            // 0 stands for the family of the service.
+            IPVS_DEST_ATTR_ADDR_FAMILY if attribute.u16()? != 0 => {
+                family = read_family(&attribute)?;
+            }
+            IPVS_DEST_ATTR_TUN_TYPE => tunnel.kind = attribute.u8()?.into(),
+            IPVS_DEST_ATTR_TUN_PORT => tunnel.port = attribute.u16_be()?,
+            IPVS_DEST_ATTR_TUN_FLAGS => tunnel.flags = TunnelFlags::from_bits(attribute.u16()?),
+            _ => {}
+        }
+    }
+    let address = required(address, "a destination without its address")?;
+    let key = DestinationKey {
+        address: read_address(&address, family)?,
+        port: required(port, "a destination without its port")?,
+    };
+    let stats = stats64.or(stats);
+    Ok(DestinationEntry {
+        destination: Destination {
+            key,
+            forwarding: forwarding.into(),
+            weight,
+            upper_threshold: upper,
+            lower_threshold: lower,
+            tunnel,
+        },
+        active_connections: active,
+        inactive_connections: inactive,
+        persistent_connections: persistent,
+        stats: stats
+            .map(|stats| read_stats(&stats))
+            .transpose()?
+            .unwrap_or_default(),
+    })
+}
