@@ -1,8 +1,32 @@
-//! The kernel lab.
+//! The kernel lab: a real kernel with IPVS, as an ordinary process, for tests and for trying things.
+//!
+//! ```no_run
+//! # fn real_kernel() {
+//! lab::test(|| {
+//!     // Root, a network namespace of its own, IPVS, nf_tables; on any machine, as any user.
+//!     println!("{}", lab::kernel_release());
+//! });
+//! # }
+//! ```
+//!
+//! [`test()`] runs a test where it can: right here as root on a kernel with IPVS, else inside a
+//! User-Mode Linux kernel, whose root file system is the host's. [`net`] builds networks for tests
+//! to live in.
+//!
+//! ```text
+//!   harness   test(): where to run, what became of it
+//!   machine   a kernel process and the jobs in it   ──── wire ────   guest   process 1 and its agent
+//!   kernel    which kernel; building one
+//!   net       hosts, links, servers, clients
+//! ```
 
 pub mod guest;
+mod harness;
 pub mod job;
 pub mod kernel;
 pub mod machine;
 mod netlink;
+mod netns;
 mod wire;
+
+pub use harness::{kernel_release, test};

@@ -11,9 +11,7 @@
 //! serial line hangs up and the guest switches itself off.
 
 use std::{
-    collections::HashMap,
     ffi::OsString,
-    io::{self, BufReader},
     os::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt},
@@ -23,7 +21,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
-        mpsc::{self, RecvTimeoutError, Sender, SyncSender},
+        mpsc::{self, RecvTimeoutError},
     },
     thread,
     time::{Duration, Instant},
@@ -38,11 +36,12 @@ use crate::{
 };
 
 mod boot_line;
+mod line;
 mod log;
 mod memory;
 mod running;
 
-use self::log::Log;
+use self::{line::Line, log::Log};
 pub use self::{
     memory::Memory,
     running::{Control, Event, Input, Running, Silence},
@@ -71,22 +70,6 @@ pub struct Machine {
     child: Mutex<Child>,
     group: Pid,
     next_job: AtomicU32,
-}
-
-/// This side of the serial line.
-#[derive(Debug)]
-struct Line {
-    socket: Mutex<UnixStream>,
-    /// Who listens; `None` once the kernel is gone.
-    ports: Mutex<Option<HashMap<u32, Port>>>,
-}
-
-/// Where the frames of one job go.
-#[derive(Debug)]
-struct Port {
-    /// Bounded: a slow reader slows the job down, instead of filling memory.
-    events: SyncSender<Event>,
-    taken: Sender<u32>,
 }
 
 impl Machine {
@@ -134,10 +117,7 @@ impl Machine {
         }
 
         let (ready, booted) = mpsc::channel();
-        let line = Arc::new(Line {
-            socket: Mutex::new(ours.try_clone().context("copying a socket")?),
-            ports: Mutex::new(Some(HashMap::new())),
-        });
+        let line = Arc::new(Line::new(ours.try_clone().context("copying a socket")?));
         let mut machine = Self {
             release: String::new(),
             line: Arc::clone(&line),
@@ -151,7 +131,7 @@ impl Machine {
             .spawn(move || {
                 // A line that breaks and a line that ends mean the same: the kernel is gone.
                 let _broken = line.listen(ours, &ready);
-                *lock(&line.ports) = None;
+                line.close();
             })
             .context("starting a thread")?;
         match booted.recv_timeout(BOOT_TIMEOUT) {
@@ -186,16 +166,13 @@ impl Machine {
     /// so on its error output.
     pub fn start(&self, job: &Job) -> Result<Running> {
         let id = self.next_job.fetch_add(1, Ordering::Relaxed);
-        let (events, incoming) = mpsc::sync_channel(EVENTS_AHEAD);
-        let (taken, credit) = mpsc::channel();
-        match &mut *lock(&self.line.ports) {
-            Some(ports) => ports.insert(id, Port { events, taken }),
-            None => return Err(self.obituary("died")),
+        let Some(running) = Running::new(id, &self.line) else {
+            return Err(self.obituary("died"));
         };
         self.line
             .send(&Frame::new(id, Kind::Start, job.encode()))
             .with_context(|| format!("starting {} in the lab", job.argv[0].display()))?;
-        Ok(Running::new(id, Arc::clone(&self.line), incoming, credit))
+        Ok(running)
     }
 
     /// Switches the guest off, with everything it has written on its way to the host's files.
@@ -251,52 +228,6 @@ impl Drop for Machine {
     }
 }
 
-impl Line {
-    fn send(&self, frame: &Frame) -> io::Result<()> {
-        frame.write(&mut *lock(&self.socket))
-    }
-
-    fn forget(&self, job: u32) {
-        if let Some(ports) = &mut *lock(&self.ports) {
-            ports.remove(&job);
-        }
-    }
-
-    /// Hands out what the guest says, until it says no more.
-    fn listen(&self, socket: UnixStream, ready: &Sender<String>) -> io::Result<()> {
-        let mut socket = BufReader::new(socket);
-        while let Some(frame) = Frame::read(&mut socket)? {
-            let event = match frame.kind {
-                Kind::Ready => {
-                    // Whoever no longer waits for it does not need it.
-                    let _late = ready.send(String::from_utf8_lossy(&frame.body).into_owned());
-                    continue;
-                }
-                Kind::Stdout => Event::Stdout(frame.body),
-                Kind::Stderr => Event::Stderr(frame.body),
-                Kind::Exit => Event::Exit(frame.number()?),
-                Kind::Taken => {
-                    let taken = self.port(frame.job, |port| port.taken.clone());
-                    if let Some(taken) = taken {
-                        let _ended = taken.send(frame.number()?);
-                    }
-                    continue;
-                }
-                Kind::Start | Kind::Stdin | Kind::Resize | Kind::Kill | Kind::PowerOff => continue,
-            };
-            if let Some(events) = self.port(frame.job, |port| port.events.clone()) {
-                // Nobody listens to a job that was dropped.
-                let _dropped = events.send(event);
-            }
-        }
-        Ok(())
-    }
-
-    fn port<T>(&self, job: u32, part: impl FnOnce(&Port) -> T) -> Option<T> {
-        lock(&self.ports).as_ref()?.get(&job).map(part)
-    }
-}
-
 /// Every lock here guards plain data that is right between any two statements.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -305,5 +236,3 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// From start to taking jobs; half a second on an idle machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
-/// Events of a job that wait for its reader; 16 KiB each at most.
-const EVENTS_AHEAD: usize = 64;

@@ -69,7 +69,10 @@ fn error_of(answer: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let code = answer.get(HEADER..HEADER + 4).ok_or_else(short)?;
-    let code = code.try_into().map(i32::from_ne_bytes).map_err(|_| short())?;
+    let code = code
+        .try_into()
+        .map(i32::from_ne_bytes)
+        .map_err(|_| short())?;
     match code {
         0 => Ok(()),
         code => Err(io::Error::from_raw_os_error(-code)),

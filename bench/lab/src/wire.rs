@@ -8,10 +8,17 @@
 //!  job: u32 | kind: u8 | length: u32 | body        little endian
 //! ```
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 
 /// The longest body that is sent; a reader refuses longer ones as garbage on the line.
 pub(crate) const MAX_BODY: usize = 1 << 20;
+
+/// Bytes of frames that the host may have on their way to the guest.
+///
+/// A terminal holds 4096, and stops the line when it is nearly full. User-Mode Linux stops it well
+/// and never starts it again (its `reactivate_fd` does nothing since it uses epoll), so it must not
+/// come to that.
+pub(crate) const LINE_WINDOW: usize = 3072;
 
 /// The longest piece of a job's stdin, stdout or stderr in one frame.
 pub(crate) const CHUNK: usize = 16 * 1024;
@@ -43,7 +50,7 @@ pub(crate) enum Kind {
     Kill = 5,
     /// Host: write everything back and switch off.
     PowerOff = 6,
-    /// Guest: so many bytes of input were taken; one `u32`.
+    /// Guest: the job took so many bytes of input; one `u32`.
     Taken = 7,
     /// Guest: output of the job.
     Stdout = 8,
@@ -51,6 +58,8 @@ pub(crate) enum Kind {
     Stderr = 9,
     /// Guest: the job ended; one `u32`, its exit status as a shell would say it.
     Exit = 10,
+    /// Guest: so many bytes of frames have left the serial line; one `u32`.
+    Received = 11,
 }
 
 impl Frame {
@@ -85,8 +94,8 @@ impl Frame {
         }))
     }
 
-    /// Writes the frame in one piece.
-    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+    /// The frame as it goes over the line.
+    pub(crate) fn encode(&self) -> io::Result<Vec<u8>> {
         let length = u32::try_from(self.body.len())
             .ok()
             .filter(|&length| length as usize <= MAX_BODY)
@@ -98,10 +107,10 @@ impl Frame {
         bytes.push(self.kind as u8);
         bytes.extend(length.to_le_bytes());
         bytes.extend(&self.body);
-        to.write_all(&bytes)
+        Ok(bytes)
     }
 
-    /// The number in the body of [`Kind::Taken`] and [`Kind::Exit`].
+    /// The number in the body of [`Kind::Taken`], [`Kind::Exit`] and [`Kind::Received`].
     pub(crate) fn number(&self) -> io::Result<u32> {
         let bytes = self.body.as_slice().try_into();
         bytes
@@ -112,7 +121,7 @@ impl Frame {
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Kind; 10] = [
+        const ALL: [Kind; 11] = [
             Kind::Ready,
             Kind::Start,
             Kind::Stdin,
@@ -123,6 +132,7 @@ impl Kind {
             Kind::Stdout,
             Kind::Stderr,
             Kind::Exit,
+            Kind::Received,
         ];
         ALL.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -149,7 +159,7 @@ mod tests {
         ];
         let mut line = Vec::new();
         for frame in &frames {
-            frame.write(&mut line).unwrap();
+            line.extend(frame.encode().unwrap());
         }
         let mut line = line.as_slice();
         for frame in frames {
@@ -168,7 +178,7 @@ mod tests {
         assert!(Frame::read(&mut cut).is_err());
         assert!(
             Frame::new(1, Kind::Start, vec![0; MAX_BODY + 1])
-                .write(&mut Vec::new())
+                .encode()
                 .is_err()
         );
     }

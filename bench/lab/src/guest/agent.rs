@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, BufReader},
+    io::{self, BufReader, Read, Write},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -23,7 +23,10 @@ use crate::{
 /// Serves the host until it says stop or hangs up.
 pub(super) fn serve() -> Result<()> {
     let (line, serial) = Line::open().context("opening the serial line")?;
-    let mut serial = BufReader::new(serial);
+    let mut serial = BufReader::new(Counted {
+        serial,
+        line: line.clone(),
+    });
     let release = uname().release().to_bytes().to_vec();
     line.send(&Frame::new(0, Kind::Ready, release))?;
 
@@ -59,7 +62,12 @@ pub(super) fn serve() -> Result<()> {
                 }
             }
             Kind::PowerOff => return Ok(()),
-            Kind::Ready | Kind::Taken | Kind::Stdout | Kind::Stderr | Kind::Exit => {}
+            Kind::Ready
+            | Kind::Taken
+            | Kind::Stdout
+            | Kind::Stderr
+            | Kind::Exit
+            | Kind::Received => {}
         }
     }
     Ok(())
@@ -89,6 +97,21 @@ impl Line {
 
     pub(super) fn send(&self, frame: &Frame) -> io::Result<()> {
         let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
-        frame.write(&mut *serial)
+        serial.write_all(&frame.encode()?)
+    }
+}
+
+/// The reading half of the serial line, telling the host how much of it is free again.
+struct Counted {
+    serial: File,
+    line: Line,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.serial.read(buffer)?;
+        let count = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
+        self.line.send(&Frame::new(0, Kind::Received, count))?;
+        Ok(length)
     }
 }

@@ -265,7 +265,9 @@ fn find(job: &Job, name: &OsStr) -> Option<PathBuf> {
         let path = Path::new(&job.cwd).join(name);
         return path.exists().then_some(path);
     }
-    let path = job.var("PATH").map_or_else(|| OsString::from(DEFAULT_PATH), OsStr::to_owned);
+    let path = job
+        .var("PATH")
+        .map_or_else(|| OsString::from(DEFAULT_PATH), OsStr::to_owned);
     env::split_paths(&path)
         .map(|directory| Path::new(&job.cwd).join(directory).join(name))
         .find(|candidate| candidate.is_file())

@@ -55,7 +55,8 @@ pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
     Ok(line)
 }
 
-/// The kernel splits its line at spaces, except between double quotes.
+/// The kernel splits its line at spaces, except between double quotes; and User-Mode Linux takes an
+/// argument of init for an option of its own when it begins like one (`debug`, `root=`).
 fn quoted(argument: &OsStr) -> Result<OsString> {
     let bytes = argument.as_encoded_bytes();
     if bytes.contains(&b'"') || bytes.contains(&b'\n') {
@@ -63,9 +64,6 @@ fn quoted(argument: &OsStr) -> Result<OsString> {
             "{} cannot be on a kernel's command line: it has a quote or a new line in it",
             argument.display()
         );
-    }
-    if !bytes.iter().any(u8::is_ascii_whitespace) {
-        return Ok(argument.to_owned());
     }
     let mut quoted = OsString::from("\"");
     quoted.push(argument);
@@ -100,7 +98,7 @@ mod tests {
         assert_eq!(
             &line(&config(&["/bin/lab"])),
             "mem=1024M root=/dev/root rootfstype=hostfs rootflags=/ rw quiet panic=-1 con=null \
-             con0=null,fd:1 ssl=null ssl0=fd:0 uml_dir=/dev/null/ LAB_ROLE=init init=/bin/lab",
+             con0=null,fd:1 ssl=null ssl0=fd:0 uml_dir=/dev/null/ LAB_ROLE=init init=\"/bin/lab\"",
         );
     }
 
@@ -111,7 +109,7 @@ mod tests {
             ..config(&["/a b/lab", "--exact", "x y"])
         });
         assert!(
-            line.ends_with("ncpus=2 seccomp=on init=\"/a b/lab\" -- --exact \"x y\""),
+            line.ends_with("ncpus=2 seccomp=on init=\"/a b/lab\" -- \"--exact\" \"x y\""),
             "{line}"
         );
     }
@@ -122,5 +120,4 @@ mod tests {
         assert!(arguments(&config(&["/a\"b"])).is_err());
         assert!(arguments(&config(&[&"x".repeat(5000)])).is_err());
     }
-
 }

@@ -4,12 +4,12 @@ use std::{
     io::{self, Read},
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError},
+        mpsc::{self, Receiver, RecvTimeoutError},
     },
     time::Instant,
 };
 
-use super::Line;
+use super::line::{Line, Port};
 use crate::{
     job::TerminalSize,
     wire::{CHUNK, Frame, Kind},
@@ -63,18 +63,16 @@ pub enum Silence {
 }
 
 impl Running {
-    pub(super) fn new(
-        id: u32,
-        line: Arc<Line>,
-        events: Receiver<Event>,
-        credit: Receiver<u32>,
-    ) -> Self {
-        Self {
+    /// Listens to job `id`; `None` when the kernel is gone.
+    pub(super) fn new(id: u32, line: &Arc<Line>) -> Option<Self> {
+        let (events, incoming) = mpsc::sync_channel(EVENTS_AHEAD);
+        let (taken, credit) = mpsc::channel();
+        line.listen_to(id, Port { events, taken }).then(|| Self {
             id,
-            line,
-            events,
+            line: Arc::clone(line),
+            events: incoming,
             credit: Some(credit),
-        }
+        })
     }
 
     /// Waits for the next event until `deadline`, or as long as it takes.
@@ -181,5 +179,7 @@ impl Input {
     }
 }
 
-/// Bytes that may be under way: the guest's serial line buffers about as much.
+/// Bytes of input that the guest holds for a job that does not read.
 const WINDOW: usize = 4 * CHUNK;
+/// Events that wait for the reader of a job; 16 KiB each at most.
+const EVENTS_AHEAD: usize = 64;

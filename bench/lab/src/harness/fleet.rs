@@ -1,0 +1,137 @@
+//! The kernels that the tests of this process share.
+
+use std::{
+    collections::HashMap,
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use super::verdict;
+use crate::{
+    job::Job,
+    machine::{Config, Event, Machine, Memory, Silence},
+};
+
+/// Runs the test called `name` on `kernel`, and shows what it printed.
+///
+/// # Errors
+///
+/// It failed: everything there is to say about that.
+pub(super) fn run(kernel: &Path, name: &str) -> Result<(), String> {
+    let slot = slot(kernel);
+    let machine = slot
+        .get_or_init(|| boot(kernel, name).map_err(|error| format!("{error:#}")))
+        .as_ref()
+        .map_err(|error| format!("{name}: no lab on {}: {error}", kernel.display()))?;
+    let where_ = format!("Linux {} ({})", machine.release(), kernel.display());
+
+    let end =
+        run_inside(machine, name).map_err(|error| format!("{name} on {where_}: {error:#}"))?;
+    let output = verdict::without_chatter(&end.output);
+    match verdict::of(end.status, &end.output) {
+        Ok(()) => {
+            // libtest keeps it unless asked, like the output of any test.
+            eprint!("{output}");
+            Ok(())
+        }
+        Err(reason) => Err(format!("{name} on {where_} {reason}:\n{output}")),
+    }
+}
+
+type Slot = Arc<OnceLock<Result<Machine, String>>>;
+
+/// Where the machine of `kernel` is kept. It is never dropped: it ends with this process, whose end
+/// of the line hangs up.
+fn slot(kernel: &Path) -> Slot {
+    static FLEET: OnceLock<Mutex<HashMap<PathBuf, Slot>>> = OnceLock::new();
+    let fleet = FLEET.get_or_init(Mutex::default);
+    let mut fleet = fleet.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(fleet.entry(kernel.to_owned()).or_default())
+}
+
+/// Boots with this very program as process 1. libtest brings it to the test `name`, and that to
+/// [`play_role`](crate::guest::play_role).
+fn boot(kernel: &Path, name: &str) -> Result<Machine> {
+    let program = env::current_exe().context("finding the test binary")?;
+    Machine::boot(&Config {
+        kernel: kernel.to_owned(),
+        memory: Memory::DEFAULT,
+        cpus: 1,
+        init: command(program, name),
+    })
+}
+
+/// How a test ended inside.
+struct End {
+    status: Status,
+    output: String,
+}
+
+/// What is known about the process of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    Exit(u32),
+    Timeout(Duration),
+}
+
+fn run_inside(machine: &Machine, name: &str) -> Result<End> {
+    let program = env::current_exe().context("finding the test binary")?;
+    let running = machine.start(&Job::here(command(program, name))?)?;
+    running.close_input().context("starting the test")?;
+
+    let limit = time_limit();
+    let mut deadline = Instant::now() + limit;
+    let mut is_killed = false;
+    let mut output = Vec::new();
+    let status = loop {
+        match running.next(Some(deadline)) {
+            Ok(Event::Stdout(bytes) | Event::Stderr(bytes)) => output.extend(bytes),
+            Ok(Event::Exit(_)) if is_killed => break Status::Timeout(limit),
+            Ok(Event::Exit(status)) => break Status::Exit(status),
+            // A kernel that does not even kill a process does nothing any more.
+            Err(Silence::Timeout) if is_killed => break Status::Timeout(limit),
+            Err(Silence::Timeout) => {
+                running.control().kill().context("ending the test")?;
+                is_killed = true;
+                deadline = Instant::now() + KILL_TIMEOUT;
+            }
+            Err(Silence::Dead) => {
+                let output = String::from_utf8_lossy(&output);
+                let error = machine.obituary("died");
+                return Err(error.context(format!("lost while the test ran:\n{output}")));
+            }
+        }
+    };
+    Ok(End {
+        status,
+        output: String::from_utf8_lossy(&output).into_owned(),
+    })
+}
+
+/// The test binary, told to run just this test.
+fn command(program: PathBuf, name: &str) -> Vec<OsString> {
+    let arguments = [
+        name,
+        "--exact",
+        "--include-ignored",
+        "--nocapture",
+        "--color=never",
+    ];
+    let mut command = vec![program.into_os_string()];
+    command.extend(arguments.map(Into::into));
+    command
+}
+
+fn time_limit() -> Duration {
+    let seconds = env::var("LAB_TIMEOUT").ok();
+    let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+    seconds.map_or(TIME_LIMIT, Duration::from_secs)
+}
+
+const TIME_LIMIT: Duration = Duration::from_secs(300);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,101 @@
+//! What libtest inside said about one test.
+
+use super::fleet::Status;
+
+/// Whether the test passed, from the process's end and its output; if not, what it did, as the
+/// predicate of a sentence.
+pub(super) fn of(status: Status, output: &str) -> Result<(), String> {
+    let status = match status {
+        Status::Exit(status) => status,
+        Status::Timeout(limit) => {
+            return Err(format!(
+                "was killed after {} s (LAB_TIMEOUT)",
+                limit.as_secs()
+            ));
+        }
+    };
+    match (status, passed(output)) {
+        (0, Some(1)) => Ok(()),
+        (0, Some(0)) => Err("did not run: the test binary inside knows no such test".into()),
+        (0, Some(_)) => Err("ran more than one test".into()),
+        // Whoever calls exit(0) in a test must not pass for it.
+        (0, None) => Err("ended without a result".into()),
+        (FAILED, Some(_)) => Err("failed".into()),
+        (signal @ 129..=192, _) => Err(format!("crashed (signal {})", signal - 128)),
+        (status, _) => Err(format!("ended with status {status}")),
+    }
+}
+
+/// What the test itself printed: `output` without libtest's frame around it.
+pub(super) fn without_chatter(output: &str) -> String {
+    let is_chatter = |line: &&str| {
+        let line = line.trim_end();
+        line.is_empty()
+            || line == "running 1 test"
+            || line == "failures:"
+            || line == "ok"
+            || line.starts_with(SUMMARY)
+            || (line.starts_with("test ") && (line.ends_with(" ok") || line.ends_with(" FAILED")))
+    };
+    let lines = output.split_inclusive('\n');
+    lines.filter(|line| !is_chatter(line)).collect()
+}
+
+/// The number of passed tests in libtest's summary.
+fn passed(output: &str) -> Option<usize> {
+    let summary = output
+        .lines()
+        .rev()
+        .find(|line| line.starts_with(SUMMARY))?;
+    let (before, _) = summary.split_once(" passed;")?;
+    before.rsplit(' ').next()?.parse().ok()
+}
+
+const SUMMARY: &str = "test result: ";
+/// libtest's exit status after a failed test.
+const FAILED: u32 = 101;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const PASSED: &str = "\nrunning 1 test\nhello\ntest a::b ... ok\n\n\
+        test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; \
+        finished in 0.02s\n\n";
+    const PANICKED: &str = "\nrunning 1 test\n\nthread 'a::b' panicked at x.rs:1:2:\nno\n\
+        test a::b ... FAILED\n\nfailures:\n\nfailures:\n    a::b\n\n\
+        test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 9 filtered out; \
+        finished in 0.02s\n\n";
+    const MISSING: &str = "\nrunning 0 tests\n\n\
+        test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; \
+        finished in 0.00s\n\n";
+
+    #[test]
+    fn one_passed_test_passes() {
+        assert_eq!(of(Status::Exit(0), PASSED), Ok(()));
+        assert_eq!(without_chatter(PASSED), "hello\n");
+    }
+
+    #[test]
+    fn everything_else_fails() {
+        let reason = |status, output| of(status, output).unwrap_err();
+        assert_eq!(reason(Status::Exit(101), PANICKED), "failed");
+        assert!(reason(Status::Exit(0), MISSING).starts_with("did not run"));
+        assert!(reason(Status::Exit(0), "").starts_with("ended without"));
+        assert_eq!(reason(Status::Exit(134), "half"), "crashed (signal 6)");
+        assert_eq!(reason(Status::Exit(127), ""), "ended with status 127");
+        let timeout = Status::Timeout(Duration::from_secs(3));
+        assert!(reason(timeout, PASSED).starts_with("was killed after 3 s"));
+    }
+
+    #[test]
+    fn a_panic_keeps_its_words() {
+        let words = without_chatter(PANICKED);
+        assert!(
+            words.starts_with("thread 'a::b' panicked at x.rs:1:2:\nno\n"),
+            "{words}"
+        );
+    }
+}

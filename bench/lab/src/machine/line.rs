@@ -1,0 +1,142 @@
+//! The host's end of the serial line.
+
+use std::{
+    collections::HashMap,
+    io::{self, BufReader, ErrorKind, Write},
+    os::unix::net::UnixStream,
+    sync::{
+        Condvar, Mutex, PoisonError,
+        mpsc::{Sender, SyncSender},
+    },
+};
+
+use super::{lock, running::Event};
+use crate::wire::{Frame, Kind, LINE_WINDOW};
+
+/// Sends frames, and hands out those that come.
+#[derive(Debug)]
+pub(super) struct Line {
+    socket: Mutex<UnixStream>,
+    /// Who listens; `None` once the kernel is gone.
+    ports: Mutex<Option<HashMap<u32, Port>>>,
+    /// Bytes that may be sent now; `None` once the kernel is gone.
+    room: Mutex<Option<usize>>,
+    more_room: Condvar,
+}
+
+/// Where the frames of one job go.
+#[derive(Debug)]
+pub(super) struct Port {
+    /// Bounded: a slow reader slows the job down, instead of filling memory.
+    pub(super) events: SyncSender<Event>,
+    pub(super) taken: Sender<u32>,
+}
+
+impl Line {
+    pub(super) fn new(socket: UnixStream) -> Self {
+        Self {
+            socket: Mutex::new(socket),
+            ports: Mutex::new(Some(HashMap::new())),
+            room: Mutex::new(Some(LINE_WINDOW)),
+            more_room: Condvar::new(),
+        }
+    }
+
+    /// Sends one frame, no faster than the guest reads.
+    pub(super) fn send(&self, frame: &Frame) -> io::Result<()> {
+        let bytes = frame.encode()?;
+        // Held until the frame is complete: frames do not mix.
+        let mut socket = lock(&self.socket);
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let now = self.take_room(rest.len())?;
+            let (first, others) = rest.split_at(now);
+            socket.write_all(first)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Opens a port for `job`; false when the kernel is gone.
+    pub(super) fn listen_to(&self, job: u32, port: Port) -> bool {
+        match &mut *lock(&self.ports) {
+            Some(ports) => {
+                ports.insert(job, port);
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub(super) fn forget(&self, job: u32) {
+        if let Some(ports) = &mut *lock(&self.ports) {
+            ports.remove(&job);
+        }
+    }
+
+    /// Hands out what the guest says, until it says no more.
+    pub(super) fn listen(&self, socket: UnixStream, ready: &Sender<String>) -> io::Result<()> {
+        let mut socket = BufReader::new(socket);
+        while let Some(frame) = Frame::read(&mut socket)? {
+            let event = match frame.kind {
+                Kind::Ready => {
+                    // Whoever no longer waits for it does not need it.
+                    let _late = ready.send(String::from_utf8_lossy(&frame.body).into_owned());
+                    continue;
+                }
+                Kind::Received => {
+                    self.give_room(frame.number()? as usize);
+                    continue;
+                }
+                Kind::Taken => {
+                    if let Some(taken) = self.port(frame.job, |port| port.taken.clone()) {
+                        let _ended = taken.send(frame.number()?);
+                    }
+                    continue;
+                }
+                Kind::Stdout => Event::Stdout(frame.body),
+                Kind::Stderr => Event::Stderr(frame.body),
+                Kind::Exit => Event::Exit(frame.number()?),
+                Kind::Start | Kind::Stdin | Kind::Resize | Kind::Kill | Kind::PowerOff => continue,
+            };
+            if let Some(events) = self.port(frame.job, |port| port.events.clone()) {
+                // Nobody listens to a job that was dropped.
+                let _dropped = events.send(event);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells everyone who waits that nothing more will come.
+    pub(super) fn close(&self) {
+        *lock(&self.ports) = None;
+        *lock(&self.room) = None;
+        self.more_room.notify_all();
+    }
+
+    fn port<T>(&self, job: u32, part: impl FnOnce(&Port) -> T) -> Option<T> {
+        lock(&self.ports).as_ref()?.get(&job).map(part)
+    }
+
+    /// Waits for room for at least one byte and at most `wanted`.
+    fn take_room(&self, wanted: usize) -> io::Result<usize> {
+        let room = lock(&self.room);
+        let mut room = self
+            .more_room
+            .wait_while(room, |room| *room == Some(0))
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(room) = room.as_mut() else {
+            return Err(ErrorKind::BrokenPipe.into());
+        };
+        let taken = wanted.min(*room);
+        *room -= taken;
+        Ok(taken)
+    }
+
+    fn give_room(&self, bytes: usize) {
+        if let Some(room) = &mut *lock(&self.room) {
+            *room = (*room + bytes).min(LINE_WINDOW);
+        }
+        self.more_room.notify_all();
+    }
+}

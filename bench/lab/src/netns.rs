@@ -1,0 +1,70 @@
+//! Network namespaces.
+//!
+//! A namespace belongs to a thread. `/proc/self` speaks of the main thread; what a thread sees of
+//! itself is under `/proc/thread-self`.
+
+use std::{
+    any::Any,
+    fs::File,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    panic::resume_unwind,
+    thread,
+};
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+use crate::netlink;
+
+/// A network namespace that lives as long as someone holds it.
+#[derive(Debug)]
+pub(crate) struct Namespace {
+    file: File,
+}
+
+impl Namespace {
+    /// The one that the calling thread is in.
+    pub(crate) fn current() -> io::Result<Self> {
+        let file = File::open("/proc/thread-self/ns/net")?;
+        Ok(Self { file })
+    }
+
+    /// Moves the calling thread into this namespace.
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
+        Ok(())
+    }
+}
+
+impl AsFd for Namespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Moves the calling thread into a new namespace whose only device is `lo`, up.
+pub(crate) fn enter_new() -> io::Result<()> {
+    #[expect(
+        deprecated,
+        reason = "unsafe only for flags that share memory or descriptors with other threads, \
+                  which this one does not"
+    )]
+    rustix::thread::unshare(UnshareFlags::NEWNET)?;
+    netlink::bring_loopback_up()
+}
+
+/// Runs `body` on a thread of its own called `name` that `enter` puts in its place first; panics as
+/// `body` does.
+pub(crate) fn on_thread<T: Send>(
+    name: &str,
+    enter: impl FnOnce() -> io::Result<()> + Send,
+    body: impl FnOnce() -> T + Send,
+) -> io::Result<T> {
+    let result: Result<_, Box<dyn Any + Send>> = thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name(name.into())
+            .spawn_scoped(scope, || enter().map(|()| body()))?;
+        Ok::<_, io::Error>(thread.join())
+    })?;
+    result.unwrap_or_else(|panic| resume_unwind(panic))
+}
