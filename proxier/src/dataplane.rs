@@ -12,7 +12,7 @@ use crate::op::Op;
 use crate::plan::Machine;
 
 pub mod fake;
-// linux
+pub mod linux;
 
 /// Something that Ops can be applied to.
 pub trait Dataplane {

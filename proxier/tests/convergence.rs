@@ -17,7 +17,11 @@ fn key() -> impl Strategy<Value = ipvs::ServiceKey> {
     let protocol = prop_oneof![Just(ipvs::Protocol::Tcp), Just(ipvs::Protocol::Udp)];
     let address = prop_oneof!["10\\.96\\.0\\.[1-3]", Just("fd00::1".to_owned())];
     (protocol, address, 80..82_u16).prop_map(|(protocol, address, port)| {
-        ipvs::ServiceKey::Address { protocol, address: address.parse().unwrap(), port }
+        ipvs::ServiceKey::Address {
+            protocol,
+            address: address.parse().unwrap(),
+            port,
+        }
     })
 }
 
@@ -35,10 +39,23 @@ fn virtual_server(
             ipvs::Family::V4 => [10, 244, 0, last].into(),
             ipvs::Family::V6 => [0xfd00, 0x244, 0, 0, 0, 0, 0, last.into()].into(),
         };
-        ipvs::Destination::new(ipvs::DestinationKey { address, port: 8080 }, weight)
+        ipvs::Destination::new(
+            ipvs::DestinationKey {
+                address,
+                port: 8080,
+            },
+            weight,
+        )
     };
-    let owner = ServicePortName { service: ObjectName::new("default", "web"), port: "".into() };
-    VirtualServer { service, destinations: weights.into_iter().map(destination).collect(), owner }
+    let owner = ServicePortName {
+        service: ObjectName::new("default", "web"),
+        port: "".into(),
+    };
+    VirtualServer {
+        service,
+        destinations: weights.into_iter().map(destination).collect(),
+        owner,
+    }
 }
 
 fn desired() -> impl Strategy<Value = Desired> {
@@ -80,8 +97,7 @@ fn matches(desired: &Desired, state: &Observed) -> bool {
         && desired.virtual_servers.iter().all(|(key, wanted)| {
             state.virtual_servers.get(key).is_some_and(|found| {
                 let found_destinations = found.destinations.iter().map(|entry| &entry.destination);
-                wanted.service == found.service
-                    && wanted.destinations.iter().eq(found_destinations)
+                wanted.service == found.service && wanted.destinations.iter().eq(found_destinations)
             })
         })
 }

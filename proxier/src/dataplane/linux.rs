@@ -1,0 +1,72 @@
+//! A real kernel: virtual servers over generic netlink, addresses over rtnetlink.
+
+use ipvs_netlink as ipvs;
+
+use super::{Dataplane, Failure, Outcome};
+use crate::diff::Observed;
+use crate::op::Op;
+use crate::plan::{Machine, ServiceAddresses};
+
+mod addresses;
+mod rtnetlink;
+mod virtual_servers;
+
+use addresses::Addresses;
+
+/// The kernel of the network namespace in which this was opened; needs CAP_NET_ADMIN.
+#[derive(Debug)]
+pub struct Linux {
+    ipvs: ipvs::Client,
+    addresses: Addresses,
+}
+
+impl Linux {
+    /// Opens the sockets.
+    ///
+    /// # Errors
+    /// When the kernel has no IPVS, or a socket cannot be opened.
+    pub fn open(service_addresses: ServiceAddresses) -> Result<Self, Failure> {
+        Ok(Self {
+            ipvs: ipvs::Client::open()?,
+            addresses: Addresses::open(service_addresses)?,
+        })
+    }
+}
+
+impl Dataplane for Linux {
+    fn machine(&mut self) -> Result<Machine, Failure> {
+        Ok(Machine {
+            addresses: self.addresses.of_machine()?,
+        })
+    }
+
+    fn observe(&mut self) -> Result<Observed, Failure> {
+        Ok(Observed {
+            virtual_servers: virtual_servers::observe(&mut self.ipvs)?,
+            addresses: self.addresses.observe()?,
+        })
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(ops.len());
+        // Neighbours of one kind share a system call; the order of the Ops is kept.
+        for run in
+            ops.chunk_by(|one, next| one.service_key().is_some() == next.service_key().is_some())
+        {
+            match virtual_servers::changes(run) {
+                Some(changes) => outcomes.extend(virtual_servers::apply(&mut self.ipvs, &changes)),
+                None => outcomes.extend(self.addresses.apply(run)),
+            }
+        }
+        outcomes
+    }
+}
+
+impl From<ipvs::Error> for Failure {
+    fn from(error: ipvs::Error) -> Self {
+        Self {
+            errno: error.errno(),
+            message: error.to_string(),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Service addresses: local routes, or addresses on a dummy device.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipvs_netlink as ipvs;
+use ipvs_netlink::batch::Batch;
+use ipvs_netlink::transport::{Answer, Transport, protocols};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+
+use super::rtnetlink::{
+    InterfaceAddress, LocalRoute, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETLINK,
+    RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWROUTE, read_device_named,
+    read_interface_address, read_route, write_all, write_dummy_device, write_interface_address,
+    write_route,
+};
+use crate::dataplane::{Failure, Outcome};
+use crate::op::Op;
+use crate::plan::ServiceAddresses;
+
+/// The device that kube-proxy's IPVS mode keeps service addresses on.
+const DUMMY_DEVICE: &str = "kube-ipvs0";
+
+/// The service addresses of the network namespace in which this was opened.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    transport: Transport,
+    form: ServiceAddresses,
+}
+
+impl Addresses {
+    pub(super) fn open(form: ServiceAddresses) -> Result<Self, Failure> {
+        Ok(Self {
+            transport: Transport::open(protocols::NETLINK_ROUTE)?,
+            form,
+        })
+    }
+
+    /// The addresses of the machine itself, as [`crate::plan::Machine`] wants them.
+    pub(super) fn of_machine(&mut self) -> Result<BTreeSet<IpAddr>, Failure> {
+        let dummy = self.dummy_device()?;
+        let own = |entry: &InterfaceAddress| {
+            Some(entry.interface) != dummy && !is_everywhere(entry.address)
+        };
+        let addresses = self.interface_addresses()?;
+        Ok(addresses
+            .into_iter()
+            .filter(own)
+            .map(|entry| entry.address)
+            .collect())
+    }
+
+    /// The service addresses that we made local, with their preferred sources.
+    pub(super) fn observe(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+        match self.form {
+            ServiceAddresses::Routes => Ok(self.routes()?),
+            ServiceAddresses::Dummy => {
+                let Some(dummy) = self.dummy_device()? else {
+                    return Ok(BTreeMap::new());
+                };
+                let on_dummy = |entry: &InterfaceAddress| {
+                    entry.interface == dummy && !is_everywhere(entry.address)
+                };
+                let addresses = self.interface_addresses()?.into_iter().filter(on_dummy);
+                Ok(addresses.map(|entry| (entry.address, None)).collect())
+            }
+        }
+    }
+
+    /// Applies `ops`, all of which are about addresses.
+    pub(super) fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let answers = match self.form {
+            ServiceAddresses::Routes => self.change_routes(ops),
+            ServiceAddresses::Dummy => self.change_dummy(ops),
+        };
+        match answers {
+            Ok(answers) => {
+                let outcome =
+                    |(answer, op): (Answer, &Op)| answer.map_err(|no| Failure::from(no.doing(op)));
+                answers.into_iter().zip(ops).map(outcome).collect()
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                ops.iter().map(|_| Err(failure.clone())).collect()
+            }
+        }
+    }
+
+    fn change_routes(&mut self, ops: &[Op]) -> ipvs::Result<Vec<Answer>> {
+        let mut batch = Batch::new();
+        for op in ops {
+            let (kind, flags, route) = match *op {
+                Op::AddAddress(address, source) => (
+                    RTM_NEWROUTE,
+                    NLM_F_CREATE | NLM_F_EXCL,
+                    LocalRoute { address, source },
+                ),
+                Op::SetAddress(address, source) => (
+                    RTM_NEWROUTE,
+                    NLM_F_CREATE | NLM_F_REPLACE,
+                    LocalRoute { address, source },
+                ),
+                // Names our protocol, so that the kernel never deletes anybody else's route.
+                Op::DeleteAddress(address) => (
+                    RTM_DELROUTE,
+                    0,
+                    LocalRoute {
+                        address,
+                        source: None,
+                    },
+                ),
+                _ => continue,
+            };
+            batch.push(kind, flags, |writer| write_route(writer, &route))?;
+        }
+        self.transport.run(&mut batch)
+    }
+
+    fn change_dummy(&mut self, ops: &[Op]) -> ipvs::Result<Vec<Answer>> {
+        let interface = match self.dummy_device()? {
+            Some(interface) => interface,
+            None => self.create_dummy()?,
+        };
+        let mut batch = Batch::new();
+        for op in ops {
+            let (kind, flags, address) = match *op {
+                Op::AddAddress(address, _) => (RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, address),
+                Op::SetAddress(address, _) => (RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, address),
+                Op::DeleteAddress(address) => (RTM_DELADDR, 0, address),
+                _ => continue,
+            };
+            let address = InterfaceAddress { address, interface };
+            batch.push(kind, flags, |writer| {
+                write_interface_address(writer, &address)
+            })?;
+        }
+        self.transport.run(&mut batch)
+    }
+
+    fn create_dummy(&mut self) -> ipvs::Result<u32> {
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.transport.request(
+            RTM_NEWLINK,
+            flags,
+            "creating the device kube-ipvs0",
+            |writer| {
+                write_dummy_device(writer, DUMMY_DEVICE);
+            },
+        )?;
+        let missing = ipvs::Error::Malformed {
+            what: "a device that was created is not there",
+        };
+        self.dummy_device()?.ok_or(missing)
+    }
+
+    fn dummy_device(&mut self) -> ipvs::Result<Option<u32>> {
+        let doing = "reading the devices";
+        let read = |found: &mut Option<u32>, message: ipvs::transport::Message<'_>| {
+            *found = found.or(read_device_named(message.payload, DUMMY_DEVICE)?);
+            Ok(())
+        };
+        self.transport
+            .dump(RTM_GETLINK, doing, write_all, || None, read)
+    }
+
+    fn interface_addresses(&mut self) -> ipvs::Result<Vec<InterfaceAddress>> {
+        let doing = "reading the addresses";
+        let read = |found: &mut Vec<_>, message: ipvs::transport::Message<'_>| {
+            found.extend(read_interface_address(message.payload)?);
+            Ok(())
+        };
+        self.transport
+            .dump(RTM_GETADDR, doing, write_all, Vec::new, read)
+    }
+
+    fn routes(&mut self) -> ipvs::Result<BTreeMap<IpAddr, Option<IpAddr>>> {
+        let doing = "reading the routes";
+        let read = |found: &mut BTreeMap<_, _>, message: ipvs::transport::Message<'_>| {
+            found.extend(read_route(message.payload)?.map(|route| (route.address, route.source)));
+            Ok(())
+        };
+        self.transport
+            .dump(RTM_GETROUTE, doing, write_all, BTreeMap::new, read)
+    }
+}
+
+/// Loopback and IPv6 link-local addresses exist on every machine: they name none.
+fn is_everywhere(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_loopback(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+    }
+}

@@ -1,0 +1,71 @@
+//! Virtual servers and destinations.
+
+use std::collections::BTreeMap;
+
+use ipvs_netlink as ipvs;
+use ipvs_netlink::Change;
+
+use crate::dataplane::{Failure, Outcome};
+use crate::diff::{ObservedDestination, ObservedServer};
+use crate::op::Op;
+
+/// Every virtual server of the namespace.
+pub(super) fn observe(
+    client: &mut ipvs::Client,
+) -> Result<BTreeMap<ipvs::ServiceKey, ObservedServer>, Failure> {
+    let mut servers = BTreeMap::new();
+    for (entry, destinations) in client.table()? {
+        let mut destinations: Vec<ObservedDestination> =
+            destinations.into_iter().map(observed).collect();
+        // The kernel lists the newest first, and twice what moved while it was being listed.
+        destinations.sort_by_key(|entry| entry.destination.key);
+        destinations.dedup_by_key(|entry| entry.destination.key);
+        servers.insert(
+            entry.service.key,
+            ObservedServer {
+                service: entry.service,
+                destinations,
+            },
+        );
+    }
+    Ok(servers)
+}
+
+fn observed(entry: ipvs::DestinationEntry) -> ObservedDestination {
+    ObservedDestination {
+        destination: entry.destination,
+        active_connections: entry.active_connections,
+        inactive_connections: entry.inactive_connections,
+    }
+}
+
+/// `ops` as changes of the IPVS table; `None` when one of them is none.
+pub(super) fn changes(ops: &[Op]) -> Option<Vec<Change>> {
+    ops.iter().map(change).collect()
+}
+
+fn change(op: &Op) -> Option<Change> {
+    Some(match *op {
+        Op::AddService(service) => Change::AddService(service),
+        Op::SetService(service) => Change::SetService(service),
+        Op::DeleteService(key) => Change::DeleteService(key),
+        Op::AddDestination(key, destination) => Change::AddDestination(key, destination),
+        Op::SetDestination(key, destination) => Change::SetDestination(key, destination),
+        Op::DeleteDestination(key, destination) => Change::DeleteDestination(key, destination),
+        Op::AddAddress(..) | Op::SetAddress(..) | Op::DeleteAddress(_) => return None,
+    })
+}
+
+/// Applies `changes`; when the socket fails none is known to have taken effect.
+pub(super) fn apply(client: &mut ipvs::Client, changes: &[Change]) -> Vec<Outcome> {
+    match client.apply(changes) {
+        Ok(outcomes) => outcomes
+            .into_iter()
+            .map(|outcome| outcome.map_err(Failure::from))
+            .collect(),
+        Err(error) => {
+            let failure = Failure::from(error);
+            changes.iter().map(|_| Err(failure.clone())).collect()
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! One suite, two kernels: the one in memory answers as the real one does.
+//!
+//! This is what makes laws proved on the in-memory kernel worth anything.
+
+use std::net::IpAddr;
+
+use ipvs_netlink as ipvs;
+use proxier::dataplane::fake::FakeKernel;
+use proxier::dataplane::linux::Linux;
+use proxier::dataplane::{Dataplane, Outcome};
+use proxier::op::Op;
+use proxier::plan::ServiceAddresses;
+use rustix::io::Errno;
+
+#[test]
+fn fake_kernel() {
+    suite(&mut FakeKernel::default());
+}
+
+#[test]
+fn real_kernel_with_routes() {
+    lab::test(|| suite(&mut Linux::open(ServiceAddresses::Routes).unwrap()));
+}
+
+#[test]
+fn real_kernel_with_dummy_device() {
+    lab::test(|| suite(&mut Linux::open(ServiceAddresses::Dummy).unwrap()));
+}
+
+fn suite(kernel: &mut dyn Dataplane) {
+    for case in [
+        services,
+        destinations,
+        weights_and_families_are_checked,
+        addresses,
+        a_failing_op_does_not_stop_the_others,
+        observed_in_order,
+        unknown_scheduler,
+    ] {
+        case(kernel);
+        clear(kernel);
+    }
+}
+
+fn clear(kernel: &mut dyn Dataplane) {
+    let observed = kernel.observe().unwrap();
+    let mut ops: Vec<Op> = observed
+        .addresses
+        .keys()
+        .map(|&ip| Op::DeleteAddress(ip))
+        .collect();
+    ops.extend(
+        observed
+            .virtual_servers
+            .keys()
+            .map(|&key| Op::DeleteService(key)),
+    );
+    assert_eq!(errnos(&kernel.apply(&ops)), vec![None; ops.len()]);
+    let left = kernel.observe().unwrap();
+    assert!(left.virtual_servers.is_empty() && left.addresses.is_empty());
+}
+
+fn key(frontend: &str) -> ipvs::ServiceKey {
+    let frontend: std::net::SocketAddr = frontend.parse().unwrap();
+    ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Tcp,
+        address: frontend.ip(),
+        port: frontend.port(),
+    }
+}
+
+fn service(frontend: &str, scheduler: &str) -> ipvs::Service {
+    ipvs::Service::new(key(frontend), scheduler.parse().unwrap())
+}
+
+fn destination(address: &str, weight: u32) -> ipvs::Destination {
+    let address: std::net::SocketAddr = address.parse().unwrap();
+    ipvs::Destination::new(address.into(), weight)
+}
+
+fn errnos(outcomes: &[Outcome]) -> Vec<Option<Errno>> {
+    let errno = |outcome: &Outcome| outcome.as_ref().err().map(|failure| failure.errno.unwrap());
+    outcomes.iter().map(errno).collect()
+}
+
+/// Applies one Op after the other and compares the error numbers.
+fn check(kernel: &mut dyn Dataplane, steps: &[(Op, Option<Errno>)]) {
+    for (op, expected) in steps {
+        assert_eq!(errnos(&kernel.apply(&[*op])), [*expected], "{op}");
+    }
+}
+
+fn services(kernel: &mut dyn Dataplane) {
+    let rr = service("10.96.0.1:80", "rr");
+    let mut sticky = service("10.96.0.1:80", "wlc");
+    sticky.flags = ipvs::ServiceFlags::PERSISTENT;
+    sticky.timeout_secs = 600;
+    let v6 = service("[fd00::1]:80", "rr");
+    check(
+        kernel,
+        &[
+            (Op::SetService(rr), Some(Errno::SRCH)),
+            (Op::DeleteService(rr.key), Some(Errno::SRCH)),
+            (Op::AddService(rr), None),
+            (Op::AddService(rr), Some(Errno::EXIST)),
+            (Op::AddService(v6), None),
+            (Op::SetService(sticky), None),
+        ],
+    );
+    let observed = kernel.observe().unwrap();
+    assert_eq!(observed.virtual_servers[&rr.key].service, sticky);
+    assert_eq!(observed.virtual_servers[&v6.key].service, v6);
+    check(
+        kernel,
+        &[
+            (Op::DeleteService(rr.key), None),
+            (Op::DeleteService(rr.key), Some(Errno::SRCH)),
+        ],
+    );
+}
+
+fn destinations(kernel: &mut dyn Dataplane) {
+    let key = key("10.96.0.1:80");
+    let one = destination("10.244.0.1:8080", 1);
+    let heavy = destination("10.244.0.1:8080", 7);
+    check(
+        kernel,
+        &[
+            (Op::AddDestination(key, one), Some(Errno::SRCH)),
+            (Op::AddService(service("10.96.0.1:80", "rr")), None),
+            (Op::SetDestination(key, one), Some(Errno::NOENT)),
+            (Op::DeleteDestination(key, one.key), Some(Errno::NOENT)),
+            (Op::AddDestination(key, one), None),
+            (Op::AddDestination(key, one), Some(Errno::EXIST)),
+            (
+                Op::AddDestination(key, destination("10.244.0.1:8081", 0)),
+                None,
+            ),
+            (Op::SetDestination(key, heavy), None),
+        ],
+    );
+    let observed = kernel.observe().unwrap();
+    let weights: Vec<u32> = observed.virtual_servers[&key]
+        .destinations
+        .iter()
+        .map(|d| d.destination.weight)
+        .collect();
+    assert_eq!(weights, [7, 0]);
+    check(
+        kernel,
+        &[
+            (Op::DeleteDestination(key, one.key), None),
+            (Op::DeleteDestination(key, one.key), Some(Errno::NOENT)),
+        ],
+    );
+}
+
+fn weights_and_families_are_checked(kernel: &mut dyn Dataplane) {
+    let key = key("10.96.0.1:80");
+    check(
+        kernel,
+        &[
+            (Op::AddService(service("10.96.0.1:80", "rr")), None),
+            (
+                Op::AddDestination(key, destination("10.244.0.1:1", u32::MAX)),
+                Some(Errno::RANGE),
+            ),
+            (
+                Op::AddDestination(key, destination("10.244.0.1:1", i32::MAX as u32)),
+                None,
+            ),
+            (
+                Op::AddDestination(key, destination("[fd00::9]:1", 1)),
+                Some(Errno::INVAL),
+            ),
+        ],
+    );
+}
+
+fn addresses(kernel: &mut dyn Dataplane) {
+    let v4: IpAddr = "10.96.0.1".parse().unwrap();
+    let v6: IpAddr = "fd00::1".parse().unwrap();
+    check(
+        kernel,
+        &[
+            (Op::AddAddress(v4, None), None),
+            (Op::AddAddress(v4, None), Some(Errno::EXIST)),
+            (Op::AddAddress(v6, None), None),
+        ],
+    );
+    let observed = kernel.observe().unwrap();
+    assert_eq!(
+        observed.addresses.into_iter().collect::<Vec<_>>(),
+        [(v4, None), (v6, None)]
+    );
+    check(
+        kernel,
+        &[(Op::DeleteAddress(v4), None), (Op::DeleteAddress(v6), None)],
+    );
+    assert!(kernel.observe().unwrap().addresses.is_empty());
+}
+
+fn a_failing_op_does_not_stop_the_others(kernel: &mut dyn Dataplane) {
+    let key = key("10.96.0.1:80");
+    let ops = [
+        Op::AddService(service("10.96.0.1:80", "rr")),
+        Op::AddService(service("10.96.0.1:80", "rr")),
+        Op::AddDestination(key, destination("10.244.0.1:80", 1)),
+        Op::DeleteDestination(key, destination("10.244.0.2:80", 1).key),
+        Op::AddAddress("10.96.0.1".parse().unwrap(), None),
+        Op::AddDestination(key, destination("10.244.0.2:80", 1)),
+    ];
+    let expected = [
+        None,
+        Some(Errno::EXIST),
+        None,
+        Some(Errno::NOENT),
+        None,
+        None,
+    ];
+    assert_eq!(errnos(&kernel.apply(&ops)), expected);
+}
+
+/// Whatever order the kernel keeps, what is observed is ordered by key.
+fn observed_in_order(kernel: &mut dyn Dataplane) {
+    let key = key("10.96.0.1:80");
+    kernel.apply(&[Op::AddService(service("10.96.0.1:80", "rr"))]);
+    let ops: Vec<Op> = (1..=250)
+        .map(|port| Op::AddDestination(key, destination(&format!("10.244.0.1:{port}"), 1)))
+        .collect();
+    assert_eq!(errnos(&kernel.apply(&ops)), vec![None; 250]);
+    let observed = kernel.observe().unwrap();
+    let ports: Vec<u16> = observed.virtual_servers[&key]
+        .destinations
+        .iter()
+        .map(|entry| entry.destination.key.port)
+        .collect();
+    assert_eq!(ports, (1..=250).collect::<Vec<u16>>());
+}
+
+fn unknown_scheduler(kernel: &mut dyn Dataplane) {
+    let unknown = service("10.96.0.1:80", "nosuch");
+    check(kernel, &[(Op::AddService(unknown), Some(Errno::NOENT))]);
+}
