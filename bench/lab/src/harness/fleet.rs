@@ -32,7 +32,7 @@ pub(super) fn run(kernel: &Path, name: &str) -> Result<(), String> {
 
     let end =
         run_inside(machine, name).map_err(|error| format!("{name} on {where_}: {error:#}"))?;
-    let output = verdict::without_chatter(&end.output);
+    let output = verdict::without_chatter(&end.output, name);
     match verdict::of(end.status, &end.output) {
         Ok(()) => {
             // libtest keeps it unless asked, like the output of any test.

@@ -26,19 +26,19 @@ pub(super) fn of(status: Status, output: &str) -> Result<(), String> {
     }
 }
 
-/// What the test itself printed: `output` without libtest's frame around it.
-pub(super) fn without_chatter(output: &str) -> String {
-    let is_chatter = |line: &&str| {
-        let line = line.trim_end();
-        line.is_empty()
-            || line == "running 1 test"
-            || line == "failures:"
-            || line == "ok"
+/// What the test called `name` printed: `output` without libtest's frame around it.
+pub(super) fn without_chatter(output: &str, name: &str) -> String {
+    let opening = format!("test {name} ... ");
+    let is_chatter = |line: &str| {
+        let line = line.trim_ascii();
+        ["", "ok", "FAILED", "failures:", "running 1 test", name].contains(&line)
             || line.starts_with(SUMMARY)
-            || (line.starts_with("test ") && (line.ends_with(" ok") || line.ends_with(" FAILED")))
     };
-    let lines = output.split_inclusive('\n');
-    lines.filter(|line| !is_chatter(line)).collect()
+    output
+        .split_inclusive('\n')
+        .map(|line| line.strip_prefix(&opening).unwrap_or(line))
+        .filter(|line| !is_chatter(line))
+        .collect()
 }
 
 /// The number of passed tests in libtest's summary.
@@ -61,11 +61,11 @@ mod tests {
 
     use super::*;
 
-    const PASSED: &str = "\nrunning 1 test\nhello\ntest a::b ... ok\n\n\
+    const PASSED: &str = "\nrunning 1 test\ntest a::b ... hello\nok\n\n\
         test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; \
         finished in 0.02s\n\n";
-    const PANICKED: &str = "\nrunning 1 test\n\nthread 'a::b' panicked at x.rs:1:2:\nno\n\
-        test a::b ... FAILED\n\nfailures:\n\nfailures:\n    a::b\n\n\
+    const PANICKED: &str = "\nrunning 1 test\ntest a::b ... \nthread 'a::b' panicked at x.rs:1:2:\nno\n\
+        FAILED\n\nfailures:\n\nfailures:\n    a::b\n\n\
         test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 9 filtered out; \
         finished in 0.02s\n\n";
     const MISSING: &str = "\nrunning 0 tests\n\n\
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn one_passed_test_passes() {
         assert_eq!(of(Status::Exit(0), PASSED), Ok(()));
-        assert_eq!(without_chatter(PASSED), "hello\n");
+        assert_eq!(without_chatter(PASSED, "a::b"), "hello\n");
     }
 
     #[test]
@@ -92,10 +92,9 @@ mod tests {
 
     #[test]
     fn a_panic_keeps_its_words() {
-        let words = without_chatter(PANICKED);
-        assert!(
-            words.starts_with("thread 'a::b' panicked at x.rs:1:2:\nno\n"),
-            "{words}"
+        assert_eq!(
+            without_chatter(PANICKED, "a::b"),
+            "thread 'a::b' panicked at x.rs:1:2:\nno\n"
         );
     }
 }

@@ -1,0 +1,179 @@
+//! How a test inside ends is how it ends outside. Each fixture below is run as cargo would run it.
+
+use std::{
+    env,
+    process::{self, Command, Output},
+    thread::sleep,
+    time::Duration,
+};
+
+#[test]
+fn a_panic_inside_fails_with_its_words() {
+    let Some(failed) = run("fixture_panics", &[]) else {
+        return;
+    };
+    assert!(!failed.status.success());
+    let words = words(&failed);
+    assert!(words.contains("seven is not eight"), "{words}");
+    assert!(words.contains("fixture_panics on Linux "), "{words}");
+    assert!(words.contains("tests/outcomes.rs"), "{words}");
+}
+
+#[test]
+fn a_crash_inside_fails_with_its_signal() {
+    let Some(failed) = run("fixture_aborts", &[]) else {
+        return;
+    };
+    assert!(!failed.status.success());
+    let words = words(&failed);
+    assert!(words.contains("crashed (signal 6)"), "{words}");
+    assert!(words.contains("last words"), "{words}");
+}
+
+#[test]
+fn leaving_early_is_no_success() {
+    let Some(failed) = run("fixture_exits", &[]) else {
+        return;
+    };
+    assert!(!failed.status.success());
+    let words = words(&failed);
+    assert!(words.contains("ended without a result"), "{words}");
+}
+
+#[test]
+fn a_test_that_hangs_is_killed() {
+    let Some(failed) = run("fixture_sleeps", &[("LAB_TIMEOUT", "1")]) else {
+        return;
+    };
+    assert!(!failed.status.success());
+    let words = words(&failed);
+    assert!(words.contains("was killed after 1 s"), "{words}");
+}
+
+#[test]
+fn output_of_a_passing_test_is_kept() {
+    let Some(passed) = run("fixture_speaks", &[("RUST_TEST_THREADS", "1")]) else {
+        return;
+    };
+    let words = words(&passed);
+    assert!(passed.status.success(), "{words}");
+    assert!(words.contains("something to say"), "{words}");
+}
+
+#[test]
+fn a_skip_is_loud_and_fails_where_it_must_not_happen() {
+    let nowhere = [
+        ("LAB_KERNEL", ""),
+        ("XDG_CACHE_HOME", "/nonexistent"),
+        ("CI", ""),
+        ("LAB_REQUIRED", ""),
+    ];
+    let skipped = Command::new(env::current_exe().unwrap())
+        .args(["fixture_speaks", "--exact", "--ignored"])
+        .envs(nowhere)
+        .output()
+        .unwrap();
+    let said = words(&skipped);
+    if !said.contains("SKIP") {
+        // This machine's own kernel has IPVS.
+        assert!(skipped.status.success(), "{said}");
+        return;
+    }
+    assert!(skipped.status.success(), "{said}");
+    assert!(said.contains("SKIP fixture_speaks: no kernel"), "{said}");
+
+    let required = Command::new(env::current_exe().unwrap())
+        .args(["fixture_speaks", "--exact", "--ignored"])
+        .envs(nowhere)
+        .env("LAB_REQUIRED", "1")
+        .output()
+        .unwrap();
+    assert!(!required.status.success(), "{}", words(&required));
+}
+
+#[test]
+fn a_kernel_that_is_none_is_an_error() {
+    let failed = Command::new(env::current_exe().unwrap())
+        .args(["fixture_speaks", "--exact", "--ignored"])
+        .env("LAB_KERNEL", "/nonexistent/linux")
+        .output()
+        .unwrap();
+    let said = words(&failed);
+    if fixtures_run_here() {
+        return;
+    }
+    assert!(!failed.status.success(), "{said}");
+    assert!(said.contains("/nonexistent/linux"), "{said}");
+}
+
+#[test]
+fn a_kernel_that_dies_says_why() {
+    // `false` ends at once and says nothing; it stands for a kernel that cannot boot here.
+    let failed = Command::new(env::current_exe().unwrap())
+        .args(["fixture_speaks", "--exact", "--ignored"])
+        .env("LAB_KERNEL", "/bin/false")
+        .output()
+        .unwrap();
+    if fixtures_run_here() {
+        return;
+    }
+    let said = words(&failed);
+    assert!(!failed.status.success(), "{said}");
+    assert!(said.contains("died while booting"), "{said}");
+}
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_panics() {
+    lab::test(|| assert_eq!(7, 8, "seven is not eight"));
+}
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_aborts() {
+    lab::test(|| {
+        println!("last words");
+        process::abort();
+    });
+}
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_exits() {
+    lab::test(|| process::exit(0));
+}
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_sleeps() {
+    lab::test(|| sleep(Duration::from_secs(600)));
+}
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_speaks() {
+    lab::test(|| println!("something to say"));
+}
+
+/// Runs a fixture in a process of its own; `None` where it would not run in a lab, be it that this
+/// machine has no kernel for it or that its own will do.
+fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
+    if env::var_os("LAB_KERNEL").is_none_or(|kernel| kernel.is_empty()) || fixtures_run_here() {
+        return None;
+    }
+    let output = Command::new(env::current_exe().unwrap())
+        .args([fixture, "--exact", "--ignored", "--nocapture"])
+        .envs(env.iter().copied())
+        .output();
+    Some(output.unwrap())
+}
+
+/// Whether this whole test binary was started inside the lab.
+fn fixtures_run_here() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
+}
+
+fn words(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+    format!("{out}{err}")
+}
