@@ -1,0 +1,145 @@
+//! Addresses and networks as Kubernetes reads them.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::model::Cidr;
+
+/// Reads an address the way Kubernetes has always stored them: IPv4 octets may have leading zeros
+/// (and stay decimal), and an IPv4-mapped IPv6 address is that IPv4 address. Scoped IPv6 addresses
+/// are refused.
+pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
+    let address = match text.rsplit_once(':') {
+        None => IpAddr::V4(parse_v4(text)?),
+        Some((head, tail)) if tail.contains('.') => {
+            IpAddr::V6(format!("{head}:{}", parse_v4(tail)?).parse().ok()?)
+        }
+        Some(_) => IpAddr::V6(text.parse().ok()?),
+    };
+    Some(address.to_canonical())
+}
+
+/// Reads a network with the same tolerance; white space around it is ignored.
+pub(super) fn parse_network(text: &str) -> Option<Cidr> {
+    let (address, length) = text.trim().split_once('/')?;
+    let length: u8 = match length {
+        "" => return None,
+        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok()?,
+        _ => return None,
+    };
+    let canonical = parse_address(address)?;
+    let is_mapped = canonical.is_ipv4() && address.contains(':');
+    let length = if is_mapped {
+        length.checked_sub(96)?
+    } else {
+        length
+    };
+    Cidr::parse(&format!("{canonical}/{length}")).ok()
+}
+
+/// Why `address` can never be served or reached through a Service, if it cannot: it means nothing,
+/// or something else on every machine.
+pub(super) fn unusable(address: IpAddr) -> Option<&'static str> {
+    let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+    if address.is_unspecified() {
+        Some("is the unspecified address")
+    } else if address.is_loopback() {
+        Some("is a loopback address")
+    } else if address.is_multicast() || is_broadcast {
+        Some("is a multicast or broadcast address")
+    } else {
+        None
+    }
+}
+
+/// Why `address` cannot be an endpoint, cluster IP or external IP: also link-local addresses, which
+/// mean something else on every link. The API server refuses the same.
+pub(super) fn special(address: IpAddr) -> Option<&'static str> {
+    let is_link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    if is_link_local {
+        Some("is a link-local address")
+    } else {
+        unusable(address)
+    }
+}
+
+fn parse_v4(text: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next()?;
+        if part.is_empty() || !part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let digits = part.trim_start_matches('0');
+        *octet = if digits.is_empty() {
+            0
+        } else {
+            digits.parse().ok()?
+        };
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_sloppily() {
+        for (text, canonical) in [
+            ("10.0.0.1", "10.0.0.1"),
+            ("010.000.00.01", "10.0.0.1"),
+            ("::ffff:010.0.0.1", "10.0.0.1"),
+            ("::ffff:a00:1", "10.0.0.1"),
+            ("FD00::1", "fd00::1"),
+            ("::", "::"),
+        ] {
+            let address = parse_address(text).map(|address| address.to_string());
+            assert_eq!(address.as_deref(), Some(canonical), "{text}");
+        }
+        for text in [
+            "",
+            "1.2.3",
+            "1.2.3.4.5",
+            "1.2.3.256",
+            "1.2.3.+4",
+            "1.2.3.-4",
+            " 1.2.3.4",
+            "0x1.2.3.4",
+            "fe80::1%eth0",
+            ":",
+            "fd00:::1",
+            "1..2.3",
+            "[::1]",
+            "None",
+        ] {
+            assert_eq!(parse_address(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn networks_are_read_sloppily() {
+        for (text, canonical) in [
+            (" 10.1.2.3/28\t", "10.1.2.0/28"),
+            ("010.0.0.0/8", "10.0.0.0/8"),
+            ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+            ("fd00::1/64", "fd00::/64"),
+        ] {
+            let network = parse_network(text).map(|network| network.to_string());
+            assert_eq!(network.as_deref(), Some(canonical), "{text}");
+        }
+        for text in [
+            "10.0.0.1",
+            "10.0.0.0/33",
+            "/8",
+            "10.0.0.0/",
+            "::ffff:10.0.0.0/8",
+            "a/8",
+        ] {
+            assert_eq!(parse_network(text), None, "{text}");
+        }
+    }
+}

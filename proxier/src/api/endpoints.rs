@@ -1,0 +1,174 @@
+//! Legacy Endpoints objects on the wire, and the slices that stand for them.
+//!
+//! In a cluster the control plane mirrors such objects to EndpointSlices and a proxy never sees
+//! them. Where there is no control plane the mirroring is done here, by the same rules.
+
+use serde::Deserialize;
+
+use super::address::special;
+use super::endpoint_slice::{SlicePort, node_name, slice_ports};
+use super::findings::Findings;
+use super::metadata::Metadata;
+use super::or_default;
+use super::scalar::Scalar;
+use crate::model::{self, Family, ObjectName};
+use crate::problem::Problem;
+use crate::store::{Interner, Parsed};
+
+/// How many addresses of a subset are mirrored, as in the control plane.
+const MAX_ADDRESSES: usize = 1000;
+
+/// `v1` `Endpoints`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+pub struct Endpoints {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
+    #[serde(deserialize_with = "or_default")]
+    subsets: Vec<Subset>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
+struct Subset {
+    #[serde(deserialize_with = "or_default")]
+    addresses: Vec<SubsetAddress>,
+    #[serde(deserialize_with = "or_default")]
+    not_ready_addresses: Vec<SubsetAddress>,
+    #[serde(deserialize_with = "or_default")]
+    ports: Vec<SlicePort>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
+struct SubsetAddress {
+    ip: Scalar,
+    node_name: Scalar,
+}
+
+impl Endpoints {
+    /// Whether the object asks for a copy: it carries neither the label
+    /// `endpointslice.kubernetes.io/skip-mirror` nor the annotation of a leader election.
+    ///
+    /// The control plane also wants its Service to exist and to have no selector, which the object
+    /// itself cannot tell.
+    pub(crate) fn wants_mirror(&self) -> bool {
+        self.metadata.labels.skip_mirror.to_string() != "true"
+            && self.metadata.annotations.leader == Scalar::Absent
+    }
+
+    /// The slices that stand for the object: one per subset and family that has addresses, in the
+    /// object's order, named `<name>-mirrored-<subset>-<family>`.
+    ///
+    /// The problems are the Endpoints object's; they are in the first slice, which therefore exists
+    /// whenever there is something to say.
+    ///
+    /// # Errors
+    /// When the object has no valid name, so that nothing can be said about it.
+    pub fn mirror(
+        &self,
+        interner: &mut Interner,
+    ) -> Result<Vec<Parsed<model::EndpointSlice>>, Problem> {
+        let name = self.metadata.object_name("Endpoints", interner)?;
+        let mut findings = Findings::new("Endpoints", &name);
+        let mut slices = Vec::new();
+        for (index, subset) in self.subsets.iter().enumerate() {
+            for slice in subset.mirror(&name, index, interner, &mut findings) {
+                let name = slice.name.clone();
+                slices.push(Parsed {
+                    name,
+                    object: Some(slice),
+                    problems: Vec::new(),
+                });
+            }
+        }
+        let problems = findings.into_problems();
+        if slices.is_empty() && !problems.is_empty() {
+            slices.push(Parsed {
+                name: slice_name(&name, 0, "ipv4"),
+                object: None,
+                problems,
+            });
+        } else if let Some(first) = slices.first_mut() {
+            first.problems = problems;
+        }
+        Ok(slices)
+    }
+}
+
+impl Subset {
+    fn mirror(
+        &self,
+        name: &ObjectName,
+        index: usize,
+        interner: &mut Interner,
+        findings: &mut Findings,
+    ) -> Vec<model::EndpointSlice> {
+        let at = format!("subsets[{index}]");
+        let ports = slice_ports(&format!("{at}.ports"), &self.ports, interner, findings);
+        let ready = self.addresses.iter().map(|address| (address, true));
+        let unready = self
+            .not_ready_addresses
+            .iter()
+            .map(|address| (address, false));
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for (place, (address, is_ready)) in ready.chain(unready).enumerate() {
+            let at = match place.checked_sub(self.addresses.len()) {
+                None => format!("{at}.addresses[{place}]"),
+                Some(place) => format!("{at}.notReadyAddresses[{place}]"),
+            };
+            if v4.len() + v6.len() == MAX_ADDRESSES {
+                let message = format!("the subset has more than {MAX_ADDRESSES}; the rest is left");
+                findings.add(at, &address.ip, message);
+                break;
+            }
+            let Some(endpoint) = address.read(&at, is_ready, interner, findings) else {
+                continue;
+            };
+            match Family::from(endpoint.address) {
+                Family::V4 => v4.push(endpoint),
+                Family::V6 => v6.push(endpoint),
+            }
+        }
+        [("ipv4", v4), ("ipv6", v6)]
+            .into_iter()
+            .filter(|(_, endpoints)| !endpoints.is_empty())
+            .map(|(family, endpoints)| model::EndpointSlice {
+                name: slice_name(name, index, family),
+                service: interner.intern(&name.name),
+                ports: ports.clone(),
+                endpoints,
+            })
+            .collect()
+    }
+}
+
+impl SubsetAddress {
+    fn read(
+        &self,
+        at: &str,
+        is_ready: bool,
+        interner: &mut Interner,
+        findings: &mut Findings,
+    ) -> Option<model::Endpoint> {
+        let instead = "the address is skipped";
+        let address = findings.address(&format!("{at}.ip"), &self.ip, special, instead)?;
+        let field = || format!("{at}.nodeName");
+        Some(model::Endpoint {
+            address,
+            is_ready,
+            // The copies leave the other conditions out, and proxies read that as these values.
+            is_serving: true,
+            is_terminating: false,
+            node: node_name(field, &self.node_name, interner, findings),
+            hints: None,
+        })
+    }
+}
+
+fn slice_name(endpoints: &ObjectName, subset: usize, family: &str) -> ObjectName {
+    ObjectName {
+        namespace: endpoints.namespace.clone(),
+        name: format!("{}-mirrored-{subset}-{family}", endpoints.name).into(),
+    }
+}

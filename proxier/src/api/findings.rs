@@ -1,0 +1,170 @@
+//! Reading fields of one object, and remembering what was wrong with them.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+
+use super::address::parse_address;
+use super::metadata::is_label;
+use super::scalar::Scalar;
+use crate::model::Protocol;
+use crate::problem::Problem;
+
+/// What was wrong with one object, collected while its fields are read.
+///
+/// Every reader says in `instead` what is done about a bad value.
+pub(super) struct Findings {
+    object: String,
+    problems: Vec<Problem>,
+}
+
+impl Findings {
+    pub(super) fn new(kind: &str, name: impl Display) -> Self {
+        Self {
+            object: format!("{kind} {name}"),
+            problems: Vec::new(),
+        }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        field: impl Into<String>,
+        value: impl Display,
+        message: impl Into<String>,
+    ) {
+        self.problems
+            .push(Problem::new(&self.object, field, value, message));
+    }
+
+    /// A string; `None` when absent, and when it is of another type.
+    pub(super) fn text<'a>(
+        &mut self,
+        field: &str,
+        value: &'a Scalar,
+        instead: &str,
+    ) -> Option<&'a str> {
+        let text = value.as_str();
+        if text.is_none() && *value != Scalar::Absent {
+            self.add(field, value, format!("is not a string; {instead}"));
+        }
+        text
+    }
+
+    /// An address that `refuse` has nothing against.
+    pub(super) fn address(
+        &mut self,
+        field: &str,
+        value: &Scalar,
+        refuse: fn(IpAddr) -> Option<&'static str>,
+        instead: &str,
+    ) -> Option<IpAddr> {
+        let Some(address) = value.as_str().and_then(parse_address) else {
+            self.add(field, value, format!("is not an IP address; {instead}"));
+            return None;
+        };
+        if let Some(reason) = refuse(address) {
+            self.add(field, value, format!("{reason}; {instead}"));
+            return None;
+        }
+        Some(address)
+    }
+
+    /// A port from 1 to 65535.
+    pub(super) fn port(&mut self, field: &str, value: &Scalar, instead: &str) -> Option<u16> {
+        let port = match value {
+            Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),
+            _ => None,
+        };
+        if port.is_none() {
+            self.add(field, value, format!("is not a port number; {instead}"));
+        }
+        port
+    }
+
+    /// A port's name; empty when absent.
+    pub(super) fn port_name<'a>(
+        &mut self,
+        field: &str,
+        value: &'a Scalar,
+        instead: &str,
+    ) -> Option<&'a str> {
+        if value.is_blank() {
+            return Some("");
+        }
+        let name = value.as_str().filter(|name| is_label(name));
+        if name.is_none() {
+            self.add(field, value, format!("is not a DNS label; {instead}"));
+        }
+        name
+    }
+
+    /// A protocol; TCP when absent.
+    pub(super) fn protocol(
+        &mut self,
+        field: &str,
+        value: &Scalar,
+        instead: &str,
+    ) -> Option<Protocol> {
+        match value {
+            Scalar::Absent => return Some(Protocol::Tcp),
+            Scalar::Text(text) => match &**text {
+                "" | "TCP" => return Some(Protocol::Tcp),
+                "UDP" => return Some(Protocol::Udp),
+                "SCTP" => return Some(Protocol::Sctp),
+                _ => {}
+            },
+            _ => {}
+        }
+        self.add(field, value, format!("is not TCP, UDP or SCTP; {instead}"));
+        None
+    }
+
+    /// A boolean; `default` when absent, and when it is something else.
+    pub(super) fn flag(&mut self, field: &str, value: &Scalar, default: bool) -> bool {
+        match value {
+            Scalar::Absent => default,
+            Scalar::Boolean(flag) => *flag,
+            _ => {
+                self.add(
+                    field,
+                    value,
+                    format!("is not true or false; taken as {default}"),
+                );
+                default
+            }
+        }
+    }
+
+    /// One of a few words; the first, which is the default, when absent and when it is no such
+    /// word.
+    pub(super) fn choice<T: Copy, const N: usize>(
+        &mut self,
+        field: &str,
+        value: &Scalar,
+        words: [(&str, T); N],
+    ) -> T {
+        let (default_word, default) = words[0];
+        if value.is_blank() {
+            return default;
+        }
+        let known = value
+            .as_str()
+            .and_then(|text| words.iter().find(|(word, _)| *word == text));
+        match known {
+            Some((_, choice)) => *choice,
+            None => {
+                let list = words.map(|(word, _)| word).join(", ");
+                self.add(
+                    field,
+                    value,
+                    format!("is not one of {list}; taken as {default_word}"),
+                );
+                default
+            }
+        }
+    }
+
+    /// Everything that was found.
+    pub(super) fn into_problems(self) -> Vec<Problem> {
+        self.problems
+    }
+}

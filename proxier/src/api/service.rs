@@ -1,0 +1,243 @@
+//! Services on the wire.
+
+mod addresses;
+mod ports;
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+pub(crate) use self::addresses::parse_family;
+use super::findings::Findings;
+use super::metadata::Metadata;
+use super::or_default;
+use super::scalar::Scalar;
+use crate::model::{self, TrafficPolicy};
+use crate::problem::Problem;
+use crate::store::{Interner, Parsed};
+
+/// How long a client stays with an endpoint when the object does not say (the API's default).
+const DEFAULT_AFFINITY_SECS: u32 = 10_800;
+/// The longest affinity that the API accepts: a day.
+const MAX_AFFINITY_SECS: u32 = 86_400;
+
+/// `v1` `Service`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+pub struct Service {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) metadata: Metadata,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) spec: ServiceSpec,
+    #[serde(deserialize_with = "or_default")]
+    status: ServiceStatus,
+}
+
+/// `spec` of a [`Service`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
+pub(crate) struct ServiceSpec {
+    pub(crate) r#type: Scalar,
+    #[serde(rename = "clusterIP")]
+    pub(crate) cluster_ip: Scalar,
+    #[serde(rename = "clusterIPs", deserialize_with = "or_default")]
+    pub(crate) cluster_ips: Vec<Scalar>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) ip_families: Vec<Scalar>,
+    pub(crate) ip_family_policy: Scalar,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) ports: Vec<ServicePort>,
+    #[serde(deserialize_with = "or_default")]
+    selector: BTreeMap<Box<str>, IgnoredAny>,
+    session_affinity: Scalar,
+    #[serde(deserialize_with = "or_default")]
+    session_affinity_config: AffinityConfig,
+    #[serde(rename = "externalIPs", deserialize_with = "or_default")]
+    external_ips: Vec<Scalar>,
+    pub(crate) external_traffic_policy: Scalar,
+    internal_traffic_policy: Scalar,
+    pub(crate) health_check_node_port: Scalar,
+    #[serde(deserialize_with = "or_default")]
+    load_balancer_source_ranges: Vec<Scalar>,
+    pub(crate) allocate_load_balancer_node_ports: Scalar,
+}
+
+/// `spec.ports[]` of a [`Service`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
+pub(crate) struct ServicePort {
+    name: Scalar,
+    protocol: Scalar,
+    pub(crate) port: Scalar,
+    pub(crate) node_port: Scalar,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+struct AffinityConfig {
+    #[serde(rename = "clientIP", deserialize_with = "or_default")]
+    client_ip: ClientIpConfig,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
+struct ClientIpConfig {
+    timeout_seconds: Scalar,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
+struct ServiceStatus {
+    #[serde(deserialize_with = "or_default")]
+    load_balancer: LoadBalancerStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+struct LoadBalancerStatus {
+    #[serde(deserialize_with = "or_default")]
+    ingress: Vec<Ingress>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
+struct Ingress {
+    ip: Scalar,
+    ip_mode: Scalar,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Type {
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+    ExternalName,
+}
+
+impl Service {
+    /// Reads the object.
+    ///
+    /// Nothing is served, and that is no problem, when the Service is headless, of type
+    /// `ExternalName`, or left to another proxy by the label
+    /// `service.kubernetes.io/service-proxy-name`.
+    ///
+    /// # Errors
+    /// When the object has no valid name, so that nothing can be said about it.
+    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Service>, Problem> {
+        let name = self.metadata.object_name("Service", interner)?;
+        let mut findings = Findings::new("Service", &name);
+        let object = self.read(&name, interner, &mut findings);
+        Ok(Parsed {
+            name,
+            object,
+            problems: findings.into_problems(),
+        })
+    }
+
+    /// Whether anybody is to have an address of the Service, this proxy or another.
+    pub(crate) fn has_addresses(&self) -> bool {
+        let is_headless = |ip: &Scalar| ip.as_str() == Some("None");
+        !is_headless(&self.spec.cluster_ip)
+            && !self.spec.cluster_ips.first().is_some_and(is_headless)
+            && self.spec.r#type.as_str() != Some("ExternalName")
+    }
+
+    /// Whether the control plane chooses the endpoints, by labels of pods.
+    pub(crate) fn has_selector(&self) -> bool {
+        !self.spec.selector.is_empty()
+    }
+
+    fn read(
+        &self,
+        name: &model::ObjectName,
+        interner: &mut Interner,
+        findings: &mut Findings,
+    ) -> Option<model::Service> {
+        if !self.has_addresses() || self.metadata.labels.service_proxy_name != Scalar::Absent {
+            return None;
+        }
+        let spec = &self.spec;
+        let kind = findings.choice(
+            "spec.type",
+            &spec.r#type,
+            [
+                ("ClusterIP", Type::ClusterIp),
+                ("NodePort", Type::NodePort),
+                ("LoadBalancer", Type::LoadBalancer),
+                ("ExternalName", Type::ExternalName),
+            ],
+        );
+        let cluster_ips = addresses::cluster_ips(spec, findings);
+        if cluster_ips.is_empty() {
+            let field = "spec.clusterIP";
+            findings.add(
+                field,
+                &spec.cluster_ip,
+                "no cluster IP; the Service is not served",
+            );
+            return None;
+        }
+        let policies = [
+            ("Cluster", TrafficPolicy::Cluster),
+            ("Local", TrafficPolicy::Local),
+        ];
+        let field = "spec.internalTrafficPolicy";
+        let internal_policy = findings.choice(field, &spec.internal_traffic_policy, policies);
+        let field = "spec.externalTrafficPolicy";
+        let mut external_policy = findings.choice(field, &spec.external_traffic_policy, policies);
+        // The field says nothing where clients outside the cluster have no way in.
+        if kind == Type::ClusterIp && spec.external_ips.is_empty() {
+            external_policy = TrafficPolicy::Cluster;
+        }
+        let has_health_check =
+            kind == Type::LoadBalancer && external_policy == TrafficPolicy::Local;
+        Some(model::Service {
+            name: name.clone(),
+            created: self.metadata.created(findings),
+            cluster_ips,
+            ports: ports::ports(&spec.ports, interner, findings),
+            affinity_secs: self.affinity_secs(findings),
+            internal_policy,
+            external_policy,
+            external_ips: addresses::external_ips(&spec.external_ips, findings),
+            load_balancer_ips: addresses::ingress_ips(&self.status.load_balancer.ingress, findings),
+            source_ranges: addresses::source_ranges(&spec.load_balancer_source_ranges, findings),
+            health_check_node_port: has_health_check
+                .then(|| self.health_check_node_port(findings))
+                .flatten(),
+        })
+    }
+
+    fn affinity_secs(&self, findings: &mut Findings) -> Option<u32> {
+        let words = [("None", false), ("ClientIP", true)];
+        if !findings.choice("spec.sessionAffinity", &self.spec.session_affinity, words) {
+            return None;
+        }
+        let timeout = &self.spec.session_affinity_config.client_ip.timeout_seconds;
+        let secs = match timeout {
+            Scalar::Absent => Some(DEFAULT_AFFINITY_SECS),
+            Scalar::Integer(number) => u32::try_from(*number)
+                .ok()
+                .filter(|secs| (1..=MAX_AFFINITY_SECS).contains(secs)),
+            _ => None,
+        };
+        Some(secs.unwrap_or_else(|| {
+            findings.add(
+                "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+                timeout,
+                format!("is not 1 to {MAX_AFFINITY_SECS}; taken as {DEFAULT_AFFINITY_SECS}"),
+            );
+            DEFAULT_AFFINITY_SECS
+        }))
+    }
+
+    fn health_check_node_port(&self, findings: &mut Findings) -> Option<u16> {
+        let instead = "load balancers have no health check of the Service";
+        findings.port(
+            "spec.healthCheckNodePort",
+            &self.spec.health_check_node_port,
+            instead,
+        )
+    }
+}

@@ -1,0 +1,147 @@
+//! The addresses a Service is reached at, and who may reach it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{Ingress, ServiceSpec};
+use crate::api::address::{parse_network, special, unusable};
+use crate::api::findings::Findings;
+use crate::api::scalar::Scalar;
+use crate::model::{Cidr, Family};
+
+/// The cluster IPs, at most one per family: `clusterIPs`, or `clusterIP` where there is no list.
+pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    if spec.cluster_ips.is_empty() {
+        if !spec.cluster_ip.is_blank() {
+            let instead = "left out";
+            addresses.extend(findings.address(
+                "spec.clusterIP",
+                &spec.cluster_ip,
+                special,
+                instead,
+            ));
+        }
+        return addresses;
+    }
+    if !spec.cluster_ip.is_blank() && spec.cluster_ips.first() != Some(&spec.cluster_ip) {
+        let message = "differs from spec.clusterIPs[0], which is used";
+        findings.add("spec.clusterIP", &spec.cluster_ip, message);
+    }
+    for (index, text) in spec.cluster_ips.iter().enumerate() {
+        let field = format!("spec.clusterIPs[{index}]");
+        let Some(address) = findings.address(&field, text, special, "left out") else {
+            continue;
+        };
+        let family = Family::from(address);
+        let declared = spec.ip_families.get(index).and_then(parse_family);
+        if declared.is_some_and(|declared| declared != family) {
+            findings.add(
+                field,
+                text,
+                format!("is not of spec.ipFamilies[{index}]; left out"),
+            );
+        } else if addresses.iter().any(|&other| Family::from(other) == family) {
+            findings.add(field, text, "is a second address of its family; left out");
+        } else {
+            addresses.push(address);
+        }
+    }
+    addresses
+}
+
+/// A word of `ipFamilies`.
+pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
+    match word.as_str()? {
+        "IPv4" => Some(Family::V4),
+        "IPv6" => Some(Family::V6),
+        _ => None,
+    }
+}
+
+/// The external IPs, without repetitions.
+pub(super) fn external_ips(wire: &[Scalar], findings: &mut Findings) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (index, text) in wire.iter().enumerate() {
+        let field = format!("spec.externalIPs[{index}]");
+        let address = findings.address(&field, text, special, "left out");
+        addresses.extend(address.filter(|address| !addresses.contains(address)));
+    }
+    addresses
+}
+
+/// The load balancer's addresses that arrive at nodes as they are, without repetitions.
+///
+/// An ingress of mode `Proxy` rewrites the address before, one without `ip` is a name only. Some
+/// clouds use link-local addresses here, so these are allowed.
+pub(super) fn ingress_ips(wire: &[Ingress], findings: &mut Findings) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (index, ingress) in wire.iter().enumerate() {
+        if ingress.ip.is_blank() {
+            continue;
+        }
+        match ingress.ip_mode.as_str() {
+            None if ingress.ip_mode == Scalar::Absent => {}
+            Some("VIP") => {}
+            Some("Proxy") => continue,
+            _ => {
+                let field = format!("status.loadBalancer.ingress[{index}].ipMode");
+                findings.add(
+                    field,
+                    &ingress.ip_mode,
+                    "is not VIP or Proxy; the ingress is left out",
+                );
+                continue;
+            }
+        }
+        let field = format!("status.loadBalancer.ingress[{index}].ip");
+        let address = findings.address(&field, &ingress.ip, unusable, "left out");
+        addresses.extend(address.filter(|address| !addresses.contains(address)));
+    }
+    addresses
+}
+
+/// The networks whose clients may use the load balancer's addresses.
+///
+/// The list counts per family, as in kube-proxy: a family without any network in it is open to
+/// everybody, and a network of length 0 opens its family, so that all its networks are dropped from
+/// the list. A list in which no network can be read must not open anything: it becomes the two
+/// unspecified addresses, which no client has.
+pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cidr> {
+    let mut ranges: Vec<Cidr> = Vec::new();
+    for (index, text) in wire.iter().enumerate() {
+        match text.as_str().and_then(parse_network) {
+            Some(range) if ranges.contains(&range) => {}
+            Some(range) => ranges.push(range),
+            None => {
+                let field = format!("spec.loadBalancerSourceRanges[{index}]");
+                findings.add(field, text, "is not a network in CIDR form; left out");
+            }
+        }
+    }
+    if ranges.is_empty() && !wire.is_empty() {
+        findings.add(
+            "spec.loadBalancerSourceRanges",
+            "",
+            "names no network; nobody is let in",
+        );
+        return nobody();
+    }
+    for family in [Family::V4, Family::V6] {
+        if ranges
+            .iter()
+            .any(|range| range.family() == family && range.prefix_len() == 0)
+        {
+            ranges.retain(|range| range.family() != family);
+        }
+    }
+    ranges
+}
+
+fn nobody() -> Vec<Cidr> {
+    let v4 = format!("{}/32", Ipv4Addr::UNSPECIFIED);
+    let v6 = format!("{}/128", Ipv6Addr::UNSPECIFIED);
+    [v4, v6]
+        .iter()
+        .filter_map(|network| parse_network(network))
+        .collect()
+}

@@ -1,0 +1,76 @@
+//! The ports of a Service.
+
+use super::ServicePort;
+use crate::api::findings::Findings;
+use crate::api::scalar::Scalar;
+use crate::model;
+use crate::store::Interner;
+
+/// The usable ports, in the object's order; of two that collide the first is kept.
+pub(super) fn ports(
+    wire: &[ServicePort],
+    interner: &mut Interner,
+    findings: &mut Findings,
+) -> Vec<model::ServicePort> {
+    let mut ports: Vec<model::ServicePort> = Vec::with_capacity(wire.len().min(64));
+    for (index, port) in wire.iter().enumerate() {
+        let at = format!("spec.ports[{index}]");
+        let Some(mut port) = read(port, &at, interner, findings) else {
+            continue;
+        };
+        let is_same =
+            |other: &model::ServicePort| other.protocol == port.protocol && other.port == port.port;
+        if ports.iter().any(is_same) {
+            let message = format!("{} was already given; the port is skipped", port.protocol);
+            findings.add(format!("{at}.port"), port.port, message);
+            continue;
+        }
+        if ports.iter().any(|other| other.name == port.name) {
+            let message = match &*port.name {
+                "" => "is missing, and an earlier port has none either; the port is skipped",
+                _ => "was already given; the port is skipped",
+            };
+            findings.add(format!("{at}.name"), &port.name, message);
+            continue;
+        }
+        if let Some(node_port) = port.node_port {
+            let is_taken = |other: &model::ServicePort| {
+                other.protocol == port.protocol && other.node_port == Some(node_port)
+            };
+            if ports.iter().any(is_taken) {
+                let message = "was already given; the port has no node port";
+                findings.add(format!("{at}.nodePort"), node_port, message);
+                port.node_port = None;
+            }
+        }
+        ports.push(port);
+    }
+    ports
+}
+
+fn read(
+    wire: &ServicePort,
+    at: &str,
+    interner: &mut Interner,
+    findings: &mut Findings,
+) -> Option<model::ServicePort> {
+    let instead = "the port is skipped";
+    let name = findings.port_name(&format!("{at}.name"), &wire.name, instead)?;
+    let protocol = findings.protocol(&format!("{at}.protocol"), &wire.protocol, instead)?;
+    let port = findings.port(&format!("{at}.port"), &wire.port, instead)?;
+    let node_port = match &wire.node_port {
+        // The API server's JSON leaves the field out; 0 is how its Go types say the same.
+        Scalar::Absent | Scalar::Integer(0) => None,
+        given => findings.port(
+            &format!("{at}.nodePort"),
+            given,
+            "the port has no node port",
+        ),
+    };
+    Some(model::ServicePort {
+        name: interner.intern(name),
+        protocol,
+        port,
+        node_port,
+    })
+}
