@@ -1,8 +1,10 @@
 //! The daemon and the command line of ipvs-proxier.
 
+pub mod api;
 pub mod dataplane;
 pub mod diff;
 pub mod follow;
+pub mod manifests;
 pub mod model;
 pub mod op;
 pub mod owned;

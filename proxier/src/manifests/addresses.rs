@@ -1,0 +1,268 @@
+//! Cluster IPs for Services that have none.
+//!
+//! The API server gives them out at random and writes them down. Here nothing is written, so an
+//! address follows from the Service's name (see [`Pool`]): the same in every run and whatever the
+//! order of the files. Addresses that manifests spell out are never given to another Service.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::inventory::Placed;
+use super::pool::Pool;
+use crate::api::{self, Scalar, parse_address, parse_family};
+use crate::model::{Cidr, Family, ObjectName};
+use crate::problem::Problem;
+
+/// The most addresses of one network that are given out. Larger ones are IPv6, where nobody needs
+/// all of them.
+const MAX_SIZE: u64 = 1 << 32;
+
+/// Gives every Service that needs one a cluster IP from `networks`, as far as they reach.
+pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>, networks: &[Cidr]) {
+    let mut ranges = Ranges::new(networks);
+    let mut requests = Vec::new();
+    for (name, placed) in services.iter() {
+        if !placed.object.has_addresses() {
+            continue;
+        }
+        if let Some(given) = given_addresses(&placed.object) {
+            given.iter().for_each(|&address| ranges.reserve(address));
+            let wanted = wanted_families(&placed.object, &given, networks);
+            requests.push(Request {
+                service: name.clone(),
+                given,
+                wanted,
+            });
+        }
+    }
+    for family in [Family::V4, Family::V6] {
+        let lacking: Vec<usize> = (0..requests.len())
+            .filter(|&index| requests[index].lacks(family))
+            .collect();
+        let names = lacking
+            .iter()
+            .map(|&index| requests[index].service.to_string())
+            .collect();
+        for (index, address) in lacking.into_iter().zip(ranges.assign(family, names)) {
+            requests[index].given.extend(address);
+        }
+    }
+    for request in requests {
+        if let Some(placed) = services.get_mut(&request.service) {
+            request.finish(placed, networks);
+        }
+    }
+}
+
+/// The addresses that the Service spells out; `None` when one of them cannot be read, so that the
+/// Service is better left alone.
+fn given_addresses(service: &api::Service) -> Option<Vec<IpAddr>> {
+    let spec = &service.spec;
+    let single = [spec.cluster_ip.clone()];
+    let list = if spec.cluster_ips.is_empty() {
+        &single[..]
+    } else {
+        &spec.cluster_ips
+    };
+    let written = list.iter().filter(|text| !text.is_blank());
+    written
+        .map(|text| text.as_str().and_then(parse_address))
+        .collect()
+}
+
+/// The families the Service shall have addresses of, the main one first.
+fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) -> Vec<Family> {
+    let spec = &service.spec;
+    let mut families: Vec<Family> = spec.ip_families.iter().filter_map(parse_family).collect();
+    families.extend(given.iter().map(|&address| Family::from(address)));
+    if families.is_empty() {
+        families.push(networks.first().map_or(Family::V4, Cidr::family));
+    }
+    let wants_both = match spec.ip_family_policy.as_str() {
+        Some("RequireDualStack") => true,
+        // An object that has an address has been through an API server, which then had no other.
+        Some("PreferDualStack") => given.is_empty(),
+        _ => false,
+    };
+    if wants_both {
+        families.extend([Family::V4, Family::V6]);
+    }
+    let mut seen = Vec::new();
+    families.retain(|family| {
+        !seen.contains(family) && {
+            seen.push(*family);
+            true
+        }
+    });
+    families
+}
+
+/// A Service, the addresses it has, and the families it shall have.
+struct Request {
+    service: ObjectName,
+    given: Vec<IpAddr>,
+    wanted: Vec<Family>,
+}
+
+impl Request {
+    fn lacks(&self, family: Family) -> bool {
+        self.wanted.contains(&family)
+            && !self
+                .given
+                .iter()
+                .any(|&address| Family::from(address) == family)
+    }
+
+    fn finish(self, placed: &mut Placed<api::Service>, networks: &[Cidr]) {
+        let is_served = placed.object.metadata.labels.service_proxy_name == Scalar::Absent;
+        let is_preferred = placed.object.spec.ip_family_policy.as_str() == Some("PreferDualStack");
+        let object = format!("Service {}", self.service);
+        for &family in self.wanted.iter().filter(|&&family| self.lacks(family)) {
+            let word = match family {
+                Family::V4 => "IPv4",
+                Family::V6 => "IPv6",
+            };
+            let has_network = networks.iter().any(|network| network.family() == family);
+            let reason = match (networks.is_empty(), has_network) {
+                (true, _) => "there is no --service-cidr to take one from".to_owned(),
+                (false, false) => format!("--service-cidr has no {word} network"),
+                (false, true) => format!("every {word} address of --service-cidr is taken"),
+            };
+            let field = "spec.clusterIPs";
+            let message = format!("has no {word} cluster IP, and {reason}");
+            let is_optional = is_preferred && !has_network && !self.given.is_empty();
+            if is_served && !is_optional {
+                placed
+                    .problems
+                    .push(Problem::new(&object, field, "", message));
+            }
+        }
+        if self.given.is_empty() {
+            return;
+        }
+        let mut addresses = self.given;
+        let rank = |address: &IpAddr| {
+            self.wanted
+                .iter()
+                .position(|&family| family == Family::from(*address))
+        };
+        addresses.sort_by_key(rank);
+        let spec = &mut placed.object.spec;
+        // What the manifest says stays as it was written when nothing was added to it.
+        if addresses.len()
+            > spec
+                .cluster_ips
+                .len()
+                .max(usize::from(!spec.cluster_ip.is_blank()))
+        {
+            spec.cluster_ips = addresses
+                .iter()
+                .map(|address| Scalar::from(&*address.to_string()))
+                .collect();
+            spec.cluster_ip = spec.cluster_ips.first().cloned().unwrap_or_default();
+        }
+    }
+}
+
+/// The networks that addresses are taken from.
+struct Ranges(Vec<Range>);
+
+struct Range {
+    network: Cidr,
+    pool: Pool,
+}
+
+impl Ranges {
+    fn new(networks: &[Cidr]) -> Self {
+        let mut ranges: Vec<Range> = Vec::new();
+        for (index, network) in networks.iter().enumerate() {
+            // Of overlapping networks one contains the other, and that one is enough.
+            let is_covered = networks.iter().enumerate().any(|(other_index, other)| {
+                other.contains(network.network())
+                    && (other.prefix_len(), other_index) < (network.prefix_len(), index)
+            });
+            if !is_covered {
+                ranges.push(Range::new(*network));
+            }
+        }
+        Self(ranges)
+    }
+
+    fn reserve(&mut self, address: IpAddr) {
+        for range in &mut self.0 {
+            if let Some(number) = range.number(address) {
+                range.pool.reserve(number);
+            }
+        }
+    }
+
+    /// An address for each of the Services called `names`.
+    fn assign(&mut self, family: Family, names: Vec<String>) -> Vec<Option<IpAddr>> {
+        let mut addresses = vec![None; names.len()];
+        for range in self
+            .0
+            .iter_mut()
+            .filter(|range| range.network.family() == family)
+        {
+            let open: Vec<usize> = (0..names.len())
+                .filter(|&i| addresses[i].is_none())
+                .collect();
+            let open_names: Vec<String> = open.iter().map(|&index| names[index].clone()).collect();
+            for (index, number) in open.into_iter().zip(range.pool.assign(&open_names)) {
+                addresses[index] = number.map(|number| range.address(number));
+            }
+        }
+        addresses
+    }
+}
+
+impl Range {
+    /// The addresses of `network` without its first one and, for IPv4, its last one.
+    ///
+    /// The address after the first, number 0, belongs to the Service `default/kubernetes`.
+    fn new(network: Cidr) -> Self {
+        let (bits, ends) = match network.family() {
+            Family::V4 => (32, 2),
+            Family::V6 => (128, 1),
+        };
+        let host_bits = bits - u32::from(network.prefix_len());
+        let all = 1_u64
+            .checked_shl(host_bits)
+            .map_or(MAX_SIZE, |all| all.min(MAX_SIZE));
+        let size = all.saturating_sub(ends);
+        let low = if size < 16 {
+            0
+        } else {
+            (size / 16).clamp(16, 256)
+        };
+        let mut pool = Pool::new(size, low);
+        pool.reserve(0);
+        Self { network, pool }
+    }
+
+    fn number(&self, address: IpAddr) -> Option<u64> {
+        if !self.network.contains(address) {
+            return None;
+        }
+        let offset = to_bits(address).checked_sub(to_bits(self.network.network()))?;
+        u64::try_from(offset.checked_sub(1)?).ok()
+    }
+
+    fn address(&self, number: u64) -> IpAddr {
+        let offset = u128::from(number) + 1;
+        match self.network.network() {
+            IpAddr::V4(base) => {
+                let offset = u32::try_from(offset).unwrap_or_default();
+                Ipv4Addr::from_bits(base.to_bits().wrapping_add(offset)).into()
+            }
+            IpAddr::V6(base) => Ipv6Addr::from_bits(base.to_bits().wrapping_add(offset)).into(),
+        }
+    }
+}
+
+fn to_bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}

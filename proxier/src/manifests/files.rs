@@ -1,0 +1,77 @@
+//! Finding and reading the files.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::Error;
+
+/// The largest file that is read, in bytes: room for some 100,000 Services with their endpoints.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// A file, and what it holds or why that is unknown.
+pub(super) struct ManifestFile {
+    pub(super) path: PathBuf,
+    pub(super) text: Result<String, String>,
+}
+
+/// The files that `path` stands for, one at a time, in the order they count.
+pub(super) fn find(path: &Path) -> Result<impl Iterator<Item = ManifestFile>, Error> {
+    let unreadable = |source| Error::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let mut paths = Vec::new();
+    if fs::metadata(path).map_err(unreadable)?.is_dir() {
+        for entry in fs::read_dir(path).map_err(unreadable)? {
+            let candidate = entry.map_err(unreadable)?.path();
+            if is_manifest(&candidate) {
+                paths.push(candidate);
+            }
+        }
+        if paths.is_empty() {
+            return Err(Error::NoManifests {
+                path: path.to_owned(),
+            });
+        }
+        paths.sort();
+    } else {
+        // Opened twice, so that a file that may not be read is an error and not a problem.
+        // Not for pipes: opening one twice would lose its contents.
+        if fs::metadata(path).map_err(unreadable)?.is_file() {
+            File::open(path).map_err(unreadable)?;
+        }
+        paths.push(path.to_owned());
+    }
+    Ok(paths.into_iter().map(|path| ManifestFile {
+        text: read(&path),
+        path,
+    }))
+}
+
+/// Whether a directory's entry is to be read: by its name, and because it does not lead to a
+/// directory. A dangling link is to be read, so that somebody hears of it.
+fn is_manifest(path: &Path) -> bool {
+    let is_hidden = path
+        .file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    !is_hidden && matches!(extension, Some("yaml" | "yml" | "json")) && !path.is_dir()
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+    match read {
+        Err(error) => Err(lower(&error)),
+        Ok(_) if bytes.len() as u64 > MAX_BYTES => {
+            Err(format!("larger than {} MiB", MAX_BYTES >> 20))
+        }
+        Ok(_) => String::from_utf8(bytes)
+            .map_err(|error| format!("not UTF-8 at byte {}", error.utf8_error().valid_up_to())),
+    }
+}
+
+fn lower(error: &io::Error) -> String {
+    error.to_string().to_lowercase()
+}

@@ -1,0 +1,192 @@
+//! All objects of the manifests, before they become events.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::document::{self, Found};
+use super::kind::Object;
+use super::{Loaded, Options, addresses, node_ports};
+use crate::api;
+use crate::model::{self, ObjectName};
+use crate::problem::{Problem, Source};
+use crate::store::{Change, Event, Interner, Parsed};
+
+/// What was read so far.
+#[derive(Default)]
+pub(super) struct Inventory {
+    interner: Interner,
+    services: BTreeMap<ObjectName, Placed<api::Service>>,
+    endpoints: BTreeMap<ObjectName, Placed<api::Endpoints>>,
+    slices: BTreeMap<ObjectName, Parsed<model::EndpointSlice>>,
+    nodes: BTreeMap<String, Placed<api::Node>>,
+    /// Services whose Endpoints object was mirrored by a control plane already.
+    mirrored: BTreeSet<ObjectName>,
+    problems: Vec<Problem>,
+}
+
+/// An object and where it was found.
+pub(super) struct Placed<T> {
+    pub(super) object: T,
+    /// What was found out about the object beyond itself.
+    pub(super) problems: Vec<Problem>,
+    source: Source,
+}
+
+impl Inventory {
+    /// Takes in the contents of a file.
+    pub(super) fn read(&mut self, text: &str, file: &str) {
+        for Found { line, object } in document::read(text) {
+            let source = Source {
+                file: file.to_owned(),
+                line,
+            };
+            let taken = object.and_then(|object| self.take(object, &source));
+            self.problems
+                .extend(taken.err().map(|problem| place(problem, &source)));
+        }
+    }
+
+    /// Takes note of a file that could not be read.
+    pub(super) fn refuse_file(&mut self, file: &str, reason: &str) {
+        let message = format!("{reason}; the file is skipped");
+        self.problems.push(Problem::new(file, "", "", message));
+    }
+
+    fn take(&mut self, object: Object, source: &Source) -> Result<(), Problem> {
+        let interner = &mut self.interner;
+        match object {
+            Object::Service(service) => {
+                let name = service.metadata.object_name("Service", interner)?;
+                insert(&mut self.services, "Service", name, *service, source);
+            }
+            Object::Endpoints(endpoints) => {
+                let name = endpoints.metadata.object_name("Endpoints", interner)?;
+                insert(&mut self.endpoints, "Endpoints", name, endpoints, source);
+            }
+            Object::Node(node) => {
+                let name = node.metadata.cluster_name("Node")?.to_owned();
+                insert(&mut self.nodes, "Node", name, node, source);
+            }
+            // Slices are most of a cluster: they are reduced to what counts at once.
+            Object::EndpointSlice(slice) => {
+                let mut parsed = slice.parse(interner)?;
+                let namespace = &parsed.name.namespace;
+                if let Some(service) = slice.mirrored_service() {
+                    self.mirrored
+                        .insert(ObjectName::new(namespace.clone(), service));
+                }
+                if let Some(earlier) = self.slices.get(&parsed.name) {
+                    parsed
+                        .problems
+                        .push(repeated("EndpointSlice", &earlier.name));
+                }
+                for problem in &mut parsed.problems {
+                    problem.source = Some(source.clone());
+                }
+                self.slices.insert(parsed.name.clone(), parsed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what the control plane would do, and makes events of everything.
+    pub(super) fn finish(mut self, options: &Options) -> Loaded {
+        addresses::assign(&mut self.services, &options.service_cidr);
+        node_ports::assign(&mut self.services);
+        self.mirror();
+        let mut services = Vec::with_capacity(self.services.len());
+        for placed in self.services.into_values() {
+            match placed.object.parse(&mut self.interner) {
+                Ok(mut parsed) => {
+                    parsed.problems.splice(0..0, placed.problems);
+                    for problem in &mut parsed.problems {
+                        problem.source = Some(placed.source.clone());
+                    }
+                    services.push(parsed);
+                }
+                Err(problem) => self.problems.push(place(problem, &placed.source)),
+            }
+        }
+        let mut events = vec![
+            Event::Services(Change::Reset(services)),
+            Event::EndpointSlices(Change::Reset(self.slices.into_values().collect())),
+        ];
+        if let Some(placed) = self.nodes.remove(&options.node_name.to_lowercase()) {
+            let place = |problem| place(problem, &placed.source);
+            self.problems.extend(placed.problems.into_iter().map(place));
+            match placed.object.parse(&mut self.interner) {
+                Ok((node, problems)) => {
+                    self.problems.extend(problems.into_iter().map(place));
+                    events.push(Event::Node(node));
+                }
+                Err(problem) => self.problems.push(place(problem)),
+            }
+        }
+        Loaded {
+            events,
+            problems: self.problems,
+        }
+    }
+
+    /// Makes slices of Endpoints objects where the control plane would: for Services without a
+    /// selector. Where it has done so already, its copies are the ones to keep.
+    fn mirror(&mut self) {
+        for (name, placed) in std::mem::take(&mut self.endpoints) {
+            let place = |problem| place(problem, &placed.source);
+            self.problems.extend(placed.problems.into_iter().map(place));
+            let Some(service) = self.services.get(&name) else {
+                continue;
+            };
+            let is_copied = self.mirrored.contains(&name);
+            if service.object.has_selector() || is_copied || !placed.object.wants_mirror() {
+                continue;
+            }
+            match placed.object.mirror(&mut self.interner) {
+                Err(problem) => self.problems.push(place(problem)),
+                Ok(slices) => {
+                    for mut slice in slices {
+                        slice.problems = slice.problems.into_iter().map(place).collect();
+                        self.slices.entry(slice.name.clone()).or_insert(slice);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn insert<N: Ord + Clone + std::fmt::Display, T>(
+    objects: &mut BTreeMap<N, Placed<T>>,
+    kind: &str,
+    name: N,
+    object: T,
+    source: &Source,
+) {
+    let mut placed = Placed {
+        object,
+        problems: Vec::new(),
+        source: source.clone(),
+    };
+    match objects.entry(name) {
+        Entry::Vacant(entry) => {
+            entry.insert(placed);
+        }
+        Entry::Occupied(mut entry) => {
+            placed.problems.push(repeated(kind, entry.key()));
+            entry.insert(placed);
+        }
+    }
+}
+
+fn repeated(kind: &str, name: impl std::fmt::Display) -> Problem {
+    let message = "the object was already given; this later one counts";
+    Problem::new(format!("{kind} {name}"), "", "", message)
+}
+
+/// Says where a problem is; one that concerns no object gets the place for one.
+fn place(mut problem: Problem, source: &Source) -> Problem {
+    if problem.object.is_empty() {
+        problem.object = source.to_string();
+        return problem;
+    }
+    problem.at(source.clone())
+}

@@ -1,0 +1,168 @@
+//! Telling objects apart, and reading those that matter.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::field_path;
+use crate::api;
+use crate::problem::Problem;
+
+/// An object that matters to a node.
+#[derive(Debug)]
+pub(super) enum Object {
+    Service(Box<api::Service>),
+    EndpointSlice(api::EndpointSlice),
+    Endpoints(api::Endpoints),
+    Node(api::Node),
+}
+
+/// What an object's `apiVersion` and `kind` make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Matters to a node.
+    Single(Single),
+    /// Has objects in `items`, of that kind if they do not say themselves.
+    List(Option<Single>),
+    /// Nothing to a node.
+    Other,
+}
+
+/// A kind that matters to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Single {
+    Service,
+    EndpointSlice,
+    Endpoints,
+    Node,
+}
+
+/// Kinds of the core group that are none of ours; each has a list kind too. Any other kind in the
+/// core group is a mistake, and might be a misspelled Service.
+const OTHER_CORE_KINDS: [&str; 14] = [
+    "Binding",
+    "ComponentStatus",
+    "ConfigMap",
+    "Event",
+    "LimitRange",
+    "Namespace",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+    "Pod",
+    "PodTemplate",
+    "ReplicationController",
+    "ResourceQuota",
+    "Secret",
+    "ServiceAccount",
+];
+
+impl Kind {
+    /// Classifies an object.
+    ///
+    /// Objects of groups that Kubernetes does not define may be called as they like: a `Service`
+    /// of `serving.knative.dev/v1` is not ours and no mistake.
+    ///
+    /// # Errors
+    /// When it can hardly mean what it says. The problem has no object yet.
+    pub(super) fn of(object: &Map<String, Value>) -> Result<Self, Problem> {
+        let kind = word(object, "kind")?;
+        let version = word(object, "apiVersion")?;
+        let single = kind.strip_suffix("List").unwrap_or(kind);
+        let found = match single {
+            "Service" => Some((Single::Service, "v1")),
+            "Endpoints" => Some((Single::Endpoints, "v1")),
+            "Node" => Some((Single::Node, "v1")),
+            "EndpointSlice" => Some((Single::EndpointSlice, "discovery.k8s.io/v1")),
+            _ => None,
+        };
+        match found {
+            Some((single, wanted)) if version == wanted => Ok(match kind.ends_with("List") {
+                true => Self::List(Some(single)),
+                false => Self::Single(single),
+            }),
+            Some((_, wanted)) if is_of_kubernetes(version) => {
+                let message = format!("{kind} is in {wanted}; the object is skipped");
+                Err(Problem::new("", "apiVersion", version, message))
+            }
+            Some(_) => Ok(Self::Other),
+            None if kind == "List" && version == "v1" => Ok(Self::List(None)),
+            None if is_misspelled(single, version) => {
+                let message = format!("is no kind of {version}; the object is skipped");
+                Err(Problem::new("", "kind", kind, message))
+            }
+            None => Ok(Self::Other),
+        }
+    }
+}
+
+impl Single {
+    /// Reads `value` as an object of this kind.
+    ///
+    /// # Errors
+    /// When a list or a mapping stands where it does not belong, or the other way round.
+    pub(super) fn read(self, value: Value) -> Result<Object, Problem> {
+        let label = self.label(&value);
+        match self {
+            Self::Service => read(value, &label).map(|service| Object::Service(Box::new(service))),
+            Self::EndpointSlice => read(value, &label).map(Object::EndpointSlice),
+            Self::Endpoints => read(value, &label).map(Object::Endpoints),
+            Self::Node => read(value, &label).map(Object::Node),
+        }
+    }
+
+    fn label(self, value: &Value) -> String {
+        let kind = match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Endpoints => "Endpoints",
+            Self::Node => "Node",
+        };
+        let name = value
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        match value.pointer("/metadata/namespace").and_then(Value::as_str) {
+            Some(namespace) => format!("{kind} {namespace}/{name}"),
+            None if self == Self::Node => format!("{kind} {name}"),
+            None => format!("{kind} default/{name}"),
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(value: Value, label: &str) -> Result<T, Problem> {
+    field_path::from_value(value).map_err(|error| {
+        let message = format!("{}; the object is skipped", error.message);
+        Problem::new(label, error.path, error.value, message)
+    })
+}
+
+fn word<'a>(object: &'a Map<String, Value>, field: &str) -> Result<&'a str, Problem> {
+    match object.get(field) {
+        Some(Value::String(word)) if !word.is_empty() => Ok(word),
+        None | Some(Value::Null) => Err(Problem::new(
+            "",
+            field,
+            "",
+            "is missing; the object is skipped",
+        )),
+        Some(other) => Err(Problem::new(
+            "",
+            field,
+            other,
+            "is no name; the object is skipped",
+        )),
+    }
+}
+
+/// Whether Kubernetes itself defines the group of `version`: its groups have no dot, or end in
+/// `.k8s.io`.
+fn is_of_kubernetes(version: &str) -> bool {
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    !group.contains('.') || group.ends_with(".k8s.io")
+}
+
+fn is_misspelled(single: &str, version: &str) -> bool {
+    match version.split_once('/') {
+        None => version != "v1" || !OTHER_CORE_KINDS.contains(&single),
+        Some((group, _)) => group == "discovery.k8s.io",
+    }
+}

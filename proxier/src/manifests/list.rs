@@ -1,0 +1,230 @@
+//! Documents that hold one object or many.
+//!
+//! The items of a list are read one at a time, so that the generic tree of a whole cluster is never
+//! in memory. A list's own kind often comes after its items; until then they are kept as they are
+//! understood by themselves.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
+
+use super::document::{Cursor, Found};
+use super::kind::{Kind, Object, Single};
+use crate::problem::Problem;
+
+/// How many lists may stand inside each other.
+const MAX_DEPTH: usize = 4;
+
+/// One document.
+pub(super) enum Document {
+    /// Nothing.
+    Empty,
+    /// A mapping: an object, or a list of objects.
+    Object {
+        head: Map<String, Value>,
+        items: Vec<Item>,
+    },
+    /// A bare list of objects.
+    Array(Vec<Item>),
+}
+
+/// An element of a list.
+pub(super) struct Item {
+    line: usize,
+    content: Content,
+}
+
+enum Content {
+    /// Read by what it says of itself.
+    Known(Vec<Result<Object, Problem>>),
+    /// Does not say what it is.
+    Anonymous(Value),
+}
+
+impl Document {
+    /// Adds what matters in the document, which starts at `line`.
+    pub(super) fn finish(self, line: usize, found: &mut Vec<Found>) {
+        match self {
+            Self::Empty => {}
+            Self::Array(items) => items.into_iter().for_each(|item| item.finish(None, found)),
+            Self::Object { head, items } => match Kind::of(&head) {
+                Err(problem) => found.push(Found {
+                    line,
+                    object: Err(problem),
+                }),
+                Ok(Kind::Other) => {}
+                Ok(Kind::List(kind)) => {
+                    items.into_iter().for_each(|item| item.finish(kind, found));
+                }
+                Ok(Kind::Single(kind)) => {
+                    found.push(Found {
+                        line,
+                        object: kind.read(Value::Object(head)),
+                    });
+                }
+            },
+        }
+    }
+}
+
+impl Item {
+    fn new(value: Value, line: usize) -> Self {
+        let content = match value {
+            Value::Object(map) if map.contains_key("kind") => Content::Known(read(map, 0)),
+            other => Content::Anonymous(other),
+        };
+        Self { line, content }
+    }
+
+    fn finish(self, kind: Option<Single>, found: &mut Vec<Found>) {
+        let line = self.line;
+        match (self.content, kind) {
+            (Content::Known(objects), _) => {
+                found.extend(objects.into_iter().map(|object| Found { line, object }));
+            }
+            (Content::Anonymous(value), Some(kind)) => {
+                found.push(Found {
+                    line,
+                    object: kind.read(value),
+                });
+            }
+            (Content::Anonymous(value), None) => {
+                let message = match value {
+                    Value::Object(_) => "is missing; the object is skipped",
+                    _ => "is missing, for this is no object; it is skipped",
+                };
+                found.push(Found {
+                    line,
+                    object: Err(Problem::new("", "kind", "", message)),
+                });
+            }
+        }
+    }
+}
+
+/// Reads an object that says what it is; of a list, the objects in it.
+fn read(mut object: Map<String, Value>, depth: usize) -> Vec<Result<Object, Problem>> {
+    match Kind::of(&object) {
+        Err(problem) => vec![Err(problem)],
+        Ok(Kind::Other) => Vec::new(),
+        Ok(Kind::Single(kind)) => vec![kind.read(Value::Object(object))],
+        Ok(Kind::List(_)) if depth == MAX_DEPTH => {
+            vec![Err(Problem::new(
+                "",
+                "items",
+                "",
+                "too many lists inside lists; skipped",
+            ))]
+        }
+        Ok(Kind::List(kind)) => {
+            let Some(Value::Array(items)) = object.remove("items") else {
+                return Vec::new();
+            };
+            let mut objects = Vec::with_capacity(items.len());
+            for item in items {
+                match (item, kind) {
+                    (Value::Object(item), _) if item.contains_key("kind") => {
+                        objects.extend(read(item, depth + 1));
+                    }
+                    (item, Some(kind)) => objects.push(kind.read(item)),
+                    (_, None) => {
+                        let message = "is missing; the object is skipped";
+                        objects.push(Err(Problem::new("", "kind", "", message)));
+                    }
+                }
+            }
+            objects
+        }
+    }
+}
+
+/// Reads a [`Document`].
+pub(super) struct DocumentSeed<'a>(pub(super) &'a Cursor);
+
+impl<'de> DeserializeSeed<'de> for DocumentSeed<'_> {
+    type Value = Document;
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Document, D::Error> {
+        input.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for DocumentSeed<'_> {
+    type Value = Document;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a Kubernetes object")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Document, E> {
+        Ok(Document::Empty)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, input: A) -> Result<Document, A::Error> {
+        ItemsSeed(self.0).visit_seq(input).map(Document::Array)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut input: A) -> Result<Document, A::Error> {
+        let mut head = Map::new();
+        let mut items = Vec::new();
+        while let Some(key) = input.next_key::<String>()? {
+            if key == "items" {
+                items = input.next_value_seed(ItemsSeed(self.0))?;
+            } else {
+                head.insert(key, input.next_value()?);
+            }
+        }
+        Ok(Document::Object { head, items })
+    }
+}
+
+struct ItemsSeed<'a>(&'a Cursor);
+
+impl<'de> DeserializeSeed<'de> for ItemsSeed<'_> {
+    type Value = Vec<Item>;
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Vec<Item>, D::Error> {
+        input.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ItemsSeed<'_> {
+    type Value = Vec<Item>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a sequence of objects in items")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Vec<Item>, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut input: A) -> Result<Vec<Item>, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = input.next_element_seed(ItemSeed(self.0))? {
+            items.push(item);
+        }
+        Ok(items)
+    }
+}
+
+struct ItemSeed<'a>(&'a Cursor);
+
+impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
+    type Value = Item;
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Item, D::Error> {
+        let line = self.0.line();
+        let Spanned {
+            value, referenced, ..
+        } = Spanned::<Value>::deserialize(input)?;
+        // JSON has no spans, its line is the cursor's; YAML counts from the document's first line.
+        let offset = usize::try_from(referenced.line())
+            .unwrap_or_default()
+            .saturating_sub(1);
+        Ok(Item::new(value, line + offset))
+    }
+}

@@ -1,0 +1,157 @@
+//! Node ports for Services that shall have them and name none.
+//!
+//! As with cluster IPs, a port follows from the Service's name and its port, see [`Pool`].
+
+use std::collections::BTreeMap;
+
+use super::inventory::Placed;
+use super::pool::Pool;
+use crate::api::{self, Scalar, ServiceSpec};
+use crate::model::ObjectName;
+use crate::problem::Problem;
+
+/// The first port of the API server's default range.
+const FIRST: u16 = 30_000;
+/// How many ports the range has: up to 32767.
+const COUNT: u16 = 2768;
+/// How many of the lowest are given out last (KEP-3668: a thirty-second of the range).
+const LOW: u16 = COUNT / 32;
+
+/// Gives node ports to the Services of type `NodePort` and `LoadBalancer` that lack some, and the
+/// port of the load balancer's health check to those that shall have one.
+pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>) {
+    let mut pool = Pool::new(COUNT.into(), LOW.into());
+    let mut requests = Vec::new();
+    for (name, placed) in services.iter_mut() {
+        let spec = &mut placed.object.spec;
+        share_ports(spec);
+        let given = spec.ports.iter().map(|port| &port.node_port);
+        for port in given.chain([&spec.health_check_node_port]) {
+            if let Some(number) = written(port).and_then(|port| port.checked_sub(FIRST)) {
+                pool.reserve(number.into());
+            }
+        }
+        if placed.object.has_addresses() {
+            requests.extend(wants(name, &placed.object.spec));
+        }
+    }
+    let names: Vec<String> = requests
+        .iter()
+        .map(|request| request.name.clone())
+        .collect();
+    for (request, number) in requests.into_iter().zip(pool.assign(&names)) {
+        let Some(placed) = services.get_mut(&request.service) else {
+            continue;
+        };
+        let offset = number.and_then(|number| u16::try_from(number).ok());
+        request.finish(placed, offset.map(|offset| FIRST + offset));
+    }
+}
+
+/// A port that is to be given out.
+struct Request {
+    service: ObjectName,
+    /// What the port follows from.
+    name: String,
+    goal: Goal,
+}
+
+enum Goal {
+    /// For the Service's ports of that number: one that serves several protocols has the same node
+    /// port for all of them, as with the API server.
+    NodePort(u16),
+    HealthCheck,
+}
+
+impl Request {
+    fn finish(self, placed: &mut Placed<api::Service>, port: Option<u16>) {
+        let spec = &mut placed.object.spec;
+        let Some(node_port) = port else {
+            let field = match self.goal {
+                Goal::NodePort(_) => "spec.ports",
+                Goal::HealthCheck => "spec.healthCheckNodePort",
+            };
+            let message = "every node port is taken; none is given out";
+            let object = format!("Service {}", self.service);
+            placed
+                .problems
+                .push(Problem::new(object, field, "", message));
+            return;
+        };
+        match self.goal {
+            Goal::HealthCheck => spec.health_check_node_port = node_port.into(),
+            Goal::NodePort(port) => {
+                for entry in spec
+                    .ports
+                    .iter_mut()
+                    .filter(|entry| written(&entry.port) == Some(port))
+                {
+                    if is_open(&entry.node_port) {
+                        entry.node_port = node_port.into();
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn wants(name: &ObjectName, spec: &ServiceSpec) -> Vec<Request> {
+    let is_balanced = spec.r#type.as_str() == Some("LoadBalancer");
+    let is_refused = spec.allocate_load_balancer_node_ports == Scalar::Boolean(false);
+    let is_wanted = spec.r#type.as_str() == Some("NodePort") || (is_balanced && !is_refused);
+    let mut requests: Vec<Request> = Vec::new();
+    let mut ports: Vec<u16> = Vec::new();
+    for entry in spec
+        .ports
+        .iter()
+        .filter(|entry| is_wanted && is_open(&entry.node_port))
+    {
+        if let Some(port) = written(&entry.port).filter(|port| !ports.contains(port)) {
+            ports.push(port);
+            requests.push(Request {
+                service: name.clone(),
+                name: format!("{name}:{port}"),
+                goal: Goal::NodePort(port),
+            });
+        }
+    }
+    let is_local = spec.external_traffic_policy.as_str() == Some("Local");
+    if is_balanced && is_local && spec.health_check_node_port == Scalar::Absent {
+        requests.push(Request {
+            service: name.clone(),
+            name: format!("{name} health check"),
+            goal: Goal::HealthCheck,
+        });
+    }
+    requests
+}
+
+/// Gives ports that name no node port the one of a port with the same number.
+fn share_ports(spec: &mut ServiceSpec) {
+    let mut given = BTreeMap::new();
+    for entry in &spec.ports {
+        if let (Some(port), Some(node_port)) = (written(&entry.port), written(&entry.node_port)) {
+            given.entry(port).or_insert(node_port);
+        }
+    }
+    for entry in spec
+        .ports
+        .iter_mut()
+        .filter(|entry| is_open(&entry.node_port))
+    {
+        if let Some(&node_port) = written(&entry.port).and_then(|port| given.get(&port)) {
+            entry.node_port = node_port.into();
+        }
+    }
+}
+
+fn is_open(port: &Scalar) -> bool {
+    matches!(port, Scalar::Absent | Scalar::Integer(0))
+}
+
+fn written(port: &Scalar) -> Option<u16> {
+    match port {
+        Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),
+        _ => None,
+    }
+}
