@@ -25,6 +25,7 @@ mod harness;
 pub mod job;
 pub mod kernel;
 pub mod machine;
+pub mod net;
 mod netlink;
 mod netns;
 mod wire;

@@ -102,9 +102,8 @@ impl Machine {
         // The command keeps our copies of the kernel's ends; while they are open, none of them
         // tells us that the kernel is gone.
         drop(command);
-        let group = match i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-            Some(group) => group,
-            None => bail!("the kernel has no process id"),
+        let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
+            bail!("the kernel has no process id");
         };
         // A panic ends in abort(3). Its core would be the whole memory of the guest.
         let no_core = Rlimit {

@@ -7,12 +7,13 @@ use std::{
     any::Any,
     fs::File,
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd},
     panic::resume_unwind,
-    thread,
+    process, thread,
 };
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use nix::sched::CloneFlags;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::netlink;
 
@@ -29,6 +30,16 @@ impl Namespace {
         Ok(Self { file })
     }
 
+    /// A new one, with `lo` up.
+    pub(crate) fn new() -> io::Result<Self> {
+        on_thread("namespace", enter_new, Self::current)?
+    }
+
+    /// A path at which any process of this user finds it, while it is held here.
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd())
+    }
+
     /// Moves the calling thread into this namespace.
     pub(crate) fn enter(&self) -> io::Result<()> {
         move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -36,20 +47,9 @@ impl Namespace {
     }
 }
 
-impl AsFd for Namespace {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
 /// Moves the calling thread into a new namespace whose only device is `lo`, up.
 pub(crate) fn enter_new() -> io::Result<()> {
-    #[expect(
-        deprecated,
-        reason = "unsafe only for flags that share memory or descriptors with other threads, \
-                  which this one does not"
-    )]
-    rustix::thread::unshare(UnshareFlags::NEWNET)?;
+    nix::sched::unshare(CloneFlags::CLONE_NEWNET)?;
     netlink::bring_loopback_up()
 }
 

@@ -1,0 +1,88 @@
+//! Clients. They run in the calling thread's namespace.
+
+use std::{
+    io::{BufRead, BufReader, ErrorKind, Write},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use super::Answer;
+
+/// A TCP connection that stays open until it is dropped.
+#[derive(Debug)]
+pub struct Connection {
+    stream: BufReader<TcpStream>,
+    greeting: Answer,
+}
+
+impl Connection {
+    pub(super) fn open(address: SocketAddr) -> Result<Self, Answer> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut connection = Self {
+            stream: BufReader::new(stream),
+            greeting: Answer::Reset,
+        };
+        connection.greeting = connection.listen();
+        match &connection.greeting {
+            Answer::Reply { .. } => Ok(connection),
+            failure => Err(failure.clone()),
+        }
+    }
+
+    /// What the server said when the connection was made: always an [`Answer::Reply`].
+    pub fn greeting(&self) -> &Answer {
+        &self.greeting
+    }
+
+    /// Asks again, on the same connection.
+    pub fn ask(&mut self) -> Answer {
+        match self.stream.get_mut().write_all(b"?\n") {
+            Ok(()) => self.listen(),
+            Err(error) => error.into(),
+        }
+    }
+
+    fn listen(&mut self) -> Answer {
+        let mut line = Vec::new();
+        match self.stream.read_until(b'\n', &mut line) {
+            Ok(0) => Answer::Reset,
+            Ok(_) => Answer::parse(&line),
+            Err(error) => error.into(),
+        }
+    }
+}
+
+pub(super) fn ask_tcp(address: SocketAddr) -> Answer {
+    match Connection::open(address) {
+        Ok(connection) => connection.greeting,
+        Err(failure) => failure,
+    }
+}
+
+pub(super) fn ask_udp(address: SocketAddr) -> Answer {
+    let exchange = || {
+        let any = match address {
+            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        };
+        let socket = UdpSocket::bind(any)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        // Only a connected socket hears ICMP.
+        socket.connect(address)?;
+        socket.send(b"?\n")?;
+        let mut line = [0; 512];
+        loop {
+            match socket.recv(&mut line) {
+                Ok(length) => return Ok(Answer::parse(&line[..length])),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    exchange().unwrap_or_else(Answer::from)
+}
+
+/// How long a client waits: long for a network inside one machine, also for a slow machine, and as
+/// short as a test can bear that expects silence.
+const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,0 +1,192 @@
+//! A host: a network namespace with a name.
+
+use std::{
+    io::{ErrorKind, PipeReader, PipeWriter, Write, pipe},
+    net::{SocketAddr, ToSocketAddrs},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Answer, Connection, client, must, server};
+use crate::netns::{self, Namespace};
+
+/// A machine in the drawing.
+///
+/// Dropping it stops its servers. Its namespace, and with it both ends of its links, goes when the
+/// last socket in it is closed.
+#[derive(Debug)]
+pub struct Host {
+    name: String,
+    pub(super) namespace: Arc<Namespace>,
+    servers: Mutex<Vec<JoinHandle<()>>>,
+    /// Servers watch the reading end; it reports the end of the writing one.
+    stop: PipeReader,
+    stopper: Option<PipeWriter>,
+}
+
+impl Host {
+    /// The calling thread's namespace.
+    pub(super) fn here(name: &str) -> Result<Self> {
+        Self::with(name, Namespace::current().context("finding our namespace")?)
+    }
+
+    /// A namespace with nothing in it.
+    pub(super) fn new(name: &str) -> Result<Self> {
+        let namespace = Namespace::new().context("making a network namespace (are you root?)")?;
+        Self::with(name, namespace)
+    }
+
+    fn with(name: &str, namespace: Namespace) -> Result<Self> {
+        let (stop, stopper) = pipe().context("making a pipe")?;
+        Ok(Self {
+            name: name.into(),
+            namespace: Arc::new(namespace),
+            servers: Mutex::default(),
+            stop,
+            stopper: Some(stopper),
+        })
+    }
+
+    /// The name its servers answer with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `body` on this host, on a thread of its own; panics as `body` does.
+    pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        let result = netns::on_thread(&self.name, || self.namespace.enter(), body);
+        must(result.with_context(|| format!("running on {}", self.name)))
+    }
+
+    /// Runs a program on this host and gives its output.
+    ///
+    /// # Panics
+    ///
+    /// There is no such program, or it failed; with its words.
+    #[track_caller]
+    pub fn exec(&self, argv: &[&str]) -> String {
+        must(self.execute(argv, ""))
+    }
+
+    /// Answers on TCP `port`, at every address of this host, present and future: one line with this
+    /// host's name and the address of the client, at once and again for every line of the client.
+    #[track_caller]
+    pub fn serve_tcp(&self, port: u16) {
+        self.serve_tcp_as(&self.name, port);
+    }
+
+    /// Answers on UDP `port`, at every address of this host, present and future: one datagram with
+    /// this host's name and the address of the client.
+    #[track_caller]
+    pub fn serve_udp(&self, port: u16) {
+        let started = self.run(|| server::udp(&self.name, port, &self.stop));
+        self.keep(must(started.with_context(|| self.at("udp", port))));
+    }
+
+    /// As [`serve_tcp`](Self::serve_tcp), under another name.
+    #[track_caller]
+    pub(super) fn serve_tcp_as(&self, name: &str, port: u16) {
+        let started = self.run(|| server::tcp(name, port, &self.stop));
+        self.keep(must(started.with_context(|| self.at("tcp", port))));
+    }
+
+    /// Connects to `address` over TCP, and tells what it heard.
+    #[track_caller]
+    pub fn ask_tcp(&self, address: impl ToSocketAddrs) -> Answer {
+        let address = one(address);
+        self.run(|| client::ask_tcp(address))
+    }
+
+    /// Sends one UDP datagram to `address`, and tells what it heard.
+    #[track_caller]
+    pub fn ask_udp(&self, address: impl ToSocketAddrs) -> Answer {
+        let address = one(address);
+        self.run(|| client::ask_udp(address))
+    }
+
+    /// Opens a TCP connection to `address` that stays.
+    ///
+    /// # Errors
+    ///
+    /// What [`ask_tcp`](Self::ask_tcp) would tell.
+    #[track_caller]
+    pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection, Answer> {
+        let address = one(address);
+        self.run(|| Connection::open(address))
+    }
+
+    /// Runs `ip -batch` with these lines.
+    pub(super) fn configure(&self, lines: &[String]) -> Result<()> {
+        self.execute(&["ip", "-batch", "-"], &(lines.join("\n") + "\n"))
+            .map(drop)
+    }
+
+    fn execute(&self, argv: &[&str], input: &str) -> Result<String> {
+        let [program, arguments @ ..] = argv else {
+            bail!("no program to run on {}", self.name);
+        };
+        let output = self.run(|| {
+            let mut child = Command::new(program)
+                .args(arguments)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()?;
+            if let Some(mut stdin) = child.stdin.take() {
+                // A program that does not read it will say what is wrong.
+                let _unread = stdin.write_all(input.as_bytes());
+            }
+            child.wait_with_output()
+        });
+        let output = match output {
+            Ok(output) => output,
+            Err(error) if *program == "ip" && error.kind() == ErrorKind::NotFound => {
+                bail!("networks of tests need the program `ip`; install the package iproute2")
+            }
+            Err(error) => return Err(error).context(format!("{program} on {}", self.name)),
+        };
+        if !output.status.success() {
+            bail!(
+                "{} on {}: {}\n{}{input}",
+                argv.join(" "),
+                self.name,
+                output.status,
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn keep(&self, server: JoinHandle<()>) {
+        let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        servers.push(server);
+    }
+
+    fn at(&self, protocol: &str, port: u16) -> String {
+        format!("serving {protocol} port {port} on {}", self.name)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        drop(self.stopper.take());
+        let servers = self.servers.get_mut();
+        let servers = servers.unwrap_or_else(PoisonError::into_inner);
+        for server in servers.drain(..) {
+            // One that panicked has said so.
+            let _panicked = server.join();
+        }
+    }
+}
+
+/// The address that a test wrote down.
+#[track_caller]
+fn one(address: impl ToSocketAddrs) -> SocketAddr {
+    let addresses = address
+        .to_socket_addrs()
+        .context("not an address and a port");
+    must(addresses.and_then(|mut all| all.next().context("no address")))
+}

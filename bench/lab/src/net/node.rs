@@ -1,0 +1,206 @@
+//! A node: a host that forwards, and what hangs on it.
+
+use std::{fs, net::IpAddr, ops::Deref, sync::Arc};
+
+use anyhow::{Context, Result};
+
+use super::{Host, must};
+
+/// A host at the end of a link, which others can be hung on.
+#[derive(Debug)]
+pub struct Node {
+    host: Arc<Host>,
+    /// Its addresses on its first link: what it is known by.
+    addresses: Vec<IpAddr>,
+    /// The host at the other end of the first link, unless this one was drawn first.
+    above: Option<Arc<Host>>,
+}
+
+/// The calling thread's namespace as a node called `name`, with nothing on it yet.
+///
+/// It forwards IPv4 and IPv6. No host here detects duplicate addresses: addresses work at once.
+///
+/// # Panics
+///
+/// This is not root in the namespace. In [`test`](crate::test()) it is.
+#[track_caller]
+pub fn node(name: &str) -> Node {
+    let host = must(Host::here(name));
+    must(trust_addresses(&host));
+    must(forward(&host));
+    Node {
+        host: Arc::new(host),
+        addresses: Vec::new(),
+        above: None,
+    }
+}
+
+impl Node {
+    /// Draws another machine, called `name`, on a link of its own.
+    ///
+    /// `device` is this end of the link, `eth0` the other. Both get their addresses, with prefix
+    /// lengths and spaces between them, and the other end a default route to this one. The first
+    /// link of a node gives it the addresses that it is known by.
+    ///
+    /// # Panics
+    ///
+    /// The network cannot be made so; with the words of `ip`.
+    #[track_caller]
+    pub fn link(&mut self, device: &str, ours: &str, name: &str, theirs: &str) -> Self {
+        must(self.try_link(device, ours, name, theirs))
+    }
+
+    /// Draws a pod, called `name`, with these addresses (spaces between them).
+    ///
+    /// It has a veth pair of its own (`veth-NAME` here, `eth0` there) and nothing else. Routes of
+    /// one address lead to it from here, and from the host that this one was linked to; its own
+    /// default route leads here.
+    ///
+    /// # Panics
+    ///
+    /// This node has no link yet, or the network cannot be made so; with the words of `ip`.
+    #[track_caller]
+    pub fn pod(&self, name: &str, addresses: &str) -> Host {
+        must(self.try_pod(name, addresses))
+    }
+
+    fn try_link(&mut self, device: &str, ours: &str, name: &str, theirs: &str) -> Result<Self> {
+        let other = Host::new(name)?;
+        trust_addresses(&other)?;
+
+        let mut here = veth(device, &other);
+        here.extend(ours.split(' ').map(|it| add_address(it, device)));
+        self.host.configure(&here)?;
+
+        let gateways = addresses(ours)?;
+        let mut there = vec!["link set eth0 up".to_owned()];
+        there.extend(theirs.split(' ').map(|it| add_address(it, "eth0")));
+        there.extend(
+            gateways
+                .iter()
+                .map(|gateway| format!("route add default via {gateway} dev eth0")),
+        );
+        other.configure(&there)?;
+
+        if self.addresses.is_empty() {
+            self.addresses = gateways;
+        }
+        Ok(Self {
+            host: Arc::new(other),
+            addresses: addresses(theirs)?,
+            above: Some(Arc::clone(&self.host)),
+        })
+    }
+
+    fn try_pod(&self, name: &str, list: &str) -> Result<Host> {
+        let pod = Host::new(name)?;
+        trust_addresses(&pod)?;
+        forward(&self.host)?;
+        let device = format!("veth-{name}");
+
+        let mut here = veth(&device, &pod);
+        here.push(add_address(&format!("{ROUTER}/64"), &device));
+        let mut there = vec!["link set eth0 up".to_owned()];
+        let mut above = Vec::new();
+        for address in addresses(list)? {
+            let node = self.address_like(address)?;
+            here.push(format!("route add {address} dev {device} src {node}"));
+            there.push(add_address(&address.to_string(), "eth0"));
+            there.push(match node {
+                // Any address of a host answers ARP on any of its links; for IPv6 the address has
+                // to be the link's own.
+                IpAddr::V4(node) => format!("route add default via {node} dev eth0 onlink"),
+                IpAddr::V6(_) => format!("route add default via {ROUTER} dev eth0"),
+            });
+            above.push(format!("route add {address} via {node}"));
+        }
+        self.host.configure(&here)?;
+        pod.configure(&there)?;
+        if let Some(host) = &self.above {
+            host.configure(&above)?;
+        }
+        Ok(pod)
+    }
+
+    /// The address of this node that is of the same family as `address`.
+    fn address_like(&self, address: IpAddr) -> Result<IpAddr> {
+        let mut ours = self.addresses.iter().copied();
+        ours.find(|it| it.is_ipv4() == address.is_ipv4())
+            .with_context(|| {
+                format!(
+                    "{} has no address of the family of {address}; link it first",
+                    self.host.name()
+                )
+            })
+    }
+}
+
+impl Deref for Node {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.host
+    }
+}
+
+/// A link between this host's `device` and the other's `eth0`.
+fn veth(device: &str, other: &Host) -> Vec<String> {
+    let there = other.namespace.path();
+    vec![
+        format!("link add {device} type veth peer name eth0 netns {there}"),
+        format!("link set {device} up"),
+    ]
+}
+
+fn add_address(address: &str, device: &str) -> String {
+    // Known to IPv6 only, and only there does anybody detect duplicates.
+    let nodad = if address.contains(':') { " nodad" } else { "" };
+    format!("address add {address} dev {device}{nodad}")
+}
+
+/// The addresses in a list, without their prefix lengths.
+fn addresses(list: &str) -> Result<Vec<IpAddr>> {
+    list.split(' ')
+        .map(|item| {
+            let (address, _) = item.split_once('/').unwrap_or((item, ""));
+            address
+                .parse()
+                .with_context(|| format!("`{item}` in `{list}` is not an address"))
+        })
+        .collect()
+}
+
+/// Link-local addresses, too, work at once.
+fn trust_addresses(host: &Host) -> Result<()> {
+    set(host, "ipv6/conf/all/accept_dad", "0")?;
+    set(host, "ipv6/conf/default/accept_dad", "0")
+}
+
+fn forward(host: &Host) -> Result<()> {
+    set(host, "ipv4/ip_forward", "1")?;
+    set(host, "ipv6/conf/all/forwarding", "1")
+}
+
+fn set(host: &Host, sysctl: &str, value: &str) -> Result<()> {
+    // /proc/sys/net is that of the thread that opens it.
+    host.run(|| fs::write(format!("/proc/sys/net/{sysctl}"), value))
+        .with_context(|| format!("setting net/{sysctl} on {}", host.name()))
+}
+
+/// Where pods find their node by IPv6, each on its own link.
+const ROUTER: &str = "fe80::1";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_addresses() {
+        let both = addresses("10.0.0.1/24 fd00::1").unwrap();
+        assert_eq!(both[0].to_string(), "10.0.0.1");
+        assert_eq!(both[1].to_string(), "fd00::1");
+        assert!(addresses("").is_err());
+        assert!(addresses("10.0.0.1  10.0.0.2").is_err());
+        assert!(addresses("node-a").is_err());
+    }
+}

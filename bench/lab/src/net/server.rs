@@ -1,0 +1,166 @@
+//! Servers that say who they are and whom they saw.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut, PipeReader, Read, Write},
+    net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::{AsFd, AsRawFd},
+    thread::{Builder, JoinHandle},
+};
+
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt,
+    sockopt,
+};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    net::{
+        AddressFamily, SocketFlags, SocketType, socket_with,
+        sockopt::{set_ipv6_freebind, set_ipv6_v6only},
+    },
+};
+
+/// Serves TCP `port` in the calling thread's namespace until `stop` ends.
+pub(super) fn tcp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
+    // Both families: what comes by IPv4 is seen as ::ffff:a.b.c.d here.
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?;
+    listener.set_nonblocking(true)?;
+    let (name, stop) = (name.to_owned(), stop.try_clone()?);
+    Builder::new().name(name.clone()).spawn(move || {
+        let mut visits = Vec::new();
+        while wait_for(&listener, &stop) {
+            let Ok((stream, _)) = listener.accept() else {
+                // The client has gone again.
+                continue;
+            };
+            let (name, stop) = (name.clone(), stop.try_clone());
+            visits.push(Builder::new().spawn(move || visit(&name, stream, &stop?)));
+        }
+        for visit in visits.into_iter().flatten() {
+            // A connection that broke is the client's business.
+            let _broken = visit.join();
+        }
+    })
+}
+
+/// Talks to one client until it leaves.
+fn visit(name: &str, mut stream: TcpStream, stop: &PipeReader) -> io::Result<()> {
+    let line = answer(name, stream.peer_addr()?);
+    stream.set_nonblocking(false)?;
+    stream.write_all(&line)?;
+    let mut heard = [0; 512];
+    while wait_for(&stream, stop) {
+        let length = stream.read(&mut heard)?;
+        if length == 0 {
+            break;
+        }
+        let questions = heard[..length].iter().filter(|&&byte| byte == b'\n');
+        stream.write_all(&line.repeat(questions.count()))?;
+    }
+    Ok(())
+}
+
+/// Serves UDP `port` in the calling thread's namespace until `stop` ends.
+pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
+    let v4 = UdpSocket::bind(("0.0.0.0", port))?;
+    setsockopt(&v4, sockopt::Ipv4PacketInfo, &true)?;
+    let v6 = socket_with(
+        AddressFamily::INET6,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    set_ipv6_v6only(&v6, true)?;
+    // Answering from an address that is local by a route alone, as service addresses are, counts as
+    // foreign for IPv6.
+    set_ipv6_freebind(&v6, true)?;
+    rustix::net::bind(&v6, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    setsockopt(&v6, sockopt::Ipv6RecvPacketInfo, &true)?;
+    let v6 = UdpSocket::from(v6);
+
+    let (name, stop) = (name.to_owned(), stop.try_clone()?);
+    Builder::new().name(name.clone()).spawn(move || {
+        loop {
+            let mut watched = [stop.as_fd(), v4.as_fd(), v6.as_fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            // Interrupted or not, what counts is who is ready.
+            let _interrupted = poll(&mut watched, None);
+            let [is_over, v4_ready, v6_ready] = watched.map(|fd| !fd.revents().is_empty());
+            if is_over {
+                return;
+            }
+            // A datagram that cannot be answered is lost, as datagrams are.
+            if v4_ready {
+                let _lost = answer_one(&name, &v4);
+            }
+            if v6_ready {
+                let _lost = answer_one(&name, &v6);
+            }
+        }
+    })
+}
+
+/// Answers one datagram from the address that it was sent to, which the routing table alone would
+/// not do on a host with several.
+fn answer_one(name: &str, socket: &UdpSocket) -> nix::Result<()> {
+    let mut question = [0; 512];
+    let mut parts = [IoSliceMut::new(&mut question)];
+    let mut control = nix::cmsg_space!(nix::libc::in6_pktinfo);
+    let fd = socket.as_raw_fd();
+    let flags = MsgFlags::MSG_DONTWAIT;
+    let received = recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags)?;
+    let Some(client) = received.address else {
+        return Ok(());
+    };
+    let source = match (client.as_sockaddr_in(), client.as_sockaddr_in6()) {
+        (Some(v4), _) => SocketAddr::V4((*v4).into()),
+        (None, Some(v6)) => SocketAddr::V6((*v6).into()),
+        (None, None) => return Ok(()),
+    };
+    let line = answer(name, source);
+    let parts = [IoSlice::new(&line)];
+    for message in received.cmsgs()? {
+        let sent = match message {
+            ControlMessageOwned::Ipv4PacketInfo(mut info) => {
+                // The address it was sent to, which need not be one of the device's.
+                info.ipi_spec_dst = info.ipi_addr;
+                info.ipi_ifindex = 0;
+                let from = [ControlMessage::Ipv4PacketInfo(&info)];
+                sendmsg(fd, &parts, &from, flags, Some(&client))
+            }
+            ControlMessageOwned::Ipv6PacketInfo(mut info) => {
+                // Answers to the link's own addresses have to name the link; others are routed.
+                if client
+                    .as_sockaddr_in6()
+                    .is_some_and(|it| it.scope_id() == 0)
+                {
+                    info.ipi6_ifindex = 0;
+                }
+                let from = [ControlMessage::Ipv6PacketInfo(&info)];
+                sendmsg(fd, &parts, &from, flags, Some(&client))
+            }
+            _ => continue,
+        };
+        return sent.map(drop);
+    }
+    Ok(())
+}
+
+fn answer(name: &str, client: SocketAddr) -> Vec<u8> {
+    let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+    format!("{name} {client}\n").into_bytes()
+}
+
+/// Waits until `socket` has something; false when `stop` ends first.
+fn wait_for(socket: &impl AsFd, stop: &PipeReader) -> bool {
+    loop {
+        let mut watched = [
+            PollFd::new(stop, PollFlags::IN),
+            PollFd::new(socket, PollFlags::IN),
+        ];
+        match poll(&mut watched, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+            Ok(_) => return watched[0].revents().is_empty(),
+        }
+    }
+}
