@@ -144,7 +144,11 @@ impl NodeFlags {
 #[derive(Args, Debug)]
 struct StateFlags {
     /// The file that remembers which virtual servers are ours while the kernel runs.
-    #[arg(long, value_name = "FILE", default_value = "/run/ipvs-proxier/state.json")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/run/ipvs-proxier/state.json"
+    )]
     state_file: PathBuf,
 }
 
@@ -152,7 +156,9 @@ struct StateFlags {
 fn print(text: &str) -> anyhow::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("writing the output")
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("writing the output")
 }
 
 fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {

@@ -1,6 +1,7 @@
 //! The daemon and the command line of ipvs-proxier.
 
 pub mod api;
+pub mod cli;
 pub mod dataplane;
 pub mod diff;
 pub mod follow;

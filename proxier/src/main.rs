@@ -1,2 +1,24 @@
-//! x
-fn main() {}
+//! `ipvs-proxier`: see [`proxier`].
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use proxier::cli::Cli;
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    match Cli::parse().run() {
+        Ok(code) => code,
+        Err(error) => {
+            // Nothing is left to tell anybody when standard error is gone.
+            let _ = writeln!(std::io::stderr(), "ipvs-proxier: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

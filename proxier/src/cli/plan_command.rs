@@ -55,7 +55,10 @@ impl Flags {
                 self.finish(linux, state_file, events, problems)
             }
             Against::Empty => {
-                let kernel = FakeKernel { machine: node_machine(&events), ..FakeKernel::default() };
+                let kernel = FakeKernel {
+                    machine: node_machine(&events),
+                    ..FakeKernel::default()
+                };
                 self.finish(kernel, StateFile::new("/nonexistent"), events, problems)
             }
         }
@@ -82,13 +85,21 @@ impl Flags {
                 print(&text(&round, &proxier))?;
             }
         }
-        Ok(if round.ops.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(CHANGES) })
+        Ok(if round.ops.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(CHANGES)
+        })
     }
 }
 
 fn text<D: Dataplane>(round: &Round, proxier: &Proxier<D>) -> String {
     let named = |op| NamedOp::new(op, &round.desired, proxier.owned());
-    round.ops.iter().map(|op| format!("{}\n", named(op))).collect()
+    round
+        .ops
+        .iter()
+        .map(|op| format!("{}\n", named(op)))
+        .collect()
 }
 
 /// The machine as its Node object describes it.
@@ -97,5 +108,7 @@ fn node_machine(events: &[Event]) -> Machine {
         Event::Node(node) => node.addresses.as_slice(),
         _ => &[],
     });
-    Machine { addresses: addresses.copied().collect() }
+    Machine {
+        addresses: addresses.copied().collect(),
+    }
 }

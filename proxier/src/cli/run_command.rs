@@ -42,12 +42,21 @@ impl Flags {
         let linux = Linux::open(self.node.service_addresses.into())?;
         let state_file = StateFile::new(&self.state.state_file);
         let proxier = Proxier::new(linux, self.node.config()?, state_file)?;
-        let mut session = Session { flags: &self, proxier, reported: Vec::new(), unread: Vec::new() };
+        let mut session = Session {
+            flags: &self,
+            proxier,
+            reported: Vec::new(),
+            unread: Vec::new(),
+        };
         let mut seen = Fingerprint::of(&self.node.manifests);
         session.load()?;
         if self.once {
             let converged = session.sync()?;
-            return Ok(if converged { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(if converged {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
         }
         let mut wait = RETRY;
         loop {
@@ -77,7 +86,11 @@ impl Flags {
 }
 
 fn next_retry(last: Duration) -> Duration {
-    if last >= RESYNC { RETRY } else { (last * 2).min(RESYNC) }
+    if last >= RESYNC {
+        RETRY
+    } else {
+        (last * 2).min(RESYNC)
+    }
 }
 
 struct Session<'a> {
