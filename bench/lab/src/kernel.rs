@@ -1,7 +1,8 @@
 //! Which kernel to boot.
 //!
 //! `LAB_KERNEL` names one, or several with `:` between them. Without it there is one in the user's
-//! cache, once it was built.
+//! cache, once [`find_or_build`] was called: `lab kernel` does that, and so do `lab run` and
+//! `lab shell`. Tests never build.
 
 use std::{
     env,
@@ -9,6 +10,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, access};
+
+mod build;
+mod cache;
+mod progress;
+mod source;
+
+use self::cache::Cache;
 
 /// The variable that names kernels.
 pub const VARIABLE: &str = "LAB_KERNEL";
@@ -28,26 +37,57 @@ pub fn named() -> Result<Vec<PathBuf>> {
         .collect()
 }
 
-/// The kernel in the user's cache, if one was built.
+/// The kernel in the user's cache, if one was built with today's configuration.
 ///
 /// # Errors
 ///
 /// There is no directory for a cache.
 pub fn cached() -> Result<Option<PathBuf>> {
-    Ok(None)
+    Ok(Cache::of_user()?.newest())
 }
 
 /// The kernel for a command: the first that `LAB_KERNEL` names, else the one in the cache, which is
-/// built when it is not there yet.
+/// [built](build()) when it is not there yet.
 ///
 /// # Errors
 ///
-/// A named kernel that cannot be used; or the build failed.
+/// A named kernel cannot be used, or the build failed.
 pub fn find_or_build() -> Result<PathBuf> {
-    match named()?.into_iter().next() {
-        Some(kernel) => Ok(kernel),
-        None => bail!("{VARIABLE} is not set and there is no kernel in the cache"),
+    if let Some(kernel) = named()?.into_iter().next() {
+        return Ok(kernel);
     }
+    match cached()? {
+        Some(kernel) => Ok(kernel),
+        None => build(Rebuild::IfMissing),
+    }
+}
+
+/// What [`build`] does about a kernel that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rebuild {
+    /// Nothing: takes it.
+    IfMissing,
+    /// Builds it again.
+    Always,
+}
+
+/// Builds a kernel from Debian's source package and puts it into the cache. Takes minutes, and
+/// says on stderr how far it is.
+///
+/// On Debian, as root or with a `sudo` that asks no password, installs what it needs.
+///
+/// # Errors
+///
+/// Something is missing, and then the error names it; or the build failed, and then it ends with
+/// the last lines of its log.
+pub fn build(rebuild: Rebuild) -> Result<PathBuf> {
+    let cache = Cache::of_user()?;
+    let _lock = cache.lock()?;
+    // Another process may have built it while this one waited for the lock.
+    if let (Rebuild::IfMissing, Some(kernel)) = (rebuild, cache.newest()) {
+        return Ok(kernel);
+    }
+    build::run(&cache)
 }
 
 /// `path` from the root, if it can be executed.
@@ -55,8 +95,11 @@ fn checked(path: &Path) -> Result<PathBuf> {
     let absolute = path
         .canonicalize()
         .with_context(|| path.display().to_string())?;
-    if !absolute.is_file() || rustix::fs::access(&absolute, rustix::fs::Access::EXEC_OK).is_err() {
+    if !absolute.is_file() || access(&absolute, Access::EXEC_OK).is_err() {
         bail!("{} is not an executable file", path.display());
     }
     Ok(absolute)
 }
+
+/// What the kernel has beyond User-Mode Linux's defaults.
+const FRAGMENT: &str = include_str!("../lab.config");

@@ -9,15 +9,26 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use lab::kernel;
+use lab::kernel::{self, Rebuild};
 
 /// Print the path of the kernel, building it first if there is none
+///
+/// It is the first that $LAB_KERNEL names, else the one in ~/.cache/ipvs-proxier/lab, built from
+/// Debian's linux-source (as root or with sudo its packages are installed, too).
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    /// Build again, even if there is one
+    #[arg(long)]
+    rebuild: bool,
+}
 
 impl Arguments {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let kernel = kernel::find_or_build()?;
+        let kernel = if self.rebuild {
+            kernel::build(Rebuild::Always)?
+        } else {
+            kernel::find_or_build()?
+        };
         let line = [kernel.as_os_str().as_bytes(), b"\n"].concat();
         stdout().write_all(&line).context("printing the path")?;
         Ok(ExitCode::SUCCESS)

@@ -12,7 +12,7 @@ fn everyone_reaches_every_pod_as_himself() {
     lab::test(|| {
         let begin = Instant::now();
         let cluster = Cluster::conformance();
-        println!("drawn in {:?}", begin.elapsed());
+        eprintln!("drawn in {:?}", begin.elapsed());
 
         let clients: [(&Host, [&str; 2]); 5] = [
             (&cluster.pod2, ["10.244.1.3", "fd00:244:1::3"]),
@@ -41,7 +41,7 @@ fn everyone_reaches_every_pod_as_himself() {
                 }
             }
         }
-        println!("all asked after {:?}", begin.elapsed());
+        eprintln!("all asked after {:?}", begin.elapsed());
     });
 }
 

@@ -132,7 +132,7 @@ fn fixture_panics() {
 #[ignore = "fixture"]
 fn fixture_aborts() {
     lab::test(|| {
-        println!("last words");
+        eprintln!("last words");
         process::abort();
     });
 }
@@ -152,7 +152,7 @@ fn fixture_sleeps() {
 #[test]
 #[ignore = "fixture"]
 fn fixture_speaks() {
-    lab::test(|| println!("something to say"));
+    lab::test(|| eprintln!("something to say"));
 }
 
 /// Runs a fixture in a process of its own; `None` where it would not run in a lab, be it that this
@@ -161,11 +161,12 @@ fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
     if env::var_os("LAB_KERNEL").is_none_or(|kernel| kernel.is_empty()) || fixtures_run_here() {
         return None;
     }
-    let output = Command::new(env::current_exe().unwrap())
+    let program = env::current_exe().expect("a running program has a path");
+    let output = Command::new(program)
         .args([fixture, "--exact", "--ignored", "--nocapture"])
         .envs(env.iter().copied())
         .output();
-    Some(output.unwrap())
+    Some(output.expect("the test binary runs"))
 }
 
 /// Whether this whole test binary was started inside the lab.

@@ -1,0 +1,132 @@
+//! Building a kernel, from an archive to a file in the cache.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread::available_parallelism,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    FRAGMENT,
+    cache::Cache,
+    progress::Steps,
+    source::{self, Source},
+};
+
+/// Builds the newest source. The caller holds the cache's lock.
+pub(super) fn run(cache: &Cache) -> Result<PathBuf> {
+    let source = source::ready()?;
+    let kernel = cache.kernel(&source.version);
+    eprintln!(
+        "lab: building User-Mode Linux {} once, for {}; about 8 minutes on two processors",
+        source.version,
+        kernel.display()
+    );
+    let scratch = cache.scratch()?;
+    let steps = Steps::begin(&cache.log())?;
+    let built = compile(&source, scratch.path(), &steps)?;
+    // Both are on one file system: the kernel is there as a whole, or not at all.
+    fs::rename(&built, &kernel).with_context(|| format!("moving it to {}", kernel.display()))?;
+    Ok(kernel)
+}
+
+/// Unpacks, configures and compiles in `directory`; gives the kernel's path.
+fn compile(source: &Source, directory: &Path, steps: &Steps) -> Result<PathBuf> {
+    steps.run(
+        "unpacking the source",
+        Command::new("tar")
+            .args(["--extract", "--strip-components=1"])
+            .arg("--file")
+            .arg(&source.archive)
+            .arg("--directory")
+            .arg(directory),
+    )?;
+
+    let fragment = directory.join("lab.config");
+    fs::write(&fragment, FRAGMENT).with_context(|| format!("writing {}", fragment.display()))?;
+    steps.run("configuring", make(directory).arg("defconfig"))?;
+    let mut merge = Command::new("scripts/kconfig/merge_config.sh");
+    merge.args(["-m", ".config", "lab.config"]);
+    steps.run("configuring", user_mode(&mut merge, directory))?;
+    steps.run("configuring", make(directory).arg("olddefconfig"))?;
+    let config = directory.join(".config");
+    let config = fs::read_to_string(&config).context("reading the configuration")?;
+    if let Some(absent) = REQUIRED.into_iter().find(|option| !has(&config, option)) {
+        bail!(
+            "{} does not take {absent}=y for User-Mode Linux",
+            source.archive.display()
+        );
+    }
+
+    let jobs = available_parallelism().map_or(1, usize::from);
+    steps.run(
+        "compiling",
+        make(directory).arg(format!("--jobs={jobs}")).arg("linux"),
+    )?;
+    steps.run(
+        "stripping",
+        Command::new("strip").arg("linux").current_dir(directory),
+    )?;
+    Ok(directory.join("linux"))
+}
+
+fn make(directory: &Path) -> Command {
+    let mut make = Command::new("make");
+    user_mode(&mut make, directory);
+    make
+}
+
+/// Makes the kernel's build system work in `directory`, for User-Mode Linux, whatever the
+/// environment says about other kernels.
+fn user_mode<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Command {
+    for name in OTHER_BUILDS {
+        command.env_remove(name);
+    }
+    command.current_dir(directory).env("ARCH", "um")
+}
+
+fn has(config: &str, option: &str) -> bool {
+    let line = format!("{option}=y");
+    config.lines().any(|it| it == line)
+}
+
+/// Variables that mean something to the kernel's makefiles, or to make, and were not meant for this.
+const OTHER_BUILDS: [&str; 9] = [
+    "CROSS_COMPILE",
+    "KBUILD_OUTPUT",
+    "KCFLAGS",
+    "KCONFIG_CONFIG",
+    "LLVM",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MFLAGS",
+    "SUBARCH",
+];
+
+/// What the lab is useless without. The fragment names more, and not every kernel knows all of it.
+const REQUIRED: [&str; 5] = [
+    "CONFIG_HOSTFS",
+    "CONFIG_DEVTMPFS",
+    "CONFIG_VETH",
+    "CONFIG_IP_VS",
+    "CONFIG_NF_TABLES",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fragment_asks_for_all_that_is_required() {
+        for option in REQUIRED {
+            assert!(has(FRAGMENT, option), "{option}");
+        }
+        assert!(!has(
+            "# CONFIG_IP_VS is not set\nCONFIG_IP_VS_RR=y",
+            "CONFIG_IP_VS"
+        ));
+    }
+}

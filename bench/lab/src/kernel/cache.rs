@@ -1,0 +1,208 @@
+//! Where built kernels are kept.
+
+use std::{
+    env,
+    fs::{self, DirBuilder, File},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    fs::{FlockOperation, flock, statvfs},
+    io::Errno,
+};
+
+use super::FRAGMENT;
+
+/// A directory of kernels, each named after its source and its configuration.
+#[derive(Debug)]
+pub(super) struct Cache {
+    directory: PathBuf,
+}
+
+/// The right to build; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+}
+
+impl Cache {
+    /// The user's: `ipvs-proxier/lab` in `$XDG_CACHE_HOME` or `~/.cache`. It need not exist.
+    pub(super) fn of_user() -> Result<Self> {
+        let xdg = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        // A relative one is to be ignored, by its specification.
+        let xdg = xdg.filter(|directory| directory.is_absolute());
+        let home = env::var_os("HOME").map(PathBuf::from);
+        let home = home.filter(|directory| directory.is_absolute());
+        match xdg.or_else(|| home.map(|home| home.join(".cache"))) {
+            Some(directory) => Ok(Self {
+                directory: directory.join("ipvs-proxier/lab"),
+            }),
+            None => bail!(
+                "no cache directory for the lab kernel: set HOME or XDG_CACHE_HOME, or name a \
+                 kernel with {}",
+                super::VARIABLE
+            ),
+        }
+    }
+
+    /// The kernel that was built last with today's configuration.
+    pub(super) fn newest(&self) -> Option<PathBuf> {
+        let suffix = suffix(FRAGMENT);
+        fs::read_dir(&self.directory)
+            .ok()?
+            .flatten()
+            .filter(|entry| {
+                let name = entry.file_name();
+                let name = name.to_string_lossy();
+                name.starts_with(PREFIX) && name.ends_with(&suffix)
+            })
+            .max_by_key(|entry| entry.metadata().and_then(|it| it.modified()).ok())
+            .map(|entry| entry.path())
+    }
+
+    /// Where the kernel made from `version` of the source belongs.
+    pub(super) fn kernel(&self, version: &str) -> PathBuf {
+        let name = format!("{PREFIX}{version}{}", suffix(FRAGMENT));
+        self.directory.join(name)
+    }
+
+    /// Where the log of a build belongs.
+    pub(super) fn log(&self) -> PathBuf {
+        self.directory.join("build.log")
+    }
+
+    /// An empty directory to build in, which has room for it. It goes when it is dropped.
+    pub(super) fn scratch(&self) -> Result<Scratch> {
+        let directory = self.directory.join("building");
+        // Whoever left it there no longer holds the lock.
+        remove(&directory)?;
+        let text = directory.to_string_lossy();
+        if text.contains([' ', ':', '\t']) {
+            bail!(
+                "Linux cannot be built in {text}: there is a space or a colon in it; set \
+                 XDG_CACHE_HOME to a directory without"
+            );
+        }
+        let stat = statvfs(&self.directory)
+            .with_context(|| format!("examining {}", self.directory.display()))?;
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        if free < NEEDED {
+            bail!(
+                "building a kernel takes {} MiB in {}, {} MiB are free; set XDG_CACHE_HOME to a \
+                 directory with more",
+                NEEDED >> 20,
+                self.directory.display(),
+                free >> 20
+            );
+        }
+        fs::create_dir(&directory).with_context(|| format!("making {text}"))?;
+        Ok(Scratch { directory })
+    }
+
+    /// Makes the cache, and waits until nobody else builds in it.
+    pub(super) fn lock(&self) -> Result<Lock> {
+        let shown = self.directory.display();
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.directory)
+            .with_context(|| format!("making the cache {shown} (XDG_CACHE_HOME moves it)"))?;
+        let file = File::create(self.directory.join("lock"))
+            .with_context(|| format!("writing to {shown} (XDG_CACHE_HOME moves it)"))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                eprintln!("lab: another process is building the kernel; waiting for it");
+                flock(&file, FlockOperation::LockExclusive).context("waiting for a lock")?;
+            }
+            Err(error) => return Err(error).context("locking the cache"),
+        }
+        Ok(Lock { _file: file })
+    }
+}
+
+/// A directory that is removed when dropped.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    directory: PathBuf,
+}
+
+impl Scratch {
+    pub(super) fn path(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.directory) {
+            eprintln!("lab: {error:#}");
+        }
+    }
+}
+
+fn remove(directory: &Path) -> Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", directory.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What tells kernels of different configurations apart: FNV-1a, which stays the same for ever.
+fn suffix(fragment: &str) -> String {
+    let hash = fragment.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("-{hash:016x}")
+}
+
+const PREFIX: &str = "linux-";
+/// The unpacked source is 1.5 GiB, the objects another 0.3.
+const NEEDED: u64 = 2560 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_kernel_of_this_configuration_is_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache {
+            directory: directory.path().join("lab"),
+        };
+        assert_eq!(cache.newest(), None);
+        let _lock = cache.lock().unwrap();
+        assert_eq!(cache.newest(), None);
+        fs::write(cache.directory.join("linux-9.9-0123456789abcdef"), "").unwrap();
+        fs::create_dir(cache.directory.join("building")).unwrap();
+        fs::write(cache.log(), "").unwrap();
+        assert_eq!(cache.newest(), None);
+        fs::write(cache.kernel("6.1"), "").unwrap();
+        assert_eq!(cache.newest(), Some(cache.kernel("6.1")));
+    }
+
+    #[test]
+    fn a_scratch_directory_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache {
+            directory: directory.path().to_owned(),
+        };
+        let left = directory.path().join("building/left");
+        fs::create_dir_all(&left).unwrap();
+        let scratch = cache.scratch().unwrap();
+        assert!(!left.exists());
+        assert!(scratch.path().is_dir());
+        drop(scratch);
+        assert!(!directory.path().join("building").exists());
+    }
+
+    #[test]
+    fn configurations_have_different_names() {
+        assert_eq!(suffix(""), "-cbf29ce484222325");
+        assert_eq!(suffix("a"), "-af63dc4c8601ec8c");
+    }
+}
