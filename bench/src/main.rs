@@ -1,2 +1,54 @@
-//! Benchmarks.
-fn main() {}
+//! Measurements of ipvs-proxier, and its demonstration.
+//!
+//! Everything that needs a kernel runs in the lab: this program boots one and starts itself again
+//! inside. Times are compared with those of a peer or of a limit in the same run; alone they mean
+//! little, since a system call costs about 70 times more in the lab than outside.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "a report on standard output is what this program is for"
+)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod demo;
+mod inside;
+mod netlink;
+
+/// Measurements of ipvs-proxier, and its demonstration.
+#[derive(Debug, Parser)]
+#[command(name = "bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Programs example manifests into a real kernel and asks Services through their addresses.
+    Demo {
+        /// The program ipvs-proxier [default: the one beside this program].
+        #[arg(long, value_name = "PATH")]
+        proxier: Option<PathBuf>,
+    },
+    /// IPVS over netlink, against the limit (raw pre-encoded messages) and against ipvsadm.
+    Netlink(netlink::Flags),
+}
+
+fn main() -> ExitCode {
+    lab::guest::play_role();
+    let result = match Cli::parse().command {
+        Command::Demo { proxier } => demo::run(proxier),
+        Command::Netlink(flags) => flags.run(),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -82,9 +82,18 @@ impl Batch {
     }
 
     /// The encoded requests; sequence numbers and the flag that asks for an acknowledgement are
-    /// filled in when they are sent.
+    /// filled in when they are sent, or by [`Batch::number_from`].
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Prepares the requests to be sent by other means than [`crate::transport`]: numbers them from
+    /// `first` on and asks for an acknowledgement of the last.
+    pub fn number_from(&mut self, first: u32) {
+        let count = self.len();
+        for (index, sequence) in (0..count).zip((0..).map(|n: u32| first.wrapping_add(n))) {
+            self.address(index, sequence, index + 1 == count);
+        }
     }
 
     /// Where request `index` starts.

@@ -31,3 +31,13 @@ mod netns;
 mod wire;
 
 pub use harness::{kernel_release, test};
+
+/// Runs `body` on the running kernel, in a network namespace of its own with `lo` up, and gives its
+/// result; panics as `body` does.
+///
+/// # Errors
+///
+/// The caller may not make namespaces.
+pub fn in_fresh_network<T: Send>(body: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+    netns::on_thread("fresh network", netns::enter_new, body)
+}

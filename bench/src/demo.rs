@@ -1,0 +1,74 @@
+//! `bench demo`: the main job, start to end, on a kernel of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, ensure};
+use lab::net::{Answer, Cluster, Host};
+
+use crate::inside;
+
+/// The frontends of `deploy/examples` that are asked, over what.
+const FRONTENDS: [(&str, Over); 4] = [
+    ("10.96.0.80:80", Over::Tcp),
+    ("[fd00:10:96::80]:80", Over::Tcp),
+    ("10.96.0.53:53", Over::Udp),
+    ("172.18.0.2:30080", Over::Tcp),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Tcp,
+    Udp,
+}
+
+/// Programs `deploy/examples` into the lab's kernel, prints the table and asks through it.
+///
+/// `proxier` is the program `ipvs-proxier`; by default the one beside this program.
+pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    if !inside::is_inside() {
+        return inside::rerun("1024M".parse().map_err(anyhow::Error::msg)?);
+    }
+    let proxier = match proxier {
+        Some(path) => path,
+        None => std::env::current_exe()
+            .context("finding this program")?
+            .with_file_name("ipvs-proxier"),
+    };
+    let cluster = Cluster::conformance();
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
+    println!("\n$ ipvs-proxier run --once --manifests deploy/examples --node-name node-a");
+    let mut command = Command::new(&proxier);
+    command
+        .args(["run", "--once", "--node-name", "node-a", "--manifests"])
+        .arg(&examples);
+    let status = command
+        .status()
+        .with_context(|| format!("running {}", proxier.display()))?;
+    ensure!(status.success(), "ipvs-proxier run: {status}");
+    println!("\n$ ipvs-proxier status");
+    let status = Command::new(&proxier).arg("status").status()?;
+    ensure!(status.success(), "ipvs-proxier status: {status}");
+
+    println!();
+    let clients: [(&str, &Host); 3] = [
+        ("a pod of the node", &cluster.pod3),
+        ("the node itself", &cluster.node),
+        ("a client outside", &cluster.ext),
+    ];
+    for (frontend, over) in FRONTENDS {
+        for (who, client) in clients {
+            let answer = match over {
+                Over::Tcp => client.ask_tcp(frontend),
+                Over::Udp => client.ask_udp(frontend),
+            };
+            let Answer::Reply { backend, source } = answer else {
+                anyhow::bail!("{who} asked {frontend}: {answer:?}");
+            };
+            println!(
+                "{who:<18} asked {over:?} {frontend:<22} answered by {backend}, which saw {source}"
+            );
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

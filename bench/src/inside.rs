@@ -1,0 +1,50 @@
+//! Running this program again inside the lab.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use lab::job::Job;
+use lab::kernel;
+use lab::machine::{Config, Event, Machine, Memory, Silence};
+
+/// Set in the environment of the program that runs inside.
+const INSIDE: &str = "BENCH_INSIDE";
+
+/// Whether this is the lab already.
+pub(crate) fn is_inside() -> bool {
+    std::env::var_os(INSIDE).is_some()
+}
+
+/// Boots the lab's kernel, runs this program inside with the same arguments and passes on what it
+/// prints; answers its exit code.
+pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe()
+        .context("finding this program")?
+        .into_os_string();
+    let machine = Machine::boot(&Config {
+        kernel: kernel::find_or_build()?,
+        memory,
+        cpus: 1,
+        init: vec![program.clone()],
+    })?;
+    eprintln!("in the lab: Linux {}", machine.release());
+    let arguments: Vec<OsString> = std::iter::once(program)
+        .chain(std::env::args_os().skip(1))
+        .collect();
+    let mut job = Job::here(arguments)?;
+    job.env.push((INSIDE.into(), "1".into()));
+    let running = machine.start(&job)?;
+    let status = loop {
+        match running.next(None) {
+            Ok(Event::Stdout(bytes)) => std::io::stdout().write_all(&bytes)?,
+            Ok(Event::Stderr(bytes)) => std::io::stderr().write_all(&bytes)?,
+            Ok(Event::Exit(status)) => break status,
+            Err(Silence::Dead) => return Err(machine.obituary("died")),
+            Err(Silence::Timeout) => bail!("the lab fell silent"),
+        }
+    };
+    machine.power_off()?;
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+}

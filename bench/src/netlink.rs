@@ -1,0 +1,342 @@
+//! `bench netlink`: programming and reading a large table.
+//!
+//! Three ways to program the same table, in turn, several rounds:
+//!
+//! * *limit*: the same messages, encoded before the clock starts, sent in the same batches;
+//! * *ipvs-netlink*: [`Client::apply`], encoding included;
+//! * *ipvsadm*: `ipvsadm -R` fed the same rules.
+//!
+//! And two ways to read it: [`Client::table`], and `ipvsadm -Ln`.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use ipvs_netlink::batch::Batch;
+use ipvs_netlink::message::push_change;
+use ipvs_netlink::{Change, Client, Destination, DestinationKey, Protocol, Service, ServiceKey};
+use netlink_sys::{Socket, SocketAddr, protocols};
+use serde::Serialize;
+
+use crate::inside;
+
+/// Messages per send, as `ipvs-netlink` does it.
+const BATCH: usize = 128;
+
+/// Flags of `bench netlink`.
+#[derive(Args, Debug)]
+pub(crate) struct Flags {
+    /// How many virtual servers.
+    #[arg(long, default_value_t = 10_000)]
+    services: u32,
+
+    /// How many destinations each has.
+    #[arg(long, default_value_t = 10)]
+    destinations: u32,
+
+    /// How often everything is measured; the median counts.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The medians, in seconds, and what they come to.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Figures {
+    kernel: String,
+    services: u32,
+    destinations_each: u32,
+    rounds: usize,
+    program_limit_secs: f64,
+    program_ipvs_netlink_secs: f64,
+    program_ipvsadm_secs: f64,
+    read_ipvs_netlink_secs: f64,
+    read_ipvsadm_secs: f64,
+    /// Share of the limit's speed; 1 = encoding and bookkeeping cost nothing.
+    share_of_limit: f64,
+    /// How many times faster than `ipvsadm -R`.
+    times_ipvsadm_restore: f64,
+    /// How many times faster than `ipvsadm -Ln`.
+    times_ipvsadm_list: f64,
+}
+
+impl Flags {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        if !inside::is_inside() {
+            return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
+        }
+        ensure!(self.services > 0 && self.rounds > 0, "nothing to measure");
+        let figures = self.measure()?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&figures)?);
+        } else {
+            print!("{}", figures.table());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn measure(&self) -> anyhow::Result<Figures> {
+        let changes = self.changes();
+        let rules = std::env::temp_dir().join(format!("bench-rules-{}", std::process::id()));
+        std::fs::write(&rules, rules_of(&changes)).context("writing the rules for ipvsadm")?;
+
+        let mut samples = Samples::default();
+        for round in 1..=self.rounds {
+            let (limit, _) = self.program(|client| raw(client, &changes))?;
+            let (ours, read) = self.program(|client| apply(client, &changes))?;
+            let restore = |_: &mut Client| ipvsadm("-R", Stdio::from(File::open(&rules)?));
+            let (restore, _) = self.program(restore)?;
+            samples.limit.push(limit);
+            samples.ours.push(ours);
+            samples.restore.push(restore);
+            samples.read.push(read.ours);
+            samples.list.push(read.ipvsadm);
+            eprintln!("round {round} of {}: {}", self.rounds, samples.last());
+        }
+        std::fs::remove_file(&rules).context("removing the rules for ipvsadm")?;
+        let limit = median(samples.limit);
+        let ours = median(samples.ours);
+        let restore = median(samples.restore);
+        let read = median(samples.read);
+        let list = median(samples.list);
+        Ok(Figures {
+            kernel: lab::kernel_release(),
+            services: self.services,
+            destinations_each: self.destinations,
+            rounds: self.rounds,
+            program_limit_secs: limit,
+            program_ipvs_netlink_secs: ours,
+            program_ipvsadm_secs: restore,
+            read_ipvs_netlink_secs: read,
+            read_ipvsadm_secs: list,
+            share_of_limit: limit / ours,
+            times_ipvsadm_restore: restore / ours,
+            times_ipvsadm_list: list / read,
+        })
+    }
+
+    /// Programs an empty table, reads it, and checks that all of it is there.
+    ///
+    /// In a network namespace of its own: removed destinations stay in the namespace's trash for
+    /// minutes, and each new one looks through all of it.
+    fn program(
+        &self,
+        program: impl FnOnce(&mut Client) -> anyhow::Result<Duration> + Send,
+    ) -> anyhow::Result<(Duration, Read)> {
+        let measured = lab::in_fresh_network(|| {
+            let mut client = Client::open()?;
+            let taken = program(&mut client)?;
+            Ok((taken, self.read(&mut client)?))
+        })?;
+        // The kernel takes the namespace apart in the background; let it, before the clock starts
+        // again.
+        std::thread::sleep(Duration::from_secs(2));
+        measured
+    }
+
+    fn read(&self, client: &mut Client) -> anyhow::Result<Read> {
+        let start = Instant::now();
+        let table = client.table()?;
+        let ours = start.elapsed();
+        let destinations: usize = table
+            .iter()
+            .map(|(_, destinations)| destinations.len())
+            .sum();
+        let expected = u64::from(self.services) * u64::from(self.destinations);
+        ensure!(
+            table.len() == self.services as usize,
+            "{} services",
+            table.len()
+        );
+        ensure!(
+            destinations as u64 == expected,
+            "{destinations} destinations"
+        );
+        Ok(Read {
+            ours,
+            ipvsadm: ipvsadm("-Ln", Stdio::null())?,
+        })
+    }
+
+    /// The table as changes: each virtual server, then its destinations.
+    fn changes(&self) -> Vec<Change> {
+        let scheduler = "rr".parse().expect("a scheduler's name");
+        let mut changes = Vec::new();
+        for service in 0..self.services {
+            let key = self.key(service);
+            changes.push(Change::AddService(Service::new(key, scheduler)));
+            for destination in 0..self.destinations {
+                let number = service
+                    .wrapping_mul(self.destinations)
+                    .wrapping_add(destination);
+                // 10.128.0.0/9 has room for 8 million.
+                let address = (0x0a80_0000_u32 | (number & 0x007f_ffff)).to_be_bytes();
+                let server = DestinationKey {
+                    address: address.into(),
+                    port: 8080,
+                };
+                changes.push(Change::AddDestination(key, Destination::new(server, 1)));
+            }
+        }
+        changes
+    }
+
+    /// The virtual server number `service`, in 10.96.0.0/12.
+    fn key(&self, service: u32) -> ServiceKey {
+        let address = (0x0a60_0000_u32 | (service & 0x000f_ffff)).to_be_bytes();
+        ServiceKey::Address {
+            protocol: Protocol::Tcp,
+            address: address.into(),
+            port: 80,
+        }
+    }
+}
+
+/// How long reading the whole table took.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    ours: Duration,
+    ipvsadm: Duration,
+}
+
+/// What was measured, a value per round.
+#[derive(Debug, Default)]
+struct Samples {
+    limit: Vec<Duration>,
+    ours: Vec<Duration>,
+    restore: Vec<Duration>,
+    read: Vec<Duration>,
+    list: Vec<Duration>,
+}
+
+impl Samples {
+    fn last(&self) -> String {
+        let last = |samples: &[Duration]| samples.last().copied().unwrap_or_default();
+        format!(
+            "limit {:.3?}, ipvs-netlink {:.3?}, ipvsadm -R {:.3?}; read {:.3?}, ipvsadm -Ln {:.3?}",
+            last(&self.limit),
+            last(&self.ours),
+            last(&self.restore),
+            last(&self.read),
+            last(&self.list)
+        )
+    }
+}
+
+fn median(mut samples: Vec<Duration>) -> f64 {
+    samples.sort();
+    samples[samples.len() / 2].as_secs_f64()
+}
+
+/// Sends what was encoded before the clock starts.
+fn raw(client: &Client, changes: &[Change]) -> anyhow::Result<Duration> {
+    let mut datagrams = Vec::new();
+    for chunk in changes.chunks(BATCH) {
+        let mut batch = Batch::new();
+        for change in chunk {
+            push_change(&mut batch, client.family(), change)?;
+        }
+        batch.number_from(0);
+        datagrams.push(batch.as_bytes().to_vec());
+    }
+    let mut socket = Socket::new(protocols::NETLINK_GENERIC)?;
+    socket.bind_auto()?;
+    let kernel = SocketAddr::new(0, 0);
+    let mut answer = [0; 4096];
+    let start = Instant::now();
+    for datagram in &datagrams {
+        socket.send_to(datagram, &kernel, 0)?;
+        // The acknowledgement of the last message; an answer before it would be a failure, which
+        // the check of the table notices.
+        socket.recv(&mut &mut answer[..], 0)?;
+    }
+    Ok(start.elapsed())
+}
+
+fn apply(client: &mut Client, changes: &[Change]) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    let outcomes = client.apply(changes)?;
+    let taken = start.elapsed();
+    outcomes.into_iter().collect::<Result<(), _>>()?;
+    Ok(taken)
+}
+
+/// Runs `ipvsadm`, without looking at what it prints.
+fn ipvsadm(flag: &str, input: Stdio) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    let status = Command::new("ipvsadm")
+        .arg(flag)
+        .stdin(input)
+        .stdout(Stdio::null())
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .status()
+        .context("running ipvsadm (install the package ipvsadm)")?;
+    ensure!(status.success(), "ipvsadm {flag}: {status}");
+    Ok(start.elapsed())
+}
+
+/// The changes as `ipvsadm -R` reads them.
+fn rules_of(changes: &[Change]) -> Vec<u8> {
+    let mut rules = Vec::new();
+    for change in changes {
+        // Writing to memory cannot fail.
+        let _ = match change {
+            Change::AddService(Service {
+                key: ServiceKey::Address { address, port, .. },
+                ..
+            }) => {
+                writeln!(rules, "-A -t {address}:{port} -s rr")
+            }
+            Change::AddDestination(ServiceKey::Address { address, port, .. }, server) => {
+                writeln!(
+                    rules,
+                    "-a -t {address}:{port} -r {} -m -w {}",
+                    server.key, server.weight
+                )
+            }
+            _ => Ok(()),
+        };
+    }
+    rules
+}
+
+impl Figures {
+    fn table(&self) -> String {
+        let Self {
+            services,
+            destinations_each,
+            rounds,
+            kernel,
+            ..
+        } = self;
+        format!(
+            "{services} services x {destinations_each} destinations, Linux {kernel}, \
+             median of {rounds}\n\n\
+             programming\n\
+             {:>16}  {:>9.3} s\n{:>16}  {:>9.3} s   {:.2} of the limit (target 0.85)\n\
+             {:>16}  {:>9.3} s   {:.1} times slower than ipvs-netlink (target 8)\n\n\
+             reading\n\
+             {:>16}  {:>9.3} s\n{:>16}  {:>9.3} s   {:.1} times slower (target 3)\n",
+            "limit",
+            self.program_limit_secs,
+            "ipvs-netlink",
+            self.program_ipvs_netlink_secs,
+            self.share_of_limit,
+            "ipvsadm -R",
+            self.program_ipvsadm_secs,
+            self.times_ipvsadm_restore,
+            "ipvs-netlink",
+            self.read_ipvs_netlink_secs,
+            "ipvsadm -Ln",
+            self.read_ipvsadm_secs,
+            self.times_ipvsadm_list,
+        )
+    }
+}

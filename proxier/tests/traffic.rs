@@ -1,0 +1,318 @@
+//! Packets through a real kernel that the program itself has programmed.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use ipvs_netlink as ipvs;
+use lab::net::{Answer, Cluster, Host};
+use tempfile::TempDir;
+
+/// The program on node-a, with manifests and state of its own.
+struct Proxier {
+    directory: TempDir,
+    extra: Vec<String>,
+}
+
+impl Proxier {
+    /// One that serves `tests/traffic/web.yaml`.
+    fn new(extra: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let web = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traffic/web.yaml");
+        std::fs::create_dir(directory.path().join("manifests")).unwrap();
+        std::fs::copy(web, directory.path().join("manifests/web.yaml")).unwrap();
+        Self {
+            directory,
+            extra: extra.iter().map(|&flag| flag.to_owned()).collect(),
+        }
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+        command
+            .arg(name)
+            .arg("--state-file")
+            .arg(self.directory.path().join("state.json"));
+        if name != "status" {
+            command
+                .args(["--node-name", "node-a", "--manifests"])
+                .arg(self.manifests());
+        }
+        command.args(&self.extra);
+        command
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.directory.path().join("manifests")
+    }
+
+    /// Replaces text in the manifests.
+    fn edit(&self, from: &str, to: &str) {
+        let file = self.manifests().join("web.yaml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "{from}");
+        std::fs::write(&file, text.replace(from, to)).unwrap();
+    }
+
+    fn output(&self, name: &str, arguments: &[&str]) -> Output {
+        self.command(name).args(arguments).output().unwrap()
+    }
+
+    /// Programs the kernel once.
+    fn program(&self) {
+        let output = self.output("run", &["--once"]);
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// A daemon that ends with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Tcp,
+    Udp,
+}
+
+/// Who answers in ten attempts, and from which addresses they saw the client come.
+fn ask(client: &Host, over: Over, frontend: &str) -> (BTreeSet<String>, BTreeSet<IpAddr>) {
+    let frontend: SocketAddr = frontend.parse().unwrap();
+    let (mut backends, mut sources) = (BTreeSet::new(), BTreeSet::new());
+    for _ in 0..10 {
+        let answer = match over {
+            Over::Tcp => client.ask_tcp(frontend),
+            Over::Udp => client.ask_udp(frontend),
+        };
+        match answer {
+            Answer::Reply { backend, source } => {
+                backends.insert(backend);
+                sources.insert(source.ip());
+            }
+            other => panic!("{} to {frontend} over {over:?}: {other:?}", client.name()),
+        }
+    }
+    (backends, sources)
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+fn addresses(addresses: &[&str]) -> BTreeSet<IpAddr> {
+    addresses
+        .iter()
+        .map(|address| address.parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn everybody_reaches_pods_through_cluster_ips() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        Proxier::new(&[]).program();
+        let clients: [(&Host, &str, &str); 4] = [
+            (&cluster.pod3, "10.244.1.4", "fd00:244:1::4"),
+            (&cluster.node, "172.18.0.2", "fd00:172:18::2"),
+            (&cluster.peer, "172.18.0.3", "fd00:172:18::3"),
+            (&cluster.ext, "203.0.113.9", "2001:db8:113::9"),
+        ];
+        for (client, v4, v6) in clients {
+            for (over, port) in [(Over::Tcp, 80), (Over::Udp, 53)] {
+                let expected = (names(&["pod1", "pod2"]), addresses(&[v4]));
+                assert_eq!(ask(client, over, &format!("10.96.1.1:{port}")), expected);
+                let expected = (names(&["pod1", "pod2"]), addresses(&[v6]));
+                assert_eq!(
+                    ask(client, over, &format!("[fd00:10:96::1]:{port}")),
+                    expected
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn endpoints_on_other_nodes_are_reached() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        Proxier::new(&[]).program();
+        let b1 = names(&["podB1"]);
+        assert_eq!(ask(&cluster.pod3, Over::Tcp, "10.96.1.5:80").0, b1);
+        // A process of the node comes from the node's address, which the other node can answer.
+        let (backends, sources) = ask(&cluster.node, Over::Tcp, "10.96.1.5:80");
+        assert_eq!((backends, sources), (b1, addresses(&["172.18.0.2"])));
+    });
+}
+
+#[test]
+fn node_ports_and_external_addresses() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        Proxier::new(&[]).program();
+        let both = names(&["pod1", "pod2"]);
+        for frontend in ["172.18.0.2:30080", "203.0.113.1:30080", "198.51.100.20:80"] {
+            assert_eq!(ask(&cluster.ext, Over::Tcp, frontend).0, both, "{frontend}");
+        }
+        assert_eq!(
+            ask(&cluster.ext, Over::Tcp, "[fd00:172:18::2]:30080").0,
+            both
+        );
+    });
+}
+
+#[test]
+fn affinity_keeps_a_client_at_its_pod() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        Proxier::new(&[]).program();
+        for client in [&cluster.pod3, &*cluster.ext, &*cluster.ext2] {
+            assert_eq!(ask(client, Over::Tcp, "10.96.1.4:80").0.len(), 1);
+        }
+    });
+}
+
+#[test]
+fn addresses_on_a_dummy_device_serve_as_well() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        Proxier::new(&["--service-addresses", "dummy"]).program();
+        let shown = cluster
+            .node
+            .exec(&["ip", "-brief", "address", "show", "kube-ipvs0"]);
+        assert!(
+            shown.contains("10.96.1.1/32") && shown.contains("fd00:10:96::1/128"),
+            "{shown}"
+        );
+        for client in [&cluster.pod3, &*cluster.node, &*cluster.ext] {
+            for frontend in ["10.96.1.1:80", "[fd00:10:96::1]:80"] {
+                assert_eq!(ask(client, Over::Tcp, frontend).0, names(&["pod1", "pod2"]));
+            }
+        }
+    });
+}
+
+#[test]
+fn nothing_is_written_where_nothing_differs() {
+    lab::test(|| {
+        let _cluster = Cluster::conformance();
+        let proxier = Proxier::new(&[]);
+        let before = proxier.output("plan", &[]);
+        assert_eq!(before.status.code(), Some(2));
+        let text = String::from_utf8(before.stdout).unwrap();
+        assert!(
+            text.contains("add service TCP 10.96.1.1:80 rr (default/web:http)\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("add address 10.96.1.1 source 172.18.0.2\n"),
+            "{text}"
+        );
+        proxier.program();
+        let after = proxier.output("plan", &[]);
+        assert_eq!((after.status.code(), after.stdout.len()), (Some(0), 0));
+        let status = String::from_utf8(proxier.output("status", &[]).stdout).unwrap();
+        assert!(status.contains("default/web:dns"), "{status}");
+        let planned = proxier.output("plan", &["--output", "json"]).stdout;
+        let observed = proxier.output("status", &["--output", "json"]).stdout;
+        let json = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).unwrap();
+        assert_eq!(json(&planned), json(&observed));
+    });
+}
+
+#[test]
+fn what_is_not_ours_stays() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let mut client = ipvs::Client::open().unwrap();
+        let foreign = ipvs::ServiceKey::Address {
+            protocol: ipvs::Protocol::Tcp,
+            address: [10, 96, 200, 1].into(),
+            port: 443,
+        };
+        client
+            .add_service(&ipvs::Service::new(foreign, "wlc".parse().unwrap()))
+            .unwrap();
+        let route = "local 192.0.2.77 dev lo table local proto static scope host";
+        cluster.node.exec(
+            &[
+                &["ip", "route", "add"][..],
+                &route.split(' ').collect::<Vec<_>>(),
+            ]
+            .concat(),
+        );
+
+        let proxier = Proxier::new(&[]);
+        proxier.program();
+        proxier.edit("name: sticky\n", "name: other\n");
+        proxier.edit("clusterIP: 10.96.1.4", "clusterIP: 10.96.1.9");
+        proxier.program();
+
+        let keys: BTreeSet<String> = client
+            .services()
+            .unwrap()
+            .iter()
+            .map(|entry| entry.service.key.to_string())
+            .collect();
+        assert!(keys.contains("TCP 10.96.200.1:443"), "{keys:?}");
+        assert!(keys.contains("TCP 10.96.1.9:80"), "{keys:?}");
+        assert!(!keys.contains("TCP 10.96.1.4:80"), "{keys:?}");
+        let routes = cluster
+            .node
+            .exec(&["ip", "route", "show", "table", "local"]);
+        assert!(routes.contains("192.0.2.77"), "{routes}");
+        assert!(
+            routes.contains("10.96.1.9") && !routes.contains("10.96.1.4"),
+            "{routes}"
+        );
+        let status = String::from_utf8(proxier.output("status", &[]).stdout).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.contains("10.96.200.1"))
+            .unwrap();
+        assert!(line.contains("(foreign)"), "{line}");
+    });
+}
+
+#[test]
+fn changes_of_the_files_are_followed_and_drift_of_the_files_only_touches_what_changed() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let proxier = Proxier::new(&[]);
+        proxier.program();
+        let mut open = cluster.pod3.connect("10.96.1.1:80").unwrap();
+        let daemon = proxier
+            .command("run")
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let _daemon = Daemon(daemon);
+
+        proxier.edit("10.244.2.2", "10.244.2.3");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let b2 = Some("podB2");
+        while cluster.pod3.ask_tcp("10.96.1.5:80").backend() != b2 {
+            assert!(Instant::now() < deadline, "the change was not followed");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        // A broken file keeps what is served, and its repair is followed again.
+        proxier.edit("kind: Node\n", "kind: [Node\n");
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);
+        assert!(
+            matches!(open.ask(), Answer::Reply { .. }),
+            "an open connection lives on"
+        );
+    });
+}
