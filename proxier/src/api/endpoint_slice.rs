@@ -1,5 +1,6 @@
 //! EndpointSlices on the wire.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -163,7 +164,8 @@ pub(super) fn slice_ports(
     findings: &mut Findings,
 ) -> Vec<model::SlicePort> {
     let instead = "the port is skipped";
-    let mut ports: Vec<model::SlicePort> = Vec::with_capacity(wire.len().min(64));
+    let mut ports = Vec::new();
+    let mut seen = HashSet::new();
     for (index, port) in wire.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let read = (
@@ -174,10 +176,7 @@ pub(super) fn slice_ports(
         let (Some(name), Some(protocol), Some(port)) = read else {
             continue;
         };
-        if ports
-            .iter()
-            .any(|other| *other.name == *name && other.protocol == protocol)
-        {
+        if !seen.insert((name, protocol)) {
             findings.add(
                 format!("{at}.name"),
                 name,

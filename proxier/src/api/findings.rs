@@ -9,6 +9,9 @@ use super::scalar::Scalar;
 use crate::model::Protocol;
 use crate::problem::Problem;
 
+/// How much of what is wrong with one object is listed.
+const MAX_PROBLEMS: usize = 100;
+
 /// What was wrong with one object, collected while its fields are read.
 ///
 /// Every reader says in `instead` what is done about a bad value.
@@ -31,8 +34,18 @@ impl Findings {
         value: impl Display,
         message: impl Into<String>,
     ) {
-        self.problems
-            .push(Problem::new(&self.object, field, value, message));
+        match self.problems.len() {
+            0..MAX_PROBLEMS => {
+                self.problems
+                    .push(Problem::new(&self.object, field, value, message));
+            }
+            MAX_PROBLEMS => {
+                let message = "more is wrong with this object; it is not listed";
+                self.problems
+                    .push(Problem::new(&self.object, "", "", message));
+            }
+            _ => {}
+        }
     }
 
     /// A string; `None` when absent, and when it is of another type.

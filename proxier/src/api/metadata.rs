@@ -105,9 +105,10 @@ impl Metadata {
     }
 
     fn problem(&self, kind: &str, field: &str, value: &Scalar, message: &str) -> Problem {
-        let object = match &self.namespace {
-            Scalar::Absent => format!("{kind} {}", self.name),
-            namespace => format!("{kind} {namespace}/{}", self.name),
+        let object = match (&self.namespace, &self.name) {
+            (_, Scalar::Absent) => kind.to_owned(),
+            (Scalar::Absent, name) => format!("{kind} {name}"),
+            (namespace, name) => format!("{kind} {namespace}/{name}"),
         };
         Problem::new(object, field, value, message)
     }

@@ -170,12 +170,11 @@ impl Service {
         );
         let cluster_ips = addresses::cluster_ips(spec, findings);
         if cluster_ips.is_empty() {
-            let field = "spec.clusterIP";
-            findings.add(
-                field,
-                &spec.cluster_ip,
-                "no cluster IP; the Service is not served",
-            );
+            // What was written and cannot be used has its own Problem already.
+            if spec.cluster_ip.is_blank() {
+                let message = "no cluster IP; the Service is not served";
+                findings.add("spec.clusterIP", &spec.cluster_ip, message);
+            }
             return None;
         }
         let policies = [

@@ -1,5 +1,6 @@
 //! The addresses a Service is reached at, and who may reach it.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Ingress, ServiceSpec};
@@ -13,19 +14,21 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Ip
     let mut addresses: Vec<IpAddr> = Vec::new();
     if spec.cluster_ips.is_empty() {
         if !spec.cluster_ip.is_blank() {
-            let instead = "left out";
-            addresses.extend(findings.address(
-                "spec.clusterIP",
-                &spec.cluster_ip,
-                special,
-                instead,
-            ));
+            let instead = "the Service is not served";
+            let field = "spec.clusterIP";
+            addresses.extend(findings.address(field, &spec.cluster_ip, special, instead));
         }
         return addresses;
     }
     if !spec.cluster_ip.is_blank() && spec.cluster_ips.first() != Some(&spec.cluster_ip) {
         let message = "differs from spec.clusterIPs[0], which is used";
         findings.add("spec.clusterIP", &spec.cluster_ip, message);
+    }
+    for (index, word) in spec.ip_families.iter().enumerate() {
+        if parse_family(word).is_none() {
+            let field = format!("spec.ipFamilies[{index}]");
+            findings.add(field, word, "is not IPv4 or IPv6; ignored");
+        }
     }
     for (index, text) in spec.cluster_ips.iter().enumerate() {
         let field = format!("spec.clusterIPs[{index}]");
@@ -61,10 +64,11 @@ pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
 /// The external IPs, without repetitions.
 pub(super) fn external_ips(wire: &[Scalar], findings: &mut Findings) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
+    let mut seen = HashSet::new();
     for (index, text) in wire.iter().enumerate() {
         let field = format!("spec.externalIPs[{index}]");
         let address = findings.address(&field, text, special, "left out");
-        addresses.extend(address.filter(|address| !addresses.contains(address)));
+        addresses.extend(address.filter(|&address| seen.insert(address)));
     }
     addresses
 }
@@ -75,6 +79,7 @@ pub(super) fn external_ips(wire: &[Scalar], findings: &mut Findings) -> Vec<IpAd
 /// clouds use link-local addresses here, so these are allowed.
 pub(super) fn ingress_ips(wire: &[Ingress], findings: &mut Findings) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
+    let mut seen = HashSet::new();
     for (index, ingress) in wire.iter().enumerate() {
         if ingress.ip.is_blank() {
             continue;
@@ -95,7 +100,7 @@ pub(super) fn ingress_ips(wire: &[Ingress], findings: &mut Findings) -> Vec<IpAd
         }
         let field = format!("status.loadBalancer.ingress[{index}].ip");
         let address = findings.address(&field, &ingress.ip, unusable, "left out");
-        addresses.extend(address.filter(|address| !addresses.contains(address)));
+        addresses.extend(address.filter(|&address| seen.insert(address)));
     }
     addresses
 }
@@ -108,10 +113,10 @@ pub(super) fn ingress_ips(wire: &[Ingress], findings: &mut Findings) -> Vec<IpAd
 /// unspecified addresses, which no client has.
 pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cidr> {
     let mut ranges: Vec<Cidr> = Vec::new();
+    let mut seen = HashSet::new();
     for (index, text) in wire.iter().enumerate() {
         match text.as_str().and_then(parse_network) {
-            Some(range) if ranges.contains(&range) => {}
-            Some(range) => ranges.push(range),
+            Some(range) => ranges.extend(seen.insert(range).then_some(range)),
             None => {
                 let field = format!("spec.loadBalancerSourceRanges[{index}]");
                 findings.add(field, text, "is not a network in CIDR form; left out");

@@ -1,5 +1,7 @@
 //! The ports of a Service.
 
+use std::collections::HashSet;
+
 use super::ServicePort;
 use crate::api::findings::Findings;
 use crate::api::scalar::Scalar;
@@ -12,20 +14,22 @@ pub(super) fn ports(
     interner: &mut Interner,
     findings: &mut Findings,
 ) -> Vec<model::ServicePort> {
-    let mut ports: Vec<model::ServicePort> = Vec::with_capacity(wire.len().min(64));
+    let mut ports = Vec::new();
+    let mut numbers = HashSet::new();
+    let mut names = HashSet::new();
+    let mut node_ports = HashSet::new();
     for (index, port) in wire.iter().enumerate() {
         let at = format!("spec.ports[{index}]");
         let Some(mut port) = read(port, &at, interner, findings) else {
             continue;
         };
-        let is_same =
-            |other: &model::ServicePort| other.protocol == port.protocol && other.port == port.port;
-        if ports.iter().any(is_same) {
-            let message = format!("{} was already given; the port is skipped", port.protocol);
+        let protocol = port.protocol;
+        if numbers.contains(&(protocol, port.port)) {
+            let message = format!("{protocol} was already given; the port is skipped");
             findings.add(format!("{at}.port"), port.port, message);
             continue;
         }
-        if ports.iter().any(|other| other.name == port.name) {
+        if names.contains(&port.name) {
             let message = match &*port.name {
                 "" => "is missing, and an earlier port has none either; the port is skipped",
                 _ => "was already given; the port is skipped",
@@ -33,15 +37,14 @@ pub(super) fn ports(
             findings.add(format!("{at}.name"), &port.name, message);
             continue;
         }
-        if let Some(node_port) = port.node_port {
-            let is_taken = |other: &model::ServicePort| {
-                other.protocol == port.protocol && other.node_port == Some(node_port)
-            };
-            if ports.iter().any(is_taken) {
-                let message = "was already given; the port has no node port";
-                findings.add(format!("{at}.nodePort"), node_port, message);
-                port.node_port = None;
-            }
+        numbers.insert((protocol, port.port));
+        names.insert(port.name.clone());
+        if let Some(node_port) = port.node_port
+            && !node_ports.insert((protocol, node_port))
+        {
+            let message = "was already given; the port has no node port";
+            findings.add(format!("{at}.nodePort"), node_port, message);
+            port.node_port = None;
         }
         ports.push(port);
     }
