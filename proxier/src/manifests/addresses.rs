@@ -30,6 +30,7 @@ pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>, 
             let wanted = wanted_families(&placed.object, &given, networks);
             requests.push(Request {
                 service: name.clone(),
+                written: given.len(),
                 given,
                 wanted,
             });
@@ -87,19 +88,17 @@ fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) 
     if wants_both {
         families.extend([Family::V4, Family::V6]);
     }
-    let mut seen = Vec::new();
-    families.retain(|family| {
-        !seen.contains(family) && {
-            seen.push(*family);
-            true
-        }
-    });
+    let main = families.first().copied();
+    families.sort_by_key(|&family| (Some(family) != main, family));
+    families.dedup();
     families
 }
 
 /// A Service, the addresses it has, and the families it shall have.
 struct Request {
     service: ObjectName,
+    /// How many of the addresses its manifest spells out.
+    written: usize,
     given: Vec<IpAddr>,
     wanted: Vec<Family>,
 }
@@ -113,54 +112,64 @@ impl Request {
                 .any(|&address| Family::from(address) == family)
     }
 
+    /// Writes the addresses into the Service, and what is missing into its problems.
     fn finish(self, placed: &mut Placed<api::Service>, networks: &[Cidr]) {
+        let spec = &placed.object.spec;
         let is_served = placed.object.metadata.labels.service_proxy_name == Scalar::Absent;
-        let is_preferred = placed.object.spec.ip_family_policy.as_str() == Some("PreferDualStack");
-        let object = format!("Service {}", self.service);
+        let is_preferred = spec.ip_family_policy.as_str() == Some("PreferDualStack");
+        placed.is_given_up = self.given.is_empty();
         for &family in self.wanted.iter().filter(|&&family| self.lacks(family)) {
-            let word = match family {
-                Family::V4 => "IPv4",
-                Family::V6 => "IPv6",
-            };
             let has_network = networks.iter().any(|network| network.family() == family);
-            let reason = match (networks.is_empty(), has_network) {
-                (true, _) => "there is no --service-cidr to take one from".to_owned(),
-                (false, false) => format!("--service-cidr has no {word} network"),
-                (false, true) => format!("every {word} address of --service-cidr is taken"),
+            let reason = shortage(family, networks);
+            let (field, message) = match self.given.first() {
+                None => (
+                    "spec.clusterIP",
+                    format!("is missing, and {reason}; the Service is not served"),
+                ),
+                Some(_) if is_preferred && !has_network => continue,
+                Some(given) => (
+                    "spec.clusterIPs",
+                    format!("of two families are wanted, and {reason}; only {given} is served"),
+                ),
             };
-            let field = "spec.clusterIPs";
-            let message = format!("has no {word} cluster IP, and {reason}");
-            let is_optional = is_preferred && !has_network && !self.given.is_empty();
-            if is_served && !is_optional {
+            if is_served {
+                let object = format!("Service {}", self.service);
                 placed
                     .problems
-                    .push(Problem::new(&object, field, "", message));
+                    .push(Problem::new(object, field, "", message));
+            }
+            // One reason is enough for a Service that has no address at all.
+            if self.given.is_empty() {
+                return;
             }
         }
-        if self.given.is_empty() {
-            return;
-        }
-        let mut addresses = self.given;
-        let rank = |address: &IpAddr| {
-            self.wanted
-                .iter()
-                .position(|&family| family == Family::from(*address))
-        };
-        addresses.sort_by_key(rank);
-        let spec = &mut placed.object.spec;
         // What the manifest says stays as it was written when nothing was added to it.
-        if addresses.len()
-            > spec
-                .cluster_ips
-                .len()
-                .max(usize::from(!spec.cluster_ip.is_blank()))
-        {
-            spec.cluster_ips = addresses
-                .iter()
-                .map(|address| Scalar::from(&*address.to_string()))
-                .collect();
+        if self.given.len() > self.written {
+            let mut addresses = self.given;
+            addresses.sort_by_key(|&address| {
+                let family = Family::from(address);
+                self.wanted.iter().position(|&wanted| wanted == family)
+            });
+            let texts = addresses.iter().map(IpAddr::to_string);
+            let spec = &mut placed.object.spec;
+            spec.cluster_ips = texts.map(|text| Scalar::from(&*text)).collect();
             spec.cluster_ip = spec.cluster_ips.first().cloned().unwrap_or_default();
         }
+    }
+}
+
+/// Why there was no address of `family` to give.
+fn shortage(family: Family, networks: &[Cidr]) -> String {
+    let word = match family {
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
+    };
+    if networks.is_empty() {
+        "there is no --service-cidr to take one from".to_owned()
+    } else if networks.iter().any(|network| network.family() == family) {
+        format!("every {word} address of --service-cidr is taken")
+    } else {
+        format!("--service-cidr has no {word} network")
     }
 }
 

@@ -148,6 +148,10 @@ fn read_json(chunk: Chunk<'_>, found: &mut Vec<Found>) -> bool {
             return true;
         }
         let line = cursor.line();
+        if !value.starts_with(['{', '[']) {
+            found.push(unreadable(line, "JSON", "neither an object nor an array"));
+            return true;
+        }
         let start = cursor.offset.get();
         let reader = CountingReader {
             bytes: value.as_bytes(),
@@ -173,12 +177,16 @@ fn read_json(chunk: Chunk<'_>, found: &mut Vec<Found>) -> bool {
 }
 
 fn unreadable(line: usize, language: &str, message: &str) -> Found {
-    let mut message: String = message.escape_debug().take(MAX_MESSAGE).collect();
+    let mut message: String = message.chars().map(printable).take(MAX_MESSAGE).collect();
     message = format!("cannot be read as {language}: {message}; the document is skipped");
     Found {
         line,
         object: Err(Problem::new("", "", "", message)),
     }
+}
+
+fn printable(letter: char) -> char {
+    if letter.is_control() { ' ' } else { letter }
 }
 
 /// Where in the text the reader is.

@@ -116,6 +116,19 @@ impl<'de> Deserializer<'de> for Node {
         }
     }
 
+    /// Derived code would also take a list, field by field in the order of the declaration.
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Mistyped> {
+        match self.0 {
+            Value::Array(_) => Err(Error::invalid_type(Unexpected::Seq, &visitor)),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         _name: &'static str,
@@ -130,7 +143,7 @@ impl<'de> Deserializer<'de> for Node {
 
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
-        unit_struct seq tuple tuple_struct map struct enum identifier
+        unit_struct seq tuple tuple_struct map enum identifier
     }
 }
 
@@ -196,6 +209,12 @@ mod tests {
     fn names_the_field_that_was_in_the_way() {
         for (value, path, shown, message) in [
             (json!([]), "", "(sequence)", "is not a mapping"),
+            (
+                json!({"spec": [1]}),
+                "spec",
+                "(sequence)",
+                "is not a mapping",
+            ),
             (json!({"spec": 5}), "spec", "5", "is not a mapping"),
             (
                 json!({"spec": {"ports": {}}}),

@@ -29,6 +29,8 @@ pub(super) struct Placed<T> {
     pub(super) object: T,
     /// What was found out about the object beyond itself.
     pub(super) problems: Vec<Problem>,
+    /// Whether the object is left at that, because it lacks what nobody can give it.
+    pub(super) is_given_up: bool,
     source: Source,
 }
 
@@ -95,17 +97,24 @@ impl Inventory {
         node_ports::assign(&mut self.services);
         self.mirror();
         let mut services = Vec::with_capacity(self.services.len());
-        for placed in self.services.into_values() {
-            match placed.object.parse(&mut self.interner) {
-                Ok(mut parsed) => {
-                    parsed.problems.splice(0..0, placed.problems);
-                    for problem in &mut parsed.problems {
-                        problem.source = Some(placed.source.clone());
+        for (name, placed) in self.services {
+            let place = |problem| place(problem, &placed.source);
+            let mut problems: Vec<Problem> = placed.problems.into_iter().map(place).collect();
+            let mut object = None;
+            if !placed.is_given_up {
+                match placed.object.parse(&mut self.interner) {
+                    Ok(parsed) => {
+                        problems.extend(parsed.problems.into_iter().map(place));
+                        object = parsed.object;
                     }
-                    services.push(parsed);
+                    Err(problem) => problems.push(place(problem)),
                 }
-                Err(problem) => self.problems.push(place(problem, &placed.source)),
             }
+            services.push(Parsed {
+                name,
+                object,
+                problems,
+            });
         }
         let mut events = vec![
             Event::Services(Change::Reset(services)),
@@ -164,6 +173,7 @@ fn insert<N: Ord + Clone + std::fmt::Display, T>(
     let mut placed = Placed {
         object,
         problems: Vec::new(),
+        is_given_up: false,
         source: source.clone(),
     };
     match objects.entry(name) {

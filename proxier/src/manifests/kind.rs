@@ -116,14 +116,11 @@ impl Single {
             Self::Endpoints => "Endpoints",
             Self::Node => "Node",
         };
-        let name = value
-            .pointer("/metadata/name")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        match value.pointer("/metadata/namespace").and_then(Value::as_str) {
-            Some(namespace) => format!("{kind} {namespace}/{name}"),
-            None if self == Self::Node => format!("{kind} {name}"),
-            None => format!("{kind} default/{name}"),
+        let text = |pointer| value.pointer(pointer).and_then(Value::as_str);
+        match (text("/metadata/namespace"), text("/metadata/name")) {
+            (_, None) => kind.to_owned(),
+            (None, Some(name)) if self == Self::Node => format!("{kind} {name}"),
+            (namespace, Some(name)) => format!("{kind} {}/{name}", namespace.unwrap_or("default")),
         }
     }
 }

@@ -18,17 +18,19 @@ use crate::problem::Problem;
 /// How many lists may stand inside each other.
 const MAX_DEPTH: usize = 4;
 
-/// One document.
+/// One document, or what stands in a list's `items`.
 pub(super) enum Document {
     /// Nothing.
     Empty,
     /// A mapping: an object, or a list of objects.
     Object {
         head: Map<String, Value>,
-        items: Vec<Item>,
+        items: Box<Self>,
     },
     /// A bare list of objects.
     Array(Vec<Item>),
+    /// Text, a number or a boolean.
+    Scalar,
 }
 
 /// An element of a list.
@@ -49,16 +51,26 @@ impl Document {
     pub(super) fn finish(self, line: usize, found: &mut Vec<Found>) {
         match self {
             Self::Empty => {}
-            Self::Array(items) => items.into_iter().for_each(|item| item.finish(None, found)),
+            Self::Array(items) => finish_items(items, None, found),
+            Self::Scalar => {
+                let message = "is not a Kubernetes object; the document is skipped";
+                let object = Err(Problem::new("", "", "", message));
+                found.push(Found { line, object });
+            }
             Self::Object { head, items } => match Kind::of(&head) {
                 Err(problem) => found.push(Found {
                     line,
                     object: Err(problem),
                 }),
                 Ok(Kind::Other) => {}
-                Ok(Kind::List(kind)) => {
-                    items.into_iter().for_each(|item| item.finish(kind, found));
-                }
+                Ok(Kind::List(kind)) => match *items {
+                    Self::Empty => {}
+                    Self::Array(items) => finish_items(items, kind, found),
+                    Self::Object { .. } | Self::Scalar => {
+                        let object = Err(not_a_list());
+                        found.push(Found { line, object });
+                    }
+                },
                 Ok(Kind::Single(kind)) => {
                     found.push(Found {
                         line,
@@ -68,6 +80,14 @@ impl Document {
             },
         }
     }
+}
+
+fn finish_items(items: Vec<Item>, kind: Option<Single>, found: &mut Vec<Found>) {
+    items.into_iter().for_each(|item| item.finish(kind, found));
+}
+
+fn not_a_list() -> Problem {
+    Problem::new("", "items", "", "is not a list; the object is skipped")
 }
 
 impl Item {
@@ -120,8 +140,10 @@ fn read(mut object: Map<String, Value>, depth: usize) -> Vec<Result<Object, Prob
             ))]
         }
         Ok(Kind::List(kind)) => {
-            let Some(Value::Array(items)) = object.remove("items") else {
-                return Vec::new();
+            let items = match object.remove("items") {
+                None | Some(Value::Null) => return Vec::new(),
+                Some(Value::Array(items)) => items,
+                Some(_) => return vec![Err(not_a_list())],
             };
             let mut objects = Vec::with_capacity(items.len());
             for item in items {
@@ -163,51 +185,54 @@ impl<'de> Visitor<'de> for DocumentSeed<'_> {
         Ok(Document::Empty)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, input: A) -> Result<Document, A::Error> {
-        ItemsSeed(self.0).visit_seq(input).map(Document::Array)
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Document, E> {
+        Ok(Document::Scalar)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut input: A) -> Result<Document, A::Error> {
-        let mut head = Map::new();
-        let mut items = Vec::new();
-        while let Some(key) = input.next_key::<String>()? {
-            if key == "items" {
-                items = input.next_value_seed(ItemsSeed(self.0))?;
-            } else {
-                head.insert(key, input.next_value()?);
-            }
-        }
-        Ok(Document::Object { head, items })
-    }
-}
-
-struct ItemsSeed<'a>(&'a Cursor);
-
-impl<'de> DeserializeSeed<'de> for ItemsSeed<'_> {
-    type Value = Vec<Item>;
-
-    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Vec<Item>, D::Error> {
-        input.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ItemsSeed<'_> {
-    type Value = Vec<Item>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a sequence of objects in items")
+    fn visit_i128<E: Error>(self, _: i128) -> Result<Document, E> {
+        Ok(Document::Scalar)
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Vec<Item>, E> {
-        Ok(Vec::new())
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Document, E> {
+        Ok(Document::Scalar)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut input: A) -> Result<Vec<Item>, A::Error> {
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Document, E> {
+        Ok(Document::Scalar)
+    }
+
+    fn visit_u128<E: Error>(self, _: u128) -> Result<Document, E> {
+        Ok(Document::Scalar)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Document, E> {
+        Ok(Document::Scalar)
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<Document, E> {
+        Ok(Document::Scalar)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut input: A) -> Result<Document, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = input.next_element_seed(ItemSeed(self.0))? {
             items.push(item);
         }
-        Ok(items)
+        Ok(Document::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut input: A) -> Result<Document, A::Error> {
+        let mut head = Map::new();
+        let mut items = Document::Empty;
+        while let Some(key) = input.next_key::<String>()? {
+            if key == "items" {
+                items = input.next_value_seed(DocumentSeed(self.0))?;
+            } else {
+                head.insert(key, input.next_value()?);
+            }
+        }
+        let items = Box::new(items);
+        Ok(Document::Object { head, items })
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! As with cluster IPs, a port follows from the Service's name and its port, see [`Pool`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::inventory::Placed;
 use super::pool::Pool;
@@ -24,7 +24,9 @@ pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>) 
     let mut requests = Vec::new();
     for (name, placed) in services.iter_mut() {
         let spec = &mut placed.object.spec;
-        share_ports(spec);
+        if has_node_ports(spec) {
+            share_ports(spec);
+        }
         let given = spec.ports.iter().map(|port| &port.node_port);
         for port in given.chain([&spec.health_check_node_port]) {
             if let Some(number) = written(port).and_then(|port| port.checked_sub(FIRST)) {
@@ -96,25 +98,17 @@ impl Request {
 }
 
 fn wants(name: &ObjectName, spec: &ServiceSpec) -> Vec<Request> {
-    let is_balanced = spec.r#type.as_str() == Some("LoadBalancer");
-    let is_refused = spec.allocate_load_balancer_node_ports == Scalar::Boolean(false);
-    let is_wanted = spec.r#type.as_str() == Some("NodePort") || (is_balanced && !is_refused);
-    let mut requests: Vec<Request> = Vec::new();
-    let mut ports: Vec<u16> = Vec::new();
-    for entry in spec
-        .ports
-        .iter()
-        .filter(|entry| is_wanted && is_open(&entry.node_port))
-    {
-        if let Some(port) = written(&entry.port).filter(|port| !ports.contains(port)) {
-            ports.push(port);
-            requests.push(Request {
-                service: name.clone(),
-                name: format!("{name}:{port}"),
-                goal: Goal::NodePort(port),
-            });
-        }
+    let mut requests = Vec::new();
+    if has_node_ports(spec) {
+        let open = spec.ports.iter().filter(|entry| is_open(&entry.node_port));
+        let ports: BTreeSet<u16> = open.filter_map(|entry| written(&entry.port)).collect();
+        requests.extend(ports.into_iter().map(|port| Request {
+            service: name.clone(),
+            name: format!("{name}:{port}"),
+            goal: Goal::NodePort(port),
+        }));
     }
+    let is_balanced = spec.r#type.as_str() == Some("LoadBalancer");
     let is_local = spec.external_traffic_policy.as_str() == Some("Local");
     if is_balanced && is_local && spec.health_check_node_port == Scalar::Absent {
         requests.push(Request {
@@ -124,6 +118,15 @@ fn wants(name: &ObjectName, spec: &ServiceSpec) -> Vec<Request> {
         });
     }
     requests
+}
+
+/// Whether ports without a node port are to get one.
+fn has_node_ports(spec: &ServiceSpec) -> bool {
+    match spec.r#type.as_str() {
+        Some("NodePort") => true,
+        Some("LoadBalancer") => spec.allocate_load_balancer_node_ports != Scalar::Boolean(false),
+        _ => false,
+    }
 }
 
 /// Gives ports that name no node port the one of a port with the same number.

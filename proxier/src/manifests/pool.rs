@@ -94,3 +94,86 @@ fn hash(name: &str, round: u64) -> u64 {
     let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     mixed ^ (mixed >> 33)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(count: usize) -> Vec<String> {
+        (0..count)
+            .map(|index| format!("default/service-{index}"))
+            .collect()
+    }
+
+    #[test]
+    fn low_numbers_go_last_and_everybody_is_served_once() {
+        let numbers = Pool::new(100, 16).assign(&names(84));
+        assert!(
+            numbers
+                .iter()
+                .all(|number| number.is_some_and(|number| number >= 16))
+        );
+        let numbers: HashSet<u64> = Pool::new(100, 16)
+            .assign(&names(120))
+            .into_iter()
+            .flatten()
+            .collect();
+        assert_eq!(numbers.len(), 100);
+        assert_eq!(Pool::new(0, 0).assign(&names(2)), [None, None]);
+        assert_eq!(
+            Pool::new(8, 8).assign(&names(8)).iter().flatten().count(),
+            8
+        );
+    }
+
+    #[test]
+    fn numbers_never_change_between_versions() {
+        let numbers = Pool::new(65_534, 256).assign(&names(4));
+        assert_eq!(numbers, [63_273, 57_489, 16_405, 29_750].map(Some));
+    }
+
+    #[test]
+    fn a_new_claim_moves_hardly_anybody() {
+        let names = names(100);
+        let all = Pool::new(254, 16).assign(&names);
+        for left_out in 0..names.len() {
+            let mut fewer = names.clone();
+            fewer.remove(left_out);
+            let mut numbers = Pool::new(254, 16).assign(&fewer);
+            numbers.insert(left_out, all[left_out]);
+            let moved = numbers
+                .iter()
+                .zip(&all)
+                .filter(|(now, then)| now != then)
+                .count();
+            assert!(moved <= 3, "{moved} of 100 moved");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn order_does_not_matter(
+            (size, low, sorted, shuffled) in (1..400_u64, 0..100_u64, 0..300_usize)
+                .prop_flat_map(|(size, low, count)| {
+                    let names = names(count);
+                    (Just(size), Just(low), Just(names.clone()), Just(names).prop_shuffle())
+                }),
+            reserved in proptest::collection::vec(0..400_u64, 0..20),
+        ) {
+            let mut pool = Pool::new(size, low);
+            reserved.iter().for_each(|&number| pool.reserve(number));
+            let of_sorted = pool.clone().assign(&sorted);
+            let of_shuffled = pool.assign(&shuffled);
+            for (name, number) in shuffled.iter().zip(&of_shuffled) {
+                let index = sorted.iter().position(|other| other == name).unwrap();
+                prop_assert_eq!(of_sorted[index], *number);
+            }
+            let given: Vec<u64> = of_sorted.into_iter().flatten().collect();
+            let distinct: HashSet<u64> = given.iter().copied().collect();
+            prop_assert_eq!(given.len(), distinct.len());
+            prop_assert!(given.iter().all(|number| *number < size && !reserved.contains(number)));
+        }
+    }
+}
