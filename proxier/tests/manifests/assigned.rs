@@ -1,0 +1,121 @@
+//! Addresses and ports that manifests leave to the cluster.
+
+use proptest::prelude::*;
+use proxier::manifests::{self, Options};
+use proxier::model::Service;
+
+use super::{golden, objects, options, show};
+
+#[test]
+fn addresses_run_out_with_a_word() {
+    let service = |name: &str, spec: &str| {
+        format!("---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+    };
+    let text = service("a", "{}")
+        + &service("b", "{}")
+        + &service("six", "{ipFamilies: [IPv6]}")
+        + &service(
+            "both",
+            "{clusterIP: 10.0.0.3, ipFamilyPolicy: RequireDualStack}",
+        )
+        + &service(
+            "either",
+            "{clusterIP: 10.0.0.4, ipFamilyPolicy: PreferDualStack}",
+        )
+        + &service("foreign", "{ipFamilies: [IPv6]}").replace(
+            "{name: foreign}",
+            "{name: f, labels: {service.kubernetes.io/service-proxy-name: x}}",
+        );
+    let with = |service_cidr: &[&str]| {
+        let options = Options {
+            service_cidr: service_cidr
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .collect(),
+            node_name: "node-a".into(),
+        };
+        show(&manifests::parse(&text, "f", &options))
+    };
+    golden("crowded", &with(&["10.0.0.0/29"]));
+    golden("nowhere", &with(&[]));
+}
+
+fn services(documents: &[String]) -> Vec<Service> {
+    let loaded = manifests::parse(&documents.concat(), "f", &options());
+    let parsed = objects(&loaded).0;
+    parsed
+        .iter()
+        .filter_map(|service| service.object.clone())
+        .collect()
+}
+
+/// Services of every type, some with what others have to be given.
+fn any_services() -> impl Strategy<Value = Vec<String>> {
+    let types = ["ClusterIP", "NodePort", "LoadBalancer"];
+    let policies = ["SingleStack", "PreferDualStack", "RequireDualStack"];
+    let spec = (
+        proptest::sample::select(types.to_vec()),
+        proptest::sample::select(policies.to_vec()),
+        proptest::option::of(1..255_u8),
+        proptest::option::of(30_000..32_768_u16),
+    );
+    proptest::collection::vec(spec, 1..40).prop_map(|specs| {
+        let document = |(index, (kind, policy, address, node_port))| {
+            let address = Option::map(address, |low: u8| format!("clusterIP: 10.96.0.{low}"));
+            let node_port = Option::map(node_port, |port: u16| format!("nodePort: {port}"));
+            format!(
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{index}}}\n\
+                 spec:\n  type: {kind}\n  ipFamilyPolicy: {policy}\n  \
+                 externalTrafficPolicy: Local\n  {}\n  ports:\n  - port: 80\n    {}\n  \
+                 - {{name: other, port: 81}}\n",
+                address.unwrap_or_default(),
+                node_port.unwrap_or_default(),
+            )
+        };
+        specs.into_iter().enumerate().map(document).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn the_order_of_documents_does_not_matter(
+        (documents, shuffled) in any_services()
+            .prop_flat_map(|documents| (Just(documents.clone()), Just(documents).prop_shuffle())),
+    ) {
+        let of_sorted = services(&documents);
+        prop_assert_eq!(&of_sorted, &services(&shuffled));
+        prop_assert_eq!(of_sorted.len(), documents.len());
+    }
+
+    #[test]
+    fn nothing_is_given_twice(documents in any_services()) {
+        let plain: Vec<String> = documents
+            .iter()
+            .map(|document| {
+                let is_kept =
+                    |line: &&str| !line.contains("clusterIP:") && !line.contains("nodePort:");
+                document
+                    .lines()
+                    .filter(is_kept)
+                    .map(|line| format!("{line}\n"))
+                    .collect()
+            })
+            .collect();
+        let services = services(&plain);
+        let addresses: Vec<_> = services.iter().flat_map(|service| &service.cluster_ips).collect();
+        let ports: Vec<u16> = services
+            .iter()
+            .flat_map(|service| {
+                let node_ports = service.ports.iter().filter_map(|port| port.node_port);
+                node_ports.chain(service.health_check_node_port)
+            })
+            .collect();
+        let distinct: std::collections::BTreeSet<_> = addresses.iter().collect();
+        prop_assert_eq!(distinct.len(), addresses.len());
+        let distinct: std::collections::BTreeSet<_> = ports.iter().collect();
+        prop_assert_eq!(distinct.len(), ports.len());
+        prop_assert!(ports.iter().all(|port| (30_086..32_768).contains(port)));
+    }
+}
