@@ -28,7 +28,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, prlimit, waitid,
+};
 
 use crate::{
     job::Job,
@@ -131,6 +133,18 @@ impl Machine {
                 // A line that breaks and a line that ends mean the same: the kernel is gone.
                 let _broken = line.listen(ours, &ready);
                 line.close();
+            })
+            .context("starting a thread")?;
+        let line = Arc::clone(&machine.line);
+        thread::Builder::new()
+            .name("lab-kernel".into())
+            .spawn(move || {
+                // Left for the machine to wait for: until then nobody else gets its id.
+                let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                let _status = waitid(WaitId::Pid(group), ended);
+                // The kernel's helpers can outlive it (6.1 after SIGKILL), and hold the line open.
+                let _none_left = kill_process_group(group, Signal::KILL);
+                line.hang_up();
             })
             .context("starting a thread")?;
         match booted.recv_timeout(BOOT_TIMEOUT) {

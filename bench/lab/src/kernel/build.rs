@@ -47,11 +47,17 @@ fn compile(source: &Source, directory: &Path, steps: &Steps) -> Result<PathBuf> 
 
     let fragment = directory.join("lab.config");
     fs::write(&fragment, FRAGMENT).with_context(|| format!("writing {}", fragment.display()))?;
-    steps.run("configuring", make(directory).arg("defconfig"))?;
+    steps.run(
+        "configuring for User-Mode Linux",
+        make(directory).arg("defconfig"),
+    )?;
     let mut merge = Command::new("scripts/kconfig/merge_config.sh");
     merge.args(["-m", ".config", "lab.config"]);
-    steps.run("configuring", user_mode(&mut merge, directory))?;
-    steps.run("configuring", make(directory).arg("olddefconfig"))?;
+    steps.run("configuring for the lab", user_mode(&mut merge, directory))?;
+    steps.run(
+        "completing the configuration",
+        make(directory).arg("olddefconfig"),
+    )?;
     let config = directory.join(".config");
     let config = fs::read_to_string(&config).context("reading the configuration")?;
     if let Some(absent) = REQUIRED.into_iter().find(|option| !has(&config, option)) {

@@ -107,8 +107,8 @@ impl Steps {
             }
             thread::sleep(Duration::from_millis(100));
         };
-        self.tell(name, objects, is_terminal);
         if is_terminal {
+            self.tell(name, objects, is_terminal);
             eprintln!();
         }
         Ok(status)

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     io::{self, BufReader, ErrorKind, Write},
+    net::Shutdown,
     os::unix::net::UnixStream,
     sync::{
         Condvar, Mutex, PoisonError,
@@ -16,7 +17,9 @@ use crate::wire::{Frame, Kind, LINE_WINDOW};
 /// Sends frames, and hands out those that come.
 #[derive(Debug)]
 pub(super) struct Line {
-    socket: Mutex<UnixStream>,
+    socket: UnixStream,
+    /// Held while a frame is sent: frames do not mix.
+    sending: Mutex<()>,
     /// Who listens; `None` once the kernel is gone.
     ports: Mutex<Option<HashMap<u32, Port>>>,
     /// Bytes that may be sent now; `None` once the kernel is gone.
@@ -35,7 +38,8 @@ pub(super) struct Port {
 impl Line {
     pub(super) fn new(socket: UnixStream) -> Self {
         Self {
-            socket: Mutex::new(socket),
+            socket,
+            sending: Mutex::new(()),
             ports: Mutex::new(Some(HashMap::new())),
             room: Mutex::new(Some(LINE_WINDOW)),
             more_room: Condvar::new(),
@@ -45,8 +49,8 @@ impl Line {
     /// Sends one frame, no faster than the guest reads.
     pub(super) fn send(&self, frame: &Frame) -> io::Result<()> {
         let bytes = frame.encode()?;
-        // Held until the frame is complete: frames do not mix.
-        let mut socket = lock(&self.socket);
+        let _turn = lock(&self.sending);
+        let mut socket = &self.socket;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
             let now = self.take_room(rest.len())?;
@@ -105,6 +109,11 @@ impl Line {
             }
         }
         Ok(())
+    }
+
+    /// Ends the line from this side: [`listen`](Self::listen) hears what is still in it, and stops.
+    pub(super) fn hang_up(&self) {
+        let _gone = self.socket.shutdown(Shutdown::Both);
     }
 
     /// Tells everyone who waits that nothing more will come.

@@ -43,7 +43,10 @@ impl Log {
 /// The last [`SHOWN`] lines of console output, without what terminals need, indented.
 fn last_lines(console: &[u8]) -> String {
     let text = String::from_utf8_lossy(console).replace('\r', "");
-    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.is_empty() && !USUAL.iter().any(|usual| line.contains(usual)))
+        .collect();
     if lines.is_empty() {
         return "  (none)".into();
     }
@@ -52,6 +55,14 @@ fn last_lines(console: &[u8]) -> String {
     indented.join("\n")
 }
 
+/// Complaints that come with every boot: there is no place for a management socket, by intent, and
+/// no disk.
+const USUAL: [&str; 4] = [
+    "make_umid",
+    "remove_umid_dir",
+    "Failed to initialize umid",
+    "Failed to initialize ubd device",
+];
 /// Bytes of console output that are kept.
 const KEPT: usize = 64 * 1024;
 /// Lines that are shown: a panic with its call trace.
@@ -68,5 +79,6 @@ mod tests {
         assert!(shown.starts_with("  line 60\n"), "{shown}");
         assert!(shown.ends_with("  line 99"), "{shown}");
         assert_eq!(last_lines(b""), "  (none)");
+        assert_eq!(last_lines(b"make_umid - mkstemp failed\r\n"), "  (none)");
     }
 }
