@@ -6,7 +6,7 @@
 //! * *ipvs-netlink*: [`Client::apply`], encoding included;
 //! * *ipvsadm*: `ipvsadm -R` fed the same rules.
 //!
-//! And two ways to read it: [`Client::table`], and `ipvsadm -Ln`.
+//! And two ways to read it: [`Client::walk`], and `ipvsadm -Ln`.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -264,7 +264,10 @@ fn apply(client: &mut Client, changes: &[Change]) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let outcomes = client.apply(changes)?;
     let taken = start.elapsed();
-    outcomes.into_iter().collect::<Result<(), _>>()?;
+    outcomes
+        .into_iter()
+        .collect::<Result<(), _>>()
+        .map_err(|error| *error)?;
     Ok(taken)
 }
 

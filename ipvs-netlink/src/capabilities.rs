@@ -124,7 +124,7 @@ fn probe_schedulers(client: &mut Client, key: ServiceKey) -> Result<Vec<Schedule
         match outcomes.pop().unwrap_or(Ok(())) {
             Ok(()) => known.push(name),
             Err(error) if error.is_scheduler_missing() => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(*error),
         }
     }
     Ok(known)
@@ -159,6 +159,7 @@ fn reported(
     key: ServiceKey,
 ) -> Result<BTreeSet<u16>> {
     let family = client.family();
+    let mut kinds = BTreeSet::new();
     client.transport().dump(
         family,
         "probing attributes",
@@ -168,7 +169,8 @@ fn reported(
                 write_service_key(inner, &key)
             });
         },
-        BTreeSet::new,
+        BTreeSet::clear,
+        &mut kinds,
         |kinds, message: Message<'_>| {
             if let Some(object) = find(message.payload, outer)? {
                 for attribute in object.nested() {
@@ -177,5 +179,6 @@ fn reported(
             }
             Ok(())
         },
-    )
+    )?;
+    Ok(kinds)
 }

@@ -36,8 +36,12 @@ pub struct Client {
     batch: Batch,
 }
 
-/// What became of a [`Change`].
-pub type Outcome = Result<()>;
+/// What became of a [`Change`]; a pointer wide, since there may be very many.
+pub type Outcome = std::result::Result<(), Box<Error>>;
+
+/// How many changes are encoded at a time: the transport sends as many in one datagram, and memory
+/// that is used again is in the cache.
+const CHANGES_AT_A_TIME: usize = crate::transport::REQUESTS_PER_SEND;
 
 /// What the kernel says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,20 +89,18 @@ impl Client {
     /// # Cost
     /// Two system calls per 128 changes, no allocation per change that succeeds.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Vec<Outcome>> {
-        let mut answers = self.run(changes)?;
-        // Every request to a number that no family has any more fails with ENOENT: the module was
-        // unloaded, and perhaps loaded again under another number.
-        let gone = |answer: &Answer| matches!(answer, Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT);
-        if !changes.is_empty() && answers.iter().all(gone) {
-            let family = resolve_ipvs(&mut self.transport)?;
-            if family != self.family {
-                self.family = family;
+        let mut outcomes = Vec::with_capacity(changes.len());
+        for changes in changes.chunks(CHANGES_AT_A_TIME) {
+            let mut answers = self.run(changes)?;
+            if answers.iter().all(is_not_found) && self.family_moved()? {
                 answers = self.run(changes)?;
             }
+            let outcome = |(answer, change): (Answer, &Change)| {
+                answer.map_err(|no| Box::new(explain(no, change)))
+            };
+            outcomes.extend(answers.into_iter().zip(changes).map(outcome));
         }
-        let outcome =
-            |(answer, change): (Answer, &Change)| answer.map_err(|no| explain(no, change));
-        Ok(answers.into_iter().zip(changes).map(outcome).collect())
+        Ok(outcomes)
     }
 
     fn run(&mut self, changes: &[Change]) -> Result<Vec<Answer>> {
@@ -109,8 +111,20 @@ impl Client {
         self.transport.run(&mut self.batch)
     }
 
+    /// Whether the IPVS family has another number now: its module was unloaded and loaded again.
+    /// Every request to a number that no family has fails with `ENOENT`.
+    fn family_moved(&mut self) -> Result<bool> {
+        let family = resolve_ipvs(&mut self.transport)?;
+        let moved = family != self.family;
+        self.family = family;
+        Ok(moved)
+    }
+
     fn one(&mut self, change: Change) -> Result<()> {
-        self.apply(&[change])?.pop().unwrap_or(Ok(()))
+        self.apply(&[change])?
+            .pop()
+            .unwrap_or(Ok(()))
+            .map_err(|error| *error)
     }
 
     /// Creates a virtual server.
@@ -190,13 +204,16 @@ impl Client {
     /// # Errors
     /// [`Error::is_permission_denied`]; [`Error::is_transient`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>> {
+        let mut services = Vec::new();
         self.dump(
             IPVS_CMD_GET_SERVICE,
             "reading the services",
             |_| {},
             IPVS_CMD_ATTR_SERVICE,
             read_service,
-        )
+            &mut services,
+        )?;
+        Ok(services)
     }
 
     /// The destinations of a virtual server, newest first, which is the order that schedulers see.
@@ -207,12 +224,23 @@ impl Client {
     /// # Errors
     /// As [`Client::services`].
     pub fn destinations(&mut self, key: &ServiceKey) -> Result<Vec<DestinationEntry>> {
+        let mut destinations = Vec::new();
+        self.destinations_into(key, &mut destinations)?;
+        Ok(destinations)
+    }
+
+    fn destinations_into(
+        &mut self,
+        key: &ServiceKey,
+        destinations: &mut Vec<DestinationEntry>,
+    ) -> Result<()> {
         self.dump(
             IPVS_CMD_GET_DEST,
             "reading the destinations",
             |writer| writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key)),
             IPVS_CMD_ATTR_DEST,
             |attribute| read_destination(attribute, key.family()),
+            destinations,
         )
     }
 
@@ -222,15 +250,29 @@ impl Client {
     /// As [`Client::services`].
     ///
     /// # Cost
-    /// Three system calls per virtual server: the kernel dumps destinations of one at a time.
+    /// As [`Client::walk`], and the memory for all of it.
     pub fn table(&mut self) -> Result<Vec<(ServiceEntry, Vec<DestinationEntry>)>> {
-        let services = self.services()?;
-        let mut table = Vec::with_capacity(services.len());
-        for entry in services {
-            let destinations = self.destinations(&entry.service.key)?;
-            table.push((entry, destinations));
-        }
+        let mut table = Vec::new();
+        self.walk(|service, destinations| table.push((*service, destinations.to_vec())))?;
         Ok(table)
+    }
+
+    /// Shows every virtual server with its destinations to `each`, keeping one at a time.
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    ///
+    /// # Cost
+    /// Three system calls per virtual server: the kernel dumps the destinations of one at a time,
+    /// and tells the end of a dump apart from its content.
+    pub fn walk(&mut self, mut each: impl FnMut(&ServiceEntry, &[DestinationEntry])) -> Result<()> {
+        let services = self.services()?;
+        let mut destinations = Vec::new();
+        for entry in &services {
+            self.destinations_into(&entry.service.key, &mut destinations)?;
+            each(entry, &destinations);
+        }
+        Ok(())
     }
 
     /// Removes all virtual servers of the namespace, whoever created them.
@@ -328,13 +370,16 @@ impl Client {
     /// # Errors
     /// As [`Client::services`].
     pub fn daemons(&mut self) -> Result<Vec<Daemon>> {
+        let mut daemons = Vec::new();
         self.dump(
             IPVS_CMD_GET_DAEMON,
             "reading the daemons",
             |_| {},
             IPVS_CMD_ATTR_DAEMON,
             read_daemon,
-        )
+            &mut daemons,
+        )?;
+        Ok(daemons)
     }
 
     /// Starts a synchronisation daemon.
@@ -397,6 +442,7 @@ impl Client {
         self.transport.query(self.family, doing, body, read)
     }
 
+    /// Fills `entries`, which keeps its memory, with what `read` makes of attribute `kind`.
     fn dump<T>(
         &mut self,
         command: u8,
@@ -404,19 +450,25 @@ impl Client {
         body: impl Fn(&mut Writer<'_>),
         kind: u16,
         read: impl Fn(&Attribute<'_>) -> Result<T>,
-    ) -> Result<Vec<T>> {
+        entries: &mut Vec<T>,
+    ) -> Result<()> {
         let body = |writer: &mut Writer<'_>| {
             write_header(writer, command, IPVS_GENL_VERSION);
             body(writer);
         };
+        let each = |entries: &mut Vec<T>, message: Message<'_>| {
+            if let Some(attribute) = find(message.payload, kind)? {
+                entries.push(read(&attribute)?);
+            }
+            Ok(())
+        };
         self.transport
-            .dump(self.family, doing, body, Vec::new, |entries, message| {
-                if let Some(attribute) = find(message.payload, kind)? {
-                    entries.push(read(&attribute)?);
-                }
-                Ok(())
-            })
+            .dump(self.family, doing, body, Vec::clear, entries, each)
     }
+}
+
+fn is_not_found(answer: &Answer) -> bool {
+    matches!(answer, Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT)
 }
 
 /// Says what was being done, and tells a missing module from other refusals.

@@ -29,7 +29,7 @@ pub use netlink_sys::protocols;
 
 /// Requests per datagram: beyond some 50 nothing is gained, and even if all of them fail the answers
 /// fit the default receive buffer (128 x 896 bytes).
-const REQUESTS_PER_SEND: usize = 128;
+pub(crate) const REQUESTS_PER_SEND: usize = 128;
 
 /// Bytes per datagram, well below the default send buffer.
 const BYTES_PER_SEND: usize = 64 * 1024;
@@ -180,9 +180,10 @@ impl Transport {
         }
     }
 
-    /// Sends one request that is answered by any number of messages, each of which `each` gets.
+    /// Sends one request that is answered by any number of messages, each of which `each` gets
+    /// together with `collected`.
     ///
-    /// A dump that the kernel marks as interrupted by changes is repeated a few times; so `start` is
+    /// A dump that the kernel marks as interrupted by changes is repeated a few times; so `clear` is
     /// called before every attempt, to drop what was collected so far.
     ///
     /// # Errors
@@ -193,14 +194,15 @@ impl Transport {
         kind: u16,
         doing: &str,
         body: impl Fn(&mut Writer<'_>),
-        mut start: impl FnMut() -> T,
+        clear: impl Fn(&mut T),
+        collected: &mut T,
         mut each: impl FnMut(&mut T, Message<'_>) -> Result<()>,
-    ) -> Result<T> {
+    ) -> Result<()> {
         for _ in 0..DUMP_TRIES {
-            let mut collected = start();
-            let each = |message: Message<'_>| each(&mut collected, message);
+            clear(collected);
+            let each = |message: Message<'_>| each(collected, message);
             if self.dump_once(kind, doing, &body, each)? == Dump::Whole {
-                return Ok(collected);
+                return Ok(());
             }
         }
         Err(Error::DumpInterrupted { tries: DUMP_TRIES })

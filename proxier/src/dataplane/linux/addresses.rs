@@ -154,33 +154,56 @@ impl Addresses {
     }
 
     fn dummy_device(&mut self) -> ipvs::Result<Option<u32>> {
-        let doing = "reading the devices";
-        let read = |found: &mut Option<u32>, message: ipvs::transport::Message<'_>| {
-            *found = found.or(read_device_named(message.payload, DUMMY_DEVICE)?);
-            Ok(())
-        };
-        self.transport
-            .dump(RTM_GETLINK, doing, write_all, || None, read)
+        self.dump(
+            RTM_GETLINK,
+            "reading the devices",
+            |found: &mut Option<u32>, payload| {
+                *found = found.or(read_device_named(payload, DUMMY_DEVICE)?);
+                Ok(())
+            },
+        )
     }
 
     fn interface_addresses(&mut self) -> ipvs::Result<Vec<InterfaceAddress>> {
-        let doing = "reading the addresses";
-        let read = |found: &mut Vec<_>, message: ipvs::transport::Message<'_>| {
-            found.extend(read_interface_address(message.payload)?);
-            Ok(())
-        };
-        self.transport
-            .dump(RTM_GETADDR, doing, write_all, Vec::new, read)
+        self.dump(
+            RTM_GETADDR,
+            "reading the addresses",
+            |found: &mut Vec<_>, payload| {
+                found.extend(read_interface_address(payload)?);
+                Ok(())
+            },
+        )
     }
 
     fn routes(&mut self) -> ipvs::Result<BTreeMap<IpAddr, Option<IpAddr>>> {
-        let doing = "reading the routes";
-        let read = |found: &mut BTreeMap<_, _>, message: ipvs::transport::Message<'_>| {
-            found.extend(read_route(message.payload)?.map(|route| (route.address, route.source)));
-            Ok(())
-        };
-        self.transport
-            .dump(RTM_GETROUTE, doing, write_all, BTreeMap::new, read)
+        self.dump(
+            RTM_GETROUTE,
+            "reading the routes",
+            |found: &mut BTreeMap<_, _>, payload| {
+                found.extend(read_route(payload)?.map(|route| (route.address, route.source)));
+                Ok(())
+            },
+        )
+    }
+
+    /// Collects what `each` takes out of the messages of a dump.
+    fn dump<T: Default>(
+        &mut self,
+        kind: u16,
+        doing: &str,
+        each: impl Fn(&mut T, &[u8]) -> ipvs::Result<()>,
+    ) -> ipvs::Result<T> {
+        let mut found = T::default();
+        let clear = |found: &mut T| *found = T::default();
+        self.transport.dump(
+            kind,
+            doing,
+            write_all,
+            clear,
+            &mut found,
+            |found, message| each(found, message.payload),
+        )?;
+        Ok(found)
     }
 }
 

@@ -14,9 +14,9 @@ pub(super) fn observe(
     client: &mut ipvs::Client,
 ) -> Result<BTreeMap<ipvs::ServiceKey, ObservedServer>, Failure> {
     let mut servers = BTreeMap::new();
-    for (entry, destinations) in client.table()? {
+    client.walk(|entry, destinations| {
         let mut destinations: Vec<ObservedDestination> =
-            destinations.into_iter().map(observed).collect();
+            destinations.iter().map(observed).collect();
         // The kernel lists the newest first, and twice what moved while it was being listed.
         destinations.sort_by_key(|entry| entry.destination.key);
         destinations.dedup_by_key(|entry| entry.destination.key);
@@ -27,11 +27,11 @@ pub(super) fn observe(
                 destinations,
             },
         );
-    }
+    })?;
     Ok(servers)
 }
 
-fn observed(entry: ipvs::DestinationEntry) -> ObservedDestination {
+fn observed(entry: &ipvs::DestinationEntry) -> ObservedDestination {
     ObservedDestination {
         destination: entry.destination,
         active_connections: entry.active_connections,
@@ -61,7 +61,7 @@ pub(super) fn apply(client: &mut ipvs::Client, changes: &[Change]) -> Vec<Outcom
     match client.apply(changes) {
         Ok(outcomes) => outcomes
             .into_iter()
-            .map(|outcome| outcome.map_err(Failure::from))
+            .map(|outcome| outcome.map_err(|error| Failure::from(*error)))
             .collect(),
         Err(error) => {
             let failure = Failure::from(error);
