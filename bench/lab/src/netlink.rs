@@ -1,4 +1,4 @@
-//! The two netlink requests that come before any test: is there IPVS, and bring `lo` up.
+//! The few netlink requests that come before any test: is there IPVS, bring `lo` up, is a link up.
 //!
 //! Written out by hand: the lab must work before the crates that it tests do.
 
@@ -17,28 +17,47 @@ pub(crate) fn bring_loopback_up() -> io::Result<()> {
     body.extend(1_i32.to_ne_bytes());
     body.extend(IFF_UP.to_ne_bytes());
     body.extend(IFF_UP.to_ne_bytes());
-    request(None, RTM_NEWLINK, &body)
+    request(None, RTM_NEWLINK, NLM_F_ACK, &body).map(drop)
 }
 
 /// Whether the kernel has the generic netlink family `name`; the kernel loads the module itself.
 pub(crate) fn has_generic_family(name: &str) -> io::Result<bool> {
-    // struct genlmsghdr: command, version, padding; then one attribute, padded to four bytes.
+    // struct genlmsghdr: command, version, padding.
     let mut body = vec![CTRL_CMD_GETFAMILY, 1, 0, 0];
-    let length = u16::try_from(4 + name.len() + 1).map_err(io::Error::other)?;
-    body.extend(length.to_ne_bytes());
-    body.extend(CTRL_ATTR_FAMILY_NAME.to_ne_bytes());
-    body.extend(name.as_bytes());
-    body.push(0);
-    body.resize(body.len().next_multiple_of(4), 0);
-    match request(Some(netlink::GENERIC), GENL_ID_CTRL, &body) {
-        Ok(()) => Ok(true),
+    put_text(&mut body, CTRL_ATTR_FAMILY_NAME, name)?;
+    match request(Some(netlink::GENERIC), GENL_ID_CTRL, 0, &body) {
+        Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Sends one request (routing is the protocol without a name) and gives the error it is answered with; other answers are success.
-fn request(protocol: Option<Protocol>, kind: u16, body: &[u8]) -> io::Result<()> {
+/// Whether packets pass `device` of the calling thread's network namespace.
+///
+/// Later than "up" by what the kernel's link watch takes to notice; until then packets are lost.
+pub(crate) fn is_running(device: &str) -> io::Result<bool> {
+    let mut body = vec![0; 16];
+    put_text(&mut body, IFLA_IFNAME, device)?;
+    let answer = request(None, RTM_GETLINK, 0, &body)?;
+    let flags = answer.get(HEADER + 8..HEADER + 12).ok_or_else(short)?;
+    let flags = flags.try_into().map(u32::from_ne_bytes);
+    Ok(flags.map_err(|_| short())? & IFF_RUNNING != 0)
+}
+
+/// Appends a text attribute, padded to four bytes.
+fn put_text(body: &mut Vec<u8>, kind: u16, text: &str) -> io::Result<()> {
+    let length = u16::try_from(4 + text.len() + 1).map_err(io::Error::other)?;
+    body.extend(length.to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(text.as_bytes());
+    body.push(0);
+    body.resize(body.len().next_multiple_of(4), 0);
+    Ok(())
+}
+
+/// Sends one request (routing is the protocol without a name) and gives the answer, or the error in
+/// it.
+fn request(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let socket = socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -49,21 +68,22 @@ fn request(protocol: Option<Protocol>, kind: u16, body: &[u8]) -> io::Result<()>
     let mut message = Vec::new();
     message.extend(length.to_ne_bytes());
     message.extend(kind.to_ne_bytes());
-    message.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
+    message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
     // Sequence number and port: one request at a time needs neither.
     message.extend([0; 8]);
     message.extend(body);
     let kernel = SocketAddrNetlink::new(0, 0);
     sendto(&socket, &message, SendFlags::empty(), &kernel)?;
 
-    let mut answer = [0; 8192];
-    let (length, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
-    error_of(&answer[..length])
+    let mut answer = vec![0; 8192];
+    let (length, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
+    answer.truncate(length);
+    error_of(&answer)?;
+    Ok(answer)
 }
 
 /// The error in an answer, if it is one.
 fn error_of(answer: &[u8]) -> io::Result<()> {
-    let short = || io::Error::new(io::ErrorKind::InvalidData, "a netlink answer cut short");
     let kind = answer.get(4..6).ok_or_else(short)?;
     if kind != NLMSG_ERROR.to_ne_bytes() {
         return Ok(());
@@ -79,20 +99,33 @@ fn error_of(answer: &[u8]) -> io::Result<()> {
     }
 }
 
+fn short() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a netlink answer cut short")
+}
+
 // include/uapi/linux/{netlink,rtnetlink,genetlink,if}.h
 const HEADER: usize = 16;
 const NLM_F_REQUEST: u16 = 0x01;
 const NLM_F_ACK: u16 = 0x04;
 const NLMSG_ERROR: u16 = 0x02;
 const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const IFLA_IFNAME: u16 = 3;
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 const IFF_UP: u32 = 0x1;
+const IFF_RUNNING: u32 = 0x40;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn loopback_runs() {
+        assert!(is_running("lo").unwrap());
+        assert!(is_running("no-such-device").is_err());
+    }
 
     #[test]
     fn the_control_family_is_always_there() {

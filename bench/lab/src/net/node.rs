@@ -1,10 +1,18 @@
 //! A node: a host that forwards, and what hangs on it.
 
-use std::{fs, net::IpAddr, ops::Deref, sync::Arc};
+use std::{
+    fs,
+    net::IpAddr,
+    ops::Deref,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::{Host, must};
+use crate::netlink;
 
 /// A host at the end of a link, which others can be hung on.
 #[derive(Debug)]
@@ -81,6 +89,8 @@ impl Node {
                 .map(|gateway| format!("route add default via {gateway} dev eth0")),
         );
         other.configure(&there)?;
+        wait_for(&self.host, device)?;
+        wait_for(&other, "eth0")?;
 
         if self.addresses.is_empty() {
             self.addresses = gateways;
@@ -116,6 +126,8 @@ impl Node {
         }
         self.host.configure(&here)?;
         pod.configure(&there)?;
+        wait_for(&self.host, &device)?;
+        wait_for(&pod, "eth0")?;
         if let Some(host) = &self.above {
             host.configure(&above)?;
         }
@@ -150,6 +162,21 @@ fn veth(device: &str, other: &Host) -> Vec<String> {
         format!("link add {device} type veth peer name eth0 netns {there}"),
         format!("link set {device} up"),
     ]
+}
+
+/// Waits until packets pass `device`. Its first ones would be lost, and a lost SYN costs a second.
+fn wait_for(host: &Host, device: &str) -> Result<()> {
+    let deadline = Instant::now() + LINK_TIMEOUT;
+    host.run(|| {
+        while !netlink::is_running(device)? {
+            if Instant::now() > deadline {
+                bail!("it is not up after {} seconds", LINK_TIMEOUT.as_secs());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    })
+    .with_context(|| format!("waiting for {device} on {}", host.name()))
 }
 
 fn add_address(address: &str, device: &str) -> String {
@@ -189,6 +216,8 @@ fn set(host: &Host, sysctl: &str, value: &str) -> Result<()> {
 
 /// Where pods find their node by IPv6, each on its own link.
 const ROUTER: &str = "fe80::1";
+/// Far more than the kernel ever takes.
+const LINK_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
