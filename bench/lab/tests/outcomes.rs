@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use lab::kernel;
+
 #[test]
 fn a_panic_inside_fails_with_its_words() {
     let Some(failed) = run("fixture_panics", &[]) else {
@@ -155,15 +157,26 @@ fn fixture_speaks() {
     lab::test(|| eprintln!("something to say"));
 }
 
-/// Runs a fixture in a process of its own; `None` where it would not run in a lab, be it that this
-/// machine has no kernel for it or that its own will do.
+/// Runs a fixture in a process of its own, on a kernel of the lab; `None`, and loudly so, where there
+/// is none.
 fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
-    if env::var_os("LAB_KERNEL").is_none_or(|kernel| kernel.is_empty()) || fixtures_run_here() {
+    let named = kernel::named().expect("LAB_KERNEL names kernels");
+    let kernels = match kernel::cached() {
+        Ok(Some(cached)) if named.is_empty() => vec![cached],
+        _ => named,
+    };
+    if kernels.is_empty() || fixtures_run_here() {
+        // Says SKIP, or fails where that is not allowed, or has nothing to boot because this is it.
+        lab::test(|| ());
         return None;
     }
     let program = env::current_exe().expect("a running program has a path");
     let output = Command::new(program)
         .args([fixture, "--exact", "--ignored", "--nocapture"])
+        .env(
+            kernel::VARIABLE,
+            env::join_paths(kernels).expect("they came from such a list"),
+        )
         .envs(env.iter().copied())
         .output();
     Some(output.expect("the test binary runs"))
