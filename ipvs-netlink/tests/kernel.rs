@@ -1,0 +1,62 @@
+//! Every command and every error number, on a real kernel.
+//!
+//! Section numbers in the modules are those of the interface's specification,
+//! `shared/spec/ipvs-netlink.md`.
+
+#[path = "kernel/batches.rs"]
+mod batches;
+#[path = "kernel/daemons.rs"]
+mod daemons;
+#[path = "kernel/destinations.rs"]
+mod destinations;
+#[path = "kernel/dumps.rs"]
+mod dumps;
+#[path = "kernel/malformed.rs"]
+mod malformed;
+#[path = "kernel/namespace.rs"]
+mod namespace;
+#[path = "kernel/services.rs"]
+mod services;
+
+use std::net::SocketAddr;
+
+use ipvs_netlink::{Client, Destination, Errno, Family, Protocol, Result, Service, ServiceKey};
+
+/// A client of the test's own network namespace.
+fn client() -> Client {
+    Client::open().unwrap()
+}
+
+fn tcp(frontend: &str) -> ServiceKey {
+    let frontend: SocketAddr = frontend.parse().unwrap();
+    ServiceKey::Address {
+        protocol: Protocol::Tcp,
+        address: frontend.ip(),
+        port: frontend.port(),
+    }
+}
+
+fn mark(family: Family, mark: u32) -> ServiceKey {
+    ServiceKey::Mark { family, mark }
+}
+
+fn service(key: ServiceKey, scheduler: &str) -> Service {
+    Service::new(key, scheduler.parse().unwrap())
+}
+
+fn server(address: &str, weight: u32) -> Destination {
+    let address: SocketAddr = address.parse().unwrap();
+    Destination::new(address.into(), weight)
+}
+
+/// The kernel's error number; a success is none.
+fn errno<T: std::fmt::Debug>(result: Result<T>) -> Option<Errno> {
+    match result {
+        Ok(_) => None,
+        Err(error) => Some(
+            error
+                .errno()
+                .unwrap_or_else(|| panic!("no answer: {error}")),
+        ),
+    }
+}

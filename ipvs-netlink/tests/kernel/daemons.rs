@@ -1,0 +1,72 @@
+//! Synchronisation daemons (5.9).
+
+use ipvs_netlink::{Daemon, DaemonRole, Errno};
+
+use crate::{client, errno};
+
+#[test]
+fn start_list_stop() {
+    lab::test(|| {
+        let mut client = client();
+        let lo = "lo".parse().unwrap();
+        let master = Daemon {
+            group: Some("224.0.0.90".parse().unwrap()),
+            port: Some(9_000),
+            ttl: Some(3),
+            max_length: Some(1_000),
+            ..Daemon::new(DaemonRole::Master, lo, 7)
+        };
+        client.start_daemon(&master).unwrap();
+        assert_eq!(client.daemons().unwrap(), [master]);
+        assert!(client.start_daemon(&master).unwrap_err().is_exists());
+
+        client
+            .start_daemon(&Daemon::new(DaemonRole::Backup, lo, 8))
+            .unwrap();
+        let daemons = client.daemons().unwrap();
+        let backup = daemons
+            .iter()
+            .find(|daemon| daemon.role == DaemonRole::Backup)
+            .unwrap();
+        assert_eq!(backup.group, Some("224.0.0.81".parse().unwrap()));
+        assert_eq!(
+            (backup.port, backup.ttl, backup.sync_id),
+            (Some(8_848), Some(1), 8)
+        );
+
+        client.stop_daemon(DaemonRole::Master).unwrap();
+        client.stop_daemon(DaemonRole::Backup).unwrap();
+        assert_eq!(client.daemons().unwrap(), []);
+    });
+}
+
+#[test]
+fn refusals() {
+    lab::test(|| {
+        let mut client = client();
+        let lo = "lo".parse().unwrap();
+        let daemon = |role| Daemon::new(role, lo, 0);
+        assert_eq!(
+            errno(client.stop_daemon(DaemonRole::Master)),
+            Some(Errno::SRCH)
+        );
+        assert_eq!(
+            errno(client.stop_daemon(DaemonRole::Other(3))),
+            Some(Errno::INVAL)
+        );
+        let nowhere = Daemon::new(DaemonRole::Master, "nosuch0".parse().unwrap(), 0);
+        assert_eq!(errno(client.start_daemon(&nowhere)), Some(Errno::NODEV));
+        assert!(
+            client
+                .start_daemon(&daemon(DaemonRole::Other(3)))
+                .unwrap_err()
+                .is_invalid()
+        );
+        let group = Some("10.0.0.1".parse().unwrap());
+        let unicast = Daemon {
+            group,
+            ..daemon(DaemonRole::Master)
+        };
+        assert!(client.start_daemon(&unicast).unwrap_err().is_invalid());
+    });
+}

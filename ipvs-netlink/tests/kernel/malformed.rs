@@ -1,0 +1,114 @@
+//! Requests that the data types cannot express (section 4, 5.1).
+
+use ipvs_netlink::attr::Writer;
+use ipvs_netlink::message::{write_header, write_service_key};
+use ipvs_netlink::sys::{
+    IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_ATTR_TIMEOUT_TCP, IPVS_CMD_NEW_DEST,
+    IPVS_CMD_NEW_SERVICE, IPVS_CMD_SET_CONFIG, IPVS_GENL_VERSION, IPVS_SVC_ATTR_AF,
+    IPVS_SVC_ATTR_PORT, IPVS_SVC_ATTR_PROTOCOL,
+};
+use ipvs_netlink::{Errno, Result};
+
+use crate::{client, errno, service, tcp};
+
+/// Sends `command` with the attributes that `body` writes.
+fn send(command: u8, body: impl FnOnce(&mut Writer<'_>)) -> Result<()> {
+    let mut client = client();
+    let family = client.family();
+    client
+        .transport()
+        .request(family, 0, "sending nonsense", |writer| {
+            write_header(writer, command, IPVS_GENL_VERSION);
+            body(writer);
+        })
+}
+
+#[test]
+fn services() {
+    lab::test(|| {
+        let key = tcp("10.9.0.1:80");
+        let cases: [(&str, &dyn Fn(&mut Writer<'_>), Errno); 5] = [
+            ("no service", &|_| {}, Errno::INVAL),
+            (
+                "an empty one",
+                &|w| w.nested(IPVS_CMD_ATTR_SERVICE, |_| {}),
+                Errno::INVAL,
+            ),
+            (
+                "no address",
+                &|w| {
+                    w.nested(IPVS_CMD_ATTR_SERVICE, |inner| {
+                        inner.u16(IPVS_SVC_ATTR_AF, 2);
+                        inner.u16(IPVS_SVC_ATTR_PROTOCOL, 6);
+                        inner.u16_be(IPVS_SVC_ATTR_PORT, 80);
+                    });
+                },
+                Errno::INVAL,
+            ),
+            (
+                "another family",
+                &|w| {
+                    w.nested(IPVS_CMD_ATTR_SERVICE, |inner| {
+                        write_service_key(inner, &key);
+                        inner.u16(IPVS_SVC_ATTR_AF, 1);
+                    });
+                },
+                Errno::AFNOSUPPORT,
+            ),
+            (
+                "a key and nothing else",
+                &|w| {
+                    w.nested(IPVS_CMD_ATTR_SERVICE, |inner| {
+                        write_service_key(inner, &key)
+                    })
+                },
+                Errno::INVAL,
+            ),
+        ];
+        for (what, body, expected) in cases {
+            assert_eq!(
+                errno(send(IPVS_CMD_NEW_SERVICE, body)),
+                Some(expected),
+                "{what}"
+            );
+        }
+    });
+}
+
+#[test]
+fn destinations() {
+    lab::test(|| {
+        let key = tcp("10.9.0.1:80");
+        client().add_service(&service(key, "rr")).unwrap();
+        let with = |destination: fn(&mut Writer<'_>)| {
+            errno(send(IPVS_CMD_NEW_DEST, |writer| {
+                writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| {
+                    write_service_key(inner, &key)
+                });
+                destination(writer);
+            }))
+        };
+        assert_eq!(with(|_| {}), Some(Errno::INVAL));
+        assert_eq!(
+            with(|w| w.nested(IPVS_CMD_ATTR_DEST, |_| {})),
+            Some(Errno::INVAL)
+        );
+    });
+}
+
+/// The one place where IPVS's refusals have words: the generic check of top-level attributes.
+#[test]
+fn the_kernels_words_are_kept() {
+    lab::test(|| {
+        let error = send(IPVS_CMD_SET_CONFIG, |writer| {
+            writer.u16(IPVS_CMD_ATTR_TIMEOUT_TCP, 1)
+        });
+        let error = error.unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::RANGE));
+        let words = error.to_string();
+        assert!(
+            words.contains("Attribute failed policy validation"),
+            "{words}"
+        );
+    });
+}
