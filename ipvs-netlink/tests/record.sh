@@ -18,7 +18,7 @@ ip link set dummy0 up
 ip address add 198.51.100.1/24 dev dummy0
 
 # Prints the generic-netlink messages of the capture on standard input: a file header of 24 bytes,
-# then for each datagram 16 bytes with its length, 16 with its direction and protocol, and itself.
+# then for each datagram 16 bytes with its length, 16 with its protocol, and itself.
 messages() {
     od -An -v -tx1 | tr -d ' \n' | awk -v with_info="$1" '
         function byte(at) {
@@ -43,14 +43,14 @@ messages() {
             for (at = 24; at < length(all) / 2; at += 16 + size) {
                 size = number(at + 8, 4)
                 if (byte(at + 31) != 16) continue
-                sign = byte(at + 17) == 7 ? ">" : "<"
                 for (m = at + 32; m < at + 16 + size; m += int((long + 3) / 4) * 4) {
                     long = number(m, 4)
                     # Up to 16 are acknowledgements, ends of dumps and the look-up of the family.
                     if (number(m + 4, 2) <= 16) continue
                     # Every ipvsadm asks for the version first.
                     if (!with_info && (byte(m + 16) == 14 || byte(m + 16) == 15)) continue
-                    show(sign, m + 16, m + long)
+                    # Only requests have the first flag.
+                    show(byte(m + 6) % 2 ? ">" : "<", m + 16, m + long)
                 }
             }
         }'
@@ -65,12 +65,16 @@ file() {
 
 # Runs ipvsadm and appends what it said and heard.
 record() {
-    tcpdump -i nlmon0 --immediate-mode -U -Z root -w "$work/pcap" 2>"$work/log" &
+    : >"$work/log"
+    # Each datagram takes a whole snapshot length (-s) of the buffer (-B, KiB).
+    tcpdump -i nlmon0 -s 65536 -B 32768 --immediate-mode -U -Z root -w "$work/pcap" \
+        2>>"$work/log" &
     until grep -q 'listening on' "$work/log"; do sleep 0.05; done
-    ipvsadm "$@" >/dev/null
+    ipvsadm "$@" >/dev/null || { echo "failed: ipvsadm $*" >&2; exit 1; }
     sleep 0.3
     kill $!
     wait $! || true
+    grep -q '^0 packets dropped by kernel' "$work/log"
     { echo && echo "# ipvsadm $*" && messages "$with_info" <"$work/pcap"; } >>"$current"
 }
 
@@ -109,14 +113,15 @@ record -L -n
 file settings 1
 record -Z -t 192.0.2.1:80
 record -Z
+record -C
 record --set 100 20 30
 record -L --timeout
+# Daemons refuse to run beside destinations of another family than their service.
 record --start-daemon master --mcast-interface dummy0 --syncid 3
 record --start-daemon backup --mcast-interface dummy0 --syncid 4 --sync-maxlen 1400 \
     --mcast-group 224.0.0.82 --mcast-port 9000 --mcast-ttl 2
 record -L --daemon
-record --stop-daemon master
 record --stop-daemon backup
 record --start-daemon backup --mcast-interface dummy0 --mcast-group ff02::81
 record -L --daemon
-record -C
+record --stop-daemon master
