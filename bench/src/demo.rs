@@ -11,7 +11,7 @@ use crate::inside;
 /// The frontends of `deploy/examples` that are asked, over what.
 const FRONTENDS: [(&str, Over); 4] = [
     ("10.96.0.80:80", Over::Tcp),
-    ("[fd00:10:96::80]:80", Over::Tcp),
+    ("[fd00:10:96::46]:80", Over::Tcp),
     ("10.96.0.53:53", Over::Udp),
     ("172.18.0.2:30080", Over::Tcp),
 ];

@@ -12,17 +12,16 @@ use crate::destination::{Destination, DestinationEntry, DestinationKey};
 use crate::error::{Error, Result};
 use crate::family::resolve_ipvs;
 use crate::message::{
-    find, push_change, read_attributes, read_daemon, read_destination, read_service, write_daemon,
-    write_header, write_service_key,
+    find, push_change, read_daemon, read_destination, read_info, read_service, read_timeouts,
+    write_daemon, write_daemon_key, write_header, write_service_key, write_timeouts,
 };
 use crate::service::{Service, ServiceEntry, ServiceKey};
+use crate::settings::{Info, Timeouts};
 use crate::sys::{
-    IPVS_CMD_ATTR_DAEMON, IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_ATTR_TIMEOUT_TCP,
-    IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, IPVS_CMD_ATTR_TIMEOUT_UDP, IPVS_CMD_DEL_DAEMON, IPVS_CMD_FLUSH,
-    IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DAEMON, IPVS_CMD_GET_DEST, IPVS_CMD_GET_INFO,
+    IPVS_CMD_ATTR_DAEMON, IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_DEL_DAEMON,
+    IPVS_CMD_FLUSH, IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_DAEMON, IPVS_CMD_GET_DEST, IPVS_CMD_GET_INFO,
     IPVS_CMD_GET_SERVICE, IPVS_CMD_NEW_DAEMON, IPVS_CMD_SET_CONFIG, IPVS_CMD_ZERO,
-    IPVS_DAEMON_ATTR_STATE, IPVS_GENL_VERSION, IPVS_INFO_ATTR_CONN_TAB_SIZE,
-    IPVS_INFO_ATTR_VERSION,
+    IPVS_GENL_VERSION,
 };
 use crate::transport::{Answer, Message, NoAnswer, Transport, protocols};
 
@@ -42,26 +41,6 @@ pub type Outcome = std::result::Result<(), Box<Error>>;
 /// How many changes are encoded at a time: the transport sends as many in one datagram, and memory
 /// that is used again is in the cache.
 const CHANGES_AT_A_TIME: usize = crate::transport::REQUESTS_PER_SEND;
-
-/// What the kernel says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
-    /// IPVS's own version: major, minor, patch; 1.2.1 since 2005.
-    pub version: (u8, u8, u8),
-    /// Buckets of the connection table; since 7.1 of its current size, 0 before the first service.
-    pub connection_table_size: u32,
-}
-
-/// How long connections without traffic are kept, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timeouts {
-    /// Established TCP connections.
-    pub tcp_secs: u32,
-    /// TCP connections that one side has closed.
-    pub tcp_fin_secs: u32,
-    /// UDP flows.
-    pub udp_secs: u32,
-}
 
 impl Client {
     /// Opens a socket and looks the IPVS family up; the kernel loads its module if it can.
@@ -304,26 +283,7 @@ impl Client {
             IPVS_CMD_GET_INFO,
             "reading the version",
             |_| {},
-            |message| {
-                let mut info = Info {
-                    version: (0, 0, 0),
-                    connection_table_size: 0,
-                };
-                for attribute in read_attributes(message.payload)? {
-                    let attribute = attribute?;
-                    match attribute.kind {
-                        IPVS_INFO_ATTR_VERSION => {
-                            let [_, major, minor, patch] = attribute.u32()?.to_be_bytes();
-                            info.version = (major, minor, patch);
-                        }
-                        IPVS_INFO_ATTR_CONN_TAB_SIZE => {
-                            info.connection_table_size = attribute.u32()?
-                        }
-                        _ => {}
-                    }
-                }
-                Ok(info)
-            },
+            |message| read_info(message.payload),
         )
     }
 
@@ -336,19 +296,7 @@ impl Client {
             IPVS_CMD_GET_CONFIG,
             "reading the timeouts",
             |_| {},
-            |message| {
-                let mut timeouts = Timeouts::default();
-                for attribute in read_attributes(message.payload)? {
-                    let attribute = attribute?;
-                    match attribute.kind {
-                        IPVS_CMD_ATTR_TIMEOUT_TCP => timeouts.tcp_secs = attribute.u32()?,
-                        IPVS_CMD_ATTR_TIMEOUT_TCP_FIN => timeouts.tcp_fin_secs = attribute.u32()?,
-                        IPVS_CMD_ATTR_TIMEOUT_UDP => timeouts.udp_secs = attribute.u32()?,
-                        _ => {}
-                    }
-                }
-                Ok(timeouts)
-            },
+            |message| read_timeouts(message.payload),
         )
     }
 
@@ -359,9 +307,7 @@ impl Client {
     /// nothing is changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<()> {
         self.request(IPVS_CMD_SET_CONFIG, "setting the timeouts", |writer| {
-            writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP, timeouts.tcp_secs);
-            writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, timeouts.tcp_fin_secs);
-            writer.u32(IPVS_CMD_ATTR_TIMEOUT_UDP, timeouts.udp_secs);
+            write_timeouts(writer, timeouts);
         })
     }
 
@@ -395,14 +341,14 @@ impl Client {
 
     /// Stops the synchronisation daemon of `role`.
     ///
+    /// A backup that was started moments ago may make this wait for ever, in the kernel (seen on 6.1
+    /// and 7.2): give it half a second.
+    ///
     /// # Errors
     /// `ESRCH` when none runs.
     pub fn stop_daemon(&mut self, role: DaemonRole) -> Result<()> {
         self.request(IPVS_CMD_DEL_DAEMON, "stopping a daemon", |writer| {
-            let state = role.into();
-            writer.nested(IPVS_CMD_ATTR_DAEMON, |inner| {
-                inner.u32(IPVS_DAEMON_ATTR_STATE, state)
-            });
+            writer.nested(IPVS_CMD_ATTR_DAEMON, |inner| write_daemon_key(inner, role));
         })
     }
 

@@ -1,6 +1,6 @@
 //! `ipvs-proxier`: see [`proxier`].
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
