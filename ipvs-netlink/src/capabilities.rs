@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use crate::change::Change;
-use crate::client::{Client, Info};
+use crate::client::Client;
 use crate::destination::{Destination, DestinationKey, Forwarding, Tunnel, TunnelKind};
 use crate::error::{Error, Result};
 use crate::message::{find, write_header, write_service_key};
 use crate::name::SchedulerName;
 use crate::service::{Family, Service, ServiceKey};
+use crate::settings::Info;
 use crate::sys::{
     IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE,
     IPVS_DEST_ATTR_ADDR_FAMILY, IPVS_DEST_ATTR_TUN_FLAGS, IPVS_DEST_ATTR_TUN_TYPE,

@@ -52,13 +52,14 @@ pub mod family;
 pub mod message;
 pub mod name;
 pub mod service;
+pub mod settings;
 pub mod stats;
 pub mod sys;
 pub mod transport;
 
 pub use capabilities::Capabilities;
 pub use change::Change;
-pub use client::{Client, Info, Outcome, Timeouts};
+pub use client::{Client, Outcome};
 pub use daemon::{Daemon, DaemonRole};
 pub use destination::{
     Destination, DestinationEntry, DestinationKey, Forwarding, Tunnel, TunnelFlags, TunnelKind,
@@ -67,4 +68,5 @@ pub use error::{Error, Refusal, Result};
 pub use name::{EngineName, InterfaceName, SchedulerName};
 pub use rustix::io::Errno;
 pub use service::{ClientMask, Family, Protocol, Service, ServiceEntry, ServiceFlags, ServiceKey};
+pub use settings::{Info, Timeouts};
 pub use stats::Stats;

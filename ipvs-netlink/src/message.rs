@@ -1,7 +1,8 @@
 //! IPVS messages: data types to bytes and back.
 //!
-//! What is written here has exactly the attributes that the kernel's own tool writes, in its order
-//! (`tests/wire.rs`); what is read tolerates attributes that are missing, unknown or out of order.
+//! What is written here are attributes that the kernel's own tool writes, too, in its order, less
+//! those that the kernel ignores or has as its default (`tests/wire.rs` names them). What is read
+//! tolerates attributes that are missing, unknown or out of order.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,10 +23,12 @@ use crate::sys::{
 mod daemon;
 mod destination;
 mod service;
+mod settings;
 
-pub use daemon::{read_daemon, write_daemon};
+pub use daemon::{read_daemon, write_daemon, write_daemon_key};
 pub use destination::{read_destination, write_destination, write_destination_key};
 pub use service::{read_service, write_service, write_service_key};
+pub use settings::{read_info, read_timeouts, write_timeouts};
 
 /// The length of the generic-netlink header (`struct genlmsghdr`).
 const GENL_HEADER: usize = 4;

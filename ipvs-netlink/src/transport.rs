@@ -228,34 +228,17 @@ impl Transport {
                 if message.flags() & NLM_F_DUMP_INTR != 0 && result.is_ok() {
                     result = Ok(Dump::Interrupted);
                 }
-                match message.message_type() {
-                    NLMSG_DONE => {
-                        // A dump can fail after it began: the error is in its end.
-                        let code = message
-                            .payload()
-                            .first_chunk()
-                            .map_or(0, |c| i32::from_ne_bytes(*c));
-                        return match refusal(code, &message, 4) {
-                            Some(refusal) => Err(Error::refused(doing, refusal)),
-                            None => result,
-                        };
-                    }
-                    NLMSG_ERROR => {
-                        if let Some(answer) = acknowledgement(&message)? {
-                            return match answer {
-                                Ok(()) => result,
-                                Err(answer) => Err(answer.doing(doing)),
-                            };
-                        }
-                    }
-                    NLMSG_NOOP => {}
-                    _ => {
-                        if result.is_ok()
-                            && let Err(error) = each(message.into())
-                        {
-                            result = Err(error);
-                        }
-                    }
+                if let Some(end) = end_of_dump(&message)? {
+                    return match end {
+                        Ok(()) => result,
+                        Err(answer) => Err(answer.doing(doing)),
+                    };
+                }
+                if message.message_type() != NLMSG_NOOP
+                    && result.is_ok()
+                    && let Err(error) = each(message.into())
+                {
+                    result = Err(error);
                 }
             }
         }
@@ -433,6 +416,29 @@ fn note(
     Ok(())
 }
 
+/// Takes a datagram apart in every way that this module does, for the fuzz targets.
+#[doc(hidden)]
+pub fn examine(datagram: &[u8], first: u32, count: usize) -> Vec<Answer> {
+    let mut answers = vec![Ok(()); count];
+    // A broken message ends both; what came before it counts.
+    let _ = note(datagram, first, &mut answers, &mut vec![false; count]);
+    messages(datagram, first, count)
+        .map_while(Result::ok)
+        .filter_map(|(_, message)| end_of_dump(&message).ok().flatten())
+        .collect()
+}
+
+/// How a dump ended, when `message` is its end.
+fn end_of_dump(message: &Received<'_>) -> Result<Option<Answer>> {
+    if message.message_type() != NLMSG_DONE {
+        return acknowledgement(message);
+    }
+    // A dump can fail after it began: the error is in its end.
+    let code = message.payload().first_chunk();
+    let code = code.map_or(0, |code| i32::from_ne_bytes(*code));
+    Ok(Some(answer(code, message, 4)))
+}
+
 /// What an error message says; `None` for any other message.
 fn acknowledgement(message: &Received<'_>) -> Result<Option<Answer>> {
     if message.message_type() != NLMSG_ERROR {
@@ -450,17 +456,15 @@ fn acknowledgement(message: &Received<'_>) -> Result<Option<Answer>> {
         Some(length) if message.flags() & NLM_F_CAPPED == 0 => length as usize,
         _ => HEADER,
     };
-    let refused = refusal(code, message, quoted.saturating_add(4).next_multiple_of(4));
-    Ok(Some(
-        refused.map_or(Ok(()), |refusal| Err(NoAnswer::Refused(refusal))),
-    ))
+    let skip = quoted.saturating_add(4).next_multiple_of(4);
+    Ok(Some(answer(code, message, skip)))
 }
 
-/// The refusal that `code` (a negated error number) stands for, with the words that the kernel put
+/// The answer that `code` (0 or a negated error number) stands for, with the words that the kernel put
 /// into attributes after the first `skip` bytes of the payload.
-fn refusal(code: i32, message: &Received<'_>, skip: usize) -> Option<Refusal> {
+fn answer(code: i32, message: &Received<'_>, skip: usize) -> Answer {
     if code == 0 {
-        return None;
+        return Ok(());
     }
     let mut detail = None;
     if message.flags() & NLM_F_ACK_TLVS != 0 {
@@ -476,5 +480,5 @@ fn refusal(code: i32, message: &Received<'_>, skip: usize) -> Option<Refusal> {
         number @ 1..=4095 => Errno::from_raw_os_error(number),
         _ => Errno::PROTO,
     };
-    Some(Refusal { errno, detail })
+    Err(NoAnswer::Refused(Refusal { errno, detail }))
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::attr::{Attribute, Writer};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, DaemonRole};
 use crate::error::{Error, Result};
 use crate::message::required;
 use crate::name::Name;
@@ -13,24 +13,29 @@ use crate::sys::{
     IPVS_DAEMON_ATTR_SYNC_ID, IPVS_DAEMON_ATTR_SYNC_MAXLEN,
 };
 
+/// Writes what identifies a daemon in its namespace.
+pub fn write_daemon_key(writer: &mut Writer<'_>, role: DaemonRole) {
+    writer.u32(IPVS_DAEMON_ATTR_STATE, role.into());
+}
+
 /// Writes a daemon's whole definition.
 pub fn write_daemon(writer: &mut Writer<'_>, daemon: &Daemon) {
-    writer.u32(IPVS_DAEMON_ATTR_STATE, daemon.role.into());
+    write_daemon_key(writer, daemon.role);
     writer.string(IPVS_DAEMON_ATTR_MCAST_IFN, daemon.interface.as_str());
     writer.u32(IPVS_DAEMON_ATTR_SYNC_ID, daemon.sync_id);
     if let Some(length) = daemon.max_length {
         writer.u16(IPVS_DAEMON_ATTR_SYNC_MAXLEN, length);
-    }
-    match daemon.group {
-        Some(IpAddr::V4(group)) => writer.bytes(IPVS_DAEMON_ATTR_MCAST_GROUP, &group.octets()),
-        Some(IpAddr::V6(group)) => writer.bytes(IPVS_DAEMON_ATTR_MCAST_GROUP6, &group.octets()),
-        None => {}
     }
     if let Some(port) = daemon.port {
         writer.u16(IPVS_DAEMON_ATTR_MCAST_PORT, port);
     }
     if let Some(ttl) = daemon.ttl {
         writer.u8(IPVS_DAEMON_ATTR_MCAST_TTL, ttl);
+    }
+    match daemon.group {
+        Some(IpAddr::V4(group)) => writer.bytes(IPVS_DAEMON_ATTR_MCAST_GROUP, &group.octets()),
+        Some(IpAddr::V6(group)) => writer.bytes(IPVS_DAEMON_ATTR_MCAST_GROUP6, &group.octets()),
+        None => {}
     }
 }
 

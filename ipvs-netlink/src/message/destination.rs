@@ -35,14 +35,14 @@ pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
     write_destination_key(writer, &destination.key);
     writer.u32(IPVS_DEST_ATTR_FWD_METHOD, destination.forwarding.into());
     writer.u32(IPVS_DEST_ATTR_WEIGHT, destination.weight);
-    writer.u32(IPVS_DEST_ATTR_U_THRESH, destination.upper_threshold);
-    writer.u32(IPVS_DEST_ATTR_L_THRESH, destination.lower_threshold);
     let Tunnel { kind, port, flags } = destination.tunnel;
     if destination.forwarding == Forwarding::Tunnel || destination.tunnel != Tunnel::default() {
         writer.u8(IPVS_DEST_ATTR_TUN_TYPE, kind.into());
         writer.u16_be(IPVS_DEST_ATTR_TUN_PORT, port);
         writer.u16(IPVS_DEST_ATTR_TUN_FLAGS, flags.bits());
     }
+    writer.u32(IPVS_DEST_ATTR_U_THRESH, destination.upper_threshold);
+    writer.u32(IPVS_DEST_ATTR_L_THRESH, destination.lower_threshold);
 }
 
 /// Reads a destination of a virtual server of `family` from the value of its attribute.
