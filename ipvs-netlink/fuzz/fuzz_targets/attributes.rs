@@ -1,0 +1,27 @@
+//! Attributes of any family: every value can be read as every type, two levels deep.
+
+#![no_main]
+
+use ipvs_netlink::attr::{Attribute, attributes};
+use ipvs_netlink::message::read_attributes;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    for attribute in attributes(bytes).flatten() {
+        look(&attribute);
+        attribute.nested().flatten().for_each(|inner| look(&inner));
+    }
+    if let Ok(attributes) = read_attributes(bytes) {
+        attributes.flatten().for_each(|attribute| look(&attribute));
+    }
+});
+
+fn look(attribute: &Attribute<'_>) {
+    let wide_enough = attribute.value.len() >= 8;
+    assert_eq!(attribute.u64().is_ok(), wide_enough);
+    let _ = (attribute.u8(), attribute.u16(), attribute.u32());
+    let _ = (attribute.u16_be(), attribute.u32_be());
+    if let Ok(text) = attribute.string() {
+        assert!(!text.contains('\0') && text.len() <= attribute.value.len());
+    }
+}

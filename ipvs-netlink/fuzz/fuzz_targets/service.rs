@@ -1,0 +1,20 @@
+//! A virtual server that is read is written and read as the same.
+
+#![no_main]
+
+use ipvs_netlink::attr::Attribute;
+use ipvs_netlink::batch::Batch;
+use ipvs_netlink::message::{read_service, write_service};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let attribute = |value| Attribute { kind: 1, value };
+    let Ok(entry) = read_service(&attribute(bytes)) else {
+        return;
+    };
+    let mut batch = Batch::new();
+    let written = batch.push(16, 0, |writer| write_service(writer, &entry.service));
+    written.expect("no attribute of a service can be too long");
+    let again = read_service(&attribute(&batch.as_bytes()[16..]));
+    assert_eq!(again.expect("what is written is read").service, entry.service);
+});
