@@ -8,7 +8,6 @@ use ipvs_netlink::message::{read_daemon, write_daemon};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let attribute = |value| Attribute { kind: 3, value };
     let Ok(daemon) = read_daemon(&attribute(bytes)) else {
         return;
     };
@@ -18,3 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     let again = read_daemon(&attribute(&batch.as_bytes()[16..]));
     assert_eq!(again.expect("what is written is read"), daemon);
 });
+
+fn attribute(value: &[u8]) -> Attribute<'_> {
+    Attribute { kind: 3, value }
+}

@@ -9,7 +9,6 @@ use ipvs_netlink::message::{read_destination, write_destination};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let attribute = |value| Attribute { kind: 2, value };
     for family in [Family::V4, Family::V6] {
         let Ok(entry) = read_destination(&attribute(bytes), family) else {
             continue;
@@ -19,6 +18,13 @@ fuzz_target!(|bytes: &[u8]| {
         let written = batch.push(16, 0, |writer| write_destination(writer, &destination));
         written.expect("no attribute of a destination can be too long");
         let again = read_destination(&attribute(&batch.as_bytes()[16..]), family);
-        assert_eq!(again.expect("what is written is read").destination, destination);
+        assert_eq!(
+            again.expect("what is written is read").destination,
+            destination
+        );
     }
 });
+
+fn attribute(value: &[u8]) -> Attribute<'_> {
+    Attribute { kind: 2, value }
+}

@@ -8,7 +8,6 @@ use ipvs_netlink::message::{read_service, write_service};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let attribute = |value| Attribute { kind: 1, value };
     let Ok(entry) = read_service(&attribute(bytes)) else {
         return;
     };
@@ -16,5 +15,12 @@ fuzz_target!(|bytes: &[u8]| {
     let written = batch.push(16, 0, |writer| write_service(writer, &entry.service));
     written.expect("no attribute of a service can be too long");
     let again = read_service(&attribute(&batch.as_bytes()[16..]));
-    assert_eq!(again.expect("what is written is read").service, entry.service);
+    assert_eq!(
+        again.expect("what is written is read").service,
+        entry.service
+    );
 });
+
+fn attribute(value: &[u8]) -> Attribute<'_> {
+    Attribute { kind: 1, value }
+}
