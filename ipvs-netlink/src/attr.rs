@@ -11,7 +11,7 @@ use crate::error::Error;
 ///
 /// Lengths are filled in when an attribute ends, so they cannot be wrong. An attribute longer than
 /// 65,535 bytes does not fit its length field: it is noticed here and refused when the message is
-/// finished ([`crate::transport::Batch::push`]).
+/// finished ([`crate::batch::Batch::push`]).
 #[derive(Debug)]
 pub struct Writer<'a> {
     bytes: &'a mut Vec<u8>,

@@ -3,6 +3,8 @@
 //! Section numbers in the modules are those of the interface's specification,
 //! `shared/spec/ipvs-netlink.md`.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "kernel/batches.rs"]
 mod batches;
 #[path = "kernel/daemons.rs"]

@@ -2,6 +2,8 @@
 //!
 //! This is what makes laws proved on the in-memory kernel worth anything.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;

@@ -1,5 +1,7 @@
 //! Laws of diff and apply, on the in-memory kernel.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 

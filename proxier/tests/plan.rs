@@ -3,6 +3,8 @@
 //! `conformance/README.md` says where the data comes from and where the Kubernetes documentation
 //! wins over what was observed.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
@@ -146,7 +148,7 @@ fn equals_kube_proxy_but_for_the_departures() {
         };
         !OTHER_NODE_ADDRESSES
             .iter()
-            .any(|address| elsewhere(&address))
+            .any(|address| elsewhere(address))
     });
     for frontend in NOT_IN_MANIFESTS {
         assert!(

@@ -11,6 +11,9 @@ use ipvs_netlink::{Errno, Result};
 
 use crate::{client, errno, service, tcp};
 
+/// What is wrong, a body that has it wrong, and the kernel's answer.
+type Case<'a> = (&'a str, &'a dyn Fn(&mut Writer<'_>), Errno);
+
 /// Sends `command` with the attributes that `body` writes.
 fn send(command: u8, body: impl FnOnce(&mut Writer<'_>)) -> Result<()> {
     let mut client = client();
@@ -27,7 +30,7 @@ fn send(command: u8, body: impl FnOnce(&mut Writer<'_>)) -> Result<()> {
 fn services() {
     lab::test(|| {
         let key = tcp("10.9.0.1:80");
-        let cases: [(&str, &dyn Fn(&mut Writer<'_>), Errno); 5] = [
+        let cases: [Case<'_>; 5] = [
             ("no service", &|_| {}, Errno::INVAL),
             (
                 "an empty one",
