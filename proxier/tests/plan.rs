@@ -146,9 +146,7 @@ fn equals_kube_proxy_but_for_the_departures() {
             let v4 = frontend.contains(&format!(" {address}:"));
             v4 || frontend.contains(&format!("[{address}]"))
         };
-        !OTHER_NODE_ADDRESSES
-            .iter()
-            .any(|address| elsewhere(address))
+        !OTHER_NODE_ADDRESSES.iter().any(elsewhere)
     });
     for frontend in NOT_IN_MANIFESTS {
         assert!(
