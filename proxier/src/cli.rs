@@ -11,6 +11,8 @@ use ipvs_netlink as ipvs;
 use crate::manifests;
 use crate::model::Cidr;
 use crate::plan;
+use crate::problem::Problem;
+use crate::sync::Input;
 
 mod plan_command;
 mod run_command;
@@ -150,6 +152,15 @@ struct StateFlags {
         default_value = "/run/ipvs-proxier/state.json"
     )]
     state_file: PathBuf,
+}
+
+/// Whether the manifests told all there is, given what of the files could not be used.
+fn completeness(unread: &[Problem]) -> Input {
+    if unread.is_empty() {
+        Input::Whole
+    } else {
+        Input::Partial
+    }
 }
 
 /// Writes `text` to standard output.

@@ -5,6 +5,8 @@
 //! Dataplane ─observe─▶ Observed ┴─diff──▶ Vec<Op> ──apply──▶ Vec<Outcome>
 //! ```
 
+use std::collections::BTreeSet;
+
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::diff::{Observed, diff};
 use crate::op::Op;
@@ -21,6 +23,17 @@ pub struct Proxier<D> {
     snapshot: Snapshot,
     owned: Owned,
     state_file: StateFile,
+    input: Input,
+}
+
+/// Whether what was read is all there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Input {
+    /// What is absent does not exist.
+    #[default]
+    Whole,
+    /// Some of it could not be read: what is absent may exist.
+    Partial,
 }
 
 /// A planned round.
@@ -74,20 +87,26 @@ impl<D: Dataplane> Proxier<D> {
     /// When the state file exists and cannot be read.
     pub fn new(dataplane: D, config: Config, mut state_file: StateFile) -> Result<Self, Error> {
         let owned = state_file.load()?;
+        let (snapshot, input) = (Snapshot::default(), Input::Whole);
         Ok(Self {
             dataplane,
             config,
-            snapshot: Snapshot::default(),
+            snapshot,
             owned,
             state_file,
+            input,
         })
     }
 
-    /// Takes in events.
-    pub fn take(&mut self, events: impl IntoIterator<Item = Event>) {
+    /// Takes in events, which tell all there is or only part of it.
+    ///
+    /// While only part is known no frontend is removed or left without destinations: an object that
+    /// cannot be read today was perhaps served yesterday.
+    pub fn take(&mut self, events: impl IntoIterator<Item = Event>, input: Input) {
         for event in events {
             self.snapshot.apply(event);
         }
+        self.input = input;
     }
 
     /// What is ours, by the Service port it serves.
@@ -108,7 +127,10 @@ impl<D: Dataplane> Proxier<D> {
         let machine = self.dataplane.machine()?;
         let observed = self.dataplane.observe()?;
         let (desired, problems) = desired(&self.snapshot, &machine, &self.config);
-        let ops = diff(&desired, &observed, &self.owned.keys());
+        let mut ops = diff(&desired, &observed, &self.owned.keys());
+        if self.input == Input::Partial {
+            ops.retain(|op| !takes_away(op, &desired));
+        }
         Ok(Round {
             desired,
             observed,
@@ -132,20 +154,35 @@ impl<D: Dataplane> Proxier<D> {
         Ok(Applied { round, outcomes })
     }
 
-    /// What is gone is not ours any more; what could not be deleted still is.
+    /// What is gone is not ours any more; what could not be deleted, or was not, still is.
     fn forget_deleted(&mut self, round: &Round, outcomes: &[Outcome]) {
-        let still_there: std::collections::BTreeSet<_> = round
+        let deleted: BTreeSet<_> = round
             .ops
             .iter()
             .zip(outcomes)
-            .filter(|(_, outcome)| outcome.is_err())
+            .filter(|(_, outcome)| outcome.is_ok())
             .filter_map(|(op, _)| match op {
                 Op::DeleteService(key) => Some(*key),
                 _ => None,
             })
             .collect();
+        let is_there = |key: &ipvs_netlink::ServiceKey| {
+            round.observed.virtual_servers.contains_key(key) && !deleted.contains(key)
+        };
         let wanted = &round.desired.virtual_servers;
         self.owned
-            .forget(|key| wanted.contains_key(key) || still_there.contains(key));
+            .forget(|key| wanted.contains_key(key) || is_there(key));
+    }
+}
+
+/// Whether the Op removes a frontend, or its last destinations.
+fn takes_away(op: &Op, desired: &Desired) -> bool {
+    match op {
+        Op::DeleteService(_) | Op::DeleteAddress(_) => true,
+        Op::DeleteDestination(key, _) => {
+            let wanted = desired.virtual_servers.get(key);
+            wanted.is_none_or(|server| server.destinations.is_empty())
+        }
+        _ => false,
     }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
-use super::{NodeFlags, Output, StateFlags, json, print};
+use super::{NodeFlags, Output, StateFlags, completeness, json, print};
 use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
 use crate::dataplane::linux::Linux;
@@ -72,7 +72,7 @@ impl Flags {
         mut problems: Vec<crate::problem::Problem>,
     ) -> anyhow::Result<ExitCode> {
         let mut proxier = Proxier::new(dataplane, self.node.config()?, state_file)?;
-        proxier.take(events);
+        proxier.take(events, completeness(&problems));
         let mut round = proxier.plan()?;
         round.problems.append(&mut problems);
         round.problems.sort();

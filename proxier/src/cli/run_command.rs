@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::{NodeFlags, StateFlags};
+use super::{NodeFlags, StateFlags, completeness};
 use crate::dataplane::linux::Linux;
 use crate::follow::Fingerprint;
 use crate::manifests::Loaded;
 use crate::owned::StateFile;
 use crate::problem::Problem;
 use crate::report::NamedOp;
-use crate::sync::{Applied, Proxier};
+use crate::sync::{Applied, Input, Proxier};
 
 /// How often the manifests are looked at.
 const POLL: Duration = Duration::from_secs(1);
@@ -105,7 +105,11 @@ struct Session<'a> {
 impl Session<'_> {
     fn load(&mut self) -> anyhow::Result<()> {
         let Loaded { events, problems } = self.flags.node.load()?;
-        self.proxier.take(events);
+        let input = completeness(&problems);
+        if input == Input::Partial {
+            tracing::warn!("some manifests cannot be read; nothing is removed until they can");
+        }
+        self.proxier.take(events, input);
         self.unread = problems;
         Ok(())
     }
