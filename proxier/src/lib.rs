@@ -1,4 +1,13 @@
 //! The daemon and the command line of ipvs-proxier.
+//!
+//! ```text
+//!  manifests ──▶ api ──Event──▶ store ──▶ plan ──▶ diff ──▶ dataplane
+//!    files to     objects to    Snapshot  Desired  Vec<Op>  Outcome per Op
+//!    objects      the model               (pure)   (pure)   (syscalls)
+//! ```
+//!
+//! [`sync`] is one round of it. What is wrong with the input is a [`problem::Problem`] and stops
+//! nothing. `ARCHITECTURE.md` has the map and the invariants.
 
 pub mod api;
 pub mod cli;

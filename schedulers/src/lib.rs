@@ -1,1 +1,1 @@
-//! The kernel's IPVS schedulers, picking exactly as the kernel picks.
+//! The kernel's IPVS schedulers, picking exactly as the kernel picks. Nothing is here yet.
