@@ -460,8 +460,8 @@ fn acknowledgement(message: &Received<'_>) -> Result<Option<Answer>> {
     Ok(Some(answer(code, message, skip)))
 }
 
-/// The answer that `code` (0 or a negated error number) stands for, with the words that the kernel put
-/// into attributes after the first `skip` bytes of the payload.
+/// What `code` (0 or a negated error number) stands for, with the words that the kernel put into
+/// attributes after the first `skip` bytes of the payload.
 fn answer(code: i32, message: &Received<'_>, skip: usize) -> Answer {
     if code == 0 {
         return Ok(());

@@ -3,6 +3,8 @@
 #
 #   cargo lab run -- sh ipvs-netlink/tests/record.sh
 #
+# Once with LAB_KERNEL of 6.1, then of 7.2: each lists its own table, of the rest the last stays.
+#
 # Each command is followed by the generic-netlink messages it caused, without their netlink headers:
 # `>` to the kernel, `<` from it. Needs ipvsadm and tcpdump; the lab needs no privilege.
 set -eu
@@ -60,7 +62,8 @@ messages() {
 file() {
     current=$data/$1.hex
     with_info=$2
-    echo "# Recorded by record.sh: $(ipvsadm --version | sed 's/ (.*//'), Linux $(uname -r)." >"$current"
+    version=$(ipvsadm --version | sed 's/ (.*//')
+    echo "# Recorded by record.sh: $version, Linux $(uname -r)." >"$current"
 }
 
 # Runs ipvsadm and appends what it said and heard.
@@ -106,8 +109,8 @@ record -e -t 192.0.2.1:80 -r 10.0.0.1:8080 -m -w 9
 record -d -t 192.0.2.1:80 -r 10.0.0.2
 record -d -t [2001:db8::1]:443 -r [fd00::1]:8443
 
-# The table as the commands above left it.
-file lists 0
+# The table as the commands above left it. Kernels differ in the filler between counters.
+file "lists-$(uname -r | cut -d. -f1,2)" 0
 record -L -n
 
 file settings 1
