@@ -41,7 +41,7 @@ const RECEIVE_BUFFER: usize = 64 * 1024;
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 
 /// How often a dump is repeated that changes interrupted.
-const DUMP_TRIES: u32 = 5;
+pub(crate) const DUMP_TRIES: u32 = 5;
 
 /// `NLMSGERR_ATTR_MSG`, the text of an extended acknowledgement.
 const NLMSGERR_ATTR_MSG: u16 = 1;
