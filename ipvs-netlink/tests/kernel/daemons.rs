@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use ipvs_netlink::{Daemon, DaemonRole, Errno};
+use ipvs_netlink::{Daemon, DaemonRole, Destination, Errno, Forwarding};
 
-use crate::{client, errno};
+use crate::{client, errno, server, service, tcp};
 
 #[test]
 fn start_list_stop() {
@@ -72,5 +72,30 @@ fn refusals() {
             ..daemon(DaemonRole::Master)
         };
         assert!(client.start_daemon(&unicast).unwrap_err().is_invalid());
+    });
+}
+
+/// The synchronisation protocol cannot carry connections whose two ends differ in family.
+#[test]
+fn daemons_and_tunnels_to_the_other_family_exclude_each_other() {
+    lab::test(|| {
+        let mut client = client();
+        let key = tcp("10.9.0.1:80");
+        let mixed = Destination {
+            forwarding: Forwarding::Tunnel,
+            ..server("[fd00::9]:80", 1)
+        };
+        let daemon = Daemon::new(DaemonRole::Master, "lo".parse().unwrap(), 0);
+        client.add_service(&service(key, "rr")).unwrap();
+        client.add_destination(&key, &mixed).unwrap();
+        assert!(client.start_daemon(&daemon).unwrap_err().is_invalid());
+        client.delete_destination(&key, &mixed.key).unwrap();
+        client.start_daemon(&daemon).unwrap();
+        assert!(
+            client
+                .add_destination(&key, &mixed)
+                .unwrap_err()
+                .is_invalid()
+        );
     });
 }

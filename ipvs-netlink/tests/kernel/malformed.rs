@@ -1,7 +1,7 @@
 //! Requests that the data types cannot express (section 4, 5.1).
 
 use ipvs_netlink::attr::Writer;
-use ipvs_netlink::message::{write_header, write_service_key};
+use ipvs_netlink::message::{write_destination, write_header, write_service_key};
 use ipvs_netlink::sys::{
     IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_ATTR_TIMEOUT_TCP, IPVS_CMD_NEW_DEST,
     IPVS_CMD_NEW_SERVICE, IPVS_CMD_SET_CONFIG, IPVS_GENL_VERSION, IPVS_SVC_ATTR_AF,
@@ -9,7 +9,7 @@ use ipvs_netlink::sys::{
 };
 use ipvs_netlink::{Errno, Result};
 
-use crate::{client, errno, service, tcp};
+use crate::{client, errno, server, service, tcp};
 
 /// What is wrong, a body that has it wrong, and the kernel's answer.
 type Case<'a> = (&'a str, &'a dyn Fn(&mut Writer<'_>), Errno);
@@ -96,6 +96,24 @@ fn destinations() {
             with(|w| w.nested(IPVS_CMD_ATTR_DEST, |_| {})),
             Some(Errno::INVAL)
         );
+        let foreign = |writer: &mut Writer<'_>| {
+            writer.nested(IPVS_CMD_ATTR_DEST, |inner| {
+                write_destination(inner, &server("10.9.1.1:80", 1));
+                inner.u16(IPVS_DEST_ATTR_ADDR_FAMILY, 1);
+            });
+        };
+        assert_eq!(with(foreign), Some(Errno::AFNOSUPPORT));
+    });
+}
+
+/// A service too short to be a list of attributes fails before it is looked into.
+#[test]
+fn a_stub_of_a_service() {
+    lab::test(|| {
+        let answer = send(IPVS_CMD_NEW_SERVICE, |w| {
+            w.bytes(IPVS_CMD_ATTR_SERVICE, &[0, 0])
+        });
+        assert_eq!(errno(answer), Some(Errno::RANGE));
     });
 }
 
