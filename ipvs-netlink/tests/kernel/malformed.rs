@@ -4,8 +4,8 @@ use ipvs_netlink::attr::Writer;
 use ipvs_netlink::message::{write_destination, write_header, write_service_key};
 use ipvs_netlink::sys::{
     IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_ATTR_TIMEOUT_TCP, IPVS_CMD_NEW_DEST,
-    IPVS_CMD_NEW_SERVICE, IPVS_CMD_SET_CONFIG, IPVS_GENL_VERSION, IPVS_SVC_ATTR_AF,
-    IPVS_SVC_ATTR_PORT, IPVS_SVC_ATTR_PROTOCOL,
+    IPVS_CMD_NEW_SERVICE, IPVS_CMD_SET_CONFIG, IPVS_DEST_ATTR_ADDR_FAMILY, IPVS_GENL_VERSION,
+    IPVS_SVC_ATTR_AF, IPVS_SVC_ATTR_PORT, IPVS_SVC_ATTR_PROTOCOL,
 };
 use ipvs_netlink::{Errno, Result};
 
