@@ -101,7 +101,7 @@ pub fn desired(snapshot: &Snapshot, machine: &Machine, config: &Config) -> (Desi
     for service in &services {
         plan.node_port_frontends(service);
     }
-    plan.missing_sources();
+    plan.strange_node_addresses();
     let mut problems: Vec<Problem> = snapshot.problems().cloned().collect();
     problems.append(&mut plan.problems);
     problems.sort();
@@ -238,29 +238,47 @@ impl Planner<'_> {
         });
     }
 
-    /// Says so where connections from this node to service addresses will come from the service
-    /// address itself, because the node's own address is not known.
-    fn missing_sources(&mut self) {
-        if self.config.service_addresses == ServiceAddresses::Dummy {
+    /// Says so where the Node object's addresses are none of the machine's.
+    fn strange_node_addresses(&mut self) {
+        let Some(node) = self.snapshot.node() else {
             return;
-        }
+        };
         for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
-            let of_family = |(address, source): &(&IpAddr, &Option<IpAddr>)| {
-                Family::from(**address) == family && source.is_none()
+            let Some(address) = node.address(family) else {
+                continue;
             };
-            if self.desired.addresses.iter().any(|pair| of_family(&pair)) {
-                self.problems.push(Problem::new(
-                    format_args!("Node {}", self.config.node_name),
-                    "status.addresses",
-                    "",
-                    format!(
-                        "no {name} address of the node is known that the machine has; connections \
-                         from the node to {name} service addresses carry the service address as \
-                         their source"
-                    ),
-                ));
+            if self.machine.addresses.contains(&address) {
+                continue;
             }
+            let instead = match self.source(family) {
+                Some(source) => format!("come from {source} instead"),
+                None => "carry the service address as their source".to_owned(),
+            };
+            self.problems.push(Problem::new(
+                format_args!("Node {}", node.name),
+                "status.addresses",
+                address,
+                format!(
+                    "no address of this machine; its connections to {name} service addresses \
+                     {instead}"
+                ),
+            ));
         }
+    }
+
+    /// Where connections from this machine to service addresses come from: the node's address, or
+    /// else the lowest that the machine has. Never one it has not, which the kernel refuses.
+    fn source(&self, family: Family) -> Option<IpAddr> {
+        let own = |address: &IpAddr| self.machine.addresses.contains(address);
+        let named = self
+            .snapshot
+            .node()
+            .and_then(|node| node.address(family))
+            .filter(own);
+        named.or_else(|| {
+            let mut addresses = self.machine.addresses.iter().copied();
+            addresses.find(|&address| Family::from(address) == family)
+        })
     }
 
     /// Makes a service address local, unless it is an address of the machine already.
@@ -270,12 +288,7 @@ impl Planner<'_> {
         }
         let source = match self.config.service_addresses {
             ServiceAddresses::Dummy => None,
-            // The kernel refuses a preferred source that is not on the machine.
-            ServiceAddresses::Routes => self
-                .snapshot
-                .node()
-                .and_then(|node| node.address(address.into()))
-                .filter(|source| self.machine.addresses.contains(source)),
+            ServiceAddresses::Routes => self.source(address.into()),
         };
         self.desired.addresses.insert(address, source);
     }

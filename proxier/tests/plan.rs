@@ -205,6 +205,34 @@ fn the_same_plan_whatever_the_order_of_the_files() {
 }
 
 #[test]
+fn a_service_alone_is_planned_without_complaint() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("service.yaml");
+    let service = "apiVersion: v1\nkind: Service\nmetadata:\n  name: my-service\nspec:\n  \
+                   selector:\n    app.kubernetes.io/name: MyApp\n  ports:\n    - protocol: TCP\n      \
+                   port: 80\n      targetPort: 9376\n";
+    std::fs::write(&file, service).unwrap();
+    let arguments = [
+        "--manifests",
+        file.to_str().unwrap(),
+        "--service-cidr",
+        "10.96.0.0/16",
+    ];
+    let (report, code) = plan(&arguments);
+    assert_eq!((code, &report["problems"]), (2, &Value::Array(vec![])));
+    assert_eq!(report["virtualServers"].as_array().unwrap().len(), 1);
+    assert_eq!(plan(&arguments).0, report);
+
+    // Without a range to take it from, an address is missed, and nothing is planned.
+    let (report, code) = plan(&arguments[..2]);
+    assert_eq!((code, report["problems"].as_array().unwrap().len()), (0, 1));
+    assert_eq!(
+        report["problems"][0]["object"],
+        "Service default/my-service"
+    );
+}
+
+#[test]
 fn a_missing_file_is_one_line_and_exit_code_1() {
     let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
         .args(["plan", "--against", "empty", "--manifests", "/no/such/file"])
