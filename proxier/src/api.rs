@@ -10,6 +10,7 @@
 //! The types know nothing of files: the API server's JSON and manifests go through the same code.
 
 mod address;
+pub mod annotations;
 mod endpoint_slice;
 mod endpoints;
 mod findings;
@@ -17,12 +18,14 @@ mod metadata;
 mod node;
 mod scalar;
 mod service;
+mod service_cidr;
 
 pub use endpoint_slice::EndpointSlice;
 pub use endpoints::Endpoints;
 pub use metadata::Metadata;
-pub use node::Node;
+pub use node::{Node, NodeLabels};
 pub use service::Service;
+pub use service_cidr::ServiceCidr;
 
 pub(crate) use address::parse_address;
 pub(crate) use scalar::Scalar;

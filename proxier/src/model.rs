@@ -10,10 +10,14 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-/// The name of a namespaced object; prints as `namespace/name`.
+mod annotations;
+
+pub use annotations::{Annotations, SchedulerFlags, TopologyKey, Weights};
+
+/// The name of an object; prints as `namespace/name`, or `name` where it is in no namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
-    /// The namespace.
+    /// The namespace; empty for objects of the whole cluster, such as Nodes.
     pub namespace: Arc<str>,
     /// The name inside the namespace.
     pub name: Arc<str>,
@@ -31,7 +35,10 @@ impl ObjectName {
 
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        match &*self.namespace {
+            "" => f.write_str(&self.name),
+            namespace => write!(f, "{namespace}/{}", self.name),
+        }
     }
 }
 
@@ -137,6 +144,13 @@ impl Cidr {
     }
 }
 
+/// The network of that address alone.
+impl From<IpAddr> for Cidr {
+    fn from(address: IpAddr) -> Self {
+        Self(address.into())
+    }
+}
+
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -197,6 +211,8 @@ pub struct Service {
     pub source_ranges: Vec<Cidr>,
     /// `spec.healthCheckNodePort`, where it applies.
     pub health_check_node_port: Option<u16>,
+    /// What its annotations ask for; `None` for most Services.
+    pub annotations: Option<Box<Annotations>>,
 }
 
 /// A port of a Service.
@@ -259,6 +275,8 @@ pub struct Endpoint {
     pub is_terminating: bool,
     /// The node it runs on, if known.
     pub node: Option<Arc<str>>,
+    /// The zone it is in, if known.
+    pub zone: Option<Arc<str>>,
     /// Where the control plane wants it used; `None` without hints (most endpoints).
     pub hints: Option<Box<Hints>>,
 }
@@ -281,16 +299,38 @@ pub struct Node {
     pub addresses: Vec<IpAddr>,
     /// Label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
+    /// Label `topology.kubernetes.io/region`.
+    pub region: Option<Arc<str>>,
+    /// `spec.podCIDRs`: where the addresses of its pods come from.
+    pub pod_cidrs: Vec<Cidr>,
 }
 
 impl Node {
-    /// The node's main address of `family`.
+    /// The node's main address of `family`: what `--nodeport-addresses=primary` means.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         self.addresses
             .iter()
             .copied()
             .find(|&address| Family::from(address) == family)
     }
+}
+
+/// Where a node is: all that has to be known of the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePlace {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Label `topology.kubernetes.io/region`.
+    pub region: Option<Arc<str>>,
+}
+
+/// Networks that the cluster takes cluster IPs from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// The object's name.
+    pub name: Arc<str>,
+    /// `spec.cidrs`.
+    pub ranges: Vec<Cidr>,
 }
 
 #[cfg(test)]

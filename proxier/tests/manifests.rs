@@ -161,6 +161,7 @@ fn show_service(text: &mut String, service: &Service) {
         load_balancer_ips: Vec::new(),
         source_ranges: Vec::new(),
         health_check_node_port: None,
+        annotations: None,
     };
     // Field by field, what is not as usual.
     let shown = |service: &Service| -> Vec<String> {
@@ -173,6 +174,7 @@ fn show_service(text: &mut String, service: &Service) {
             format!("load balancer {:?}", service.load_balancer_ips),
             format!("sources {}", list(&service.source_ranges)),
             format!("health check {:?}", service.health_check_node_port),
+            format!("annotations {:?}", service.annotations),
         ]
     };
     for (line, usual) in shown(service).into_iter().zip(shown(&plain)) {

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::address::special;
 use super::findings::Findings;
 use super::metadata::{Metadata, is_subdomain};
+use super::node::is_zone;
 use super::or_default;
 use super::scalar::Scalar;
 use crate::model::{self, Family, Hints};
@@ -48,6 +49,7 @@ pub(super) struct Endpoint {
     #[serde(deserialize_with = "or_default")]
     pub(super) conditions: Conditions,
     pub(super) node_name: Scalar,
+    zone: Scalar,
     #[serde(deserialize_with = "or_default")]
     hints: EndpointHints,
 }
@@ -248,8 +250,28 @@ impl Endpoint {
                 interner,
                 findings,
             ),
+            zone: self.zone(index, interner, findings),
             hints: self.hints.read(index, interner, findings),
         })
+    }
+}
+
+impl Endpoint {
+    fn zone(
+        &self,
+        index: usize,
+        interner: &mut Interner,
+        findings: &mut Findings,
+    ) -> Option<Arc<str>> {
+        if self.zone.is_blank() {
+            return None;
+        }
+        let zone = self.zone.as_str().filter(|zone| is_zone(zone));
+        if zone.is_none() {
+            let message = "is not a zone; the endpoint's zone is taken as unknown";
+            findings.add(format!("endpoints[{index}].zone"), &self.zone, message);
+        }
+        zone.map(|zone| interner.intern(zone))
     }
 }
 

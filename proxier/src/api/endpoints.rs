@@ -161,6 +161,7 @@ impl SubsetAddress {
             is_serving: true,
             is_terminating: false,
             node: node_name(field, &self.node_name, interner, findings),
+            zone: None,
             hints: None,
         })
     }

@@ -1,13 +1,21 @@
 //! What all objects have in common.
 
-use serde::Deserialize;
+use std::borrow::Cow;
+use std::fmt;
 
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+
+use super::annotations::PREFIX;
 use super::findings::Findings;
 use super::or_default;
 use super::scalar::Scalar;
 use crate::model::ObjectName;
 use crate::problem::Problem;
 use crate::store::Interner;
+
+/// The annotation by which leader elections mark the objects they (ab)use.
+const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
 /// `metadata` of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -38,14 +46,51 @@ pub(crate) struct Labels {
     pub(crate) skip_mirror: Scalar,
     #[serde(rename = "topology.kubernetes.io/zone")]
     pub(crate) zone: Scalar,
+    #[serde(rename = "topology.kubernetes.io/region")]
+    pub(crate) region: Scalar,
 }
 
 /// The annotations that are read.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Annotations {
-    #[serde(rename = "control-plane.alpha.kubernetes.io/leader")]
+    /// `control-plane.alpha.kubernetes.io/leader`: the object is not what it seems.
     pub(crate) leader: Scalar,
+    /// Ours, by their names without the prefix, in the object's order.
+    pub(super) ours: Vec<(Box<str>, Scalar)>,
+}
+
+/// By hand, because of the names only those that begin with our prefix are kept, known or not.
+impl<'de> Deserialize<'de> for Annotations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(AnnotationsVisitor)
+    }
+}
+
+struct AnnotationsVisitor;
+
+impl<'de> Visitor<'de> for AnnotationsVisitor {
+    type Value = Annotations;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a mapping")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Annotations, A::Error> {
+        let mut read = Annotations::default();
+        while let Some(name) = map.next_key::<Cow<'de, str>>()? {
+            if name == LEADER {
+                read.leader = map.next_value()?;
+            } else if let Some(ours) = name.strip_prefix(PREFIX) {
+                if read.ours.iter().any(|(earlier, _)| **earlier == *ours) {
+                    return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+                }
+                read.ours.push((ours.into(), map.next_value()?));
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(read)
+    }
 }
 
 impl Metadata {
@@ -87,6 +132,19 @@ impl Metadata {
                 let message = "is not a DNS name of at most 253 characters; the object is skipped";
                 self.problem(kind, "metadata.name", &self.name, message)
             })
+    }
+
+    /// The same as the name of an object in no namespace.
+    ///
+    /// # Errors
+    /// As [`Metadata::cluster_name`].
+    pub(crate) fn cluster_object_name(
+        &self,
+        kind: &str,
+        interner: &mut Interner,
+    ) -> Result<ObjectName, Problem> {
+        let name = self.cluster_name(kind)?;
+        Ok(ObjectName::new(interner.intern(""), interner.intern(name)))
     }
 
     /// `creationTimestamp` in the form that sorts by time.

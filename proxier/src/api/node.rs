@@ -1,15 +1,17 @@
 //! Nodes on the wire.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 
-use super::address::unusable;
+use super::address::{parse_network, unusable};
 use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
 use super::scalar::Scalar;
-use crate::model;
+use crate::model::{self, Cidr};
 use crate::problem::Problem;
-use crate::store::Interner;
+use crate::store::{Interner, Parsed};
 
 /// `v1` `Node`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -18,7 +20,27 @@ pub struct Node {
     #[serde(deserialize_with = "or_default")]
     pub(crate) metadata: Metadata,
     #[serde(deserialize_with = "or_default")]
+    spec: NodeSpec,
+    #[serde(deserialize_with = "or_default")]
     status: NodeStatus,
+}
+
+/// `v1` `Node`, of which only the labels count: any other node's. A `meta.k8s.io/v1`
+/// `PartialObjectMetadata` is read just as well.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+pub struct NodeLabels {
+    #[serde(deserialize_with = "or_default")]
+    metadata: Metadata,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+struct NodeSpec {
+    #[serde(rename = "podCIDR")]
+    pod_cidr: Scalar,
+    #[serde(rename = "podCIDRs", deserialize_with = "or_default")]
+    pod_cidrs: Vec<Scalar>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -54,23 +76,76 @@ impl Node {
                 addresses.extend(address.filter(|address| !addresses.contains(address)));
             }
         }
-        let zone = &self.metadata.labels.zone;
+        let labels = &self.metadata.labels;
         let node = model::Node {
             name: interner.intern(name),
             addresses,
-            zone: zone
-                .as_str()
-                .filter(|zone| is_zone(zone))
-                .map(|zone| interner.intern(zone)),
+            zone: place("zone", &labels.zone, interner, &mut findings),
+            region: place("region", &labels.region, interner, &mut findings),
+            pod_cidrs: self.pod_cidrs(&mut findings),
         };
-        if node.zone.is_none() && !zone.is_blank() {
-            let field = "metadata.labels[topology.kubernetes.io/zone]";
-            findings.add(field, zone, "is not a zone; the node has none");
-        }
         Ok((node, findings.into_problems()))
+    }
+
+    /// The list, or the older single field where there is none.
+    fn pod_cidrs(&self, findings: &mut Findings) -> Vec<Cidr> {
+        let spec = &self.spec;
+        let mut networks = Vec::new();
+        let mut read = |field: &str, text: &Scalar| match text.as_str().and_then(parse_network) {
+            Some(network) if networks.contains(&network) => {}
+            Some(network) => networks.push(network),
+            None => findings.add(field, text, "is not a network in CIDR form; left out"),
+        };
+        if spec.pod_cidrs.is_empty() && !spec.pod_cidr.is_blank() {
+            read("spec.podCIDR", &spec.pod_cidr);
+        }
+        for (index, text) in spec.pod_cidrs.iter().enumerate() {
+            read(&format!("spec.podCIDRs[{index}]"), text);
+        }
+        networks
     }
 }
 
-fn is_zone(zone: &str) -> bool {
-    (1..=253).contains(&zone.len())
+impl NodeLabels {
+    /// Reads the object.
+    ///
+    /// # Errors
+    /// When the object has no valid name, so that nothing can be said about it.
+    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::NodePlace>, Problem> {
+        let name = self.metadata.cluster_object_name("Node", interner)?;
+        let mut findings = Findings::new("Node", &name);
+        let region = &self.metadata.labels.region;
+        let object = model::NodePlace {
+            name: name.name.clone(),
+            region: place("region", region, interner, &mut findings),
+        };
+        Ok(Parsed {
+            name,
+            object: Some(object),
+            problems: findings.into_problems(),
+        })
+    }
+}
+
+/// The zone or region that a label names.
+fn place(
+    what: &str,
+    label: &Scalar,
+    interner: &mut Interner,
+    findings: &mut Findings,
+) -> Option<Arc<str>> {
+    if label.is_blank() {
+        return None;
+    }
+    let place = label.as_str().filter(|text| is_zone(text));
+    if place.is_none() {
+        let field = format!("metadata.labels[topology.kubernetes.io/{what}]");
+        findings.add(field, label, format!("is not a {what}; the node has none"));
+    }
+    place.map(|text| interner.intern(text))
+}
+
+/// Whether `text` can name a zone or a region.
+pub(super) fn is_zone(text: &str) -> bool {
+    (1..=253).contains(&text.len())
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 pub(crate) use self::addresses::parse_family;
+use super::annotations;
 use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
@@ -205,6 +206,7 @@ impl Service {
             health_check_node_port: has_health_check
                 .then(|| self.health_check_node_port(findings))
                 .flatten(),
+            annotations: annotations::read(&self.metadata.annotations, interner, findings),
         })
     }
 

@@ -185,6 +185,7 @@ mod tests {
             is_serving: true,
             is_terminating: false,
             node: None,
+            zone: None,
             hints: None,
         };
         for word in words {

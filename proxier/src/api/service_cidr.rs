@@ -1,0 +1,61 @@
+//! `ServiceCIDR` objects on the wire.
+
+use serde::Deserialize;
+
+use super::address::parse_network;
+use super::findings::Findings;
+use super::metadata::Metadata;
+use super::or_default;
+use super::scalar::Scalar;
+use crate::model;
+use crate::problem::Problem;
+use crate::store::{Interner, Parsed};
+
+/// `networking.k8s.io/v1` `ServiceCIDR`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+pub struct ServiceCidr {
+    #[serde(deserialize_with = "or_default")]
+    metadata: Metadata,
+    #[serde(deserialize_with = "or_default")]
+    spec: ServiceCidrSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+struct ServiceCidrSpec {
+    #[serde(deserialize_with = "or_default")]
+    cidrs: Vec<Scalar>,
+}
+
+impl ServiceCidr {
+    /// Reads the object. One that is being deleted counts as long as it is there: addresses from it
+    /// may still be in use, and that is what holds it back.
+    ///
+    /// # Errors
+    /// When the object has no valid name, so that nothing can be said about it.
+    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::ServiceCidr>, Problem> {
+        let name = self.metadata.cluster_object_name("ServiceCIDR", interner)?;
+        let mut findings = Findings::new("ServiceCIDR", &name);
+        let mut ranges = Vec::with_capacity(self.spec.cidrs.len());
+        for (index, text) in self.spec.cidrs.iter().enumerate() {
+            match text.as_str().and_then(parse_network) {
+                Some(range) if ranges.contains(&range) => {}
+                Some(range) => ranges.push(range),
+                None => {
+                    let field = format!("spec.cidrs[{index}]");
+                    findings.add(field, text, "is not a network in CIDR form; left out");
+                }
+            }
+        }
+        let object = model::ServiceCidr {
+            name: name.name.clone(),
+            ranges,
+        };
+        Ok(Parsed {
+            name,
+            object: Some(object),
+            problems: findings.into_problems(),
+        })
+    }
+}
