@@ -215,6 +215,15 @@ pub struct Service {
     pub annotations: Option<Box<Annotations>>,
 }
 
+impl Service {
+    /// Whether its plan depends on where other nodes are.
+    pub fn needs_regions(&self) -> bool {
+        let annotations = self.annotations.as_deref();
+        let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
+        keys.is_some_and(|keys| keys.contains(&TopologyKey::Region))
+    }
+}
+
 /// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
