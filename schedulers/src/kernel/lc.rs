@@ -1,0 +1,32 @@
+//! Least connections.
+
+use crate::request::Request;
+use crate::scheduler::Scheduler;
+use crate::server::ServerId;
+use crate::servers::Servers;
+
+/// `lc`: the server with the least connections, active ones counting 256 times.
+///
+/// *Formula*: the least [overhead](crate::Server::overhead), compared as an unsigned number, of the
+/// eligible servers; the first of the list on a tie. Weights other than 0 do not matter.
+///
+/// *Source*: `net/netfilter/ipvs/ip_vs_lc.c`, `ip_vs_lc_schedule`; Linux 6.1.192, the same in 7.2.
+///
+/// *Complexity*: reads every server at every pick.
+///
+/// *When to use*: equal servers, connections of very different length, and one balancer that sees
+/// all of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lc;
+
+impl Scheduler for Lc {
+    fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+        let flavour = servers.flavour();
+        servers
+            .iter()
+            .filter(|(_, server)| server.is_eligible())
+            // Of equal ones, `min_by_key` returns the first.
+            .min_by_key(|(_, server)| server.overhead(flavour).cast_unsigned())
+            .map(|(id, _)| id)
+    }
+}
