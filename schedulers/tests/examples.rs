@@ -7,7 +7,11 @@
 #[path = "examples/play.rs"]
 mod play;
 
+#[path = "examples/dh.rs"]
+mod dh;
 #[path = "examples/lc.rs"]
 mod lc;
 #[path = "examples/rr.rs"]
 mod rr;
+#[path = "examples/sh.rs"]
+mod sh;

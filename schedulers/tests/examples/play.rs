@@ -92,21 +92,10 @@ impl Play {
         self
     }
 
-    /// Whom to ask for from now on.
-    pub(crate) fn to(mut self, destination: &str) -> Self {
-        self.request.destination = destination.parse().unwrap();
-        self
-    }
-
     /// Who asks from now on.
     pub(crate) fn from(mut self, source: &str, port: u16) -> Self {
         self.request.source = source.parse().unwrap();
         self.request.source_port = port;
-        self
-    }
-
-    pub(crate) fn at(mut self, seconds: u64) -> Self {
-        self.request.at = Duration::from_secs(seconds);
         self
     }
 

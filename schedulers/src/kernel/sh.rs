@@ -1,0 +1,104 @@
+//! Source hashing.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::kernel::hash::{fold, hash32};
+use crate::kernel::is_eligible;
+use crate::options::{Flags, Options};
+use crate::request::Request;
+use crate::scheduler::Scheduler;
+use crate::server::ServerId;
+use crate::servers::Servers;
+
+/// `sh`: the same server for the same client, as long as the servers and weights stay as they are.
+///
+/// *Formula*: a table of 2<sup>b</sup> slots (b = 8 unless the kernel was configured otherwise) is
+/// filled with the servers in list order, as many slots in a row as their weight, again and again; a
+/// server of weight 0 gets one slot, too. The client's address, folded to 32 bits, plus its port with
+/// [`Flags::port`], times 0x61c88647, keeps its upper b bits: the slot. A server there that is not
+/// eligible refuses the connection; with [`Flags::fallback`], slots are tried from *twice* the hash
+/// on, not from the slot after it.
+///
+/// *Source*: `net/netfilter/ipvs/ip_vs_sh.c`, `ip_vs_sh_schedule`, `ip_vs_sh_get_fallback`,
+/// `ip_vs_sh_reassign`; Linux 6.1.192, the same in 7.2. Before 4.18 the lower bits of the product were
+/// kept.
+///
+/// *Complexity*: constant per pick; the table is filled again at every change of the servers. Memory
+/// is the table's, however many servers there are.
+///
+/// *When to use*: sessions kept in the servers' memory, few changes. It is no consistent hashing: a
+/// change moves most clients. When weights add up to more than the slots there are, the servers at the
+/// end of the list, the oldest, get nothing.
+#[derive(Clone, Debug)]
+pub struct Sh {
+    flags: Flags,
+    bits: u32,
+    table: Vec<Option<ServerId>>,
+}
+
+impl Sh {
+    /// With the flags and the table size that `options` name.
+    pub fn new(options: &Options) -> Self {
+        Self {
+            flags: options.flags,
+            bits: options.sh_table.bits(),
+            table: vec![None; options.sh_table.slots()],
+        }
+    }
+
+    fn fill(&mut self, servers: &Servers) {
+        self.table.fill(None);
+        let mut slots = self.table.iter_mut();
+        for (id, server) in servers.iter().cycle() {
+            let share = server.weight().max(1) as usize;
+            let given = slots.by_ref().take(share);
+            if given.map(|slot| *slot = Some(id)).count() < share {
+                break;
+            }
+        }
+    }
+
+    fn slot(&self, slot: usize) -> Option<ServerId> {
+        self.table[slot & (self.table.len() - 1)]
+    }
+}
+
+impl Scheduler for Sh {
+    fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
+        let port = if self.flags.port {
+            request.source_port
+        } else {
+            0
+        };
+        let client = fold(servers.family(), request.source);
+        let hash = hash32(client.wrapping_add(port.into()), self.bits);
+        let first = self.slot(hash)?;
+        if is_eligible(servers, first) {
+            return Some(first);
+        }
+        if !self.flags.fallback {
+            return None;
+        }
+        (0..self.table.len())
+            .map_while(|offset| self.slot(2 * hash + offset))
+            .find(|&id| is_eligible(servers, id))
+    }
+
+    fn bound(&mut self, servers: &Servers, _: Duration) -> Result<(), Error> {
+        self.fill(servers);
+        Ok(())
+    }
+
+    fn added(&mut self, servers: &Servers, _: ServerId) {
+        self.fill(servers);
+    }
+
+    fn removed(&mut self, servers: &Servers, _: ServerId, _: Option<ServerId>) {
+        self.fill(servers);
+    }
+
+    fn updated(&mut self, servers: &Servers, _: ServerId) {
+        self.fill(servers);
+    }
+}
