@@ -1,21 +1,36 @@
 //! The kernel's schedulers, one file each, written as the kernel computes.
 
+use std::cmp::Reverse;
+
 use crate::options::Options;
 use crate::registry::Registry;
 use crate::scheduler::Scheduler;
-use crate::server::ServerId;
+use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
 mod dh;
+mod fo;
 mod hash;
 mod lc;
+mod nq;
+mod ovf;
 mod rr;
+mod sed;
 mod sh;
+mod weighted;
+mod wlc;
+mod wrr;
 
 pub use dh::Dh;
+pub use fo::Fo;
 pub use lc::Lc;
+pub use nq::Nq;
+pub use ovf::Ovf;
 pub use rr::Rr;
+pub use sed::Sed;
 pub use sh::Sh;
+pub use wlc::Wlc;
+pub use wrr::Wrr;
 
 /// Registers every kernel scheduler that `registry` lacks.
 pub(crate) fn register(registry: &mut Registry) {
@@ -24,13 +39,28 @@ pub(crate) fn register(registry: &mut Registry) {
         let _ = registry.register(name, factory);
     };
     plain("dh", |_| Box::new(Dh::default()));
+    plain("fo", |_| Box::new(Fo));
     plain("lc", |_| Box::new(Lc));
+    plain("nq", |_| Box::new(Nq));
+    plain("ovf", |_| Box::new(Ovf));
     plain("rr", |_| Box::new(Rr::default()));
+    plain("sed", |_| Box::new(Sed));
     plain("sh", |options| Box::new(Sh::new(options)));
+    plain("wlc", |_| Box::new(Wlc));
+    plain("wrr", |_| Box::new(Wrr::default()));
 }
 
 fn is_eligible(servers: &Servers, id: ServerId) -> bool {
     servers
         .listed(id)
         .is_some_and(|server| server.is_eligible())
+}
+
+fn first_heaviest<'a>(
+    candidates: impl Iterator<Item = (ServerId, &'a Server)>,
+) -> Option<ServerId> {
+    // Of equal ones, `min_by_key` returns the first.
+    candidates
+        .min_by_key(|(_, server)| Reverse(server.weight))
+        .map(|(id, _)| id)
 }

@@ -9,9 +9,21 @@ mod play;
 
 #[path = "examples/dh.rs"]
 mod dh;
+#[path = "examples/fo.rs"]
+mod fo;
 #[path = "examples/lc.rs"]
 mod lc;
+#[path = "examples/nq.rs"]
+mod nq;
+#[path = "examples/ovf.rs"]
+mod ovf;
 #[path = "examples/rr.rs"]
 mod rr;
+#[path = "examples/sed.rs"]
+mod sed;
 #[path = "examples/sh.rs"]
 mod sh;
+#[path = "examples/wlc.rs"]
+mod wlc;
+#[path = "examples/wrr.rs"]
+mod wrr;

@@ -1,0 +1,43 @@
+//! Never queue.
+
+use crate::kernel::sed::expected;
+use crate::request::Request;
+use crate::scheduler::Scheduler;
+use crate::server::ServerId;
+use crate::servers::Servers;
+
+/// `nq`: an idle server, otherwise as [`Sed`](super::Sed).
+///
+/// *Formula*: the first eligible server of the list without active connections; when there is none,
+/// the least (active connections + 1) / weight of the eligible servers, the first of the list on a
+/// tie. Inactive connections do not count.
+///
+/// *Source*: `net/netfilter/ipvs/ip_vs_nq.c`, `ip_vs_nq_schedule`; Linux 6.1.192, the same in 7.2.
+///
+/// *Complexity*: reads every server at every pick, unless one is idle.
+///
+/// *When to use*: as sed, when no connection shall wait while a server has nothing to do. Not for UDP:
+/// every server is always idle then, and the newest gets everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nq;
+
+impl Scheduler for Nq {
+    fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+        let mut walk = servers.iter().filter(|(_, server)| server.is_eligible());
+        let (mut id, mut best) = walk.next()?;
+        let mut least = i64::from(expected(best));
+        if best.active == 0 {
+            return Some(id);
+        }
+        for (other, server) in walk {
+            if server.active == 0 {
+                return Some(other);
+            }
+            let costs = i64::from(expected(server));
+            if least * i64::from(server.weight) > costs * i64::from(best.weight) {
+                (id, best, least) = (other, server, costs);
+            }
+        }
+        Some(id)
+    }
+}

@@ -1,0 +1,35 @@
+//! Shortest expected delay.
+
+use crate::kernel::weighted::least_per_weight;
+use crate::request::Request;
+use crate::scheduler::Scheduler;
+use crate::server::{Server, ServerId};
+use crate::servers::Servers;
+
+/// `sed`: the server that would have the least active connections per weight with this one more.
+///
+/// *Formula*: the least (active connections + 1) / weight of the eligible servers; the first of the
+/// list on a tie. Inactive connections do not count.
+///
+/// *Source*: `net/netfilter/ipvs/ip_vs_sed.c`, `ip_vs_sed_schedule`; Linux 6.1.192, the same in 7.2.
+///
+/// *Complexity*: reads every server at every pick.
+///
+/// *When to use*: very unequal servers with few connections, where the strongest one is the fastest
+/// even when it is not idle. Not for UDP: the kernel counts no active UDP connections, so the first of
+/// the heaviest servers gets everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sed;
+
+impl Scheduler for Sed {
+    fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+        least_per_weight(servers, expected)
+    }
+}
+
+/// What its active connections would be: in 32 bits, signed, wrapping.
+///
+/// Kernel: `ip_vs_sed_dest_overhead`, `ip_vs_nq_dest_overhead`.
+pub(super) fn expected(server: &Server) -> i32 {
+    server.active.wrapping_add(1).cast_signed()
+}
