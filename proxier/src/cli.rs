@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -10,9 +11,8 @@ use ipvs_netlink as ipvs;
 
 use crate::manifests;
 use crate::model::Cidr;
-use crate::plan;
-use crate::problem::Problem;
-use crate::sync::Input;
+use crate::plan::{self, NodePortAddresses};
+use crate::state_file::StateFile;
 
 mod plan_command;
 mod run_command;
@@ -79,9 +79,9 @@ struct NodeFlags {
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     cluster_cidr: Vec<Cidr>,
 
-    /// Addresses of this node that serve node ports [default: all].
+    /// Addresses of this node that serve node ports: networks, or the word primary [default: all].
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
-    nodeport_addresses: Vec<Cidr>,
+    nodeport_addresses: Vec<String>,
 
     /// The scheduler of virtual servers.
     #[arg(long, value_name = "NAME", default_value = "rr")]
@@ -90,6 +90,10 @@ struct NodeFlags {
     /// How service addresses become local.
     #[arg(long, value_enum, default_value_t)]
     service_addresses: ServiceAddresses,
+
+    /// How long a removed TCP endpoint may keep its connections; 0 = not at all.
+    #[arg(long, value_name = "DURATION", default_value = "1h")]
+    drain_timeout: DurationFlag,
 }
 
 /// [`plan::ServiceAddresses`] as the command line spells it.
@@ -125,20 +129,26 @@ impl NodeFlags {
     }
 
     fn config(&self) -> anyhow::Result<plan::Config> {
+        let node_ports = self.nodeport_addresses.iter().map(String::as_str);
         Ok(plan::Config {
             node_name: self.node_name()?,
             scheduler: self.ipvs_scheduler,
-            node_port_addresses: self.nodeport_addresses.clone(),
+            node_port_addresses: NodePortAddresses::parse(node_ports)
+                .context("--nodeport-addresses")?,
             service_addresses: self.service_addresses.into(),
+            drain: self.drain_timeout.0,
+        })
+    }
+
+    fn manifest_options(&self) -> anyhow::Result<manifests::Options> {
+        Ok(manifests::Options {
+            service_cidr: self.service_cidr.clone(),
+            node_name: self.node_name()?,
         })
     }
 
     fn load(&self) -> anyhow::Result<manifests::Loaded> {
-        let options = manifests::Options {
-            service_cidr: self.service_cidr.clone(),
-            node_name: self.node_name()?,
-        };
-        manifests::load(&self.manifests, &options).context("--manifests")
+        manifests::load(&self.manifests, &self.manifest_options()?).context("--manifests")
     }
 }
 
@@ -154,12 +164,21 @@ struct StateFlags {
     state_file: PathBuf,
 }
 
-/// Whether the manifests told all there is, given what of the files could not be used.
-fn completeness(unread: &[Problem]) -> Input {
-    if unread.is_empty() {
-        Input::Whole
-    } else {
-        Input::Partial
+impl StateFlags {
+    fn file(&self) -> StateFile {
+        StateFile::new(&self.state_file)
+    }
+}
+
+/// A length of time as kube-proxy's flags spell it: `30s`, `1m30s`, `500ms`, `0`.
+#[derive(Clone, Copy, Debug)]
+struct DurationFlag(Duration);
+
+impl std::str::FromStr for DurationFlag {
+    type Err = humantime::DurationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        humantime::parse_duration(text).map(Self)
     }
 }
 

@@ -5,9 +5,10 @@
 
 use std::fmt;
 
+use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
-use crate::diff::Observed;
+use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
 
@@ -28,6 +29,13 @@ pub trait Dataplane {
     /// When any part cannot be read whole.
     fn observe(&mut self) -> Result<Observed, Failure>;
 
+    /// Reads one virtual server and its destinations; `None` when it does not exist.
+    ///
+    /// # Errors
+    /// When it cannot be read whole.
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey)
+    -> Result<Option<ObservedServer>, Failure>;
+
     /// Applies `ops` in order and says of each whether it took effect.
     ///
     /// A failing Op does not stop the following ones. The answer has the length of `ops`.
@@ -40,7 +48,8 @@ pub type Outcome = Result<(), Failure>;
 /// Why the machine refused something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The kernel's error number, when the kernel answered.
+    /// The kernel's error number; `None` when it gave no answer, and what was asked may or may not
+    /// have taken effect.
     pub errno: Option<Errno>,
     /// What was being done and what happened, as one line.
     pub message: String,
@@ -54,6 +63,12 @@ impl Failure {
             errno: Some(errno),
             message: format!("{doing}: {words}"),
         }
+    }
+
+    /// Whether the kernel lacks the scheduler, given that a virtual server was to be created or
+    /// changed (`ip_vs_add_service`, `ip_vs_edit_service`).
+    pub fn is_scheduler_missing(&self) -> bool {
+        self.errno == Some(Errno::NOENT)
     }
 }
 

@@ -1,128 +1,161 @@
 //! What has to change so that the machine becomes what it should be.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
+use crate::drain::Drains;
+use crate::observed::{Observed, ObservedDestination, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Desired, VirtualServer};
 
-/// What is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Observed {
-    /// Every virtual server of the network namespace, ours or not.
-    pub virtual_servers: BTreeMap<ipvs::ServiceKey, ObservedServer>,
-    /// The addresses that we made local, with their preferred source.
-    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+/// What both sides are compared under.
+pub struct Terms<'a> {
+    /// Whether a virtual server that is not wanted is ours to delete.
+    pub is_ours: &'a dyn Fn(&ipvs::ServiceKey) -> bool,
+    /// The destinations on their way out.
+    pub drains: &'a Drains,
 }
 
-/// A virtual server that exists.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObservedServer {
-    /// Its definition.
-    pub service: ipvs::Service,
-    /// Its destinations, ordered by key, each key once.
-    pub destinations: Vec<ObservedDestination>,
-}
-
-/// A destination that exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObservedDestination {
-    /// Its definition.
-    pub destination: ipvs::Destination,
-    /// Connections in an active state.
-    pub active_connections: u32,
-    /// Other connections.
-    pub inactive_connections: u32,
-}
-
-/// The changes that lead from `observed` to `desired`, in the order to apply them.
+/// The changes that lead from `observed` to `desired`, in no particular order.
 ///
-/// Of what exists and is not wanted, only what is `owned` goes: foreign virtual servers stay.
-/// Foreign addresses never are in `observed`. The order is that of [`crate::op::Stage`], and by key
-/// inside a stage.
+/// Of what exists and is not wanted, only what is ours goes: foreign virtual servers stay. Foreign
+/// addresses never are in `observed`. A destination that is not wanted any more drains first where
+/// its virtual server says so.
 ///
 /// # Cost
 /// Linear in the size of both sides.
-pub fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKey>) -> Vec<Op> {
+pub fn diff(desired: &Desired, observed: &Observed, terms: &Terms<'_>) -> Vec<Op> {
     let mut ops = Vec::new();
-    for (key, wanted) in &desired.virtual_servers {
-        match observed.virtual_servers.get(key) {
-            None => {
-                ops.push(Op::AddService(wanted.service));
-                ops.extend(
-                    wanted
-                        .destinations
-                        .iter()
-                        .map(|&dest| Op::AddDestination(*key, dest)),
-                );
-            }
-            Some(found) => kept_server(wanted, found, &mut ops),
-        }
+    let wanted = desired.virtual_servers.keys();
+    let found = observed.virtual_servers.keys();
+    for key in merged(wanted, found) {
+        diff_server(*key, desired, observed, terms, &mut ops);
     }
-    for key in observed.virtual_servers.keys() {
-        if owned.contains(key) && !desired.virtual_servers.contains_key(key) {
-            ops.push(Op::DeleteService(*key));
-        }
+    for address in merged(desired.addresses.keys(), observed.addresses.keys()) {
+        diff_address(*address, desired, observed, &mut ops);
     }
-    for (&address, &source) in &desired.addresses {
-        match observed.addresses.get(&address) {
-            None => ops.push(Op::AddAddress(address, source)),
-            Some(&found) if found != source => ops.push(Op::SetAddress(address, source)),
-            Some(_) => {}
-        }
-    }
-    for &address in observed.addresses.keys() {
-        if !desired.addresses.contains_key(&address) {
-            ops.push(Op::DeleteAddress(address));
-        }
-    }
-    // Stable, so that keys stay in order inside a stage.
-    ops.sort_by_key(Op::stage);
     ops
 }
 
-fn kept_server(wanted: &VirtualServer, found: &ObservedServer, ops: &mut Vec<Op>) {
-    let key = wanted.service.key;
+/// The changes of one virtual server and its destinations.
+///
+/// # Cost
+/// Linear in its destinations.
+pub fn diff_server(
+    key: ipvs::ServiceKey,
+    desired: &Desired,
+    observed: &Observed,
+    terms: &Terms<'_>,
+    ops: &mut Vec<Op>,
+) {
+    let wanted = desired.virtual_servers.get(&key);
+    let found = observed.virtual_servers.get(&key);
+    match (wanted, found) {
+        (Some(wanted), Some(found)) => kept_server(wanted, found, terms.drains, ops),
+        (Some(wanted), None) => {
+            ops.push(Op::AddService(wanted.service));
+            let destinations = wanted.destinations.iter();
+            ops.extend(destinations.map(|&destination| Op::AddDestination(key, destination)));
+        }
+        (None, Some(_)) if (terms.is_ours)(&key) => ops.push(Op::DeleteService(key)),
+        (None, _) => {}
+    }
+}
+
+/// The change of one address.
+pub fn diff_address(address: IpAddr, desired: &Desired, observed: &Observed, ops: &mut Vec<Op>) {
+    let wanted = desired.addresses.get(&address);
+    let found = observed.addresses.get(&address);
+    match (wanted, found) {
+        (Some(&source), None) => ops.push(Op::AddAddress(address, source)),
+        (Some(&source), Some(&found)) if found != source => {
+            ops.push(Op::SetAddress(address, source));
+        }
+        (None, Some(_)) => ops.push(Op::DeleteAddress(address)),
+        (Some(_), Some(_)) | (None, None) => {}
+    }
+}
+
+/// Puts `ops` into the order to apply them in: stage by stage ([`crate::op::Stage`]) and by key,
+/// with everything that concerns the addresses in `first` before the rest.
+pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
+    ops.sort_by_key(|op| {
+        let is_first = op.address().is_some_and(|address| first.contains(&address));
+        (!is_first, op.stage(), op.service_key(), op.address())
+    });
+}
+
+/// Both of two ordered sequences, in order and each value once.
+fn merged<'a, T: Ord + 'a>(
+    one: impl Iterator<Item = &'a T>,
+    other: impl Iterator<Item = &'a T>,
+) -> impl Iterator<Item = &'a T> {
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    std::iter::from_fn(move || match (one.peek(), other.peek()) {
+        (Some(left), Some(right)) => match left.cmp(right) {
+            Ordering::Less => one.next(),
+            Ordering::Greater => other.next(),
+            Ordering::Equal => {
+                other.next();
+                one.next()
+            }
+        },
+        (Some(_), None) => one.next(),
+        (None, _) => other.next(),
+    })
+}
+
+fn kept_server(wanted: &VirtualServer, found: &ObservedServer, drains: &Drains, ops: &mut Vec<Op>) {
     if wanted.service != found.service {
         ops.push(Op::SetService(wanted.service));
     }
     // Both sides are ordered by key: walk them side by side.
-    let mut wanted = wanted.destinations.iter().peekable();
-    let mut found = found
-        .destinations
-        .iter()
-        .map(|entry| &entry.destination)
-        .peekable();
+    let mut left = wanted.destinations.iter().peekable();
+    let mut right = found.destinations.iter().peekable();
+    let key = wanted.service.key;
     loop {
-        let order = match (wanted.peek(), found.peek()) {
+        let order = match (left.peek(), right.peek()) {
             (None, None) => return,
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
-            (Some(wanted), Some(found)) => wanted.key.cmp(&found.key),
+            (Some(wanted), Some(found)) => wanted.key.cmp(&found.destination.key),
         };
         match order {
             Ordering::Less => {
-                ops.extend(
-                    wanted
-                        .next()
-                        .map(|&destination| Op::AddDestination(key, destination)),
-                );
+                let new = left.next();
+                ops.extend(new.map(|&destination| Op::AddDestination(key, destination)));
             }
             Ordering::Greater => {
-                ops.extend(
-                    found
-                        .next()
-                        .map(|gone| Op::DeleteDestination(key, gone.key)),
-                );
+                let unwanted = right.next();
+                ops.extend(unwanted.and_then(|entry| send_off(wanted, entry, drains)));
             }
             Ordering::Equal => {
-                let (wanted, found) = (wanted.next(), found.next());
-                let changed = wanted.filter(|&wanted| Some(wanted) != found);
+                let (wanted, found) = (left.next(), right.next());
+                let changed =
+                    wanted.filter(|&wanted| Some(wanted) != found.map(|entry| &entry.destination));
                 ops.extend(changed.map(|&destination| Op::SetDestination(key, destination)));
             }
         }
     }
+}
+
+/// The next step of a destination that is not wanted any more; `None` while it is to be left alone.
+fn send_off(server: &VirtualServer, unwanted: &ObservedDestination, drains: &Drains) -> Option<Op> {
+    let key = server.service.key;
+    let destination = unwanted.destination;
+    let is_over = match drains.get(&key, &destination.key) {
+        Some(drain) => drain.is_over,
+        None => false,
+    };
+    if is_over || server.drain.is_zero() {
+        return Some(Op::DeleteDestination(key, destination.key));
+    }
+    let quiet = ipvs::Destination {
+        weight: 0,
+        ..destination
+    };
+    (quiet != destination).then_some(Op::SetDestination(key, quiet))
 }

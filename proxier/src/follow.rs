@@ -1,8 +1,59 @@
-//! Noticing that manifest files changed.
+//! Following manifest files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::mpsc::SyncSender;
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use crate::daemon::News;
+use crate::manifests::{self, Loaded};
+use crate::sync::Input;
+
+/// How often the files are looked at.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Loads the manifests at `path` and tells their objects, now and whenever the files change, in a
+/// thread that ends when nobody listens any more.
+///
+/// When they cannot be loaded later on, that is logged and the last good ones stay in force.
+///
+/// # Errors
+/// When they cannot be loaded now.
+pub fn manifests(
+    path: PathBuf,
+    options: manifests::Options,
+    listener: SyncSender<News>,
+) -> Result<JoinHandle<()>, manifests::Error> {
+    let mut seen = Fingerprint::of(&path);
+    let mut loaded = Some(manifests::load(&path, &options)?);
+    Ok(std::thread::spawn(move || {
+        loop {
+            if let Some(loaded) = loaded.take()
+                && listener.send(news(loaded)).is_err()
+            {
+                return;
+            }
+            std::thread::sleep(POLL);
+            let now = Fingerprint::of(&path);
+            if now != seen {
+                seen = now;
+                match manifests::load(&path, &options) {
+                    Ok(new) => loaded = Some(new),
+                    Err(error) => tracing::error!("{error}; the last good manifests stay in force"),
+                }
+            }
+        }
+    }))
+}
+
+fn news(loaded: Loaded) -> News {
+    News::Objects {
+        input: Input::given(&loaded.problems),
+        events: loaded.events,
+        problems: loaded.problems,
+    }
+}
 
 /// What a look at the files' metadata tells: cheap to take, different after every change.
 ///

@@ -11,15 +11,21 @@
 
 pub mod api;
 pub mod cli;
+pub mod clock;
+pub mod daemon;
 pub mod dataplane;
 pub mod diff;
+pub mod drain;
 pub mod follow;
 pub mod manifests;
 pub mod model;
+pub mod observed;
 pub mod op;
 pub mod owned;
 pub mod plan;
 pub mod problem;
 pub mod report;
+pub mod retry;
+pub mod state_file;
 pub mod store;
 pub mod sync;

@@ -43,7 +43,7 @@ pub enum Stage {
     Addresses,
     /// An address stops being local before its virtual servers go, for the same reason.
     GoneAddresses,
-    /// Destinations go after their replacements came.
+    /// Destinations go, or begin to drain, after their replacements came.
     GoneDestinations,
     /// Virtual servers go last.
     GoneServices,
@@ -54,11 +54,28 @@ impl Op {
     pub fn stage(&self) -> Stage {
         match self {
             Self::AddService(_) | Self::SetService(_) => Stage::Services,
+            // Weight 0 takes a destination's place away, like its deletion.
+            Self::SetDestination(_, destination) if destination.weight == 0 => {
+                Stage::GoneDestinations
+            }
             Self::AddDestination(..) | Self::SetDestination(..) => Stage::Destinations,
             Self::AddAddress(..) | Self::SetAddress(..) => Stage::Addresses,
             Self::DeleteAddress(_) => Stage::GoneAddresses,
             Self::DeleteDestination(..) => Stage::GoneDestinations,
             Self::DeleteService(_) => Stage::GoneServices,
+        }
+    }
+
+    /// The service address that the Op is about; `None` for virtual servers of a firewall mark.
+    pub fn address(&self) -> Option<IpAddr> {
+        match *self {
+            Self::AddAddress(address, _)
+            | Self::SetAddress(address, _)
+            | Self::DeleteAddress(address) => Some(address),
+            _ => match self.service_key()? {
+                ipvs::ServiceKey::Address { address, .. } => Some(address),
+                _ => None,
+            },
         }
     }
 

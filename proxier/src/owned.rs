@@ -1,172 +1,125 @@
 //! Which virtual servers are ours.
 //!
-//! The kernel keeps no owner with a virtual server, so we do: in a small file under `/run`, which
-//! lives as long as the kernel's table does. It is written before something new is programmed
-//! (naming a virtual server that does not exist yet does no harm, forgetting one does) and again
-//! after something was removed. Addresses need no such record: our routes carry our protocol number,
-//! our addresses sit on our device.
+//! The kernel keeps no owner with a virtual server, so we do, and remember it in the
+//! [state file](crate::state_file). Addresses need no such record: our routes carry our protocol
+//! number, our addresses sit on our device.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
 
 use ipvs_netlink as ipvs;
-use serde::{Deserialize, Serialize};
 
-use crate::plan::Desired;
+use crate::model::{Cidr, ServicePortName};
 
 /// The virtual servers that we created or adopted, with the Service port each serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
-    names: BTreeMap<ipvs::ServiceKey, String>,
+    names: BTreeMap<ipvs::ServiceKey, Box<str>>,
 }
 
 impl Owned {
-    /// The virtual servers, as [`crate::diff::diff`] wants them.
-    pub fn keys(&self) -> BTreeSet<ipvs::ServiceKey> {
-        self.names.keys().copied().collect()
-    }
-
-    /// The Service port that a virtual server serves, as `namespace/name:port`.
+    /// The Service port that a virtual server serves or served, as `namespace/name:port`.
     pub fn name(&self, key: &ipvs::ServiceKey) -> Option<&str> {
-        self.names.get(key).map(String::as_str)
+        self.names.get(key).map(|name| &**name)
     }
 
-    /// Takes in everything that is about to be programmed.
-    pub fn adopt(&mut self, desired: &Desired) {
-        for (key, server) in &desired.virtual_servers {
-            self.names.insert(*key, server.owner.to_string());
+    /// Whether a virtual server is ours.
+    pub fn contains(&self, key: &ipvs::ServiceKey) -> bool {
+        self.names.contains_key(key)
+    }
+
+    /// Whether a virtual server is ours, for that Service port.
+    pub fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+        let Some(name) = self.name(key) else {
+            return false;
+        };
+        // Compared piece by piece: asked for every change, it should not allocate.
+        let namespace = name.strip_prefix(&*owner.service.namespace);
+        let service = namespace
+            .and_then(|rest| rest.strip_prefix('/'))
+            .and_then(|rest| rest.strip_prefix(&*owner.service.name));
+        match service {
+            Some("") => owner.port.is_empty(),
+            Some(rest) => rest.strip_prefix(':') == Some(&*owner.port),
+            None => false,
         }
     }
 
-    /// Forgets what is neither wanted nor there any more.
-    pub fn forget(&mut self, keep: impl Fn(&ipvs::ServiceKey) -> bool) {
-        self.names.retain(|key, _| keep(key));
-    }
-}
-
-/// The file that remembers [`Owned`] across restarts.
-#[derive(Clone, Debug)]
-pub struct StateFile {
-    path: PathBuf,
-    written: Option<Owned>,
-}
-
-/// Why the state file could not be read or written.
-#[derive(Debug, thiserror::Error)]
-#[error("state file {}: {source}", .path.display())]
-pub struct Error {
-    path: PathBuf,
-    source: std::io::Error,
-}
-
-impl StateFile {
-    /// The file at `path`, which need not exist.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self {
-            path: path.into(),
-            written: None,
+    /// Takes in a virtual server. Answers whether that is news.
+    pub fn insert(&mut self, key: ipvs::ServiceKey, name: &str) -> bool {
+        if self.name(&key) == Some(name) {
+            return false;
         }
+        self.names.insert(key, name.into());
+        true
     }
 
-    /// Reads it; nothing is owned when it does not exist.
-    ///
-    /// # Errors
-    /// When it exists and cannot be read or understood. Going on as if nothing were owned would
-    /// leave virtual servers behind, so the caller decides.
-    pub fn load(&mut self) -> Result<Owned, Error> {
-        let text = match std::fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Owned::default());
+    /// Forgets a virtual server. Answers whether that is news.
+    pub fn remove(&mut self, key: &ipvs::ServiceKey) -> bool {
+        self.names.remove(key).is_some()
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&ipvs::ServiceKey, &str)> {
+        self.names.iter().map(|(key, name)| (key, &**name))
+    }
+}
+
+/// Whose virtual servers are, judged by their addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Territory {
+    /// Ranges whose virtual servers are ours even when we do not remember them: nobody else serves
+    /// the cluster IPs of this cluster. They make good for a lost state file.
+    pub ours: Vec<Cidr>,
+    /// Ranges whose virtual servers are never deleted (`--ipvs-exclude-cidrs`).
+    pub excluded: Vec<Cidr>,
+}
+
+impl Territory {
+    /// Whether a virtual server may be deleted when no Service wants it.
+    pub fn is_ours(&self, key: &ipvs::ServiceKey, owned: &Owned) -> bool {
+        let within = |ranges: &[Cidr]| match *key {
+            ipvs::ServiceKey::Address { address, .. } => {
+                ranges.iter().any(|range| range.contains(address))
             }
-            Err(source) => return Err(self.error(source)),
+            _ => false,
         };
-        let state: State = serde_json::from_str(&text).map_err(|error| self.error(error.into()))?;
-        let names = state.virtual_servers.into_iter().map(Entry::into_pair);
-        let owned = Owned {
-            names: names.collect(),
-        };
-        self.written = Some(owned.clone());
-        Ok(owned)
-    }
-
-    /// Writes `owned`, unless the file says so already. Readers see the old file or the new one.
-    ///
-    /// # Errors
-    /// When the directory or file cannot be written.
-    pub fn save(&mut self, owned: &Owned) -> Result<(), Error> {
-        if self.written.as_ref() == Some(owned) {
-            return Ok(());
-        }
-        let state = State {
-            virtual_servers: owned.names.iter().filter_map(Entry::from_pair).collect(),
-        };
-        let text = serde_json::to_vec(&state).map_err(|error| self.error(error.into()))?;
-        replace(&self.path, &text).map_err(|source| self.error(source))?;
-        self.written = Some(owned.clone());
-        Ok(())
-    }
-
-    fn error(&self, source: std::io::Error) -> Error {
-        Error {
-            path: self.path.clone(),
-            source,
-        }
+        !within(&self.excluded) && (owned.contains(key) || within(&self.ours))
     }
 }
 
-fn replace(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory)?;
-    }
-    let new = path.with_extension("new");
-    let mut file = std::fs::File::create(&new)?;
-    file.write_all(text)?;
-    file.sync_all()?;
-    std::fs::rename(new, path)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The file's content; fields that later versions add are ignored.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct State {
-    virtual_servers: Vec<Entry>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Entry {
-    protocol: u16,
-    address: IpAddr,
-    port: u16,
-    service: String,
-}
-
-impl Entry {
-    fn from_pair((key, name): (&ipvs::ServiceKey, &String)) -> Option<Self> {
-        match *key {
-            ipvs::ServiceKey::Address {
-                protocol,
-                address,
-                port,
-            } => Some(Self {
-                protocol: protocol.into(),
-                address,
-                port,
-                service: name.clone(),
-            }),
-            _ => None,
-        }
-    }
-
-    fn into_pair(self) -> (ipvs::ServiceKey, String) {
-        let protocol = self.protocol.into();
-        let key = ipvs::ServiceKey::Address {
-            protocol,
-            address: self.address,
-            port: self.port,
+    #[test]
+    fn excluded_ranges_win_over_everything() {
+        let key = |address: [u8; 4]| ipvs::ServiceKey::Address {
+            protocol: ipvs::Protocol::Tcp,
+            address: address.into(),
+            port: 80,
         };
-        (key, self.service)
+        let range = |text: &str| vec![Cidr::parse(text).unwrap()];
+        let mut owned = Owned::default();
+        assert!(owned.insert(key([192, 0, 2, 1]), "a/b"));
+        assert!(!owned.insert(key([192, 0, 2, 1]), "a/b"));
+        let mut territory = Territory {
+            ours: range("10.96.0.0/16"),
+            excluded: range("10.96.7.0/24"),
+        };
+        let is_ours = |territory: &Territory, address| territory.is_ours(&key(address), &owned);
+        assert!(is_ours(&territory, [192, 0, 2, 1]), "recorded");
+        assert!(!is_ours(&territory, [192, 0, 2, 2]), "foreign");
+        assert!(is_ours(&territory, [10, 96, 0, 2]), "in a service range");
+        assert!(!is_ours(&territory, [10, 96, 7, 2]), "excluded");
+        territory.excluded = range("0.0.0.0/0");
+        assert!(
+            !is_ours(&territory, [192, 0, 2, 1]),
+            "excluded though recorded"
+        );
+        let mark = ipvs::ServiceKey::Mark {
+            family: ipvs::Family::V4,
+            mark: 7,
+        };
+        assert!(!territory.is_ours(&mark, &owned), "foreign mark");
     }
 }

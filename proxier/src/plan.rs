@@ -7,22 +7,28 @@
 //! ```
 //!
 //! Pure and total: the same input gives the same output, byte for byte, and bad input gives a
-//! [`Problem`] instead of an error.
+//! [`Problem`] instead of an error. [`Planner`] is the same function with a memory: it plans again
+//! only the Services that an event touched, and says what came out differently.
 
-use std::collections::BTreeSet;
-use std::collections::btree_map::{BTreeMap, Entry};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::model::{Cidr, Family, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy};
+use crate::model::ServicePortName;
 use crate::problem::Problem;
-use crate::store::Snapshot;
+use crate::store::{Snapshot, Touched};
 
+mod context;
 mod endpoints;
+mod node_ports;
+mod planner;
+mod service;
 
-use endpoints::{EndpointSets, Place};
+pub use node_ports::{InvalidNodePortAddresses, NodePortAddresses};
+pub use planner::{Changed, Planner};
 
 /// What the operator chose, as far as planning is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +37,12 @@ pub struct Config {
     pub node_name: Arc<str>,
     /// The scheduler of virtual servers that do not choose one.
     pub scheduler: ipvs::SchedulerName,
-    /// Networks whose addresses on this node serve node ports; a family without any uses all of
-    /// its addresses.
-    pub node_port_addresses: Vec<Cidr>,
+    /// The addresses of this node that serve node ports.
+    pub node_port_addresses: NodePortAddresses,
     /// How service addresses are made local.
     pub service_addresses: ServiceAddresses,
+    /// How long a removed endpoint may keep its connections, where the Service does not say.
+    pub drain: Duration,
 }
 
 /// How the kernel is told that a service address is its own.
@@ -55,6 +62,8 @@ pub struct Machine {
     /// The addresses on its interfaces; none that exist for Services only, no loopback and no IPv6
     /// link-local ones.
     pub addresses: BTreeSet<IpAddr>,
+    /// Schedulers that the kernel turned out not to have.
+    pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
 }
 
 /// A virtual server that should exist.
@@ -62,10 +71,56 @@ pub struct Machine {
 pub struct VirtualServer {
     /// Its definition.
     pub service: ipvs::Service,
-    /// Its destinations, ordered by key, each key once.
-    pub destinations: Vec<ipvs::Destination>,
+    /// Its destinations, ordered by key, each key once. Shared by the frontends of a Service port
+    /// that have the same ones.
+    pub destinations: Arc<[ipvs::Destination]>,
     /// The Service port it exists for.
     pub owner: ServicePortName,
+    /// Which of the Service port's faces it is.
+    pub frontend: Frontend,
+    /// How long a removed destination may keep its connections.
+    pub drain: Duration,
+    /// The firewall mark whose virtual server serves clients inside the cluster, where they must
+    /// see other endpoints than clients outside.
+    pub inside: Option<u32>,
+}
+
+impl VirtualServer {
+    /// Whether `key` is one of the destinations.
+    pub fn has_destination(&self, key: &ipvs::DestinationKey) -> bool {
+        let order = |destination: &ipvs::Destination| destination.key;
+        self.destinations.binary_search_by_key(key, order).is_ok()
+    }
+}
+
+/// The faces that a Service port shows to clients, in the order in which they get a contested
+/// address: no external address may capture another Service's cluster IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Frontend {
+    /// `spec.clusterIPs`.
+    ClusterIp,
+    /// `spec.externalIPs`.
+    ExternalIp,
+    /// `status.loadBalancer.ingress`.
+    LoadBalancer,
+    /// `spec.ports[].nodePort` on an address of the node.
+    NodePort,
+    /// A firewall mark: the way of clients inside the cluster to a frontend whose traffic policy
+    /// keeps other clients on this node.
+    Inside,
+}
+
+impl Frontend {
+    /// The field of the Service that asks for it.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "spec.clusterIPs",
+            Self::ExternalIp => "spec.externalIPs",
+            Self::LoadBalancer => "status.loadBalancer.ingress",
+            Self::NodePort => "spec.ports[].nodePort",
+            Self::Inside => "spec.externalTrafficPolicy",
+        }
+    }
 }
 
 /// What should be.
@@ -77,248 +132,22 @@ pub struct Desired {
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
 }
 
+impl Desired {
+    /// The firewall mark that clients inside the cluster need at `server`, if any.
+    pub fn mark(&self, server: &VirtualServer) -> Option<u32> {
+        let family = server.service.key.family();
+        let mark = server.inside?;
+        let key = ipvs::ServiceKey::Mark { family, mark };
+        // Should two Service ports have the same mark, only one of them has its virtual server.
+        let inside = self.virtual_servers.get(&key)?;
+        (inside.owner == server.owner).then_some(mark)
+    }
+}
+
 /// Plans the node.
 pub fn desired(snapshot: &Snapshot, machine: &Machine, config: &Config) -> (Desired, Vec<Problem>) {
-    let mut plan = Planner {
-        snapshot,
-        machine,
-        config,
-        desired: Desired::default(),
-        problems: Vec::new(),
-    };
-    let mut services: Vec<&Service> = snapshot.services().collect();
-    // Of two claims to one frontend the older Service's stands, so that a newcomer can never take
-    // an address away from a running one; undated objects come last.
-    services.sort_by_key(|service| (service.created.is_none(), &service.created, &service.name));
-
-    // Cluster IPs first: no external address may capture another Service's cluster IP.
-    for service in &services {
-        plan.cluster_frontends(service);
-    }
-    for service in &services {
-        plan.external_frontends(service);
-    }
-    for service in &services {
-        plan.node_port_frontends(service);
-    }
-    plan.strange_node_addresses();
-    let mut problems: Vec<Problem> = snapshot.problems().cloned().collect();
-    problems.append(&mut plan.problems);
-    problems.sort();
-    (plan.desired, problems)
-}
-
-struct Planner<'a> {
-    snapshot: &'a Snapshot,
-    machine: &'a Machine,
-    config: &'a Config,
-    desired: Desired,
-    problems: Vec<Problem>,
-}
-
-impl Planner<'_> {
-    fn cluster_frontends(&mut self, service: &Service) {
-        for &address in &service.cluster_ips {
-            for port in &service.ports {
-                let field = "spec.clusterIPs";
-                self.frontend(
-                    service,
-                    port,
-                    (address, port.port),
-                    service.internal_policy,
-                    field,
-                );
-            }
-            self.make_local(address);
-        }
-    }
-
-    fn external_frontends(&mut self, service: &Service) {
-        let external = service
-            .external_ips
-            .iter()
-            .map(|ip| (ip, "spec.externalIPs"));
-        let ingress = service
-            .load_balancer_ips
-            .iter()
-            .map(|ip| (ip, "status.loadBalancer.ingress"));
-        for (&address, field) in external.chain(ingress) {
-            for port in &service.ports {
-                self.frontend(
-                    service,
-                    port,
-                    (address, port.port),
-                    service.external_policy,
-                    field,
-                );
-            }
-            self.make_local(address);
-        }
-    }
-
-    fn node_port_frontends(&mut self, service: &Service) {
-        for port in &service.ports {
-            let Some(node_port) = port.node_port else {
-                continue;
-            };
-            for family in service.cluster_ips.iter().map(|&ip| Family::from(ip)) {
-                for address in self.node_port_addresses(family) {
-                    let field = "spec.ports[].nodePort";
-                    let frontend = (address, node_port);
-                    self.frontend(service, port, frontend, service.external_policy, field);
-                }
-            }
-        }
-    }
-
-    /// The addresses of this machine that serve node ports (`--nodeport-addresses`).
-    fn node_port_addresses(&self, family: Family) -> Vec<IpAddr> {
-        let chosen: Vec<Cidr> = self
-            .config
-            .node_port_addresses
-            .iter()
-            .copied()
-            .filter(|network| network.family() == family)
-            .collect();
-        self.machine
-            .addresses
-            .iter()
-            .copied()
-            .filter(|&address| Family::from(address) == family)
-            .filter(|&address| chosen.is_empty() || chosen.iter().any(|net| net.contains(address)))
-            .collect()
-    }
-
-    fn frontend(
-        &mut self,
-        service: &Service,
-        port: &ServicePort,
-        (address, number): (IpAddr, u16),
-        policy: TrafficPolicy,
-        field: &str,
-    ) {
-        let owner = ServicePortName {
-            service: service.name.clone(),
-            port: port.name.clone(),
-        };
-        let key = ipvs::ServiceKey::Address {
-            protocol: protocol(port.protocol),
-            address,
-            port: number,
-        };
-        let vacant = match self.desired.virtual_servers.entry(key) {
-            Entry::Vacant(vacant) => vacant,
-            Entry::Occupied(taken) if taken.get().owner.service == service.name => return,
-            Entry::Occupied(taken) => {
-                self.problems.push(Problem::new(
-                    format_args!("Service {}", service.name),
-                    field,
-                    key,
-                    format!(
-                        "already served for Service {}; skipped",
-                        taken.get().owner.service
-                    ),
-                ));
-                return;
-            }
-        };
-        let place = Place {
-            node_name: &self.config.node_name,
-            zone: self.snapshot.node().and_then(|node| node.zone.as_deref()),
-        };
-        let sets = EndpointSets::of(self.snapshot, service, port, address.into(), &place);
-        let chosen = match policy {
-            TrafficPolicy::Cluster => sets.cluster,
-            TrafficPolicy::Local => sets.local,
-        };
-        vacant.insert(VirtualServer {
-            service: self::service(key, self.config.scheduler, service.affinity_secs),
-            destinations: chosen.into_iter().map(destination).collect(),
-            owner,
-        });
-    }
-
-    /// Says so where the Node object's addresses are none of the machine's.
-    fn strange_node_addresses(&mut self) {
-        let Some(node) = self.snapshot.node() else {
-            return;
-        };
-        for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
-            let Some(address) = node.address(family) else {
-                continue;
-            };
-            if self.machine.addresses.contains(&address) {
-                continue;
-            }
-            let instead = match self.source(family) {
-                Some(source) => format!("come from {source} instead"),
-                None => "carry the service address as their source".to_owned(),
-            };
-            self.problems.push(Problem::new(
-                format_args!("Node {}", node.name),
-                "status.addresses",
-                address,
-                format!(
-                    "no address of this machine; its connections to {name} service addresses \
-                     {instead}"
-                ),
-            ));
-        }
-    }
-
-    /// Where connections from this machine to service addresses come from: the node's address, or
-    /// else the lowest that the machine has. Never one it has not, which the kernel refuses.
-    fn source(&self, family: Family) -> Option<IpAddr> {
-        let own = |address: &IpAddr| self.machine.addresses.contains(address);
-        let named = self
-            .snapshot
-            .node()
-            .and_then(|node| node.address(family))
-            .filter(own);
-        named.or_else(|| {
-            let mut addresses = self.machine.addresses.iter().copied();
-            addresses.find(|&address| Family::from(address) == family)
-        })
-    }
-
-    /// Makes a service address local, unless it is an address of the machine already.
-    fn make_local(&mut self, address: IpAddr) {
-        if self.machine.addresses.contains(&address) {
-            return;
-        }
-        let source = match self.config.service_addresses {
-            ServiceAddresses::Dummy => None,
-            ServiceAddresses::Routes => self.source(address.into()),
-        };
-        self.desired.addresses.insert(address, source);
-    }
-}
-
-fn service(
-    key: ipvs::ServiceKey,
-    scheduler: ipvs::SchedulerName,
-    affinity_secs: Option<u32>,
-) -> ipvs::Service {
-    let mut service = ipvs::Service::new(key, scheduler);
-    if let Some(seconds) = affinity_secs {
-        service.flags = service.flags | ipvs::ServiceFlags::PERSISTENT;
-        service.timeout_secs = seconds;
-    }
-    // kube-proxy's rule: Maglev hashes source address and port (`--ipvs-scheduler=mh`).
-    if scheduler.as_str() == "mh" {
-        service.flags = service.flags | ipvs::ServiceFlags::SCHED2;
-    }
-    service
-}
-
-fn destination(endpoint: SocketAddr) -> ipvs::Destination {
-    ipvs::Destination::new(endpoint.into(), 1)
-}
-
-fn protocol(protocol: Protocol) -> ipvs::Protocol {
-    match protocol {
-        Protocol::Tcp => ipvs::Protocol::Tcp,
-        Protocol::Udp => ipvs::Protocol::Udp,
-        Protocol::Sctp => ipvs::Protocol::Sctp,
-    }
+    let mut planner = Planner::new(config.clone());
+    planner.update(snapshot, machine, Touched::All);
+    let problems = planner.problems(snapshot);
+    (planner.into_desired(), problems)
 }

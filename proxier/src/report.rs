@@ -6,30 +6,46 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
-use crate::diff::Observed;
+use crate::observed::Observed;
 use crate::op::Op;
 use crate::owned::Owned;
 use crate::plan::Desired;
 use crate::problem::Problem;
 
 /// A table of virtual servers as JSON; every list is sorted.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    virtual_servers: Vec<VirtualServer>,
+    virtual_servers: Vec<ByAddress>,
+    /// Virtual servers that have a firewall mark instead of an address.
+    firewall_marks: Vec<ByMark>,
     addresses: Vec<IpAddr>,
     problems: Vec<ProblemEntry>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct VirtualServer {
+struct ByAddress {
     protocol: String,
     address: IpAddr,
     port: u16,
-    /// The firewall mark, for virtual servers that have one instead of an address.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mark: Option<u32>,
+    #[serde(flatten)]
+    definition: Definition,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ByMark {
+    /// 4 or 6.
+    family: u8,
+    mark: u32,
+    #[serde(flatten)]
+    definition: Definition,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Definition {
     scheduler: String,
     flags: u32,
     persistence_timeout: u32,
@@ -54,62 +70,67 @@ struct ProblemEntry {
 impl Report {
     /// What should be.
     pub fn desired(desired: &Desired, problems: &[Problem]) -> Self {
-        let servers = desired.virtual_servers.values();
-        Self {
-            virtual_servers: servers
-                .map(|server| VirtualServer::new(&server.service, server.destinations.iter()))
-                .collect(),
+        let mut report = Self {
             addresses: desired.addresses.keys().copied().collect(),
             problems: problems.iter().map(ProblemEntry::from).collect(),
+            ..Self::default()
+        };
+        for server in desired.virtual_servers.values() {
+            report.list(&server.service, server.destinations.iter());
         }
+        report
     }
 
     /// What is.
     pub fn observed(observed: &Observed) -> Self {
-        let servers = observed.virtual_servers.values();
-        Self {
-            virtual_servers: servers
-                .map(|server| {
-                    let destinations = server.destinations.iter().map(|entry| &entry.destination);
-                    VirtualServer::new(&server.service, destinations)
-                })
-                .collect(),
+        let mut report = Self {
             addresses: observed.addresses.keys().copied().collect(),
-            problems: Vec::new(),
+            ..Self::default()
+        };
+        for server in observed.virtual_servers.values() {
+            let destinations = server.destinations.iter().map(|entry| &entry.destination);
+            report.list(&server.service, destinations);
         }
+        report
     }
-}
 
-impl VirtualServer {
-    fn new<'a>(
+    fn list<'a>(
+        &mut self,
         service: &ipvs::Service,
         destinations: impl Iterator<Item = &'a ipvs::Destination>,
-    ) -> Self {
-        let (protocol, address, port, mark) = match service.key {
-            ipvs::ServiceKey::Address {
-                protocol,
-                address,
-                port,
-            } => (protocol.to_string(), address, port, None),
-            ipvs::ServiceKey::Mark { family, mark } => {
-                ("FWM".to_owned(), unspecified(family), 0, Some(mark))
-            }
-            other => (other.to_string(), unspecified(other.family()), 0, None),
-        };
+    ) {
         let destination = |destination: &ipvs::Destination| Destination {
             address: destination.key.address,
             port: destination.key.port,
             weight: destination.weight,
         };
-        Self {
-            protocol,
-            address,
-            port,
-            mark,
+        let definition = Definition {
             scheduler: scheduler(service).to_owned(),
             flags: service.flags.bits(),
             persistence_timeout: persistence_secs(service).unwrap_or(0),
             destinations: destinations.map(destination).collect(),
+        };
+        match service.key {
+            ipvs::ServiceKey::Address {
+                protocol,
+                address,
+                port,
+            } => self.virtual_servers.push(ByAddress {
+                protocol: protocol.to_string(),
+                address,
+                port,
+                definition,
+            }),
+            ipvs::ServiceKey::Mark { family, mark } => self.firewall_marks.push(ByMark {
+                family: match family {
+                    ipvs::Family::V4 => 4,
+                    ipvs::Family::V6 => 6,
+                },
+                mark,
+                definition,
+            }),
+            // No kernel has a third kind of key.
+            _ => {}
         }
     }
 }
@@ -126,13 +147,6 @@ impl From<&Problem> for ProblemEntry {
             value: problem.value.clone(),
             message,
         }
-    }
-}
-
-fn unspecified(family: ipvs::Family) -> IpAddr {
-    match family {
-        ipvs::Family::V4 => std::net::Ipv4Addr::UNSPECIFIED.into(),
-        ipvs::Family::V6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

@@ -1,9 +1,9 @@
 //! The latest word of the API server, and how events change it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::{EndpointSlice, Node, ObjectName, Service};
+use crate::model::{Cidr, EndpointSlice, Node, NodePlace, ObjectName, Service, ServiceCidr};
 use crate::problem::Problem;
 
 /// An object as it was read: what could be used of it, and what could not.
@@ -38,6 +38,42 @@ pub enum Event {
     EndpointSlices(Change<EndpointSlice>),
     /// Our own node's object.
     Node(Node),
+    /// A change of the ranges that cluster IPs are taken from.
+    ServiceCidrs(Change<ServiceCidr>),
+    /// A change of where other nodes are; told only while a Service asks for it
+    /// ([`Snapshot::needs_other_nodes`]).
+    Nodes(Change<NodePlace>),
+}
+
+/// The Services whose plan has to be made again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Touched {
+    /// These.
+    Some(BTreeSet<ObjectName>),
+    /// All of them.
+    #[default]
+    All,
+}
+
+impl Touched {
+    /// No Service.
+    pub fn none() -> Self {
+        Self::Some(BTreeSet::new())
+    }
+
+    /// Whether nothing was touched.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::Some(names) if names.is_empty())
+    }
+
+    /// Adds a Service.
+    pub fn add(&mut self, name: &ObjectName) {
+        if let Self::Some(names) = self
+            && !names.contains(name)
+        {
+            names.insert(name.clone());
+        }
+    }
 }
 
 /// Everything known about the cluster that matters to this node.
@@ -48,35 +84,59 @@ pub struct Snapshot {
     /// Slice names by the Service they belong to.
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     node: Option<Node>,
+    service_cidrs: BTreeMap<ObjectName, Parsed<ServiceCidr>>,
+    nodes: BTreeMap<ObjectName, Parsed<NodePlace>>,
+    has_services: bool,
+    has_slices: bool,
 }
 
 impl Snapshot {
-    /// Takes in one event.
-    pub fn apply(&mut self, event: Event) {
+    /// Takes in one event, and adds to `touched` the Services whose plan it may change.
+    ///
+    /// What is told again and is the same touches nothing: a relist costs only its differences.
+    pub fn apply(&mut self, event: Event, touched: &mut Touched) {
         match event {
-            Event::Services(Change::Apply(parsed)) => {
-                self.services.insert(parsed.name.clone(), parsed);
+            Event::Services(change) => {
+                self.has_services |= matches!(change, Change::Reset(_));
+                update(&mut self.services, change, |name, _, _| touched.add(name));
             }
-            Event::Services(Change::Delete(name)) => {
-                self.services.remove(&name);
+            Event::EndpointSlices(change) => {
+                self.has_slices |= matches!(change, Change::Reset(_));
+                let slices_of = &mut self.slices_of;
+                update(&mut self.slices, change, |name, old, new| {
+                    let (old, new) = (old.and_then(service_of), new.and_then(service_of));
+                    for service in [&old, &new].into_iter().flatten() {
+                        touched.add(service);
+                    }
+                    if old != new {
+                        old.iter().for_each(|old| unlist(slices_of, old, name));
+                        new.into_iter().for_each(|new| list(slices_of, new, name));
+                    }
+                });
             }
-            Event::Services(Change::Reset(all)) => {
-                self.services = all
-                    .into_iter()
-                    .map(|parsed| (parsed.name.clone(), parsed))
-                    .collect();
-            }
-            Event::EndpointSlices(Change::Apply(parsed)) => self.insert_slice(parsed),
-            Event::EndpointSlices(Change::Delete(name)) => self.remove_slice(&name),
-            Event::EndpointSlices(Change::Reset(all)) => {
-                self.slices.clear();
-                self.slices_of.clear();
-                for parsed in all {
-                    self.insert_slice(parsed);
+            Event::Node(node) => {
+                if self.node.as_ref() != Some(&node) {
+                    self.node = Some(node);
+                    *touched = Touched::All;
                 }
             }
-            Event::Node(node) => self.node = Some(node),
+            // What is ours is judged when the kernel is read, not when Services are planned.
+            Event::ServiceCidrs(change) => update(&mut self.service_cidrs, change, |_, _, _| ()),
+            Event::Nodes(change) => {
+                let mut moved = false;
+                update(&mut self.nodes, change, |_, _, _| moved = true);
+                if moved {
+                    let asking = self.services().filter(|service| service.needs_regions());
+                    asking.for_each(|service| touched.add(&service.name));
+                }
+            }
         }
+    }
+
+    /// Whether all Services and EndpointSlices have been told once. What is missing in less than
+    /// that may exist.
+    pub fn is_complete(&self) -> bool {
+        self.has_services && self.has_slices
     }
 
     /// All Services, in order of their names.
@@ -84,6 +144,11 @@ impl Snapshot {
         self.services
             .values()
             .filter_map(|parsed| parsed.object.as_ref())
+    }
+
+    /// One Service.
+    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
+        self.services.get(name)?.object.as_ref()
     }
 
     /// The slices of `service`, in order of their names.
@@ -100,37 +165,97 @@ impl Snapshot {
         self.node.as_ref()
     }
 
+    /// The region of the node called `name`, as far as known.
+    pub fn region(&self, name: &Arc<str>) -> Option<&str> {
+        let key = ObjectName::new("", name.clone());
+        self.nodes.get(&key)?.object.as_ref()?.region.as_deref()
+    }
+
+    /// The ranges that cluster IPs are taken from, as far as the API server told.
+    pub fn service_ranges(&self) -> impl Iterator<Item = Cidr> + '_ {
+        let cidrs = self.service_cidrs.values();
+        cidrs
+            .filter_map(|parsed| parsed.object.as_ref())
+            .flat_map(|cidr| cidr.ranges.iter().copied())
+    }
+
+    /// Whether some Service asks where other nodes are.
+    pub fn needs_other_nodes(&self) -> bool {
+        self.services().any(Service::needs_regions)
+    }
+
     /// What was wrong with the objects, in order of their names.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         let services = self.services.values().flat_map(|parsed| &parsed.problems);
         let slices = self.slices.values().flat_map(|parsed| &parsed.problems);
-        services.chain(slices)
+        let cidrs = self.service_cidrs.values();
+        let cidrs = cidrs.flat_map(|parsed| &parsed.problems);
+        let nodes = self.nodes.values().flat_map(|parsed| &parsed.problems);
+        services.chain(slices).chain(cidrs).chain(nodes)
     }
+}
 
-    fn insert_slice(&mut self, parsed: Parsed<EndpointSlice>) {
-        self.remove_slice(&parsed.name);
-        if let Some(slice) = &parsed.object {
-            let names = self.slices_of.entry(slice.service_name()).or_default();
-            let at = names.partition_point(|name| *name < parsed.name);
-            names.insert(at, parsed.name.clone());
-        }
-        self.slices.insert(parsed.name.clone(), parsed);
-    }
-
-    fn remove_slice(&mut self, name: &ObjectName) {
-        let Some(Parsed {
-            object: Some(slice),
-            ..
-        }) = self.slices.remove(name)
-        else {
-            return;
-        };
-        let service = slice.service_name();
-        if let Some(names) = self.slices_of.get_mut(&service) {
-            names.retain(|other| other != name);
-            if names.is_empty() {
-                self.slices_of.remove(&service);
+/// Applies `change` to the objects of one kind and shows each difference: the object's name, what it
+/// was and what it is.
+fn update<T: PartialEq>(
+    objects: &mut BTreeMap<ObjectName, Parsed<T>>,
+    change: Change<T>,
+    mut differs: impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
+) {
+    match change {
+        Change::Apply(new) => {
+            let old = objects.get(&new.name);
+            if old != Some(&new) {
+                differs(&new.name, old, Some(&new));
+                objects.insert(new.name.clone(), new);
             }
+        }
+        Change::Delete(name) => {
+            if let Some(old) = objects.remove(&name) {
+                differs(&name, Some(&old), None);
+            }
+        }
+        Change::Reset(all) => {
+            let mut before = std::mem::take(objects);
+            for new in all {
+                let old = before.remove(&new.name);
+                // Named twice, the later counts.
+                let old = old.or_else(|| objects.remove(&new.name));
+                if old.as_ref() != Some(&new) {
+                    differs(&new.name, old.as_ref(), Some(&new));
+                }
+                objects.insert(new.name.clone(), new);
+            }
+            for (name, old) in before {
+                differs(&name, Some(&old), None);
+            }
+        }
+    }
+}
+
+fn service_of(slice: &Parsed<EndpointSlice>) -> Option<ObjectName> {
+    slice.object.as_ref().map(EndpointSlice::service_name)
+}
+
+fn list(
+    slices_of: &mut BTreeMap<ObjectName, Vec<ObjectName>>,
+    service: ObjectName,
+    slice: &ObjectName,
+) {
+    let names = slices_of.entry(service).or_default();
+    let at = names.partition_point(|name| name < slice);
+    names.insert(at, slice.clone());
+}
+
+fn unlist(
+    slices_of: &mut BTreeMap<ObjectName, Vec<ObjectName>>,
+    service: &ObjectName,
+    slice: &ObjectName,
+) {
+    if let Some(names) = slices_of.get_mut(service) {
+        names.retain(|name| name != slice);
+        if names.is_empty() {
+            slices_of.remove(service);
         }
     }
 }
@@ -177,19 +302,52 @@ mod tests {
             .collect()
     }
 
+    /// Applies a change of slices; answers the names of the Services it touched.
+    fn apply(snapshot: &mut Snapshot, change: Change<EndpointSlice>) -> Vec<String> {
+        let mut touched = Touched::none();
+        snapshot.apply(Event::EndpointSlices(change), &mut touched);
+        match touched {
+            Touched::Some(names) => names.iter().map(|name| name.name.to_string()).collect(),
+            Touched::All => vec!["all".to_owned()],
+        }
+    }
+
     #[test]
     fn a_slice_may_move_to_another_service() {
-        let mut snapshot = Snapshot::default();
-        for (name, service) in [("b", "web"), ("a", "web"), ("c", "db"), ("b", "db")] {
-            snapshot.apply(Event::EndpointSlices(Change::Apply(slice(name, service))));
+        let snapshot = &mut Snapshot::default();
+        for (name, service) in [("b", "web"), ("a", "web"), ("c", "db")] {
+            let change = Change::Apply(slice(name, service));
+            assert_eq!(apply(snapshot, change), [service]);
         }
-        assert_eq!(names(&snapshot, "web"), ["a"]);
-        assert_eq!(names(&snapshot, "db"), ["b", "c"]);
-        snapshot.apply(Event::EndpointSlices(Change::Delete(ObjectName::new(
-            "default", "a",
-        ))));
-        assert_eq!(names(&snapshot, "web"), [""; 0]);
-        snapshot.apply(Event::EndpointSlices(Change::Reset(vec![slice("z", "db")])));
-        assert_eq!(names(&snapshot, "db"), ["z"]);
+        let touched = apply(snapshot, Change::Apply(slice("b", "db")));
+        assert_eq!(touched, ["db", "web"]);
+        assert_eq!(names(snapshot, "web"), ["a"]);
+        assert_eq!(names(snapshot, "db"), ["b", "c"]);
+        let gone = ObjectName::new("default", "a");
+        assert_eq!(apply(snapshot, Change::Delete(gone)), ["web"]);
+        assert_eq!(names(snapshot, "web"), [""; 0]);
+    }
+
+    #[test]
+    fn a_relist_touches_what_it_changes() {
+        let snapshot = &mut Snapshot::default();
+        let all = || vec![slice("a", "web"), slice("b", "db"), slice("c", "db")];
+        assert_eq!(apply(snapshot, Change::Reset(all())), ["db", "web"]);
+        assert_eq!(apply(snapshot, Change::Reset(all())), [""; 0]);
+        assert_eq!(apply(snapshot, Change::Apply(slice("a", "web"))), [""; 0]);
+        let fewer = all().drain(..2).collect();
+        assert_eq!(apply(snapshot, Change::Reset(fewer)), ["db"]);
+        assert_eq!(names(snapshot, "db"), ["b"]);
+    }
+
+    #[test]
+    fn complete_once_services_and_slices_were_listed() {
+        let mut snapshot = Snapshot::default();
+        apply(&mut snapshot, Change::Apply(slice("a", "web")));
+        apply(&mut snapshot, Change::Reset(vec![]));
+        assert!(!snapshot.is_complete());
+        let services = Event::Services(Change::Reset(vec![]));
+        snapshot.apply(services, &mut Touched::none());
+        assert!(snapshot.is_complete());
     }
 }

@@ -4,15 +4,19 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
-use proptest::collection::{btree_map, btree_set, vec};
+use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
 use proxier::dataplane::Dataplane as _;
-use proxier::dataplane::fake::FakeKernel;
-use proxier::diff::{Observed, diff};
+use proxier::dataplane::fake::{FakeKernel, Fault};
+use proxier::diff::{self, Terms};
+use proxier::drain::Drains;
 use proxier::model::{ObjectName, ServicePortName};
-use proxier::plan::{Desired, VirtualServer};
+use proxier::observed::Observed;
+use proxier::op::Op;
+use proxier::plan::{Desired, Frontend, VirtualServer};
 
 /// A small world, so that random states overlap.
 fn key() -> impl Strategy<Value = ipvs::ServiceKey> {
@@ -57,6 +61,9 @@ fn virtual_server(
         service,
         destinations: weights.into_iter().map(destination).collect(),
         owner,
+        frontend: Frontend::ClusterIp,
+        drain: Duration::ZERO,
+        inside: None,
     }
 }
 
@@ -85,6 +92,17 @@ fn keys(desired: &Desired) -> BTreeSet<ipvs::ServiceKey> {
     desired.virtual_servers.keys().copied().collect()
 }
 
+/// The ordered changes that lead to `desired`, where `owned` is ours and nothing drains.
+fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKey>) -> Vec<Op> {
+    let terms = Terms {
+        is_ours: &|key| owned.contains(key),
+        drains: &Drains::default(),
+    };
+    let mut ops = diff::diff(desired, observed, &terms);
+    diff::sort(&mut ops, &BTreeSet::new());
+    ops
+}
+
 /// A kernel that has been made what `desired` says.
 fn programmed(desired: &Desired) -> FakeKernel {
     let mut kernel = FakeKernel::default();
@@ -102,6 +120,14 @@ fn matches(desired: &Desired, state: &Observed) -> bool {
                 wanted.service == found.service && wanted.destinations.iter().eq(found_destinations)
             })
         })
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        Just(Fault::Refused),
+        Just(Fault::AnswerLost),
+        Just(Fault::RequestLost)
+    ]
 }
 
 proptest! {
@@ -131,7 +157,8 @@ proptest! {
     fn kept_frontends_stay_reachable_after_every_prefix(before in desired(), after in desired()) {
         let answers = |state: &Observed, key: &ipvs::ServiceKey| {
             let server = state.virtual_servers.get(key);
-            server.is_some_and(|server| !server.destinations.is_empty())
+            let mut destinations = server.into_iter().flat_map(|server| &server.destinations);
+            destinations.any(|entry| entry.destination.weight > 0)
                 && state.addresses.contains_key(&address(key))
         };
         let mut kernel = programmed(&before);
@@ -157,11 +184,11 @@ proptest! {
     fn failures_of_any_ops_are_made_good_by_the_next_rounds(
         before in desired(),
         after in desired(),
-        failing_writes in vec(0..60_usize, 0..20),
+        faults in btree_map(0..60_usize, fault(), 0..20),
     ) {
         let mut kernel = programmed(&before);
         kernel.writes = 0;
-        kernel.failing_writes = failing_writes;
+        kernel.faults = faults;
         for _ in 0..22 {
             let ops = diff(&after, &kernel.state, &keys(&before));
             kernel.apply(&ops);

@@ -4,16 +4,19 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
-use super::{NodeFlags, Output, StateFlags, completeness, json, print};
+use super::{NodeFlags, Output, StateFlags, json, print};
+use crate::clock;
 use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
 use crate::dataplane::linux::Linux;
 use crate::manifests::Loaded;
-use crate::owned::StateFile;
+use crate::op::Op;
 use crate::plan::Machine;
+use crate::problem::Problem;
 use crate::report::{NamedOp, Report};
+use crate::state_file::StateFile;
 use crate::store::Event;
-use crate::sync::{Proxier, Round};
+use crate::sync::{Input, Proxier};
 
 /// Flags of `plan`.
 #[derive(Args, Debug)]
@@ -51,8 +54,7 @@ impl Flags {
         match self.against {
             Against::Kernel => {
                 let linux = Linux::open(self.node.service_addresses.into())?;
-                let state_file = StateFile::new(&self.state.state_file);
-                self.finish(linux, state_file, events, problems)
+                self.finish(linux, self.state.file(), events, problems)
             }
             Against::Empty => {
                 let kernel = FakeKernel {
@@ -69,23 +71,24 @@ impl Flags {
         dataplane: D,
         state_file: StateFile,
         events: Vec<Event>,
-        mut problems: Vec<crate::problem::Problem>,
+        unread: Vec<Problem>,
     ) -> anyhow::Result<ExitCode> {
         let mut proxier = Proxier::new(dataplane, self.node.config()?, state_file)?;
-        proxier.take(events, completeness(&problems));
-        let mut round = proxier.plan()?;
-        round.problems.append(&mut problems);
-        round.problems.sort();
+        proxier.take(events, Input::given(&unread));
+        let ops = proxier.plan(clock::since_boot())?;
+        let mut problems = proxier.problems();
+        problems.extend(unread);
+        problems.sort();
         match self.output {
-            Output::Json => print(&json(&Report::desired(&round.desired, &round.problems))?)?,
+            Output::Json => print(&json(&Report::desired(proxier.desired(), &problems))?)?,
             Output::Text => {
-                for problem in &round.problems {
+                for problem in &problems {
                     tracing::warn!("{problem}");
                 }
-                print(&text(&round, &proxier))?;
+                print(&text(&ops, &proxier))?;
             }
         }
-        Ok(if round.ops.is_empty() {
+        Ok(if ops.is_empty() {
             ExitCode::SUCCESS
         } else {
             ExitCode::from(CHANGES)
@@ -93,13 +96,9 @@ impl Flags {
     }
 }
 
-fn text<D: Dataplane>(round: &Round, proxier: &Proxier<D>) -> String {
-    let named = |op| NamedOp::new(op, &round.desired, proxier.owned());
-    round
-        .ops
-        .iter()
-        .map(|op| format!("{}\n", named(op)))
-        .collect()
+fn text<D: Dataplane>(ops: &[Op], proxier: &Proxier<D>) -> String {
+    let named = |op| NamedOp::new(op, proxier.desired(), proxier.owned());
+    ops.iter().map(|op| format!("{}\n", named(op))).collect()
 }
 
 /// The machine as its Node object describes it.
@@ -110,5 +109,6 @@ fn node_machine(events: &[Event]) -> Machine {
     });
     Machine {
         addresses: addresses.copied().collect(),
+        ..Machine::default()
     }
 }

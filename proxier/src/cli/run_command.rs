@@ -1,27 +1,18 @@
 //! `ipvs-proxier run`.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::Args;
 
-use super::{NodeFlags, StateFlags, completeness};
+use super::{DurationFlag, NodeFlags, StateFlags};
+use crate::daemon::{Daemon, Periods, WAITING_NEWS};
 use crate::dataplane::linux::Linux;
-use crate::follow::Fingerprint;
-use crate::manifests::Loaded;
-use crate::owned::StateFile;
-use crate::problem::Problem;
-use crate::report::NamedOp;
-use crate::sync::{Applied, Input, Proxier};
-
-/// How often the manifests are looked at.
-const POLL: Duration = Duration::from_secs(1);
-
-/// How often the kernel is read back and repaired when nothing else happens (`ipvs.syncPeriod`).
-const RESYNC: Duration = Duration::from_secs(30);
-
-/// How soon failed Ops are tried again; doubled for every further failure, up to [`RESYNC`].
-const RETRY: Duration = Duration::from_secs(1);
+use crate::follow;
+use crate::model::Cidr;
+use crate::sync::Proxier;
 
 /// Flags of `run`.
 #[derive(Args, Debug)]
@@ -32,6 +23,18 @@ pub(super) struct Flags {
     #[command(flatten)]
     state: StateFlags,
 
+    /// How often the kernel is read back and repaired.
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    ipvs_sync_period: DurationFlag,
+
+    /// Changes are programmed at most this often; 0 = each at once.
+    #[arg(long, value_name = "DURATION", default_value = "1s")]
+    ipvs_min_sync_period: DurationFlag,
+
+    /// Never delete virtual servers whose address lies in these ranges.
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    ipvs_exclude_cidrs: Vec<Cidr>,
+
     /// Program the kernel once and exit: 0 when everything took effect, 1 otherwise.
     #[arg(long)]
     once: bool,
@@ -40,110 +43,36 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let linux = Linux::open(self.node.service_addresses.into())?;
-        let state_file = StateFile::new(&self.state.state_file);
-        let proxier = Proxier::new(linux, self.node.config()?, state_file)?;
-        let mut session = Session {
-            flags: &self,
-            proxier,
-            reported: Vec::new(),
-            unread: Vec::new(),
-        };
-        let mut seen = Fingerprint::of(&self.node.manifests);
-        session.load()?;
+        let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
+            .excluding(self.ipvs_exclude_cidrs.clone());
+        let mut daemon = Daemon::new(proxier, self.periods()?);
+        let (sender, news) = sync_channel(WAITING_NEWS);
+        let options = self.node.manifest_options()?;
+        follow::manifests(self.node.manifests.clone(), options, sender).context("--manifests")?;
         if self.once {
-            let converged = session.sync()?;
-            return Ok(if converged {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
+            return Ok(match daemon.run_once(&news) {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
             });
         }
-        let mut wait = RETRY;
-        loop {
-            wait = match session.sync() {
-                Ok(true) => RESYNC,
-                Ok(false) => next_retry(wait),
-                Err(error) => {
-                    tracing::error!("{error:#}");
-                    next_retry(wait)
-                }
-            };
-            let due = Instant::now() + wait;
-            while Instant::now() < due {
-                std::thread::sleep(POLL);
-                let now = Fingerprint::of(&self.node.manifests);
-                if now != seen {
-                    seen = now;
-                    match session.load() {
-                        Ok(()) => break,
-                        // The last good manifests stay in force.
-                        Err(error) => tracing::error!("{error:#}"),
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn next_retry(last: Duration) -> Duration {
-    if last >= RESYNC {
-        RETRY
-    } else {
-        (last * 2).min(RESYNC)
-    }
-}
-
-struct Session<'a> {
-    flags: &'a Flags,
-    proxier: Proxier<Linux>,
-    /// Problems that have been logged already; each is said once while it lasts.
-    reported: Vec<Problem>,
-    /// Problems of the files themselves.
-    unread: Vec<Problem>,
-}
-
-impl Session<'_> {
-    fn load(&mut self) -> anyhow::Result<()> {
-        let Loaded { events, problems } = self.flags.node.load()?;
-        let input = completeness(&problems);
-        if input == Input::Partial {
-            tracing::warn!("some manifests cannot be read; nothing is removed until they can");
-        }
-        self.proxier.take(events, input);
-        self.unread = problems;
-        Ok(())
+        daemon.run(&news);
+        Ok(ExitCode::SUCCESS)
     }
 
-    /// One round; whether everything took effect.
-    fn sync(&mut self) -> anyhow::Result<bool> {
-        let applied = self.proxier.sync()?;
-        self.report_problems(&applied);
-        for (op, outcome) in applied.round.ops.iter().zip(&applied.outcomes) {
-            match outcome {
-                Ok(()) => {
-                    let named = NamedOp::new(op, &applied.round.desired, self.proxier.owned());
-                    tracing::info!("{named}");
-                }
-                Err(failure) => tracing::error!("{failure}"),
-            }
-        }
-        let failed = applied.failures().count();
-        let changed = applied.outcomes.len() - failed;
-        if changed > 0 || failed > 0 {
-            tracing::info!(changed, failed, "synced");
-        }
-        Ok(failed == 0)
-    }
-
-    fn report_problems(&mut self, applied: &Applied) {
-        let mut problems = applied.round.problems.clone();
-        problems.extend(self.unread.iter().cloned());
-        problems.sort();
-        for problem in &problems {
-            if self.reported.binary_search(problem).is_err() {
-                tracing::warn!("{problem}");
-            }
-        }
-        self.reported = problems;
+    fn periods(&self) -> anyhow::Result<Periods> {
+        let periods = Periods {
+            sync: self.ipvs_sync_period.0,
+            min_sync: self.ipvs_min_sync_period.0,
+        };
+        // The rules of kube-proxy's configuration (ValidateKubeProxyConfiguration).
+        anyhow::ensure!(
+            periods.sync > Duration::ZERO,
+            "--ipvs-sync-period must be longer than 0"
+        );
+        anyhow::ensure!(
+            periods.min_sync <= periods.sync,
+            "--ipvs-min-sync-period must not be longer than --ipvs-sync-period"
+        );
+        Ok(periods)
     }
 }

@@ -7,7 +7,6 @@ use clap::Args;
 use super::{Output, ServiceAddresses, StateFlags, json, print};
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
-use crate::owned::StateFile;
 use crate::report::{Report, table};
 
 /// Flags of `status`.
@@ -28,7 +27,7 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let observed = Linux::open(self.service_addresses.into())?.observe()?;
-        let owned = StateFile::new(&self.state.state_file).load()?;
+        let owned = self.state.file().load()?.owned;
         print(&match self.output {
             Output::Json => json(&Report::observed(&observed))?,
             Output::Text => table(&observed, &owned),

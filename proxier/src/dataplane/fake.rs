@@ -1,13 +1,15 @@
 //! A kernel in memory, for tests and for `plan --against empty`.
 //!
-//! Answers as the real one does (`tests/conformance.rs` holds it to that), and counts what it is
-//! asked.
+//! Answers as the real one does (`tests/conformance.rs` holds it to that), counts what it is asked,
+//! and fails when told to.
+
+use std::collections::BTreeMap;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use super::{Dataplane, Failure, Outcome};
-use crate::diff::{Observed, ObservedDestination, ObservedServer};
+use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
 
@@ -20,8 +22,21 @@ pub struct FakeKernel {
     pub state: Observed,
     /// How many Ops were applied, successful or not.
     pub writes: usize,
-    /// Ops whose place in the order of all writes (from 0) is listed here fail with `ENOMEM`.
-    pub failing_writes: Vec<usize>,
+    /// How often all of it was read.
+    pub reads: usize,
+    /// What goes wrong, by the place in the order of all writes (from 0).
+    pub faults: BTreeMap<usize, Fault>,
+}
+
+/// What can go wrong with a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The kernel refuses it with `ENOMEM`.
+    Refused,
+    /// The kernel does it, but its answer is lost.
+    AnswerLost,
+    /// It never reaches the kernel, and nobody knows.
+    RequestLost,
 }
 
 impl Dataplane for FakeKernel {
@@ -30,7 +45,15 @@ impl Dataplane for FakeKernel {
     }
 
     fn observe(&mut self) -> Result<Observed, Failure> {
+        self.reads += 1;
         Ok(self.state.clone())
+    }
+
+    fn virtual_server(
+        &mut self,
+        key: &ipvs::ServiceKey,
+    ) -> Result<Option<ObservedServer>, Failure> {
+        Ok(self.state.virtual_servers.get(key).cloned())
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
@@ -40,77 +63,66 @@ impl Dataplane for FakeKernel {
 
 impl FakeKernel {
     fn write(&mut self, op: &Op) -> Outcome {
-        let number = self.writes;
+        let fault = self.faults.get(&self.writes).copied();
         self.writes += 1;
-        let result = match self.failing_writes.contains(&number) {
-            true => Err(Errno::NOMEM),
-            false => self.state.take(op),
-        };
-        result.map_err(|errno| Failure::kernel(errno, op))
+        if fault == Some(Fault::Refused) {
+            return Err(Failure::kernel(Errno::NOMEM, op));
+        }
+        if fault != Some(Fault::RequestLost) {
+            let result = self.judge(op).map(|()| self.state.record(op));
+            result.map_err(|errno| Failure::kernel(errno, op))?;
+        }
+        match fault {
+            None => Ok(()),
+            Some(_) => Err(Failure {
+                errno: None,
+                message: format!("{op}: no answer"),
+            }),
+        }
+    }
+
+    /// What the kernel would say to `op`.
+    fn judge(&self, op: &Op) -> Result<(), Errno> {
+        let servers = &self.state.virtual_servers;
+        let server = |key| servers.get(key).ok_or(Errno::SRCH);
+        let exists = |server: &ObservedServer, key| server.position(key).is_ok();
+        match *op {
+            Op::AddService(service) => {
+                refuse_if(servers.contains_key(&service.key), Errno::EXIST)?;
+                valid(&service)
+            }
+            Op::SetService(service) => {
+                server(&service.key)?;
+                valid(&service)
+            }
+            Op::DeleteService(key) => server(&key).map(drop),
+            Op::AddDestination(key, destination) => {
+                let server = server(&key)?;
+                acceptable(&key, &destination)?;
+                refuse_if(exists(server, destination.key), Errno::EXIST)
+            }
+            Op::SetDestination(key, destination) => {
+                let server = server(&key)?;
+                acceptable(&key, &destination)?;
+                refuse_if(!exists(server, destination.key), Errno::NOENT)
+            }
+            Op::DeleteDestination(key, destination) => {
+                refuse_if(!exists(server(&key)?, destination), Errno::NOENT)
+            }
+            Op::AddAddress(address, _) => {
+                refuse_if(self.state.addresses.contains_key(&address), Errno::EXIST)
+            }
+            // The kernel's replacing request creates what is missing.
+            Op::SetAddress(..) => Ok(()),
+            Op::DeleteAddress(address) => {
+                refuse_if(!self.state.addresses.contains_key(&address), Errno::SRCH)
+            }
+        }
     }
 }
 
-impl Observed {
-    /// Does to this state what the kernel would do.
-    fn take(&mut self, op: &Op) -> Result<(), Errno> {
-        let servers = &mut self.virtual_servers;
-        match *op {
-            Op::AddService(service) => {
-                if servers.contains_key(&service.key) {
-                    return Err(Errno::EXIST);
-                }
-                valid(&service)?;
-                servers.insert(
-                    service.key,
-                    ObservedServer {
-                        service,
-                        destinations: Vec::new(),
-                    },
-                );
-            }
-            Op::SetService(service) => {
-                let server = servers.get_mut(&service.key).ok_or(Errno::SRCH)?;
-                valid(&service)?;
-                server.service = service;
-            }
-            Op::DeleteService(key) => {
-                servers.remove(&key).ok_or(Errno::SRCH)?;
-            }
-            Op::AddDestination(key, destination) => {
-                let server = servers.get_mut(&key).ok_or(Errno::SRCH)?;
-                acceptable(&key, &destination)?;
-                match position(server, destination.key) {
-                    Ok(_) => return Err(Errno::EXIST),
-                    Err(at) => server.destinations.insert(at, idle(destination)),
-                }
-            }
-            Op::SetDestination(key, destination) => {
-                let server = servers.get_mut(&key).ok_or(Errno::SRCH)?;
-                acceptable(&key, &destination)?;
-                let at = position(server, destination.key).map_err(|_| Errno::NOENT)?;
-                server.destinations[at].destination = destination;
-            }
-            Op::DeleteDestination(key, destination) => {
-                let server = servers.get_mut(&key).ok_or(Errno::SRCH)?;
-                let at = position(server, destination).map_err(|_| Errno::NOENT)?;
-                server.destinations.remove(at);
-            }
-            Op::AddAddress(address, source) => {
-                if self.addresses.contains_key(&address) {
-                    return Err(Errno::EXIST);
-                }
-                self.addresses.insert(address, source);
-            }
-            Op::SetAddress(address, source) => {
-                // The kernel's replacing request creates what is missing.
-                self.addresses.insert(address, source);
-            }
-            Op::DeleteAddress(address) => {
-                self.addresses.remove(&address).ok_or(Errno::SRCH)?;
-            }
-        }
-        Ok(())
-    }
+fn refuse_if(condition: bool, errno: Errno) -> Result<(), Errno> {
+    if condition { Err(errno) } else { Ok(()) }
 }
 
 /// The schedulers that every kernel with IPVS can have.
@@ -121,9 +133,7 @@ const SCHEDULERS: [&str; 13] = [
 /// `ip_vs_add_service` / `ip_vs_edit_service`: scheduler first, then the IPv6 prefix.
 fn valid(service: &ipvs::Service) -> Result<(), Errno> {
     let known = |name: &ipvs::SchedulerName| SCHEDULERS.contains(&name.as_str());
-    if !service.scheduler.as_ref().is_none_or(known) {
-        return Err(Errno::NOENT);
-    }
+    refuse_if(!service.scheduler.as_ref().is_none_or(known), Errno::NOENT)?;
     match service.client_mask {
         ipvs::ClientMask::V6(prefix) if !(1..=128).contains(&prefix) => Err(Errno::INVAL),
         _ => Ok(()),
@@ -133,28 +143,13 @@ fn valid(service: &ipvs::Service) -> Result<(), Errno> {
 /// The checks of `ip_vs_genl_set_cmd` and `ip_vs_add_dest` that need no routing table.
 fn acceptable(key: &ipvs::ServiceKey, destination: &ipvs::Destination) -> Result<(), Errno> {
     let same_family = key.family() == ipvs::Family::from(destination.key.address);
-    if !same_family && destination.forwarding != ipvs::Forwarding::Tunnel {
-        return Err(Errno::INVAL);
-    }
-    if i32::try_from(destination.weight).is_err() {
-        return Err(Errno::RANGE);
-    }
-    if destination.lower_threshold > destination.upper_threshold {
-        return Err(Errno::RANGE);
-    }
-    Ok(())
-}
-
-fn position(server: &ObservedServer, key: ipvs::DestinationKey) -> Result<usize, usize> {
-    server
-        .destinations
-        .binary_search_by_key(&key, |entry| entry.destination.key)
-}
-
-fn idle(destination: ipvs::Destination) -> ObservedDestination {
-    ObservedDestination {
-        destination,
-        active_connections: 0,
-        inactive_connections: 0,
-    }
+    refuse_if(
+        !same_family && destination.forwarding != ipvs::Forwarding::Tunnel,
+        Errno::INVAL,
+    )?;
+    refuse_if(i32::try_from(destination.weight).is_err(), Errno::RANGE)?;
+    refuse_if(
+        destination.lower_threshold > destination.upper_threshold,
+        Errno::RANGE,
+    )
 }

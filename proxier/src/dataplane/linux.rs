@@ -3,7 +3,7 @@
 use ipvs_netlink as ipvs;
 
 use super::{Dataplane, Failure, Outcome};
-use crate::diff::Observed;
+use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
 
@@ -37,6 +37,7 @@ impl Dataplane for Linux {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(Machine {
             addresses: self.addresses.of_machine()?,
+            ..Machine::default()
         })
     }
 
@@ -45,6 +46,13 @@ impl Dataplane for Linux {
             virtual_servers: virtual_servers::observe(&mut self.ipvs)?,
             addresses: self.addresses.observe()?,
         })
+    }
+
+    fn virtual_server(
+        &mut self,
+        key: &ipvs::ServiceKey,
+    ) -> Result<Option<ObservedServer>, Failure> {
+        Ok(virtual_servers::observe_one(&mut self.ipvs, key)?)
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
@@ -64,8 +72,13 @@ impl Dataplane for Linux {
 
 impl From<ipvs::Error> for Failure {
     fn from(error: ipvs::Error) -> Self {
+        let errno = match &error {
+            ipvs::Error::Refused { .. } | ipvs::Error::ModuleMissing { .. } => error.errno(),
+            // The socket's own error number is no answer of the kernel's.
+            _ => None,
+        };
         Self {
-            errno: error.errno(),
+            errno,
             message: error.to_string(),
         }
     }

@@ -1,35 +1,47 @@
-//! Which endpoints serve a Service port.
+//! Which endpoints serve a Service port, and with what share of its connections.
 //!
 //! Mirrors kube-proxy's `CategorizeEndpoints` (Kubernetes 1.36, `pkg/proxy/topology.go`; KEP-1669
 //! for terminating endpoints, KEP-2433 and KEP-3015 for hints), without the fall-back of its IPVS
 //! mode from local to all endpoints: under policy Local the documentation promises local endpoints
-//! or none.
+//! or none. The annotations `topology-keys` and `weights` are ours.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use crate::model::{Endpoint, Family, Hints, Service, ServicePort};
+use crate::model::{Endpoint, Family, Service, ServicePort, TopologyKey};
 use crate::store::Snapshot;
 
-/// Where this node is.
-pub(super) struct Place<'a> {
-    /// The node's name.
-    pub(super) node_name: &'a str,
-    /// The node's zone, if labelled.
-    pub(super) zone: Option<&'a str>,
-}
+mod hints;
+mod place;
+mod weights;
 
-/// The endpoints of one Service port and family, by the traffic they serve; ordered by address.
+use hints::Hinting;
+pub(super) use place::Place;
+
+/// The endpoints of one Service port and family, by the traffic they serve; each list is ordered by
+/// address and names each address once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct EndpointSets {
     /// For policy Cluster.
-    pub(super) cluster: Vec<SocketAddr>,
+    pub(super) cluster: Vec<Chosen>,
     /// For policy Local.
-    pub(super) local: Vec<SocketAddr>,
+    pub(super) local: Vec<Chosen>,
+}
+
+/// An endpoint that serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    /// Where it listens.
+    pub(super) address: SocketAddr,
+    /// Its share of new connections; 0 = none.
+    pub(super) weight: u16,
 }
 
 impl EndpointSets {
     /// Collects and chooses the endpoints of `port`.
+    ///
+    /// What `service` asks of its endpoints' places restricts both sets. Weights do not: an
+    /// endpoint of weight 0 is chosen, and keeps the connections it has.
     pub(super) fn of(
         snapshot: &Snapshot,
         service: &Service,
@@ -37,11 +49,31 @@ impl EndpointSets {
         family: Family,
         place: &Place<'_>,
     ) -> Self {
-        choose(&candidates(snapshot, service, port, family), place)
+        let annotations = service.annotations.as_deref();
+        let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
+        let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
+        let weigh = |(address, endpoint): Candidate<'_>| Chosen {
+            address,
+            weight: weights::of(endpoint, weights, place),
+        };
+        let all = candidates(snapshot, service, port, family);
+        let is_local = |(_, endpoint): &Candidate<'_>| place.is_local(endpoint);
+        let local: Vec<_> = all.iter().copied().filter(is_local).collect();
+        let (cluster, local) = match keys {
+            Some(keys) => (nearest(&all, keys, place), nearest(&local, keys, place)),
+            None => (hinted(&all, place), usable(&local, |_| true)),
+        };
+        Self {
+            cluster: cluster.into_iter().map(weigh).collect(),
+            local: local.into_iter().map(weigh).collect(),
+        }
     }
 }
 
-/// All endpoints that listen for `port`, whatever their state.
+/// An endpoint and where it listens for the port in question.
+type Candidate<'a> = (SocketAddr, &'a Endpoint);
+
+/// All endpoints that listen for `port`, whatever their state, in order of their addresses.
 ///
 /// Slices may name the same endpoint twice while it moves between them; its best state counts.
 fn candidates<'a>(
@@ -49,7 +81,7 @@ fn candidates<'a>(
     service: &Service,
     port: &ServicePort,
     family: Family,
-) -> BTreeMap<SocketAddr, &'a Endpoint> {
+) -> Vec<Candidate<'a>> {
     let mut found: BTreeMap<SocketAddr, &Endpoint> = BTreeMap::new();
     for slice in snapshot.slices(&service.name) {
         let listens = |listed: &&crate::model::SlicePort| {
@@ -66,216 +98,67 @@ fn candidates<'a>(
             }
         }
     }
-    found
+    found.into_iter().collect()
 }
 
-/// Of two states of one endpoint the higher is believed.
-fn rank(endpoint: &Endpoint) -> (bool, bool, bool) {
-    (
-        !endpoint.is_terminating,
-        endpoint.is_ready,
-        endpoint.is_serving,
-    )
+/// Of two states of one endpoint the higher, the more useful one, is believed.
+fn rank(endpoint: &Endpoint) -> (bool, bool) {
+    (endpoint.is_ready, is_last_resort(endpoint))
 }
 
-fn choose(candidates: &BTreeMap<SocketAddr, &Endpoint>, place: &Place<'_>) -> EndpointSets {
-    let hinted = Hinting::of(
-        candidates.values().filter(|endpoint| endpoint.is_ready),
-        place,
-    );
-    let ready = |endpoint: &Endpoint| endpoint.is_ready;
-    // An endpoint on its way out that still answers is better than none (KEP-1669).
-    let last_resort = |endpoint: &Endpoint| endpoint.is_serving && endpoint.is_terminating;
-    let is_local = |endpoint: &Endpoint| {
-        !place.node_name.is_empty() && endpoint.node.as_deref() == Some(place.node_name)
-    };
-    EndpointSets {
-        cluster: first_non_empty(
-            candidates,
-            |endpoint| ready(endpoint) && hinted.admits(endpoint),
-            last_resort,
-        ),
-        local: first_non_empty(
-            candidates,
-            |endpoint| ready(endpoint) && is_local(endpoint),
-            |endpoint| last_resort(endpoint) && is_local(endpoint),
-        ),
+/// An endpoint on its way out that still answers is better than none (KEP-1669).
+fn is_last_resort(endpoint: &Endpoint) -> bool {
+    endpoint.is_serving && endpoint.is_terminating
+}
+
+/// Those of `candidates` that `admits` lets through and that are ready; when there are none, those
+/// that are the last resort.
+fn usable<'a>(
+    candidates: &[Candidate<'a>],
+    admits: impl Fn(&Endpoint) -> bool,
+) -> Vec<Candidate<'a>> {
+    let ready = among(candidates, |endpoint| endpoint.is_ready && admits(endpoint));
+    if ready.is_empty() {
+        return among(candidates, |endpoint| {
+            is_last_resort(endpoint) && admits(endpoint)
+        });
     }
+    ready
 }
 
-fn first_non_empty(
-    candidates: &BTreeMap<SocketAddr, &Endpoint>,
-    preferred: impl Fn(&Endpoint) -> bool,
-    otherwise: impl Fn(&Endpoint) -> bool,
-) -> Vec<SocketAddr> {
-    let matching = |test: &dyn Fn(&Endpoint) -> bool| -> Vec<SocketAddr> {
-        let matches = candidates.iter().filter(|(_, endpoint)| test(endpoint));
-        matches.map(|(&address, _)| address).collect()
-    };
-    let chosen = matching(&preferred);
-    if chosen.is_empty() {
-        matching(&otherwise)
-    } else {
-        chosen
-    }
+/// Those that topology hints want used here. Hints are about ready endpoints only.
+fn hinted<'a>(candidates: &[Candidate<'a>], place: &Place<'_>) -> Vec<Candidate<'a>> {
+    let endpoints = candidates.iter().map(|&(_, endpoint)| endpoint);
+    let hinting = Hinting::of(endpoints.filter(|endpoint| endpoint.is_ready), place);
+    usable(candidates, |endpoint| {
+        !endpoint.is_ready || hinting.admits(endpoint)
+    })
 }
 
-/// Whether topology hints restrict the choice, and to what.
-///
-/// Hints of a kind count only if every ready endpoint has some and at least one points here;
-/// otherwise clients of this place could be left without endpoints.
-#[derive(Debug, PartialEq, Eq)]
-enum Hinting<'a> {
-    /// Only endpoints hinted for this node.
-    SameNode(&'a str),
-    /// Only endpoints hinted for this zone.
-    SameZone(&'a str),
-    /// All of them.
-    Anywhere,
-}
-
-impl<'a> Hinting<'a> {
-    fn of<'e>(ready: impl Iterator<Item = &'e &'e Endpoint> + Clone, place: &Place<'a>) -> Self {
-        let usable = |names: fn(&Hints) -> &Vec<std::sync::Arc<str>>, here: &str| {
-            let mut points_here = false;
-            for endpoint in ready.clone() {
-                let names = endpoint
-                    .hints
-                    .as_deref()
-                    .map(names)
-                    .filter(|names| !names.is_empty());
-                let Some(names) = names else { return false };
-                points_here |= names.iter().any(|name| **name == *here);
+/// Those that are as near as the first of `keys` that leaves any; being ready counts more than
+/// being near.
+fn nearest<'a>(
+    candidates: &[Candidate<'a>],
+    keys: &[TopologyKey],
+    place: &Place<'_>,
+) -> Vec<Candidate<'a>> {
+    for is_fit in [|endpoint: &Endpoint| endpoint.is_ready, is_last_resort] {
+        for &key in keys {
+            let near = among(candidates, |endpoint| {
+                is_fit(endpoint) && place.is_near(endpoint, key)
+            });
+            if !near.is_empty() {
+                return near;
             }
-            points_here
-        };
-        if usable(|hints| &hints.nodes, place.node_name) {
-            return Self::SameNode(place.node_name);
-        }
-        match place.zone {
-            Some(zone) if usable(|hints| &hints.zones, zone) => Self::SameZone(zone),
-            _ => Self::Anywhere,
         }
     }
+    Vec::new()
+}
 
-    fn admits(&self, endpoint: &Endpoint) -> bool {
-        let Some(hints) = endpoint.hints.as_deref() else {
-            return *self == Self::Anywhere;
-        };
-        match *self {
-            Self::SameNode(node) => hints.nodes.iter().any(|name| **name == *node),
-            Self::SameZone(zone) => hints.zones.iter().any(|name| **name == *zone),
-            Self::Anywhere => true,
-        }
-    }
+fn among<'a>(candidates: &[Candidate<'a>], test: impl Fn(&Endpoint) -> bool) -> Vec<Candidate<'a>> {
+    let matching = candidates.iter().filter(|(_, endpoint)| test(endpoint));
+    matching.copied().collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An endpoint from words: its last address byte, then any of `unready`, `serving`,
-    /// `terminating`, `@node`, `zone=..`, `node=..`.
-    fn endpoint(words: &str) -> Endpoint {
-        let mut words = words.split_whitespace();
-        let last: u8 = words.next().unwrap().parse().unwrap();
-        let mut endpoint = Endpoint {
-            address: [10, 0, 0, last].into(),
-            is_ready: true,
-            is_serving: true,
-            is_terminating: false,
-            node: None,
-            zone: None,
-            hints: None,
-        };
-        for word in words {
-            if let Some(node) = word.strip_prefix('@') {
-                endpoint.node = Some(node.into());
-            } else if let Some(zone) = word.strip_prefix("zone=") {
-                endpoint
-                    .hints
-                    .get_or_insert_default()
-                    .zones
-                    .push(zone.into());
-            } else if let Some(node) = word.strip_prefix("node=") {
-                endpoint
-                    .hints
-                    .get_or_insert_default()
-                    .nodes
-                    .push(node.into());
-            } else {
-                match word {
-                    "unready" => (endpoint.is_ready, endpoint.is_serving) = (false, false),
-                    "terminating" => (endpoint.is_ready, endpoint.is_terminating) = (false, true),
-                    other => panic!("{other}"),
-                }
-            }
-        }
-        endpoint
-    }
-
-    /// Chooses for node `here` in zone `a`; answers the last address bytes.
-    fn check(endpoints: &[&str], cluster: &[u8], local: &[u8]) {
-        let endpoints: Vec<Endpoint> = endpoints.iter().map(|words| endpoint(words)).collect();
-        let candidates = endpoints
-            .iter()
-            .map(|e| (SocketAddr::new(e.address, 80), e))
-            .collect();
-        let sets = choose(
-            &candidates,
-            &Place {
-                node_name: "here",
-                zone: Some("a"),
-            },
-        );
-        let last = |addresses: &[SocketAddr]| -> Vec<u8> {
-            let octet = |a: &SocketAddr| match a {
-                SocketAddr::V4(v4) => v4.ip().octets()[3],
-                SocketAddr::V6(_) => 0,
-            };
-            addresses.iter().map(octet).collect()
-        };
-        assert_eq!(
-            (last(&sets.cluster), last(&sets.local)),
-            (cluster.to_vec(), local.to_vec())
-        );
-    }
-
-    #[test]
-    fn ready_endpoints_serve_and_local_ones_serve_local_traffic() {
-        check(&[], &[], &[]);
-        check(&["1 @here", "2 @there", "3 unready"], &[1, 2], &[1]);
-        check(&["1", "2 @there"], &[1, 2], &[]);
-    }
-
-    #[test]
-    fn terminating_endpoints_serve_only_when_nothing_is_ready() {
-        check(&["1 @here terminating", "2 @there"], &[2], &[1]);
-        check(
-            &["1 @here terminating", "2 @there terminating"],
-            &[1, 2],
-            &[1],
-        );
-        check(&["1 @here terminating unready"], &[], &[]);
-    }
-
-    #[test]
-    fn zone_hints_count_only_when_complete_and_pointing_here() {
-        check(&["1 zone=a", "2 zone=b"], &[1], &[]);
-        check(&["1 zone=a", "2"], &[1, 2], &[]);
-        check(&["1 zone=b", "2 zone=b"], &[1, 2], &[]);
-        check(&["1 zone=a", "2 zone=b", "3 unready"], &[1], &[]);
-        check(
-            &["1 zone=a terminating", "2 zone=b terminating"],
-            &[1, 2],
-            &[],
-        );
-    }
-
-    #[test]
-    fn node_hints_win_over_zone_hints() {
-        check(&["1 node=here zone=a", "2 node=there zone=a"], &[1], &[]);
-        check(&["1 node=there zone=a", "2 node=there zone=b"], &[1], &[]);
-        check(&["1 node=here zone=a", "2 zone=a"], &[1, 2], &[]);
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
 
 use crate::dataplane::{Failure, Outcome};
-use crate::diff::{ObservedDestination, ObservedServer};
+use crate::observed::{ObservedDestination, ObservedServer};
 use crate::op::Op;
 
 /// Every virtual server of the namespace.
@@ -15,27 +15,38 @@ pub(super) fn observe(
 ) -> Result<BTreeMap<ipvs::ServiceKey, ObservedServer>, Failure> {
     let mut servers = BTreeMap::new();
     client.walk(|entry, destinations| {
-        let mut destinations: Vec<ObservedDestination> =
-            destinations.iter().map(observed).collect();
-        // The kernel lists the newest first, and twice what moved while it was being listed.
-        destinations.sort_by_key(|entry| entry.destination.key);
-        destinations.dedup_by_key(|entry| entry.destination.key);
-        servers.insert(
-            entry.service.key,
-            ObservedServer {
-                service: entry.service,
-                destinations,
-            },
-        );
+        servers.insert(entry.service.key, server(entry.service, destinations));
     })?;
     Ok(servers)
 }
 
-fn observed(entry: &ipvs::DestinationEntry) -> ObservedDestination {
-    ObservedDestination {
+/// One virtual server, if it exists.
+pub(super) fn observe_one(
+    client: &mut ipvs::Client,
+    key: &ipvs::ServiceKey,
+) -> ipvs::Result<Option<ObservedServer>> {
+    let entry = match client.service(key) {
+        Ok(entry) => entry,
+        Err(error) if error.is_no_such_service() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let destinations = client.destinations(key)?;
+    Ok(Some(server(entry.service, &destinations)))
+}
+
+fn server(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> ObservedServer {
+    let observed = |entry: &ipvs::DestinationEntry| ObservedDestination {
         destination: entry.destination,
         active_connections: entry.active_connections,
         inactive_connections: entry.inactive_connections,
+    };
+    let mut destinations: Vec<ObservedDestination> = destinations.iter().map(observed).collect();
+    // The kernel lists the newest first, and twice what moved while it was being listed.
+    destinations.sort_by_key(|entry| entry.destination.key);
+    destinations.dedup_by_key(|entry| entry.destination.key);
+    ObservedServer {
+        service,
+        destinations,
     }
 }
 

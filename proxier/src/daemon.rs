@@ -1,0 +1,210 @@
+//! The loop of `run`: news in, rounds out.
+//!
+//! ```text
+//! manifests ─┐
+//! API server ─┼─▶ News ─▶ Daemon ─▶ Proxier::sync, resync ─▶ Journal
+//! machine   ─┘  (bounded      │
+//!               channel)      └─ when: at once, but not more often than min_sync;
+//!                                what failed or drains, when due; all of it every sync period
+//! ```
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use crate::clock;
+use crate::dataplane::Dataplane;
+use crate::problem::Problem;
+use crate::store::Event;
+use crate::sync::{Input, Proxier};
+
+mod journal;
+
+use journal::Journal;
+
+/// How many pieces of news may wait to be taken in; whoever has more waits.
+pub const WAITING_NEWS: usize = 1_024;
+
+/// How soon a round is tried again that could not be made at all; doubled up to the sync period.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// How long the first round waits for our Node's object, which may never come.
+const NODE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the daemon is told.
+#[derive(Debug)]
+pub enum News {
+    /// Something about objects.
+    Event(Event),
+    /// All objects there are, or all that could be read of them.
+    Objects {
+        /// The objects.
+        events: Vec<Event>,
+        /// Whether they are all.
+        input: Input,
+        /// What was wrong with those that became no event.
+        problems: Vec<Problem>,
+    },
+    /// The machine's own addresses are not what they were.
+    MachineChanged,
+    /// It is time to go. The kernel stays as it is and goes on serving.
+    Stop,
+}
+
+/// How often rounds are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Periods {
+    /// The machine is read back this often (`ipvs.syncPeriod`).
+    pub sync: Duration,
+    /// Changes are programmed at most this often (`ipvs.minSyncPeriod`); 0 = each at once.
+    pub min_sync: Duration,
+}
+
+/// Keeps a machine what it should be.
+#[derive(Debug)]
+pub struct Daemon<D> {
+    proxier: Proxier<D>,
+    periods: Periods,
+    journal: Journal,
+    /// Whether something was told since the last round.
+    has_news: bool,
+    /// When the last round was made.
+    last_round: Option<Duration>,
+    /// When everything is read back next.
+    next_resync: Duration,
+    /// No round before this: the last ones could not be made.
+    not_before: Duration,
+    retry: Duration,
+    /// Until when the first round waits for our Node's object.
+    node_deadline: Option<Duration>,
+}
+
+impl<D: Dataplane> Daemon<D> {
+    /// A daemon that has been told nothing yet.
+    pub fn new(proxier: Proxier<D>, periods: Periods) -> Self {
+        Self {
+            proxier,
+            periods,
+            journal: Journal::default(),
+            has_news: false,
+            last_round: None,
+            next_resync: Duration::ZERO,
+            not_before: Duration::ZERO,
+            retry: FIRST_RETRY,
+            node_deadline: None,
+        }
+    }
+
+    /// Works until told to stop, or until nobody is left to tell anything.
+    pub fn run(&mut self, news: &Receiver<News>) {
+        while self.listen(news) {
+            self.act(clock::since_boot());
+        }
+    }
+
+    /// Makes one round as soon as everything has been told. Answers whether all of it took effect.
+    pub fn run_once(&mut self, news: &Receiver<News>) -> bool {
+        self.listen(news) && self.act(clock::since_boot())
+    }
+
+    /// Takes in news until something is due. Answers whether to go on.
+    fn listen(&mut self, news: &Receiver<News>) -> bool {
+        loop {
+            let now = clock::since_boot();
+            let wait = self
+                .due()
+                .map_or(self.periods.sync, |due| due.saturating_sub(now));
+            let first = match news.recv_timeout(wait) {
+                Ok(first) => first,
+                Err(RecvTimeoutError::Timeout) if self.due().is_some() => return true,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            };
+            // Everything that waits belongs to the same round; but news that never end must not
+            // put it off.
+            for piece in std::iter::once(first).chain(news.try_iter().take(WAITING_NEWS)) {
+                if !self.take(piece) {
+                    return false;
+                }
+            }
+            if self.due().is_some_and(|due| due <= now) {
+                return true;
+            }
+        }
+    }
+
+    /// Takes in a piece of news. Answers whether to go on.
+    fn take(&mut self, piece: News) -> bool {
+        self.has_news = true;
+        match piece {
+            News::Event(event) => {
+                self.proxier.take([event], Input::Whole);
+                if self.proxier.is_complete() && self.node_deadline.is_none() {
+                    self.node_deadline = Some(clock::since_boot() + NODE_PATIENCE);
+                }
+            }
+            News::Objects {
+                events,
+                input,
+                problems,
+            } => {
+                if input == Input::Partial {
+                    tracing::warn!(
+                        "some objects cannot be read; nothing is removed until they can"
+                    );
+                }
+                self.proxier.take(events, input);
+                self.journal.unread = problems;
+                // A Node that is not among all objects does not exist.
+                self.node_deadline = Some(Duration::ZERO);
+            }
+            News::MachineChanged => self.next_resync = Duration::ZERO,
+            News::Stop => return false,
+        }
+        true
+    }
+
+    /// When the next round is to be made, in time since boot; `None` before everything was told.
+    fn due(&self) -> Option<Duration> {
+        if !self.proxier.is_complete() {
+            return None;
+        }
+        let due = match self.last_round {
+            None if self.proxier.snapshot().node().is_some() => Duration::ZERO,
+            None => self.node_deadline?,
+            Some(last) => {
+                let change = self.has_news.then(|| last + self.periods.min_sync);
+                let inner = self.proxier.next_due();
+                let due = change.into_iter().chain(inner);
+                due.fold(self.next_resync, Duration::min)
+            }
+        };
+        Some(due.max(self.not_before))
+    }
+
+    /// Makes a round. Answers whether all of it took effect.
+    fn act(&mut self, now: Duration) -> bool {
+        let is_resync = self.next_resync <= now;
+        let result = if is_resync {
+            self.proxier.resync(now)
+        } else {
+            self.proxier.sync(now)
+        };
+        match result {
+            Ok(applied) => {
+                self.has_news = false;
+                self.last_round = Some(now);
+                self.retry = FIRST_RETRY;
+                if is_resync {
+                    self.next_resync = now + self.periods.sync;
+                }
+                self.journal.write(&applied, &self.proxier)
+            }
+            Err(error) => {
+                tracing::error!("{error}; trying again in {:?}", self.retry);
+                self.not_before = now + self.retry;
+                self.retry = (self.retry * 2).min(self.periods.sync).max(FIRST_RETRY);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What the log says of rounds.
+
+use crate::dataplane::Dataplane;
+use crate::problem::Problem;
+use crate::report::NamedOp;
+use crate::sync::{Applied, Proxier};
+
+/// A round with more Ops than this is summed up; the single Ops are there at level `debug`.
+const TOLD_ONE_BY_ONE: usize = 50;
+
+/// Remembers what was said, so that what lasts is said once.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    reported: Vec<Problem>,
+    /// Problems of the input as a whole.
+    pub(super) unread: Vec<Problem>,
+}
+
+impl Journal {
+    /// Writes down a round. Answers whether all of it took effect.
+    pub(super) fn write<D: Dataplane>(&mut self, applied: &Applied, proxier: &Proxier<D>) -> bool {
+        self.report_problems(proxier);
+        let is_short = applied.ops.len() <= TOLD_ONE_BY_ONE;
+        let mut repaired: u64 = 0;
+        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+            let named = NamedOp::new(op, proxier.desired(), proxier.owned());
+            match outcome {
+                Ok(()) if applied.is_repair(op) => {
+                    repaired += 1;
+                    tracing::warn!("repaired what somebody else changed: {named}");
+                }
+                Ok(()) if is_short => tracing::info!("{named}"),
+                Ok(()) => tracing::debug!("{named}"),
+                Err(failure) => tracing::error!("{failure}"),
+            }
+        }
+        metrics::counter!("ipvs_proxier_repairs_total").increment(repaired);
+        let failed = applied.failures().count();
+        let changed = applied.outcomes.len() - failed;
+        if changed > 0 || failed > 0 {
+            tracing::info!(changed, failed, repaired, "synced");
+        }
+        failed == 0
+    }
+
+    fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {
+        let mut problems = proxier.problems();
+        problems.extend(self.unread.iter().cloned());
+        problems.sort();
+        for problem in &problems {
+            if self.reported.binary_search(problem).is_err() {
+                tracing::warn!("{problem}");
+            }
+        }
+        self.reported = problems;
+    }
+}

@@ -1,0 +1,385 @@
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::*;
+use crate::model::{
+    Annotations, EndpointSlice, Node, NodePlace, ObjectName, Protocol, SlicePort, TrafficPolicy,
+    Weights,
+};
+use crate::store::{Change, Event, Parsed, Touched};
+
+/// A Service with one unnamed TCP port, seen from node `here` in zone `a` of region `r`.
+struct Scene {
+    snapshot: Snapshot,
+    service: Service,
+}
+
+impl Scene {
+    /// Endpoints in one slice, listening on port 80.
+    fn new(endpoints: &[&str]) -> Self {
+        Self::slices(&[(80, endpoints)])
+    }
+
+    fn slices(slices: &[(u16, &[&str])]) -> Self {
+        let mut scene = Self {
+            snapshot: Snapshot::default(),
+            service: service(),
+        };
+        for (index, (port, endpoints)) in slices.iter().enumerate() {
+            let name = ObjectName::new("default", format!("web-{index}"));
+            let slice = EndpointSlice {
+                name: name.clone(),
+                service: "web".into(),
+                ports: vec![SlicePort {
+                    name: "".into(),
+                    protocol: Protocol::Tcp,
+                    port: *port,
+                }],
+                endpoints: endpoints.iter().map(|words| endpoint(words)).collect(),
+            };
+            scene.tell(Event::EndpointSlices(Change::Apply(parsed(name, slice))));
+        }
+        scene.on_node(Some("a"), Some("r"))
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.snapshot.apply(event, &mut Touched::none());
+    }
+
+    fn on_node(mut self, zone: Option<&str>, region: Option<&str>) -> Self {
+        self.tell(Event::Node(Node {
+            name: "here".into(),
+            addresses: vec![],
+            zone: zone.map(Arc::from),
+            region: region.map(Arc::from),
+            pod_cidrs: vec![],
+        }));
+        self
+    }
+
+    /// Other nodes and their regions.
+    fn regions(mut self, nodes: &[(&str, &str)]) -> Self {
+        for &(node, region) in nodes {
+            let place = NodePlace {
+                name: node.into(),
+                region: Some(region.into()),
+            };
+            let name = ObjectName::new("", node);
+            self.tell(Event::Nodes(Change::Apply(parsed(name, place))));
+        }
+        self
+    }
+
+    fn annotations(&mut self) -> &mut Annotations {
+        self.service.annotations.get_or_insert_default()
+    }
+
+    fn keys(mut self, keys: &[TopologyKey]) -> Self {
+        self.annotations().topology_keys = Some(keys.into());
+        self
+    }
+
+    fn weights(mut self, weights: Weights) -> Self {
+        self.annotations().weights = Some(weights);
+        self
+    }
+
+    fn sets(&self, place: &Place<'_>) -> EndpointSets {
+        let port = &self.service.ports[0];
+        EndpointSets::of(&self.snapshot, &self.service, port, Family::V4, place)
+    }
+
+    /// Compares the sets, in words: last address bytes, with `:port` unless it is 80 and `*weight`
+    /// unless it is 1.
+    #[track_caller]
+    fn expect(&self, cluster: &str, local: &str) -> &Self {
+        let sets = self.sets(&Place::new("here", &self.snapshot));
+        assert_eq!(
+            (words(&sets.cluster), words(&sets.local)),
+            (cluster.to_owned(), local.to_owned())
+        );
+        self
+    }
+}
+
+fn parsed<T>(name: ObjectName, object: T) -> Parsed<T> {
+    Parsed {
+        name,
+        object: Some(object),
+        problems: vec![],
+    }
+}
+
+fn service() -> Service {
+    Service {
+        name: ObjectName::new("default", "web"),
+        created: None,
+        cluster_ips: vec![[10, 96, 0, 1].into()],
+        ports: vec![ServicePort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+        }],
+        affinity_secs: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        external_ips: vec![],
+        load_balancer_ips: vec![],
+        source_ranges: vec![],
+        health_check_node_port: None,
+        annotations: None,
+    }
+}
+
+/// An endpoint from words: its last address byte, then any of `unready`, `terminating` (and still
+/// serving), `gone` (terminating and not serving), `@node`, `in=zone`, and hints `to-zone=..`,
+/// `to-node=..`.
+fn endpoint(words: &str) -> Endpoint {
+    let mut words = words.split_whitespace();
+    let last: u8 = words.next().unwrap().parse().unwrap();
+    let mut endpoint = Endpoint {
+        address: [10, 0, 0, last].into(),
+        is_ready: true,
+        is_serving: true,
+        is_terminating: false,
+        node: None,
+        zone: None,
+        hints: None,
+    };
+    for word in words {
+        if let Some(node) = word.strip_prefix('@') {
+            endpoint.node = Some(node.into());
+            continue;
+        }
+        match word.split_once('=') {
+            Some(("in", zone)) => endpoint.zone = Some(zone.into()),
+            Some(("to-zone", zone)) => endpoint
+                .hints
+                .get_or_insert_default()
+                .zones
+                .push(zone.into()),
+            Some(("to-node", node)) => endpoint
+                .hints
+                .get_or_insert_default()
+                .nodes
+                .push(node.into()),
+            _ => {
+                endpoint.is_ready = false;
+                endpoint.is_serving = word == "terminating";
+                endpoint.is_terminating = word != "unready";
+                assert!(["unready", "terminating", "gone"].contains(&word), "{word}");
+            }
+        }
+    }
+    endpoint
+}
+
+fn words(chosen: &[Chosen]) -> String {
+    let word = |chosen: &Chosen| {
+        let IpAddr::V4(address) = chosen.address.ip() else {
+            panic!("{chosen:?}")
+        };
+        let mut word = address.octets()[3].to_string();
+        if chosen.address.port() != 80 {
+            word += &format!(":{}", chosen.address.port());
+        }
+        if chosen.weight != 1 {
+            word += &format!("*{}", chosen.weight);
+        }
+        word
+    };
+    chosen.iter().map(word).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn ready_endpoints_serve_and_local_ones_serve_local_traffic() {
+    Scene::new(&[]).expect("", "");
+    Scene::new(&["1 @here", "2 @there", "3 unready"]).expect("1 2", "1");
+    Scene::new(&["1", "2 @there"]).expect("1 2", "");
+}
+
+#[test]
+fn a_node_without_a_name_has_no_endpoint_of_its_own() {
+    let scene = Scene::new(&["1", "2 @here to-node=here"]);
+    let sets = scene.sets(&Place::new("", &scene.snapshot));
+    assert_eq!(
+        (words(&sets.cluster), words(&sets.local)),
+        ("1 2".into(), String::new())
+    );
+}
+
+#[test]
+fn terminating_endpoints_serve_only_when_nothing_is_ready() {
+    Scene::new(&["1 @here terminating", "2 @there"]).expect("2", "1");
+    Scene::new(&[
+        "1 @here terminating",
+        "2 @there terminating",
+        "3 @here gone",
+    ])
+    .expect("1 2", "1");
+    Scene::new(&["1 @here gone", "2 unready"]).expect("", "");
+}
+
+#[test]
+fn slices_are_united_by_the_port_each_listens_on() {
+    Scene::slices(&[(80, &["2", "1"]), (8080, &["3", "1 @here"])])
+        .expect("1 1:8080 2 3:8080", "1:8080");
+}
+
+#[test]
+fn the_best_state_of_an_endpoint_in_several_slices_counts() {
+    for slices in [
+        ["1 terminating", "1", "1 gone"],
+        ["1 gone", "1 terminating", "1"],
+    ] {
+        let slices: Vec<_> = slices.iter().map(std::slice::from_ref).collect();
+        let slices: Vec<_> = slices.iter().map(|&slice| (80, slice)).collect();
+        Scene::slices(&slices).expect("1", "");
+    }
+    Scene::slices(&[(80, &["1 unready"]), (80, &["1 terminating"])]).expect("1", "");
+    Scene::slices(&[(80, &["1 terminating"]), (80, &["1 unready"])]).expect("1", "");
+}
+
+#[test]
+fn zone_hints_count_only_when_complete_and_pointing_here() {
+    Scene::new(&["1 to-zone=a", "2 to-zone=b"]).expect("1", "");
+    Scene::new(&["1 to-zone=a", "2"]).expect("1 2", "");
+    Scene::new(&["1 to-zone=b", "2 to-zone=b"]).expect("1 2", "");
+    Scene::new(&["1 to-zone=a", "2 to-zone=b", "3 unready"]).expect("1", "");
+    Scene::new(&["1 to-zone=a", "2 to-zone=b"])
+        .on_node(None, None)
+        .expect("1 2", "");
+    Scene::new(&["1 to-zone=a terminating", "2 to-zone=b terminating"]).expect("1 2", "");
+}
+
+#[test]
+fn node_hints_win_over_zone_hints() {
+    let both = ["1 to-node=here to-zone=a", "2 to-node=there to-zone=a"];
+    Scene::new(&both).expect("1", "");
+    Scene::new(&["1 to-node=there to-zone=a", "2 to-node=there to-zone=b"]).expect("1", "");
+    Scene::new(&["1 to-node=here to-zone=a", "2 to-zone=a"]).expect("1 2", "");
+}
+
+#[test]
+fn hints_leave_local_traffic_alone() {
+    Scene::new(&["1 @here to-zone=b", "2 @there to-zone=a"]).expect("2", "1");
+}
+
+#[test]
+fn the_first_topology_key_that_leaves_endpoints_wins() {
+    use TopologyKey::{Any, Hostname, Region, Zone};
+
+    let everywhere = [
+        "1 @here in=a",
+        "2 @mate in=a",
+        "3 @near in=b",
+        "4 @far in=c",
+        "5",
+    ];
+    let regions = [("mate", "r"), ("near", "r"), ("far", "s")];
+    let scene = |endpoints: &[&str], keys: &[TopologyKey]| {
+        Scene::new(endpoints).regions(&regions).keys(keys)
+    };
+    scene(&everywhere, &[Hostname, Any]).expect("1", "1");
+    scene(&everywhere, &[Zone, Any]).expect("1 2", "1");
+    scene(&everywhere, &[Region]).expect("1 2 3", "1");
+    scene(&everywhere, &[Any]).expect("1 2 3 4 5", "1");
+    scene(&everywhere[1..], &[Hostname, Zone]).expect("2", "");
+    scene(&everywhere[2..], &[Hostname, Zone, Region]).expect("3", "");
+    scene(&everywhere[3..], &[Hostname, Region, Any]).expect("4 5", "");
+    scene(&everywhere[3..], &[Hostname, Zone, Region]).expect("", "");
+    // The order is the Service's own.
+    scene(&everywhere, &[Zone, Hostname]).expect("1 2", "1");
+}
+
+#[test]
+fn being_ready_counts_more_than_being_near() {
+    use TopologyKey::{Any, Hostname, Zone};
+
+    let endpoints = ["1 @here terminating", "2 in=a unready", "3 in=b"];
+    Scene::new(&endpoints)
+        .keys(&[Hostname, Zone, Any])
+        .expect("3", "1");
+    Scene::new(&endpoints)
+        .keys(&[Hostname, Zone])
+        .expect("1", "1");
+    let leaving = ["1 in=a terminating", "2 in=b terminating"];
+    Scene::new(&leaving).keys(&[Zone, Any]).expect("1", "");
+    Scene::new(&leaving).keys(&[Hostname]).expect("", "");
+}
+
+#[test]
+fn topology_keys_replace_hints() {
+    let hinted = ["1 to-zone=a in=b", "2 to-zone=b in=a"];
+    Scene::new(&hinted).expect("1", "");
+    Scene::new(&hinted)
+        .keys(&[TopologyKey::Zone])
+        .expect("2", "");
+}
+
+#[test]
+fn what_is_in_an_unknown_place_is_near_to_nothing_but_this_nodes_own() {
+    use TopologyKey::{Region, Zone};
+
+    let endpoints = ["1 @here", "2 @there", "3"];
+    for key in [Zone, Region] {
+        Scene::new(&endpoints)
+            .on_node(None, None)
+            .keys(&[key])
+            .expect("1", "1");
+        Scene::new(&endpoints).keys(&[key]).expect("1", "1");
+        Scene::new(&endpoints[1..])
+            .on_node(None, None)
+            .keys(&[key])
+            .expect("", "");
+    }
+}
+
+#[test]
+fn the_most_exact_weight_counts() {
+    let weights = || Weights {
+        addresses: [("10.0.0.1/32", 10), ("10.0.0.0/30", 20)]
+            .map(|(network, weight)| (network.parse().unwrap(), weight))
+            .into(),
+        nodes: [("here", 30), ("there", 0)]
+            .map(|(name, weight)| (name.into(), weight))
+            .into(),
+        zones: [("a", 40), ("b", 50)]
+            .map(|(name, weight)| (name.into(), weight))
+            .into(),
+        default: 60,
+    };
+    let endpoints = [
+        "1 @here in=a",
+        "2 @here in=a",
+        "5 @here in=b",
+        "6 @there in=a",
+        "7 @other in=b",
+        "8 in=c",
+        "9",
+    ];
+    let all = "1*10 2*20 5*30 6*0 7*50 8*60 9*60";
+    Scene::new(&endpoints)
+        .weights(weights())
+        .expect(all, "1*10 2*20 5*30");
+    // An endpoint of this node is in this node's zone, also where the slice does not say so.
+    let mut of_zones = weights();
+    of_zones.nodes = [].into();
+    Scene::new(&["5 @here", "6 @there"])
+        .weights(of_zones)
+        .expect("5*40 6*60", "5*40");
+}
+
+#[test]
+fn an_endpoint_of_weight_0_is_chosen_before_one_that_is_terminating() {
+    let nothing_new = Weights {
+        addresses: [].into(),
+        nodes: [].into(),
+        zones: [].into(),
+        default: 0,
+    };
+    Scene::new(&["1", "2 terminating"])
+        .weights(nothing_new)
+        .expect("1*0", "");
+}

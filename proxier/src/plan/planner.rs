@@ -1,0 +1,290 @@
+//! Planning with a memory: only what was touched is planned again.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipvs_netlink as ipvs;
+
+use super::context::Context;
+use super::service::{Asked, ask};
+use super::{Config, Desired, Frontend, Machine, VirtualServer};
+use crate::model::{ObjectName, Service};
+use crate::problem::Problem;
+use crate::store::{Snapshot, Touched};
+
+/// The plan of a node, kept up to date.
+///
+/// # Invariant
+/// After any sequence of updates the plan equals [`super::desired`] of the last input: a Service's
+/// plan depends on nothing but its own objects and the [`Context`], and a contested frontend is
+/// decided among all who claim it.
+#[derive(Clone, Debug)]
+pub struct Planner {
+    config: Config,
+    machine: Machine,
+    desired: Desired,
+    footprints: BTreeMap<ObjectName, Footprint>,
+    /// Virtual servers whose frontend another Service has.
+    losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
+    /// How many Services want each address local.
+    address_users: BTreeMap<IpAddr, u32>,
+    strange_node_addresses: Vec<Problem>,
+}
+
+/// What one Service left in the plan.
+#[derive(Clone, Debug)]
+struct Footprint {
+    keys: Box<[ipvs::ServiceKey]>,
+    addresses: Box<[IpAddr]>,
+    problems: Box<[Problem]>,
+}
+
+/// What an update changed in the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changed {
+    /// Virtual servers that came, went or differ.
+    pub virtual_servers: BTreeSet<ipvs::ServiceKey>,
+    /// Addresses that came, went or have another source.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+impl Changed {
+    /// Adds what `other` names.
+    pub fn extend(&mut self, other: &Self) {
+        let keys = &other.virtual_servers;
+        self.virtual_servers.extend(keys.iter().copied());
+        self.addresses.extend(other.addresses.iter().copied());
+    }
+}
+
+impl Planner {
+    /// A planner that has planned nothing yet.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            machine: Machine::default(),
+            desired: Desired::default(),
+            footprints: BTreeMap::new(),
+            losers: BTreeMap::new(),
+            address_users: BTreeMap::new(),
+            strange_node_addresses: Vec::new(),
+        }
+    }
+
+    /// Plans the touched Services again, or all when the machine is not what it was.
+    ///
+    /// # Cost
+    /// Proportional to the touched Services and their endpoints, times the logarithm of all.
+    pub fn update(&mut self, snapshot: &Snapshot, machine: &Machine, touched: Touched) -> Changed {
+        let touched = if self.machine == *machine {
+            touched
+        } else {
+            self.machine = machine.clone();
+            Touched::All
+        };
+        let is_all = touched == Touched::All;
+        let names: BTreeSet<ObjectName> = match touched {
+            Touched::Some(names) => names,
+            Touched::All => {
+                let all = snapshot.services().map(|service| &service.name);
+                all.chain(self.footprints.keys()).cloned().collect()
+            }
+        };
+        if names.is_empty() && !is_all {
+            return Changed::default();
+        }
+        // Out of self while the rest of it is changed; not cloned, it may be large.
+        let machine = std::mem::take(&mut self.machine);
+        let config = self.config.clone();
+        let context = Context::new(snapshot, &machine, &config);
+        let changed = self.plan(&names, &context);
+        if is_all {
+            self.strange_node_addresses = context.strange_node_addresses();
+        }
+        drop(context);
+        self.machine = machine;
+        changed
+    }
+
+    /// What the operator chose.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What should be.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// What should be, for those who need no update any more.
+    pub fn into_desired(self) -> Desired {
+        self.desired
+    }
+
+    /// What of the input was worked around, sorted.
+    pub fn problems(&self, snapshot: &Snapshot) -> Vec<Problem> {
+        let of_services = self.footprints.values().flat_map(|left| &left.problems);
+        let mut problems: Vec<Problem> = snapshot
+            .problems()
+            .chain(of_services)
+            .chain(&self.strange_node_addresses)
+            .cloned()
+            .collect();
+        for (key, losers) in &self.losers {
+            if let Some(winner) = self.desired.virtual_servers.get(key) {
+                problems.extend(losers.iter().map(|loser| conflict(*key, loser, winner)));
+            }
+        }
+        problems.sort();
+        problems
+    }
+
+    fn plan(&mut self, names: &BTreeSet<ObjectName>, context: &Context<'_>) -> Changed {
+        let mut before = Before::default();
+        for name in names {
+            self.withdraw(name, &mut before);
+        }
+        for name in names {
+            if let Some(service) = context.snapshot.service(name) {
+                self.claim(service, ask(service, context), context, &mut before);
+            }
+        }
+        for &key in before.virtual_servers.keys() {
+            self.decide(key, context.snapshot);
+        }
+        before.compare(&self.desired)
+    }
+
+    /// Takes out what `name` asked for.
+    fn withdraw(&mut self, name: &ObjectName, before: &mut Before) {
+        let Some(footprint) = self.footprints.remove(name) else {
+            return;
+        };
+        for key in footprint.keys {
+            let is_winner = |server: &VirtualServer| server.owner.service == *name;
+            let winner = self.desired.virtual_servers.get(&key);
+            let removed = if winner.is_some_and(is_winner) {
+                self.desired.virtual_servers.remove(&key)
+            } else {
+                if let Some(losers) = self.losers.get_mut(&key) {
+                    losers.retain(|server| server.owner.service != *name);
+                }
+                self.desired.virtual_servers.get(&key).cloned()
+            };
+            before.virtual_servers.entry(key).or_insert(removed);
+        }
+        for address in footprint.addresses {
+            if let Entry::Occupied(mut users) = self.address_users.entry(address) {
+                *users.get_mut() -= 1;
+                if *users.get() == 0 {
+                    users.remove();
+                    let removed = self.desired.addresses.remove(&address);
+                    before.addresses.entry(address).or_insert(removed);
+                }
+            }
+        }
+    }
+
+    /// Puts in what `service` asks for; who gets a contested frontend is decided later.
+    fn claim(
+        &mut self,
+        service: &Service,
+        asked: Asked,
+        context: &Context<'_>,
+        before: &mut Before,
+    ) {
+        let mut keys = Vec::with_capacity(asked.servers.len());
+        for server in asked.servers {
+            let key = server.service.key;
+            let winner = || self.desired.virtual_servers.get(&key).cloned();
+            before.virtual_servers.entry(key).or_insert_with(winner);
+            keys.push(key);
+            self.losers.entry(key).or_default().push(server);
+        }
+        for &address in &asked.addresses {
+            let source = context.source(address);
+            *self.address_users.entry(address).or_default() += 1;
+            let old = self.desired.addresses.insert(address, source);
+            before.addresses.entry(address).or_insert(old);
+        }
+        let footprint = Footprint {
+            keys: keys.into(),
+            addresses: asked.addresses.into(),
+            problems: asked.problems.into(),
+        };
+        self.footprints.insert(service.name.clone(), footprint);
+    }
+
+    /// Gives a frontend to the first of those who claim it.
+    fn decide(&mut self, key: ipvs::ServiceKey, snapshot: &Snapshot) {
+        let Some(mut claims) = self.losers.remove(&key) else {
+            return;
+        };
+        claims.extend(self.desired.virtual_servers.remove(&key));
+        claims.sort_by(|one, other| precedence(one, snapshot).cmp(&precedence(other, snapshot)));
+        let mut claims = claims.into_iter();
+        if let Some(winner) = claims.next() {
+            self.desired.virtual_servers.insert(key, winner);
+        }
+        if claims.len() > 0 {
+            self.losers.insert(key, claims.collect());
+        }
+    }
+}
+
+/// What the touched parts of the plan were before an update.
+#[derive(Default)]
+struct Before {
+    virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
+    addresses: BTreeMap<IpAddr, Option<Option<IpAddr>>>,
+}
+
+impl Before {
+    fn compare(self, after: &Desired) -> Changed {
+        let servers = self.virtual_servers.into_iter();
+        let addresses = self.addresses.into_iter();
+        Changed {
+            virtual_servers: servers
+                .filter(|(key, before)| before.as_ref() != after.virtual_servers.get(key))
+                .map(|(key, _)| key)
+                .collect(),
+            addresses: addresses
+                .filter(|(address, before)| before.as_ref() != after.addresses.get(address))
+                .map(|(address, _)| address)
+                .collect(),
+        }
+    }
+}
+
+/// The order in which claims to one frontend are served.
+///
+/// Cluster IPs first; then the older Service, so that a newcomer can never take an address away from
+/// a running one; undated objects come last.
+fn precedence<'a>(
+    server: &'a VirtualServer,
+    snapshot: &'a Snapshot,
+) -> (Frontend, bool, Option<&'a str>, &'a ObjectName) {
+    let name = &server.owner.service;
+    let created = snapshot
+        .service(name)
+        .and_then(|service| service.created.as_deref());
+    // The two kinds of external address are equals.
+    let frontend = match server.frontend {
+        Frontend::LoadBalancer => Frontend::ExternalIp,
+        other => other,
+    };
+    (frontend, created.is_none(), created, name)
+}
+
+fn conflict(key: ipvs::ServiceKey, loser: &VirtualServer, winner: &VirtualServer) -> Problem {
+    Problem::new(
+        format_args!("Service {}", loser.owner.service),
+        loser.frontend.field(),
+        key,
+        format!(
+            "already served for Service {}; skipped",
+            winner.owner.service
+        ),
+    )
+}

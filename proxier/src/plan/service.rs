@@ -1,0 +1,273 @@
+//! What one Service asks of this node.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use super::context::Context;
+use super::endpoints::{Chosen, EndpointSets};
+use super::{Frontend, VirtualServer};
+use crate::model::{Family, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy};
+use crate::problem::Problem;
+
+/// What a Service asks for; others may have an older claim to the same frontends.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// Virtual servers, each key once.
+    pub(super) servers: Vec<VirtualServer>,
+    /// Addresses to make local, each once.
+    pub(super) addresses: Vec<IpAddr>,
+    /// What was worked around.
+    pub(super) problems: Vec<Problem>,
+}
+
+/// Works out what `service` asks for. Depends on nothing but its arguments.
+pub(super) fn ask(service: &Service, context: &Context<'_>) -> Asked {
+    let mut asking = Asking {
+        service,
+        context,
+        style: Style::of(service, context),
+        asked: Asked::default(),
+    };
+    for port in &service.ports {
+        for family in families(service) {
+            asking.port(port, family);
+        }
+    }
+    for &address in addresses(service) {
+        asking.make_local(address);
+    }
+    asking.asked
+}
+
+/// The families that `service` has a cluster IP of; it has no endpoints of others.
+fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
+    let families = service.cluster_ips.iter().map(|&ip| Family::from(ip));
+    let external = || {
+        service
+            .external_ips
+            .iter()
+            .chain(&service.load_balancer_ips)
+    };
+    let others = external().map(|&ip| Family::from(ip));
+    let mut seen = Vec::with_capacity(2);
+    families.chain(others).filter(move |family| {
+        let is_new = !seen.contains(family);
+        seen.push(*family);
+        is_new
+    })
+}
+
+fn addresses(service: &Service) -> impl Iterator<Item = &IpAddr> {
+    let external = service
+        .external_ips
+        .iter()
+        .chain(&service.load_balancer_ips);
+    service.cluster_ips.iter().chain(external)
+}
+
+struct Asking<'a> {
+    service: &'a Service,
+    context: &'a Context<'a>,
+    style: Style,
+    asked: Asked,
+}
+
+/// The destinations of one port and family.
+struct Destinations {
+    cluster: Arc<[ipvs::Destination]>,
+    local: Arc<[ipvs::Destination]>,
+    /// The firewall mark of clients inside the cluster, where policy Local needs one.
+    mark: Option<u32>,
+}
+
+impl Asking<'_> {
+    fn port(&mut self, port: &ServicePort, family: Family) {
+        let (service, context) = (self.service, self.context);
+        let destinations = self.destinations(port, family);
+        let of_family = |address: &&IpAddr| Family::from(**address) == family;
+
+        for &address in service.cluster_ips.iter().filter(of_family) {
+            let at = (address, port.port);
+            self.frontend(port, Frontend::ClusterIp, at, &destinations);
+        }
+        for &address in service.external_ips.iter().filter(of_family) {
+            let at = (address, port.port);
+            self.frontend(port, Frontend::ExternalIp, at, &destinations);
+        }
+        for &address in service.load_balancer_ips.iter().filter(of_family) {
+            let at = (address, port.port);
+            self.frontend(port, Frontend::LoadBalancer, at, &destinations);
+        }
+        let has_cluster_ip = service.cluster_ips.iter().any(|ip| of_family(&ip));
+        if let Some(node_port) = port.node_port.filter(|_| has_cluster_ip) {
+            for &address in context.node_port_addresses(family) {
+                let at = (address, node_port);
+                self.frontend(port, Frontend::NodePort, at, &destinations);
+            }
+        }
+        if let Some(mark) = destinations.mark {
+            let key = ipvs::ServiceKey::Mark {
+                family: ipvs_family(family),
+                mark,
+            };
+            self.server(port, Frontend::Inside, key, destinations.cluster, None);
+        }
+    }
+
+    fn destinations(&self, port: &ServicePort, family: Family) -> Destinations {
+        let place = self.context.place();
+        let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &place);
+        let is_split = self.is_split(port, family) && sets.cluster != sets.local;
+        Destinations {
+            mark: is_split.then(|| mark(&self.owner(port), port.protocol, family)),
+            cluster: sets.cluster.into_iter().map(destination).collect(),
+            local: sets.local.into_iter().map(destination).collect(),
+        }
+    }
+
+    /// Whether there is a frontend that serves clients outside the cluster from this node only.
+    fn is_split(&self, port: &ServicePort, family: Family) -> bool {
+        let service = self.service;
+        let of_family = |ip: &IpAddr| Family::from(*ip) == family;
+        let mut external = service
+            .external_ips
+            .iter()
+            .chain(&service.load_balancer_ips);
+        service.external_policy == TrafficPolicy::Local
+            && (port.node_port.is_some() || external.any(of_family))
+    }
+
+    fn frontend(
+        &mut self,
+        port: &ServicePort,
+        frontend: Frontend,
+        (address, number): (IpAddr, u16),
+        destinations: &Destinations,
+    ) {
+        let policy = match frontend {
+            Frontend::ClusterIp => self.service.internal_policy,
+            _ => self.service.external_policy,
+        };
+        let (chosen, inside) = match policy {
+            TrafficPolicy::Cluster => (&destinations.cluster, None),
+            TrafficPolicy::Local if frontend == Frontend::ClusterIp => (&destinations.local, None),
+            TrafficPolicy::Local => (&destinations.local, destinations.mark),
+        };
+        let key = ipvs::ServiceKey::Address {
+            protocol: protocol(port.protocol),
+            address,
+            port: number,
+        };
+        self.server(port, frontend, key, chosen.clone(), inside);
+    }
+
+    fn server(
+        &mut self,
+        port: &ServicePort,
+        frontend: Frontend,
+        key: ipvs::ServiceKey,
+        destinations: Arc<[ipvs::Destination]>,
+        inside: Option<u32>,
+    ) {
+        // An address that is named twice is served once.
+        let is_known = |server: &VirtualServer| server.service.key == key;
+        if self.asked.servers.iter().any(is_known) {
+            return;
+        }
+        let server = VirtualServer {
+            service: self.style.service(key, self.service.affinity_secs),
+            destinations,
+            owner: self.owner(port),
+            frontend,
+            drain: self.style.drain,
+            inside,
+        };
+        self.asked.servers.push(server);
+    }
+
+    fn owner(&self, port: &ServicePort) -> ServicePortName {
+        ServicePortName {
+            service: self.service.name.clone(),
+            port: port.name.clone(),
+        }
+    }
+
+    /// Makes a service address local, unless it is an address of the machine already.
+    fn make_local(&mut self, address: IpAddr) {
+        let is_known = self.asked.addresses.contains(&address);
+        if !is_known && !self.context.machine.addresses.contains(&address) {
+            self.asked.addresses.push(address);
+        }
+    }
+}
+
+/// How a Service wants its virtual servers: its annotations, or what the operator chose.
+struct Style {
+    scheduler: ipvs::SchedulerName,
+    flags: ipvs::ServiceFlags,
+    drain: Duration,
+}
+
+impl Style {
+    fn of(_service: &Service, context: &Context<'_>) -> Self {
+        let scheduler = context.config.scheduler;
+        Self {
+            scheduler,
+            flags: default_flags(&scheduler),
+            drain: context.config.drain,
+        }
+    }
+
+    fn service(&self, key: ipvs::ServiceKey, affinity_secs: Option<u32>) -> ipvs::Service {
+        let mut service = ipvs::Service::new(key, self.scheduler);
+        service.flags = service.flags | self.flags;
+        if let Some(seconds) = affinity_secs {
+            service.flags = service.flags | ipvs::ServiceFlags::PERSISTENT;
+            service.timeout_secs = seconds;
+        }
+        service
+    }
+}
+
+/// kube-proxy's rule: Maglev hashes source address and port (`--ipvs-scheduler=mh`).
+fn default_flags(scheduler: &ipvs::SchedulerName) -> ipvs::ServiceFlags {
+    match scheduler.as_str() {
+        "mh" => ipvs::ServiceFlags::SCHED2,
+        _ => ipvs::ServiceFlags::default(),
+    }
+}
+
+/// The firewall mark of a Service port: a hash of its name (FNV-1a), so that it is the same in
+/// every run and depends on no other Service.
+///
+/// Packets carry it for the moment between our hook and IPVS only, so that every value but 0 is
+/// free. Should two Service ports ever meet in one, the older one has it.
+fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
+    let text = format!("{owner}/{protocol}/{family:?}");
+    let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    hash.max(1)
+}
+
+fn destination(chosen: Chosen) -> ipvs::Destination {
+    ipvs::Destination::new(chosen.address.into(), chosen.weight.into())
+}
+
+fn ipvs_family(family: Family) -> ipvs::Family {
+    match family {
+        Family::V4 => ipvs::Family::V4,
+        Family::V6 => ipvs::Family::V6,
+    }
+}
+
+fn protocol(protocol: Protocol) -> ipvs::Protocol {
+    match protocol {
+        Protocol::Tcp => ipvs::Protocol::Tcp,
+        Protocol::Udp => ipvs::Protocol::Udp,
+        Protocol::Sctp => ipvs::Protocol::Sctp,
+    }
+}

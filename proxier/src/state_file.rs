@@ -1,0 +1,399 @@
+//! What has to be remembered while the kernel runs: which virtual servers are ours, which
+//! destinations drain and until when.
+//!
+//! A journal under `/run`, which lives as long as the kernel's table does: one line of JSON for each
+//! thing learnt, so that remembering costs what is remembered. It is written before something new is
+//! programmed (naming a virtual server that does not exist does no harm, forgetting one does) and
+//! again after something was removed. A process killed in the middle of a line loses that line only.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+use serde::{Deserialize, Serialize};
+
+use crate::drain::Drains;
+use crate::owned::Owned;
+
+/// The journal is written anew when it has this many lines more than twice what it has to say.
+const SLACK: usize = 1_000;
+
+/// What the file remembers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The virtual servers that are ours.
+    pub owned: Owned,
+    /// The destinations on their way out.
+    pub drains: Drains,
+}
+
+/// One thing learnt; a line of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Record {
+    /// A virtual server is ours.
+    Own {
+        /// Which.
+        server: Key,
+        /// The Service port it serves, as `namespace/name:port`.
+        service: Box<str>,
+    },
+    /// A virtual server is gone.
+    Disown {
+        /// Which.
+        server: Key,
+    },
+    /// A destination drains.
+    Drain {
+        /// Of which virtual server.
+        server: Key,
+        /// Which.
+        destination: std::net::SocketAddr,
+        /// Until when at most, in seconds since boot.
+        until: u64,
+    },
+    /// A destination drains no more.
+    Drained {
+        /// Of which virtual server.
+        server: Key,
+        /// Which.
+        destination: std::net::SocketAddr,
+    },
+}
+
+/// A virtual server in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Key {
+    /// By address.
+    Address {
+        /// The IP protocol's number.
+        protocol: u16,
+        /// The address.
+        address: std::net::IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// By firewall mark.
+    Mark {
+        /// The mark.
+        mark: u32,
+        /// Whether it is one of IPv6.
+        v6: bool,
+    },
+}
+
+impl Key {
+    /// The key in the file's form; `None` for kinds of key that we never create.
+    pub fn new(key: ipvs::ServiceKey) -> Option<Self> {
+        match key {
+            ipvs::ServiceKey::Address {
+                protocol,
+                address,
+                port,
+            } => Some(Self::Address {
+                protocol: protocol.into(),
+                address,
+                port,
+            }),
+            ipvs::ServiceKey::Mark { family, mark } => Some(Self::Mark {
+                mark,
+                v6: family == ipvs::Family::V6,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl From<Key> for ipvs::ServiceKey {
+    fn from(key: Key) -> Self {
+        match key {
+            Key::Address {
+                protocol,
+                address,
+                port,
+            } => Self::Address {
+                protocol: protocol.into(),
+                address,
+                port,
+            },
+            Key::Mark { mark, v6 } => Self::Mark {
+                family: if v6 {
+                    ipvs::Family::V6
+                } else {
+                    ipvs::Family::V4
+                },
+                mark,
+            },
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, record: Record) {
+        match record {
+            Record::Own { server, service } => {
+                self.owned.insert(server.into(), &service);
+            }
+            Record::Disown { server } => {
+                self.owned.remove(&server.into());
+                self.drains.end_all(&server.into());
+            }
+            Record::Drain {
+                server,
+                destination,
+                until,
+            } => {
+                let deadline = Duration::from_secs(until);
+                self.drains
+                    .begin(server.into(), destination.into(), Duration::ZERO, deadline);
+            }
+            Record::Drained {
+                server,
+                destination,
+            } => {
+                self.drains.end(&server.into(), &destination.into());
+            }
+        }
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let owned = self.owned.iter().filter_map(|(key, name)| {
+            Some(Record::Own {
+                server: Key::new(*key)?,
+                service: name.into(),
+            })
+        });
+        let drains = self.drains.iter().filter_map(|(key, destination, drain)| {
+            Some(Record::Drain {
+                server: Key::new(key)?,
+                destination: (destination.address, destination.port).into(),
+                until: drain.deadline.as_secs(),
+            })
+        });
+        owned.chain(drains).collect()
+    }
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct StateFile {
+    path: PathBuf,
+    journal: Option<File>,
+    lines: usize,
+}
+
+/// Why the state file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("state file {}: {source}", .path.display())]
+pub struct Error {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+impl StateFile {
+    /// The file at `path`, which need not exist.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            journal: None,
+            lines: 0,
+        }
+    }
+
+    /// Reads it; nothing is remembered when it does not exist.
+    ///
+    /// A line that makes no sense is passed over with a warning: it was being written when its
+    /// writer was killed, before anything it names was programmed.
+    ///
+    /// # Errors
+    /// When it exists and cannot be read. Going on as if nothing were ours would leave virtual
+    /// servers behind, so the caller decides.
+    pub fn load(&mut self) -> Result<State, Error> {
+        let text = match std::fs::read(&self.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(source) => return Err(self.error(source)),
+        };
+        let mut state = State::default();
+        let lines = text.split(|&byte| byte == b'\n');
+        for (number, line) in lines.enumerate().filter(|(_, line)| !line.is_empty()) {
+            self.lines += 1;
+            match serde_json::from_slice(line) {
+                Ok(record) => state.take(record),
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!("state file {path}: line {}: {error}; skipped", number + 1);
+                }
+            }
+        }
+        Ok(state)
+    }
+
+    /// Adds `records`. One system call; none when there are no records.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn append(&mut self, records: &[Record]) -> Result<(), Error> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        encode(records, &mut text).map_err(|source| self.error(source))?;
+        let written = self.journal().and_then(|file| file.write_all(&text));
+        written.map_err(|source| self.error(source))?;
+        self.lines += records.len();
+        Ok(())
+    }
+
+    /// Writes the file anew when most of its lines say what later ones revoked. Readers see the old
+    /// file or the new one.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the old one stays.
+    pub fn tidy(&mut self, state: &State) -> Result<(), Error> {
+        let needed = state.owned.iter().count() + state.drains.iter().count();
+        if self.lines <= 2 * needed + SLACK {
+            return Ok(());
+        }
+        let records = state.records();
+        let mut text = Vec::new();
+        let replaced = encode(&records, &mut text).and_then(|()| replace(&self.path, &text));
+        replaced.map_err(|source| self.error(source))?;
+        self.journal = None;
+        self.lines = records.len();
+        Ok(())
+    }
+
+    /// The file, open for adding; ends a line that a killed writer left unfinished.
+    fn journal(&mut self) -> std::io::Result<&mut File> {
+        let file = match self.journal.take() {
+            Some(file) => file,
+            None => {
+                if let Some(directory) = self.path.parent() {
+                    std::fs::create_dir_all(directory)?;
+                }
+                let mut options = File::options();
+                let mut file = options.create(true).append(true).open(&self.path)?;
+                if self.lines > 0 {
+                    file.write_all(b"\n")?;
+                }
+                file
+            }
+        };
+        Ok(self.journal.insert(file))
+    }
+
+    fn error(&self, source: std::io::Error) -> Error {
+        Error {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+fn encode(records: &[Record], text: &mut Vec<u8>) -> std::io::Result<()> {
+    for record in records {
+        serde_json::to_writer(&mut *text, record)?;
+        text.push(b'\n');
+    }
+    Ok(())
+}
+
+fn replace(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    std::fs::rename(new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(last: u8, service: &str) -> Record {
+        Record::Own {
+            server: server(last),
+            service: service.into(),
+        }
+    }
+
+    fn server(last: u8) -> Key {
+        Key::Address {
+            protocol: 6,
+            address: [10, 96, 0, last].into(),
+            port: 80,
+        }
+    }
+
+    fn drain(last: u8, until: u64) -> Record {
+        Record::Drain {
+            server: server(last),
+            destination: "10.244.0.1:8080".parse().unwrap(),
+            until,
+        }
+    }
+
+    fn names(state: &State) -> Vec<&str> {
+        state.owned.iter().map(|(_, name)| name).collect()
+    }
+
+    #[test]
+    fn what_was_appended_is_loaded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run/state");
+        let mut file = StateFile::new(&path);
+        assert_eq!(file.load().unwrap(), State::default());
+        file.append(&[own(1, "a/b"), own(2, "a/c:x"), drain(2, 70)])
+            .unwrap();
+        file.append(&[Record::Disown { server: server(1) }, drain(2, 90)])
+            .unwrap();
+        let mark = Record::Own {
+            server: Key::Mark { mark: 7, v6: true },
+            service: "a/d".into(),
+        };
+        file.append(&[mark]).unwrap();
+        let state = StateFile::new(&path).load().unwrap();
+        assert_eq!(names(&state), ["a/c:x", "a/d"]);
+        let (key, _, drain) = state.drains.iter().next().unwrap();
+        assert_eq!(key, server(2).into());
+        assert_eq!(drain.deadline, Duration::from_secs(70));
+    }
+
+    #[test]
+    fn a_torn_line_costs_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        let whole = serde_json::to_string(&own(1, "a/b")).unwrap();
+        std::fs::write(&path, format!("{whole}\n{}", &whole[..20])).unwrap();
+        let mut file = StateFile::new(&path);
+        assert_eq!(names(&file.load().unwrap()), ["a/b"]);
+        file.append(&[own(3, "a/e")]).unwrap();
+        assert_eq!(
+            names(&StateFile::new(&path).load().unwrap()),
+            ["a/b", "a/e"]
+        );
+    }
+
+    #[test]
+    fn tidied_when_most_of_it_is_old() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        let mut file = StateFile::new(&path);
+        for _ in 0..600 {
+            file.append(&[own(9, "x/y"), Record::Disown { server: server(9) }])
+                .unwrap();
+        }
+        file.append(&[own(1, "a/b"), drain(1, 5)]).unwrap();
+        let state = StateFile::new(&path).load().unwrap();
+        file.tidy(&state).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
+        file.append(&[own(2, "a/c")]).unwrap();
+        let state = StateFile::new(&path).load().unwrap();
+        assert_eq!(names(&state), ["a/b", "a/c"]);
+        assert_eq!(state.drains.iter().count(), 1);
+    }
+}
