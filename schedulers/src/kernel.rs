@@ -12,11 +12,15 @@ mod dh;
 mod fo;
 mod hash;
 mod lc;
+mod lots;
+mod mh;
 mod nq;
 mod ovf;
 mod rr;
 mod sed;
 mod sh;
+mod siphash;
+mod twos;
 mod weighted;
 mod wlc;
 mod wrr;
@@ -24,11 +28,13 @@ mod wrr;
 pub use dh::Dh;
 pub use fo::Fo;
 pub use lc::Lc;
+pub use mh::Mh;
 pub use nq::Nq;
 pub use ovf::Ovf;
 pub use rr::Rr;
 pub use sed::Sed;
 pub use sh::Sh;
+pub use twos::Twos;
 pub use wlc::Wlc;
 pub use wrr::Wrr;
 
@@ -41,11 +47,13 @@ pub(crate) fn register(registry: &mut Registry) {
     plain("dh", |_| Box::new(Dh::default()));
     plain("fo", |_| Box::new(Fo));
     plain("lc", |_| Box::new(Lc));
+    plain("mh", |options| Box::new(Mh::new(options)));
     plain("nq", |_| Box::new(Nq));
     plain("ovf", |_| Box::new(Ovf));
     plain("rr", |_| Box::new(Rr::default()));
     plain("sed", |_| Box::new(Sed));
     plain("sh", |options| Box::new(Sh::new(options)));
+    plain("twos", |options| Box::new(Twos::new(options)));
     plain("wlc", |_| Box::new(Wlc));
     plain("wrr", |_| Box::new(Wrr::default()));
 }
@@ -63,4 +71,9 @@ fn first_heaviest<'a>(
     candidates
         .min_by_key(|(_, server)| Reverse(server.weight))
         .map(|(id, _)| id)
+}
+
+/// How many bits it takes to write `number`.
+fn bit_length(number: i32) -> u32 {
+    i32::BITS - number.leading_zeros()
 }

@@ -13,6 +13,8 @@ mod dh;
 mod fo;
 #[path = "examples/lc.rs"]
 mod lc;
+#[path = "examples/mh.rs"]
+mod mh;
 #[path = "examples/nq.rs"]
 mod nq;
 #[path = "examples/ovf.rs"]

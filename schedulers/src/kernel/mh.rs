@@ -1,0 +1,279 @@
+//! Maglev hashing.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::kernel::hash::fold;
+use crate::kernel::siphash::{Key, siphash13};
+use crate::kernel::wrr::gcd;
+use crate::kernel::{bit_length, is_eligible};
+use crate::options::{Flags, MhTable, Options};
+use crate::request::Request;
+use crate::scheduler::Scheduler;
+use crate::server::{Server, ServerId};
+use crate::servers::Servers;
+
+/// `mh`: the same server for the same client, and few clients move when servers come and go.
+///
+/// *Formula*: every server has a sequence of slots of its own in a table of M slots (M prime, 4093
+/// unless the kernel was configured otherwise), from hashes of its address and port. In list order,
+/// each takes the next free slots of its sequence, as many per turn as its share of the weights, until
+/// the table is full. The client's address, and its port with [`Flags::port`], hash to a slot. A server
+/// there that is not eligible refuses the connection; with [`Flags::fallback`], further hashes are
+/// tried, as many as there are slots.
+///
+/// Shares come from [`Server::last_weight`]: setting weight 0 moves no client, it only refuses.
+/// Weights whose ratio exceeds 2<sup>6</sup> (half the table's index) are scaled down, and nobody gets
+/// less than one slot per turn.
+///
+/// *Hash*: SipHash-1-3 as 64-bit little-endian kernels compute it. A kernel of 32 bits uses another
+/// one, which this crate does not have.
+///
+/// *Source*: `net/netfilter/ipvs/ip_vs_mh.c`, `ip_vs_mh_schedule`, `ip_vs_mh_get_fallback`,
+/// `ip_vs_mh_permutate`, `ip_vs_mh_populate`, `ip_vs_mh_reassign`, `ip_vs_mh_shift_weight`; Linux
+/// 6.1.192, the same in 7.2; since 4.18.
+///
+/// *Complexity*: constant per pick. A change of the servers fills the table again: about M·ln M steps.
+/// Memory is the table's, however many servers there are.
+///
+/// *When to use*: sessions kept in the servers' memory, or several balancers that must agree without
+/// talking to each other.
+///
+/// More than M servers: the kernel refuses to bind the scheduler ([`Error::TooManyServers`]) and, when
+/// servers are added afterwards, keeps the table as it was. Until there are M again, a slot whose
+/// server is removed refuses; the kernel, which keeps the removed server alive for its table's sake,
+/// would still send connections there.
+#[derive(Clone, Debug)]
+pub struct Mh {
+    flags: Flags,
+    size: MhTable,
+    table: Vec<Option<ServerId>>,
+}
+
+/// Where a server's sequence begins; also where a client looks.
+const OFFSET_KEY: Key = Key::twice(2_654_435_761);
+/// How a server's sequence goes on.
+const SKIP_KEY: Key = Key::twice(2_654_446_892);
+
+/// A server that takes slots.
+struct Taker {
+    id: ServerId,
+    position: u32,
+    skip: u32,
+    /// Slots per turn.
+    turn: u32,
+}
+
+impl Mh {
+    /// With the flags and the table size that `options` name.
+    pub fn new(options: &Options) -> Self {
+        let size = options.mh_table;
+        Self {
+            flags: options.flags,
+            size,
+            table: vec![None; size.slots() as usize],
+        }
+    }
+
+    fn fill(&mut self, servers: &Servers) -> Result<(), Error> {
+        let slots = self.size.slots();
+        if servers.len() > self.table.len() {
+            return Err(Error::TooManyServers { limit: slots });
+        }
+        self.table.fill(None);
+        let mut takers = self.takers(servers);
+        // Of no takers, cycling would not end: no server, or none that ever had a weight.
+        if takers.iter().all(|taker| taker.turn == 0) {
+            return Ok(());
+        }
+        let mut free = slots;
+        loop {
+            for taker in &mut takers {
+                for _ in 0..taker.turn {
+                    while self.table[taker.position as usize].is_some() {
+                        taker.position += taker.skip;
+                        if taker.position >= slots {
+                            taker.position -= slots;
+                        }
+                    }
+                    self.table[taker.position as usize] = Some(taker.id);
+                    free -= 1;
+                    if free == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn takers(&self, servers: &Servers) -> Vec<Taker> {
+        let slots = self.size.slots();
+        let weights = servers.iter().map(|(_, server)| server.last_weight);
+        let (divisor, greatest) = weights.fold((0, 0), |(divisor, greatest), weight| {
+            (gcd(divisor, weight), greatest.max(weight))
+        });
+        let divisor = divisor.max(1);
+        let table_bits = self.size.index() / 2;
+        let shift = bit_length(greatest / divisor).saturating_sub(table_bits);
+        let turn = |server: &Server| {
+            let share = (server.last_weight / divisor) >> shift;
+            share.max(server.last_weight.min(1)).unsigned_abs()
+        };
+        let hash = |key, server: &Server| {
+            hash(
+                key,
+                fold(servers.family(), server.address()),
+                server.port(),
+                0,
+            )
+        };
+        servers
+            .iter()
+            .map(|(id, server)| Taker {
+                id,
+                position: hash(OFFSET_KEY, server) % slots,
+                skip: hash(SKIP_KEY, server) % (slots - 1) + 1,
+                turn: turn(server),
+            })
+            .collect()
+    }
+
+    /// What the table keeps when there are too many servers is what it kept before.
+    fn changed(&mut self, servers: &Servers) {
+        let _ = self.fill(servers);
+    }
+}
+
+fn hash(key: Key, folded: u32, port: u16, offset: u32) -> u32 {
+    siphash13(key, folded.wrapping_add(port.into()).wrapping_add(offset))
+}
+
+impl Scheduler for Mh {
+    fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
+        let slots = self.size.slots();
+        let client = fold(servers.family(), request.source);
+        let port = if self.flags.port {
+            request.source_port
+        } else {
+            0
+        };
+        let slot = |offset| hash(OFFSET_KEY, client, port, offset) % slots;
+        let slot_of_client = slot(0);
+        let first = self.table[slot_of_client as usize]?;
+        if is_eligible(servers, first) {
+            return Some(first);
+        }
+        if !self.flags.fallback {
+            return None;
+        }
+        (0..slots)
+            .map(|offset| slot((offset + slot_of_client) % slots))
+            .map_while(|slot| self.table[slot as usize])
+            .find(|&id| is_eligible(servers, id))
+    }
+
+    fn bound(&mut self, servers: &Servers, _: Duration) -> Result<(), Error> {
+        self.fill(servers)
+    }
+
+    fn added(&mut self, servers: &Servers, _: ServerId) {
+        self.changed(servers);
+    }
+
+    fn removed(&mut self, servers: &Servers, _: ServerId, _: Option<ServerId>) {
+        self.changed(servers);
+    }
+
+    fn updated(&mut self, servers: &Servers, _: ServerId) {
+        self.changed(servers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::balancer::Balancer;
+
+    /// The table's first slots, and how many slots A, B and C have; 10.0.0.1 to .3, port 80.
+    fn table(options: &Options, weights: [u32; 3]) -> (String, [usize; 3]) {
+        let mut balancer = Balancer::new(Mh::new(options), options);
+        let ids = [1, 2, 3].map(|host| {
+            let address = SocketAddr::from(([10, 0, 0, host], 80));
+            balancer
+                .add(address, weights[usize::from(host) - 1])
+                .unwrap()
+        });
+        let table = &balancer.scheduler().table;
+        let owned = ids.map(|id| table.iter().filter(|&&slot| slot == Some(id)).count());
+        let place = |slot: &Option<ServerId>| ids.iter().position(|&id| Some(id) == *slot).unwrap();
+        let name = |slot| ["A", "B", "C"][place(slot)];
+        (table.iter().take(16).map(name).collect(), owned)
+    }
+
+    #[test]
+    fn tables_as_the_kernels() {
+        let options = Options::default();
+        let check = |weights, first: &str, owned| {
+            assert_eq!(table(&options, weights), (first.replace(' ', ""), owned));
+        };
+        check(
+            [1, 1, 1],
+            "A B B C C A B C C A A B B A A C",
+            [1364, 1364, 1365],
+        );
+        check(
+            [1, 2, 3],
+            "C B B C C C B C C A A B B B A C",
+            [682, 1364, 2047],
+        );
+        assert_eq!(table(&options, [100, 50, 25]).1, [2338, 1170, 585]);
+        assert_eq!(table(&options, [10, 10, 1000]).1, [78, 78, 3937]);
+        let small = Options {
+            mh_table: MhTable::from_index(8).unwrap(),
+            ..options
+        };
+        let first = "BBAAAABBBAAABBBB".to_owned();
+        assert_eq!(table(&small, [1, 1, 1]), (first, [83, 84, 84]));
+    }
+
+    #[test]
+    fn a_removal_moves_few() {
+        let options = Options::default();
+        let mut balancer = Balancer::new(Mh::new(&options), &options);
+        let [a, b, c] = [1, 2, 3].map(|host| {
+            let address = SocketAddr::from(([10, 0, 0, host], 80));
+            balancer.add(address, 1).unwrap()
+        });
+        let before = balancer.scheduler().table.clone();
+        balancer.remove(b).unwrap();
+        let after = &balancer.scheduler().table;
+        let count = |id| after.iter().filter(|&&slot| slot == Some(id)).count();
+        assert_eq!([count(a), count(c)], [2046, 2047]);
+        let mut moved = before.iter().zip(after);
+        let moved = moved
+            .by_ref()
+            .filter(|(old, new)| **old != Some(b) && old != new);
+        assert_eq!(moved.count(), 4);
+    }
+
+    #[test]
+    fn too_many_servers_leave_the_table_and_refuse_the_binding() {
+        let options = Options {
+            mh_table: MhTable::from_index(8).unwrap(),
+            ..Options::default()
+        };
+        let mut balancer = Balancer::new(Mh::new(&options), &options);
+        let ids: Vec<ServerId> = (1..=251)
+            .map(|port| balancer.add(([10, 0, 0, 1], port).into(), 1).unwrap())
+            .collect();
+        let before = balancer.scheduler().table.clone();
+        balancer.add(([10, 0, 0, 2], 80).into(), 1).unwrap();
+        assert_eq!(balancer.scheduler().table, before);
+        let refused = balancer.reschedule(Mh::new(&options), Duration::ZERO);
+        assert_eq!(refused, Err(Error::TooManyServers { limit: 251 }));
+        balancer.remove(ids[0]).unwrap();
+        assert_ne!(balancer.scheduler().table, before);
+    }
+}
