@@ -111,8 +111,9 @@ impl<S: Scheduler> Balancer<S> {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn remove(&mut self, id: ServerId) -> Result<(), Error> {
-        let predecessor = self.servers.remove(id)?;
+        let predecessor = self.servers.unlist(id)?;
         self.scheduler.removed(&self.servers, id, predecessor);
+        self.servers.forget_if_unused(id);
         Ok(())
     }
 

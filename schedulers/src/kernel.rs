@@ -8,10 +8,14 @@ use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
+mod cache;
 mod dh;
 mod fo;
 mod hash;
+mod lblc;
+mod lblcr;
 mod lc;
+mod locality;
 mod lots;
 mod mh;
 mod nq;
@@ -27,6 +31,8 @@ mod wrr;
 
 pub use dh::Dh;
 pub use fo::Fo;
+pub use lblc::Lblc;
+pub use lblcr::Lblcr;
 pub use lc::Lc;
 pub use mh::Mh;
 pub use nq::Nq;
@@ -46,6 +52,8 @@ pub(crate) fn register(registry: &mut Registry) {
     };
     plain("dh", |_| Box::new(Dh::default()));
     plain("fo", |_| Box::new(Fo));
+    plain("lblc", |options| Box::new(Lblc::new(options)));
+    plain("lblcr", |options| Box::new(Lblcr::new(options)));
     plain("lc", |_| Box::new(Lc));
     plain("mh", |options| Box::new(Mh::new(options)));
     plain("nq", |_| Box::new(Nq));

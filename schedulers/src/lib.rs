@@ -28,7 +28,9 @@ mod thresholds;
 
 pub use balancer::Balancer;
 pub use error::Error;
-pub use options::{Family, Flags, Flavour, Implementation, MhTable, Options, ShTable};
+pub use options::{
+    Family, Flags, Flavour, Implementation, LocalityLimit, MhTable, Options, ShTable,
+};
 pub use registry::Registry;
 pub use request::Request;
 pub use scheduler::Scheduler;

@@ -25,6 +25,8 @@ pub struct Options {
     /// How long lblcr remembers an address that nobody asks for, and how long a set of servers
     /// stays as it is before its most loaded member leaves (`lblcr_expiration`).
     pub lblcr_expiration: Duration,
+    /// How many addresses lblc and lblcr remember.
+    pub locality_limit: LocalityLimit,
 }
 
 impl Default for Options {
@@ -40,6 +42,7 @@ impl Default for Options {
             mh_table: MhTable::default(),
             lblc_expiration: DAY,
             lblcr_expiration: DAY,
+            locality_limit: LocalityLimit::default(),
         }
     }
 }
@@ -64,6 +67,17 @@ pub enum Flavour {
     /// thresholds have a hysteresis.
     #[default]
     Total,
+}
+
+/// How many addresses lblc and lblcr remember.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalityLimit {
+    /// 6.1.191 and later of the 6.1 series: 24576.
+    #[default]
+    Bounded,
+    /// Earlier kernels: as many as are dialled. lblc also counts an address again whenever its
+    /// server changes, which lets it forget early what it would otherwise keep.
+    Unbounded,
 }
 
 /// Flags of a virtual server that its scheduler reads (`ipvsadm --sched-flags`).

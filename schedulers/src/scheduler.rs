@@ -41,7 +41,8 @@ pub trait Scheduler: fmt::Debug + Send {
     /// `server` has been removed; in the list it followed `predecessor`, or was the first (kernel:
     /// `del_dest`).
     ///
-    /// It may still be in `servers` without being listed, or not at all.
+    /// It is still in `servers`, without being listed. Afterwards it stays only while it has
+    /// connections.
     fn removed(&mut self, servers: &Servers, server: ServerId, predecessor: Option<ServerId>) {
         let _ = (servers, server, predecessor);
     }

@@ -94,16 +94,14 @@ impl Servers {
 
     /// The server with this address and port, if it is in the list.
     pub fn find(&self, address: SocketAddr) -> Option<ServerId> {
-        self.find_endpoint(address.into())
+        let id = self.remembered(address.into())?;
+        self.listed(id).map(|_| id)
     }
 
-    pub(crate) fn find_endpoint(&self, endpoint: Endpoint) -> Option<ServerId> {
+    /// The server with this address and port, listed or not.
+    pub(crate) fn remembered(&self, endpoint: Endpoint) -> Option<ServerId> {
         let &slot = self.by_endpoint.get(&endpoint)?;
-        let entry = &self.slots[slot as usize];
-        entry.server.listed.then_some(ServerId {
-            slot,
-            generation: entry.generation,
-        })
+        self.id(slot)
     }
 
     /// The first of the list: the newest.
@@ -168,14 +166,14 @@ impl Servers {
         })
     }
 
-    /// Unlists; what preceded it in the list.
-    pub(crate) fn remove(&mut self, id: ServerId) -> Result<Option<ServerId>, Error> {
+    /// Unlists; what preceded it in the list. The server is there until
+    /// [`Servers::forget_if_unused`].
+    pub(crate) fn unlist(&mut self, id: ServerId) -> Result<Option<ServerId>, Error> {
         self.listed(id).ok_or(Error::NotFound)?;
         let predecessor = self.id(self.slots[id.index()].previous);
         self.unlink(id.slot);
         self.len -= 1;
         self.slots[id.index()].server.listed = false;
-        self.forget_if_unused(id);
         Ok(predecessor)
     }
 
@@ -309,7 +307,7 @@ impl Servers {
     }
 
     /// Frees the slot of a server that is neither listed nor has connections.
-    fn forget_if_unused(&mut self, id: ServerId) {
+    pub(crate) fn forget_if_unused(&mut self, id: ServerId) {
         let entry = &mut self.slots[id.index()];
         if entry.server.listed || entry.server.connections() != 0 {
             return;

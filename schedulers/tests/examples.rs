@@ -11,6 +11,10 @@ mod play;
 mod dh;
 #[path = "examples/fo.rs"]
 mod fo;
+#[path = "examples/lblc.rs"]
+mod lblc;
+#[path = "examples/lblcr.rs"]
+mod lblcr;
 #[path = "examples/lc.rs"]
 mod lc;
 #[path = "examples/mh.rs"]

@@ -92,6 +92,11 @@ impl Play {
         self
     }
 
+    pub(crate) fn at(mut self, seconds: u64) -> Self {
+        self.request.at = Duration::from_secs(seconds);
+        self
+    }
+
     /// Who asks from now on.
     pub(crate) fn from(mut self, source: &str, port: u16) -> Self {
         self.request.source = source.parse().unwrap();
