@@ -203,9 +203,10 @@ pub struct Service {
     pub internal_policy: TrafficPolicy,
     /// Who serves traffic to external IPs, load-balancer addresses and node ports.
     pub external_policy: TrafficPolicy,
-    /// `spec.externalIPs`, without duplicates.
+    /// `spec.externalIPs`, without duplicates; of the families of the cluster IPs only.
     pub external_ips: Vec<IpAddr>,
-    /// `status.loadBalancer.ingress` addresses of mode VIP, without duplicates.
+    /// `status.loadBalancer.ingress` addresses of mode VIP, without duplicates; of the families of
+    /// the cluster IPs only.
     pub load_balancer_ips: Vec<IpAddr>,
     /// `spec.loadBalancerSourceRanges`; empty = every source.
     pub source_ranges: Vec<Cidr>,

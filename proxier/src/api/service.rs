@@ -192,16 +192,20 @@ impl Service {
         }
         let has_health_check =
             kind == Type::LoadBalancer && external_policy == TrafficPolicy::Local;
+        let created = self.metadata.created(findings);
+        let ports = ports::ports(&spec.ports, interner, findings);
+        let affinity_secs = self.affinity_secs(findings);
+        let ingress = &self.status.load_balancer.ingress;
         Some(model::Service {
             name: name.clone(),
-            created: self.metadata.created(findings),
-            cluster_ips,
-            ports: ports::ports(&spec.ports, interner, findings),
-            affinity_secs: self.affinity_secs(findings),
+            created,
+            ports,
+            affinity_secs,
             internal_policy,
             external_policy,
-            external_ips: addresses::external_ips(&spec.external_ips, findings),
-            load_balancer_ips: addresses::ingress_ips(&self.status.load_balancer.ingress, findings),
+            external_ips: addresses::external_ips(&spec.external_ips, &cluster_ips, findings),
+            load_balancer_ips: addresses::ingress_ips(ingress, &cluster_ips, findings),
+            cluster_ips,
             source_ranges: addresses::source_ranges(&spec.load_balancer_source_ranges, findings),
             health_check_node_port: has_health_check
                 .then(|| self.health_check_node_port(findings))

@@ -61,25 +61,65 @@ pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
     }
 }
 
+/// Collects further addresses of a Service, without repetitions.
+///
+/// A Service has endpoints of the families of its cluster IPs only, so that an address of another
+/// family is left out.
+struct Further<'a> {
+    cluster_ips: &'a [IpAddr],
+    seen: HashSet<IpAddr>,
+    addresses: Vec<IpAddr>,
+}
+
+impl<'a> Further<'a> {
+    fn new(cluster_ips: &'a [IpAddr]) -> Self {
+        Self {
+            cluster_ips,
+            seen: HashSet::new(),
+            addresses: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, field: &str, address: IpAddr, findings: &mut Findings) {
+        if !self.seen.insert(address) {
+            return;
+        }
+        let is_of = |ip: &IpAddr| Family::from(*ip) == Family::from(address);
+        if self.cluster_ips.iter().any(is_of) {
+            self.addresses.push(address);
+        } else {
+            let message = "is of a family that the Service has no cluster IP of; left out";
+            findings.add(field, address, message);
+        }
+    }
+}
+
 /// The external IPs, without repetitions.
-pub(super) fn external_ips(wire: &[Scalar], findings: &mut Findings) -> Vec<IpAddr> {
-    let mut addresses = Vec::new();
-    let mut seen = HashSet::new();
+pub(super) fn external_ips(
+    wire: &[Scalar],
+    cluster_ips: &[IpAddr],
+    findings: &mut Findings,
+) -> Vec<IpAddr> {
+    let mut further = Further::new(cluster_ips);
     for (index, text) in wire.iter().enumerate() {
         let field = format!("spec.externalIPs[{index}]");
-        let address = findings.address(&field, text, special, "left out");
-        addresses.extend(address.filter(|&address| seen.insert(address)));
+        if let Some(address) = findings.address(&field, text, special, "left out") {
+            further.add(&field, address, findings);
+        }
     }
-    addresses
+    further.addresses
 }
 
 /// The load balancer's addresses that arrive at nodes as they are, without repetitions.
 ///
 /// An ingress of mode `Proxy` rewrites the address before, one without `ip` is a name only. Some
 /// clouds use link-local addresses here, so these are allowed.
-pub(super) fn ingress_ips(wire: &[Ingress], findings: &mut Findings) -> Vec<IpAddr> {
-    let mut addresses = Vec::new();
-    let mut seen = HashSet::new();
+pub(super) fn ingress_ips(
+    wire: &[Ingress],
+    cluster_ips: &[IpAddr],
+    findings: &mut Findings,
+) -> Vec<IpAddr> {
+    let mut further = Further::new(cluster_ips);
     for (index, ingress) in wire.iter().enumerate() {
         if ingress.ip.is_blank() {
             continue;
@@ -99,10 +139,11 @@ pub(super) fn ingress_ips(wire: &[Ingress], findings: &mut Findings) -> Vec<IpAd
             }
         }
         let field = format!("status.loadBalancer.ingress[{index}].ip");
-        let address = findings.address(&field, &ingress.ip, unusable, "left out");
-        addresses.extend(address.filter(|&address| seen.insert(address)));
+        if let Some(address) = findings.address(&field, &ingress.ip, unusable, "left out") {
+            further.add(&field, address, findings);
+        }
     }
-    addresses
+    further.addresses
 }
 
 /// The networks whose clients may use the load balancer's addresses.

@@ -1,0 +1,425 @@
+//! A cluster in words, and its plan in words.
+//!
+//! ```text
+//! options scheduler=mh nodeports=10.0.0.0/8,primary    how the proxy is started; first of all
+//! node here 192.0.2.1 2001:db8::1 zone=a region=r      our own node, and the machine's addresses
+//! node other region=s                                  another node
+//! machine 192.0.2.1 192.0.2.2                          the machine's addresses, if not the node's
+//! service ns1/svc1 10.96.0.1 port=p80:80/TCP:3001      cluster IPs; name, number, protocol, node port
+//!     type=NodePort external=192.0.2.9 ingress=192.0.2.8/Proxy etp=Local itp=Local affinity=60
+//!     health=30000 ranges=10.0.0.0/8 label.x=y annotation.x=y        (all on one line)
+//! slice ns1/svc1-a of=svc1 port=p80:80/TCP 10.0.0.1 10.0.0.2(@here,in=a,terminating)
+//! delete slice ns1/svc1-a
+//! ```
+//!
+//! Words in an endpoint's parentheses: `@node`, `in=zone`, hints `to-zone=` and `to-node=`, and
+//! `unready`, `serving` (but not ready), `terminating` (and serving), `gone` (terminating, not
+//! serving). Indented lines are the plan after the commands before them: virtual servers, ordered,
+//! each with its destinations (`*weight` unless 1) and, where they differ, those of clients inside
+//! the cluster; then what was worked around. `nothing` is an empty plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipvs_netlink as ipvs;
+use proxier::api;
+use proxier::model::ObjectName;
+use proxier::plan::{
+    Config, Desired, Machine, NodePortAddresses, Planner, ServiceAddresses, VirtualServer, desired,
+};
+use proxier::problem::Problem;
+use proxier::store::{Change, Event, Interner, Snapshot, Touched};
+use serde_json::{Map, Value, json};
+
+/// The name of the node that is planned for.
+const HERE: &str = "here";
+
+/// A cluster and the planner that follows it.
+pub(crate) struct Scene {
+    config: Config,
+    machine: Machine,
+    interner: Interner,
+    snapshot: Snapshot,
+    touched: Touched,
+    planner: Option<Planner>,
+    /// The last event about each object, in the order in which the objects came.
+    told: BTreeMap<(usize, String), Event>,
+}
+
+impl Default for Scene {
+    fn default() -> Self {
+        Self {
+            config: Config {
+                node_name: HERE.into(),
+                scheduler: "rr".parse().unwrap(),
+                node_port_addresses: NodePortAddresses::default(),
+                service_addresses: ServiceAddresses::Routes,
+                drain: std::time::Duration::from_secs(60),
+            },
+            machine: Machine::default(),
+            interner: Interner::default(),
+            snapshot: Snapshot::default(),
+            touched: Touched::none(),
+            planner: None,
+            told: BTreeMap::new(),
+        }
+    }
+}
+
+/// The words of a command: bare ones, and `key=value` ones in order.
+struct Words<'a> {
+    bare: Vec<&'a str>,
+    named: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Words<'a> {
+    fn of(text: &'a str) -> Self {
+        let (mut bare, mut named) = (Vec::new(), Vec::new());
+        for word in text.split_whitespace() {
+            match word.split_once('=') {
+                Some(pair) if !word.contains('(') => named.push(pair),
+                _ => bare.push(word),
+            }
+        }
+        Self { bare, named }
+    }
+
+    fn get(&self, wanted: &str) -> Option<&'a str> {
+        let mut named = self.named.iter();
+        named
+            .find(|(key, _)| *key == wanted)
+            .map(|&(_, value)| value)
+    }
+
+    fn list(&self, wanted: &str) -> Vec<&'a str> {
+        self.get(wanted)
+            .map_or_else(Vec::new, |list| list.split(',').collect())
+    }
+
+    fn all(&self, wanted: &'static str) -> impl Iterator<Item = &'a str> {
+        let named = self.named.iter();
+        named
+            .filter(move |(key, _)| *key == wanted)
+            .map(|&(_, value)| value)
+    }
+
+    /// The pairs whose key begins with `prefix`, without it.
+    fn with_prefix(&self, prefix: &str) -> Map<String, Value> {
+        let named = self.named.iter();
+        named
+            .filter_map(|(key, value)| Some((key.strip_prefix(prefix)?.to_owned(), json!(value))))
+            .collect()
+    }
+}
+
+impl Scene {
+    /// Does what a line says.
+    pub(crate) fn command(&mut self, line: &str) {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let words = Words::of(rest);
+        match verb {
+            "options" => self.options(&words),
+            "machine" => self.machine.addresses = addresses(&words.bare),
+            "node" if words.bare[0] == HERE => {
+                self.machine.addresses = addresses(&words.bare[1..]);
+                let node: api::Node = read(node(&words));
+                let (node, problems) = node.parse(&mut self.interner).unwrap();
+                assert_eq!(problems, []);
+                self.tell("node", words.bare[0], Event::Node(node));
+            }
+            "node" => {
+                let node: api::NodeLabels = read(node(&words));
+                let parsed = node.parse(&mut self.interner).unwrap();
+                self.tell("node", words.bare[0], Event::Nodes(Change::Apply(parsed)));
+            }
+            "service" => {
+                let service: api::Service = read(service(&words));
+                let parsed = service.parse(&mut self.interner).unwrap();
+                self.tell(verb, words.bare[0], Event::Services(Change::Apply(parsed)));
+            }
+            "slice" => {
+                let slice: api::EndpointSlice = read(slice(&words));
+                let parsed = slice.parse(&mut self.interner).unwrap();
+                self.tell(
+                    verb,
+                    words.bare[0],
+                    Event::EndpointSlices(Change::Apply(parsed)),
+                );
+            }
+            "delete" => self.delete(words.bare[0], words.bare[1]),
+            _ => panic!("{line}"),
+        }
+    }
+
+    fn options(&mut self, words: &Words<'_>) {
+        if let Some(scheduler) = words.get("scheduler") {
+            self.config.scheduler = scheduler.parse().unwrap();
+        }
+        if let Some(scheduler) = words.get("missing") {
+            self.machine.missing_schedulers = [scheduler.parse().unwrap()].into();
+        }
+        let networks = words.list("nodeports");
+        self.config.node_port_addresses = NodePortAddresses::parse(networks).unwrap();
+    }
+
+    fn tell(&mut self, kind: &str, name: &str, event: Event) {
+        self.snapshot.apply(event.clone(), &mut self.touched);
+        self.told
+            .retain(|(_, object), _| *object != format!("{kind} {name}"));
+        let next = self.told.keys().last().map_or(0, |(number, _)| number + 1);
+        self.told.insert((next, format!("{kind} {name}")), event);
+    }
+
+    fn delete(&mut self, kind: &str, name: &str) {
+        let (namespace, own) = name.split_once('/').unwrap();
+        let object = ObjectName::new(namespace, own);
+        let event = match kind {
+            "service" => Event::Services(Change::Delete(object)),
+            "slice" => Event::EndpointSlices(Change::Delete(object)),
+            _ => panic!("delete {kind}"),
+        };
+        self.snapshot.apply(event, &mut self.touched);
+        self.told
+            .retain(|(_, told), _| *told != format!("{kind} {name}"));
+    }
+
+    /// The plan, one line for each thing.
+    pub(crate) fn plan(&mut self) -> Vec<String> {
+        let touched = std::mem::replace(&mut self.touched, Touched::none());
+        let planner = self
+            .planner
+            .get_or_insert_with(|| Planner::new(self.config.clone()));
+        planner.update(&self.snapshot, &self.machine, touched);
+        let problems = planner.problems(&self.snapshot);
+        let lines = render(planner.desired(), &problems);
+
+        let (desired, problems) = desired(&self.snapshot, &self.machine, &self.config);
+        assert_eq!(
+            lines,
+            render(&desired, &problems),
+            "incremental planning differs"
+        );
+        assert_eq!(
+            self.in_opposite_order(),
+            (desired, problems),
+            "the order of events matters"
+        );
+        lines
+    }
+
+    fn in_opposite_order(&self) -> (Desired, Vec<Problem>) {
+        let mut snapshot = Snapshot::default();
+        for event in self.told.values().rev() {
+            snapshot.apply(event.clone(), &mut Touched::none());
+        }
+        desired(&snapshot, &self.machine, &self.config)
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+fn addresses(words: &[&str]) -> BTreeSet<IpAddr> {
+    words.iter().map(|word| word.parse().unwrap()).collect()
+}
+
+fn metadata(name: &str, words: &Words<'_>) -> Value {
+    let (namespace, own) = name.split_once('/').unwrap();
+    let annotations = words.with_prefix("annotation.");
+    json!({
+        "namespace": namespace,
+        "name": own,
+        "labels": words.with_prefix("label."),
+        "annotations": annotations
+            .into_iter()
+            .map(|(name, value)| (format!("ipvs-proxier.io/{name}"), value))
+            .collect::<Map<_, _>>(),
+    })
+}
+
+fn node(words: &Words<'_>) -> Value {
+    let place = |key: &str| {
+        (
+            format!("topology.kubernetes.io/{key}"),
+            json!(words.get(key)),
+        )
+    };
+    let address = |address: &&str| json!({"type": "InternalIP", "address": address});
+    json!({
+        "metadata": {
+            "name": words.bare[0],
+            "labels": Map::from_iter(["zone", "region"].map(place)),
+        },
+        "status": {"addresses": words.bare[1..].iter().map(address).collect::<Vec<_>>()},
+    })
+}
+
+fn service(words: &Words<'_>) -> Value {
+    let port = |text: &str| {
+        let (port, node_port) = port(text);
+        let mut port = port;
+        port["nodePort"] = json!(node_port);
+        port
+    };
+    let ingress = |text: &str| match text.split_once('/') {
+        Some((ip, mode)) => json!({"ip": ip, "ipMode": mode}),
+        None => json!({"ip": text}),
+    };
+    let number = |key| words.get(key).map(|text| text.parse::<u32>().unwrap());
+    json!({
+        "metadata": metadata(words.bare[0], words),
+        "spec": {
+            "type": words.get("type").unwrap_or("ClusterIP"),
+            "clusterIP": words.bare.get(1),
+            "clusterIPs": words.bare[1..],
+            "ports": words.all("port").map(port).collect::<Vec<_>>(),
+            "externalIPs": words.list("external"),
+            "externalTrafficPolicy": words.get("etp"),
+            "internalTrafficPolicy": words.get("itp"),
+            "sessionAffinity": words.get("affinity").map(|_| "ClientIP"),
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": number("affinity")}},
+            "healthCheckNodePort": number("health"),
+            "loadBalancerSourceRanges": words.list("ranges"),
+        },
+        "status": {
+            "loadBalancer": {
+                "ingress": words.list("ingress").into_iter().map(ingress).collect::<Vec<_>>(),
+            },
+        },
+    })
+}
+
+/// `name:number/protocol:node-port`; the name may be left out before the colon, the node port with
+/// its colon.
+fn port(text: &str) -> (Value, Option<u16>) {
+    let (name, rest) = text.split_once(':').unwrap();
+    let (number, rest) = rest.split_once('/').unwrap();
+    let (protocol, node_port) = match rest.split_once(':') {
+        Some((protocol, node_port)) => (protocol, Some(node_port.parse().unwrap())),
+        None => (rest, None),
+    };
+    let number: Option<u16> = number.parse().ok();
+    (
+        json!({"name": name, "protocol": protocol, "port": number}),
+        node_port,
+    )
+}
+
+fn slice(words: &Words<'_>) -> Value {
+    let mut metadata = metadata(words.bare[0], words);
+    metadata["labels"]["kubernetes.io/service-name"] = json!(words.get("of"));
+    let endpoints: Vec<Value> = words.bare[1..].iter().map(|word| endpoint(word)).collect();
+    let is_v6 = words.bare[1..]
+        .iter()
+        .any(|word| word.split('(').next().unwrap().contains(':'));
+    let address_type = words
+        .get("type")
+        .unwrap_or(if is_v6 { "IPv6" } else { "IPv4" });
+    json!({
+        "metadata": metadata,
+        "addressType": address_type,
+        "ports": words.all("port").map(|text| port(text).0).collect::<Vec<_>>(),
+        "endpoints": endpoints,
+    })
+}
+
+fn endpoint(word: &str) -> Value {
+    let (address, rest) = word.split_once('(').unwrap_or((word, ")"));
+    let mut endpoint = json!({"addresses": [address]});
+    let (mut zones, mut nodes) = (Vec::new(), Vec::new());
+    for word in rest
+        .strip_suffix(')')
+        .unwrap()
+        .split(',')
+        .filter(|word| !word.is_empty())
+    {
+        if let Some(node) = word.strip_prefix('@') {
+            endpoint["nodeName"] = json!(node);
+            continue;
+        }
+        match word.split_once('=') {
+            Some(("in", zone)) => endpoint["zone"] = json!(zone),
+            Some(("to-zone", name)) => zones.push(json!({"name": name})),
+            Some(("to-node", name)) => nodes.push(json!({"name": name})),
+            _ => {
+                let (serving, terminating) = match word {
+                    "unready" => (false, false),
+                    "serving" => (true, false),
+                    "terminating" => (true, true),
+                    "gone" => (false, true),
+                    _ => panic!("{word}"),
+                };
+                endpoint["conditions"] =
+                    json!({"ready": false, "serving": serving, "terminating": terminating});
+            }
+        }
+    }
+    endpoint["hints"] = json!({"forZones": zones, "forNodes": nodes});
+    endpoint
+}
+
+fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
+    let addresses = desired
+        .virtual_servers
+        .iter()
+        .filter(|(key, _)| matches!(key, ipvs::ServiceKey::Address { .. }));
+    let mut lines: Vec<String> = addresses.map(|(_, server)| line(server, desired)).collect();
+    lines.extend(problems.iter().map(|problem| {
+        let Problem {
+            object,
+            field,
+            value,
+            ..
+        } = problem;
+        let line = format!("problem {object}: {field} {value}");
+        line.trim_end().to_owned()
+    }));
+    if lines.is_empty() {
+        lines.push("nothing".to_owned());
+    }
+    lines
+}
+
+fn line(server: &VirtualServer, desired: &Desired) -> String {
+    let service = &server.service;
+    let mut line = service.key.to_string();
+    match service.scheduler {
+        Some(scheduler) if scheduler.as_str() == "rr" => {}
+        Some(scheduler) => line += &format!(" {scheduler}"),
+        None => line += " unscheduled",
+    }
+    for (flag, word) in [
+        (ipvs::ServiceFlags::SCHED1, "fallback"),
+        (ipvs::ServiceFlags::SCHED2, "port"),
+    ] {
+        if service.flags.contains(flag) {
+            line += &format!(" {word}");
+        }
+    }
+    if service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
+        line += &format!(" affinity={}", service.timeout_secs);
+    }
+    line += &format!(" ->{}", destinations(server));
+    if let Some(mark) = desired.mark(server) {
+        let family = service.key.family();
+        let inside = &desired.virtual_servers[&ipvs::ServiceKey::Mark { family, mark }];
+        line += &format!("; inside ->{}", destinations(inside));
+    }
+    line
+}
+
+fn destinations(server: &VirtualServer) -> String {
+    if server.destinations.is_empty() {
+        return " nobody".to_owned();
+    }
+    let word = |destination: &ipvs::Destination| {
+        let key = destination.key;
+        let address = std::net::SocketAddr::new(key.address, key.port);
+        match destination.weight {
+            1 => format!(" {address}"),
+            weight => format!(" {address}*{weight}"),
+        }
+    };
+    server.destinations.iter().map(word).collect()
+}
