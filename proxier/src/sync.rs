@@ -182,6 +182,11 @@ impl<D: Dataplane> Proxier<D> {
         &self.state.owned
     }
 
+    /// What planning knows of the machine itself.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// The machine.
     pub fn dataplane(&mut self) -> &mut D {
         &mut self.dataplane

@@ -1,0 +1,158 @@
+//! The engine under everything that can happen to it: events in any order, lost ones, relists,
+//! failing and unanswered writes, strangers' hands on the kernel, connections that hold on, and
+//! death at any write. What remains true, and what becomes true in the end.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "engine/kernel.rs"]
+mod kernel;
+#[path = "engine/node.rs"]
+mod node;
+#[path = "engine/world.rs"]
+mod world;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proxier::dataplane::fake::Fault;
+
+use node::Node;
+use world::{Happening, happening};
+
+/// What is done between happenings.
+#[derive(Clone, Debug)]
+enum Step {
+    World(Happening),
+    /// An event that the daemon is told about and one that it is not, until the next relist.
+    Unheard(Happening),
+    RelistServices,
+    RelistSlices,
+    Sync,
+    Resync,
+    Wait(u8),
+    /// The write that comes after so many others goes wrong.
+    Fault(u8, Fault),
+    /// The process dies at the write that comes after so many others.
+    Die(u8),
+    /// Somebody else changes the kernel.
+    Drift(u8, u8),
+    /// Somebody connects, or leaves.
+    Connections(u8, bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let fault = prop_oneof![
+        Just(Fault::Refused),
+        Just(Fault::AnswerLost),
+        Just(Fault::RequestLost)
+    ];
+    prop_oneof![
+        8 => happening().prop_map(Step::World),
+        2 => happening().prop_map(Step::Unheard),
+        1 => Just(Step::RelistServices),
+        1 => Just(Step::RelistSlices),
+        6 => Just(Step::Sync),
+        1 => Just(Step::Resync),
+        2 => (0..90_u8).prop_map(Step::Wait),
+        2 => (0..6_u8, fault).prop_map(|(after, fault)| Step::Fault(after, fault)),
+        1 => (0..6_u8).prop_map(Step::Die),
+        1 => (any::<u8>(), any::<u8>()).prop_map(|(what, which)| Step::Drift(what, which)),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(which, up)| Step::Connections(which, up)),
+    ]
+}
+
+fn play(node: &mut Node, step: Step) {
+    match step {
+        Step::World(happening) => {
+            let event = node.world.happen(happening);
+            node.tell(event);
+        }
+        Step::Unheard(happening) => {
+            let _ = node.world.happen(happening);
+        }
+        Step::RelistServices => node.tell(Some(node.world.all_services())),
+        Step::RelistSlices => node.tell(Some(node.world.all_slices())),
+        Step::Sync => _ = node.sync(),
+        Step::Resync => _ = node.resync(),
+        Step::Wait(seconds) => node.wait(seconds.into()),
+        Step::Fault(after, fault) => node.kernel.fail_after(after.into(), fault),
+        Step::Die(after) => node.kernel.die_after(after.into()),
+        Step::Drift(what, which) => node.kernel.drift(what, which.into()),
+        Step::Connections(which, up) => node.kernel.connections(which.into(), up),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_the_kernel_becomes_what_it_should_be(steps in vec(step(), 1..60)) {
+        let mut node = Node::start();
+        for step in steps {
+            play(&mut node, step);
+            node.nothing_foreign_is_touched();
+        }
+        node.calm_down();
+        node.kernel_is_what_it_should_be();
+        node.nothing_is_written();
+        node.restart();
+        node.nothing_is_written();
+    }
+
+    #[test]
+    fn planned_piece_by_piece_is_planned_at_once(happenings in vec((happening(), any::<bool>()), 1..80)) {
+        let mut node = Node::start();
+        for (happening, sync) in happenings {
+            let event = node.world.happen(happening);
+            node.tell(event);
+            if sync {
+                node.sync();
+                node.plan_is_the_one_from_scratch();
+            }
+        }
+    }
+
+    #[test]
+    fn without_failures_one_round_is_enough(rounds in vec(vec(happening(), 1..6), 1..20)) {
+        let mut node = Node::start();
+        for happenings in rounds {
+            for happening in happenings {
+                let event = node.world.happen(happening);
+                node.tell(event);
+            }
+            node.sync();
+            node.kernel_serves_what_it_should();
+        }
+    }
+}
+
+/// Two hundred deaths at random writes in an endless series of changes.
+#[test]
+fn two_hundred_deaths() {
+    use proptest::strategy::ValueTree as _;
+    use proptest::test_runner::TestRunner;
+
+    let mut runner = TestRunner::deterministic();
+    let mut draw = |node: &mut Node| {
+        let happening = happening().new_tree(&mut runner).unwrap().current();
+        let event = node.world.happen(happening);
+        node.tell(event);
+    };
+    let mut node = Node::start();
+    let (mut deaths, mut rounds) = (0, 0);
+    while deaths < 200 {
+        for _ in 0..3 {
+            draw(&mut node);
+        }
+        node.kernel.die_after(rounds % 5);
+        rounds += 1;
+        if !node.sync() {
+            deaths += 1;
+            assert!(node.sync(), "the next one lives");
+            node.kernel_serves_what_it_should();
+            node.nothing_foreign_is_touched();
+        }
+        assert!(rounds < 2_000, "{deaths} deaths only");
+    }
+    node.calm_down();
+    node.kernel_is_what_it_should_be();
+}

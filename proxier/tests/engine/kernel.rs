@@ -1,0 +1,199 @@
+//! A kernel in memory that outlives its proxiers and misbehaves on demand.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use ipvs_netlink as ipvs;
+use proxier::dataplane::fake::{FakeKernel, Fault};
+use proxier::dataplane::{Dataplane, Failure, Outcome};
+use proxier::observed::{Observed, ObservedServer};
+use proxier::op::Op;
+use proxier::plan::Machine;
+
+/// A handle on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel(Rc<RefCell<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    kernel: FakeKernel,
+    state_file: PathBuf,
+    /// At which write the process dies.
+    dies_at: Option<usize>,
+    /// What the state file said when it died.
+    at_death: Option<Vec<u8>>,
+}
+
+/// Virtual servers of somebody else.
+fn foreign() -> [ipvs::Service; 2] {
+    let rr = || "rr".parse().unwrap();
+    let key = ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Tcp,
+        address: [10, 200, 0, 1].into(),
+        port: 443,
+    };
+    let mark = ipvs::ServiceKey::Mark {
+        family: ipvs::Family::V4,
+        mark: 7,
+    };
+    [key, mark].map(|key| ipvs::Service::new(key, rr()))
+}
+
+impl Kernel {
+    pub(crate) fn new(state_file: &Path) -> Self {
+        let mut kernel = FakeKernel::default();
+        kernel.machine.addresses.insert([172, 18, 0, 2].into());
+        for service in foreign() {
+            assert_eq!(kernel.apply(&[Op::AddService(service)]), [Ok(())]);
+            let destination = ipvs::DestinationKey {
+                address: [10, 244, 9, 9].into(),
+                port: 1,
+            };
+            let destination = ipvs::Destination::new(destination, 0);
+            kernel.apply(&[Op::AddDestination(service.key, destination)]);
+        }
+        Self(Rc::new(RefCell::new(Inner {
+            kernel,
+            state_file: state_file.to_owned(),
+            dies_at: None,
+            at_death: None,
+        })))
+    }
+
+    pub(crate) fn state(&self) -> Observed {
+        self.0.borrow().kernel.state.clone()
+    }
+
+    pub(crate) fn writes(&self) -> usize {
+        self.0.borrow().kernel.writes
+    }
+
+    pub(crate) fn has_foreign(&self) -> bool {
+        let state = &self.0.borrow().kernel.state;
+        foreign().iter().all(|service| {
+            let found = state.virtual_servers.get(&service.key);
+            found.is_some_and(|found| found.service == *service && found.destinations.len() == 1)
+        })
+    }
+
+    pub(crate) fn is_foreign(key: &ipvs::ServiceKey) -> bool {
+        foreign().iter().any(|service| service.key == *key)
+    }
+
+    pub(crate) fn fail_after(&self, writes: usize, fault: Fault) {
+        let kernel = &mut self.0.borrow_mut().kernel;
+        kernel.faults.insert(kernel.writes + writes, fault);
+    }
+
+    pub(crate) fn behave(&self) {
+        let mut inner = self.0.borrow_mut();
+        inner.kernel.faults.clear();
+        inner.dies_at = None;
+    }
+
+    pub(crate) fn die_after(&self, writes: usize) {
+        let mut inner = self.0.borrow_mut();
+        inner.dies_at = Some(inner.kernel.writes + writes);
+    }
+
+    /// Whether the process has died. From now on the next one lives; it finds the state file as it
+    /// was at that moment.
+    pub(crate) fn stop_dying(&self) -> bool {
+        let mut inner = self.0.borrow_mut();
+        let Some(text) = inner.at_death.take() else {
+            return false;
+        };
+        inner.dies_at = None;
+        std::fs::write(&inner.state_file, text).unwrap();
+        true
+    }
+
+    /// Lets a destination have connections, or none.
+    pub(crate) fn connections(&self, which: usize, up: bool) {
+        let state = &mut self.0.borrow_mut().kernel.state;
+        let servers = state.virtual_servers.iter_mut();
+        let servers = servers.filter(|(key, _)| !Self::is_foreign(key));
+        let mut entries: Vec<_> = servers
+            .flat_map(|(_, server)| &mut server.destinations)
+            .collect();
+        if !entries.is_empty() {
+            let at = which % entries.len();
+            entries[at].active_connections = u32::from(up) * 3;
+        }
+    }
+
+    pub(crate) fn close_all_connections(&self) {
+        let state = &mut self.0.borrow_mut().kernel.state;
+        for server in state.virtual_servers.values_mut() {
+            for entry in &mut server.destinations {
+                entry.active_connections = 0;
+            }
+        }
+    }
+
+    /// Somebody changes something that is not theirs.
+    pub(crate) fn drift(&self, what: u8, which: usize) {
+        let state = &mut self.0.borrow_mut().kernel.state;
+        let keys: Vec<_> = state.virtual_servers.keys().copied().collect();
+        let ours: Vec<_> = keys.iter().filter(|key| !Self::is_foreign(key)).collect();
+        let addresses: Vec<IpAddr> = state.addresses.keys().copied().collect();
+        let Some(&&key) = ours.get(which % ours.len().max(1)) else {
+            return;
+        };
+        match what % 6 {
+            0 => state.virtual_servers.retain(|key, _| Self::is_foreign(key)),
+            1 => drop(state.virtual_servers.remove(&key)),
+            2 => state.addresses.clear(),
+            3 => {
+                if let Some(address) = addresses.get(which % addresses.len().max(1)) {
+                    state.addresses.remove(address);
+                }
+            }
+            kind => {
+                let server = state.virtual_servers.get_mut(&key).unwrap();
+                if kind == 4 {
+                    server.destinations.pop();
+                } else if let Some(entry) = server.destinations.first_mut() {
+                    entry.destination.weight ^= 5;
+                }
+            }
+        }
+    }
+}
+
+impl Dataplane for Kernel {
+    fn machine(&mut self) -> Result<Machine, Failure> {
+        self.0.borrow_mut().kernel.machine()
+    }
+
+    fn observe(&mut self) -> Result<Observed, Failure> {
+        self.0.borrow_mut().kernel.observe()
+    }
+
+    fn virtual_server(
+        &mut self,
+        key: &ipvs::ServiceKey,
+    ) -> Result<Option<ObservedServer>, Failure> {
+        self.0.borrow_mut().kernel.virtual_server(key)
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let inner = &mut *self.0.borrow_mut();
+        let mut outcomes = Vec::new();
+        for op in ops {
+            if inner.dies_at.is_some_and(|at| inner.kernel.writes >= at) {
+                let text = || std::fs::read(&inner.state_file).unwrap_or_default();
+                inner.at_death.get_or_insert_with(text);
+                outcomes.push(Err(Failure {
+                    errno: None,
+                    message: "nobody is left to see this".to_owned(),
+                }));
+            } else {
+                outcomes.extend(inner.kernel.apply(&[*op]));
+            }
+        }
+        outcomes
+    }
+}

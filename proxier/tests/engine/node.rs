@@ -1,0 +1,174 @@
+//! A node: a world to be told of, a proxier, a kernel, and time.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use proxier::model::{Cidr, Node as NodeObject};
+use proxier::plan::{Config, NodePortAddresses, ServiceAddresses, desired};
+use proxier::state_file::StateFile;
+use proxier::store::Event;
+use proxier::sync::{Applied, Error, Input, Proxier};
+use tempfile::TempDir;
+
+use crate::kernel::Kernel;
+use crate::world::World;
+
+/// How long removed destinations may keep their connections.
+const DRAIN: Duration = Duration::from_secs(120);
+
+pub(crate) struct Node {
+    pub(crate) world: World,
+    pub(crate) kernel: Kernel,
+    proxier: Proxier<Kernel>,
+    now: Duration,
+    directory: TempDir,
+}
+
+fn config() -> Config {
+    Config {
+        node_name: "here".into(),
+        scheduler: "rr".parse().unwrap(),
+        node_port_addresses: NodePortAddresses::default(),
+        service_addresses: ServiceAddresses::Routes,
+        drain: DRAIN,
+    }
+}
+
+impl Node {
+    pub(crate) fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let kernel = Kernel::new(&directory.path().join("state"));
+        let proxier = proxier(&kernel, &directory);
+        let mut node = Self {
+            world: World::default(),
+            kernel,
+            proxier,
+            now: Duration::from_secs(1_000),
+            directory,
+        };
+        node.tell_all();
+        node
+    }
+
+    /// Another process takes over.
+    pub(crate) fn restart(&mut self) {
+        self.proxier = proxier(&self.kernel, &self.directory);
+        self.tell_all();
+        self.resync();
+    }
+
+    pub(crate) fn tell(&mut self, event: Option<Event>) {
+        self.proxier.take(event, Input::Whole);
+    }
+
+    fn tell_all(&mut self) {
+        let node = NodeObject {
+            name: "here".into(),
+            addresses: vec![[172, 18, 0, 2].into()],
+            zone: None,
+            region: None,
+            pod_cidrs: Vec::<Cidr>::new(),
+        };
+        let events = [
+            self.world.all_services(),
+            self.world.all_slices(),
+            Event::Node(node),
+        ];
+        self.proxier.take(events, Input::Whole);
+    }
+
+    pub(crate) fn wait(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+    }
+
+    /// Answers whether the process survived it; the next one is there already if not.
+    pub(crate) fn sync(&mut self) -> bool {
+        let result = self.proxier.sync(self.now);
+        self.finish(result)
+    }
+
+    pub(crate) fn resync(&mut self) -> bool {
+        let result = self.proxier.resync(self.now);
+        self.finish(result)
+    }
+
+    fn finish(&mut self, result: Result<Applied, Error>) -> bool {
+        let applied = result.unwrap();
+        assert_eq!(applied.ops.len(), applied.outcomes.len());
+        let has_died = self.kernel.stop_dying();
+        if has_died {
+            self.proxier = proxier(&self.kernel, &self.directory);
+            self.tell_all();
+        }
+        !has_died
+    }
+
+    /// Lets everything come to rest: nothing fails any more, everybody hangs up, time passes.
+    pub(crate) fn calm_down(&mut self) {
+        self.kernel.behave();
+        self.kernel.close_all_connections();
+        self.tell_all();
+        self.resync();
+        while let Some(due) = self.proxier.next_due() {
+            self.now = self.now.max(due);
+            self.sync();
+            assert!(self.now < Duration::from_secs(100_000), "never at rest");
+        }
+    }
+
+    pub(crate) fn nothing_foreign_is_touched(&self) {
+        assert!(self.kernel.has_foreign());
+    }
+
+    /// Everything is as planned, and there is nothing else of ours.
+    pub(crate) fn kernel_is_what_it_should_be(&self) {
+        self.plan_is_the_one_from_scratch();
+        let state = self.kernel.state();
+        let desired = self.proxier.desired();
+        assert_eq!(state.addresses, desired.addresses);
+        let ours = |key: &&ipvs_netlink::ServiceKey| !Kernel::is_foreign(key);
+        let found: BTreeSet<_> = state.virtual_servers.keys().filter(ours).collect();
+        assert_eq!(found, desired.virtual_servers.keys().collect());
+        for (key, wanted) in &desired.virtual_servers {
+            let found = &state.virtual_servers[key];
+            let destinations = found.destinations.iter().map(|entry| &entry.destination);
+            assert!(wanted.destinations.iter().eq(destinations), "{key}");
+            assert_eq!(wanted.service, found.service);
+        }
+    }
+
+    /// As above, but what is not wanted any more may still be on its way out.
+    pub(crate) fn kernel_serves_what_it_should(&self) {
+        self.plan_is_the_one_from_scratch();
+        let state = self.kernel.state();
+        let desired = self.proxier.desired();
+        assert_eq!(state.addresses, desired.addresses);
+        for (key, wanted) in &desired.virtual_servers {
+            let found = &state.virtual_servers[key];
+            let destinations = found.destinations.iter().map(|entry| &entry.destination);
+            let serving = destinations.filter(|destination| {
+                destination.weight > 0 || wanted.has_destination(&destination.key)
+            });
+            assert!(wanted.destinations.iter().eq(serving), "{key}");
+        }
+    }
+
+    pub(crate) fn plan_is_the_one_from_scratch(&self) {
+        let proxier = &self.proxier;
+        let (from_scratch, problems) = desired(proxier.snapshot(), proxier.machine(), &config());
+        assert_eq!(*proxier.desired(), from_scratch);
+        assert_eq!(proxier.problems(), problems);
+    }
+
+    pub(crate) fn nothing_is_written(&mut self) {
+        let before = self.kernel.writes();
+        self.sync();
+        self.resync();
+        assert_eq!(self.kernel.writes(), before);
+    }
+}
+
+fn proxier(kernel: &Kernel, directory: &TempDir) -> Proxier<Kernel> {
+    let state_file = StateFile::new(directory.path().join("state"));
+    Proxier::new(kernel.clone(), config(), state_file).unwrap()
+}

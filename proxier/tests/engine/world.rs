@@ -1,0 +1,169 @@
+//! A small cluster in which things happen.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proxier::model::{
+    Endpoint, EndpointSlice, ObjectName, Protocol, Service, ServicePort, SlicePort, TrafficPolicy,
+};
+use proxier::store::{Change, Event, Parsed};
+
+/// The objects as the API server has them.
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    services: BTreeMap<ObjectName, Service>,
+    slices: BTreeMap<ObjectName, EndpointSlice>,
+}
+
+/// A change of an object.
+#[derive(Clone, Debug)]
+pub(crate) enum Happening {
+    Service(Service),
+    NoService(ObjectName),
+    Slice(EndpointSlice),
+    NoSlice(ObjectName),
+}
+
+/// Of few names, addresses and ports, so that they meet.
+pub(crate) fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        3 => service().prop_map(Happening::Service),
+        1 => name("service").prop_map(Happening::NoService),
+        5 => slice().prop_map(Happening::Slice),
+        1 => name("slice").prop_map(Happening::NoSlice),
+    ]
+}
+
+fn name(kind: &'static str) -> impl Strategy<Value = ObjectName> {
+    (0..4_u8).prop_map(move |number| ObjectName::new("ns", format!("{kind}-{number}")))
+}
+
+fn policy() -> impl Strategy<Value = TrafficPolicy> {
+    prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)]
+}
+
+fn service() -> impl Strategy<Value = Service> {
+    let port = (0..2_u16, any::<bool>(), any::<bool>());
+    let addresses = (0..4_u8, any::<bool>(), proptest::option::of(0..3_u8));
+    (
+        name("service"),
+        addresses,
+        vec(port, 1..3),
+        policy(),
+        policy(),
+        any::<bool>(),
+    )
+        .prop_map(
+            |(name, (last, is_dual, external), ports, internal, external_policy, sticky)| {
+                let mut cluster_ips: Vec<IpAddr> = vec![[10, 96, 0, last].into()];
+                if is_dual {
+                    cluster_ips.push([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last) + 1].into());
+                }
+                let mut made: Vec<ServicePort> = Vec::new();
+                for (number, is_udp, has_node_port) in ports {
+                    let protocol = if is_udp { Protocol::Udp } else { Protocol::Tcp };
+                    let name: Arc<str> = format!("p{number}").into();
+                    if made.iter().all(|port| port.name != name) {
+                        made.push(ServicePort {
+                            name,
+                            protocol,
+                            port: 80 + number,
+                            node_port: has_node_port.then_some(30_000 + number),
+                        });
+                    }
+                }
+                Service {
+                    created: Some(format!("2026-01-0{}T00:00:00Z", last + 1).into()),
+                    name,
+                    cluster_ips,
+                    ports: made,
+                    affinity_secs: sticky.then_some(600),
+                    internal_policy: internal,
+                    external_policy,
+                    external_ips: external
+                        .map(|last| [192, 0, 2, last].into())
+                        .into_iter()
+                        .collect(),
+                    load_balancer_ips: Vec::new(),
+                    source_ranges: Vec::new(),
+                    health_check_node_port: None,
+                    annotations: None,
+                }
+            },
+        )
+}
+
+fn slice() -> impl Strategy<Value = EndpointSlice> {
+    let endpoint = (1..6_u8, 0..4_u8, any::<bool>());
+    (name("slice"), 0..4_u8, vec(endpoint, 0..5)).prop_map(|(name, service, endpoints)| {
+        let port = |number: u16, protocol| SlicePort {
+            name: format!("p{number}").into(),
+            protocol,
+            port: 8080 + number,
+        };
+        let endpoint = |(last, state, is_here): (u8, u8, bool)| Endpoint {
+            address: [10, 244, 0, last].into(),
+            is_ready: state > 1,
+            is_serving: state > 0,
+            is_terminating: state == 1,
+            node: Some(if is_here { "here" } else { "there" }.into()),
+            zone: None,
+            hints: None,
+        };
+        EndpointSlice {
+            name,
+            service: format!("service-{service}").into(),
+            ports: vec![
+                port(0, Protocol::Tcp),
+                port(1, Protocol::Tcp),
+                port(0, Protocol::Udp),
+            ],
+            endpoints: endpoints.into_iter().map(endpoint).collect(),
+        }
+    })
+}
+
+fn parsed<T: Clone>((name, object): (&ObjectName, &T)) -> Parsed<T> {
+    Parsed {
+        name: name.clone(),
+        object: Some(object.clone()),
+        problems: Vec::new(),
+    }
+}
+
+impl World {
+    /// Lets it happen; answers the event that tells of it, if anything changed.
+    pub(crate) fn happen(&mut self, happening: Happening) -> Option<Event> {
+        Some(match happening {
+            Happening::Service(service) => {
+                let event = Event::Services(Change::Apply(parsed((&service.name, &service))));
+                self.services.insert(service.name.clone(), service);
+                event
+            }
+            Happening::NoService(name) => {
+                self.services.remove(&name)?;
+                Event::Services(Change::Delete(name))
+            }
+            Happening::Slice(slice) => {
+                let event = Event::EndpointSlices(Change::Apply(parsed((&slice.name, &slice))));
+                self.slices.insert(slice.name.clone(), slice);
+                event
+            }
+            Happening::NoSlice(name) => {
+                self.slices.remove(&name)?;
+                Event::EndpointSlices(Change::Delete(name))
+            }
+        })
+    }
+
+    pub(crate) fn all_services(&self) -> Event {
+        Event::Services(Change::Reset(self.services.iter().map(parsed).collect()))
+    }
+
+    pub(crate) fn all_slices(&self) -> Event {
+        Event::EndpointSlices(Change::Reset(self.slices.iter().map(parsed).collect()))
+    }
+}
