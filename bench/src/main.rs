@@ -17,6 +17,7 @@ use clap::{Parser, Subcommand};
 mod demo;
 mod inside;
 mod netlink;
+mod replay;
 
 /// Measurements of ipvs-proxier, and its demonstration.
 #[derive(Debug, Parser)]
@@ -36,6 +37,8 @@ enum Command {
     },
     /// IPVS over netlink, against the limit (raw pre-encoded messages) and against ipvsadm.
     Netlink(netlink::Flags),
+    /// What the schedulers pick in a trace: JSON lines in, one line per pick out.
+    Replay,
 }
 
 fn main() -> ExitCode {
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo { proxier } => demo::run(proxier),
         Command::Netlink(flags) => flags.run(),
+        Command::Replay => replay::run(),
     };
     match result {
         Ok(code) => code,
