@@ -1,0 +1,43 @@
+//! Which rules the running kernel counts connections by.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use anyhow::Result;
+
+use crate::kernel::director::{DAY_SECS, Director, Setup, Traffic};
+use crate::trace::{Flags, Flavour, Limits};
+
+/// Asks the kernel, in the calling thread's network namespace, which is new.
+///
+/// Versions would have to be listed, and distributions carry changes back. So a server is filled up
+/// to its threshold, which is then raised by one: older kernels forget at once that it was full,
+/// newer ones wait until it has lost a quarter. The formula of the cost changed at the same time.
+pub(crate) fn probe() -> Result<Flavour> {
+    const FULL: u32 = 4;
+    let frontend = SocketAddr::new(Ipv4Addr::new(10, 96, 0, 1).into(), 443);
+    let setup = Setup {
+        scheduler: "rr".into(),
+        flags: Flags::default(),
+        expiration_secs: DAY_SECS,
+        traffic: Traffic::Udp,
+        frontend,
+        by_mark: false,
+    };
+    // What it takes for its own flavour does not touch what the kernel answers.
+    let mut director = Director::new(setup, Flavour::Total)?;
+    let server = director.introduce(SocketAddr::new(Ipv4Addr::new(10, 16, 0, 1).into(), 8080))?;
+    let limits = |upper| Limits { upper, lower: 0 };
+    director.add(server, 1, limits(FULL))?;
+    let ask = |director: &mut Director, port| {
+        let client = SocketAddr::new(Ipv4Addr::new(10, 0, 0, 1).into(), port);
+        director.pick(client, frontend)
+    };
+    for port in (20_000..).take(FULL as usize) {
+        ask(&mut director, port)?;
+    }
+    director.write(server, 1, limits(FULL + 1))?;
+    Ok(match ask(&mut director, 30_000)? {
+        Some(_) => Flavour::Classic,
+        None => Flavour::Total,
+    })
+}

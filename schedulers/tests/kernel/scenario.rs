@@ -1,0 +1,432 @@
+//! Random lives of virtual servers.
+//!
+//! What a scenario is about follows from its number, so that any few in a row cover both families,
+//! every kind of traffic and the flags; what happens in it is drawn.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::kernel::dice::Dice;
+use crate::kernel::director::{Closer, DAY_SECS, Director, Setup, Traffic};
+use crate::kernel::doors::SERVER_PORTS;
+use crate::trace::{Event, Flags, Flavour, Limits, Name, Scenario};
+
+/// `lblcr_expiration` where it matters: more than what there is to do between two pauses takes, and
+/// for sure less than a pause.
+const EXPIRATION_SECS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(3200);
+
+/// How near to [`EXPIRATION_SECS`] two picks may be before the kernel's clock and ours could disagree
+/// about which side of it they are on.
+const CLOCK_DOUBT_MS: u64 = 100;
+
+/// The ports that clients use: none of a server, which listens at every address.
+const CLIENT_PORTS: RangeInclusive<u32> = 10_000..=65_000;
+
+/// A scenario to be played.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    setup: Setup,
+    weights: Weights,
+    /// How many servers there are at first, and at most.
+    servers: usize,
+    pool: usize,
+    has_limits: bool,
+    /// Whether the first server gets some 256 connections that are over: as much as one that is not.
+    has_burden: bool,
+    extent: Extent,
+    dice: Dice,
+}
+
+/// How much of a scenario there is, at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    /// New connections.
+    pub(crate) picks: usize,
+    /// How often connections are left to expire, at a second each.
+    pub(crate) expiries: u32,
+    /// How often to wait until `lblcr` may shrink its sets, for three seconds.
+    pub(crate) pauses: u32,
+}
+
+/// What weights servers get; 0 besides, now and then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weights {
+    /// 1.
+    Equal,
+    /// 1 to 4.
+    Few,
+    /// 1 to 100.
+    Spread,
+    /// 6 to 60 in steps of 6: with a divisor.
+    Steps,
+    /// Any number of bits.
+    Wide,
+}
+
+impl Plan {
+    /// Scenario `number` of `scheduler`.
+    pub(crate) fn draw(scheduler: &str, number: u32, mut extent: Extent, seed: u64) -> Self {
+        let dice_number = scheduler.bytes().fold(u64::from(number), |sum, byte| {
+            sum.wrapping_mul(257).wrapping_add(byte.into())
+        });
+        let mut dice = Dice::new(seed, dice_number);
+        let is_hash = ["sh", "mh"].contains(&scheduler);
+        let by_locality = ["dh", "lblc", "lblcr"].contains(&scheduler);
+        let counts_active = ["sed", "nq", "ovf", "lblc", "lblcr"].contains(&scheduler);
+        let family_v4 = number.is_multiple_of(2);
+        let frontend: IpAddr = match family_v4 {
+            true => Ipv4Addr::new(10, 96, 0, 1).into(),
+            false => Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 1).into(),
+        };
+        let traffic = match number / 2 % 4 {
+            0 | 2 => Traffic::Tcp,
+            1 if counts_active => Traffic::Tcp,
+            1 => Traffic::Udp,
+            _ if is_hash || number % 16 > 7 => Traffic::OnePacket,
+            _ => Traffic::Udp,
+        };
+        let weights = [
+            Weights::Equal,
+            Weights::Few,
+            Weights::Spread,
+            Weights::Steps,
+            Weights::Wide,
+        ];
+        let weights = match scheduler {
+            // More active connections than weight is what these look for.
+            "lblc" | "lblcr" | "ovf" if !dice.chance(20) => {
+                *dice.choose(&[Weights::Equal, Weights::Few])
+            }
+            _ => *dice.choose(&weights),
+        };
+        let weighs_inactive = ["lc", "wlc", "lblc", "lblcr", "twos"].contains(&scheduler);
+        let has_burden = weighs_inactive && matches!(number % 16, 8 | 9);
+        if traffic == Traffic::OnePacket {
+            extent.expiries = 0;
+        }
+        if scheduler == "lblcr" {
+            // What there is to do between pauses must not take as long as they do.
+            extent.expiries = extent.expiries.min(1);
+        } else {
+            extent.pauses = 0;
+        }
+        let servers = *dice.choose(&[1, 2, 3, 3, 4, 5, 6, 8, 12, 24]);
+        Self {
+            setup: Setup {
+                scheduler: scheduler.into(),
+                flags: Flags {
+                    port: is_hash && number & 8 != 0,
+                    fallback: is_hash && number & 16 != 0,
+                },
+                expiration_secs: if scheduler == "lblcr" {
+                    EXPIRATION_SECS
+                } else {
+                    DAY_SECS
+                },
+                traffic,
+                frontend: SocketAddr::new(frontend, 443),
+                by_mark: by_locality && !dice.chance(15),
+            },
+            weights,
+            servers,
+            pool: servers + servers / 2 + 2,
+            has_limits: !has_burden && dice.chance(50),
+            has_burden,
+            extent,
+            dice,
+        }
+    }
+
+    /// Plays it in the calling thread's network namespace, which is new.
+    pub(crate) fn play(self, flavour: Flavour) -> Result<Scenario> {
+        let director = Director::new(self.setup.clone(), flavour)?;
+        let mut play = Play {
+            director,
+            destinations: vec![self.setup.frontend],
+            sources: Vec::new(),
+            client: self.setup.frontend.ip(),
+            used: HashSet::new(),
+            next_port: 20_000,
+            plan: self,
+        };
+        play.prepare()?;
+        play.run()?;
+        let scenario = play.director.into_scenario();
+        let is_timed = play.plan.setup.scheduler == "lblcr";
+        ensure!(
+            !is_timed || is_clear(&scenario),
+            "picks too near to the expiration"
+        );
+        Ok(scenario)
+    }
+}
+
+/// A plan in progress.
+#[derive(Debug)]
+struct Play {
+    plan: Plan,
+    director: Director,
+    destinations: Vec<SocketAddr>,
+    sources: Vec<IpAddr>,
+    /// The one that comes next, unless another does.
+    client: IpAddr,
+    /// The source of every connection: the kernel knows them again.
+    used: HashSet<SocketAddr>,
+    next_port: u16,
+}
+
+impl Play {
+    fn prepare(&mut self) -> Result<()> {
+        if self.plan.setup.by_mark {
+            for _ in 0..self.plan.dice.draw(1..=8) {
+                let port = *self.plan.dice.choose(&[80, 443]);
+                let address = self.address(0x600);
+                self.destinations.push(SocketAddr::new(address, port));
+            }
+        }
+        for _ in 0..self.plan.dice.draw(1..=6) {
+            self.client = self.address(0);
+            self.sources.push(self.client);
+        }
+        for _ in 0..self.plan.pool {
+            loop {
+                let port = *self.plan.dice.choose(&SERVER_PORTS);
+                let address = SocketAddr::new(self.address(0x100), port);
+                let is_known = |server: &crate::kernel::director::Server| server.address == address;
+                if !self.director.servers().iter().any(is_known) {
+                    self.director.introduce(address)?;
+                    break;
+                }
+            }
+        }
+        if self.plan.has_burden {
+            self.burden()?;
+        }
+        for _ in 0..self.plan.servers {
+            self.add()?;
+        }
+        Ok(())
+    }
+
+    /// One inactive connection more or less than 256, 257 or 514 decides between servers with one or
+    /// two active connections, differently in each flavour.
+    fn burden(&mut self) -> Result<()> {
+        let Some(name) = self.any(false)? else {
+            return Ok(());
+        };
+        let weight = self.plan.dice.draw(1..=2);
+        self.director.add(name, weight, Limits::default())?;
+        for _ in 0..self.plan.dice.draw(254..=259) {
+            self.pick()?;
+            for live in self.director.open_links() {
+                self.director.close(live, Closer::Server)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Some address of the family; `block` keeps clients, servers and destinations apart.
+    fn address(&mut self, block: u16) -> IpAddr {
+        let dice = &mut self.plan.dice;
+        let low = dice.draw(1..=0xfffe);
+        let [.., high, low] = low.to_be_bytes();
+        let net = u8::try_from(dice.draw(0..=15)).unwrap_or_default();
+        if self.plan.setup.frontend.is_ipv4() {
+            let [_, second] = (block >> 4).to_be_bytes();
+            return match (block, dice.draw(0..=2)) {
+                (0, 0) => Ipv4Addr::new(192, 168, high, low).into(),
+                (0, 1) => Ipv4Addr::new(172, 16 + net, high, low).into(),
+                _ => Ipv4Addr::new(10, second + net, high, low).into(),
+            };
+        }
+        let [_, _, a, b] = dice.draw(0..=u32::from(u16::MAX)).to_be_bytes();
+        let (first, second) = match dice.chance(50) {
+            true => (0x2001, 0xdb8),
+            false => (0xfd00, u16::from_be_bytes([a, b])),
+        };
+        let last = u16::from_be_bytes([high, low]);
+        Ipv6Addr::new(first, second, block, net.into(), 0, 0, 0, last).into()
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let mut picks = 0;
+        while picks < self.plan.extent.picks {
+            let draw = self.plan.dice.draw(0..=99);
+            match draw {
+                0..=62 => {
+                    self.pick()?;
+                    picks += 1;
+                }
+                63..=76 => self.close()?,
+                77..=85 => self.write()?,
+                86..=90 => self.add()?,
+                91..=94 => self.remove()?,
+                95..=96 => self.expire()?,
+                _ => self.pause()?,
+            }
+        }
+        Ok(())
+    }
+
+    fn pick(&mut self) -> Result<()> {
+        let hashes_sources = ["sh", "mh"].contains(&self.plan.setup.scheduler.as_str());
+        // Clients come again, and a hash must send them where it did before.
+        if hashes_sources && self.plan.dice.chance(50) {
+            let source = self.address(0);
+            self.sources.push(source);
+            self.client = source;
+        } else if self.plan.dice.chance(if hashes_sources { 60 } else { 10 }) {
+            self.client = *self.plan.dice.choose(&self.sources);
+        }
+        if self.plan.setup.flags.port && self.plan.dice.chance(20) {
+            let port = self.plan.dice.draw(CLIENT_PORTS);
+            self.next_port = u16::try_from(port)?;
+        }
+        let destination = *self.plan.dice.choose(&self.destinations);
+        let source = loop {
+            let source = SocketAddr::new(self.client, self.next_port);
+            self.next_port = self.next_port.checked_add(1).unwrap_or(10_000);
+            if self.used.insert(source) {
+                break source;
+            }
+        };
+        self.director.pick(source, destination)?;
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<()> {
+        let open = self.director.open_links();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let live = *self.plan.dice.choose(&open);
+        let closer = match self.plan.dice.chance(60) {
+            true => Closer::Server,
+            false => Closer::Client,
+        };
+        self.director.close(live, closer)
+    }
+
+    /// Writes a server: another weight, other thresholds, or all as it is.
+    fn write(&mut self) -> Result<()> {
+        let Some(name) = self.any(true)? else {
+            return Ok(());
+        };
+        let server = self.director.servers()[usize::from(name.0)];
+        let (weight, limits) = match self.plan.dice.draw(0..=9) {
+            0 => (server.weight, server.limits),
+            1..=3 if self.plan.has_limits => (server.weight, self.limits()),
+            _ => (self.weight(), server.limits),
+        };
+        self.director.write(name, weight, limits)
+    }
+
+    fn add(&mut self) -> Result<()> {
+        let Some(name) = self.any(false)? else {
+            return Ok(());
+        };
+        let (weight, limits) = (self.weight(), self.limits());
+        self.director.add(name, weight, limits)
+    }
+
+    fn remove(&mut self) -> Result<()> {
+        match self.any(true)? {
+            Some(name) => self.director.remove(name),
+            None => Ok(()),
+        }
+    }
+
+    fn expire(&mut self) -> Result<()> {
+        let mortals = self.director.mortals();
+        if mortals.is_empty() || self.plan.extent.expiries == 0 {
+            return Ok(());
+        }
+        self.plan.extent.expiries -= 1;
+        let chance = *self.plan.dice.choose(&[20, 50, 90]);
+        let dice = &mut self.plan.dice;
+        let some: Vec<usize> = mortals
+            .into_iter()
+            .filter(|_| dice.chance(chance))
+            .collect();
+        self.director.expire(&some)
+    }
+
+    fn pause(&mut self) -> Result<()> {
+        if self.plan.extent.pauses > 0 {
+            self.plan.extent.pauses -= 1;
+            sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// A server that is in the list, or one that is not.
+    fn any(&mut self, is_listed: bool) -> Result<Option<Name>> {
+        let servers = self.director.servers();
+        let some: Vec<usize> = (0..servers.len())
+            .filter(|&index| servers[index].is_listed == is_listed)
+            .collect();
+        if some.is_empty() {
+            return Ok(None);
+        }
+        let index = u16::try_from(*self.plan.dice.choose(&some)).context("too many servers")?;
+        Ok(Some(Name(index)))
+    }
+
+    fn weight(&mut self) -> u32 {
+        let dice = &mut self.plan.dice;
+        if dice.chance(12) {
+            return 0;
+        }
+        match self.plan.weights {
+            Weights::Equal => 1,
+            Weights::Few => dice.draw(1..=4),
+            Weights::Spread => dice.draw(1..=100),
+            Weights::Steps => 6 * dice.draw(1..=10),
+            Weights::Wide => {
+                // wrr walks through every weight below the largest, and twos adds them up in 32
+                // bits.
+                let bits = match self.plan.setup.scheduler.as_str() {
+                    "wrr" => 10,
+                    "twos" => 24,
+                    _ => 31,
+                };
+                let bits = dice.draw(1..=bits);
+                dice.draw(1..=(1 << bits) - 1)
+            }
+        }
+    }
+
+    fn limits(&mut self) -> Limits {
+        let dice = &mut self.plan.dice;
+        if !self.plan.has_limits || dice.chance(30) {
+            return Limits::default();
+        }
+        let upper = dice.draw(1..=8);
+        let lower = if dice.chance(50) {
+            0
+        } else {
+            dice.draw(1..=upper)
+        };
+        Limits { upper, lower }
+    }
+}
+
+/// Whether no two picks are so far apart that the expiration could be seen either way.
+fn is_clear(scenario: &Scenario) -> bool {
+    let times = scenario.events.iter().filter_map(|event| match event {
+        Event::Pick(pick, _) => Some(pick.at_ms),
+        _ => None,
+    });
+    let times: Vec<u64> = times.collect();
+    let expiration = u64::from(scenario.expiration_secs) * 1000;
+    times.iter().enumerate().all(|(index, early)| {
+        let is_near = |late: &&u64| (*late - early).abs_diff(expiration) < CLOCK_DOUBT_MS;
+        !times[index..].iter().any(|late| is_near(&late))
+    })
+}
