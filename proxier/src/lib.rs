@@ -29,3 +29,4 @@ pub mod retry;
 pub mod state_file;
 pub mod store;
 pub mod sync;
+pub mod watch;

@@ -1,0 +1,307 @@
+//! The way to the API server: configuration, credentials, one request.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ClientBuilder, ConfigExt};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+use tower::ServiceBuilder;
+
+use super::failure::{Failure, Refusal};
+use super::{Server, Timeouts};
+
+/// The most that is read of an answer that refuses, in bytes.
+const MAX_REFUSAL: usize = 64 << 10;
+
+/// The longest that reading the configuration may take; only a credential plugin takes long.
+const MAX_LOAD: Duration = Duration::from_secs(60);
+
+/// The way to the API server, shared by everything that is followed.
+///
+/// The files that describe it are read again after each failure that they may have caused: a
+/// rotated certificate or a moved server heals without a restart. A token file is read for every
+/// request (a few per minute), so a rotated token is used at once.
+#[derive(Debug)]
+pub(super) struct Connection {
+    server: Server,
+    timeouts: Timeouts,
+    link: Mutex<Option<Link>>,
+}
+
+#[derive(Clone)]
+struct Link {
+    client: Client,
+    token_file: Option<PathBuf>,
+    /// Tells links apart.
+    identity: Arc<()>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// A connection that is opened by the first request.
+    pub(super) fn new(server: Server, timeouts: Timeouts) -> Self {
+        Self {
+            server,
+            timeouts,
+            link: Mutex::new(None),
+        }
+    }
+
+    /// Reads the configuration, so that a wrong one is noticed before anything depends on it.
+    pub(super) async fn open(&self) -> Result<(), Failure> {
+        self.link().await.map(drop)
+    }
+
+    /// Sends a GET request and gives the answer once its head says that it is no refusal.
+    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<Answer, Failure> {
+        let link = self.link().await?;
+        let result = link.get(path, accept, self.timeouts).await;
+        if let Err(failure) = &result
+            && failure.concerns_connection()
+        {
+            self.forget(&link).await;
+        }
+        result
+    }
+
+    async fn link(&self) -> Result<Link, Failure> {
+        let mut link = self.link.lock().await;
+        if let Some(link) = &*link {
+            return Ok(link.clone());
+        }
+        let server = self.server.clone();
+        let timeouts = self.timeouts;
+        let runtime = tokio::runtime::Handle::current();
+        // Files are read and credential plugins run here: nothing that other requests may wait for.
+        let load = tokio::task::spawn_blocking(move || {
+            runtime.block_on(async { Link::open(&server, timeouts).await })
+        });
+        let opened = match timeout(MAX_LOAD, load).await {
+            Ok(Ok(result)) => result?,
+            Ok(Err(error)) => return Err(Failure::Configuration(error.to_string())),
+            Err(_) => return Err(Failure::Configuration("a credential plugin hangs".into())),
+        };
+        Ok(link.insert(opened).clone())
+    }
+
+    /// Makes the next request read the configuration again, unless another one already did.
+    async fn forget(&self, failed: &Link) {
+        let mut link = self.link.lock().await;
+        if matches!(&*link, Some(current) if Arc::ptr_eq(&current.identity, &failed.identity)) {
+            *link = None;
+        }
+    }
+}
+
+impl Link {
+    async fn open(server: &Server, timeouts: Timeouts) -> Result<Self, Failure> {
+        let mut config = read(server).await?;
+        if config.proxy_url.is_some() {
+            let message = "proxy-url in the kubeconfig is not supported";
+            return Err(Failure::Configuration(message.into()));
+        }
+        // A token in the file itself wins, as in client-go.
+        let token_file = match config.auth_info.token {
+            Some(_) => None,
+            None => config.auth_info.token_file.take().map(PathBuf::from),
+        };
+        let wrong = |error: kube::Error| Failure::Configuration(Failure::chain(&error));
+        let http = connector(timeouts);
+        let https = config
+            .rustls_https_connector_with_connector(http)
+            .map_err(wrong)?;
+        let hyper: hyper_util::client::legacy::Client<_, Body> =
+            hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(https);
+        let service = ServiceBuilder::new()
+            .layer(config.base_uri_layer())
+            .option_layer(config.auth_layer().map_err(wrong)?)
+            .layer(config.extra_headers_layer().map_err(wrong)?)
+            .map_err(tower::BoxError::from)
+            .service(hyper);
+        Ok(Self {
+            client: ClientBuilder::new(service, "default").build(),
+            token_file,
+            identity: Arc::default(),
+        })
+    }
+
+    async fn get(&self, path: &str, accept: &str, timeouts: Timeouts) -> Result<Answer, Failure> {
+        let mut request = Request::get(path)
+            .header(header::ACCEPT, accept)
+            .header(header::USER_AGENT, USER_AGENT);
+        if let Some(file) = &self.token_file {
+            let token = std::fs::read_to_string(file)
+                .map_err(|error| Failure::Configuration(format!("{}: {error}", file.display())))?;
+            let mut value = http::HeaderValue::try_from(format!("Bearer {}", token.trim()))
+                .map_err(|_| Failure::Configuration(format!("{}: no token", file.display())))?;
+            value.set_sensitive(true);
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        let request = request
+            .body(Body::empty())
+            .map_err(|error| Failure::Configuration(error.to_string()))?;
+        let response = match timeout(timeouts.answer, self.client.send(request)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(Failure::Unreachable(cause(&error))),
+            Err(_) => return Err(Failure::Silent(timeouts.answer)),
+        };
+        let status = response.status();
+        let answer = Answer::new(response);
+        if status == StatusCode::OK {
+            return Ok(answer);
+        }
+        Err(Failure::Refused(
+            answer.refusal(status, timeouts.answer).await,
+        ))
+    }
+}
+
+/// What the API server's logs name as the client.
+const USER_AGENT: &str = concat!("ipvs-proxier/", env!("CARGO_PKG_VERSION"));
+
+/// An answer whose body is still arriving.
+pub(super) struct Answer {
+    retry_after: Option<Duration>,
+    body: Body,
+}
+
+impl Answer {
+    fn new(response: Response<Body>) -> Self {
+        // The other form, a date, is not used by the API server.
+        let retry_after = response.headers().get(header::RETRY_AFTER);
+        let secs = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        Self {
+            retry_after: secs.map(Duration::from_secs),
+            body: response.into_body(),
+        }
+    }
+
+    /// The next bytes of the body, `None` at its end. Nothing for as long as `bound` is a failure.
+    pub(super) async fn next(
+        &mut self,
+        bound: Duration,
+    ) -> Result<Option<impl std::ops::Deref<Target = [u8]> + use<>>, Failure> {
+        loop {
+            match timeout(bound, self.body.frame()).await {
+                Err(_) => return Err(Failure::Silent(bound)),
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(error))) => return Err(Failure::Cut(cause(&error))),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(bytes) = frame.into_data() {
+                        return Ok(Some(bytes));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The whole body, if it is not longer than `most` bytes.
+    pub(super) async fn text(&mut self, most: usize, bound: Duration) -> Result<Vec<u8>, Failure> {
+        let mut text = Vec::new();
+        while let Some(bytes) = self.next(bound).await? {
+            text.extend_from_slice(&bytes);
+            if text.len() > most {
+                return Err(Failure::Malformed("answer too long".into()));
+            }
+        }
+        Ok(text)
+    }
+
+    async fn refusal(mut self, status: StatusCode, bound: Duration) -> Refusal {
+        // What the status code says counts even where the body never comes.
+        let text = self.text(MAX_REFUSAL, bound).await.unwrap_or_default();
+        Refusal::read(Some(status.as_u16()), &text, self.retry_after)
+    }
+}
+
+fn cause(error: &kube::Error) -> String {
+    // The outermost error says only that a service failed.
+    match error {
+        kube::Error::Service(inner) => Failure::chain(&**inner),
+        other => Failure::chain(other),
+    }
+}
+
+/// Plain TCP that notices a dead peer: unanswered data after `timeouts.dead_peer`, an idle
+/// connection within about the same time.
+fn connector(timeouts: Timeouts) -> HttpConnector {
+    let probes = 3;
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_nodelay(true);
+    http.set_connect_timeout(Some(timeouts.connect));
+    http.set_keepalive(Some(timeouts.dead_peer / 2));
+    http.set_keepalive_interval(Some(timeouts.dead_peer / (2 * probes)));
+    http.set_keepalive_retries(Some(probes));
+    http.set_tcp_user_timeout(Some(timeouts.dead_peer));
+    http
+}
+
+async fn read(server: &Server) -> Result<Config, Failure> {
+    let mut config = match &server.kubeconfig {
+        Some(path) => {
+            let wrong = |error: kube::config::KubeconfigError| {
+                let why = Failure::chain(&error);
+                Failure::Configuration(format!("kubeconfig {}: {why}", path.display()))
+            };
+            let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
+            let options = KubeConfigOptions::default();
+            let read = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+            read.map_err(wrong)?
+        }
+        None if server.master.is_some() => Config::new(http::Uri::from_static("http://localhost")),
+        None => Config::incluster_env().map_err(|error| {
+            let why = Failure::chain(&error);
+            Failure::Configuration(format!("no kubeconfig, and not in a cluster: {why}"))
+        })?,
+    };
+    if let Some(master) = &server.master {
+        config.cluster_url = parse_master(master)?;
+    }
+    Ok(config)
+}
+
+/// Reads `--master`: a URL, or `host:port` for plain HTTP.
+fn parse_master(text: &str) -> Result<http::Uri, Failure> {
+    let with_scheme = match text.contains("://") {
+        true => text.to_owned(),
+        false => format!("http://{text}"),
+    };
+    let wrong = || Failure::Configuration(format!("{text:?} is not the URL of an API server"));
+    let uri: http::Uri = with_scheme.parse().map_err(|_| wrong())?;
+    match (uri.scheme_str(), uri.host()) {
+        (Some("http" | "https"), Some(host)) if !host.is_empty() => Ok(uri),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_may_be_given_as_url_or_host_and_port() {
+        let master = |text| parse_master(text).map(|uri| uri.to_string());
+        assert_eq!(master("127.0.0.1:8080").unwrap(), "http://127.0.0.1:8080/");
+        assert_eq!(
+            master("https://[::1]:6443/a").unwrap(),
+            "https://[::1]:6443/a"
+        );
+        for wrong in ["", "ftp://x", "http://", "unix:///run/x", "a b"] {
+            assert!(master(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Cutting answers into objects as their bytes arrive, so that no answer is ever held whole.
+
+/// The largest object that is accepted, in bytes: ten times what the API server stores (1.5 MiB,
+/// before it is spelled as JSON).
+pub(super) const MAX_OBJECT: usize = 16 << 20;
+
+/// The most that may surround the objects of a list, in bytes.
+const MAX_ENVELOPE: usize = 1 << 20;
+
+/// Takes the elements out of the `items` of a list as they arrive.
+///
+/// Keeps the element that is not complete yet and what surrounds the list; nothing else. It finds
+/// ends of elements by their brackets and reads nothing in them, so a broken element costs no more
+/// than itself as long as its brackets match. One larger than [`MAX_OBJECT`] is given cut off.
+#[derive(Debug, Default)]
+pub(super) struct ListCutter {
+    /// How many brackets are open.
+    depth: usize,
+    /// Inside a string, and whether its next character is escaped.
+    string: Option<Escape>,
+    /// The array that is open at depth 2 is the list's.
+    in_items: bool,
+    /// The last string directly inside the list object.
+    key: Vec<u8>,
+    /// The beginning of an element whose end has not arrived.
+    element: Vec<u8>,
+    /// All that is not inside `items`.
+    envelope: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Escape {
+    No,
+    Next,
+}
+
+/// The answer is not a list, or one beyond all limits.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a list: {0}")]
+pub(super) struct NotAList(pub(super) &'static str);
+
+impl ListCutter {
+    /// Takes the next bytes of the answer and gives `each` element that they complete.
+    pub(super) fn push(
+        &mut self,
+        bytes: &[u8],
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), NotAList> {
+        // Where the open element starts in `bytes`; 0 when it began in earlier bytes.
+        let mut start = 0;
+        let mut at = 0;
+        while let Some(&byte) = bytes.get(at) {
+            let was_inside = self.is_inside_element();
+            let was_in_items = self.in_items;
+            let here = at;
+            at += 1;
+            if self.string == Some(Escape::No) && was_inside {
+                // Most bytes are in strings in elements.
+                let rest = bytes.get(here..).unwrap_or_default();
+                let plain = rest
+                    .iter()
+                    .take_while(|&&b| b != b'"' && b != b'\\')
+                    .count();
+                if plain > 0 {
+                    at = here + plain;
+                    continue;
+                }
+            }
+            self.step(byte)?;
+            match (was_inside, self.is_inside_element()) {
+                (false, true) => start = here,
+                (true, false) => {
+                    let tail = bytes.get(start..at).unwrap_or_default();
+                    if self.element.is_empty() {
+                        each(tail);
+                    } else {
+                        self.keep(tail);
+                        each(&self.element);
+                        self.element.clear();
+                        self.element.shrink_to(LineCutter::KEPT);
+                    }
+                    start = 0;
+                }
+                (true, true) => {}
+                (false, false) => {
+                    if !(was_in_items && self.in_items) {
+                        self.envelope.push(byte);
+                    }
+                }
+            }
+        }
+        if self.is_inside_element() {
+            self.keep(bytes.get(start..).unwrap_or_default());
+        }
+        if self.envelope.len() > MAX_ENVELOPE {
+            return Err(NotAList("not a list"));
+        }
+        Ok(())
+    }
+
+    /// Keeps more of the open element; one that is too large loses its end.
+    fn keep(&mut self, bytes: &[u8]) {
+        let room = (MAX_OBJECT + 1).saturating_sub(self.element.len());
+        self.element
+            .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+    }
+
+    /// What surrounded the elements: the list object with an empty `items`.
+    pub(super) fn finish(self) -> Result<Vec<u8>, NotAList> {
+        if self.depth > 0 || self.envelope.is_empty() {
+            return Err(NotAList("ends too early"));
+        }
+        Ok(self.envelope)
+    }
+
+    fn is_inside_element(&self) -> bool {
+        self.in_items && self.depth > 2
+    }
+
+    fn step(&mut self, byte: u8) -> Result<(), NotAList> {
+        if let Some(escape) = self.string {
+            self.string = match (escape, byte) {
+                (Escape::No, b'"') => None,
+                (Escape::No, b'\\') => Some(Escape::Next),
+                _ => Some(Escape::No),
+            };
+            // Long ones are no key that matters.
+            if self.depth == 1 && self.string.is_some() && self.key.len() < 64 {
+                self.key.push(byte);
+            }
+            return Ok(());
+        }
+        match byte {
+            b'"' => {
+                self.string = Some(Escape::No);
+                if self.depth == 1 {
+                    self.key.clear();
+                }
+            }
+            b'{' | b'[' => {
+                self.in_items |= self.depth == 1 && byte == b'[' && self.key == b"items";
+                self.depth += 1;
+            }
+            b'}' | b']' => {
+                let open = self.depth.checked_sub(1);
+                self.depth = open.ok_or(NotAList("brackets do not match"))?;
+                self.in_items &= self.depth > 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Puts lines together as their bytes arrive.
+#[derive(Debug, Default)]
+pub(super) struct LineCutter {
+    /// Bytes from `start` on are not taken yet.
+    bytes: Vec<u8>,
+    start: usize,
+    /// There is no end of line before this place.
+    searched: usize,
+}
+
+/// A line is longer than any object could be.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a line of a watch is too long")]
+pub(super) struct TooLong;
+
+impl LineCutter {
+    /// Room that is kept for the next lines, in bytes; a larger one is given back.
+    const KEPT: usize = 64 << 10;
+
+    /// Takes the next bytes.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+        self.bytes.drain(..self.start);
+        self.searched -= self.start;
+        self.start = 0;
+        if self.bytes.is_empty() {
+            self.bytes.shrink_to(Self::KEPT);
+        }
+        if self.bytes.len() + bytes.len() > 2 * MAX_OBJECT {
+            return Err(TooLong);
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The next complete line that is not blank.
+    pub(super) fn next(&mut self) -> Option<&[u8]> {
+        loop {
+            let fresh = self.bytes.get(self.searched..)?;
+            let Some(length) = fresh.iter().position(|&byte| byte == b'\n') else {
+                self.searched = self.bytes.len();
+                return None;
+            };
+            let end = self.searched + length;
+            let start = std::mem::replace(&mut self.start, end + 1);
+            self.searched = self.start;
+            if !self.bytes.get(start..end)?.trim_ascii().is_empty() {
+                return self.bytes.get(start..end);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(text: &str, size: usize) -> Result<(Vec<String>, String), NotAList> {
+        let mut cutter = ListCutter::default();
+        let mut elements = Vec::new();
+        for bytes in text.as_bytes().chunks(size) {
+            cutter.push(bytes, |element| {
+                elements.push(String::from_utf8(element.to_vec()).unwrap());
+            })?;
+        }
+        let envelope = String::from_utf8(cutter.finish()?).unwrap();
+        Ok((elements, envelope))
+    }
+
+    #[test]
+    fn elements_are_cut_wherever_the_bytes_break() {
+        let text = r#" {"kind":"items", "a":[{"items":[1]}], "items": [ {"a":"]}\"\\"} ,
+            {"items":[{}],"b":{"c":["{"]}}, [7]
+            ] , "metadata":{"items":[8],"resourceVersion":"5"}} "#;
+        for size in 1..text.len() + 1 {
+            let (elements, envelope) = cut(text, size).unwrap();
+            let expected = [
+                r#"{"a":"]}\"\\"}"#,
+                r#"{"items":[{}],"b":{"c":["{"]}}"#,
+                "[7]",
+            ];
+            assert_eq!(elements, expected, "pieces of {size}");
+            let envelope: serde_json::Value = serde_json::from_str(&envelope).unwrap();
+            assert_eq!(envelope["items"], serde_json::json!([]));
+            assert_eq!(envelope["a"][0]["items"][0], 1);
+            assert_eq!(envelope["metadata"]["resourceVersion"], "5");
+            assert_eq!(envelope["metadata"]["items"][0], 8);
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused_or_empty() {
+        assert_eq!(cut("", 1), Err(NotAList("ends too early")));
+        assert_eq!(cut(r#"{"items":[{}"#, 3), Err(NotAList("ends too early")));
+        assert_eq!(cut("}", 1), Err(NotAList("brackets do not match")));
+        for text in [r#"{"items":null}"#, r#"{"items":{"a":[{}]}}"#, "<html>"] {
+            assert_eq!(cut(text, 2).unwrap(), (vec![], text.to_owned()));
+        }
+        let endless = "[".repeat(MAX_ENVELOPE + 1);
+        assert_eq!(cut(&endless, 4096), Err(NotAList("not a list")));
+    }
+
+    #[test]
+    fn an_object_beyond_all_limits_is_cut_off() {
+        let mut cutter = ListCutter::default();
+        let mut lengths = Vec::new();
+        let piece = vec![b'x'; 1 << 20];
+        cutter.push(br#"{"items":[{"a":""#, |_| ()).unwrap();
+        for _ in 0..20 {
+            cutter.push(&piece, |_| ()).unwrap();
+        }
+        let end = br#""},{}]}"#;
+        cutter
+            .push(end, |element| lengths.push(element.len()))
+            .unwrap();
+        assert_eq!(lengths, [MAX_OBJECT + 1, 2]);
+        assert_eq!(cutter.finish().unwrap(), br#"{"items":[]}"#);
+    }
+
+    #[test]
+    fn lines_are_put_together_wherever_the_bytes_break() {
+        let text = "one\n\n two\r\n\nthree\nunfinished";
+        for size in 1..text.len() + 1 {
+            let mut cutter = LineCutter::default();
+            let mut lines = Vec::new();
+            for bytes in text.as_bytes().chunks(size) {
+                cutter.push(bytes).unwrap();
+                while let Some(line) = cutter.next() {
+                    lines.push(String::from_utf8(line.to_vec()).unwrap());
+                }
+            }
+            assert_eq!(lines, ["one", " two\r", "three"], "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_refused() {
+        let mut cutter = LineCutter::default();
+        let bytes = vec![b'x'; 1 << 20];
+        let refused = (0..100).find(|_| cutter.push(&bytes).is_err());
+        assert_eq!(refused, Some((2 * MAX_OBJECT) >> 20));
+    }
+}

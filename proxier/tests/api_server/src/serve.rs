@@ -1,0 +1,342 @@
+//! Connections and requests.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, AUTHORIZATION, HeaderName};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::answer::{self, Pieces, refusal, status_object, too_large};
+use crate::objects::{Kind, Object, Rest};
+use crate::selector::Selector;
+use crate::stream::{Watch, error_line};
+use crate::{Control, Request, Shared, State};
+
+/// Serves until the test is over.
+pub(crate) fn run(listener: TcpListener, shared: &Arc<Shared>, control: &watch::Receiver<Control>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let address = listener.local_addr().expect("a bound socket");
+    runtime.block_on(async {
+        let mut over = control.clone();
+        tokio::select! {
+            () = accept(listener, address, shared, control.clone()) => {}
+            _ = over.wait_for(|control| control.is_over) => {}
+        }
+    });
+}
+
+async fn accept(
+    listener: TcpListener,
+    address: SocketAddr,
+    shared: &Arc<Shared>,
+    control: watch::Receiver<Control>,
+) {
+    listener.set_nonblocking(true).expect("a socket");
+    let mut listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
+    let mut outages = control.clone();
+    loop {
+        let is_outage = tokio::select! {
+            accepted = listener.accept() => {
+                if let Ok((stream, _)) = accepted {
+                    tokio::spawn(converse(stream, shared.clone(), control.clone()));
+                }
+                false
+            }
+            _ = outages.wait_for(|control| !control.is_listening) => true,
+        };
+        if is_outage {
+            drop(listener);
+            // Ends with the server at the latest.
+            let _ = outages.wait_for(|control| control.is_listening).await;
+            listener = tokio::net::TcpListener::bind(address)
+                .await
+                .expect("the same port");
+        }
+    }
+}
+
+/// One connection.
+async fn converse(stream: TcpStream, shared: Arc<Shared>, control: watch::Receiver<Control>) {
+    let mut cut = control.clone();
+    let cuts = cut.borrow().cuts;
+    let service = service_fn(move |request| {
+        let (shared, mut control) = (shared.clone(), control.clone());
+        async move {
+            // Fails only when everything ends.
+            let _ = control.wait_for(|control| !control.is_frozen).await;
+            Ok::<_, Infallible>(answer(request, &shared, &control))
+        }
+    });
+    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        // Clients go as they like.
+        _ = connection => {}
+        _ = cut.wait_for(|control| control.cuts != cuts) => {}
+    }
+}
+
+/// Answers one request.
+fn answer(
+    request: hyper::Request<Incoming>,
+    shared: &Arc<Shared>,
+    control: &watch::Receiver<Control>,
+) -> Response<Pieces> {
+    let header = |name: HeaderName| {
+        let value = request.headers().get(name)?;
+        value.to_str().ok().map(str::to_owned)
+    };
+    let request = Request {
+        at: Instant::now(),
+        path: request.uri().path().to_owned(),
+        query: parameters(request.uri().query().unwrap_or("")),
+        authorization: header(AUTHORIZATION),
+        accept: header(ACCEPT),
+    };
+    let mut state = shared.lock();
+    state.requests.push(request.clone());
+    let prescribed = state.canned.get_mut(&request.path);
+    if let Some(answers) = prescribed.filter(|answers| !answers.is_empty()) {
+        return answer::canned(answers.remove(0));
+    }
+    if let Some(tokens) = &state.behaviour.tokens {
+        let token = request.authorization.as_deref().unwrap_or("");
+        let token = token.strip_prefix("Bearer ").unwrap_or("");
+        if !tokens.iter().any(|known| known == token) {
+            return refusal(401, "Unauthorized");
+        }
+    }
+    let Some(kind) = Kind::at(&request.path) else {
+        return refusal(404, "the server could not find the requested resource");
+    };
+    if let Some(&code) = state.behaviour.refused.get(kind.plural) {
+        return refusal(code, &format!("{} are refused", kind.plural));
+    }
+    let (labels, fields) = ("labelSelector", "fieldSelector");
+    let selector = Selector::parse(request.parameter(labels), request.parameter(fields));
+    let selector = match selector {
+        Ok(selector) => selector,
+        Err(message) => return refusal(400, &message),
+    };
+    if request.is_watch() {
+        match watch(&request, kind, selector, &state) {
+            Err(refused) => refused,
+            Ok(watch) => {
+                let (client, pieces) = answer::pieces();
+                tokio::spawn(watch.run(shared.clone(), control.clone(), client));
+                answer::with_head(StatusCode::OK, pieces)
+            }
+        }
+    } else {
+        list(&request, kind, &selector, &mut state)
+    }
+}
+
+/// Whole objects, or only their metadata.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    Whole,
+    Metadata,
+}
+
+impl Form {
+    fn of_request(request: &Request) -> Self {
+        let accept = request.accept.as_deref().unwrap_or("");
+        match accept.contains("as=PartialObjectMetadata") {
+            true => Self::Metadata,
+            false => Self::Whole,
+        }
+    }
+
+    /// The object in this form.
+    pub(crate) fn of(self, object: &Object) -> Cow<'_, str> {
+        match self {
+            Self::Whole => Cow::Borrowed(&object.json),
+            Self::Metadata => Cow::Owned(
+                json!({
+                    "kind": "PartialObjectMetadata",
+                    "apiVersion": "meta.k8s.io/v1",
+                    "metadata": object.value["metadata"],
+                })
+                .to_string(),
+            ),
+        }
+    }
+}
+
+/// The resource version that a request names; `None` without one.
+fn version(request: &Request) -> Result<Option<u64>, Response<Pieces>> {
+    match request.parameter("resourceVersion") {
+        "" => Ok(None),
+        text => {
+            let invalid = |_| refusal(400, &format!("invalid resource version {text:?}"));
+            text.parse().map(Some).map_err(invalid)
+        }
+    }
+}
+
+/// A list, or a page of one.
+fn list(request: &Request, kind: Kind, selector: &Selector, state: &mut State) -> Response<Pieces> {
+    let limit = request.parameter("limit").parse().unwrap_or(0);
+    let rest = match (request.parameter("continue"), version(request)) {
+        (_, Err(refused)) => return refused,
+        ("", Ok(asked)) => {
+            let current = state.objects.revision();
+            if let Some(asked) = asked.filter(|&asked| asked > current) {
+                return answer::json(StatusCode::GATEWAY_TIMEOUT, too_large(asked, current));
+            }
+            let objects = state.objects.of_kind(kind.plural);
+            let objects = objects.filter(|object| selector.matches(&object.value));
+            Rest {
+                revision: current,
+                objects: objects.cloned().collect(),
+            }
+        }
+        (token, Ok(_)) => match state.objects.rest(token) {
+            Some(rest) => rest,
+            None => return refusal(410, "The provided continue parameter is too old"),
+        },
+    };
+    // From its cache the server sends all, whatever the limit says.
+    let is_cached = request.parameter("resourceVersion") == "0";
+    let Rest {
+        revision,
+        mut objects,
+    } = rest;
+    let mut metadata = json!({"resourceVersion": revision.to_string()});
+    if limit > 0 && limit < objects.len() && !is_cached {
+        let later = objects.split_off(limit);
+        metadata["remainingItemCount"] = json!(later.len());
+        let token = state.objects.keep(Rest {
+            revision,
+            objects: later,
+        });
+        metadata["continue"] = json!(token);
+    }
+    let form = Form::of_request(request);
+    let (kind, api_version) = match form {
+        Form::Whole => (kind.name, kind.api_version),
+        Form::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
+    };
+    let mut body = format!(
+        "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{metadata},\"items\":["
+    );
+    for (index, object) in objects.iter().enumerate() {
+        if index > 0 {
+            body.push(',');
+        }
+        body.push_str(&form.of(object));
+    }
+    body.push_str("]}\n");
+    answer::json(StatusCode::OK, body)
+}
+
+/// A watch, if it is accepted.
+fn watch(
+    request: &Request,
+    kind: Kind,
+    selector: Selector,
+    state: &State,
+) -> Result<Watch, Response<Pieces>> {
+    let asked = version(request)?;
+    let current = state.objects.revision();
+    let is_list = request.parameter("sendInitialEvents") == "true";
+    let has_match = !request.parameter("resourceVersionMatch").is_empty();
+    if is_list && !state.behaviour.streams_lists {
+        let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
+                       unless the WatchList feature gate is enabled";
+        return Err(refusal(422, message));
+    }
+    if has_match != is_list {
+        let message = "resourceVersionMatch: Forbidden: only together with sendInitialEvents";
+        return Err(refusal(422, message));
+    }
+    if let Some(asked) = asked.filter(|&asked| asked > current) {
+        let refused = too_large(asked, current);
+        return Err(answer::json(StatusCode::GATEWAY_TIMEOUT, refused));
+    }
+    let from = asked.filter(|&asked| asked > 0 && !is_list);
+    if let Some(from) = from.filter(|&from| !state.objects.remembers(from)) {
+        let (client, pieces) = answer::pieces();
+        let gone = status_object(
+            410,
+            &format!("too old resource version: {from} ({current})"),
+        );
+        // The channel is new and has room.
+        let _ = client.try_send(Ok(Bytes::from(error_line(&gone))));
+        return Err(answer::with_head(StatusCode::OK, pieces));
+    }
+    let initial = match from {
+        Some(_) => Vec::new(),
+        None => {
+            let objects = state.objects.of_kind(kind.plural);
+            let objects = objects.filter(|object| selector.matches(&object.value));
+            objects.cloned().collect()
+        }
+    };
+    let wants_bookmarks = request.parameter("allowWatchBookmarks") == "true";
+    let secs = request.parameter("timeoutSeconds").parse().unwrap_or(3_600);
+    Ok(Watch {
+        kind,
+        selector,
+        form: Form::of_request(request),
+        revision: from.unwrap_or(current),
+        initial,
+        marks_initial: is_list && wants_bookmarks,
+        bookmarks: wants_bookmarks.then_some(state.behaviour.bookmark_every),
+        time: Duration::from_secs(secs),
+    })
+}
+
+/// The parameters of a query, decoded.
+fn parameters(query: &str) -> BTreeMap<String, String> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs
+        .map(|(name, value)| (decode(name), decode(value)))
+        .collect()
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digits = after.get(..2).filter(|_| first == b'%');
+        let code = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_decoded() {
+        let all = parameters("a=1&labelSelector=%21x%2Fy%3D%zz&b=");
+        assert_eq!(all["labelSelector"], "!x/y=%zz");
+        assert_eq!((&*all["a"], &*all["b"]), ("1", ""));
+    }
+}

@@ -1,0 +1,147 @@
+//! Watches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Bytes;
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, interval_at, sleep_until};
+
+use crate::answer::{Piece, status_object};
+use crate::objects::{Change, Kind, Object};
+use crate::selector::Selector;
+use crate::serve::Form;
+use crate::{Control, Shared};
+
+/// A watch that was accepted.
+pub(crate) struct Watch {
+    pub(crate) kind: Kind,
+    pub(crate) selector: Selector,
+    pub(crate) form: Form,
+    /// Changes after this revision are told.
+    pub(crate) revision: u64,
+    /// Told as additions before anything else.
+    pub(crate) initial: Vec<Arc<Object>>,
+    /// Whether the end of the initial events is marked.
+    pub(crate) marks_initial: bool,
+    pub(crate) bookmarks: Option<Duration>,
+    pub(crate) time: Duration,
+}
+
+impl Watch {
+    /// Sends events until the time is over or the client is gone.
+    pub(crate) async fn run(
+        mut self,
+        shared: Arc<Shared>,
+        mut control: watch::Receiver<Control>,
+        client: mpsc::Sender<Piece>,
+    ) {
+        let end = Instant::now() + self.time;
+        let every = self.bookmarks.unwrap_or(Duration::from_secs(86_400));
+        let mut bookmarks = interval_at(Instant::now() + every, every);
+        let mut lines = String::new();
+        for object in std::mem::take(&mut self.initial) {
+            lines.push_str(&self.event("ADDED", &object));
+        }
+        if self.marks_initial {
+            let annotations = json!({"k8s.io/initial-events-end": "true"});
+            lines.push_str(&self.bookmark(annotations));
+        }
+        loop {
+            if !lines.is_empty() {
+                // A frozen server has nothing to say until it thaws.
+                if control
+                    .wait_for(|control| !control.is_frozen)
+                    .await
+                    .is_err()
+                    || client
+                        .send(Ok(Bytes::from(std::mem::take(&mut lines))))
+                        .await
+                        .is_err()
+                {
+                    return;
+                }
+            }
+            let error = shared.lock().behaviour.watch_error;
+            if let Some(code) = error {
+                lines = error_line(&status_object(code, "as the test wants it"));
+                let _ = client.send(Ok(Bytes::from(lines))).await;
+                return;
+            }
+            let (change, is_behind, newest) = {
+                let objects = &shared.lock().objects;
+                let change = objects.next_change(self.kind.plural, self.revision);
+                (change, objects.is_behind(self.revision), objects.revision())
+            };
+            if is_behind {
+                lines = error_line(&status_object(410, "too old resource version"));
+                let _ = client.send(Ok(Bytes::from(lines))).await;
+                return;
+            }
+            if let Some(change) = change {
+                self.revision = change.revision;
+                lines.extend(self.line(&change));
+                continue;
+            }
+            self.revision = self.revision.max(newest);
+            tokio::select! {
+                () = sleep_until(end) => {
+                    // Nor does a frozen server end anything. Fails only when everything ends.
+                    let _ = control.wait_for(|control| !control.is_frozen).await;
+                    return;
+                }
+                () = client.closed() => return,
+                changed = control.changed() => if changed.is_err() { return },
+                _ = bookmarks.tick() => lines = self.bookmark(json!({})),
+            }
+        }
+    }
+
+    /// How a change looks to a reader with these selectors.
+    fn line(&self, change: &Change) -> Option<String> {
+        let sees = |object: &&Arc<Object>| self.selector.matches(&object.value);
+        let before = change.old.as_ref().filter(sees);
+        let after = change.new.as_ref().filter(sees);
+        Some(match (before, after) {
+            (None, None) => return None,
+            (None, Some(new)) => self.event("ADDED", new),
+            (Some(_), Some(new)) => self.event("MODIFIED", new),
+            (Some(old), None) => {
+                // The reader gets what it knew, at the version of the change.
+                let mut value = old.value.clone();
+                if let Some(metadata) = value.get_mut("metadata").and_then(|m| m.as_object_mut()) {
+                    let version = json!(change.revision.to_string());
+                    metadata.insert("resourceVersion".into(), version);
+                }
+                let json = value.to_string();
+                self.event("DELETED", &Object { value, json })
+            }
+        })
+    }
+
+    fn event(&self, what: &str, object: &Object) -> String {
+        let object = self.form.of(object);
+        format!("{{\"type\":\"{what}\",\"object\":{object}}}\n")
+    }
+
+    fn bookmark(&self, annotations: serde_json::Value) -> String {
+        let Kind {
+            name, api_version, ..
+        } = self.kind;
+        let mut object = json!({
+            "kind": name,
+            "apiVersion": api_version,
+            "metadata": {"resourceVersion": self.revision.to_string(), "creationTimestamp": null},
+        });
+        if annotations.as_object().is_some_and(|all| !all.is_empty()) {
+            object["metadata"]["annotations"] = annotations;
+        }
+        format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n")
+    }
+}
+
+/// The last line of a watch that fails.
+pub(crate) fn error_line(status: &str) -> String {
+    format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n")
+}
