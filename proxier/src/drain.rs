@@ -56,6 +56,14 @@ impl Drains {
         server.destinations.get(destination).copied()
     }
 
+    /// The draining destinations of a virtual server.
+    pub fn of(&self, key: &ipvs::ServiceKey) -> Vec<ipvs::DestinationKey> {
+        let server = self.servers.get(key);
+        server.map_or_else(Vec::new, |server| {
+            server.destinations.keys().copied().collect()
+        })
+    }
+
     /// A destination has weight 0 now and drains until `deadline`; one that does already keeps its
     /// own.
     pub fn begin(
@@ -75,7 +83,7 @@ impl Drains {
             .or_insert(Drain { deadline, is_over });
     }
 
-    /// A destination is wanted again, or gone. Answers whether it was draining.
+    /// A destination is wanted, or gone. Answers whether it was draining.
     pub fn end(&mut self, key: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> bool {
         let Some(server) = self.servers.get_mut(key) else {
             return false;

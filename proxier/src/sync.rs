@@ -43,6 +43,8 @@ pub struct Proxier<D> {
     pending: Changed,
     state: State,
     state_file: StateFile,
+    /// What was learnt and is to be written with the next records.
+    unwritten: Vec<Record>,
     excluded: Vec<Cidr>,
     retries: Retries,
     input: Input,
@@ -130,6 +132,7 @@ impl<D: Dataplane> Proxier<D> {
             pending: Changed::default(),
             state,
             state_file,
+            unwritten: Vec::new(),
             excluded: Vec::new(),
             retries: Retries::default(),
             input: Input::Whole,
@@ -288,7 +291,24 @@ impl<D: Dataplane> Proxier<D> {
     fn update_plan(&mut self) {
         let touched = std::mem::replace(&mut self.touched, Touched::none());
         let changed = self.planner.update(&self.snapshot, &self.machine, touched);
+        for key in &changed.virtual_servers {
+            self.call_back(*key);
+        }
         self.pending.extend(&changed);
+    }
+
+    /// Ends the draining of destinations that are wanted.
+    fn call_back(&mut self, key: ipvs::ServiceKey) {
+        let Some(wanted) = self.planner.desired().virtual_servers.get(&key) else {
+            return;
+        };
+        let drains = &mut self.state.drains;
+        for destination in drains.of(&key) {
+            if wanted.has_destination(&destination) {
+                drains.end(&key, &destination);
+                self.unwritten.extend(drained(key, destination));
+            }
+        }
     }
 
     /// Reads machine and tables, and plans; answers what the plan changed.
@@ -370,6 +390,10 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Finds destinations that were draining when this process began: unwanted, with weight 0.
     fn recognise_drains(&mut self, now: Duration) {
+        let draining: BTreeSet<_> = self.state.drains.iter().map(|(key, ..)| key).collect();
+        for key in draining {
+            self.call_back(key);
+        }
         for (key, wanted) in &self.planner.desired().virtual_servers {
             let Some(found) = self.known.virtual_servers.get(key) else {
                 continue;
@@ -420,7 +444,7 @@ impl<D: Dataplane> Proxier<D> {
     fn apply(&mut self, ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
         self.adopt(&ops)?;
         let outcomes = self.dataplane.apply(&ops);
-        let mut records = Vec::new();
+        let mut records = std::mem::take(&mut self.unwritten);
         for (op, outcome) in ops.iter().zip(&outcomes) {
             match outcome {
                 Ok(()) => {
@@ -470,13 +494,9 @@ impl<D: Dataplane> Proxier<D> {
         match *op {
             Op::SetDestination(key, destination) => {
                 let wanted = self.planner.desired().virtual_servers.get(&key);
-                let Some(wanted) = wanted else { return };
-                if wanted.has_destination(&destination.key) {
-                    if drains.end(&key, &destination.key) {
-                        records.extend(drained(key, destination.key));
-                    }
-                } else {
-                    let deadline = now + wanted.drain;
+                let unwanted = wanted.filter(|wanted| !wanted.has_destination(&destination.key));
+                if let Some(server) = unwanted {
+                    let deadline = now + server.drain;
                     drains.begin(key, destination.key, now, deadline);
                     records.extend(Key::new(key).map(|server| Record::Drain {
                         server,

@@ -39,12 +39,15 @@ enum Step {
     Connections(u8, bool),
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    let fault = prop_oneof![
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
         Just(Fault::Refused),
         Just(Fault::AnswerLost),
         Just(Fault::RequestLost)
-    ];
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => happening().prop_map(Step::World),
         2 => happening().prop_map(Step::Unheard),
@@ -53,7 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Step::Sync),
         1 => Just(Step::Resync),
         2 => (0..90_u8).prop_map(Step::Wait),
-        2 => (0..6_u8, fault).prop_map(|(after, fault)| Step::Fault(after, fault)),
+        2 => (0..6_u8, fault()).prop_map(|(after, fault)| Step::Fault(after, fault)),
         1 => (0..6_u8).prop_map(Step::Die),
         1 => (any::<u8>(), any::<u8>()).prop_map(|(what, which)| Step::Drift(what, which)),
         2 => (any::<u8>(), any::<bool>()).prop_map(|(which, up)| Step::Connections(which, up)),
@@ -96,6 +99,22 @@ proptest! {
         node.nothing_is_written();
         node.restart();
         node.nothing_is_written();
+    }
+
+    #[test]
+    fn failures_are_made_good_without_reading_everything_back(
+        rounds in vec((happening(), 0..6_u8, fault()), 1..30),
+    ) {
+        let mut node = Node::start();
+        for (happening, after, fault) in rounds {
+            let event = node.world.happen(happening);
+            node.tell(event);
+            node.kernel.fail_after(after.into(), fault);
+            node.sync();
+        }
+        node.kernel.behave();
+        node.come_to_rest();
+        node.kernel_is_what_it_should_be();
     }
 
     #[test]

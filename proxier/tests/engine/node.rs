@@ -109,6 +109,11 @@ impl Node {
         self.kernel.close_all_connections();
         self.tell_all();
         self.resync();
+        self.come_to_rest();
+    }
+
+    /// Does what is due until nothing is.
+    pub(crate) fn come_to_rest(&mut self) {
         while let Some(due) = self.proxier.next_due() {
             self.now = self.now.max(due);
             self.sync();
