@@ -26,6 +26,7 @@ mod endpoints;
 mod node_ports;
 mod planner;
 mod service;
+mod style;
 
 pub use node_ports::{InvalidNodePortAddresses, NodePortAddresses};
 pub use planner::{Changed, Planner};

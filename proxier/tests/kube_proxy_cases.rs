@@ -2,7 +2,8 @@
 //!
 //! `tests/kube_proxy_cases/*.txt` hold the cases, named by their place in the inventory of
 //! kube-proxy 1.36.2's tests, written anew in a notation of ours; where the Kubernetes documentation
-//! wins over kube-proxy's IPVS mode, a comment says so. `scene.rs` says what the notation means.
+//! wins over kube-proxy's IPVS mode, a comment says so. Annotations, which kube-proxy does not know,
+//! have cases of ours. `scene.rs` says what the notation means.
 //! Every state is planned in three ways: by an incremental planner that lived through all changes,
 //! from scratch, and from scratch after the objects came in the opposite order.
 
@@ -76,4 +77,9 @@ fn topology() {
 #[test]
 fn changes() {
     play("changes.txt");
+}
+
+#[test]
+fn annotations() {
+    play("annotations.txt");
 }

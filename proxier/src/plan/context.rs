@@ -3,17 +3,24 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipvs_netlink as ipvs;
+
 use super::endpoints::Place;
 use super::{Config, Machine, ServiceAddresses};
 use crate::model::Family;
 use crate::problem::Problem;
 use crate::store::Snapshot;
 
+/// The scheduler that is built whenever IPVS is, as far as distributions go.
+const FALLBACK: &str = "rr";
+
 /// The node, as one planning of any number of Services sees it.
 pub(super) struct Context<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) config: &'a Config,
     pub(super) machine: &'a Machine,
+    /// The scheduler of virtual servers that do not choose one.
+    pub(super) scheduler: ipvs::SchedulerName,
     /// The addresses that serve node ports, by family.
     node_ports: [Vec<IpAddr>; 2],
     /// Where connections from this machine to service addresses come from, by family.
@@ -31,6 +38,7 @@ impl<'a> Context<'a> {
             snapshot,
             config,
             machine,
+            scheduler: default_scheduler(config, machine),
             node_ports: [serving(Family::V4), serving(Family::V6)],
             sources: [Family::V4, Family::V6]
                 .map(|family| source(snapshot, &machine.addresses, family)),
@@ -39,6 +47,12 @@ impl<'a> Context<'a> {
 
     pub(super) fn place(&self) -> Place<'a> {
         Place::new(&self.config.node_name, self.snapshot)
+    }
+
+    /// The scheduler called `name`, unless the kernel turned out not to have it.
+    pub(super) fn usable_scheduler(&self, name: &str) -> Option<ipvs::SchedulerName> {
+        let name = name.parse().ok()?;
+        (!self.machine.missing_schedulers.contains(&name)).then_some(name)
     }
 
     /// The addresses of this machine that serve node ports (`--nodeport-addresses`).
@@ -66,8 +80,22 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// What of the operator's choices and of the Node object cannot be had.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let mut problems = self.strange_node_addresses();
+        let wanted = self.config.scheduler;
+        if self.scheduler != wanted {
+            let message = format!(
+                "is a scheduler that this kernel has not; {} is used",
+                self.scheduler
+            );
+            problems.push(Problem::new("Configuration", "scheduler", wanted, message));
+        }
+        problems
+    }
+
     /// Says so where the Node object's addresses are none of the machine's.
-    pub(super) fn strange_node_addresses(&self) -> Vec<Problem> {
+    fn strange_node_addresses(&self) -> Vec<Problem> {
         let Some(node) = self.snapshot.node() else {
             return Vec::new();
         };
@@ -95,6 +123,15 @@ impl<'a> Context<'a> {
         }
         problems
     }
+}
+
+/// What the operator chose, or else the scheduler that every kernel with IPVS is built with.
+fn default_scheduler(config: &Config, machine: &Machine) -> ipvs::SchedulerName {
+    let chosen = config.scheduler;
+    if !machine.missing_schedulers.contains(&chosen) {
+        return chosen;
+    }
+    ipvs::SchedulerName::new(FALLBACK).unwrap_or(chosen)
 }
 
 /// The node's address, or else the lowest that the machine has. Never one it has not, which the

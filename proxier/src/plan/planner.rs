@@ -29,7 +29,8 @@ pub struct Planner {
     losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
     /// How many Services want each address local.
     address_users: BTreeMap<IpAddr, u32>,
-    strange_node_addresses: Vec<Problem>,
+    /// Problems that are no Service's.
+    common_problems: Vec<Problem>,
 }
 
 /// What one Service left in the plan.
@@ -68,7 +69,7 @@ impl Planner {
             footprints: BTreeMap::new(),
             losers: BTreeMap::new(),
             address_users: BTreeMap::new(),
-            strange_node_addresses: Vec::new(),
+            common_problems: Vec::new(),
         }
     }
 
@@ -100,7 +101,7 @@ impl Planner {
         let context = Context::new(snapshot, &machine, &config);
         let changed = self.plan(&names, &context);
         if is_all {
-            self.strange_node_addresses = context.strange_node_addresses();
+            self.common_problems = context.problems();
         }
         drop(context);
         self.machine = machine;
@@ -128,7 +129,7 @@ impl Planner {
         let mut problems: Vec<Problem> = snapshot
             .problems()
             .chain(of_services)
-            .chain(&self.strange_node_addresses)
+            .chain(&self.common_problems)
             .cloned()
             .collect();
         for (key, losers) in &self.losers {

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
 use super::context::Context;
 use super::endpoints::{Chosen, EndpointSets};
+use super::style::Style;
 use super::{Frontend, VirtualServer};
 use crate::model::{Family, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy};
 use crate::problem::Problem;
@@ -25,11 +25,12 @@ pub(super) struct Asked {
 
 /// Works out what `service` asks for. Depends on nothing but its arguments.
 pub(super) fn ask(service: &Service, context: &Context<'_>) -> Asked {
+    let mut asked = Asked::default();
     let mut asking = Asking {
         service,
         context,
-        style: Style::of(service, context),
-        asked: Asked::default(),
+        style: Style::of(service, context, &mut asked.problems),
+        asked,
     };
     for port in &service.ports {
         for family in families(service) {
@@ -42,22 +43,9 @@ pub(super) fn ask(service: &Service, context: &Context<'_>) -> Asked {
     asking.asked
 }
 
-/// The families that `service` has a cluster IP of; it has no endpoints of others.
+/// The families of `service`: each of its addresses is of one that it has a cluster IP of.
 fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
-    let families = service.cluster_ips.iter().map(|&ip| Family::from(ip));
-    let external = || {
-        service
-            .external_ips
-            .iter()
-            .chain(&service.load_balancer_ips)
-    };
-    let others = external().map(|&ip| Family::from(ip));
-    let mut seen = Vec::with_capacity(2);
-    families.chain(others).filter(move |family| {
-        let is_new = !seen.contains(family);
-        seen.push(*family);
-        is_new
-    })
+    service.cluster_ips.iter().map(|&ip| Family::from(ip))
 }
 
 fn addresses(service: &Service) -> impl Iterator<Item = &IpAddr> {
@@ -101,8 +89,7 @@ impl Asking<'_> {
             let at = (address, port.port);
             self.frontend(port, Frontend::LoadBalancer, at, &destinations);
         }
-        let has_cluster_ip = service.cluster_ips.iter().any(|ip| of_family(&ip));
-        if let Some(node_port) = port.node_port.filter(|_| has_cluster_ip) {
+        if let Some(node_port) = port.node_port {
             for &address in context.node_port_addresses(family) {
                 let at = (address, node_port);
                 self.frontend(port, Frontend::NodePort, at, &destinations);
@@ -178,7 +165,7 @@ impl Asking<'_> {
             return;
         }
         let server = VirtualServer {
-            service: self.style.service(key, self.service.affinity_secs),
+            service: self.style.service(key),
             destinations,
             owner: self.owner(port),
             frontend,
@@ -201,42 +188,6 @@ impl Asking<'_> {
         if !is_known && !self.context.machine.addresses.contains(&address) {
             self.asked.addresses.push(address);
         }
-    }
-}
-
-/// How a Service wants its virtual servers: its annotations, or what the operator chose.
-struct Style {
-    scheduler: ipvs::SchedulerName,
-    flags: ipvs::ServiceFlags,
-    drain: Duration,
-}
-
-impl Style {
-    fn of(_service: &Service, context: &Context<'_>) -> Self {
-        let scheduler = context.config.scheduler;
-        Self {
-            scheduler,
-            flags: default_flags(&scheduler),
-            drain: context.config.drain,
-        }
-    }
-
-    fn service(&self, key: ipvs::ServiceKey, affinity_secs: Option<u32>) -> ipvs::Service {
-        let mut service = ipvs::Service::new(key, self.scheduler);
-        service.flags = service.flags | self.flags;
-        if let Some(seconds) = affinity_secs {
-            service.flags = service.flags | ipvs::ServiceFlags::PERSISTENT;
-            service.timeout_secs = seconds;
-        }
-        service
-    }
-}
-
-/// kube-proxy's rule: Maglev hashes source address and port (`--ipvs-scheduler=mh`).
-fn default_flags(scheduler: &ipvs::SchedulerName) -> ipvs::ServiceFlags {
-    match scheduler.as_str() {
-        "mh" => ipvs::ServiceFlags::SCHED2,
-        _ => ipvs::ServiceFlags::default(),
     }
 }
 

@@ -20,6 +20,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use proxier::api;
@@ -33,6 +34,8 @@ use serde_json::{Map, Value, json};
 
 /// The name of the node that is planned for.
 const HERE: &str = "here";
+/// How long removed endpoints keep their connections, unless the Service says.
+const DRAIN: Duration = Duration::from_secs(60);
 
 /// A cluster and the planner that follows it.
 pub(crate) struct Scene {
@@ -54,7 +57,7 @@ impl Default for Scene {
                 scheduler: "rr".parse().unwrap(),
                 node_port_addresses: NodePortAddresses::default(),
                 service_addresses: ServiceAddresses::Routes,
-                drain: std::time::Duration::from_secs(60),
+                drain: DRAIN,
             },
             machine: Machine::default(),
             interner: Interner::default(),
@@ -399,6 +402,9 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     }
     if service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
         line += &format!(" affinity={}", service.timeout_secs);
+    }
+    if server.drain != DRAIN {
+        line += &format!(" drain={}", server.drain.as_secs());
     }
     line += &format!(" ->{}", destinations(server));
     if let Some(mark) = desired.mark(server) {
