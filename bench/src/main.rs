@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod compare;
 mod demo;
 mod inside;
 mod netlink;
@@ -29,6 +30,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// The schedulers side by side, in a simulation: table, CSV, JSON, HTML.
+    Compare(compare::Flags),
     /// Programs example manifests into a real kernel and asks Services through their addresses.
     Demo {
         /// The program ipvs-proxier [default: the one beside this program].
@@ -44,6 +47,7 @@ enum Command {
 fn main() -> ExitCode {
     lab::guest::play_role();
     let result = match Cli::parse().command {
+        Command::Compare(flags) => flags.run(),
         Command::Demo { proxier } => demo::run(proxier),
         Command::Netlink(flags) => flags.run(),
         Command::Replay => replay::run(),

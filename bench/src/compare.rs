@@ -1,0 +1,206 @@
+//! `bench compare`: schedulers side by side, in a simulation.
+//!
+//! ```text
+//!  catalogue, sweep ──▶ Cell ──▶ engine ──▶ Outcome ──▶ Report ──▶ table, csv, json, html
+//!       what             × scheduler   pure             findings
+//! ```
+//!
+//! Servers are shared by all nodes; each node has a balancer of its own, with the scheduler in
+//! question, and sees only the connections of its own clients. Everything goes by the names in a
+//! [`Registry`], so a scheduler that somebody registers takes part by itself; `outside` shows how.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::{fs, thread};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use schedulers::Registry;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+mod catalogue;
+mod cells;
+mod csv;
+mod engine;
+mod histogram;
+mod node;
+mod outcome;
+mod outside;
+mod plan;
+mod progress;
+mod random;
+mod report;
+mod scenario;
+mod station;
+mod sweep;
+mod table;
+mod tournament;
+mod workload;
+
+use cells::Effort;
+use plan::Plan;
+use progress::Progress;
+use report::Report;
+
+/// What a program ends with that was interrupted (128 + SIGINT).
+const INTERRUPTED: u8 = 130;
+
+/// Flags of `bench compare`.
+#[derive(Args, Debug)]
+pub(crate) struct Flags {
+    /// Only these schedulers [default: all].
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    schedulers: Vec<String>,
+
+    /// Only these scenarios; "sweep" is the one by node and server count [default: all].
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    scenarios: Vec<String>,
+
+    /// How many connections a run has, about [default: 100000, quick: 10000].
+    #[arg(long, value_parser = clap::value_parser!(u64).range(100..))]
+    connections: Option<u64>,
+
+    /// How many runs each scheduler has in each scenario, with a seed each [default: 3, quick: 1].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: Option<u32>,
+
+    /// The seed of all random numbers; the same gives the same figures.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// How many runs at once [default: as many as cores].
+    #[arg(long)]
+    threads: Option<usize>,
+
+    /// Where to write report.html, results.json and the CSV files.
+    #[arg(long, value_name = "DIR", default_value = "target/compare")]
+    out: PathBuf,
+
+    /// What to print.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+
+    /// Few connections: a look at everything in seconds, with noise.
+    #[arg(long)]
+    quick: bool,
+
+    /// Print the names of scenarios and schedulers, and what they are.
+    #[arg(long)]
+    list: bool,
+}
+
+/// What to print.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people.
+    Table,
+    /// A line per scheduler and scenario.
+    Csv,
+    /// Everything.
+    Json,
+}
+
+impl Flags {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let mut registry = Registry::kernel();
+        outside::register(&mut registry)?;
+        if self.list {
+            print!("{}", table::names(&catalogue::all(), &registry));
+            return Ok(ExitCode::SUCCESS);
+        }
+        let plan = self.plan(&registry)?;
+        let effort = Effort {
+            seed: self.seed,
+            repeats: self.repeats.unwrap_or(if self.quick { 1 } else { 3 }),
+            threads: self
+                .threads
+                .or_else(|| thread::available_parallelism().ok().map(Into::into))
+                .unwrap_or(1),
+        };
+        // The second signal ends the program where it is, the first lets it write what it has.
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
+                .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+                .context("listening to signals")?;
+        }
+        // Fails now rather than after the work.
+        fs::create_dir_all(&self.out)
+            .with_context(|| format!("making the folder {}", self.out.display()))?;
+
+        let cells = plan.cells();
+        let progress = Progress::new(cells.len());
+        let results = cells::run(&cells, &registry, effort, &stop, &|done| {
+            progress.show(done);
+        })?;
+        progress.end();
+        let report = plan.report(&results, effort);
+        self.write(&report)?;
+        self.print(&report)?;
+        Ok(if report.is_complete() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(INTERRUPTED)
+        })
+    }
+
+    fn plan(&self, registry: &Registry) -> anyhow::Result<Plan> {
+        let known: Vec<String> = registry.names().map(str::to_owned).collect();
+        let schedulers = chosen(&self.schedulers, &known, "scheduler")?;
+        let mut scenarios = catalogue::all();
+        let mut known: Vec<String> = scenarios.iter().map(|one| one.name.to_owned()).collect();
+        known.push(plan::SWEEP.to_owned());
+        let names = chosen(&self.scenarios, &known, "scenario")?;
+        scenarios.retain(|scenario| names.iter().any(|name| name == scenario.name));
+        let connections = self
+            .connections
+            .unwrap_or(if self.quick { 10_000 } else { 100_000 });
+        let with_sweep = names.iter().any(|name| name == plan::SWEEP);
+        Ok(Plan::new(schedulers, scenarios, with_sweep, connections))
+    }
+
+    fn write(&self, report: &Report) -> anyhow::Result<()> {
+        let files = [
+            ("results.csv", csv::rows(report)),
+            ("curves.csv", csv::curves(report)),
+            ("sweep.csv", csv::sweep(report)),
+            ("results.json", serde_json::to_string_pretty(report)?),
+        ];
+        for (name, text) in files {
+            let path = self.out.join(name);
+            fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn print(&self, report: &Report) -> anyhow::Result<()> {
+        match self.format {
+            Format::Table => print!("{}", table::report(report)),
+            Format::Csv => print!("{}", csv::rows(report)),
+            Format::Json => println!("{}", serde_json::to_string_pretty(report)?),
+        }
+        if !report.is_complete() {
+            eprintln!(
+                "interrupted: {} of {} cells are done",
+                report.cells_done, report.cells
+            );
+        }
+        eprintln!("written: {}", self.out.display());
+        Ok(())
+    }
+}
+
+/// The names of `wanted`, or all if there are none, in the order of `known`.
+fn chosen(wanted: &[String], known: &[String], what: &str) -> anyhow::Result<Vec<String>> {
+    if let Some(stranger) = wanted.iter().find(|&name| !known.contains(name)) {
+        bail!("no {what} {stranger:?}; there are {}", known.join(", "));
+    }
+    Ok(known
+        .iter()
+        .filter(|&name| wanted.is_empty() || wanted.contains(name))
+        .cloned()
+        .collect())
+}

@@ -1,0 +1,311 @@
+//! The scenarios there are.
+//!
+//! All but one have servers with 64 cores altogether, connections that take 0.1 s of one core, and
+//! weights that say how many cores a server has. What differs from the first is what a scenario is
+//! about.
+
+use super::random::Duration;
+use super::scenario::{Action, Kinship, Scenario, ServerKind, Step};
+use super::station::{Discipline, Health};
+use super::workload::{Arrivals, Stays, Workload};
+
+/// Servers of a scenario that says nothing else.
+const SERVERS: usize = 16;
+/// Cores of each.
+const CORES: u32 = 4;
+/// Seconds until everybody knows that a server does not answer: two probes, five seconds apart.
+const DETECTION: f64 = 10.0;
+
+/// All scenarios, the plain one first.
+pub(crate) fn all() -> Vec<Scenario> {
+    vec![
+        steady(),
+        bursty(),
+        heavy_tail(),
+        long_lived(),
+        weighted(),
+        slow(),
+        failing("refusing", Health::Refusing),
+        failing("silent", Health::Silent),
+        rolling(),
+        leaving(),
+        many_nodes(),
+        caches(),
+        quiet(),
+    ]
+}
+
+/// `servers` equal servers behind `nodes` nodes, nothing special.
+pub(crate) fn equal(nodes: u32, servers: usize) -> Scenario {
+    Scenario {
+        name: "steady",
+        about: "16 equal servers, one node, Poisson arrivals, exponential work",
+        nodes,
+        servers: vec![listed(CORES); servers],
+        discipline: Discipline::Sharing,
+        limit: 128,
+        load: 0.75,
+        workload: Workload {
+            arrivals: Arrivals::Poisson,
+            work: Duration::Exponential { mean: 0.1 },
+            stays: None,
+            clients: 4_096,
+            client_skew: 0.0,
+            destinations: 1,
+            destination_skew: 0.0,
+        },
+        script: Vec::new(),
+        kinship: Kinship::Client,
+    }
+}
+
+fn steady() -> Scenario {
+    equal(1, SERVERS)
+}
+
+fn bursty() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "bursty";
+    scenario.about =
+        "bursts of 2 s that exceed what the servers can do by 8 %, 4 s of relief between them";
+    scenario.load = 0.6;
+    scenario.workload.arrivals = Arrivals::Bursty {
+        factor: 1.8,
+        burst: 2.0,
+        quiet: 4.0,
+    };
+    scenario
+}
+
+fn heavy_tail() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "heavy-tail";
+    scenario.about = "work of Pareto distribution (shape 1.3, up to 20 s); \
+                      a server works on 4 connections, the others queue";
+    scenario.load = 0.6;
+    scenario.discipline = Discipline::Queueing;
+    scenario.workload.work = Duration::Pareto {
+        shape: 1.3,
+        shortest: 0.026_8,
+        longest: 20.0,
+    };
+    scenario
+}
+
+fn long_lived() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "long-lived";
+    scenario.about = "one connection in ten stays for a minute (log-normal) and does little; \
+                      4 servers join at half-time";
+    scenario.load = 0.6;
+    scenario.limit = 1_024;
+    scenario.workload.stays = Some(Stays {
+        share: 0.1,
+        duration: Duration::LogNormal {
+            mean: 60.0,
+            sigma: 1.0,
+        },
+        cores: 0.005,
+    });
+    for _ in 0..4 {
+        scenario.script.push(Step {
+            share: 0.5,
+            plus: 0.0,
+            server: scenario.servers.len(),
+            action: Action::List(CORES),
+        });
+        scenario.servers.push(spare());
+    }
+    scenario
+}
+
+fn weighted() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "weighted";
+    scenario.about = "8 servers of 2 cores, 4 of 4 and 4 of 8, weights in proportion";
+    scenario.servers = [2, 4, 2, 8]
+        .into_iter()
+        .cycle()
+        .take(SERVERS)
+        .map(listed)
+        .collect();
+    scenario
+}
+
+fn slow() -> Scenario {
+    let mut scenario = with_slow_servers(steady(), 0.6, 0.3);
+    scenario.name = "slow";
+    scenario.about = "4 of 16 servers at half speed from 30 % to 80 % of the time; \
+                      weights do not say so";
+    for server in (0..SERVERS).step_by(4) {
+        scenario.script.push(Step {
+            share: 0.8,
+            plus: 0.0,
+            server,
+            action: Action::Speed(1.0),
+        });
+    }
+    scenario
+}
+
+/// One server in four at half speed from this share of the time on, at this load.
+pub(crate) fn with_slow_servers(mut scenario: Scenario, load: f64, from: f64) -> Scenario {
+    scenario.load = load;
+    for server in (0..scenario.servers.len()).step_by(4) {
+        scenario.script.push(Step {
+            share: from,
+            plus: 0.0,
+            server,
+            action: Action::Speed(0.5),
+        });
+    }
+    scenario
+}
+
+fn failing(name: &'static str, how: Health) -> Scenario {
+    let mut scenario = steady();
+    scenario.name = name;
+    scenario.about = match how {
+        Health::Silent => {
+            "a server goes down and its machine is silent; unlisted 10 s later, back later; twice"
+        }
+        _ => "a server goes down and its machine refuses; unlisted 10 s later, back later; twice",
+    };
+    scenario.load = 0.6;
+    for (server, down, up) in [(3, 0.2, 0.45), (11, 0.6, 0.85)] {
+        let step = |share, plus, action| Step {
+            share,
+            plus,
+            server,
+            action,
+        };
+        scenario.script.extend([
+            step(down, 0.0, Action::Health(how)),
+            step(down, DETECTION, Action::Unlist),
+            // In a short run it would be back before it is gone.
+            step(up, DETECTION, Action::Health(Health::Up)),
+            step(up, DETECTION, Action::List(CORES)),
+        ]);
+    }
+    scenario
+}
+
+fn rolling() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "rolling";
+    scenario.about = "every server is replaced in turn: a new one listed, the old one drained for \
+                      5 s and unlisted";
+    for old in 0..SERVERS {
+        let share = 0.2 + 0.6 * old as f64 / SERVERS as f64;
+        let step = |server, plus, action| Step {
+            share,
+            plus,
+            server,
+            action,
+        };
+        scenario.script.extend([
+            step(SERVERS + old, 0.0, Action::List(CORES)),
+            step(old, 0.1, Action::Weight(0)),
+            step(old, 5.0, Action::Unlist),
+        ]);
+    }
+    scenario.servers.resize(2 * SERVERS, spare());
+    scenario
+}
+
+fn leaving() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "leaving";
+    scenario.about = "3 of 16 servers leave, one at a time";
+    scenario.load = 0.6;
+    for (server, share) in [(3, 0.4), (8, 0.6), (13, 0.8)] {
+        scenario.script.push(Step {
+            share,
+            plus: 0.0,
+            server,
+            action: Action::Unlist,
+        });
+    }
+    scenario
+}
+
+fn many_nodes() -> Scenario {
+    let mut scenario = equal(64, SERVERS);
+    scenario.name = "many-nodes";
+    scenario.about = "as steady, but behind 64 nodes that balance alone";
+    scenario
+}
+
+fn caches() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "caches";
+    scenario.about = "a firewall mark with 4,096 destination addresses of unequal popularity; \
+                      servers are caches; one leaves";
+    scenario.load = 0.5;
+    scenario.kinship = Kinship::Destination;
+    scenario.workload.destinations = 4_096;
+    scenario.workload.destination_skew = 0.7;
+    scenario.script.push(Step {
+        share: 0.6,
+        plus: 0.0,
+        server: 5,
+        action: Action::Unlist,
+    });
+    scenario
+}
+
+fn quiet() -> Scenario {
+    let mut scenario = steady();
+    scenario.name = "quiet";
+    scenario.about = "3 % load: one server could do it all";
+    scenario.load = 0.03;
+    scenario
+}
+
+fn listed(cores: u32) -> ServerKind {
+    ServerKind {
+        cores,
+        weight: Some(cores),
+    }
+}
+
+fn spare() -> ServerKind {
+    ServerKind {
+        cores: CORES,
+        weight: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_unique() {
+        let names: HashSet<&str> = all().iter().map(|scenario| scenario.name).collect();
+        assert_eq!(names.len(), all().len());
+    }
+
+    #[test]
+    fn work_takes_a_tenth_of_a_second() {
+        for scenario in all() {
+            let mean = scenario.workload.work.mean();
+            assert!((mean - 0.1).abs() < 0.001, "{}: {mean}", scenario.name);
+        }
+    }
+
+    #[test]
+    fn the_listed_servers_could_do_the_work() {
+        for scenario in all() {
+            assert!(scenario.load < 0.9, "{}", scenario.name);
+            let cores: u32 = scenario
+                .servers
+                .iter()
+                .filter(|kind| kind.weight.is_some())
+                .map(|kind| kind.cores)
+                .sum();
+            assert_eq!(cores, 64, "{}", scenario.name);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The simulation against theory, and against what must hold whatever the scheduler.
+
+use super::*;
+use crate::compare::random::Duration;
+use crate::compare::station::Discipline;
+use crate::compare::{catalogue, outside};
+
+fn registry() -> Registry {
+    let mut registry = Registry::kernel();
+    outside::register(&mut registry).unwrap();
+    registry
+}
+
+fn simulate(scenario: &Scenario, scheduler: &str, connections: u64, seed: u64) -> Outcome {
+    let go_on = AtomicBool::new(false);
+    run(scenario, &registry(), scheduler, connections, seed, &go_on)
+        .unwrap()
+        .unwrap()
+}
+
+fn assert_close(value: f64, expected: f64, tolerance: f64) {
+    let error = (value / expected - 1.0).abs();
+    assert!(error < tolerance, "{value} is not {expected}: {error:.3}");
+}
+
+/// One server with this many cores and this load.
+fn one_server(cores: u32, load: f64) -> Scenario {
+    let mut scenario = catalogue::equal(1, 1);
+    scenario.servers[0].cores = cores;
+    scenario.load = load;
+    scenario.limit = 100_000;
+    scenario
+}
+
+/// The probability that an arrival finds all of `cores` servers of an M/M/c queue busy.
+fn erlang_c(cores: u32, load: f64) -> f64 {
+    let offered = f64::from(cores) * load;
+    let mut term = 1.0;
+    let mut idle = 1.0;
+    for busy in 1..cores {
+        term *= offered / f64::from(busy);
+        idle += term;
+    }
+    let all = term * offered / f64::from(cores) / (1.0 - load);
+    all / (idle + all)
+}
+
+#[test]
+fn one_core_takes_as_long_as_an_m_m_1_queue() {
+    for discipline in [Discipline::Sharing, Discipline::Queueing] {
+        for load in [0.3, 0.7] {
+            let mut scenario = one_server(1, load);
+            scenario.discipline = discipline;
+            let outcome = simulate(&scenario, "rr", 200_000, 3);
+            assert_close(outcome.latency.mean(), 0.1 / (1.0 - load), 0.05);
+        }
+    }
+}
+
+#[test]
+fn sharing_does_not_care_how_work_is_distributed() {
+    // The mean of M/G/1 with processor sharing depends on the mean of the work only.
+    let mut scenario = one_server(1, 0.6);
+    scenario.workload.work = Duration::LogNormal {
+        mean: 0.1,
+        sigma: 1.2,
+    };
+    let outcome = simulate(&scenario, "rr", 400_000, 5);
+    assert_close(outcome.latency.mean(), 0.1 / 0.4, 0.06);
+}
+
+#[test]
+fn several_cores_take_as_long_as_an_m_m_c_queue() {
+    let mut scenario = one_server(4, 0.8);
+    scenario.discipline = Discipline::Queueing;
+    let outcome = simulate(&scenario, "rr", 400_000, 1);
+    let waiting = erlang_c(4, 0.8) * 0.1 / (4.0 * 0.2);
+    assert_close(outcome.latency.mean(), 0.1 + waiting, 0.05);
+}
+
+#[test]
+fn one_queue_for_all_is_what_many_nodes_cannot_have() {
+    // Least connections with everything in view is near the best there is, M/M/64; random
+    // assignment is M/M/4 each, and round robin lies between.
+    let scenario = catalogue::equal(1, 16);
+    let best = 0.1 + erlang_c(64, 0.75) * 0.1 / (64.0 * 0.25);
+    let random = 0.1 + erlang_c(4, 0.75) * 0.1 / (4.0 * 0.25);
+    let lc = simulate(&scenario, "lc", 100_000, 1).latency.mean();
+    let rr = simulate(&scenario, "rr", 100_000, 1).latency.mean();
+    assert!(best * 0.99 < lc && lc < rr && rr < random, "{lc} {rr}");
+}
+
+#[test]
+fn every_scheduler_manages_every_scenario_and_no_connection_is_lost_track_of() {
+    for scenario in catalogue::all() {
+        for scheduler in registry().names() {
+            let outcome = simulate(&scenario, scheduler, 2_000, 1);
+            let fates = outcome.completed
+                + outcome.unserved
+                + outcome.turned_away
+                + outcome.unanswered
+                + outcome.broken
+                + outcome.staying;
+            let what = format!("{scheduler} in {}", scenario.name);
+            assert_eq!(outcome.arrived, fates, "{what}");
+            assert!((1_000..4_000).contains(&outcome.arrived), "{what}");
+            assert!(outcome.completed > 0, "{what}");
+            // Little's law: what is integrated over time is what is summed up one by one.
+            assert_close(outcome.area, outcome.sojourn, 1e-6);
+            // Nothing is faster than its work, on average.
+            assert!(outcome.latency.mean() > 0.06, "{what}");
+        }
+    }
+}
+
+#[test]
+fn mean_connections_are_rate_times_latency() {
+    let scenario = catalogue::equal(8, 16);
+    let outcome = simulate(&scenario, "lc", 100_000, 9);
+    let horizon = 100_000.0 / scenario.rate();
+    let mean_connections = outcome.area / horizon;
+    let little = scenario.rate() * outcome.latency.mean();
+    assert_close(mean_connections, little, 0.02);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures() {
+    for scenario in catalogue::all() {
+        for scheduler in ["lc", outside::NAME] {
+            let figures = |seed| {
+                let outcome = simulate(&scenario, scheduler, 3_000, seed);
+                format!("{outcome:?}")
+            };
+            assert_eq!(figures(4), figures(4), "{}", scenario.name);
+            assert_ne!(figures(4), figures(5), "{}", scenario.name);
+        }
+    }
+}
+
+#[test]
+fn arrivals_do_not_depend_on_the_scheduler() {
+    let scenario = catalogue::equal(4, 16);
+    let arrived = |name: &str| simulate(&scenario, name, 5_000, 2).arrived;
+    assert_eq!(arrived("rr"), arrived("lc"));
+}
+
+#[test]
+fn a_server_that_is_gone_gets_nothing_and_its_clients_move() {
+    let leaving = catalogue::all()
+        .into_iter()
+        .find(|scenario| scenario.name == "leaving")
+        .unwrap();
+    let outcome = simulate(&leaving, "rr", 20_000, 1);
+    assert_eq!(outcome.unanswered + outcome.broken, 0);
+    // Round robin knows no clients: 15 of 16 meet another server, change or no change.
+    let parted = outcome.undisturbed.parted_share().unwrap();
+    assert_close(parted, 15.0 / 16.0, 0.03);
+    assert!(outcome.across_change.all > 1_000);
+}
+
+#[test]
+fn refusing_servers_attract_those_who_count_and_silent_ones_do_not() {
+    let failing = |name: &str| {
+        catalogue::all()
+            .into_iter()
+            .find(|scenario| scenario.name == name)
+            .unwrap()
+    };
+    let lost =
+        |scenario: &Scenario, scheduler: &str| simulate(scenario, scheduler, 60_000, 1).unanswered;
+    let (refusing, silent) = (failing("refusing"), failing("silent"));
+    // A refused connection is over at once: the server looks idle.
+    assert!(lost(&refusing, "lc") > lost(&refusing, "rr"));
+    // An unanswered one is counted for a minute: the server looks busy.
+    assert!(10 * lost(&silent, "lc") < lost(&silent, "rr"));
+}
+
+#[test]
+fn stopping_ends_it_without_a_result() {
+    let stop = AtomicBool::new(true);
+    let outcome = run(
+        &catalogue::equal(1, 4),
+        &registry(),
+        "rr",
+        100_000,
+        1,
+        &stop,
+    );
+    assert!(outcome.unwrap().is_none());
+}
+
+#[test]
+fn an_unknown_scheduler_is_an_error() {
+    let go_on = AtomicBool::new(false);
+    let scenario = catalogue::equal(1, 4);
+    assert!(run(&scenario, &registry(), "no-such", 100, 1, &go_on).is_err());
+}

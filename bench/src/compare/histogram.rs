@@ -1,0 +1,121 @@
+//! Latencies, counted in steps of one percent.
+
+/// Steps per doubling.
+const STEPS: u64 = 64;
+/// Bits of the fraction that are left out: an `f64` has 52.
+const SHIFT: u32 = 52 - STEPS.ilog2();
+/// The least value told apart, about a microsecond.
+const LEAST_EXPONENT: u64 = 1023 - 20;
+/// Enough for 40 doublings above it: twelve days.
+const COUNTS: usize = 64 * 40;
+
+/// How often each latency occurred; a step is at most 1.6 % wide.
+///
+/// The first bits of a floating-point number, exponent and beginning of the fraction, are already a
+/// logarithmic scale: finding the step takes a shift and a subtraction.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogram {
+    counts: Vec<u64>,
+    total: u64,
+    sum: f64,
+}
+
+impl Histogram {
+    pub(crate) fn new() -> Self {
+        Self {
+            counts: vec![0; COUNTS],
+            total: 0,
+            sum: 0.0,
+        }
+    }
+
+    /// Counts a latency of `seconds`.
+    pub(crate) fn record(&mut self, seconds: f64) {
+        let position = (seconds.to_bits() >> SHIFT).saturating_sub(LEAST_EXPONENT * STEPS);
+        let last = self.counts.len() - 1;
+        self.counts[usize::try_from(position).unwrap_or(last).min(last)] += 1;
+        self.total += 1;
+        self.sum += seconds;
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.total += other.total;
+        self.sum += other.sum;
+    }
+
+    /// In seconds, exact; 0 without values.
+    pub(crate) fn mean(&self) -> f64 {
+        if self.total == 0 {
+            0.0
+        } else {
+            self.sum / self.total as f64
+        }
+    }
+
+    /// The latency that this share of all does not exceed, in seconds; 0 without values.
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
+        let wanted = (share * self.total as f64).ceil().max(1.0);
+        let mut below = 0.0;
+        for (step, &count) in (0_u64..).zip(&self.counts) {
+            let count = count as f64;
+            if count > 0.0 && below + count >= wanted {
+                let (low, high) = (lower_end(step), lower_end(step + 1));
+                return low + (high - low) * (wanted - below) / count;
+            }
+            below += count;
+        }
+        0.0
+    }
+}
+
+fn lower_end(step: u64) -> f64 {
+    f64::from_bits((LEAST_EXPONENT * STEPS + step) << SHIFT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_within_a_step_of_the_truth() {
+        let mut histogram = Histogram::new();
+        for value in 1..=10_000 {
+            histogram.record(f64::from(value) / 1_000.0);
+        }
+        for share in [0.001, 0.5, 0.9, 0.99, 0.999, 1.0] {
+            let found = histogram.quantile(share);
+            let truth = share * 10.0;
+            assert!((found / truth - 1.0).abs() < 0.016, "{share}: {found}");
+        }
+        assert_eq!(histogram.total, 10_000);
+        assert!((histogram.mean() - 5.0005).abs() < 1e-9);
+    }
+
+    #[test]
+    fn extremes_are_counted_at_the_ends() {
+        let mut histogram = Histogram::new();
+        for value in [0.0, 1e-12, 1e9, f64::INFINITY] {
+            histogram.record(value);
+        }
+        assert_eq!(histogram.total, 4);
+        assert!(histogram.quantile(0.25) < 1e-5);
+        assert!(histogram.quantile(1.0) > 1e5);
+    }
+
+    #[test]
+    fn merging_is_counting_together() {
+        let (mut one, mut two, mut both) = (Histogram::new(), Histogram::new(), Histogram::new());
+        for value in 1..100 {
+            let value = f64::from(value);
+            both.record(value);
+            if value < 30.0 { &mut one } else { &mut two }.record(value);
+        }
+        one.merge(&two);
+        assert_eq!(one.counts, both.counts);
+        assert_eq!(one.quantile(0.9), both.quantile(0.9));
+        assert_eq!(Histogram::new().quantile(0.5), 0.0);
+    }
+}

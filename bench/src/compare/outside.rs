@@ -1,0 +1,196 @@
+//! A scheduler from outside: what a stranger writes, with nothing but the public interface of the
+//! crate `schedulers`.
+//!
+//! Peak EWMA with two choices: draw two servers, take the one where a connection is expected to be
+//! done sooner. What is expected is an average of the latencies seen, in which recent ones count
+//! more and a bad one counts at once, times the connections there will be. The idea is that of
+//! Finagle's load balancers; the randomness is what keeps independent nodes from agreeing on the
+//! same victim.
+
+use std::time::Duration;
+
+use schedulers::{Error, Options, Registry, Request, Scheduler, ServerId, Servers};
+
+/// The name it is registered under.
+pub(crate) const NAME: &str = "peak-ewma";
+
+/// How fast a latency is forgotten: after so long it counts e times less.
+const MEMORY: Duration = Duration::from_secs(5);
+/// Draws until one is eligible, before all are looked at.
+const PATIENCE: u32 = 8;
+
+/// Makes [`PeakEwma`] known by its name.
+///
+/// # Errors
+/// Somebody has the name.
+pub(crate) fn register(registry: &mut Registry) -> Result<(), Error> {
+    registry.register(NAME, |options: &Options| {
+        Box::new(PeakEwma {
+            random: options.seed,
+            listed: Vec::new(),
+            latencies: Vec::new(),
+        })
+    })
+}
+
+/// Two choices, and the better expectation.
+///
+/// # Cost
+/// A pick takes constant time as long as most servers are eligible; a removal looks at all.
+#[derive(Debug)]
+struct PeakEwma {
+    random: u64,
+    listed: Vec<ServerId>,
+    /// By [`ServerId::index`].
+    latencies: Vec<Latency>,
+}
+
+/// What is known about a server's latency.
+#[derive(Clone, Copy, Debug, Default)]
+struct Latency {
+    /// In seconds; 0: nothing is known, which makes a newcomer welcome.
+    average: f64,
+    at: Duration,
+}
+
+impl PeakEwma {
+    /// An eligible server by lot, nothing if there is none.
+    fn draw(&mut self, servers: &Servers) -> Option<ServerId> {
+        let count = u32::try_from(self.listed.len()).ok()?;
+        let eligible = |id: &ServerId| {
+            servers
+                .listed(*id)
+                .is_some_and(|server| server.is_eligible())
+        };
+        for _ in 0..PATIENCE {
+            // A 64-bit linear congruential generator; its high half is good enough for drawing lots.
+            self.random = self
+                .random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let lot = (u64::from(count) * (self.random >> 32)) >> 32;
+            let id = self.listed.get(usize::try_from(lot).ok()?)?;
+            if eligible(id) {
+                return Some(*id);
+            }
+        }
+        self.listed.iter().copied().find(eligible)
+    }
+
+    /// How long a connection would take, in seconds per unit of weight.
+    fn expectation(&self, servers: &Servers, id: ServerId) -> f64 {
+        let latency = self
+            .latencies
+            .get(id.index())
+            .map_or(0.0, |known| known.average);
+        servers.get(id).map_or(f64::INFINITY, |server| {
+            let connections = f64::from(server.active()) + 1.0;
+            latency.max(1e-6) * connections / f64::from(server.weight().max(1))
+        })
+    }
+}
+
+impl Scheduler for PeakEwma {
+    fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+        let one = self.draw(servers)?;
+        let other = self.draw(servers)?;
+        let is_better = self.expectation(servers, other) < self.expectation(servers, one);
+        Some(if is_better { other } else { one })
+    }
+
+    fn bound(&mut self, servers: &Servers, _: Duration) -> Result<(), Error> {
+        self.listed = servers.iter().map(|(id, _)| id).collect();
+        self.latencies = vec![Latency::default(); servers.slots()];
+        Ok(())
+    }
+
+    fn added(&mut self, servers: &Servers, server: ServerId) {
+        self.listed.push(server);
+        self.latencies.resize(servers.slots(), Latency::default());
+        self.latencies[server.index()] = Latency::default();
+    }
+
+    fn removed(&mut self, _: &Servers, server: ServerId, _: Option<ServerId>) {
+        self.listed.retain(|&id| id != server);
+    }
+
+    fn measured(&mut self, _: &Servers, server: ServerId, latency: Duration, at: Duration) {
+        let Some(known) = self.latencies.get_mut(server.index()) else {
+            return;
+        };
+        let latency = latency.as_secs_f64();
+        let age = at.saturating_sub(known.at).as_secs_f64();
+        let old = (-age / MEMORY.as_secs_f64()).exp();
+        *known = Latency {
+            average: if latency > known.average {
+                latency
+            } else {
+                old * known.average + (1.0 - old) * latency
+            },
+            at,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use schedulers::Balancer;
+
+    const REQUEST: Request = Request {
+        source: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        source_port: 40_000,
+        destination: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        destination_port: 80,
+        at: Duration::ZERO,
+    };
+
+    fn balancer(servers: u8) -> (Balancer, Vec<ServerId>) {
+        let mut registry = Registry::new();
+        register(&mut registry).unwrap();
+        let options = Options::default();
+        let mut balancer = Balancer::new(registry.build(NAME, &options).unwrap(), &options);
+        let ids = (0..servers)
+            .map(|number| balancer.add(([10, 0, 0, number], 80).into(), 1).unwrap())
+            .collect();
+        (balancer, ids)
+    }
+
+    #[test]
+    fn prefers_the_faster_one_and_forgets_in_time() {
+        let (mut balancer, ids) = balancer(2);
+        let at = Duration::from_secs;
+        balancer.measured(ids[0], at(2), at(0)).unwrap();
+        balancer.measured(ids[1], at(1), at(0)).unwrap();
+        let picks = |balancer: &mut Balancer| {
+            (0..400)
+                .filter(|_| balancer.pick(&REQUEST) == Some(ids[0]))
+                .count()
+        };
+        // Only when both lots fall on it.
+        let slow = picks(&mut balancer);
+        assert!((60..140).contains(&slow), "{slow}");
+        balancer
+            .measured(ids[0], Duration::from_millis(1), at(60))
+            .unwrap();
+        let fast = picks(&mut balancer);
+        assert!((260..340).contains(&fast), "{fast}");
+    }
+
+    #[test]
+    fn never_picks_who_may_not_be_picked() {
+        let (mut balancer, ids) = balancer(40);
+        for &id in &ids[1..] {
+            balancer.set_weight(id, 0).unwrap();
+        }
+        for _ in 0..100 {
+            assert_eq!(balancer.pick(&REQUEST), Some(ids[0]));
+        }
+        balancer.remove(ids[0]).unwrap();
+        assert_eq!(balancer.pick(&REQUEST), None);
+        for &id in &ids[1..] {
+            balancer.remove(id).unwrap();
+        }
+        assert_eq!(balancer.pick(&REQUEST), None);
+    }
+}

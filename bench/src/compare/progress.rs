@@ -1,0 +1,55 @@
+//! How far it is, on standard error.
+
+use std::io::{IsTerminal as _, Write as _, stderr};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Says how many of all cells are done: on a terminal in one line that changes, else now and then in
+/// a line of its own.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    all: usize,
+    start: Instant,
+    is_terminal: bool,
+    last: Mutex<Option<Instant>>,
+}
+
+impl Progress {
+    pub(crate) fn new(all: usize) -> Self {
+        Self {
+            all,
+            start: Instant::now(),
+            is_terminal: stderr().is_terminal(),
+            last: Mutex::new(None),
+        }
+    }
+
+    /// `done` cells are done.
+    pub(crate) fn show(&self, done: usize) {
+        let pause = Duration::from_millis(if self.is_terminal { 200 } else { 5_000 });
+        let mut last = self.last.lock().expect("no thread panics holding it");
+        if last.is_some_and(|last| last.elapsed() < pause) {
+            return;
+        }
+        *last = Some(Instant::now());
+        let elapsed = self.start.elapsed().as_secs_f64();
+        let left = elapsed / done.max(1) as f64 * self.all.saturating_sub(done) as f64;
+        let line = format!(
+            "{done} of {} cells, {elapsed:.0} s, about {left:.0} s to go (Ctrl-C keeps what is done)",
+            self.all
+        );
+        // Nobody to tell is no reason to stop.
+        let _ = if self.is_terminal {
+            write!(stderr(), "\r{line}\x1b[K")
+        } else {
+            writeln!(stderr(), "{line}")
+        };
+    }
+
+    /// Leaves the terminal's line clean.
+    pub(crate) fn end(&self) {
+        if self.is_terminal {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+}

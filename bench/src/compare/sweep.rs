@@ -1,0 +1,180 @@
+//! Does counting connections help when every node counts its own only? By number of nodes and of
+//! servers.
+//!
+//! One node is the balancer that sees everything: what it achieves is the most that counting can do.
+
+use serde::Serialize;
+
+use super::catalogue;
+use super::cells::Measured;
+use super::outcome::Outcome;
+use super::scenario::{Scenario, ServerKind};
+
+/// Numbers of nodes that are tried.
+pub(crate) const NODES: [u32; 5] = [1, 4, 16, 64, 256];
+/// Numbers of servers that are tried.
+pub(crate) const SERVERS: [usize; 4] = [4, 16, 64, 256];
+
+/// A question: who is compared with whom, among which servers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// The scheduler that counts nothing.
+    pub(crate) plain: &'static str,
+    /// The one that counts.
+    pub(crate) counting: &'static str,
+    scenario: fn(u32, usize) -> Scenario,
+}
+
+/// All questions.
+pub(crate) const QUESTIONS: [Question; 3] = [
+    Question {
+        name: "equal",
+        about: "equal servers",
+        plain: "rr",
+        counting: "lc",
+        scenario: catalogue::equal,
+    },
+    Question {
+        name: "weighted",
+        about: "servers of 2, 4 and 8 cores, weights in proportion",
+        plain: "wrr",
+        counting: "wlc",
+        scenario: weighted,
+    },
+    Question {
+        name: "slow",
+        about: "one server in four at half speed, which weights do not say",
+        plain: "rr",
+        counting: "lc",
+        scenario: slow,
+    },
+];
+
+impl Question {
+    /// The situation with so many nodes and servers.
+    pub(crate) fn scenario(&self, nodes: u32, servers: usize) -> Scenario {
+        let mut scenario = (self.scenario)(nodes, servers);
+        scenario.name = "sweep";
+        scenario.about = self.about;
+        scenario
+    }
+}
+
+fn weighted(nodes: u32, servers: usize) -> Scenario {
+    let mut scenario = catalogue::equal(nodes, servers);
+    for (server, cores) in scenario
+        .servers
+        .iter_mut()
+        .zip([2, 4, 2, 8].into_iter().cycle())
+    {
+        *server = ServerKind {
+            cores,
+            weight: Some(cores),
+        };
+    }
+    scenario
+}
+
+fn slow(nodes: u32, servers: usize) -> Scenario {
+    // Evenly spread, the slow ones just about manage.
+    catalogue::with_slow_servers(catalogue::equal(nodes, servers), 0.45, 0.0)
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Sweep {
+    pub(crate) name: String,
+    pub(crate) about: String,
+    pub(crate) plain: String,
+    pub(crate) counting: String,
+    pub(crate) points: Vec<Point>,
+}
+
+/// One number of nodes, one number of servers.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Point {
+    pub(crate) nodes: u32,
+    pub(crate) servers: usize,
+    /// Connections that a node has to one server, on average over time, when `plain` chooses.
+    pub(crate) connections_per_node_and_server: f64,
+    pub(crate) plain: Side,
+    pub(crate) counting: Side,
+}
+
+/// How one of the two schedulers did.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Side {
+    pub(crate) mean_ms: f64,
+    pub(crate) p99_ms: f64,
+    /// Best and worst run.
+    pub(crate) p99_range_ms: [f64; 2],
+    pub(crate) spread: Option<f64>,
+    pub(crate) lost_share: f64,
+}
+
+impl Side {
+    fn new(measured: &Measured) -> Self {
+        let Outcome { latency, loads, .. } = &measured.outcome;
+        let worst = measured.p99s.iter().copied().fold(0.0, f64::max);
+        let best = measured.p99s.iter().copied().fold(f64::INFINITY, f64::min);
+        Self {
+            mean_ms: latency.mean() * 1e3,
+            p99_ms: latency.quantile(0.99) * 1e3,
+            p99_range_ms: [best * 1e3, worst * 1e3],
+            spread: loads.spread(),
+            lost_share: measured.outcome.lost_share(),
+        }
+    }
+}
+
+impl Point {
+    pub(crate) fn new(scenario: &Scenario, plain: &Measured, counting: &Measured) -> Self {
+        let servers = scenario.servers.len();
+        // Little's law.
+        let mean_connections = scenario.rate() * plain.outcome.latency.mean();
+        let places = f64::from(scenario.nodes) * servers as f64;
+        Self {
+            nodes: scenario.nodes,
+            servers,
+            connections_per_node_and_server: mean_connections / places,
+            plain: Side::new(plain),
+            counting: Side::new(counting),
+        }
+    }
+
+    /// The 99th percentile of the counting scheduler, in that of the plain one.
+    pub(crate) fn ratio(&self) -> f64 {
+        self.counting.p99_ms / self.plain.p99_ms
+    }
+}
+
+impl Sweep {
+    pub(crate) fn new(question: Question, points: Vec<Point>) -> Self {
+        Self {
+            name: question.name.to_owned(),
+            about: question.about.to_owned(),
+            plain: question.plain.to_owned(),
+            counting: question.counting.to_owned(),
+            points,
+        }
+    }
+
+    /// The point with so many nodes and servers, if it was done.
+    pub(crate) fn point(&self, nodes: u32, servers: usize) -> Option<&Point> {
+        self.points
+            .iter()
+            .find(|point| (point.nodes, point.servers) == (nodes, servers))
+    }
+
+    /// The 99th percentile of the counting scheduler on so many nodes, in that of one balancer that
+    /// sees every connection.
+    pub(crate) fn against_one(&self, point: &Point) -> Option<f64> {
+        let one = self.point(1, point.servers)?;
+        Some(point.counting.p99_ms / one.counting.p99_ms)
+    }
+}

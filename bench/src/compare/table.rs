@@ -1,0 +1,124 @@
+//! The figures as tables for a terminal.
+
+use std::fmt::Write as _;
+
+use schedulers::Registry;
+
+use super::report::{Chapter, Report};
+use super::scenario::Scenario;
+use super::sweep::{NODES, SERVERS, Sweep};
+
+/// What there is to choose from.
+pub(crate) fn names(scenarios: &[Scenario], registry: &Registry) -> String {
+    let mut text = String::from("scenarios\n");
+    for scenario in scenarios {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {:<11} {}", scenario.name, scenario.about);
+    }
+    let names: Vec<&str> = registry.names().collect();
+    let _ = writeln!(
+        text,
+        "  {:<11} rr against lc, wrr against wlc, by number of nodes and servers\n\
+         schedulers\n  {}",
+        super::plan::SWEEP,
+        names.join(", ")
+    );
+    text
+}
+
+/// Everything.
+pub(crate) fn report(report: &Report) -> String {
+    let mut text = String::new();
+    for chapter in &report.scenarios {
+        text.push_str(&scenario(chapter));
+        text.push('\n');
+    }
+    for sweep in &report.sweeps {
+        text.push_str(&question(sweep));
+        text.push('\n');
+    }
+    for finding in &report.findings {
+        let _ = writeln!(text, "* {finding}");
+    }
+    let _ = writeln!(
+        text,
+        "{} connections in {:.1} s of processor time: {:.0} per millisecond",
+        report.simulated,
+        report.cpu_secs,
+        report.pace()
+    );
+    text
+}
+
+fn scenario(chapter: &Chapter) -> String {
+    let mut text = format!(
+        "{}: {}\n{:<10} {:>8} {:>8} {:>8} {:>8}   {:>15}  {:>6} {:>6} {:>6}  {:>6} {:>6}\n",
+        chapter.name,
+        chapter.about,
+        "",
+        "p50 ms",
+        "p90",
+        "p99",
+        "p99.9",
+        "p99 of runs",
+        "spread",
+        "peak",
+        "lost",
+        "moved",
+        "change",
+    );
+    for row in &chapter.rows {
+        let latency = row.latency_ms;
+        let _ = writeln!(
+            text,
+            "{:<10} {:>8.1} {:>8.1} {:>8.1} {:>8.1}   {:>7.1}-{:<7.1}  {:>6} {:>6} {:>6}  {:>6} {:>6}",
+            row.scheduler,
+            latency.p50,
+            latency.p90,
+            latency.p99,
+            latency.p999,
+            row.p99_range_ms[0],
+            row.p99_range_ms[1],
+            number(row.spread),
+            number(row.peak),
+            percent(Some(row.lost_share)),
+            percent(row.parted_undisturbed),
+            percent(row.parted_across_change),
+        );
+    }
+    text
+}
+
+fn question(sweep: &Sweep) -> String {
+    let mut text = format!(
+        "sweep, {}: p99 of {} by p99 of {} (in brackets: by p99 of {} on one node)\n{:<10}",
+        sweep.about, sweep.counting, sweep.plain, sweep.counting, ""
+    );
+    for nodes in NODES {
+        let unit = if nodes == 1 { "node" } else { "nodes" };
+        let _ = write!(text, " {:>14}", format!("{nodes} {unit}"));
+    }
+    text.push('\n');
+    for servers in SERVERS {
+        let _ = write!(text, "{:<10}", format!("{servers} servers"));
+        for nodes in NODES {
+            let cell = sweep.point(nodes, servers).map(|point| {
+                let against_one = sweep
+                    .against_one(point)
+                    .map_or_else(String::new, |ratio| format!(" ({ratio:.2})"));
+                format!("{:.2}{against_one}", point.ratio())
+            });
+            let _ = write!(text, " {:>14}", cell.unwrap_or_else(|| "-".to_owned()));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
+}

@@ -1,0 +1,80 @@
+//! Who is next among many, when one at a time changes its mind.
+
+/// The least of a fixed number of values, kept up to date.
+///
+/// # Shape
+/// A complete binary tree in an array: leaf `i` holds value `i`, every other node the index of the
+/// lesser of its two children.
+///
+/// # Cost
+/// Changing a value: as many comparisons as the binary logarithm of the count. Reading: none.
+#[derive(Debug)]
+pub(crate) struct Tournament {
+    values: Vec<f64>,
+    winners: Vec<u32>,
+}
+
+impl Tournament {
+    /// `count` values, all infinite.
+    pub(crate) fn new(count: usize) -> Self {
+        let leaves = count.next_power_of_two().max(2);
+        let mut winners: Vec<u32> = vec![0; 2 * leaves];
+        for (place, leaf) in (leaves..2 * leaves).zip(0..) {
+            winners[place] = leaf;
+        }
+        for place in (1..leaves).rev() {
+            winners[place] = winners[2 * place];
+        }
+        Self {
+            values: vec![f64::INFINITY; leaves],
+            winners,
+        }
+    }
+
+    pub(crate) fn set(&mut self, index: usize, value: f64) {
+        self.values[index] = value;
+        let mut place = (self.values.len() + index) / 2;
+        while place > 0 {
+            let (left, right) = (self.winners[2 * place], self.winners[2 * place + 1]);
+            let right_wins = self.values[right as usize] < self.values[left as usize];
+            self.winners[place] = if right_wins { right } else { left };
+            place /= 2;
+        }
+    }
+
+    /// The index of the least value, and the value.
+    pub(crate) fn least(&self) -> (usize, f64) {
+        let index = self.winners[1] as usize;
+        (index, self.values[index])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::random::Random;
+
+    #[test]
+    fn is_the_minimum_after_every_change() {
+        for count in [1_u32, 2, 3, 16, 100] {
+            let mut random = Random::new(3, u64::from(count));
+            let mut values = vec![f64::INFINITY; count as usize];
+            let mut tournament = Tournament::new(values.len());
+            for _ in 0..1_000 {
+                let index = random.below(count) as usize;
+                let value = if random.chance(0.1) {
+                    f64::INFINITY
+                } else {
+                    random.unit()
+                };
+                values[index] = value;
+                tournament.set(index, value);
+                let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+                assert_eq!(tournament.least().1, least);
+                if least.is_finite() {
+                    assert_eq!(values[tournament.least().0], least);
+                }
+            }
+        }
+    }
+}
