@@ -9,13 +9,15 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipvs_netlink as ipvs;
 
-use crate::manifests;
 use crate::model::Cidr;
 use crate::plan::{self, NodePortAddresses};
 use crate::state_file::StateFile;
 
+use source::SourceFlags;
+
 mod plan_command;
 mod run_command;
+mod source;
 mod status_command;
 
 /// A service proxy for Kubernetes nodes that programs the kernel's IPVS.
@@ -28,7 +30,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Programs the kernel and follows changes of the manifests.
+    /// Programs the kernel and follows the API server, or manifests.
     Run(run_command::Flags),
     /// Prints what would change. Exits 0 when nothing would, 2 when something would, 1 on error.
     Plan(plan_command::Flags),
@@ -63,17 +65,12 @@ enum Output {
 /// What is served, and as which node.
 #[derive(Args, Debug)]
 struct NodeFlags {
-    /// A manifest file, or a directory of .yaml, .yml and .json files.
-    #[arg(long, value_name = "FILE|DIR")]
-    manifests: PathBuf,
+    #[command(flatten)]
+    source: SourceFlags,
 
     /// The name of this node, as endpoints name it [default: the host name].
     #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     node_name: Option<String>,
-
-    /// Give a cluster IP out of these ranges to Services that have none.
-    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
-    service_cidr: Vec<Cidr>,
 
     /// The ranges that Pods have; anything else is outside the cluster.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
@@ -138,17 +135,6 @@ impl NodeFlags {
             service_addresses: self.service_addresses.into(),
             drain: self.drain_timeout.0,
         })
-    }
-
-    fn manifest_options(&self) -> anyhow::Result<manifests::Options> {
-        Ok(manifests::Options {
-            service_cidr: self.service_cidr.clone(),
-            node_name: self.node_name()?,
-        })
-    }
-
-    fn load(&self) -> anyhow::Result<manifests::Loaded> {
-        manifests::load(&self.manifests, &self.manifest_options()?).context("--manifests")
     }
 }
 

@@ -16,6 +16,7 @@ use crate::dataplane::Dataplane;
 use crate::problem::Problem;
 use crate::store::Event;
 use crate::sync::{Input, Proxier};
+use crate::watch::{self, Watch};
 
 mod journal;
 
@@ -44,10 +45,26 @@ pub enum News {
         /// What was wrong with those that became no event.
         problems: Vec<Problem>,
     },
+    /// What is wrong with objects of a kind that no event tells of, in place of what was told before.
+    Problems {
+        /// The kind, in the plural.
+        kind: &'static str,
+        /// What is wrong.
+        problems: Vec<Problem>,
+    },
     /// The machine's own addresses are not what they were.
     MachineChanged,
     /// It is time to go. The kernel stays as it is and goes on serving.
     Stop,
+}
+
+impl From<watch::Message> for News {
+    fn from(message: watch::Message) -> Self {
+        match message {
+            watch::Message::Event(event) => Self::Event(event),
+            watch::Message::Problems { kind, problems } => Self::Problems { kind, problems },
+        }
+    }
 }
 
 /// How often rounds are made.
@@ -59,12 +76,24 @@ pub struct Periods {
     pub min_sync: Duration,
 }
 
+/// kube-proxy's.
+impl Default for Periods {
+    fn default() -> Self {
+        Self {
+            sync: Duration::from_secs(30),
+            min_sync: Duration::from_secs(1),
+        }
+    }
+}
+
 /// Keeps a machine what it should be.
 #[derive(Debug)]
 pub struct Daemon<D> {
     proxier: Proxier<D>,
     periods: Periods,
     journal: Journal,
+    /// Who tells of the API server's objects, if they come from there.
+    watch: Option<Watch>,
     /// Whether something was told since the last round.
     has_news: bool,
     /// When the last round was made.
@@ -80,11 +109,12 @@ pub struct Daemon<D> {
 
 impl<D: Dataplane> Daemon<D> {
     /// A daemon that has been told nothing yet.
-    pub fn new(proxier: Proxier<D>, periods: Periods) -> Self {
+    pub fn new(proxier: Proxier<D>, periods: Periods, watch: Option<Watch>) -> Self {
         Self {
             proxier,
             periods,
             journal: Journal::default(),
+            watch,
             has_news: false,
             last_round: None,
             next_resync: Duration::ZERO,
@@ -106,8 +136,14 @@ impl<D: Dataplane> Daemon<D> {
         self.listen(news) && self.act(clock::since_boot())
     }
 
-    /// Takes in news until something is due. Answers whether to go on.
-    fn listen(&mut self, news: &Receiver<News>) -> bool {
+    /// What it works with.
+    pub fn into_proxier(self) -> Proxier<D> {
+        self.proxier
+    }
+
+    /// Takes in news until a round is due: for the first one, until everything was told. Answers
+    /// whether to go on.
+    pub fn listen(&mut self, news: &Receiver<News>) -> bool {
         loop {
             let now = clock::since_boot();
             let wait = self
@@ -153,10 +189,11 @@ impl<D: Dataplane> Daemon<D> {
                     );
                 }
                 self.proxier.take(events, input);
-                self.journal.unread = problems;
+                self.proxier.set_unread("manifests", problems);
                 // A Node that is not among all objects does not exist.
                 self.node_deadline = Some(Duration::ZERO);
             }
+            News::Problems { kind, problems } => self.proxier.set_unread(kind, problems),
             News::MachineChanged => self.next_resync = Duration::ZERO,
             News::Stop => return false,
         }
@@ -183,6 +220,9 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Makes a round. Answers whether all of it took effect.
     fn act(&mut self, now: Duration) -> bool {
+        if let Some(watch) = &self.watch {
+            watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
+        }
         let is_resync = self.next_resync <= now;
         let result = if is_resync {
             self.proxier.resync(now)

@@ -88,6 +88,8 @@ pub struct Snapshot {
     nodes: BTreeMap<ObjectName, Parsed<NodePlace>>,
     has_services: bool,
     has_slices: bool,
+    /// How many Services ask where other nodes are.
+    asking_for_nodes: usize,
 }
 
 impl Snapshot {
@@ -98,7 +100,12 @@ impl Snapshot {
         match event {
             Event::Services(change) => {
                 self.has_services |= matches!(change, Change::Reset(_));
-                update(&mut self.services, change, |name, _, _| touched.add(name));
+                let asking = &mut self.asking_for_nodes;
+                update(&mut self.services, change, |name, old, new| {
+                    touched.add(name);
+                    *asking -= usize::from(needs_regions(old));
+                    *asking += usize::from(needs_regions(new));
+                });
             }
             Event::EndpointSlices(change) => {
                 self.has_slices |= matches!(change, Change::Reset(_));
@@ -181,7 +188,7 @@ impl Snapshot {
 
     /// Whether some Service asks where other nodes are.
     pub fn needs_other_nodes(&self) -> bool {
-        self.services().any(Service::needs_regions)
+        self.asking_for_nodes > 0
     }
 
     /// What was wrong with the objects, in order of their names.
@@ -231,6 +238,11 @@ fn update<T: PartialEq>(
             }
         }
     }
+}
+
+fn needs_regions(service: Option<&Parsed<Service>>) -> bool {
+    let service = service.and_then(|parsed| parsed.object.as_ref());
+    service.is_some_and(Service::needs_regions)
 }
 
 fn service_of(slice: &Parsed<EndpointSlice>) -> Option<ObjectName> {

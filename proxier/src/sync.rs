@@ -8,7 +8,7 @@
 //! A change goes through the Services it touches only: [`Proxier::sync`] compares what they should
 //! be with what was programmed last. [`Proxier::resync`] reads the machine back and compares all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -48,6 +48,7 @@ pub struct Proxier<D> {
     excluded: Vec<Cidr>,
     retries: Retries,
     input: Input,
+    unread: BTreeMap<&'static str, Vec<Problem>>,
 }
 
 /// Whether what was read is all there is.
@@ -136,6 +137,7 @@ impl<D: Dataplane> Proxier<D> {
             excluded: Vec::new(),
             retries: Retries::default(),
             input: Input::Whole,
+            unread: BTreeMap::new(),
         })
     }
 
@@ -165,6 +167,12 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
+    /// Says what was wrong with input that became no event, in place of what was said of its `kind`
+    /// before.
+    pub fn set_unread(&mut self, kind: &'static str, problems: Vec<Problem>) {
+        self.unread.insert(kind, problems);
+    }
+
     /// What we were told.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
@@ -175,9 +183,12 @@ impl<D: Dataplane> Proxier<D> {
         self.planner.desired()
     }
 
-    /// What of the input was worked around.
+    /// What of the input could not be read or was worked around, sorted.
     pub fn problems(&self) -> Vec<Problem> {
-        self.planner.problems(&self.snapshot)
+        let mut problems = self.planner.problems(&self.snapshot);
+        problems.extend(self.unread.values().flatten().cloned());
+        problems.sort();
+        problems
     }
 
     /// What is ours, by the Service port it serves.

@@ -1,22 +1,20 @@
 //! `ipvs-proxier plan`.
 
 use std::process::ExitCode;
+use std::sync::mpsc::sync_channel;
 
 use clap::{Args, ValueEnum};
 
 use super::{NodeFlags, Output, StateFlags, json, print};
 use crate::clock;
+use crate::daemon::{Daemon, Periods, WAITING_NEWS};
 use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
 use crate::dataplane::linux::Linux;
-use crate::manifests::Loaded;
 use crate::op::Op;
-use crate::plan::Machine;
-use crate::problem::Problem;
 use crate::report::{NamedOp, Report};
 use crate::state_file::StateFile;
-use crate::store::Event;
-use crate::sync::{Input, Proxier};
+use crate::sync::Proxier;
 
 /// Flags of `plan`.
 #[derive(Args, Debug)]
@@ -50,35 +48,39 @@ const CHANGES: u8 = 2;
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Loaded { events, problems } = self.node.load()?;
         match self.against {
             Against::Kernel => {
                 let linux = Linux::open(self.node.service_addresses.into())?;
-                self.finish(linux, self.state.file(), events, problems)
+                self.print(self.proxier(linux, self.state.file())?)
             }
             Against::Empty => {
-                let kernel = FakeKernel {
-                    machine: node_machine(&events),
-                    ..FakeKernel::default()
-                };
-                self.finish(kernel, StateFile::new("/nonexistent"), events, problems)
+                let nothing = StateFile::new("/nonexistent");
+                let mut proxier = self.proxier(FakeKernel::default(), nothing)?;
+                let node = proxier.snapshot().node();
+                let addresses = node.map(|node| node.addresses.iter().copied().collect());
+                proxier.dataplane().machine.addresses = addresses.unwrap_or_default();
+                self.print(proxier)
             }
         }
     }
 
-    fn finish<D: Dataplane>(
+    /// A proxier that has been told everything.
+    fn proxier<D: Dataplane>(
         &self,
         dataplane: D,
         state_file: StateFile,
-        events: Vec<Event>,
-        unread: Vec<Problem>,
-    ) -> anyhow::Result<ExitCode> {
-        let mut proxier = Proxier::new(dataplane, self.node.config()?, state_file)?;
-        proxier.take(events, Input::given(&unread));
+    ) -> anyhow::Result<Proxier<D>> {
+        let proxier = Proxier::new(dataplane, self.node.config()?, state_file)?;
+        let (sender, news) = sync_channel(WAITING_NEWS);
+        let watch = self.node.source.follow(self.node.node_name()?, sender)?;
+        let mut daemon = Daemon::new(proxier, Periods::default(), watch);
+        anyhow::ensure!(daemon.listen(&news), "nobody told what there is");
+        Ok(daemon.into_proxier())
+    }
+
+    fn print<D: Dataplane>(&self, mut proxier: Proxier<D>) -> anyhow::Result<ExitCode> {
         let ops = proxier.plan(clock::since_boot())?;
-        let mut problems = proxier.problems();
-        problems.extend(unread);
-        problems.sort();
+        let problems = proxier.problems();
         match self.output {
             Output::Json => print(&json(&Report::desired(proxier.desired(), &problems))?)?,
             Output::Text => {
@@ -99,16 +101,4 @@ impl Flags {
 fn text<D: Dataplane>(ops: &[Op], proxier: &Proxier<D>) -> String {
     let named = |op| NamedOp::new(op, proxier.desired(), proxier.owned());
     ops.iter().map(|op| format!("{}\n", named(op))).collect()
-}
-
-/// The machine as its Node object describes it.
-fn node_machine(events: &[Event]) -> Machine {
-    let addresses = events.iter().flat_map(|event| match event {
-        Event::Node(node) => node.addresses.as_slice(),
-        _ => &[],
-    });
-    Machine {
-        addresses: addresses.copied().collect(),
-        ..Machine::default()
-    }
 }

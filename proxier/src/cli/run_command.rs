@@ -1,16 +1,17 @@
 //! `ipvs-proxier run`.
 
 use std::process::ExitCode;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use super::{DurationFlag, NodeFlags, StateFlags};
-use crate::daemon::{Daemon, Periods, WAITING_NEWS};
+use crate::daemon::{Daemon, News, Periods, WAITING_NEWS};
 use crate::dataplane::linux::Linux;
-use crate::follow;
 use crate::model::Cidr;
 use crate::sync::Proxier;
 
@@ -45,10 +46,10 @@ impl Flags {
         let linux = Linux::open(self.node.service_addresses.into())?;
         let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
             .excluding(self.ipvs_exclude_cidrs.clone());
-        let mut daemon = Daemon::new(proxier, self.periods()?);
         let (sender, news) = sync_channel(WAITING_NEWS);
-        let options = self.node.manifest_options()?;
-        follow::manifests(self.node.manifests.clone(), options, sender).context("--manifests")?;
+        stop_on_signals(sender.clone())?;
+        let watch = self.node.source.follow(self.node.node_name()?, sender)?;
+        let mut daemon = Daemon::new(proxier, self.periods()?, watch);
         if self.once {
             return Ok(match daemon.run_once(&news) {
                 true => ExitCode::SUCCESS,
@@ -56,6 +57,7 @@ impl Flags {
             });
         }
         daemon.run(&news);
+        tracing::info!("stopped; the kernel goes on serving");
         Ok(ExitCode::SUCCESS)
     }
 
@@ -75,4 +77,19 @@ impl Flags {
         );
         Ok(periods)
     }
+}
+
+/// Tells `listener` to stop when the process is asked to end.
+fn stop_on_signals(listener: SyncSender<News>) -> anyhow::Result<()> {
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM]).context("preparing to be told to stop by a signal")?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            // Whoever asks twice does not want to wait.
+            if listener.try_send(News::Stop).is_err() {
+                std::process::exit(0);
+            }
+        }
+    });
+    Ok(())
 }

@@ -12,8 +12,6 @@ const TOLD_ONE_BY_ONE: usize = 50;
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     reported: Vec<Problem>,
-    /// Problems of the input as a whole.
-    pub(super) unread: Vec<Problem>,
 }
 
 impl Journal {
@@ -44,9 +42,7 @@ impl Journal {
     }
 
     fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {
-        let mut problems = proxier.problems();
-        problems.extend(self.unread.iter().cloned());
-        problems.sort();
+        let problems = proxier.problems();
         for problem in &problems {
             if self.reported.binary_search(problem).is_err() {
                 tracing::warn!("{problem}");
