@@ -23,11 +23,13 @@ use crate::store::{Snapshot, Touched};
 
 mod context;
 mod endpoints;
+mod health;
 mod node_ports;
 mod planner;
 mod service;
 mod style;
 
+pub use health::HealthCheck;
 pub use node_ports::{InvalidNodePortAddresses, NodePortAddresses};
 pub use planner::{Changed, Planner};
 
@@ -131,6 +133,8 @@ pub struct Desired {
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, VirtualServer>,
     /// Every address to make local, with the preferred source of connections to it, if any.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// What load balancers may ask, by the port of the node that they ask at.
+    pub health_checks: BTreeMap<u16, HealthCheck>,
 }
 
 impl Desired {

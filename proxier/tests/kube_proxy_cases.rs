@@ -83,3 +83,8 @@ fn changes() {
 fn annotations() {
     play("annotations.txt");
 }
+
+#[test]
+fn health() {
+    play("health.txt");
+}

@@ -26,6 +26,8 @@ pub(super) struct EndpointSets {
     pub(super) cluster: Vec<Chosen>,
     /// For policy Local.
     pub(super) local: Vec<Chosen>,
+    /// Whether those in `local` are ready, not only the last resort.
+    pub(super) is_local_ready: bool,
 }
 
 /// An endpoint that serves.
@@ -64,6 +66,7 @@ impl EndpointSets {
             None => (hinted(&all, place), usable(&local, |_| true)),
         };
         Self {
+            is_local_ready: local.iter().any(|(_, endpoint)| endpoint.is_ready),
             cluster: cluster.into_iter().map(weigh).collect(),
             local: local.into_iter().map(weigh).collect(),
         }

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use super::context::Context;
+use super::health::{HealthCheck, HealthPorts};
 use super::service::{Asked, ask};
 use super::{Config, Desired, Frontend, Machine, VirtualServer};
 use crate::model::{ObjectName, Service};
@@ -17,7 +18,7 @@ use crate::store::{Snapshot, Touched};
 ///
 /// # Invariant
 /// After any sequence of updates the plan equals [`super::desired`] of the last input: a Service's
-/// plan depends on nothing but its own objects and the [`Context`], and a contested frontend is
+/// plan depends on nothing but its own objects and the node, and a contested frontend is
 /// decided among all who claim it.
 #[derive(Clone, Debug)]
 pub struct Planner {
@@ -29,6 +30,7 @@ pub struct Planner {
     losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
     /// How many Services want each address local.
     address_users: BTreeMap<IpAddr, u32>,
+    health_ports: HealthPorts,
     /// Problems that are no Service's.
     common_problems: Vec<Problem>,
 }
@@ -38,6 +40,7 @@ pub struct Planner {
 struct Footprint {
     keys: Box<[ipvs::ServiceKey]>,
     addresses: Box<[IpAddr]>,
+    health_port: Option<u16>,
     problems: Box<[Problem]>,
 }
 
@@ -48,6 +51,8 @@ pub struct Changed {
     pub virtual_servers: BTreeSet<ipvs::ServiceKey>,
     /// Addresses that came, went or have another source.
     pub addresses: BTreeSet<IpAddr>,
+    /// Ports whose health check came, went or has another answer.
+    pub health_checks: BTreeSet<u16>,
 }
 
 impl Changed {
@@ -56,6 +61,8 @@ impl Changed {
         let keys = &other.virtual_servers;
         self.virtual_servers.extend(keys.iter().copied());
         self.addresses.extend(other.addresses.iter().copied());
+        self.health_checks
+            .extend(other.health_checks.iter().copied());
     }
 }
 
@@ -69,6 +76,7 @@ impl Planner {
             footprints: BTreeMap::new(),
             losers: BTreeMap::new(),
             address_users: BTreeMap::new(),
+            health_ports: HealthPorts::default(),
             common_problems: Vec::new(),
         }
     }
@@ -137,6 +145,7 @@ impl Planner {
                 problems.extend(losers.iter().map(|loser| conflict(*key, loser, winner)));
             }
         }
+        problems.extend(self.health_ports.problems(snapshot));
         problems.sort();
         problems
     }
@@ -153,6 +162,13 @@ impl Planner {
         }
         for &key in before.virtual_servers.keys() {
             self.decide(key, context.snapshot);
+        }
+        for &port in before.health_checks.keys() {
+            let checks = &mut self.desired.health_checks;
+            match self.health_ports.winner(port, context.snapshot) {
+                Some(winner) => checks.insert(port, winner.clone()),
+                None => checks.remove(&port),
+            };
         }
         before.compare(&self.desired)
     }
@@ -174,6 +190,11 @@ impl Planner {
                 self.desired.virtual_servers.get(&key).cloned()
             };
             before.virtual_servers.entry(key).or_insert(removed);
+        }
+        if let Some(port) = footprint.health_port {
+            let check = || self.desired.health_checks.get(&port).cloned();
+            before.health_checks.entry(port).or_insert_with(check);
+            self.health_ports.withdraw(port, name);
         }
         for address in footprint.addresses {
             if let Entry::Occupied(mut users) = self.address_users.entry(address) {
@@ -209,9 +230,16 @@ impl Planner {
             let old = self.desired.addresses.insert(address, source);
             before.addresses.entry(address).or_insert(old);
         }
+        let health_port = asked.health_check.as_ref().map(|&(port, _)| port);
+        if let Some((port, check)) = asked.health_check {
+            let known = || self.desired.health_checks.get(&port).cloned();
+            before.health_checks.entry(port).or_insert_with(known);
+            self.health_ports.claim(port, check);
+        }
         let footprint = Footprint {
             keys: keys.into(),
             addresses: asked.addresses.into(),
+            health_port,
             problems: asked.problems.into(),
         };
         self.footprints.insert(service.name.clone(), footprint);
@@ -239,6 +267,7 @@ impl Planner {
 struct Before {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
     addresses: BTreeMap<IpAddr, Option<Option<IpAddr>>>,
+    health_checks: BTreeMap<u16, Option<HealthCheck>>,
 }
 
 impl Before {
@@ -254,28 +283,38 @@ impl Before {
                 .filter(|(address, before)| before.as_ref() != after.addresses.get(address))
                 .map(|(address, _)| address)
                 .collect(),
+            health_checks: (self.health_checks.into_iter())
+                .filter(|(port, before)| before.as_ref() != after.health_checks.get(port))
+                .map(|(port, _)| port)
+                .collect(),
         }
     }
 }
 
 /// The order in which claims to one frontend are served.
 ///
-/// Cluster IPs first; then the older Service, so that a newcomer can never take an address away from
-/// a running one; undated objects come last.
+/// Cluster IPs first; then the older Service.
 fn precedence<'a>(
     server: &'a VirtualServer,
     snapshot: &'a Snapshot,
-) -> (Frontend, bool, Option<&'a str>, &'a ObjectName) {
-    let name = &server.owner.service;
-    let created = snapshot
-        .service(name)
-        .and_then(|service| service.created.as_deref());
+) -> (Frontend, (bool, Option<&'a str>, &'a ObjectName)) {
     // The two kinds of external address are equals.
     let frontend = match server.frontend {
         Frontend::LoadBalancer => Frontend::ExternalIp,
         other => other,
     };
-    (frontend, created.is_none(), created, name)
+    (frontend, age(&server.owner.service, snapshot))
+}
+
+/// What orders Services by age, the oldest first, so that a newcomer can never take anything away
+/// from a running one; undated objects come last.
+pub(super) fn age<'a>(
+    name: &'a ObjectName,
+    snapshot: &'a Snapshot,
+) -> (bool, Option<&'a str>, &'a ObjectName) {
+    let service = snapshot.service(name);
+    let created = service.and_then(|service| service.created.as_deref());
+    (created.is_none(), created, name)
 }
 
 fn conflict(key: ipvs::ServiceKey, loser: &VirtualServer, winner: &VirtualServer) -> Problem {

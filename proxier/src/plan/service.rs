@@ -1,5 +1,6 @@
 //! What one Service asks of this node.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use ipvs_netlink as ipvs;
 
 use super::context::Context;
 use super::endpoints::{Chosen, EndpointSets};
+use super::health::HealthCheck;
 use super::style::Style;
 use super::{Frontend, VirtualServer};
 use crate::model::{Family, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy};
@@ -19,6 +21,8 @@ pub(super) struct Asked {
     pub(super) servers: Vec<VirtualServer>,
     /// Addresses to make local, each once.
     pub(super) addresses: Vec<IpAddr>,
+    /// The answer to load balancers, and the port they ask at.
+    pub(super) health_check: Option<(u16, HealthCheck)>,
     /// What was worked around.
     pub(super) problems: Vec<Problem>,
 }
@@ -26,6 +30,9 @@ pub(super) struct Asked {
 /// Works out what `service` asks for. Depends on nothing but its arguments.
 pub(super) fn ask(service: &Service, context: &Context<'_>) -> Asked {
     let mut asked = Asked::default();
+    if let Some(port) = service.health_check_node_port {
+        asked.health_check = Some((port, health_check(service, context)));
+    }
     let mut asking = Asking {
         service,
         context,
@@ -46,6 +53,26 @@ pub(super) fn ask(service: &Service, context: &Context<'_>) -> Asked {
 /// The families of `service`: each of its addresses is of one that it has a cluster IP of.
 fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
     service.cluster_ips.iter().map(|&ip| Family::from(ip))
+}
+
+/// The answer to load balancers. Collects endpoints once more; few Services have such a port.
+fn health_check(service: &Service, context: &Context<'_>) -> HealthCheck {
+    let place = context.place();
+    let count = |family| {
+        let mut addresses = BTreeSet::new();
+        for port in &service.ports {
+            let sets = EndpointSets::of(context.snapshot, service, port, family, &place);
+            if sets.is_local_ready {
+                let serving = sets.local.iter().filter(|chosen| chosen.weight > 0);
+                addresses.extend(serving.map(|chosen| chosen.address.ip()));
+            }
+        }
+        (family, addresses.len())
+    };
+    HealthCheck {
+        service: service.name.clone(),
+        local_endpoints: families(service).map(count).collect(),
+    }
 }
 
 fn addresses(service: &Service) -> impl Iterator<Item = &IpAddr> {

@@ -16,7 +16,8 @@
 //! `unready`, `serving` (but not ready), `terminating` (and serving), `gone` (terminating, not
 //! serving). Indented lines are the plan after the commands before them: virtual servers, ordered,
 //! each with its destinations (`*weight` unless 1) and, where they differ, those of clients inside
-//! the cluster; then what was worked around. `nothing` is an empty plan.
+//! the cluster; then the answers to load balancers, with the number of endpoints here; then what was
+//! worked around. `nothing` is an empty plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -368,6 +369,17 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
         .iter()
         .filter(|(key, _)| matches!(key, ipvs::ServiceKey::Address { .. }));
     let mut lines: Vec<String> = addresses.map(|(_, server)| line(server, desired)).collect();
+    for (port, check) in &desired.health_checks {
+        let counts = &check.local_endpoints;
+        let counts = counts
+            .iter()
+            .map(|(family, count)| format!(" {family:?}={count}"));
+        lines.push(format!(
+            "health {port} of {}:{}",
+            check.service,
+            counts.collect::<String>()
+        ));
+    }
     lines.extend(problems.iter().map(|problem| {
         let Problem {
             object,
