@@ -49,6 +49,7 @@ pub mod daemon;
 pub mod destination;
 pub mod error;
 pub mod family;
+pub mod listener;
 pub mod message;
 pub mod name;
 pub mod service;

@@ -131,6 +131,57 @@ impl Transport {
         Ok(answers)
     }
 
+    /// Sends all requests of `batch` in one datagram, for families that carry a datagram out as one
+    /// transaction (nf_tables), and gives the requests that were refused, in the kernel's order.
+    ///
+    /// Request `acknowledged` is the one that the kernel is asked to acknowledge. None refused means
+    /// that all were carried out.
+    ///
+    /// # Errors
+    /// When the socket fails; [`Error::AnswersLost`] when the kernel's answer, and so what it did, is
+    /// unknown.
+    pub fn run_whole(
+        &mut self,
+        batch: &mut Batch,
+        acknowledged: usize,
+    ) -> Result<Vec<(usize, NoAnswer)>> {
+        let count = batch.len();
+        let first = self.next_sequence(count);
+        for index in 0..count {
+            let number = first.wrapping_add(u32::try_from(index).unwrap_or(u32::MAX));
+            batch.address(index, number, index == acknowledged);
+        }
+        self.make_room(batch.bytes.len())?;
+        self.send(&batch.bytes)?;
+        let mut refused = Vec::new();
+        let mut is_acknowledged = false;
+        // The kernel carried it out inside the send, so that all answers are there.
+        while let Some(length) = self.receive_waiting()? {
+            for message in messages(&self.buffer[..length], first, count) {
+                let (place, message) = message?;
+                match acknowledgement(&message)? {
+                    Some(Ok(())) => is_acknowledged |= place == acknowledged,
+                    Some(Err(answer)) => refused.push((place, answer)),
+                    None => {}
+                }
+            }
+        }
+        if refused.is_empty() && !is_acknowledged {
+            return Err(Error::AnswersLost);
+        }
+        Ok(refused)
+    }
+
+    /// The number by which the kernel names this socket in notifications.
+    pub fn port(&self) -> u32 {
+        let mut address = SocketAddr::new(0, 0);
+        match self.socket.get_address(&mut address) {
+            Ok(()) => address.port_number(),
+            // No socket has the kernel's own number.
+            Err(_) => 0,
+        }
+    }
+
     /// Sends one request that is answered by an acknowledgement only.
     ///
     /// # Errors
@@ -320,12 +371,39 @@ impl Transport {
         }
     }
 
+    /// Sees to it that a datagram of `length` bytes may be sent.
+    fn make_room(&self, length: usize) -> Result<()> {
+        use rustix::net::sockopt;
+        if length <= BYTES_PER_SEND {
+            return Ok(());
+        }
+        // The kernel keeps 32 bytes for itself, and grants twice what it is asked for.
+        let wanted = length + BYTES_PER_SEND;
+        if sockopt::set_socket_send_buffer_size_force(&self.socket, wanted).is_err() {
+            sockopt::set_socket_send_buffer_size(&self.socket, wanted)
+                .map_err(Error::socket("setting the send buffer"))?;
+        }
+        Ok(())
+    }
+
+    /// Takes a datagram that is there already; answers its length.
+    fn receive_waiting(&mut self) -> Result<Option<usize>> {
+        self.receive_with(RecvFlags::DONTWAIT)
+    }
+
     /// Waits for a datagram from the kernel; answers its length.
     fn receive(&mut self) -> Result<usize> {
+        let received = self.receive_with(RecvFlags::empty())?;
+        received.ok_or(Error::malformed("a socket that waits did not"))
+    }
+
+    fn receive_with(&mut self, flags: RecvFlags) -> Result<Option<usize>> {
         loop {
-            let received = recvfrom(self.socket.as_fd(), &mut self.buffer[..], RecvFlags::TRUNC);
+            let flags = flags | RecvFlags::TRUNC;
+            let received = recvfrom(self.socket.as_fd(), &mut self.buffer[..], flags);
             let (_, length, sender) = match received {
                 Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::NOBUFS) => return Err(Error::AnswersLost),
                 other => other.map_err(Error::socket("receiving from the kernel"))?,
             };
@@ -342,7 +420,7 @@ impl Transport {
                     buffer: self.buffer.len(),
                 });
             }
-            return Ok(length);
+            return Ok(Some(length));
         }
     }
 }
