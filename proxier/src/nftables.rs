@@ -1,0 +1,37 @@
+//! nf_tables: a table as a value, its text, and its way into the kernel.
+//!
+//! ```text
+//!   Table ──diff──▶ Vec<Change> ──message──▶ one transaction ──▶ kernel
+//!     │ Display        │ Display               all of it or nothing
+//!     ▼                ▼
+//!   nft syntax       nft commands
+//! ```
+//!
+//! Everything is data that can be built, compared and printed without a socket; only [`Client`] and
+//! [`Watch`] talk to the kernel. A [`Client`] changes one table, its own, and never looks at others.
+//! The vocabulary is what [`crate::rules`] needs: family `inet`, sets and maps of concatenated keys,
+//! networks, marks, masquerade, rejection.
+//!
+//! The kernel side is `net/netfilter/nf_tables_api.c` and `nfnetlink.c`; numbers and layouts are those
+//! of `include/uapi/linux/netfilter/nf_tables.h`.
+
+mod change;
+mod client;
+mod expression;
+mod message;
+mod networks;
+mod rule;
+mod set;
+mod sys;
+mod table;
+mod value;
+mod watch;
+
+pub use change::{Change, InTable};
+pub use client::{Client, TransactionError};
+pub use networks::Networks;
+pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
+pub use set::{Data, Element, Key, Kind, Set};
+pub use table::{Chain, Hook, Table};
+pub use value::{Type, Value};
+pub use watch::{Tampering, Watch};

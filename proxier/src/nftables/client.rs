@@ -1,0 +1,219 @@
+//! The kernel's side of a table.
+
+use ipvs_netlink::attr::attributes;
+use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
+use ipvs_netlink::{Error, Refusal};
+use rustix::io::Errno;
+
+use super::change::Change;
+use super::message::{Base, Grouping, Transaction, transaction};
+use super::sys::*;
+use super::table::Table;
+
+/// How often a transaction is tried again that somebody else's came before.
+const TRIES: u32 = 32;
+
+/// One table of the network namespace in which this was opened.
+///
+/// It is the only table that is ever changed through this, and the only one that is looked at.
+#[derive(Debug)]
+pub struct Client {
+    transport: Transport,
+    table: Box<str>,
+}
+
+/// Why a transaction did not happen. Whatever the reason, nothing of it did, but for
+/// [`Error::AnswersLost`] inside [`TransactionError::Netlink`], when that is unknown.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransactionError {
+    /// The kernel refused a change, and so all of them.
+    #[error("{change}: {refusal}")]
+    Refused {
+        /// The change, or the first of several.
+        change: String,
+        /// The kernel's words.
+        refusal: Refusal,
+    },
+    /// Others changed their rules again and again while ours were on their way.
+    #[error("the packet filter was changed by others during each of {tries} tries")]
+    Overtaken {
+        /// How often it was tried.
+        tries: u32,
+    },
+    /// The socket failed, or the kernel could not be understood.
+    #[error(transparent)]
+    Netlink(#[from] Error),
+}
+
+impl TransactionError {
+    /// The table in the kernel is not what the changes were worked out for: something is there
+    /// already, or is not there, or is in use. [`Client::replace`] helps.
+    pub fn is_out_of_step(&self) -> bool {
+        let errnos = [Errno::NOENT, Errno::EXIST, Errno::BUSY];
+        matches!(self, Self::Refused { refusal, .. } if errnos.contains(&refusal.errno))
+    }
+
+    /// Trying again later may work.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Refused { refusal, .. } => matches!(
+                refusal.errno,
+                Errno::NOMEM | Errno::NOBUFS | Errno::INTR | Errno::AGAIN
+            ),
+            Self::Overtaken { .. } => true,
+            Self::Netlink(error) => error.is_transient(),
+        }
+    }
+
+    /// The kernel has no nf_tables, or lacks a part of it that the rules need.
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Refused { refusal, .. } => {
+                matches!(refusal.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT)
+            }
+            Self::Overtaken { .. } => false,
+            Self::Netlink(error) => error.is_unsupported(),
+        }
+    }
+}
+
+impl Client {
+    /// Opens a socket for the table `name` of family `inet`, which need not exist.
+    ///
+    /// # Errors
+    /// [`Error::Socket`].
+    pub fn open(name: &str) -> Result<Self, Error> {
+        Ok(Self {
+            transport: Transport::open(protocols::NETLINK_NETFILTER)?,
+            table: name.into(),
+        })
+    }
+
+    /// The table's name.
+    pub fn table(&self) -> &str {
+        &self.table
+    }
+
+    /// The number by which notifications name this socket as the cause.
+    pub fn port(&self) -> u32 {
+        self.transport.port()
+    }
+
+    /// Whether the table exists.
+    ///
+    /// # Errors
+    /// The socket's, and the kernel's but for `ENOENT`.
+    pub fn exists(&mut self) -> Result<bool, Error> {
+        let kind = (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETTABLE;
+        let answer = self.transport.query(
+            kind,
+            "looking for our table",
+            |writer| {
+                writer.header(&[NFPROTO_INET, 0, 0, 0]);
+                writer.string(NFTA_TABLE_NAME, &self.table);
+            },
+            |_| Ok(true),
+        );
+        match answer {
+            Err(error) if error.errno() == Some(Errno::NOENT) => Ok(false),
+            other => other,
+        }
+    }
+
+    /// Carries out all of `changes`, or none, in one moment that no packet falls into.
+    ///
+    /// An element that is there already with the same data is not a failure. Costs one send; memory
+    /// and the kernel's time are proportional to the number of changes.
+    ///
+    /// # Errors
+    /// [`TransactionError::is_out_of_step`] when the table is not as the changes suppose.
+    pub fn apply(&mut self, changes: &[Change]) -> Result<(), TransactionError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.commit(Base::Existing, changes)
+    }
+
+    /// Puts `table` in the place of whatever has its name, in one moment that no packet falls into.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn replace(&mut self, table: &Table) -> Result<(), TransactionError> {
+        self.commit(Base::Anew, &table.creation())
+    }
+
+    /// Deletes the table; that there is none is not a failure.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn delete(&mut self) -> Result<(), TransactionError> {
+        self.commit(Base::Nothing, &[])
+    }
+
+    fn commit(&mut self, base: Base, changes: &[Change]) -> Result<(), TransactionError> {
+        let mut grouping = Grouping::Together;
+        for _ in 0..TRIES {
+            let generation = self.generation()?;
+            let mut encoded = transaction(&self.table, base, changes, generation, grouping)?;
+            let Some((place, answer)) = self.send(&mut encoded)? else {
+                return Ok(());
+            };
+            let NoAnswer::Refused(refusal) = answer else {
+                return Err(Error::AnswersLost.into());
+            };
+            if refusal.errno == Errno::RESTART {
+                continue;
+            }
+            let subject = encoded.subjects.get(place).cloned().unwrap_or_default();
+            if subject.len() > 1 {
+                // Which of them it is shows when each has a message of its own.
+                grouping = Grouping::Singly;
+                continue;
+            }
+            return Err(TransactionError::Refused {
+                change: self.words(changes.get(subject.start).filter(|_| !subject.is_empty())),
+                refusal,
+            });
+        }
+        Err(TransactionError::Overtaken { tries: TRIES })
+    }
+
+    /// The first failure, with the place of the message; `None` when all went well.
+    fn send(&mut self, transaction: &mut Transaction) -> Result<Option<(usize, NoAnswer)>, Error> {
+        // The frame itself is not acknowledged: before Linux 6.10 asking for that confuses the
+        // kernel. The last message inside it stands for all.
+        let last = transaction.batch.len().saturating_sub(2);
+        let failures = self.transport.run_whole(&mut transaction.batch, last)?;
+        Ok(failures.into_iter().next())
+    }
+
+    /// The number of the packet filter's present state, which every transaction of anybody changes.
+    fn generation(&mut self) -> Result<u32, Error> {
+        let kind = (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETGEN;
+        self.transport.query(
+            kind,
+            "reading the packet filter's generation",
+            |writer| writer.header(&[NFPROTO_UNSPEC, 0, 0, 0]),
+            |message| {
+                let rest = message.payload.get(4..).unwrap_or_default();
+                for attribute in attributes(rest) {
+                    let attribute = attribute?;
+                    if attribute.kind == NFTA_GEN_ID {
+                        return attribute.u32_be();
+                    }
+                }
+                Err(Error::Malformed {
+                    what: "a generation without its number",
+                })
+            },
+        )
+    }
+
+    fn words(&self, change: Option<&Change>) -> String {
+        match change {
+            Some(change) => change.in_table(&self.table).to_string(),
+            None => format!("changing table inet {}", self.table),
+        }
+    }
+}

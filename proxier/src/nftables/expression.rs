@@ -1,0 +1,425 @@
+//! A rule as the kernel's expressions: loads into registers, comparisons, actions.
+//!
+//! What nft implies is made explicit here, as nft does it: `ip saddr` in a table of family `inet` is
+//! about IPv4 packets only, so a comparison of the packet's family comes first.
+
+use ipvs_netlink::attr::Writer;
+
+use super::networks::Networks;
+use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
+use super::sys::*;
+use super::value::{Type, Value, number};
+use crate::model::{Family, Protocol};
+
+/// A set without a name that one rule looks into. It has to be made before the rule, in the same
+/// transaction, and goes with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Anonymous {
+    /// By what the rule finds it; unique in the transaction.
+    pub(super) id: u32,
+    pub(super) key: Type,
+    pub(super) content: Content,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    Networks(Networks),
+    Protocols(Box<[Protocol]>),
+}
+
+/// The name that stands for "give it one" (`nf_tables_set_alloc_name`).
+pub(super) const ANONYMOUS: &str = "__set%d";
+
+/// The sets that `rule` needs, with numbers from `next_id` on.
+pub(super) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<Anonymous> {
+    let contents = rule.statements().iter().filter_map(content);
+    contents
+        .map(|(key, content)| {
+            let id = *next_id;
+            *next_id += 1;
+            Anonymous { id, key, content }
+        })
+        .collect()
+}
+
+fn content(statement: &Statement) -> Option<(Type, Content)> {
+    match statement {
+        Statement::Match(Match::Source(_, networks)) if networks.single().is_none() => {
+            let key = Type::Address(networks.family());
+            Some((key, Content::Networks(networks.clone())))
+        }
+        Statement::Match(Match::Protocol(protocols)) if protocols.len() != 1 => {
+            Some((Type::Protocol, Content::Protocols(protocols.clone())))
+        }
+        _ => None,
+    }
+}
+
+/// Writes the expressions of `rule`, whose [`anonymous_sets`] are `sets`.
+pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[Anonymous]) {
+    let mut expressions = Expressions {
+        writer,
+        sets: sets.iter(),
+        family: None,
+    };
+    for statement in rule.statements() {
+        expressions.statement(statement);
+    }
+}
+
+/// A 32-bit register, counted from 0. The kernel also knows four of them as one of 16 bytes, and
+/// prefers that name where it can (`nft_dump_register`).
+#[derive(Clone, Copy)]
+struct Register(u32);
+
+const FIRST: Register = Register(0);
+/// Beyond an IPv6 address in the first one.
+const SECOND: Register = Register(4);
+
+impl Register {
+    fn number(self) -> u32 {
+        match self.0 % 4 {
+            0 => 1 + self.0 / 4,
+            _ => 8 + self.0,
+        }
+    }
+}
+
+struct Expressions<'a, 'w> {
+    writer: &'a mut Writer<'w>,
+    sets: std::slice::Iter<'a, Anonymous>,
+    /// The family that was compared already.
+    family: Option<Family>,
+}
+
+impl Expressions<'_, '_> {
+    fn statement(&mut self, statement: &Statement) {
+        match statement {
+            Statement::Match(it) => self.matches(it),
+            Statement::In { key, set } => {
+                self.load_key(key);
+                self.lookup(Found::Set(set), None);
+            }
+            Statement::VerdictMap { key, map } => {
+                self.load_key(key);
+                self.lookup(Found::Set(map), Some(0));
+            }
+            Statement::SetMark(mark) => self.set_mark(mark),
+            Statement::Remember { map, key, data } => {
+                self.load(*key, FIRST);
+                self.load(*data, SECOND);
+                self.expression("dynset", |data| {
+                    data.string(NFTA_DYNSET_SET_NAME, map);
+                    data.u32_be(NFTA_DYNSET_OP, NFT_DYNSET_OP_UPDATE);
+                    data.u32_be(NFTA_DYNSET_SREG_KEY, FIRST.number());
+                    data.u32_be(NFTA_DYNSET_SREG_DATA, SECOND.number());
+                });
+            }
+            Statement::Masquerade { ports } => {
+                self.immediate(FIRST, &ports.start().to_be_bytes());
+                self.immediate(SECOND, &ports.end().to_be_bytes());
+                let flags = NF_NAT_RANGE_PROTO_SPECIFIED | NF_NAT_RANGE_PROTO_RANDOM_FULLY;
+                self.expression("masq", |data| {
+                    data.u32_be(NFTA_MASQ_FLAGS, flags);
+                    data.u32_be(NFTA_MASQ_REG_PROTO_MIN, FIRST.number());
+                    data.u32_be(NFTA_MASQ_REG_PROTO_MAX, SECOND.number());
+                });
+            }
+            Statement::Reject(reject) => self.expression("reject", |data| match reject {
+                Reject::TcpReset => {
+                    data.u32_be(NFTA_REJECT_TYPE, NFT_REJECT_TCP_RST);
+                    data.u8(NFTA_REJECT_ICMP_CODE, 0);
+                }
+                Reject::PortUnreachable => {
+                    data.u32_be(NFTA_REJECT_TYPE, NFT_REJECT_ICMPX_UNREACH);
+                    data.u8(NFTA_REJECT_ICMP_CODE, NFT_REJECT_ICMPX_PORT_UNREACH);
+                }
+            }),
+            Statement::Verdict(verdict) => self.expression("immediate", |data| {
+                data.u32_be(NFTA_IMMEDIATE_DREG, 0);
+                data.nested(NFTA_IMMEDIATE_DATA, |data| write_verdict(data, verdict));
+            }),
+        }
+    }
+
+    fn matches(&mut self, it: &Match) {
+        match it {
+            Match::Source(relation, networks) => self.source(*relation, networks),
+            Match::Protocol(protocols) => {
+                self.load(Selector::Protocol, FIRST);
+                match protocols[..] {
+                    [protocol] => self.compare(Relation::Is, &[number(protocol)]),
+                    _ => self.lookup(Found::Anonymous(Relation::Is), None),
+                }
+            }
+            Match::InputInterface(relation, name) => {
+                let mut bytes = name.as_bytes().to_vec();
+                bytes.resize(IFNAMSIZ, 0);
+                self.load_meta(NFT_META_IIFNAME, FIRST);
+                self.compare(*relation, &bytes);
+            }
+            Match::InputInterfacePrefix(relation, prefix) => {
+                self.load_meta(NFT_META_IIFNAME, FIRST);
+                self.compare(*relation, prefix.as_bytes());
+            }
+            Match::New => self.state(NF_CT_STATE_NEW),
+            Match::Established => self.state(NF_CT_STATE_ESTABLISHED | NF_CT_STATE_RELATED),
+            Match::HasMark(bits) => {
+                self.load(Selector::Mark, FIRST);
+                self.bitwise(&bits.to_ne_bytes(), &[0; 4]);
+                self.compare(Relation::Is, &bits.to_ne_bytes());
+            }
+            Match::Marked => {
+                self.load(Selector::Mark, FIRST);
+                self.compare(Relation::IsNot, &[0; 4]);
+            }
+            Match::SourceIsLocal => {
+                self.expression("fib", |data| {
+                    data.u32_be(NFTA_FIB_DREG, FIRST.number());
+                    data.u32_be(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE);
+                    data.u32_be(NFTA_FIB_FLAGS, NFTA_FIB_F_SADDR);
+                });
+                self.compare(Relation::Is, &RTN_LOCAL.to_ne_bytes());
+            }
+            Match::EchoRequest(family) => {
+                let (protocol, kind) = match family {
+                    Family::V4 => (IPPROTO_ICMP, ICMP_ECHO),
+                    Family::V6 => (IPPROTO_ICMPV6, ICMPV6_ECHO_REQUEST),
+                };
+                self.only(*family);
+                self.load(Selector::Protocol, FIRST);
+                self.compare(Relation::Is, &[protocol]);
+                self.load_payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, FIRST);
+                self.compare(Relation::Is, &[kind]);
+            }
+        }
+    }
+
+    fn source(&mut self, relation: Relation, networks: &Networks) {
+        let selector = Selector::Source(networks.family());
+        let Some(network) = networks.single() else {
+            self.load(selector, FIRST);
+            return self.lookup(Found::Anonymous(relation), None);
+        };
+        let mut bytes = Vec::with_capacity(16);
+        Value::from(network.network()).encode(&mut bytes);
+        let length = usize::from(network.prefix_len());
+        let whole_bytes = length / 8;
+        if length > 0 && length % 8 == 0 {
+            // As nft does: only as many bytes are loaded as the prefix is long.
+            self.only(networks.family());
+            let length = u32::from(network.prefix_len() / 8);
+            let offset = source_offset(networks.family());
+            self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, offset, length, FIRST);
+            return self.compare(relation, &bytes[..whole_bytes]);
+        }
+        let mut mask = vec![0; bytes.len()];
+        mask[..whole_bytes].fill(0xff);
+        if let Some(byte) = mask.get_mut(whole_bytes) {
+            *byte = !(0xff >> (length % 8));
+        }
+        self.load(selector, FIRST);
+        self.bitwise(&mask, &vec![0; bytes.len()]);
+        self.compare(relation, &bytes);
+    }
+
+    fn state(&mut self, states: u32) {
+        self.load_ct(NFT_CT_STATE, FIRST);
+        self.bitwise(&states.to_ne_bytes(), &[0; 4]);
+        self.compare(Relation::IsNot, &[0; 4]);
+    }
+
+    fn set_mark(&mut self, mark: &NewMark) {
+        match mark {
+            NewMark::To(mark) => self.immediate(FIRST, &mark.to_ne_bytes()),
+            NewMark::With(bits) => {
+                self.load(Selector::Mark, FIRST);
+                self.bitwise(&(!bits).to_ne_bytes(), &bits.to_ne_bytes());
+            }
+            NewMark::Without(bits) => {
+                self.load(Selector::Mark, FIRST);
+                self.bitwise(&(!bits).to_ne_bytes(), &[0; 4]);
+            }
+            NewMark::Mapped { key, map } => {
+                self.load(*key, FIRST);
+                self.lookup(Found::Set(map), Some(FIRST.number()));
+            }
+        }
+        self.expression("meta", |data| {
+            data.u32_be(NFTA_META_KEY, NFT_META_MARK);
+            data.u32_be(NFTA_META_SREG, FIRST.number());
+        });
+    }
+
+    /// Loads the parts of a key one after the other, each from a register of its own on.
+    fn load_key(&mut self, key: &[Selector]) {
+        let mut register = FIRST;
+        for &selector in key {
+            self.load(selector, register);
+            register.0 += match selector {
+                Selector::Source(Family::V6) | Selector::Destination(Family::V6) => 4,
+                _ => 1,
+            };
+        }
+    }
+
+    fn load(&mut self, selector: Selector, register: Register) {
+        match selector {
+            Selector::Source(family) | Selector::Destination(family) => {
+                self.only(family);
+                let length = match family {
+                    Family::V4 => 4,
+                    Family::V6 => 16,
+                };
+                let offset = match selector {
+                    Selector::Source(_) => source_offset(family),
+                    _ => source_offset(family) + length,
+                };
+                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, offset, length, register);
+            }
+            Selector::Protocol => self.load_meta(NFT_META_L4PROTO, register),
+            Selector::DestinationPort => {
+                self.load_payload(NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, register);
+            }
+            Selector::TcpDestinationPort => {
+                self.load(Selector::Protocol, register);
+                self.compare(Relation::Is, &[IPPROTO_TCP]);
+                self.load(Selector::DestinationPort, register);
+            }
+            Selector::Mark => self.load_meta(NFT_META_MARK, register),
+            Selector::ConnectionId => self.load_ct(NFT_CT_ID, register),
+        }
+    }
+
+    /// Ends the rule for packets of the other family.
+    fn only(&mut self, family: Family) {
+        if self.family.replace(family) == Some(family) {
+            return;
+        }
+        self.load_meta(NFT_META_NFPROTO, FIRST);
+        let number = match family {
+            Family::V4 => NFPROTO_IPV4,
+            Family::V6 => NFPROTO_IPV6,
+        };
+        self.compare(Relation::Is, &[number]);
+    }
+
+    fn load_meta(&mut self, key: u32, register: Register) {
+        self.expression("meta", |data| {
+            data.u32_be(NFTA_META_KEY, key);
+            data.u32_be(NFTA_META_DREG, register.number());
+        });
+    }
+
+    fn load_ct(&mut self, key: u32, register: Register) {
+        self.expression("ct", |data| {
+            data.u32_be(NFTA_CT_KEY, key);
+            data.u32_be(NFTA_CT_DREG, register.number());
+        });
+    }
+
+    fn load_payload(&mut self, base: u32, offset: u32, length: u32, register: Register) {
+        self.expression("payload", |data| {
+            data.u32_be(NFTA_PAYLOAD_DREG, register.number());
+            data.u32_be(NFTA_PAYLOAD_BASE, base);
+            data.u32_be(NFTA_PAYLOAD_OFFSET, offset);
+            data.u32_be(NFTA_PAYLOAD_LEN, length);
+        });
+    }
+
+    fn compare(&mut self, relation: Relation, bytes: &[u8]) {
+        let operation = match relation {
+            Relation::Is => NFT_CMP_EQ,
+            Relation::IsNot => NFT_CMP_NEQ,
+        };
+        self.expression("cmp", |data| {
+            data.u32_be(NFTA_CMP_SREG, FIRST.number());
+            data.u32_be(NFTA_CMP_OP, operation);
+            data.nested(NFTA_CMP_DATA, |data| data.bytes(NFTA_DATA_VALUE, bytes));
+        });
+    }
+
+    /// `first = (first & mask) ^ xor`
+    fn bitwise(&mut self, mask: &[u8], xor: &[u8]) {
+        let length = u32::try_from(mask.len()).unwrap_or(u32::MAX);
+        self.expression("bitwise", |data| {
+            data.u32_be(NFTA_BITWISE_SREG, FIRST.number());
+            data.u32_be(NFTA_BITWISE_DREG, FIRST.number());
+            data.u32_be(NFTA_BITWISE_OP, NFT_BITWISE_MASK_XOR);
+            data.u32_be(NFTA_BITWISE_LEN, length);
+            data.nested(NFTA_BITWISE_MASK, |data| data.bytes(NFTA_DATA_VALUE, mask));
+            data.nested(NFTA_BITWISE_XOR, |data| data.bytes(NFTA_DATA_VALUE, xor));
+        });
+    }
+
+    fn immediate(&mut self, register: Register, bytes: &[u8]) {
+        self.expression("immediate", |data| {
+            data.u32_be(NFTA_IMMEDIATE_DREG, register.number());
+            data.nested(NFTA_IMMEDIATE_DATA, |data| {
+                data.bytes(NFTA_DATA_VALUE, bytes);
+            });
+        });
+    }
+
+    /// Looks the first register and those after it up; `into` is 0 for verdicts.
+    fn lookup(&mut self, found: Found<'_>, into: Option<u32>) {
+        let anonymous = match found {
+            Found::Anonymous(_) => self.sets.next(),
+            Found::Set(_) => None,
+        };
+        self.expression("lookup", |data| {
+            let name = match found {
+                Found::Set(name) => name,
+                Found::Anonymous(_) => ANONYMOUS,
+            };
+            data.string(NFTA_LOOKUP_SET, name);
+            if let Some(set) = anonymous {
+                data.u32_be(NFTA_LOOKUP_SET_ID, set.id);
+            }
+            data.u32_be(NFTA_LOOKUP_SREG, FIRST.number());
+            if let Some(register) = into {
+                data.u32_be(NFTA_LOOKUP_DREG, register);
+            }
+            if let Found::Anonymous(Relation::IsNot) = found {
+                data.u32_be(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV);
+            }
+        });
+    }
+
+    fn expression(&mut self, name: &str, data: impl FnOnce(&mut Writer<'_>)) {
+        self.writer.nested(NFTA_LIST_ELEM, |expression| {
+            expression.string(NFTA_EXPR_NAME, name);
+            expression.nested(NFTA_EXPR_DATA, data);
+        });
+    }
+}
+
+enum Found<'a> {
+    Set(&'a str),
+    Anonymous(Relation),
+}
+
+/// Where the source address is in an IP header; the destination follows it.
+fn source_offset(family: Family) -> u32 {
+    match family {
+        Family::V4 => 12,
+        Family::V6 => 8,
+    }
+}
+
+/// Writes a verdict as data.
+pub(super) fn write_verdict(writer: &mut Writer<'_>, verdict: &Verdict) {
+    let (code, chain) = match verdict {
+        Verdict::Accept => (NF_ACCEPT, None),
+        Verdict::Drop => (NF_DROP, None),
+        Verdict::Return => (NFT_RETURN, None),
+        Verdict::Jump(chain) => (NFT_JUMP, Some(chain)),
+        Verdict::Goto(chain) => (NFT_GOTO, Some(chain)),
+    };
+    writer.nested(NFTA_DATA_VERDICT, |data| {
+        data.u32_be(NFTA_VERDICT_CODE, code.cast_unsigned());
+        if let Some(chain) = chain {
+            data.string(NFTA_VERDICT_CHAIN, chain);
+        }
+    });
+}

@@ -1,0 +1,199 @@
+//! Sets and maps.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::rule::Verdict;
+use super::value::{Type, Value};
+
+/// A set, or a map, of any number of elements.
+///
+/// # Invariant
+/// Keys have as many parts as `key`, each of the type there; data are as `kind` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Its name, unique in its table.
+    pub name: Arc<str>,
+    /// The types of the parts of its keys.
+    pub key: Box<[Type]>,
+    /// What a key leads to.
+    pub kind: Kind,
+    /// Its elements; none where packets make them ([`Kind::Learned`]).
+    pub elements: BTreeMap<Key, Option<Data>>,
+}
+
+/// What a key of a set leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: a set.
+    Set,
+    /// A verdict.
+    Verdicts,
+    /// A packet mark.
+    Marks,
+    /// A packet mark that rules put in and that is forgotten some time later.
+    Learned {
+        /// How long after its last use; whole milliseconds.
+        timeout: Duration,
+        /// How many there can be at most.
+        size: u32,
+    },
+}
+
+impl Kind {
+    /// Whether it is a map in nft's words.
+    pub(super) fn is_map(self) -> bool {
+        self != Self::Set
+    }
+}
+
+/// A key: one value, or several concatenated.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Box<[Value]>);
+
+impl Key {
+    /// The key that consists of `parts`.
+    pub fn new(parts: impl IntoIterator<Item = Value>) -> Self {
+        Self(parts.into_iter().collect())
+    }
+
+    /// Its bytes. In a concatenation, each part begins on a multiple of four.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(24);
+        for part in &self.0 {
+            part.encode(&mut bytes);
+            if self.0.len() > 1 {
+                bytes.resize(bytes.len().next_multiple_of(4), 0);
+            }
+        }
+        bytes
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_joined(f, &self.0, " . ")
+    }
+}
+
+/// What a key leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// A verdict.
+    Verdict(Verdict),
+    /// A packet mark.
+    Mark(u32),
+}
+
+impl fmt::Display for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Verdict(verdict) => verdict.fmt(f),
+            Self::Mark(mark) => Value::Mark(*mark).fmt(f),
+        }
+    }
+}
+
+/// An element of a set, with its data where it is a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Element {
+    /// Its key.
+    pub key: Key,
+    /// What the key leads to.
+    pub data: Option<Data>,
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_element(f, &self.key, self.data.as_ref())
+    }
+}
+
+pub(super) fn write_element(
+    f: &mut fmt::Formatter<'_>,
+    key: &Key,
+    data: Option<&Data>,
+) -> fmt::Result {
+    match data {
+        Some(data) => write!(f, "{key} : {data}"),
+        None => key.fmt(f),
+    }
+}
+
+impl Set {
+    /// A set or map without elements.
+    pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[Type]>>, kind: Kind) -> Self {
+        Self {
+            name: name.into(),
+            key: key.into(),
+            kind,
+            elements: BTreeMap::new(),
+        }
+    }
+
+    /// Whether `other` differs in its elements only.
+    pub(super) fn is_defined_as(&self, other: &Self) -> bool {
+        (&self.name, &self.key, self.kind) == (&other.name, &other.key, other.kind)
+    }
+
+    /// `type ..` and what else nft writes about a set beside its elements.
+    pub(super) fn definition(&self) -> Definition<'_> {
+        Definition(self)
+    }
+}
+
+/// Prints as the lines between a set's braces, its elements excepted.
+pub(super) struct Definition<'a>(&'a Set);
+
+impl fmt::Display for Definition<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Set { key, kind, .. } = self.0;
+        let is_typeof = key.contains(&Type::ConnectionId);
+        f.write_str(if is_typeof { "typeof " } else { "type " })?;
+        write_joined(f, key, " . ")?;
+        match kind {
+            Kind::Set => Ok(()),
+            Kind::Verdicts => f.write_str(" : verdict"),
+            Kind::Marks => f.write_str(" : mark"),
+            Kind::Learned { timeout, size } => {
+                let mark = if is_typeof { "meta mark" } else { "mark" };
+                write!(f, " : {mark}; size {size}; flags dynamic,timeout; timeout ")?;
+                write_duration(f, *timeout)
+            }
+        }
+    }
+}
+
+/// `1m`, `90s` as `1m30s`, 1.5 seconds as `1s500ms`.
+fn write_duration(f: &mut fmt::Formatter<'_>, duration: Duration) -> fmt::Result {
+    let mut left = duration.as_millis();
+    for (unit, millis) in [
+        ("d", 86_400_000),
+        ("h", 3_600_000),
+        ("m", 60_000),
+        ("s", 1000),
+        ("ms", 1),
+    ] {
+        if left >= millis {
+            write!(f, "{}{unit}", left / millis)?;
+            left %= millis;
+        }
+    }
+    Ok(())
+}
+
+fn write_joined(
+    f: &mut fmt::Formatter<'_>,
+    parts: &[impl fmt::Display],
+    between: &str,
+) -> fmt::Result {
+    for (index, part) in parts.iter().enumerate() {
+        if index > 0 {
+            f.write_str(between)?;
+        }
+        part.fmt(f)?;
+    }
+    Ok(())
+}

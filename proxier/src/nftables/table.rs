@@ -1,0 +1,307 @@
+//! A table: chains and sets by name.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::change::Change;
+use super::rule::Rule;
+use super::set::{Set, write_element};
+
+/// A table of family `inet`; prints as `nft list table` does.
+///
+/// # Invariant
+/// Sets and chains are under their own names; rules and elements name only what is in the table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Its sets and maps, by name.
+    pub sets: BTreeMap<Arc<str>, Set>,
+    /// Its chains, by name.
+    pub chains: BTreeMap<Arc<str>, Chain>,
+}
+
+/// A chain: rules in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name, unique in its table.
+    pub name: Arc<str>,
+    /// Where packets come from; `None` for a chain that only others call.
+    pub hook: Option<Hook>,
+    /// Its rules.
+    pub rules: Vec<Rule>,
+}
+
+/// Where a chain sees packets. Those that reach its end go on (`policy accept`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// `type filter hook input`, at this priority.
+    Input(i32),
+    /// `type filter hook output`, at this priority.
+    Output(i32),
+    /// `type filter hook postrouting`, at this priority.
+    Postrouting(i32),
+    /// `type nat hook postrouting priority srcnat`: the first packet of each connection.
+    SourceNat,
+}
+
+impl Hook {
+    /// `NF_IP_PRI_NAT_SRC`
+    pub(super) const SOURCE_NAT: i32 = 100;
+
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::Input(_) => 1,
+            Self::Output(_) => 3,
+            Self::Postrouting(_) | Self::SourceNat => 4,
+        }
+    }
+
+    pub(super) fn priority(self) -> i32 {
+        match self {
+            Self::Input(priority) | Self::Output(priority) | Self::Postrouting(priority) => {
+                priority
+            }
+            Self::SourceNat => Self::SOURCE_NAT,
+        }
+    }
+
+    pub(super) fn kind(self) -> &'static str {
+        match self {
+            Self::SourceNat => "nat",
+            _ => "filter",
+        }
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hook = match self {
+            Self::Input(_) => "input",
+            Self::Output(_) => "output",
+            Self::Postrouting(_) | Self::SourceNat => "postrouting",
+        };
+        write!(f, "type {} hook {hook} priority ", self.kind())?;
+        match self.priority() {
+            -300 => f.write_str("raw")?,
+            -150 => f.write_str("mangle")?,
+            0 => f.write_str("filter")?,
+            50 => f.write_str("security")?,
+            Self::SOURCE_NAT if self.number() == Self::SourceNat.number() => {
+                f.write_str("srcnat")?;
+            }
+            other => other.fmt(f)?,
+        }
+        f.write_str("; policy accept;")
+    }
+}
+
+impl Chain {
+    /// A chain that others call.
+    pub fn new(name: impl Into<Arc<str>>, rules: impl Into<Vec<Rule>>) -> Self {
+        Self {
+            name: name.into(),
+            hook: None,
+            rules: rules.into(),
+        }
+    }
+
+    /// A chain that packets come through.
+    pub fn at(name: impl Into<Arc<str>>, hook: Hook, rules: impl Into<Vec<Rule>>) -> Self {
+        Self {
+            hook: Some(hook),
+            ..Self::new(name, rules)
+        }
+    }
+}
+
+impl Table {
+    /// Puts a set in, or in the place of one of that name.
+    pub fn add_set(&mut self, set: Set) {
+        self.sets.insert(set.name.clone(), set);
+    }
+
+    /// Puts a chain in, or in the place of one of that name.
+    pub fn add_chain(&mut self, chain: Chain) {
+        self.chains.insert(chain.name.clone(), chain);
+    }
+
+    /// How to make it from nothing, in an order that the kernel accepts.
+    pub fn creation(&self) -> Vec<Change> {
+        Self::default().difference(self)
+    }
+
+    /// How to make `wanted` of it, in an order that the kernel accepts.
+    ///
+    /// A set or chain that is defined otherwise is deleted and made anew. Costs a look at every
+    /// element; see [`crate::rules`] for changes that cost what they change.
+    pub fn difference(&self, wanted: &Self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let kept_set = |set: &Set| {
+            let before = self.sets.get(&set.name);
+            before.filter(|before| before.is_defined_as(set))
+        };
+        let kept_chain = |chain: &Chain| {
+            let before = self.chains.get(&chain.name);
+            before.filter(|before| before.hook == chain.hook)
+        };
+
+        // Nothing may be named by a rule or an element when it goes. So first the rules and
+        // elements that change, then what nothing needs any more.
+        for chain in self.chains.values() {
+            let after = wanted.chains.get(&chain.name);
+            if !chain.rules.is_empty() && after.is_none_or(|after| after != chain) {
+                changes.push(Change::FlushChain(chain.name.clone()));
+            }
+        }
+        for set in self.sets.values() {
+            let after = wanted.sets.get(&set.name);
+            let after = after.filter(|after| after.is_defined_as(set));
+            for (key, data) in &set.elements {
+                if after.and_then(|after| after.elements.get(key)) != Some(data) {
+                    changes.push(Change::DeleteElement(set.name.clone(), key.clone()));
+                }
+            }
+        }
+        for chain in self.chains.values() {
+            let after = wanted.chains.get(&chain.name);
+            if after.is_none_or(|after| after.hook != chain.hook) {
+                changes.push(Change::DeleteChain(chain.name.clone()));
+            }
+        }
+        for set in self.sets.values() {
+            let after = wanted.sets.get(&set.name);
+            if after.is_none_or(|after| !after.is_defined_as(set)) {
+                changes.push(Change::DeleteSet(set.name.clone()));
+            }
+        }
+
+        // And nothing may be named before it is there.
+        for set in wanted.sets.values().filter(|set| kept_set(set).is_none()) {
+            let empty = Set::new(set.name.clone(), set.key.clone(), set.kind);
+            changes.push(Change::AddSet(Arc::new(empty)));
+        }
+        for chain in wanted.chains.values() {
+            if kept_chain(chain).is_none() {
+                changes.push(Change::AddChain(chain.name.clone(), chain.hook));
+            }
+        }
+        for set in wanted.sets.values() {
+            let before = kept_set(set);
+            for (key, data) in &set.elements {
+                if before.and_then(|before| before.elements.get(key)) != Some(data) {
+                    let element = super::Element {
+                        key: key.clone(),
+                        data: data.clone(),
+                    };
+                    changes.push(Change::AddElement(set.name.clone(), element));
+                }
+            }
+        }
+        for chain in wanted.chains.values() {
+            if self.chains.get(&chain.name) != Some(chain) {
+                for rule in &chain.rules {
+                    changes.push(Change::AddRule(chain.name.clone(), rule.clone()));
+                }
+            }
+        }
+        changes
+    }
+
+    /// Does to this value what the kernel does to the real table.
+    ///
+    /// What names something that is not there changes nothing.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::AddSet(set) => self.add_set(Set::clone(set)),
+            Change::DeleteSet(name) => drop(self.sets.remove(name)),
+            Change::AddElement(set, element) => {
+                if let Some(set) = self.sets.get_mut(set) {
+                    set.elements
+                        .insert(element.key.clone(), element.data.clone());
+                }
+            }
+            Change::DeleteElement(set, key) => {
+                if let Some(set) = self.sets.get_mut(set) {
+                    set.elements.remove(key);
+                }
+            }
+            Change::AddChain(name, hook) => self.add_chain(Chain {
+                name: name.clone(),
+                hook: *hook,
+                rules: Vec::new(),
+            }),
+            Change::DeleteChain(name) => drop(self.chains.remove(name)),
+            Change::AddRule(chain, rule) => {
+                if let Some(chain) = self.chains.get_mut(chain) {
+                    chain.rules.push(rule.clone());
+                }
+            }
+            Change::FlushChain(chain) => {
+                if let Some(chain) = self.chains.get_mut(chain) {
+                    chain.rules.clear();
+                }
+            }
+        }
+    }
+
+    /// The table under `name`, for printing.
+    pub fn named<'a>(&'a self, name: &'a str) -> impl fmt::Display + 'a {
+        Named { table: self, name }
+    }
+}
+
+struct Named<'a> {
+    table: &'a Table,
+    name: &'a str,
+}
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "table inet {} {{", self.name)?;
+        let mut is_first = true;
+        let mut separate = |f: &mut fmt::Formatter<'_>| match std::mem::take(&mut is_first) {
+            true => Ok(()),
+            false => writeln!(f),
+        };
+        for set in self.table.sets.values() {
+            separate(f)?;
+            write_set(f, set)?;
+        }
+        for chain in self.table.chains.values() {
+            separate(f)?;
+            write_chain(f, chain)?;
+        }
+        writeln!(f, "}}")
+    }
+}
+
+fn write_set(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
+    let word = if set.kind.is_map() { "map" } else { "set" };
+    writeln!(f, "\t{word} {} {{", set.name)?;
+    for line in set.definition().to_string().split("; ") {
+        writeln!(f, "\t\t{line}")?;
+    }
+    for (index, (key, data)) in set.elements.iter().enumerate() {
+        f.write_str(if index == 0 {
+            "\t\telements = { "
+        } else {
+            ",\n\t\t\t     "
+        })?;
+        write_element(f, key, data.as_ref())?;
+    }
+    if !set.elements.is_empty() {
+        writeln!(f, " }}")?;
+    }
+    writeln!(f, "\t}}")
+}
+
+fn write_chain(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Result {
+    writeln!(f, "\tchain {} {{", chain.name)?;
+    if let Some(hook) = chain.hook {
+        writeln!(f, "\t\t{hook}")?;
+    }
+    for rule in &chain.rules {
+        writeln!(f, "\t\t{rule}")?;
+    }
+    writeln!(f, "\t}}")
+}
