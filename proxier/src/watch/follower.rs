@@ -300,8 +300,8 @@ impl<'a, R: Resource> Follower<'a, R> {
                     (Told::Progress(version) | Told::Complete(version), None) => {
                         self.advance(Some(version));
                     }
-                    (Told::Progress(_), Some(_)) => {}
-                    (Told::Nothing, _) => self.tell_problems().await,
+                    (Told::Nothing, None) => self.tell_problems().await,
+                    (Told::Progress(_) | Told::Nothing, Some(_)) => {}
                 }
             }
         }

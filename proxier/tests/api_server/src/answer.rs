@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Frame};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -120,11 +121,15 @@ pub(crate) fn too_large(asked: u64, current: u64) -> String {
 /// The answer that a test prescribed.
 pub(crate) fn canned(canned: Canned) -> Response<Pieces> {
     let (sender, pieces) = pieces();
-    // The channel is new and has room.
-    let _ = sender.try_send(Ok(canned.body.into()));
-    if canned.breaks_off {
-        let _ = sender.try_send(Err(Broken));
-    }
+    tokio::spawn(async move {
+        // The client may be gone before it has read everything.
+        let _ = sender.send(Ok(canned.body.into())).await;
+        if canned.breaks_off {
+            // Long enough for the first part to be on its way.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let _ = sender.send(Err(Broken)).await;
+        }
+    });
     let status = StatusCode::from_u16(canned.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = with_head(status, pieces);
     for (name, value) in canned.headers {
