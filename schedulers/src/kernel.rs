@@ -2,7 +2,8 @@
 
 use std::cmp::Reverse;
 
-use crate::options::Options;
+use crate::kernel::indexed::{Indexed, IndexedWrr};
+use crate::options::{Implementation, Options};
 use crate::registry::Registry;
 use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
@@ -12,6 +13,7 @@ mod cache;
 mod dh;
 mod fo;
 mod hash;
+mod indexed;
 mod lblc;
 mod lblcr;
 mod lc;
@@ -46,7 +48,7 @@ pub use wrr::Wrr;
 
 /// Registers every kernel scheduler that `registry` lacks.
 pub(crate) fn register(registry: &mut Registry) {
-    let mut plain = |name, factory: fn(&Options) -> Box<dyn Scheduler>| {
+    let mut plain = |name, factory: Factory| {
         // A name that is taken keeps its scheduler.
         let _ = registry.register(name, factory);
     };
@@ -54,16 +56,30 @@ pub(crate) fn register(registry: &mut Registry) {
     plain("fo", |_| Box::new(Fo));
     plain("lblc", |options| Box::new(Lblc::new(options)));
     plain("lblcr", |options| Box::new(Lblcr::new(options)));
-    plain("lc", |_| Box::new(Lc));
     plain("mh", |options| Box::new(Mh::new(options)));
-    plain("nq", |_| Box::new(Nq));
     plain("ovf", |_| Box::new(Ovf));
     plain("rr", |_| Box::new(Rr::default()));
-    plain("sed", |_| Box::new(Sed));
     plain("sh", |options| Box::new(Sh::new(options)));
     plain("twos", |options| Box::new(Twos::new(options)));
-    plain("wlc", |_| Box::new(Wlc));
-    plain("wrr", |_| Box::new(Wrr::default()));
+
+    let mut either = |name, plain: Factory, indexed: Factory| {
+        let factory = move |options: &Options| match options.implementation {
+            Implementation::Plain => plain(options),
+            Implementation::Indexed => indexed(options),
+        };
+        let _ = registry.register(name, factory);
+    };
+    either("lc", boxed::<Lc>, boxed::<Indexed<Lc>>);
+    either("nq", boxed::<Nq>, boxed::<Indexed<Nq>>);
+    either("sed", boxed::<Sed>, boxed::<Indexed<Sed>>);
+    either("wlc", boxed::<Wlc>, boxed::<Indexed<Wlc>>);
+    either("wrr", boxed::<Wrr>, boxed::<IndexedWrr>);
+}
+
+type Factory = fn(&Options) -> Box<dyn Scheduler>;
+
+fn boxed<S: Scheduler + Default + 'static>(_: &Options) -> Box<dyn Scheduler> {
+    Box::new(S::default())
 }
 
 fn is_eligible(servers: &Servers, id: ServerId) -> bool {

@@ -36,7 +36,7 @@ impl Default for Options {
             family: Family::V4,
             flavour: Flavour::Total,
             flags: Flags::default(),
-            implementation: Implementation::Plain,
+            implementation: Implementation::default(),
             seed: 0,
             sh_table: ShTable::default(),
             mh_table: MhTable::default(),
@@ -95,9 +95,10 @@ pub struct Flags {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Implementation {
     /// Reads every server, in the kernel's order.
-    #[default]
     Plain,
-    /// Keeps an index over the servers, where there is one: lc, wlc, sed, nq, wrr.
+    /// Keeps an index over the servers, where there is one: lc, wlc, sed, nq, wrr. `tests/equal.rs`
+    /// holds it against the plain one.
+    #[default]
     Indexed,
 }
 

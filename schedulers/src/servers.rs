@@ -256,7 +256,7 @@ impl Servers {
         Ok(())
     }
 
-    fn id(&self, slot: u32) -> Option<ServerId> {
+    pub(crate) fn id(&self, slot: u32) -> Option<ServerId> {
         let entry = self.slots.get(slot as usize)?;
         Some(ServerId {
             slot,

@@ -1,0 +1,156 @@
+//! Who has which weight.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use crate::kernel::wrr::gcd;
+
+/// Servers, by the slot that [`ServerId::index`](crate::ServerId::index) names, grouped by weight.
+/// Weight 0 is no group.
+///
+/// # Cost
+/// Changes take O(log n); the greatest common divisor is found again when a group has gone, up to the
+/// first groups that leave it as it was.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Weights {
+    /// The first member of each group.
+    groups: BTreeMap<i32, u32>,
+    /// By slot.
+    members: Vec<Member>,
+    /// Of all weights; 0 if there are none.
+    divisor: i32,
+}
+
+/// A member of the group of its weight: a doubly linked list.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    weight: i32,
+    previous: u32,
+    next: u32,
+}
+
+/// No member.
+const NIL: u32 = u32::MAX;
+
+const OUTSIDE: Member = Member {
+    weight: 0,
+    previous: NIL,
+    next: NIL,
+};
+
+impl Weights {
+    pub(super) fn clear(&mut self) {
+        self.groups.clear();
+        self.members.clear();
+        self.divisor = 0;
+    }
+
+    /// The greatest common divisor of all weights above 0; 0 if there are none.
+    pub(super) fn divisor(&self) -> i32 {
+        self.divisor
+    }
+
+    /// The greatest weight; 0 if there are none above.
+    pub(super) fn greatest(&self) -> i32 {
+        self.groups
+            .last_key_value()
+            .map_or(0, |(&weight, _)| weight)
+    }
+
+    /// The greatest weight below `limit`; 0 if there is none above.
+    pub(super) fn greatest_below(&self, limit: i32) -> i32 {
+        let below = (Bound::Unbounded, Bound::Excluded(limit));
+        self.groups
+            .range(below)
+            .next_back()
+            .map_or(0, |(&weight, _)| weight)
+    }
+
+    /// The slots with this weight, in no particular order.
+    pub(super) fn group(&self, weight: i32) -> impl Iterator<Item = u32> {
+        let first = self.groups.get(&weight).copied().unwrap_or(NIL);
+        let member = |slot: u32| (slot != NIL).then_some(slot);
+        std::iter::successors(member(first), move |&slot| {
+            member(self.members[slot as usize].next)
+        })
+    }
+
+    /// Sets the weight of a slot; 0 takes it out.
+    pub(super) fn set(&mut self, slot: u32, weight: i32) {
+        let place = slot as usize;
+        if place >= self.members.len() {
+            self.members.resize(place + 1, OUTSIDE);
+        }
+        if self.members[place].weight == weight {
+            return;
+        }
+        self.leave(slot);
+        if weight == 0 {
+            return;
+        }
+        let next = self.groups.insert(weight, slot).unwrap_or(NIL);
+        self.members[place] = Member {
+            weight,
+            previous: NIL,
+            next,
+        };
+        if let Some(member) = self.members.get_mut(next as usize) {
+            member.previous = slot;
+        }
+        self.divisor = gcd(self.divisor, weight);
+    }
+
+    fn leave(&mut self, slot: u32) {
+        let left = std::mem::replace(&mut self.members[slot as usize], OUTSIDE);
+        if let Some(member) = self.members.get_mut(left.next as usize) {
+            member.previous = left.previous;
+        }
+        if let Some(member) = self.members.get_mut(left.previous as usize) {
+            member.next = left.next;
+        } else if left.next != NIL {
+            self.groups.insert(left.weight, left.next);
+        } else if self.groups.remove(&left.weight).is_some() {
+            self.divide_again();
+        }
+    }
+
+    /// A weight has gone: the divisor is what it was, or a multiple.
+    fn divide_again(&mut self) {
+        let least = std::mem::replace(&mut self.divisor, 0);
+        for &weight in self.groups.keys() {
+            self.divisor = gcd(self.divisor, weight);
+            if self.divisor == least {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_divisor_follow_every_change() {
+        let mut weights = Weights::default();
+        let mut plain = [0_i32; 20];
+        let mut random = 1_u64;
+        for _ in 0..5_000 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let slot = (random >> 33) as usize % plain.len();
+            let weight = [0, 6, 12, 15, 30, 7][(random >> 50) as usize % 6];
+            plain[slot] = weight;
+            weights.set(slot as u32, weight);
+            assert_eq!(weights.divisor(), plain.into_iter().fold(0, gcd));
+            assert_eq!(Some(weights.greatest()), plain.into_iter().max());
+            let mut group: Vec<u32> = weights.group(12).collect();
+            group.sort_unstable();
+            let expected: Vec<u32> = (0..20).filter(|&slot| plain[slot as usize] == 12).collect();
+            assert_eq!(group, expected);
+            let below = plain.into_iter().filter(|&weight| weight < 12).max();
+            assert_eq!(weights.greatest_below(12), below.unwrap_or(0));
+        }
+    }
+}
