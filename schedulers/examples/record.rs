@@ -1,9 +1,11 @@
 //! Writes down what kernels pick: `cargo run --release -p schedulers --example record`.
 //!
 //! Boots the kernels that `LAB_KERNEL` names (or the lab's own), lets each play random scenarios with
-//! every scheduler, and writes `schedulers/tests/traces/RELEASE/SCHEDULER.trace`. Names of schedulers
-//! as arguments: only these. The same kernel plays the same scenarios again, as far as their course
-//! does not depend on time.
+//! every scheduler, and writes `schedulers/tests/traces/RELEASE/SCHEDULER.trace`; five minutes on two
+//! processors. Names of traces as arguments: only these. `lblc-aged` and `lblcr-aged` must be named:
+//! they take half an hour each, for so often these schedulers look for what they may forget.
+//!
+//! The same kernel plays the same scenarios again, as far as their course does not depend on time.
 
 #![expect(clippy::print_stdout, reason = "says how far it is")]
 
@@ -23,25 +25,78 @@ mod kernel;
 #[path = "../tests/parity/trace.rs"]
 mod trace;
 
-use kernel::scenario::{Extent, Plan};
+use kernel::plan::{Extent, Plan};
 use trace::{Flavour, Scenario, Trace};
 
-/// Every scheduler that the kernel has.
-const SCHEDULERS: [&str; 14] = [
-    "rr", "wrr", "lc", "wlc", "sed", "nq", "lblc", "lblcr", "sh", "dh", "mh", "fo", "ovf", "twos",
+/// A trace to be recorded.
+struct Order {
+    /// What its file is called.
+    name: &'static str,
+    scheduler: &'static str,
+    scenarios: u32,
+    extent: Extent,
+    /// How many scenarios are played at a time; they wait now and then.
+    players: usize,
+}
+
+impl Order {
+    /// One of the ordinary ones, of which every scheduler of the kernel has one.
+    const fn usual(scheduler: &'static str) -> Self {
+        Self {
+            name: scheduler,
+            scheduler,
+            scenarios: 32,
+            extent: Extent {
+                picks: 170,
+                expiries: 2,
+                pauses: 2,
+                naps: &[],
+            },
+            players: 4,
+        }
+    }
+
+    /// One that lives through a half hour: it ends during the last nap, and the others end at
+    /// different ages of what was not asked for meanwhile.
+    const fn aged(name: &'static str, scheduler: &'static str) -> Self {
+        Self {
+            name,
+            scheduler,
+            scenarios: 16,
+            extent: Extent {
+                picks: 200,
+                expiries: 0,
+                pauses: 0,
+                naps: &[700, 800, 330],
+            },
+            players: 16,
+        }
+    }
+
+    /// Whether it is recorded though nobody named it.
+    fn is_usual(&self) -> bool {
+        self.extent.naps.is_empty()
+    }
+}
+
+const ORDERS: [Order; 16] = [
+    Order::usual("rr"),
+    Order::usual("wrr"),
+    Order::usual("lc"),
+    Order::usual("wlc"),
+    Order::usual("sed"),
+    Order::usual("nq"),
+    Order::usual("lblc"),
+    Order::usual("lblcr"),
+    Order::usual("sh"),
+    Order::usual("dh"),
+    Order::usual("mh"),
+    Order::usual("fo"),
+    Order::usual("ovf"),
+    Order::usual("twos"),
+    Order::aged("lblc-aged", "lblc"),
+    Order::aged("lblcr-aged", "lblcr"),
 ];
-
-/// Per scheduler.
-const SCENARIOS: u32 = 32;
-
-const EXTENT: Extent = Extent {
-    picks: 170,
-    expiries: 2,
-    pauses: 2,
-};
-
-/// Scenarios wait now and then: so many at a time.
-const PLAYERS: usize = 4;
 
 /// How often a scenario is played that waited too long, or not long enough, to be clear.
 const TRIES: u32 = 3;
@@ -106,27 +161,33 @@ fn record() -> Result<()> {
     std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     for name in &wanted {
-        ensure!(SCHEDULERS.contains(&name.as_str()), "no scheduler {name:?}");
+        let is_known = ORDERS.iter().any(|order| order.name == name);
+        ensure!(is_known, "no trace {name:?}");
     }
-    for scheduler in SCHEDULERS {
-        if !wanted.is_empty() && !wanted.iter().any(|name| name == scheduler) {
+    for order in &ORDERS {
+        let is_wanted = match &wanted[..] {
+            [] => order.is_usual(),
+            names => names.iter().any(|name| name == order.name),
+        };
+        if !is_wanted {
             continue;
         }
         let begun = kernel::now();
         let trace = Trace {
-            scheduler: scheduler.into(),
+            scheduler: order.scheduler.into(),
             kernel: kernel.clone(),
             flavour,
-            scenarios: play_all(scheduler, &kernel, flavour)?,
+            scenarios: play_all(order, &kernel, flavour)?,
         };
         let text = trace.to_string();
         let read: Trace = text.parse()?;
         ensure!(read == trace, "what is written does not read as it was");
-        let path = directory.join(format!("{scheduler}.trace"));
+        let path = directory.join(format!("{}.trace", order.name));
         std::fs::write(&path, &text).with_context(|| path.display().to_string())?;
         let picks: usize = trace.scenarios.iter().map(Scenario::picks).sum();
         println!(
-            "Linux {kernel}, {flavour}: {scheduler:5} {} scenarios, {picks} picks, {} bytes, {:.0} s",
+            "Linux {kernel}, {flavour}: {:10} {} scenarios, {picks} picks, {} bytes, {:.0} s",
+            order.name,
             trace.scenarios.len(),
             text.len(),
             begun.elapsed().as_secs_f32()
@@ -135,26 +196,26 @@ fn record() -> Result<()> {
     Ok(())
 }
 
-/// The scenarios of one scheduler, several at a time.
-fn play_all(scheduler: &str, kernel: &str, flavour: Flavour) -> Result<Vec<Scenario>> {
+/// The scenarios of one trace, several at a time.
+fn play_all(order: &Order, kernel: &str, flavour: Flavour) -> Result<Vec<Scenario>> {
     let next = AtomicU32::new(0);
     let played = Mutex::new(Vec::new());
     thread::scope(|scope| {
         let play_some = || -> Result<()> {
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= SCENARIOS {
+                if number >= order.scenarios {
                     return Ok(());
                 }
-                let scenario = play(scheduler, number, kernel, flavour)
-                    .with_context(|| format!("{scheduler}, scenario {number}"))?;
+                let scenario = play(order, number, kernel, flavour)
+                    .with_context(|| format!("{}, scenario {number}", order.name))?;
                 let mut played = played
                     .lock()
                     .map_err(|_| anyhow::anyhow!("a thread panicked"))?;
                 played.push((number, scenario));
             }
         };
-        let players: Vec<_> = (0..PLAYERS).map(|_| scope.spawn(play_some)).collect();
+        let players: Vec<_> = (0..order.players).map(|_| scope.spawn(play_some)).collect();
         players
             .into_iter()
             .try_for_each(|player| player.join().unwrap_or_else(|_| bail!("a thread panicked")))
@@ -164,16 +225,16 @@ fn play_all(scheduler: &str, kernel: &str, flavour: Flavour) -> Result<Vec<Scena
     Ok(played.into_iter().map(|(_, scenario)| scenario).collect())
 }
 
-fn play(scheduler: &str, number: u32, kernel: &str, flavour: Flavour) -> Result<Scenario> {
+fn play(order: &Order, number: u32, kernel: &str, flavour: Flavour) -> Result<Scenario> {
     let seed = kernel.bytes().fold(SEED, |sum, byte| {
         sum.wrapping_mul(257).wrapping_add(byte.into())
     });
     let mut tries = 1;
     loop {
-        let plan = Plan::draw(scheduler, number, EXTENT, seed);
+        let plan = Plan::draw(order.scheduler, number, order.extent, seed);
         match lab::in_fresh_network(|| plan.play(flavour))? {
             Err(error) if tries < TRIES => {
-                eprintln!("{scheduler}, scenario {number}, again: {error:#}");
+                eprintln!("{}, scenario {number}, again: {error:#}", order.name);
                 tries += 1;
             }
             played => return played,

@@ -10,69 +10,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ipvs_netlink::{
-    Change, Client, Destination, DestinationEntry, DestinationKey, Family, Protocol, Service,
-    ServiceFlags, ServiceKey, Timeouts,
+    Change, Client, Destination, DestinationEntry, DestinationKey, ServiceKey, Timeouts,
 };
 
-use crate::kernel::doors::{self, Doors, Link};
+use crate::kernel::doors::{self, Doors};
 use crate::kernel::ledger::Load;
+use crate::kernel::lives::Live;
 use crate::kernel::now;
-use crate::trace::{Connections, Event, Flags, Flavour, Limits, Name, Pick, Scenario};
-
-/// The kernel's `lblc_expiration` and `lblcr_expiration`.
-pub(crate) const DAY_SECS: u32 = 24 * 60 * 60;
-
-/// The firewall mark of virtual servers that have no address.
-const MARK: u32 = 0x51;
+use crate::kernel::setup::{MARK, Setup, Traffic};
+use crate::trace::{Connections, Event, Flavour, Limits, Name, Pick, Scenario};
 
 /// As long as no scenario lasts.
-const LONG: Timeouts = Timeouts {
-    tcp_secs: 900,
-    tcp_fin_secs: 900,
-    udp_secs: 900,
-};
-
-/// The shortest there is.
-const SHORT: Timeouts = Timeouts {
-    tcp_secs: 1,
-    tcp_fin_secs: 1,
-    udp_secs: 1,
+pub(crate) const LONG: Timeouts = Timeouts {
+    tcp_secs: 7200,
+    tcp_fin_secs: 7200,
+    udp_secs: 7200,
 };
 
 /// How exactly picks are timed: good enough for expirations of seconds, and most take none.
 const TICK_MS: u64 = 20;
-
-/// How long to wait for connections to expire, and how often to look.
-const EXPIRY: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(50);
-
-/// What kind of traffic a virtual server gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Traffic {
-    /// TCP connections.
-    Tcp,
-    /// UDP flows, which are never active.
-    Udp,
-    /// UDP datagrams, each of which is a connection that is over at once.
-    OnePacket,
-}
-
-/// A virtual server to be made.
-#[derive(Clone, Debug)]
-pub(crate) struct Setup {
-    /// The kernel's name of its scheduler.
-    pub(crate) scheduler: String,
-    /// The scheduler's flags.
-    pub(crate) flags: Flags,
-    /// `lblc_expiration` and `lblcr_expiration`.
-    pub(crate) expiration_secs: u32,
-    /// What it gets.
-    pub(crate) traffic: Traffic,
-    /// What clients ask for.
-    pub(crate) frontend: SocketAddr,
-    /// Whether clients may ask for any address: the virtual server goes by a firewall mark.
-    pub(crate) by_mark: bool,
-}
 
 /// A server, whether it is in the list or not.
 #[derive(Clone, Copy, Debug)]
@@ -89,39 +45,18 @@ pub(crate) struct Server {
     pub(crate) is_listed: bool,
 }
 
-/// A connection that lives.
-#[derive(Debug)]
-pub(crate) struct Live {
-    server: Name,
-    source: SocketAddr,
-    destination: SocketAddr,
-    link: Option<Link>,
-    /// No side has closed it.
-    is_open: bool,
-    is_closed_by_client: bool,
-}
-
-/// Who closes a TCP connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closer {
-    /// The client, which leaves it in CLOSE_WAIT.
-    Client,
-    /// The server, which leaves it in FIN_WAIT.
-    Server,
-}
-
 /// One virtual server, and what it did so far.
 #[derive(Debug)]
 pub(crate) struct Director {
-    ipvs: Client,
+    pub(in crate::kernel) ipvs: Client,
     key: ServiceKey,
     setup: Setup,
     flavour: Flavour,
-    doors: Doors,
-    servers: Vec<Server>,
+    pub(in crate::kernel) doors: Doors,
+    pub(in crate::kernel) servers: Vec<Server>,
     /// The kernel's list: newest first.
-    list: Vec<Name>,
-    lives: Vec<Live>,
+    pub(in crate::kernel) list: Vec<Name>,
+    pub(in crate::kernel) lives: Vec<Live>,
     events: Vec<Event>,
     started: Instant,
 }
@@ -322,91 +257,14 @@ impl Director {
         Ok(Some(name))
     }
 
-    /// The TCP connections that a side could close.
-    pub(crate) fn open_links(&self) -> Vec<usize> {
-        let is_open = |&index: &usize| {
-            let live = &self.lives[index];
-            // Nothing gets through to removed servers.
-            let is_listed = self.servers[usize::from(live.server.0)].is_listed;
-            live.link.is_some() && live.is_open && is_listed
-        };
-        (0..self.lives.len()).filter(is_open).collect()
-    }
-
-    /// One side of a TCP connection closes it.
-    pub(crate) fn close(&mut self, live: usize, closer: Closer) -> Result<()> {
-        let live = self.lives.get_mut(live).context("no such connection")?;
-        let link = live.link.as_ref().context("not a TCP connection")?;
-        live.is_open = false;
-        match closer {
-            Closer::Client => {
-                live.is_closed_by_client = true;
-                link.client.shutdown(std::net::Shutdown::Write)?;
-            }
-            Closer::Server => link.server.shutdown(std::net::Shutdown::Write)?,
-        }
+    /// Does nothing for a while.
+    pub(crate) fn rest(&mut self, duration: Duration) -> Result<()> {
+        sleep(duration);
         self.observe()
     }
 
-    /// The connections that [`Director::expire`] can end.
-    pub(crate) fn mortals(&self) -> Vec<usize> {
-        let is_mortal = |&index: &usize| {
-            let live = &self.lives[index];
-            let server = &self.servers[usize::from(live.server.0)];
-            // A connection that the client closed keeps a timer that nobody can set, and those of
-            // removed servers get no packet through.
-            server.is_listed && !live.is_closed_by_client
-        };
-        (0..self.lives.len()).filter(is_mortal).collect()
-    }
-
-    /// Lets connections expire, and waits until they have. `mortals` are indices in ascending
-    /// order.
-    pub(crate) fn expire(&mut self, mortals: &[usize]) -> Result<()> {
-        self.observe()?;
-        self.ipvs.set_timeouts(&SHORT)?;
-        let before = self.total();
-        // Kept open until then: closing is a packet, and each packet prolongs.
-        let mut dying = Vec::new();
-        for &index in mortals.iter().rev() {
-            let mut live = self.lives.swap_remove(index);
-            match &mut live.link {
-                Some(link) => link.poke()?,
-                None => {
-                    let reached = self.doors.send(live.source, live.destination)?;
-                    let server = self.server(live.server)?.address;
-                    ensure!(
-                        reached == Some(server),
-                        "a flow changed its server: {reached:?}"
-                    );
-                }
-            }
-            dying.push(live);
-        }
-        let expected = before.saturating_sub(u32::try_from(mortals.len())?);
-        let begun = now();
-        while self.total() > expected {
-            ensure!(
-                begun.elapsed() < EXPIRY,
-                "connections outlive their timeout"
-            );
-            sleep(LOOK);
-            self.observe()?;
-        }
-        self.ipvs.set_timeouts(&LONG)?;
-        Ok(())
-    }
-
-    fn total(&self) -> u32 {
-        let total = |name: &Name| {
-            let now = self.servers[usize::from(name.0)].load.connections();
-            now.active + now.inactive
-        };
-        self.list.iter().map(total).sum()
-    }
-
     /// Reads all connections, and writes down what changed. There must be no new ones.
-    fn observe(&mut self) -> Result<()> {
+    pub(in crate::kernel) fn observe(&mut self) -> Result<()> {
         for (name, now) in self.changed()? {
             let server = self.server(name)?;
             let before = server.load;
@@ -497,7 +355,7 @@ impl Director {
         Ok(())
     }
 
-    fn server(&mut self, name: Name) -> Result<&mut Server> {
+    pub(in crate::kernel) fn server(&mut self, name: Name) -> Result<&mut Server> {
         let server = self.servers.get_mut(usize::from(name.0));
         server.with_context(|| format!("no server {name}"))
     }
@@ -507,55 +365,6 @@ impl Director {
         let index = self.servers.iter().position(is_there);
         let index = index.with_context(|| format!("{address} is no server"))?;
         Ok(Name(u16::try_from(index)?))
-    }
-}
-
-impl Setup {
-    fn family(&self) -> u8 {
-        if self.frontend.is_ipv4() { 4 } else { 6 }
-    }
-
-    fn key(&self) -> ServiceKey {
-        if self.by_mark {
-            return ServiceKey::Mark {
-                family: Family::from(self.frontend.ip()),
-                mark: MARK,
-            };
-        }
-        ServiceKey::Address {
-            protocol: match self.traffic {
-                Traffic::Tcp => Protocol::Tcp,
-                Traffic::Udp | Traffic::OnePacket => Protocol::Udp,
-            },
-            address: self.frontend.ip(),
-            port: self.frontend.port(),
-        }
-    }
-
-    fn service(&self) -> Result<Service> {
-        let mut service = Service::new(self.key(), self.scheduler.parse()?);
-        let flags = [
-            (self.flags.fallback, ServiceFlags::SCHED1),
-            (self.flags.port, ServiceFlags::SCHED2),
-            (self.traffic == Traffic::OnePacket, ServiceFlags::ONE_PACKET),
-        ];
-        for (is_set, flag) in flags {
-            if is_set {
-                service.flags = service.flags | flag;
-            }
-        }
-        Ok(service)
-    }
-
-    /// In words: `tcp by address`.
-    fn stimulus(&self) -> String {
-        let traffic = match self.traffic {
-            Traffic::Tcp => "tcp",
-            Traffic::Udp => "udp",
-            Traffic::OnePacket => "one-packet udp",
-        };
-        let by = if self.by_mark { "mark" } else { "address" };
-        format!("{traffic} by {by}")
     }
 }
 

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::Result;
 
-use crate::kernel::director::{DAY_SECS, Director, Setup, Traffic};
+use crate::kernel::director::Director;
+use crate::kernel::setup::{DAY_SECS, Setup, Traffic};
 use crate::trace::{Flags, Flavour, Limits};
 
 /// Asks the kernel, in the calling thread's network namespace, which is new.

@@ -7,7 +7,10 @@ pub(crate) mod director;
 pub(crate) mod doors;
 pub(crate) mod flavour;
 pub(crate) mod ledger;
-pub(crate) mod scenario;
+pub(crate) mod lives;
+pub(crate) mod plan;
+pub(crate) mod play;
+pub(crate) mod setup;
 
 /// The time. The crate has no clock, and its lints see to it; kernels have one.
 #[expect(clippy::disallowed_methods, reason = "see above")]

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use anyhow::Result;
+
 use crate::parity::lots;
 use crate::parity::replay::{self, Way};
 use crate::trace::Trace;
@@ -19,43 +21,37 @@ pub(crate) struct Report {
 struct Counts {
     scenarios: usize,
     picks: usize,
-    ways: usize,
     differing: usize,
 }
 
 impl Report {
-    /// Holds `trace`, which is called `title`, against the crate. A scenario ends at its first
-    /// difference.
-    pub(crate) fn hold(&mut self, trace: &Trace, way: Way, title: impl fmt::Display) {
+    /// Holds `trace`, which is called `title`, against the crate, in every way. A scenario ends at its
+    /// first difference, and only the first of a trace is told.
+    pub(crate) fn hold(&mut self, trace: &Trace, title: impl fmt::Display) {
         let key = (trace.kernel.clone(), trace.scheduler.clone());
-        let mut counts = Counts::default();
-        if trace.scheduler == "twos" {
-            match lots::compare(trace, way) {
-                Ok(picks) => (counts.scenarios, counts.picks) = (trace.scenarios.len(), picks),
-                Err(error) => {
-                    counts.differing += 1;
-                    self.failures.push(format!("{title}, {way:?}: {error:#}"));
-                }
+        let counts = self.counts.entry(key).or_default();
+        counts.scenarios += trace.scenarios.len();
+        let mut failure = None;
+        let mut note = |compared: Result<usize>, number: Option<usize>, way| match compared {
+            Ok(picks) if way == Way::ALL[0] => counts.picks += picks,
+            Ok(_) => {}
+            Err(error) => {
+                counts.differing += 1;
+                let scenario = number.map(|number| format!(", scenario {number}"));
+                let scenario = scenario.unwrap_or_default();
+                failure.get_or_insert_with(|| format!("{title}{scenario}, {way:?}: {error:#}"));
             }
-        } else {
+        };
+        for way in Way::ALL {
+            if trace.scheduler == "twos" {
+                note(lots::compare(trace, way), None, way);
+                continue;
+            }
             for (number, scenario) in trace.scenarios.iter().enumerate() {
-                match replay::compare(trace, scenario, way) {
-                    Ok(picks) => counts.picks += picks,
-                    Err(_) if counts.differing > 0 => counts.differing += 1,
-                    Err(error) => {
-                        counts.differing += 1;
-                        let failure = format!("{title}, scenario {number}, {way:?}: {error:#}");
-                        self.failures.push(failure);
-                    }
-                }
-                counts.scenarios += 1;
+                note(replay::compare(trace, scenario, way), Some(number), way);
             }
         }
-        let all = self.counts.entry(key).or_default();
-        all.scenarios = all.scenarios.max(counts.scenarios);
-        all.picks = all.picks.max(counts.picks);
-        all.ways += 1;
-        all.differing += counts.differing;
+        self.failures.extend(failure);
     }
 
     /// What differed first, in each trace that did.
@@ -75,9 +71,9 @@ impl fmt::Display for Report {
             let Counts {
                 scenarios,
                 picks,
-                ways,
                 differing,
             } = counts;
+            let ways = Way::ALL.len();
             total += picks;
             let lots = if scheduler == "twos" {
                 "  (frequencies)"

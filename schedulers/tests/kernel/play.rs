@@ -1,7 +1,4 @@
-//! Random lives of virtual servers.
-//!
-//! What a scenario is about follows from its number, so that any few in a row cover both families,
-//! every kind of traffic and the flags; what happens in it is drawn.
+//! A scenario's course: what happens to a virtual server, drawn event by event.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,138 +8,23 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::kernel::dice::Dice;
-use crate::kernel::director::{Closer, DAY_SECS, Director, Setup, Traffic};
+use crate::kernel::director::Director;
 use crate::kernel::doors::SERVER_PORTS;
-use crate::trace::{Event, Flags, Flavour, Limits, Name, Scenario};
+use crate::kernel::lives::Closer;
+use crate::kernel::plan::{Plan, Weights};
+use crate::trace::{Event, Flavour, Limits, Name, Scenario};
 
-/// `lblcr_expiration` where it matters: more than what there is to do between two pauses takes, and
-/// for sure less than a pause.
-const EXPIRATION_SECS: u32 = 3;
+/// Long enough to exceed an expiration of three seconds for sure.
 const PAUSE: Duration = Duration::from_millis(3200);
 
-/// How near to [`EXPIRATION_SECS`] two picks may be before the kernel's clock and ours could disagree
+/// How near to the expiration two picks may be before the kernel's clock and ours could disagree
 /// about which side of it they are on.
 const CLOCK_DOUBT_MS: u64 = 100;
 
 /// The ports that clients use: none of a server, which listens at every address.
 const CLIENT_PORTS: RangeInclusive<u32> = 10_000..=65_000;
 
-/// A scenario to be played.
-#[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    setup: Setup,
-    weights: Weights,
-    /// How many servers there are at first, and at most.
-    servers: usize,
-    pool: usize,
-    has_limits: bool,
-    /// Whether the first server gets some 256 connections that are over: as much as one that is not.
-    has_burden: bool,
-    extent: Extent,
-    dice: Dice,
-}
-
-/// How much of a scenario there is, at most.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    /// New connections.
-    pub(crate) picks: usize,
-    /// How often connections are left to expire, at a second each.
-    pub(crate) expiries: u32,
-    /// How often to wait until `lblcr` may shrink its sets, for three seconds.
-    pub(crate) pauses: u32,
-}
-
-/// What weights servers get; 0 besides, now and then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Weights {
-    /// 1.
-    Equal,
-    /// 1 to 4.
-    Few,
-    /// 1 to 100.
-    Spread,
-    /// 6 to 60 in steps of 6: with a divisor.
-    Steps,
-    /// Any number of bits.
-    Wide,
-}
-
 impl Plan {
-    /// Scenario `number` of `scheduler`.
-    pub(crate) fn draw(scheduler: &str, number: u32, mut extent: Extent, seed: u64) -> Self {
-        let dice_number = scheduler.bytes().fold(u64::from(number), |sum, byte| {
-            sum.wrapping_mul(257).wrapping_add(byte.into())
-        });
-        let mut dice = Dice::new(seed, dice_number);
-        let is_hash = ["sh", "mh"].contains(&scheduler);
-        let by_locality = ["dh", "lblc", "lblcr"].contains(&scheduler);
-        let counts_active = ["sed", "nq", "ovf", "lblc", "lblcr"].contains(&scheduler);
-        let family_v4 = number.is_multiple_of(2);
-        let frontend: IpAddr = match family_v4 {
-            true => Ipv4Addr::new(10, 96, 0, 1).into(),
-            false => Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 1).into(),
-        };
-        let traffic = match number / 2 % 4 {
-            0 | 2 => Traffic::Tcp,
-            1 if counts_active => Traffic::Tcp,
-            1 => Traffic::Udp,
-            _ if is_hash || number % 16 > 7 => Traffic::OnePacket,
-            _ => Traffic::Udp,
-        };
-        let weights = [
-            Weights::Equal,
-            Weights::Few,
-            Weights::Spread,
-            Weights::Steps,
-            Weights::Wide,
-        ];
-        let weights = match scheduler {
-            // More active connections than weight is what these look for.
-            "lblc" | "lblcr" | "ovf" if !dice.chance(20) => {
-                *dice.choose(&[Weights::Equal, Weights::Few])
-            }
-            _ => *dice.choose(&weights),
-        };
-        let weighs_inactive = ["lc", "wlc", "lblc", "lblcr", "twos"].contains(&scheduler);
-        let has_burden = weighs_inactive && matches!(number % 16, 8 | 9);
-        if traffic == Traffic::OnePacket {
-            extent.expiries = 0;
-        }
-        if scheduler == "lblcr" {
-            // What there is to do between pauses must not take as long as they do.
-            extent.expiries = extent.expiries.min(1);
-        } else {
-            extent.pauses = 0;
-        }
-        let servers = *dice.choose(&[1, 2, 3, 3, 4, 5, 6, 8, 12, 24]);
-        Self {
-            setup: Setup {
-                scheduler: scheduler.into(),
-                flags: Flags {
-                    port: is_hash && number & 8 != 0,
-                    fallback: is_hash && number & 16 != 0,
-                },
-                expiration_secs: if scheduler == "lblcr" {
-                    EXPIRATION_SECS
-                } else {
-                    DAY_SECS
-                },
-                traffic,
-                frontend: SocketAddr::new(frontend, 443),
-                by_mark: by_locality && !dice.chance(15),
-            },
-            weights,
-            servers,
-            pool: servers + servers / 2 + 2,
-            has_limits: !has_burden && dice.chance(50),
-            has_burden,
-            extent,
-            dice,
-        }
-    }
-
     /// Plays it in the calling thread's network namespace, which is new.
     pub(crate) fn play(self, flavour: Flavour) -> Result<Scenario> {
         let director = Director::new(self.setup.clone(), flavour)?;
@@ -158,11 +40,7 @@ impl Plan {
         play.prepare()?;
         play.run()?;
         let scenario = play.director.into_scenario();
-        let is_timed = play.plan.setup.scheduler == "lblcr";
-        ensure!(
-            !is_timed || is_clear(&scenario),
-            "picks too near to the expiration"
-        );
+        ensure!(is_clear(&scenario), "picks too near to the expiration");
         Ok(scenario)
     }
 }
@@ -184,7 +62,12 @@ struct Play {
 impl Play {
     fn prepare(&mut self) -> Result<()> {
         if self.plan.setup.by_mark {
-            for _ in 0..self.plan.dice.draw(1..=8) {
+            let more = if self.plan.extent.naps.is_empty() {
+                0
+            } else {
+                8
+            };
+            for _ in 0..self.plan.dice.draw(1..=8) + more {
                 let port = *self.plan.dice.choose(&[80, 443]);
                 let address = self.address(0x600);
                 self.destinations.push(SocketAddr::new(address, port));
@@ -214,19 +97,29 @@ impl Play {
         Ok(())
     }
 
-    /// One inactive connection more or less than 256, 257 or 514 decides between servers with one or
-    /// two active connections, differently in each flavour.
+    /// A server with so many inactive connections against one with none: when that has one active
+    /// connection it is one inactive connection more or less that decides, differently in each
+    /// flavour.
     fn burden(&mut self) -> Result<()> {
-        let Some(name) = self.any(false)? else {
-            return Ok(());
+        let weight = self.plan.dice.draw(1..=4);
+        let inactive = *self.plan.dice.choose(&[255, 256, 256, 257]);
+        let add = |play: &mut Self| match play.any(false)? {
+            Some(name) => play.director.add(name, weight, Limits::default()),
+            None => Ok(()),
         };
-        let weight = self.plan.dice.draw(1..=2);
-        self.director.add(name, weight, Limits::default())?;
-        for _ in 0..self.plan.dice.draw(254..=259) {
+        add(self)?;
+        // The other addresses stay new to who remembers them.
+        let others = self.destinations.split_off(1);
+        for _ in 0..inactive {
             self.pick()?;
             for live in self.director.open_links() {
                 self.director.close(live, Closer::Server)?;
             }
+        }
+        self.destinations.extend(others);
+        add(self)?;
+        for _ in 0..8 {
+            self.pick()?;
         }
         Ok(())
     }
@@ -255,8 +148,26 @@ impl Play {
     }
 
     fn run(&mut self) -> Result<()> {
+        let naps = self.plan.extent.naps;
+        let all = self.destinations.clone();
+        for &nap in naps {
+            // Some addresses are not asked for, for a while.
+            let dice = &mut self.plan.dice;
+            self.destinations.retain(|_| dice.chance(50));
+            if self.destinations.is_empty() {
+                self.destinations.clone_from(&all);
+            }
+            self.act(self.plan.extent.picks / (naps.len() + 1))?;
+            self.destinations.clone_from(&all);
+            self.director.rest(Duration::from_secs(nap))?;
+        }
+        self.act(self.plan.extent.picks / (naps.len() + 1))
+    }
+
+    /// Whatever comes, until there were so many new connections.
+    fn act(&mut self, wanted: usize) -> Result<()> {
         let mut picks = 0;
-        while picks < self.plan.extent.picks {
+        while picks < wanted {
             let draw = self.plan.dice.draw(0..=99);
             match draw {
                 0..=62 => {
