@@ -1,0 +1,291 @@
+//! What open connections, foreign objects and the kernel's table live through: the program follows
+//! an API server and programs a real kernel; traffic flows.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "survival/daemon.rs"]
+mod daemon;
+
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+use lab::net::{Answer, Cluster, Connection};
+use serde_json::json;
+
+use daemon::{Daemon, virtual_server, web, web_key};
+
+/// Node-a's pods and one of node-b's.
+const POD1: (u8, u8) = (1, 2);
+const POD2: (u8, u8) = (1, 3);
+const POD3: (u8, u8) = (1, 4);
+
+/// Open connections from pod3 to Service web, each of which has to go on with the pod it began with.
+struct Connections(Vec<(Connection, String)>);
+
+impl Connections {
+    fn open(cluster: &Cluster) -> Self {
+        let open = |_| {
+            let connection = cluster.pod3.connect("10.96.1.1:80").unwrap();
+            let pod = connection.greeting().backend().unwrap().to_owned();
+            (connection, pod)
+        };
+        Self((0..4).map(open).collect())
+    }
+
+    #[track_caller]
+    fn live(&mut self, after: &str) {
+        for (connection, pod) in &mut self.0 {
+            let answer = connection.ask();
+            let is_alive = matches!(&answer, Answer::Reply { backend, .. } if backend == pod);
+            assert!(is_alive, "after {after}: {answer:?} instead of {pod}");
+        }
+    }
+}
+
+/// The daemon serves pod1 and pod2; connections to both are open.
+fn serving(flags: &[&str]) -> (Cluster, Daemon, Connections) {
+    let cluster = Cluster::conformance();
+    let mut daemon = Daemon::new(flags);
+    daemon.endpoints(&[POD1, POD2]);
+    daemon.start();
+    daemon.await_endpoints(&[POD1, POD2]);
+    let connections = Connections::open(&cluster);
+    let pods: Vec<&str> = connections.0.iter().map(|(_, pod)| pod.as_str()).collect();
+    assert!(pods.contains(&"pod1") && pods.contains(&"pod2"), "{pods:?}");
+    (cluster, daemon, connections)
+}
+
+const AT_ONCE: [&str; 2] = ["--ipvs-min-sync-period", "0"];
+
+#[test]
+fn connections_survive_restarts() {
+    lab::test(|| {
+        let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
+        daemon.terminate();
+        connections.live("the end of the daemon");
+        daemon.start();
+        daemon.eventually("the second start", || daemon.log().contains("stopped"));
+        daemon.endpoints(&[POD1, POD2, POD3]);
+        daemon.await_endpoints(&[POD1, POD2, POD3]);
+        connections.live("a restart");
+
+        // What left while nobody was there drains like everything else.
+        daemon.kill();
+        daemon.endpoints(&[POD2, POD3]);
+        daemon.start();
+        daemon.await_endpoints(&[POD2, POD3]);
+        connections.live("an endpoint's end while the daemon was dead");
+
+        // It drains on over a restart.
+        daemon.kill();
+        daemon.start();
+        daemon.endpoints(&[POD2]);
+        daemon.await_endpoints(&[POD2]);
+        connections.live("the next daemon's start");
+    });
+}
+
+#[test]
+fn connections_survive_flapping_scaling_and_edits() {
+    lab::test(|| {
+        let (_cluster, daemon, mut connections) = serving(&AT_ONCE);
+        for _ in 0..20 {
+            daemon.endpoints(&[POD2]);
+            daemon.await_endpoints(&[POD2]);
+            daemon.endpoints(&[POD1, POD2]);
+            daemon.await_endpoints(&[POD1, POD2]);
+        }
+        connections.live("flapping 20 times");
+        daemon.endpoints(&[POD1, POD2, POD3, (2, 2), (2, 3)]);
+        daemon.await_endpoints(&[POD1, POD2, POD3, (2, 2), (2, 3)]);
+        connections.live("scaling out");
+        for number in 0..5 {
+            daemon
+                .api
+                .apply(web(&json!({"edited": number.to_string()})));
+        }
+        daemon.endpoints(&[POD1, POD2]);
+        daemon.await_endpoints(&[POD1, POD2]);
+        connections.live("edits of labels");
+    });
+}
+
+#[test]
+fn connections_survive_a_minute_without_an_api_server() {
+    lab::test(|| {
+        let (cluster, daemon, mut connections) = serving(&AT_ONCE);
+        daemon.api.refuse();
+        for _ in 0..12 {
+            std::thread::sleep(Duration::from_secs(5));
+            connections.live("a part of the outage");
+            assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
+        }
+        daemon.api.resume();
+        daemon.endpoints(&[POD1, POD2, POD3]);
+        daemon.await_endpoints(&[POD1, POD2, POD3]);
+        connections.live("the outage");
+    });
+}
+
+/// The kernel's table becomes right after every death; an open connection never notices.
+#[test]
+fn two_hundred_deaths() {
+    lab::test(|| {
+        let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
+        // The same every time.
+        let mut dice: u32 = 20_261_121;
+        let mut draw = |below: u32| {
+            dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (dice >> 8) % below
+        };
+        for death in 0..200 {
+            let mut endpoints = Vec::new();
+            for pod in [POD1, POD2, POD3, (2, 2), (2, 3)] {
+                if draw(2) == 0 {
+                    endpoints.push(pod);
+                }
+            }
+            daemon.endpoints(&endpoints);
+            std::thread::sleep(Duration::from_millis(draw(40).into()));
+            daemon.kill();
+            if death % 2 == 0 {
+                endpoints.push((1, 100 + u8::try_from(death / 2).unwrap()));
+                daemon.endpoints(&endpoints);
+            }
+            daemon.start();
+            daemon.await_endpoints(&endpoints);
+            if death % 10 == 0 {
+                connections.live(&format!("death {death}"));
+            }
+        }
+        connections.live("two hundred deaths");
+    });
+}
+
+#[test]
+fn drift_is_repaired_and_told() {
+    lab::test(|| {
+        let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
+        let (cluster, daemon, _) = serving(&flags);
+        let mut client = ipvs::Client::open().unwrap();
+        let both = [POD1, POD2];
+        let repairs = |daemon: &Daemon| daemon.log().matches("repaired").count();
+
+        client.flush().unwrap();
+        daemon.await_endpoints(&both);
+        client.delete_service(&virtual_server()).unwrap();
+        daemon.await_endpoints(&both);
+        let told = repairs(&daemon);
+        assert!(told >= 6, "{told}: {}", daemon.log());
+
+        let entry = client.destinations(&virtual_server()).unwrap()[0];
+        let mut destination = entry.destination;
+        destination.weight = 7;
+        client
+            .set_destination(&virtual_server(), &destination)
+            .unwrap();
+        daemon.eventually("the weight is repaired", || {
+            let entries = client.destinations(&virtual_server()).unwrap();
+            entries.iter().all(|entry| entry.destination.weight == 1)
+        });
+
+        let local = ["ip", "route", "show", "table", "local", "10.96.1.1"];
+        let remove = [
+            "ip",
+            "route",
+            "del",
+            "local",
+            "10.96.1.1",
+            "dev",
+            "lo",
+            "table",
+            "local",
+        ];
+        cluster.node.exec(&remove);
+        daemon.eventually("the route is repaired", || {
+            cluster.node.exec(&local).contains("10.96.1.1")
+        });
+        assert!(cluster.node.ask_tcp("10.96.1.1:80").backend().is_some());
+
+        // All of it at once.
+        cluster.node.exec(&remove);
+        client.flush().unwrap();
+        daemon.await_endpoints(&both);
+        daemon.eventually("the route is repaired again", || {
+            cluster.node.exec(&local).contains("10.96.1.1")
+        });
+        assert!(
+            daemon.log().contains("default/web:http"),
+            "{}",
+            daemon.log()
+        );
+    });
+}
+
+#[test]
+fn what_is_foreign_survives_start_run_and_cleanup() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let mut client = ipvs::Client::open().unwrap();
+        let foreign = ["192.0.2.200", "10.96.200.1"].map(|address| ipvs::ServiceKey::Address {
+            protocol: ipvs::Protocol::Tcp,
+            address: address.parse().unwrap(),
+            port: 443,
+        });
+        for key in foreign {
+            let service = ipvs::Service::new(key, "wlc".parse().unwrap());
+            client.add_service(&service).unwrap();
+        }
+        let route = "local 192.0.2.77 dev lo table local proto static scope host";
+        let add = [
+            &["ip", "route", "add"][..],
+            &route.split(' ').collect::<Vec<_>>(),
+        ]
+        .concat();
+        cluster.node.exec(&add);
+
+        // Of the two, one lies in the range of cluster IPs, and would be taken for a leftover.
+        let exclude = ["--ipvs-exclude-cidrs", "10.96.200.0/24"];
+        let mut daemon = Daemon::new(&[&AT_ONCE[..], &exclude].concat());
+        daemon.endpoints(&[POD1]);
+        daemon.start();
+        daemon.await_endpoints(&[POD1]);
+        daemon.endpoints(&[POD2]);
+        daemon.await_endpoints(&[POD2]);
+        let status = daemon.command("status").output().unwrap();
+        let status = String::from_utf8(status.stdout).unwrap();
+        for foreign in ["192.0.2.200:443", "10.96.200.1:443"] {
+            let line = status.lines().find(|line| line.contains(foreign)).unwrap();
+            assert!(line.contains("(foreign)"), "{status}");
+        }
+        assert!(status.contains("192.0.2.77"), "{status}");
+        daemon.terminate();
+
+        let cleanup = daemon.command("cleanup").output().unwrap();
+        assert!(cleanup.status.success(), "{cleanup:?}");
+        let left: Vec<_> = client.services().unwrap();
+        let left: Vec<_> = left.iter().map(|entry| entry.service.key).collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert!(foreign.iter().all(|key| left.contains(key)), "{left:?}");
+        let routes = cluster
+            .node
+            .exec(&["ip", "route", "show", "table", "local"]);
+        assert!(routes.contains("192.0.2.77"), "{routes}");
+        assert!(!routes.contains("10.96.1.1"), "{routes}");
+    });
+}
+
+#[test]
+fn a_deleted_service_is_gone_and_comes_back() {
+    lab::test(|| {
+        let (cluster, daemon, _) = serving(&AT_ONCE);
+        daemon.api.delete(&web_key());
+        let mut client = ipvs::Client::open().unwrap();
+        daemon.eventually("the virtual server is gone", || {
+            client.services().unwrap().is_empty()
+        });
+        daemon.api.apply(web(&json!({})));
+        daemon.await_endpoints(&[POD1, POD2]);
+        assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
+    });
+}

@@ -1,0 +1,187 @@
+//! The program on node-a, following an API server of the test's.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api_server::{ApiServer, Key};
+use ipvs_netlink as ipvs;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long anything may take that should happen at once; the lab is slow.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An API server, and the program that follows it, started and killed at will.
+pub(crate) struct Daemon {
+    pub(crate) api: ApiServer,
+    directory: TempDir,
+    flags: Vec<String>,
+    process: Option<Child>,
+}
+
+impl Daemon {
+    /// The program is not started yet. `Service default/web` is there, without endpoints.
+    pub(crate) fn new(flags: &[&str]) -> Self {
+        let api = ApiServer::start();
+        api.apply(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+            "status": {"addresses": [
+                {"type": "InternalIP", "address": "172.18.0.2"},
+                {"type": "InternalIP", "address": "fd00:172:18::2"},
+            ]},
+        }));
+        api.apply(json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes"},
+            "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
+        }));
+        api.apply(web(&json!({})));
+        Self {
+            api,
+            directory: tempfile::tempdir().unwrap(),
+            flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            process: None,
+        }
+    }
+
+    pub(crate) fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+        command.arg(name);
+        command
+            .arg("--state-file")
+            .arg(self.directory.path().join("state"));
+        if ["run", "plan"].contains(&name) {
+            command.args(["--master", &self.api.url()]);
+            command.args(["--hostname-override", "node-a"]);
+        }
+        if name == "run" {
+            command.args(&self.flags);
+        }
+        command
+    }
+
+    /// Starts the program; what it logs is kept.
+    pub(crate) fn start(&mut self) {
+        assert!(self.process.is_none(), "runs already");
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.directory.path().join("log"))
+            .unwrap();
+        let mut command = self.command("run");
+        let child = command.stdin(Stdio::null()).stderr(log).spawn();
+        self.process = Some(child.unwrap());
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    /// Kill -9.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.process.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Asks the program to end, and waits until it did.
+    pub(crate) fn terminate(&mut self) {
+        let mut child = self.process.take().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+    }
+
+    /// Makes the last bytes of these addresses of 10.244.1.0/24 and 10.244.2.0/24 the endpoints of
+    /// Service web: `pod(1, 2)` is 10.244.1.2.
+    pub(crate) fn endpoints(&self, endpoints: &[(u8, u8)]) {
+        let endpoint = |&(node, last): &(u8, u8)| {
+            json!({
+                "addresses": [format!("10.244.{node}.{last}")],
+                "nodeName": if node == 1 { "node-a" } else { "node-b" },
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+            })
+        };
+        let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
+        self.api.apply(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "default", "name": "web-1",
+                "labels": {"kubernetes.io/service-name": "web"},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": endpoints,
+        }));
+    }
+
+    /// Waits until the kernel sends new connections to Service web to these endpoints and no others.
+    pub(crate) fn await_endpoints(&self, expected: &[(u8, u8)]) {
+        let mut expected: Vec<String> = expected
+            .iter()
+            .map(|(node, last)| format!("10.244.{node}.{last}:8080"))
+            .collect();
+        expected.sort();
+        self.eventually(&format!("{expected:?}"), || serving() == expected);
+    }
+
+    pub(crate) fn eventually(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so() {
+            let now = serving();
+            assert!(
+                Instant::now() < deadline,
+                "never came true: {what}; serving {now:?}; log:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Service default/web with other `labels`.
+pub(crate) fn web(labels: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"namespace": "default", "name": "web", "labels": labels},
+        "spec": {
+            "type": "ClusterIP", "clusterIP": "10.96.1.1", "clusterIPs": ["10.96.1.1"],
+            "ipFamilies": ["IPv4"],
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP"}],
+        },
+    })
+}
+
+pub(crate) fn web_key() -> Key {
+    Key::new("Service", "default", "web").unwrap()
+}
+
+/// The virtual server of Service web.
+pub(crate) fn virtual_server() -> ipvs::ServiceKey {
+    ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Tcp,
+        address: [10, 96, 1, 1].into(),
+        port: 80,
+    }
+}
+
+/// The destinations of Service web that get new connections.
+fn serving() -> Vec<String> {
+    let mut client = ipvs::Client::open().unwrap();
+    let entries = client.destinations(&virtual_server()).unwrap();
+    let serving = entries.iter().map(|entry| entry.destination);
+    let mut serving: Vec<String> = serving
+        .filter(|destination| destination.weight > 0)
+        .map(|destination| destination.key.to_string())
+        .collect();
+    serving.sort();
+    serving
+}
