@@ -1,6 +1,7 @@
 //! One candidate: what the kernel keeps per destination.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 
 use crate::options::Flavour;
 use crate::thresholds::Thresholds;
@@ -15,7 +16,7 @@ pub const WEIGHT_MAX: u32 = i32::MAX.unsigned_abs();
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerId {
     pub(crate) slot: u32,
-    pub(crate) generation: u32,
+    pub(crate) generation: NonZeroU32,
 }
 
 impl ServerId {

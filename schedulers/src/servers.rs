@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 
 use crate::error::{Error, exists};
 use crate::options::{Family, Flavour};
@@ -31,11 +32,11 @@ pub struct Servers {
 #[derive(Debug)]
 struct Slot {
     server: Server,
-    generation: u32,
+    /// Of its tenant, or of the next one while it is free.
+    generation: NonZeroU32,
     /// Neighbours in the list; of a free slot, `next` is the next free one.
     previous: u32,
     next: u32,
-    in_use: bool,
 }
 
 /// No slot.
@@ -83,7 +84,7 @@ impl Servers {
     pub fn get(&self, id: ServerId) -> Option<&Server> {
         self.slots
             .get(id.index())
-            .filter(|slot| slot.generation == id.generation && slot.in_use)
+            .filter(|slot| slot.generation == id.generation)
             .map(|slot| &slot.server)
     }
 
@@ -267,7 +268,7 @@ impl Servers {
     fn get_mut(&mut self, id: ServerId) -> Result<&mut Server, Error> {
         self.slots
             .get_mut(id.index())
-            .filter(|slot| slot.generation == id.generation && slot.in_use)
+            .filter(|slot| slot.generation == id.generation)
             .map(|slot| &mut slot.server)
             .ok_or(Error::NotFound)
     }
@@ -286,7 +287,6 @@ impl Servers {
             let slot = self.first_free;
             self.first_free = entry.next;
             entry.server = server;
-            entry.in_use = true;
             slot
         } else {
             let slot = u32::try_from(self.slots.len())
@@ -295,10 +295,9 @@ impl Servers {
                 .ok_or(Error::Full)?;
             self.slots.push(Slot {
                 server,
-                generation: 0,
+                generation: NonZeroU32::MIN,
                 previous: NIL,
                 next: NIL,
-                in_use: true,
             });
             slot
         };
@@ -312,10 +311,9 @@ impl Servers {
         if entry.server.listed || entry.server.connections() != 0 {
             return;
         }
-        entry.in_use = false;
+        entry.generation = entry.generation.saturating_add(1);
         // After 2^32 tenants of one slot an id would name a stranger; such a slot stays unused.
-        if let Some(generation) = entry.generation.checked_add(1) {
-            entry.generation = generation;
+        if entry.generation != NonZeroU32::MAX {
             entry.next = self.first_free;
             self.first_free = id.slot;
         }

@@ -47,6 +47,7 @@ use crate::servers::Servers;
 pub struct Mh {
     flags: Flags,
     size: MhTable,
+    slots: Divisor,
     table: Vec<Option<ServerId>>,
 }
 
@@ -71,6 +72,7 @@ impl Mh {
         Self {
             flags: options.flags,
             size,
+            slots: Divisor::new(size.slots()),
             table: vec![None; size.slots() as usize],
         }
     }
@@ -144,20 +146,49 @@ impl Mh {
     }
 }
 
+/// Remainders without a division: a pick would spend a third of its time with it.
+///
+/// Exact for 32 bits: Lemire, Kaser, Kurz, "Faster remainder by direct computation" (2019).
+#[derive(Clone, Copy, Debug)]
+struct Divisor {
+    divisor: u32,
+    /// 2^64 / divisor, rounded up.
+    reciprocal: u64,
+}
+
+impl Divisor {
+    /// Of a number above 1.
+    fn new(divisor: u32) -> Self {
+        Self {
+            divisor,
+            reciprocal: u64::MAX / u64::from(divisor) + 1,
+        }
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the product of 64 and 32 bits without its lower 64 bits"
+    )]
+    fn remainder(self, number: u32) -> u32 {
+        let fraction = self.reciprocal.wrapping_mul(number.into());
+        (u128::from(fraction) * u128::from(self.divisor) >> 64) as u32
+    }
+}
+
 fn hash(key: Key, folded: u32, port: u16, offset: u32) -> u32 {
     siphash13(key, folded.wrapping_add(port.into()).wrapping_add(offset))
 }
 
 impl Scheduler for Mh {
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
-        let slots = self.size.slots();
+        let slots = self.slots;
         let client = fold(servers.family(), request.source);
         let port = if self.flags.port {
             request.source_port
         } else {
             0
         };
-        let slot = |offset| hash(OFFSET_KEY, client, port, offset) % slots;
+        let slot = |offset| slots.remainder(hash(OFFSET_KEY, client, port, offset));
         let slot_of_client = slot(0);
         let first = self.table[slot_of_client as usize]?;
         if is_eligible(servers, first) {
@@ -166,8 +197,8 @@ impl Scheduler for Mh {
         if !self.flags.fallback {
             return None;
         }
-        (0..slots)
-            .map(|offset| slot((offset + slot_of_client) % slots))
+        (0..slots.divisor)
+            .map(|offset| slot(slots.remainder(offset + slot_of_client)))
             .map_while(|slot| self.table[slot as usize])
             .find(|&id| is_eligible(servers, id))
     }
@@ -236,6 +267,26 @@ mod tests {
         };
         let first = "BBAAAABBBAAABBBB".to_owned();
         assert_eq!(table(&small, [1, 1, 1]), (first, [83, 84, 84]));
+    }
+
+    #[test]
+    fn remainders_are_remainders() {
+        for index in 8..=17 {
+            let divisor = MhTable::from_index(index).unwrap().slots();
+            let slots = Divisor::new(divisor);
+            let edges = [
+                0,
+                1,
+                divisor - 1,
+                divisor,
+                u32::MAX / divisor * divisor,
+                u32::MAX,
+            ];
+            let many = (0..100_000_u32).map(|number| number.wrapping_mul(0x9e37_79b9));
+            for number in edges.into_iter().chain(many) {
+                assert_eq!(slots.remainder(number), number % divisor);
+            }
+        }
     }
 
     #[test]

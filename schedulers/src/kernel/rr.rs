@@ -3,7 +3,7 @@
 use crate::request::Request;
 use crate::scheduler::Scheduler;
 use crate::server::ServerId;
-use crate::servers::Servers;
+use crate::servers::{Iter, Servers};
 
 /// `rr`: the servers in turn, in list order, whatever their weights.
 ///
@@ -26,12 +26,9 @@ pub struct Rr {
 
 impl Scheduler for Rr {
     fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
-        let rest = servers.after(self.position);
-        // Going round ends with the position itself.
-        let picked = rest
-            .chain(servers.iter().take(servers.len()))
-            .find(|(_, server)| server.is_eligible())
-            .map(|(id, _)| id)?;
+        // Going round would end with the position itself; asking those behind it again finds nobody.
+        let picked = first_eligible(servers.after(self.position))
+            .or_else(|| first_eligible(servers.iter()))?;
         self.position = Some(picked);
         Some(picked)
     }
@@ -41,4 +38,9 @@ impl Scheduler for Rr {
             self.position = predecessor;
         }
     }
+}
+
+fn first_eligible(mut servers: Iter<'_>) -> Option<ServerId> {
+    let (id, _) = servers.find(|(_, server)| server.is_eligible())?;
+    Some(id)
 }
