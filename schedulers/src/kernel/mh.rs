@@ -171,7 +171,7 @@ impl Divisor {
     )]
     fn remainder(self, number: u32) -> u32 {
         let fraction = self.reciprocal.wrapping_mul(number.into());
-        (u128::from(fraction) * u128::from(self.divisor) >> 64) as u32
+        ((u128::from(fraction) * u128::from(self.divisor)) >> 64) as u32
     }
 }
 
