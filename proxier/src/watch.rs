@@ -24,6 +24,7 @@ mod connection;
 mod failure;
 mod follower;
 mod json;
+mod next;
 mod query;
 mod resource;
 mod status;
@@ -73,7 +74,8 @@ pub struct Server {
 pub struct Timeouts {
     /// For a TCP connection.
     pub connect: Duration,
-    /// For the head of an answer, and for more of a list that has begun.
+    /// For the head of an answer, and for more of a list that has begun. The API server itself
+    /// gives up after 60 s.
     pub answer: Duration,
     /// For a peer that is gone without a word: an established connection over which nothing comes
     /// back, not even by TCP, is given up within this time.
@@ -92,7 +94,7 @@ impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
-            answer: Duration::from_secs(30),
+            answer: Duration::from_secs(60),
             dead_peer: Duration::from_secs(30),
             silence: Duration::from_secs(150),
             watch: Duration::from_secs(300),

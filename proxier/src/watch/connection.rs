@@ -236,15 +236,18 @@ fn cause(error: &kube::Error) -> String {
 }
 
 /// Plain TCP that notices a dead peer: unanswered data after `timeouts.dead_peer`, an idle
-/// connection within about the same time.
+/// connection within about the same time. The kernel counts in seconds, the least is one.
 fn connector(timeouts: Timeouts) -> HttpConnector {
     let probes = 3;
+    let second = Duration::from_secs(1);
+    let idle = (timeouts.dead_peer / 2).max(second);
+    let interval = (timeouts.dead_peer / (2 * probes)).max(second);
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(timeouts.connect));
-    http.set_keepalive(Some(timeouts.dead_peer / 2));
-    http.set_keepalive_interval(Some(timeouts.dead_peer / (2 * probes)));
+    http.set_keepalive(Some(idle));
+    http.set_keepalive_interval(Some(interval));
     http.set_keepalive_retries(Some(probes));
     http.set_tcp_user_timeout(Some(timeouts.dead_peer));
     http

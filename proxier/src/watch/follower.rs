@@ -11,6 +11,7 @@ use super::backoff::{Backoff, by_chance};
 use super::connection::{Answer, Connection};
 use super::failure::Failure;
 use super::json::{LineCutter, ListCutter};
+use super::next::{Next, blames_stream};
 use super::query::{Query, Since};
 use super::resource::{self, Head, Line, ListHead, Name, Resource, Version, What};
 use super::status::{Entry, State};
@@ -51,15 +52,6 @@ pub(super) struct Follower<'a, R> {
     problems: Vec<Problem>,
     told_problems: Vec<Problem>,
     resource: PhantomData<R>,
-}
-
-/// What to do next.
-#[derive(Clone, Debug)]
-enum Next {
-    /// All objects have to be fetched.
-    List(Since),
-    /// All changes up to this resource version were told.
-    Watch(String),
 }
 
 /// What one line of a watch came to.
@@ -124,6 +116,8 @@ impl<'a, R: Resource> Follower<'a, R> {
     /// Tells that there is nothing, and starts the status over.
     pub(super) async fn forget(mut self) {
         self.tell(Change::Reset(Vec::new())).await;
+        let (kind, problems) = (R::PLURAL, Vec::new());
+        self.shared.send(Message::Problems { kind, problems }).await;
         self.entry.clear();
     }
 
@@ -137,7 +131,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         {
             return self.do_without(failure).await;
         }
-        self.next = next_after(&self.next, failure);
+        self.next = self.next.clone().after(failure);
         let wait = self
             .backoff
             .wait(self.resumed.elapsed(), failure.retry_after());
@@ -423,37 +417,6 @@ impl Shared {
             // Nobody listens: whoever runs us is about to end us.
             std::future::pending::<()>().await;
         }
-    }
-}
-
-/// How to go on after `failure` of `next`.
-fn next_after(next: &Next, failure: &Failure) -> Next {
-    let refusal = failure.refusal();
-    match next {
-        _ if refusal.is_some_and(|refusal| refusal.is_too_new()) => Next::List(Since::Newest),
-        // The state to list is gone, be it between two pages.
-        Next::List(_)
-            if refusal.is_some_and(|refusal| refusal.is_gone() || refusal.is_invalid()) =>
-        {
-            Next::List(Since::Newest)
-        }
-        // A change may have been missed.
-        Next::Watch(version)
-            if matches!(failure, Failure::Malformed(_))
-                || refusal.is_some_and(|refusal| refusal.is_gone() || refusal.is_invalid()) =>
-        {
-            Next::List(Since::Seen(version.clone()))
-        }
-        next => next.clone(),
-    }
-}
-
-/// Whether a streaming list may have failed because the server cannot do it.
-fn blames_stream(failure: &Failure) -> bool {
-    match failure {
-        Failure::Silent(_) | Failure::Cut(_) | Failure::Malformed(_) => true,
-        Failure::Refused(refusal) => refusal.is_invalid(),
-        Failure::Configuration(_) | Failure::Unreachable(_) => false,
     }
 }
 

@@ -19,6 +19,7 @@ mod objects;
 mod selector;
 mod serve;
 mod stream;
+pub mod tls;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -39,7 +40,17 @@ pub struct ApiServer {
     shared: Arc<Shared>,
     control: Arc<watch::Sender<Control>>,
     address: SocketAddr,
+    scheme: Scheme,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Whether connections are secured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// HTTP.
+    Plain,
+    /// HTTPS, with the certificates of [`tls`].
+    Secure,
 }
 
 /// How the server behaves, as far as real ones differ or fail.
@@ -50,7 +61,8 @@ pub struct Behaviour {
     pub streams_lists: bool,
     /// How often a watch that asked for bookmarks gets one.
     pub bookmark_every: Duration,
-    /// The bearer tokens that are let in; `None` lets everybody in.
+    /// The bearer tokens that are let in; `None` lets everybody in. A client with a certificate
+    /// needs none.
     pub tokens: Option<Vec<String>>,
     /// Kinds that are refused, by their name in the plural (`services`), with this HTTP status.
     pub refused: BTreeMap<String, u16>,
@@ -96,6 +108,8 @@ pub struct Request {
     pub authorization: Option<String>,
     /// Header `Accept`.
     pub accept: Option<String>,
+    /// Whether the client showed a certificate.
+    pub has_certificate: bool,
 }
 
 impl Request {
@@ -151,14 +165,23 @@ impl ApiServer {
     /// When no socket or thread is to be had.
     pub fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-        Self::serve(listener)
+        Self::serve(listener, Scheme::Plain)
+    }
+
+    /// The same with HTTPS.
+    ///
+    /// # Panics
+    /// When no socket or thread is to be had.
+    pub fn start_secure() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        Self::serve(listener, Scheme::Secure)
     }
 
     /// Starts an empty server on a given socket.
     ///
     /// # Panics
     /// When no thread is to be had.
-    pub fn serve(listener: TcpListener) -> Self {
+    pub fn serve(listener: TcpListener, scheme: Scheme) -> Self {
         let address = listener.local_addr().expect("a bound socket");
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
@@ -179,19 +202,24 @@ impl ApiServer {
         let state = shared.clone();
         let thread = std::thread::Builder::new()
             .name("api-server".into())
-            .spawn(move || serve::run(listener, &state, &watched))
+            .spawn(move || serve::run(listener, scheme, &state, &watched))
             .expect("a thread");
         Self {
             shared,
             control: Arc::new(control),
             address,
+            scheme,
             thread: Some(thread),
         }
     }
 
     /// `http://127.0.0.1:port`.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        let scheme = match self.scheme {
+            Scheme::Plain => "http",
+            Scheme::Secure => "https",
+        };
+        format!("{scheme}://{}", self.address)
     }
 
     /// Where it listens.

@@ -14,17 +14,28 @@ use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{self, Pieces, refusal, status_object, too_large};
 use crate::objects::{Kind, Object, Rest};
 use crate::selector::Selector;
 use crate::stream::{Watch, error_line};
-use crate::{Control, Request, Shared, State};
+use crate::{Control, Request, Scheme, Shared, State, tls};
 
 /// Serves until the test is over.
-pub(crate) fn run(listener: TcpListener, shared: &Arc<Shared>, control: &watch::Receiver<Control>) {
+pub(crate) fn run(
+    listener: TcpListener,
+    scheme: Scheme,
+    shared: &Arc<Shared>,
+    control: &watch::Receiver<Control>,
+) {
+    let acceptor = match scheme {
+        Scheme::Plain => None,
+        Scheme::Secure => Some(tls::acceptor()),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -33,7 +44,7 @@ pub(crate) fn run(listener: TcpListener, shared: &Arc<Shared>, control: &watch::
     runtime.block_on(async {
         let mut over = control.clone();
         tokio::select! {
-            () = accept(listener, address, shared, control.clone()) => {}
+            () = accept(listener, acceptor, address, shared, control.clone()) => {}
             _ = over.wait_for(|control| control.is_over) => {}
         }
     });
@@ -41,6 +52,7 @@ pub(crate) fn run(listener: TcpListener, shared: &Arc<Shared>, control: &watch::
 
 async fn accept(
     listener: TcpListener,
+    acceptor: Option<TlsAcceptor>,
     address: SocketAddr,
     shared: &Arc<Shared>,
     control: watch::Receiver<Control>,
@@ -52,7 +64,8 @@ async fn accept(
         let is_outage = tokio::select! {
             accepted = listener.accept() => {
                 if let Ok((stream, _)) = accepted {
-                    tokio::spawn(converse(stream, shared.clone(), control.clone()));
+                    let secure = acceptor.clone();
+                    tokio::spawn(welcome(stream, secure, shared.clone(), control.clone()));
                 }
                 false
             }
@@ -69,8 +82,40 @@ async fn accept(
     }
 }
 
+/// One connection, secured or not.
+async fn welcome(
+    stream: TcpStream,
+    acceptor: Option<TlsAcceptor>,
+    shared: Arc<Shared>,
+    control: watch::Receiver<Control>,
+) {
+    let Some(acceptor) = acceptor else {
+        return converse(stream, Certificate::None, shared, control).await;
+    };
+    // A client that does not trust us says so itself.
+    if let Ok(stream) = acceptor.accept(stream).await {
+        let certificate = match stream.get_ref().1.peer_certificates() {
+            Some(_) => Certificate::Good,
+            None => Certificate::None,
+        };
+        converse(stream, certificate, shared, control).await;
+    }
+}
+
+/// What a client showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Certificate {
+    None,
+    Good,
+}
+
 /// One connection.
-async fn converse(stream: TcpStream, shared: Arc<Shared>, control: watch::Receiver<Control>) {
+async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    certificate: Certificate,
+    shared: Arc<Shared>,
+    control: watch::Receiver<Control>,
+) {
     let mut cut = control.clone();
     let cuts = cut.borrow().cuts;
     let service = service_fn(move |request| {
@@ -78,7 +123,7 @@ async fn converse(stream: TcpStream, shared: Arc<Shared>, control: watch::Receiv
         async move {
             // Fails only when everything ends.
             let _ = control.wait_for(|control| !control.is_frozen).await;
-            Ok::<_, Infallible>(answer(request, &shared, &control))
+            Ok::<_, Infallible>(answer(request, certificate, &shared, &control))
         }
     });
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
@@ -92,6 +137,7 @@ async fn converse(stream: TcpStream, shared: Arc<Shared>, control: watch::Receiv
 /// Answers one request.
 fn answer(
     request: hyper::Request<Incoming>,
+    certificate: Certificate,
     shared: &Arc<Shared>,
     control: &watch::Receiver<Control>,
 ) -> Response<Pieces> {
@@ -105,6 +151,7 @@ fn answer(
         query: parameters(request.uri().query().unwrap_or("")),
         authorization: header(AUTHORIZATION),
         accept: header(ACCEPT),
+        has_certificate: certificate == Certificate::Good,
     };
     let mut state = shared.lock();
     state.requests.push(request.clone());
@@ -112,7 +159,9 @@ fn answer(
     if let Some(answers) = prescribed.filter(|answers| !answers.is_empty()) {
         return answer::canned(answers.remove(0));
     }
-    if let Some(tokens) = &state.behaviour.tokens {
+    if let Some(tokens) = &state.behaviour.tokens
+        && certificate == Certificate::None
+    {
         let token = request.authorization.as_deref().unwrap_or("");
         let token = token.strip_prefix("Bearer ").unwrap_or("");
         if !tokens.iter().any(|known| known == token) {

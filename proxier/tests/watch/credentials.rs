@@ -1,0 +1,185 @@
+//! Ways to the server: kubeconfig files, tokens, certificates.
+
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+
+use api_server::{ApiServer, tls};
+use proxier::watch::{self, Config, Message, Server, Timeouts};
+use serde_json::{Value, json};
+
+use crate::follower::{Follower, until};
+use crate::objects::service;
+use crate::watches::watches;
+
+pub(crate) fn kubeconfig(server: &str, user: &Value) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    })
+    .to_string()
+}
+
+pub(crate) fn with_kubeconfig(path: &Path) -> Config {
+    Config {
+        server: Server {
+            kubeconfig: Some(path.to_owned()),
+            master: None,
+        },
+        node_name: "us".into(),
+        timeouts: Timeouts::default(),
+    }
+}
+
+#[test]
+fn a_rotated_token_is_used_at_once_and_an_expired_one_is_waited_out() {
+    let server = ApiServer::start();
+    server.behave(|behaviour| behaviour.tokens = Some(vec!["first".into(), "second".into()]));
+    server.apply(service("web", 80));
+    let directory = tempfile::tempdir().unwrap();
+    let token = directory.path().join("token");
+    std::fs::write(&token, "first\n").unwrap();
+    let file = directory.path().join("kubeconfig");
+    std::fs::write(
+        &file,
+        kubeconfig(&server.url(), &json!({"tokenFile": token})),
+    )
+    .unwrap();
+    let follower = Follower::with(with_kubeconfig(&file));
+    assert_eq!(follower.services(), "reset [a/web]");
+
+    std::fs::write(&token, "second").unwrap();
+    server.cut();
+    until(
+        "used the new token",
+        || {
+            let requests = server.requests();
+            let last = watches(&requests, "services").last()?;
+            (last.authorization.as_deref() == Some("Bearer second")).then_some(())
+        },
+        || server.requests(),
+    );
+    server.apply(service("new", 80));
+    assert_eq!(follower.services(), "apply a/new");
+
+    server.behave(|behaviour| behaviour.tokens = Some(vec!["third".into()]));
+    server.cut();
+    let status = follower.until("refused", |status| {
+        status
+            .services
+            .failed
+            .as_ref()
+            .is_some_and(|(_, why)| why.contains("401"))
+    });
+    assert!(status.is_synced());
+    std::fs::write(&token, "third").unwrap();
+    server.apply(service("newer", 80));
+    assert_eq!(follower.services(), "apply a/newer");
+    assert_eq!(follower.status().services.lists, 1);
+}
+
+#[test]
+fn a_server_that_moved_is_found_through_the_kubeconfig() {
+    let server = ApiServer::start();
+    server.apply(service("web", 80));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubeconfig");
+    let user = json!({"token": "in the file"});
+    std::fs::write(&file, kubeconfig(&server.url(), &user)).unwrap();
+    let follower = Follower::with(with_kubeconfig(&file));
+    assert_eq!(follower.services(), "reset [a/web]");
+    let token = server.requests()[0].authorization.clone();
+    assert_eq!(token.as_deref(), Some("Bearer in the file"));
+
+    let moved = ApiServer::start();
+    moved.apply(service("moved", 80));
+    moved.restore(server.revision() + 1_000);
+    std::fs::write(&file, kubeconfig(&moved.url(), &user)).unwrap();
+    drop(server);
+    assert_eq!(follower.services(), "reset [a/moved]");
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_is_told_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubeconfig");
+    let error = |config: Config| {
+        let (sender, _messages) = sync_channel::<Message>(1);
+        watch::start(config, sender).unwrap_err().to_string()
+    };
+    let missing = error(with_kubeconfig(&file));
+    let name = file.display().to_string();
+    assert!(
+        missing.contains(&name) && missing.contains("No such file"),
+        "{missing}"
+    );
+    std::fs::write(&file, "{").unwrap();
+    let broken = error(with_kubeconfig(&file));
+    assert!(broken.contains(&name), "{broken}");
+    let mut config = with_kubeconfig(&file);
+    config.server = Server {
+        kubeconfig: None,
+        master: Some("ftp://x".into()),
+    };
+    let wrong = error(config.clone());
+    assert!(
+        wrong.contains("\"ftp://x\" is not the URL of an API server"),
+        "{wrong}"
+    );
+    config.server.master = None;
+    let nowhere = error(config);
+    assert!(nowhere.contains("not in a cluster"), "{nowhere}");
+}
+
+/// A user and a cluster with certificates, in files as kubelet has them.
+fn secure_kubeconfig(directory: &Path, server: &ApiServer, authority: &str) -> Config {
+    let write = |name: &str, text: &str| {
+        let file = directory.join(name);
+        std::fs::write(&file, text).unwrap();
+        file
+    };
+    let user = json!({
+        "client-certificate": write("client.pem", tls::CLIENT_CERTIFICATE),
+        "client-key": write("client.key", tls::CLIENT_KEY),
+    });
+    let mut text: Value = serde_json::from_str(&kubeconfig(&server.url(), &user)).unwrap();
+    text["clusters"][0]["cluster"]["certificate-authority"] = json!(write("ca.pem", authority));
+    with_kubeconfig(&write("kubeconfig", &text.to_string()))
+}
+
+#[test]
+fn both_ends_show_certificates() {
+    let server = ApiServer::start_secure();
+    server.behave(|behaviour| behaviour.tokens = Some(Vec::new()));
+    server.apply(service("web", 80));
+    let directory = tempfile::tempdir().unwrap();
+    let config = secure_kubeconfig(directory.path(), &server, tls::AUTHORITY);
+    let follower = Follower::with(config);
+    assert_eq!(follower.services(), "reset [a/web]");
+    server.apply(service("web", 81));
+    assert_eq!(follower.services(), "apply a/web");
+    assert!(
+        server
+            .requests()
+            .iter()
+            .all(|request| request.has_certificate)
+    );
+}
+
+#[test]
+fn a_server_of_another_authority_is_not_talked_to_until_the_file_is_corrected() {
+    let server = ApiServer::start_secure();
+    server.apply(service("web", 80));
+    let directory = tempfile::tempdir().unwrap();
+    let config = secure_kubeconfig(directory.path(), &server, tls::CLIENT_CERTIFICATE);
+    let follower = Follower::with(config);
+    let status = follower.until("refused", |status| status.services.failures > 0);
+    let (_, why) = status.services.failed.unwrap();
+    assert!(why.contains("certificate"), "{why}");
+    assert_eq!(server.requests(), []);
+    std::fs::write(directory.path().join("ca.pem"), tls::AUTHORITY).unwrap();
+    assert_eq!(follower.services(), "reset [a/web]");
+}

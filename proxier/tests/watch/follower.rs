@@ -1,0 +1,156 @@
+//! A watch, and what it tells.
+
+use std::fmt::Debug;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use api_server::ApiServer;
+use proxier::problem::Problem;
+use proxier::store::{Change, Event, Parsed};
+use proxier::watch::{self, Config, Message, Server, Status, Timeouts, Watch};
+
+/// Longer than anything here should take, with two busy cores.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A watch and what it has told.
+pub(crate) struct Follower {
+    pub(crate) watch: Watch,
+    pub(crate) messages: Receiver<Message>,
+}
+
+impl Follower {
+    pub(crate) fn start(server: &ApiServer) -> Self {
+        Self::with(config(server))
+    }
+
+    pub(crate) fn with(config: Config) -> Self {
+        let (sender, messages) = sync_channel(4);
+        let watch = watch::start(config, sender).unwrap();
+        Self { watch, messages }
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.watch.status()
+    }
+
+    /// The next message that `pick` knows what to do with; others are passed over.
+    pub(crate) fn next<T>(&self, what: &str, pick: impl Fn(Message) -> Option<T>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.messages.recv_timeout(left) {
+                Ok(message) => {
+                    if let Some(picked) = pick(message) {
+                        return picked;
+                    }
+                }
+                Err(error) => panic!("no {what}: {error}; {:#?}", self.status()),
+            }
+        }
+    }
+
+    /// The next change of Services, in short.
+    pub(crate) fn services(&self) -> String {
+        self.next("change of Services", |message| match message {
+            Message::Event(Event::Services(change)) => Some(brief(&change)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn slices(&self) -> String {
+        self.next("change of EndpointSlices", |message| match message {
+            Message::Event(Event::EndpointSlices(change)) => Some(brief(&change)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn cidrs(&self) -> String {
+        self.next("change of ServiceCIDRs", |message| match message {
+            Message::Event(Event::ServiceCidrs(change)) => Some(brief(&change)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn nodes(&self) -> String {
+        self.next("change of Nodes", |message| match message {
+            Message::Event(Event::Nodes(change)) => Some(brief(&change)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        self.next("problems", |message| match message {
+            Message::Problems { problems, .. } => Some(problems),
+            Message::Event(_) => None,
+        })
+    }
+
+    /// Passes over everything until all is quiet.
+    pub(crate) fn drain(&self) {
+        self.until("synced", |status| {
+            status.is_synced() && status.service_cidrs.is_synced() && status.node.is_synced()
+        });
+        while let Ok(_message) = self.messages.recv_timeout(Duration::from_millis(100)) {}
+    }
+
+    /// Nothing is told for a while.
+    pub(crate) fn is_quiet(&self) {
+        if let Ok(message) = self.messages.recv_timeout(Duration::from_millis(300)) {
+            panic!("{message:?}");
+        }
+    }
+
+    /// Waits until the status is as wanted.
+    pub(crate) fn until(&self, what: &str, is_so: impl Fn(&Status) -> bool) -> Status {
+        until(
+            what,
+            || Some(self.status()).filter(&is_so),
+            || self.status(),
+        )
+    }
+}
+
+pub(crate) fn until<T, D: Debug>(
+    what: &str,
+    look: impl Fn() -> Option<T>,
+    shown: impl Fn() -> D,
+) -> T {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("never {what}: {:#?}", shown());
+}
+
+pub(crate) fn config(server: &ApiServer) -> Config {
+    Config {
+        server: Server {
+            kubeconfig: None,
+            master: Some(server.url()),
+        },
+        node_name: "us".into(),
+        timeouts: Timeouts::default(),
+    }
+}
+
+/// `reset [a/b, a/c?]`, `apply a/b`, `delete a/b`; objects of which nothing can be used with `?`,
+/// those with problems with `!`.
+pub(crate) fn brief<T>(change: &Change<T>) -> String {
+    let name = |parsed: &Parsed<T>| {
+        let mut text = parsed.name.to_string();
+        text.extend(parsed.object.is_none().then_some('?'));
+        text.extend((!parsed.problems.is_empty()).then_some('!'));
+        text
+    };
+    match change {
+        Change::Apply(parsed) => format!("apply {}", name(parsed)),
+        Change::Delete(gone) => format!("delete {gone}"),
+        Change::Reset(all) => {
+            let all: Vec<_> = all.iter().map(name).collect();
+            format!("reset [{}]", all.join(", "))
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What is listed, and when.
+
+use api_server::ApiServer;
+use proxier::store::{Change, Event};
+use proxier::watch::{Message, State, Status};
+use serde_json::{Value, json};
+
+use crate::follower::{Follower, PATIENCE, brief};
+use crate::objects::{answer, key, node, service, slice};
+
+#[test]
+fn a_list_streams_where_the_server_can_and_comes_in_pages_where_it_cannot() {
+    for streams_lists in [true, false] {
+        let server = ApiServer::start();
+        server.behave(|behaviour| behaviour.streams_lists = streams_lists);
+        for index in 0..1_200 {
+            server.apply(service(&format!("s{index:04}"), 80));
+        }
+        let follower = Follower::start(&server);
+        let first = follower.services();
+        assert_eq!(first.matches("a/s").count(), 1_200, "{first}");
+
+        // What happens while nobody watches, and is forgotten, is seen in the next list.
+        server.refuse();
+        server.delete(&key("Service", "s0007"));
+        server.compact();
+        let asked = server.requests().len();
+        server.resume();
+        let second = follower.services();
+        assert!(second.starts_with("reset ["), "{second}");
+        assert_eq!(second.matches("a/s").count(), 1_199);
+        assert!(!second.contains("a/s0007"));
+        // That it does not go back in time is asked for.
+        let requests = server.requests().split_off(asked);
+        let mut lists = requests.iter().filter(|request| {
+            let is_list = !request.is_watch() || !request.parameter("sendInitialEvents").is_empty();
+            request.path.ends_with("/services") && is_list
+        });
+        let first = lists.next().unwrap();
+        assert_eq!(first.parameter("resourceVersionMatch"), "NotOlderThan");
+        assert!(!["", "0"].contains(&first.parameter("resourceVersion")));
+        assert_eq!(first.is_watch(), streams_lists);
+        // 1,199 objects are three pages of 500.
+        assert_eq!(lists.count(), if streams_lists { 0 } else { 2 });
+
+        server.apply(service("new", 80));
+        assert_eq!(follower.services(), "apply a/new");
+        let status = follower.status().services;
+        assert_eq!((status.lists, status.changes), (2, 1));
+    }
+}
+
+#[test]
+fn a_list_that_expires_between_two_pages_is_begun_again() {
+    let server = ApiServer::start();
+    server.behave(|behaviour| behaviour.streams_lists = false);
+    server.apply(service("web", 80));
+    let path = "/api/v1/services";
+    let refused = answer(422, "{}");
+    server.answer_next(path, refused);
+    let page = json!({
+        "metadata": {"resourceVersion": "1", "continue": "of another time"},
+        "items": [service("old", 80)],
+    });
+    server.answer_next(path, answer(200, &page.to_string()));
+    let follower = Follower::start(&server);
+    assert_eq!(follower.services(), "reset [a/web]");
+    let failed = follower.status().services.failed.unwrap().1;
+    assert!(failed.contains("410 Expired"), "{failed}");
+}
+
+#[test]
+fn a_server_restored_from_a_backup_is_listed_afresh() {
+    let server = ApiServer::start();
+    for index in 0..50 {
+        server.apply(service("web", 100 + index));
+    }
+    let follower = Follower::start(&server);
+    assert_eq!(follower.services(), "reset [a/web]");
+    server.delete(&key("Service", "web"));
+    assert_eq!(follower.services(), "delete a/web");
+    server.put(key("Service", "old"), service("old", 80));
+    assert_eq!(follower.services(), "apply a/old");
+    server.restore(5);
+    assert_eq!(follower.services(), "reset [a/old]");
+    server.apply(service("new", 80));
+    assert_eq!(follower.services(), "apply a/new");
+}
+
+#[test]
+fn other_nodes_are_followed_while_asked_for_and_only_their_metadata() {
+    let server = ApiServer::start();
+    server.apply(node("us", "192.0.2.1"));
+    server.apply(node("them", "192.0.2.2"));
+    let follower = Follower::start(&server);
+    follower.watch.set_other_nodes(true);
+    assert_eq!(follower.nodes(), "reset [them, us]");
+    server.apply(node("more", "192.0.2.3"));
+    let place = follower.next("node", |message| match message {
+        Message::Event(Event::Nodes(Change::Apply(parsed))) => parsed.object,
+        _ => None,
+    });
+    assert_eq!(
+        (&*place.name, place.region.as_deref()),
+        ("more", Some("north"))
+    );
+    for request in server.requests() {
+        let is_for_all =
+            request.path == "/api/v1/nodes" && request.parameter("fieldSelector").is_empty();
+        let accept = request.accept.unwrap();
+        assert_eq!(
+            accept.contains("PartialObjectMetadata"),
+            is_for_all,
+            "{accept}"
+        );
+    }
+    follower.watch.set_other_nodes(false);
+    assert_eq!(follower.nodes(), "reset []");
+    follower.until("off", |status| status.nodes.state == State::Off);
+    server.apply(node("most", "192.0.2.4"));
+    follower.watch.set_other_nodes(true);
+    assert_eq!(follower.nodes(), "reset [more, most, them, us]");
+}
+
+#[test]
+fn what_is_not_for_us_never_arrives() {
+    let server = ApiServer::start();
+    let label = |mut object: Value, label: &str| {
+        object["metadata"]["labels"][label] = json!("");
+        object
+    };
+    let foreign = "service.kubernetes.io/service-proxy-name";
+    let mut headless = service("headless", 80);
+    headless["spec"]["clusterIP"] = json!("None");
+    server.apply(headless);
+    server.apply(label(service("foreign", 80), foreign));
+    server.apply(service("web", 80));
+    server.apply(label(slice("headless-1"), "service.kubernetes.io/headless"));
+    server.apply(slice("web-1"));
+    let follower = Follower::start(&server);
+    follower.until("synced", Status::is_synced);
+    let mut told: Vec<_> = (0..3)
+        .filter_map(
+            |_| match follower.messages.recv_timeout(PATIENCE).unwrap() {
+                Message::Event(Event::Services(change)) => Some(brief(&change)),
+                Message::Event(Event::EndpointSlices(change)) => Some(brief(&change)),
+                _ => None,
+            },
+        )
+        .collect();
+    told.sort();
+    assert_eq!(told, ["reset [a/web-1]", "reset [a/web]"]);
+    server.apply(label(service("web", 80), foreign));
+    assert_eq!(follower.services(), "delete a/web");
+    server.apply(service("foreign", 80));
+    assert_eq!(follower.services(), "apply a/foreign");
+}

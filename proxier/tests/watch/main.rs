@@ -1,0 +1,11 @@
+//! Following an API server: a real HTTP server that lists and watches, over loopback.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bad_input;
+mod credentials;
+mod follower;
+mod lists;
+mod objects;
+mod outages;
+mod watches;

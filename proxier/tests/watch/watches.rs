@@ -1,0 +1,226 @@
+//! Watching, and ending it.
+
+use std::time::{Duration, Instant};
+
+use api_server::{ApiServer, Request};
+use proxier::store::Event;
+use proxier::watch::{Message, State};
+
+use crate::follower::{Follower, PATIENCE, brief, config, until};
+use crate::objects::{key, node, service, slice};
+
+pub(crate) fn watches<'a>(
+    requests: &'a [Request],
+    plural: &'a str,
+) -> impl Iterator<Item = &'a Request> {
+    let path = format!("/{plural}");
+    requests
+        .iter()
+        .filter(move |request| request.is_watch() && request.path.ends_with(&path))
+}
+
+#[test]
+fn everything_is_listed_once_and_watched_from_there_on() {
+    let server = ApiServer::start();
+    server.apply(service("web", 80));
+    server.apply(slice("web-1"));
+    server.apply(node("us", "192.0.2.1"));
+    server.apply(node("them", "192.0.2.2"));
+    let follower = Follower::start(&server);
+    follower.until("synced", |status| {
+        status.is_synced() && status.node.is_synced() && status.service_cidrs.is_synced()
+    });
+    // As many as the channel holds are on their way, in no order between kinds.
+    let mut told: Vec<_> = (0..4)
+        .map(
+            |_| match follower.messages.recv_timeout(PATIENCE).unwrap() {
+                Message::Event(Event::Services(change)) => brief(&change),
+                Message::Event(Event::EndpointSlices(change)) => brief(&change),
+                Message::Event(Event::ServiceCidrs(change)) => brief(&change),
+                Message::Event(Event::Node(node)) => format!("{} {:?}", node.name, node.addresses),
+                other => panic!("{other:?}"),
+            },
+        )
+        .collect();
+    told.sort();
+    let expected = [
+        "reset []",
+        "reset [a/web-1]",
+        "reset [a/web]",
+        "us [192.0.2.1]",
+    ];
+    assert_eq!(told, expected);
+
+    server.apply(service("web", 81));
+    assert_eq!(follower.services(), "apply a/web");
+    server.apply(service("new", 80));
+    assert_eq!(follower.services(), "apply a/new");
+    server.delete(&key("Service", "web"));
+    assert_eq!(follower.services(), "delete a/web");
+    server.apply(slice("web-1"));
+    assert_eq!(follower.slices(), "apply a/web-1");
+    server.apply(node("us", "192.0.2.9"));
+    let addresses = follower.next("node", |message| match message {
+        Message::Event(Event::Node(node)) => Some(node.addresses),
+        _ => None,
+    });
+    assert_eq!(
+        addresses,
+        ["192.0.2.9".parse::<std::net::IpAddr>().unwrap()]
+    );
+    server.apply(node("them", "192.0.2.10"));
+    follower.is_quiet();
+    let status = follower.status();
+    assert_eq!(status.services.state, State::Watching);
+    assert_eq!((status.services.lists, status.services.changes), (1, 3));
+    assert_eq!(
+        (status.nodes.state, status.services.failures),
+        (State::Off, 0)
+    );
+}
+
+#[test]
+fn bookmarks_spare_lists_after_a_compaction() {
+    let server = ApiServer::start();
+    server.behave(|behaviour| behaviour.bookmark_every = Duration::from_millis(50));
+    server.apply(service("web", 80));
+    let follower = Follower::start(&server);
+    assert_eq!(follower.services(), "reset [a/web]");
+    // Time goes by without Services changing, and what was is forgotten.
+    for index in 0..100 {
+        server.apply(slice(&format!("web-{index}")));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    server.compact();
+    std::thread::sleep(Duration::from_millis(200));
+    let revision = server.revision();
+    let asked = server.requests().len();
+    server.cut();
+    let again = until(
+        "watched again",
+        || {
+            watches(&server.requests()[asked..], "services")
+                .next()
+                .cloned()
+        },
+        || server.requests(),
+    );
+    assert_eq!(again.parameter("resourceVersion"), revision.to_string());
+    server.apply(service("new", 80));
+    assert_eq!(follower.services(), "apply a/new");
+    assert_eq!(follower.status().services.lists, 1);
+}
+
+#[test]
+fn a_watch_whose_time_is_up_goes_on_where_it_was() {
+    let server = ApiServer::start();
+    server.apply(service("web", 80));
+    let mut config = config(&server);
+    config.timeouts.watch = Duration::from_secs(1);
+    let follower = Follower::with(config);
+    assert_eq!(follower.services(), "reset [a/web]");
+    for round in 0..3 {
+        let asked = server.requests().len();
+        until(
+            "watched again",
+            || {
+                watches(&server.requests()[asked..], "services")
+                    .next()
+                    .cloned()
+            },
+            || server.requests(),
+        );
+        server.apply(service("web", 100 + round));
+        assert_eq!(follower.services(), "apply a/web");
+    }
+    let status = follower.status().services;
+    assert_eq!((status.lists, status.failures), (1, 0));
+}
+
+#[test]
+fn a_watch_that_fails_midway_is_tried_again_from_where_it_was() {
+    let server = ApiServer::start();
+    server.apply(service("web", 80));
+    let follower = Follower::start(&server);
+    assert_eq!(follower.services(), "reset [a/web]");
+    server.behave(|behaviour| behaviour.watch_error = Some(500));
+    server.apply(service("web", 81));
+    let status = follower.until("failed twice", |status| status.services.failures >= 2);
+    let (_, why) = status.services.failed.unwrap();
+    assert_eq!(why, "500 InternalError: as the test wants it");
+    let requests = server.requests();
+    let gaps: Vec<_> = watches(&requests, "services")
+        .map(|request| request.at)
+        .collect();
+    for pair in gaps.windows(2).skip(1) {
+        assert!(pair[1] - pair[0] >= Duration::from_millis(400), "{gaps:?}");
+    }
+    server.behave(|behaviour| behaviour.watch_error = None);
+    assert_eq!(follower.services(), "apply a/web");
+    assert_eq!(follower.status().services.lists, 1);
+}
+
+#[test]
+fn reading_stops_where_nobody_keeps_up_and_nothing_is_lost() {
+    let server = ApiServer::start();
+    let follower = Follower::start(&server);
+    assert_eq!(follower.services(), "reset []");
+    follower.drain();
+    let count = 2_000;
+    for index in 0..count {
+        server.apply(service(&format!("s{index}"), 80));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    // Four in the channel, one before it, one in between, one in hand.
+    let read = follower.status().services.changes;
+    assert!((1..=8).contains(&read), "{read} were read ahead");
+    for index in 0..count {
+        assert_eq!(follower.services(), format!("apply a/s{index}"));
+    }
+    assert_eq!(follower.status().services.failures, 0);
+}
+
+#[test]
+fn stopping_takes_no_time_whatever_goes_on() {
+    let server = ApiServer::start();
+    let quickly = |follower: Follower| {
+        let started = Instant::now();
+        follower.watch.stop();
+        assert!(started.elapsed() < Duration::from_secs(2));
+        // The sender is gone: what was sent can be read, and then the end is known.
+        assert!(follower.messages.iter().count() <= 4);
+    };
+    // While its queue is full.
+    for index in 0..100 {
+        server.apply(service(&format!("s{index}"), 80));
+    }
+    let follower = Follower::start(&server);
+    follower.until("synced", |status| status.services.is_synced());
+    for index in 0..100 {
+        server.apply(service(&format!("s{index}"), 81));
+    }
+    quickly(follower);
+    // While it waits for an answer.
+    server.freeze();
+    quickly(Follower::start(&server));
+    // While it waits to try again.
+    server.refuse();
+    let follower = Follower::start(&server);
+    follower.until("failed", |status| status.services.failures > 0);
+    quickly(follower);
+    // Nobody listening is as good as a stop.
+    server.resume();
+    let Follower { watch, messages } = Follower::start(&server);
+    drop(messages);
+    server.apply(service("last", 80));
+    until(
+        "over",
+        || {
+            let asked = server.requests().len();
+            server.cut();
+            std::thread::sleep(Duration::from_millis(1_200));
+            (server.requests().len() == asked).then_some(())
+        },
+        || watch.status(),
+    );
+}
