@@ -7,7 +7,7 @@
 //! machine 192.0.2.1 192.0.2.2                          the machine's addresses, if not the node's
 //! service ns1/svc1 10.96.0.1 port=p80:80/TCP:3001      cluster IPs; name, number, protocol, node port
 //!     type=NodePort external=192.0.2.9 ingress=192.0.2.8/Proxy etp=Local itp=Local affinity=60
-//!     health=30000 ranges=10.0.0.0/8 label.x=y annotation.x=y        (all on one line)
+//!     created=2026-01-01T00:00:00Z health=30000 ranges=10.0.0.0/8 label.x=y annotation.x=y        (all on one line)
 //! slice ns1/svc1-a of=svc1 port=p80:80/TCP 10.0.0.1 10.0.0.2(@here,in=a,terminating)
 //! delete slice ns1/svc1-a
 //! ```
@@ -27,14 +27,15 @@ use ipvs_netlink as ipvs;
 use proxier::api;
 use proxier::model::ObjectName;
 use proxier::plan::{
-    Config, Desired, Machine, NodePortAddresses, Planner, ServiceAddresses, VirtualServer, desired,
+    Changed, Config, Desired, Machine, NodePortAddresses, Planner, ServiceAddresses, VirtualServer,
+    desired,
 };
 use proxier::problem::Problem;
 use proxier::store::{Change, Event, Interner, Snapshot, Touched};
 use serde_json::{Map, Value, json};
 
 /// The name of the node that is planned for.
-const HERE: &str = "here";
+pub(crate) const HERE: &str = "here";
 /// How long removed endpoints keep their connections, unless the Service says.
 const DRAIN: Duration = Duration::from_secs(60);
 
@@ -43,9 +44,9 @@ pub(crate) struct Scene {
     config: Config,
     machine: Machine,
     interner: Interner,
-    snapshot: Snapshot,
+    pub(crate) snapshot: Snapshot,
     touched: Touched,
-    planner: Option<Planner>,
+    pub(crate) planner: Option<Planner>,
     /// The last event about each object, in the order in which the objects came.
     told: BTreeMap<(usize, String), Event>,
 }
@@ -193,22 +194,22 @@ impl Scene {
         let planner = self
             .planner
             .get_or_insert_with(|| Planner::new(self.config.clone()));
-        planner.update(&self.snapshot, &self.machine, touched);
-        let problems = planner.problems(&self.snapshot);
-        let lines = render(planner.desired(), &problems);
-
-        let (desired, problems) = desired(&self.snapshot, &self.machine, &self.config);
+        let before = planner.desired().clone();
+        let changed = planner.update(&self.snapshot, &self.machine, touched);
         assert_eq!(
-            lines,
-            render(&desired, &problems),
-            "incremental planning differs"
+            changed,
+            difference(&before, planner.desired()),
+            "another change is told"
         );
+        let scratch = desired(&self.snapshot, &self.machine, &self.config);
+        let lived = (planner.desired().clone(), planner.problems(&self.snapshot));
+        assert_eq!(lived, scratch, "incremental planning differs");
         assert_eq!(
             self.in_opposite_order(),
-            (desired, problems),
+            scratch,
             "the order of events matters"
         );
-        lines
+        render(&scratch.0, &scratch.1)
     }
 
     fn in_opposite_order(&self) -> (Desired, Vec<Problem>) {
@@ -218,6 +219,26 @@ impl Scene {
         }
         desired(&snapshot, &self.machine, &self.config)
     }
+}
+
+/// Everything that is not the same in two plans.
+fn difference(before: &Desired, after: &Desired) -> Changed {
+    Changed {
+        virtual_servers: keys(&before.virtual_servers, &after.virtual_servers),
+        addresses: keys(&before.addresses, &after.addresses),
+        health_checks: keys(&before.health_checks, &after.health_checks),
+    }
+}
+
+/// The keys that have not the same value in both.
+fn keys<K: Ord + Copy, V: PartialEq>(
+    before: &BTreeMap<K, V>,
+    after: &BTreeMap<K, V>,
+) -> BTreeSet<K> {
+    let all = before.keys().chain(after.keys());
+    all.copied()
+        .filter(|key| before.get(key) != after.get(key))
+        .collect()
 }
 
 fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
@@ -235,6 +256,7 @@ fn metadata(name: &str, words: &Words<'_>) -> Value {
         "namespace": namespace,
         "name": own,
         "labels": words.with_prefix("label."),
+        "creationTimestamp": words.get("created"),
         "annotations": annotations
             .into_iter()
             .map(|(name, value)| (format!("ipvs-proxier.io/{name}"), value))

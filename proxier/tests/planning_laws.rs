@@ -1,0 +1,296 @@
+//! What holds for the plan of every cluster, however it came to be what it is.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::{Select, select, subsequence};
+use proxier::model::{Endpoint, ServicePortName, TrafficPolicy};
+use proxier::plan::{Frontend, VirtualServer};
+use proxier::store::Snapshot;
+
+#[path = "kube_proxy_cases/scene.rs"]
+mod scene;
+
+use scene::{HERE, Scene};
+
+/// How many objects of each kind there are at most: few, so that they meet.
+const NAMES: u8 = 4;
+const NODES: [&str; 3] = [HERE, "n1", "n2"];
+
+fn word(words: &'static [&'static str]) -> Select<&'static str> {
+    select(words)
+}
+
+fn some(words: &'static [&'static str], most: usize) -> impl Strategy<Value = String> {
+    subsequence(words.to_vec(), 0..=most).prop_map(|words| words.join(" "))
+}
+
+/// A command that makes Service `number` what it says.
+fn service(number: u8) -> impl Strategy<Value = String> {
+    let addresses = word(&[
+        "10.96.0.1",
+        "10.96.0.2",
+        "fd00::1",
+        "10.96.0.3 fd00::2",
+        "fd00::3 10.96.0.3",
+        "None",
+    ]);
+    let kind = word(&["type=NodePort", "type=LoadBalancer"]);
+    let policies = word(&["", "etp=Local", "itp=Local", "etp=Local itp=Local"]);
+    let ports = word(&[
+        "port=a:80/TCP",
+        "port=a:80/TCP:30001",
+        "port=a:80/TCP port=b:80/UDP:30001",
+        "port=b:81/TCP:30002 port=a:80/TCP:30001",
+    ]);
+    let more = some(
+        &[
+            "external=192.0.2.8,2001:db8::8",
+            "ingress=192.0.2.8,192.0.2.9,2001:db8::9",
+            "affinity=60",
+            "created=2026-01-01T00:00:00Z",
+        ],
+        4,
+    );
+    let health = word(&["health=30100", "health=30101"]);
+    let annotations = some(
+        &[
+            "annotation.scheduler=mh",
+            "annotation.scheduler-flags=fallback",
+            "annotation.weights=zone=a:3,node=n1:0,10.0.0.1:7,*:2",
+            "annotation.topology-keys=kubernetes.io/hostname,topology.kubernetes.io/region",
+            "annotation.drain-seconds=5",
+            "annotation.drain-seconds=soon",
+        ],
+        2,
+    );
+    (addresses, kind, policies, ports, more, health, annotations).prop_map(
+        move |(addresses, kind, policies, ports, more, health, annotations)| {
+            let mut annotations = annotations;
+            if annotations.matches("drain-seconds").count() > 1 {
+                annotations.truncate(annotations.rfind("annotation").unwrap_or_default());
+            }
+            format!(
+                "service ns/s{number} {addresses} {kind} {policies} {ports} {more} {health} \
+                 {annotations}"
+            )
+        },
+    )
+}
+
+fn endpoint(is_v6: bool) -> impl Strategy<Value = String> {
+    let state = word(&["", "", ",unready", ",terminating", ",gone"]);
+    let zone = word(&["", ",in=a", ",in=b"]);
+    let hints = word(&[
+        "",
+        ",to-zone=a",
+        ",to-zone=b,to-node=here",
+        ",to-zone=a,to-node=n1",
+    ]);
+    (0..5_u8, zone, hints, state).prop_map(move |(last, zone, hints, state)| {
+        // An address is on one node, whatever else slices disagree about.
+        let node = ["@here", "@n1", "@n2", "@here", "@n3"][usize::from(last)];
+        let network = if is_v6 { "fd00:1::" } else { "10.0.0." };
+        format!("{network}{last}({node}{zone}{hints}{state})")
+    })
+}
+
+fn slice(number: u8) -> impl Strategy<Value = String> {
+    let ports = word(&[
+        "port=a:8080/TCP",
+        "port=a:8081/TCP port=b:8080/UDP",
+        "port=b:8080/TCP port=a:8080/TCP",
+    ]);
+    any::<bool>().prop_flat_map(move |is_v6| {
+        (0..NAMES, ports.clone(), vec(endpoint(is_v6), 0..5)).prop_map(
+            move |(service, ports, endpoints)| {
+                let endpoints = endpoints.join(" ");
+                format!("slice ns/e{number} of=s{service} {ports} {endpoints}")
+            },
+        )
+    })
+}
+
+/// A command that makes a node what it says: our own, or one of two others.
+fn node(name: &'static str) -> impl Strategy<Value = String> {
+    let words: &[&str] = match name {
+        HERE => &[
+            "192.0.2.1 2001:db8::1",
+            "192.0.2.1 192.0.2.2 zone=a region=r",
+            "2001:db8::1 192.0.2.1 zone=b region=s",
+        ],
+        _ => &["", "region=r", "region=s"],
+    };
+    word(words).prop_map(move |words| format!("node {name} {words}"))
+}
+
+/// What may have happened before.
+fn past() -> impl Strategy<Value = String> {
+    prop_oneof![
+        4 => (0..NAMES).prop_flat_map(service),
+        4 => (0..NAMES).prop_flat_map(slice),
+        1 => select(NODES.to_vec()).prop_flat_map(node),
+        1 => (0..NAMES).prop_map(|number| format!("delete service ns/s{number}")),
+        1 => (0..NAMES).prop_map(|number| format!("delete slice ns/e{number}")),
+    ]
+}
+
+/// A command for each object that can exist: what it is in the end.
+fn present() -> impl Strategy<Value = Vec<String>> {
+    let service = |number| {
+        option::weighted(0.8, service(number))
+            .prop_map(move |text| text.unwrap_or_else(|| format!("delete service ns/s{number}")))
+    };
+    let slice = |number| {
+        option::weighted(0.8, slice(number))
+            .prop_map(move |text| text.unwrap_or_else(|| format!("delete slice ns/e{number}")))
+    };
+    let services = (0..NAMES).map(service).collect::<Vec<_>>();
+    let slices = (0..NAMES).map(slice).collect::<Vec<_>>();
+    let nodes = NODES.map(node);
+    (services, slices, nodes).prop_map(|(services, slices, nodes)| {
+        services.into_iter().chain(slices).chain(nodes).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// [`Scene::plan`] compares with a plan from scratch, and what is said to have changed with what
+    /// did.
+    #[test]
+    fn the_past_does_not_matter(
+        past in vec((past(), any::<bool>()), 0..30),
+        (present, shuffled) in present()
+            .prop_flat_map(|present| (Just(present.clone()), Just(present).prop_shuffle())),
+        looks in vec(any::<bool>(), 11),
+    ) {
+        let mut old = Scene::default();
+        let shuffled = shuffled.into_iter().zip(looks);
+        for (command, look) in past.into_iter().chain(shuffled) {
+            old.command(&command);
+            if look {
+                old.plan();
+            }
+        }
+        let mut new = Scene::default();
+        present.iter().for_each(|command| new.command(command));
+        prop_assert_eq!(old.plan(), new.plan());
+    }
+
+    #[test]
+    fn endpoints_serve_what_they_are_for(commands in present()) {
+        let mut scene = Scene::default();
+        commands.iter().for_each(|command| scene.command(command));
+        scene.plan();
+        let desired = scene.planner.as_ref().unwrap().desired();
+        for server in desired.virtual_servers.values() {
+            check(server, &scene.snapshot);
+        }
+    }
+}
+
+fn check(server: &VirtualServer, snapshot: &Snapshot) {
+    let service = snapshot.service(&server.owner.service).unwrap();
+    let policy = match server.frontend {
+        Frontend::ClusterIp => service.internal_policy,
+        Frontend::Inside => TrafficPolicy::Cluster,
+        _ => service.external_policy,
+    };
+    let (keys, weights) = match &service.annotations {
+        Some(annotations) => (
+            annotations.topology_keys.is_some(),
+            annotations.weights.is_some(),
+        ),
+        None => (false, false),
+    };
+    let listening = listening(&server.owner, server, snapshot);
+    let destinations: BTreeSet<SocketAddr> = server
+        .destinations
+        .iter()
+        .map(|destination| SocketAddr::new(destination.key.address, destination.key.port))
+        .collect();
+    assert_eq!(destinations.len(), server.destinations.len(), "{server:?}");
+    assert!(
+        server
+            .destinations
+            .is_sorted_by_key(|destination| destination.key),
+        "{server:?}"
+    );
+    assert!(
+        weights
+            || server
+                .destinations
+                .iter()
+                .all(|destination| destination.weight == 1)
+    );
+
+    let allowed = |endpoint: &Endpoint| match policy {
+        TrafficPolicy::Cluster => true,
+        TrafficPolicy::Local => endpoint.node.as_deref() == Some(HERE),
+    };
+    let is_ready = |endpoint: &Endpoint| endpoint.is_ready;
+    let is_last_resort = |endpoint: &Endpoint| endpoint.is_serving && endpoint.is_terminating;
+    let of = |test: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<SocketAddr> {
+        let fit = listening
+            .iter()
+            .filter(|(_, endpoint)| allowed(endpoint) && test(endpoint));
+        fit.map(|&(address, _)| address).collect()
+    };
+    let (ready, last_resort) = (of(&is_ready), of(&is_last_resort));
+    let candidates = if ready.is_empty() {
+        &last_resort
+    } else {
+        &ready
+    };
+    match keys {
+        // Nothing may be near enough; then those that are terminating and near are asked.
+        true => assert!(
+            destinations.is_subset(&(&ready | &last_resort)),
+            "{server:?}"
+        ),
+        false => {
+            assert!(destinations.is_subset(candidates), "{server:?}");
+            assert_eq!(destinations.is_empty(), candidates.is_empty(), "{server:?}");
+        }
+    }
+    if policy == TrafficPolicy::Local && !keys {
+        assert_eq!(
+            &destinations, candidates,
+            "hints are for traffic that leaves the node"
+        );
+    }
+}
+
+/// The endpoints that listen for the port of `owner`, in any state.
+fn listening<'a>(
+    owner: &ServicePortName,
+    server: &VirtualServer,
+    snapshot: &'a Snapshot,
+) -> Vec<(SocketAddr, &'a Endpoint)> {
+    let service = snapshot.service(&owner.service).unwrap();
+    let port = service
+        .ports
+        .iter()
+        .find(|port| port.name == owner.port)
+        .unwrap();
+    let is_v6 = server.service.key.family() == ipvs_netlink::Family::V6;
+    let mut found = Vec::new();
+    for slice in snapshot.slices(&owner.service) {
+        for listed in &slice.ports {
+            if listed.name == port.name && listed.protocol == port.protocol {
+                let of_family = slice
+                    .endpoints
+                    .iter()
+                    .filter(|e| e.address.is_ipv6() == is_v6);
+                found.extend(of_family.map(|e| (SocketAddr::new(e.address, listed.port), e)));
+            }
+        }
+    }
+    found
+}
