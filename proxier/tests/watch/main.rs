@@ -5,6 +5,7 @@
 mod bad_input;
 mod credentials;
 mod follower;
+mod half_open;
 mod lists;
 mod objects;
 mod outages;
