@@ -15,6 +15,7 @@ use crate::state_file::StateFile;
 
 use source::SourceFlags;
 
+mod cleanup_command;
 mod plan_command;
 mod run_command;
 mod source;
@@ -36,6 +37,8 @@ enum Command {
     Plan(plan_command::Flags),
     /// Prints the kernel's table of virtual servers, with Service names where known.
     Status(status_command::Flags),
+    /// Removes everything from the kernel that this program made. Connections break.
+    Cleanup(cleanup_command::Flags),
 }
 
 impl Cli {
@@ -48,6 +51,7 @@ impl Cli {
             Command::Run(flags) => flags.run(),
             Command::Plan(flags) => flags.run(),
             Command::Status(flags) => flags.run(),
+            Command::Cleanup(flags) => flags.run(),
         }
     }
 }

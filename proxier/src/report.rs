@@ -1,5 +1,6 @@
 //! What the commands print: the same shapes for what should be and for what is.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
@@ -192,12 +193,25 @@ impl fmt::Display for NamedOp<'_> {
     }
 }
 
-/// The kernel's table as text, like `ipvsadm -Ln`, with Service names where known.
-pub fn table(observed: &Observed, owned: &Owned) -> String {
+/// The kernel's table as text, like `ipvsadm -Ln`, with Service names where known, and what is not
+/// ours.
+pub fn table(observed: &Observed, owned: &Owned, foreign: &BTreeMap<IpAddr, String>) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);
+    let _ = write_foreign(&mut text, foreign);
     text
+}
+
+fn write_foreign(text: &mut String, foreign: &BTreeMap<IpAddr, String>) -> fmt::Result {
+    if foreign.is_empty() {
+        return Ok(());
+    }
+    writeln!(text, "\nLocal addresses of others ({}):", foreign.len())?;
+    for (address, how) in foreign {
+        writeln!(text, "  {address} {how}")?;
+    }
+    Ok(())
 }
 
 fn write_table(text: &mut String, observed: &Observed, owned: &Owned) -> fmt::Result {

@@ -267,6 +267,17 @@ impl StateFile {
         Ok(())
     }
 
+    /// Removes it, which is no error when it does not exist.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(self) -> Result<(), Error> {
+        match std::fs::remove_file(&self.path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(self.error(source)),
+            _ => Ok(()),
+        }
+    }
+
     /// The file, open for adding; ends a line that a killed writer left unfinished.
     fn journal(&mut self) -> std::io::Result<&mut File> {
         let file = match self.journal.take() {

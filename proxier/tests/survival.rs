@@ -276,6 +276,32 @@ fn what_is_foreign_survives_start_run_and_cleanup() {
 }
 
 #[test]
+fn node_ports_follow_the_addresses_of_the_node() {
+    lab::test(|| {
+        // Too long for a resync to find it.
+        let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
+        let (cluster, daemon, _) = serving(&flags);
+        let mut web = web(&json!({}));
+        web["spec"]["type"] = json!("NodePort");
+        web["spec"]["ports"][0]["nodePort"] = json!(30_080);
+        daemon.api.apply(web);
+        let mut client = ipvs::Client::open().unwrap();
+        let mut has = |address: &str| {
+            let services = client.services().unwrap();
+            let mut keys = services.iter().map(|entry| entry.service.key.to_string());
+            keys.any(|key| key == format!("TCP {address}:30080"))
+        };
+        daemon.eventually("the node port", || has("172.18.0.2"));
+        let address = ["172.18.0.77/24", "dev", "node0"];
+        cluster.node.exec(&[&["ip", "address", "add"][..], &address].concat());
+        daemon.eventually("the new address serves", || has("172.18.0.77"));
+        cluster.node.exec(&[&["ip", "address", "del"][..], &address].concat());
+        daemon.eventually("the address is gone", || !has("172.18.0.77"));
+        assert!(has("172.18.0.2"));
+    });
+}
+
+#[test]
 fn a_deleted_service_is_gone_and_comes_back() {
     lab::test(|| {
         let (cluster, daemon, _) = serving(&AT_ONCE);

@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::{DurationFlag, NodeFlags, StateFlags};
 use crate::daemon::{Daemon, News, Periods, WAITING_NEWS};
-use crate::dataplane::linux::Linux;
+use crate::dataplane::linux::{Linux, monitor};
 use crate::model::Cidr;
 use crate::sync::Proxier;
 
@@ -48,6 +48,10 @@ impl Flags {
             .excluding(self.ipvs_exclude_cidrs.clone());
         let (sender, news) = sync_channel(WAITING_NEWS);
         stop_on_signals(sender.clone())?;
+        let changed = sender.clone();
+        monitor::addresses(self.node.service_addresses.into(), move || {
+            changed.send(News::MachineChanged).is_ok()
+        })?;
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
         let mut daemon = Daemon::new(proxier, self.periods()?, watch);
         if self.once {

@@ -26,11 +26,12 @@ pub(super) struct Flags {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let observed = Linux::open(self.service_addresses.into())?.observe()?;
+        let mut linux = Linux::open(self.service_addresses.into())?;
+        let observed = linux.observe()?;
         let owned = self.state.file().load()?.owned;
         print(&match self.output {
             Output::Json => json(&Report::observed(&observed))?,
-            Output::Text => table(&observed, &owned),
+            Output::Text => table(&observed, &owned, &linux.foreign_addresses()?),
         })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -1,5 +1,8 @@
 //! A real kernel: virtual servers over generic netlink, addresses over rtnetlink.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
 use ipvs_netlink as ipvs;
 
 use super::{Dataplane, Failure, Outcome};
@@ -8,6 +11,7 @@ use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
 
 mod addresses;
+pub mod monitor;
 mod rtnetlink;
 mod virtual_servers;
 
@@ -30,6 +34,16 @@ impl Linux {
             ipvs: ipvs::Client::open()?,
             addresses: Addresses::open(service_addresses)?,
         })
+    }
+}
+
+impl Linux {
+    /// Addresses that somebody else made local beside those of interfaces, and how, in words.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn foreign_addresses(&mut self) -> Result<BTreeMap<IpAddr, String>, Failure> {
+        self.addresses.foreign()
     }
 }
 

@@ -10,7 +10,7 @@ use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 
 use super::rtnetlink::{
     InterfaceAddress, LocalRoute, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETLINK,
-    RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWROUTE, read_device_named,
+    RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWROUTE, read_device_named, read_foreign_route,
     read_interface_address, read_route, write_all, write_dummy_device, write_interface_address,
     write_route,
 };
@@ -65,6 +65,33 @@ impl Addresses {
                 Ok(addresses.map(|entry| (entry.address, None)).collect())
             }
         }
+    }
+
+    /// Addresses that somebody else made local beside those of interfaces, and how.
+    pub(super) fn foreign(&mut self) -> Result<BTreeMap<IpAddr, String>, Failure> {
+        let mut foreign: BTreeMap<IpAddr, String> = self
+            .dump(
+                RTM_GETROUTE,
+                "reading the routes",
+                |found: &mut Vec<_>, payload| {
+                    found.extend(read_foreign_route(payload)?);
+                    Ok(())
+                },
+            )?
+            .into_iter()
+            .map(|(address, protocol)| (address, format!("local route of protocol {protocol}")))
+            .collect();
+        if self.form == ServiceAddresses::Routes
+            && let Some(dummy) = self.dummy_device()?
+        {
+            let addresses = self.interface_addresses()?.into_iter();
+            let on_dummy = addresses.filter(|entry| entry.interface == dummy);
+            let foreign_ones = on_dummy.filter(|entry| !is_everywhere(entry.address));
+            foreign.extend(
+                foreign_ones.map(|entry| (entry.address, format!("on device {DUMMY_DEVICE}"))),
+            );
+        }
+        Ok(foreign)
     }
 
     /// Applies `ops`, all of which are about addresses.

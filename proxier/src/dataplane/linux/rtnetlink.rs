@@ -20,6 +20,8 @@ const AF_UNSPEC: u8 = 0;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
+const RTPROT_KERNEL: u8 = 2;
+
 const RT_TABLE_LOCAL: u8 = 255;
 const RT_SCOPE_HOST: u8 = 254;
 const RTN_LOCAL: u8 = 2;
@@ -87,9 +89,24 @@ pub(super) fn write_all(writer: &mut Writer<'_>) {
 
 /// Reads a route; `None` when it is not one of ours.
 pub(super) fn read_route(payload: &[u8]) -> Result<Option<LocalRoute>> {
+    let route = read_local_route(payload)?;
+    let ours = route.filter(|(_, protocol)| *protocol == OUR_PROTOCOL);
+    Ok(ours.map(|(route, _)| route))
+}
+
+/// Reads a route; `None` unless somebody else made an address local by it. The kernel makes such
+/// routes, too, for the addresses of interfaces.
+pub(super) fn read_foreign_route(payload: &[u8]) -> Result<Option<(IpAddr, u8)>> {
+    let route = read_local_route(payload)?;
+    let theirs = route.filter(|(_, protocol)| ![OUR_PROTOCOL, RTPROT_KERNEL].contains(protocol));
+    Ok(theirs.map(|(route, protocol)| (route.address, protocol)))
+}
+
+/// Reads a route that makes one address local, and its protocol; `None` when it is another one.
+fn read_local_route(payload: &[u8]) -> Result<Option<(LocalRoute, u8)>> {
     let (header, rest) = split::<12>(payload)?;
     let [family, length, _, _, table, protocol, _, kind, ..] = header;
-    if (table, protocol, kind) != (RT_TABLE_LOCAL, OUR_PROTOCOL, RTN_LOCAL) {
+    if (table, kind) != (RT_TABLE_LOCAL, RTN_LOCAL) {
         return Ok(None);
     }
     let (mut address, mut source) = (None, None);
@@ -102,9 +119,10 @@ pub(super) fn read_route(payload: &[u8]) -> Result<Option<LocalRoute>> {
         }
     }
     let whole = |address: &IpAddr| self::family(*address).1 == length;
+    let route = |address| LocalRoute { address, source };
     Ok(address
         .filter(whole)
-        .map(|address| LocalRoute { address, source }))
+        .map(|address| (route(address), protocol)))
 }
 
 /// The body of a request about an address on an interface (`struct ifaddrmsg`, then attributes).

@@ -1,0 +1,59 @@
+//! `ipvs-proxier cleanup`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{ServiceAddresses, StateFlags};
+use crate::clock;
+use crate::dataplane::linux::Linux;
+use crate::model::Cidr;
+use crate::plan::{Config, NodePortAddresses};
+use crate::report::NamedOp;
+use crate::sync::Proxier;
+
+/// Flags of `cleanup`.
+#[derive(Args, Debug)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    state: StateFlags,
+
+    /// How service addresses were made local.
+    #[arg(long, value_enum, default_value_t)]
+    service_addresses: ServiceAddresses,
+
+    /// Leave virtual servers whose address lies in these ranges.
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    ipvs_exclude_cidrs: Vec<Cidr>,
+}
+
+impl Flags {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let linux = Linux::open(self.service_addresses.into())?;
+        let nothing = Config {
+            node_name: "".into(),
+            scheduler: "rr".parse()?,
+            node_port_addresses: NodePortAddresses::default(),
+            service_addresses: self.service_addresses.into(),
+            drain: Duration::ZERO,
+        };
+        let mut proxier =
+            Proxier::new(linux, nothing, self.state.file())?.excluding(self.ipvs_exclude_cidrs);
+        // Told of nothing, it wants nothing.
+        let applied = proxier.resync(clock::since_boot())?;
+        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+            match outcome {
+                Ok(()) => {
+                    tracing::info!("{}", NamedOp::new(op, proxier.desired(), proxier.owned()))
+                }
+                Err(failure) => tracing::error!("{failure}"),
+            }
+        }
+        if applied.failures().next().is_some() {
+            return Ok(ExitCode::FAILURE);
+        }
+        self.state.file().remove()?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,83 @@
+//! Noticing that the machine's own addresses change.
+
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use ipvs_netlink::listener::Listener;
+use ipvs_netlink::transport::protocols;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::addresses::Addresses;
+use crate::dataplane::Failure;
+use crate::plan::ServiceAddresses;
+
+// Multicast groups of include/uapi/linux/rtnetlink.h.
+const RTNLGRP_IPV4_IFADDR: u32 = 5;
+const RTNLGRP_IPV6_IFADDR: u32 = 9;
+
+/// How long to wait for more of the same: an interface is seldom given just one address.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// Calls `changed` whenever the addresses that [`crate::plan::Machine`] wants are not what they were,
+/// in a thread that ends when `changed` says `false`.
+///
+/// Notifications come for every pod's interface; most leave the machine's own addresses as they are.
+///
+/// # Errors
+/// When a socket cannot be opened or the addresses cannot be read now. Should that happen later, it
+/// is logged, and changes are found at the next resync only.
+pub fn addresses(
+    form: ServiceAddresses,
+    mut changed: impl FnMut() -> bool + Send + 'static,
+) -> Result<(), Failure> {
+    let groups = [RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR];
+    let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
+    let mut addresses = Addresses::open(form)?;
+    let mut last = addresses.of_machine()?;
+    std::thread::spawn(move || {
+        let mut look = || -> Result<bool, Failure> {
+            wait(&notices)?;
+            std::thread::sleep(SETTLE);
+            drain(&mut notices)?;
+            let now = addresses.of_machine()?;
+            let is_news = now != last;
+            last = now;
+            Ok(is_news)
+        };
+        loop {
+            match look() {
+                Ok(true) if !changed() => return,
+                Ok(_) => {}
+                Err(failure) => {
+                    tracing::error!("{failure}; changed addresses are found at resyncs only");
+                    return;
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+fn wait(notices: &Listener) -> Result<(), Failure> {
+    loop {
+        let mut readable = [PollFd::from_borrowed_fd(notices.as_fd(), PollFlags::IN)];
+        match poll(&mut readable, None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Failure::kernel(errno, "waiting for notifications")),
+        }
+    }
+}
+
+fn drain(notices: &mut Listener) -> Result<(), Failure> {
+    loop {
+        match notices.read(|_| ()) {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            // What was lost was about addresses, and those are read now anyway.
+            Err(ipvs_netlink::Error::AnswersLost) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
