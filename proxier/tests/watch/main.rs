@@ -9,4 +9,5 @@ mod half_open;
 mod lists;
 mod objects;
 mod outages;
+mod real_server;
 mod watches;
