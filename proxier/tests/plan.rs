@@ -243,3 +243,27 @@ fn a_missing_file_is_one_line_and_exit_code_1() {
     assert_eq!(words.lines().count(), 1, "{words}");
     assert!(words.contains("/no/such/file"), "{words}");
 }
+
+#[test]
+fn the_example_of_the_readme_is_planned_as_it_says() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let text = std::fs::read_to_string(readme).unwrap();
+    let (_, section) = text.split_once("## Annotations").unwrap();
+    let (_, example) = section.split_once("```yaml\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let slice = "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: db-1\n  \
+                 labels:\n    kubernetes.io/service-name: db\naddressType: IPv4\nports:\n  - port: 5432\n\
+                 endpoints:\n  - addresses: [10.244.1.2]\n    zone: eu-1a\n  - addresses: \
+                 [10.244.1.3]\n    zone: eu-1b\n  - addresses: [10.244.1.4]\n    nodeName: old-7\n    \
+                 zone: eu-1b\n";
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("db.yaml");
+    std::fs::write(&file, format!("{example}{slice}")).unwrap();
+    let (report, _) = plan(&["--manifests", file.to_str().unwrap()]);
+    assert_eq!(report["problems"], Value::Array(vec![]));
+    let server = &report["virtualServers"][0];
+    assert_eq!(server["scheduler"], "wlc");
+    let weights = server["destinations"].as_array().unwrap().iter();
+    let weights: Vec<_> = weights.map(|destination| &destination["weight"]).collect();
+    assert_eq!(weights, [3, 1, 0]);
+}

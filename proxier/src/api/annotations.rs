@@ -62,7 +62,7 @@ pub const SCHEDULER: &str = "scheduler";
 pub const SCHEDULER_FLAGS: &str = "scheduler-flags";
 
 /// How many new connections endpoints get in relation to each other, for the schedulers that heed
-/// weights: entries of the form `<which>:<weight>`, separated by commas, at most 1,000 of them.
+/// weights (`rr`, `lc` and `dh` heed no weight but 0, and other weights for them are a Problem): entries of the form `<which>:<weight>`, separated by commas, at most 1,000 of them.
 ///
 /// | which | endpoints |
 /// |---|---|
@@ -94,8 +94,8 @@ pub const DRAIN_SECONDS: &str = "drain-seconds";
 /// After how many seconds without a packet a connection may be forgotten, from 1 to 86,400.
 ///
 /// The kernel's IPVS has one such time for all TCP connections and one for all UDP flows of a
-/// network namespace, and none per Service. So this binds where connections are ours to end: in
-/// the userspace dataplane.
+/// network namespace, and none per Service. So this is for where connections are ours to end, in
+/// userspace; where the kernel's IPVS is programmed it is a Problem and nothing else.
 ///
 /// ```yaml
 /// ipvs-proxier.io/idle-timeout: "3600"
@@ -112,7 +112,9 @@ pub const IDLE_TIMEOUT: &str = "idle-timeout";
 /// | `topology.kubernetes.io/region` | on nodes in this node's region |
 /// | `*` | all; only at the end |
 ///
-/// An endpoint whose place is unknown is near to nothing. The keys replace topology hints
+/// An endpoint of this node is near by every key; any other one whose place is unknown by none but
+/// `*`. Being ready counts more than being near: terminating endpoints are asked only when no key
+/// leaves a ready one. The keys replace topology hints
 /// (`spec.trafficDistribution`), and they restrict what the traffic policies allow, not widen it.
 ///
 /// ```yaml
