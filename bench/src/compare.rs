@@ -25,6 +25,7 @@ mod catalogue;
 mod cells;
 mod csv;
 mod engine;
+mod findings;
 mod histogram;
 mod node;
 mod outcome;

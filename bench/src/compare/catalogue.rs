@@ -1,11 +1,11 @@
 //! The scenarios there are.
 //!
-//! All but one have servers with 64 cores altogether, connections that take 0.1 s of one core, and
+//! All but one have servers with 64 cores altogether, connections that take one second of one core, and
 //! weights that say how many cores a server has. What differs from the first is what a scenario is
 //! about.
 
 use super::random::Duration;
-use super::scenario::{Action, Kinship, Scenario, ServerKind, Step};
+use super::scenario::{Action, Kinship, Past, Scenario, ServerKind, Step};
 use super::station::{Discipline, Health};
 use super::workload::{Arrivals, Stays, Workload};
 
@@ -13,8 +13,11 @@ use super::workload::{Arrivals, Stays, Workload};
 const SERVERS: usize = 16;
 /// Cores of each.
 const CORES: u32 = 4;
-/// Seconds until everybody knows that a server does not answer: two probes, five seconds apart.
-const DETECTION: f64 = 10.0;
+/// Work per connection, in seconds of one core.
+const WORK: f64 = 1.0;
+/// Seconds until everybody knows that a server does not answer: three probes, ten seconds apart, as
+/// Kubernetes does unless told otherwise.
+const DETECTION: f64 = 30.0;
 
 /// All scenarios, the plain one first.
 pub(crate) fn all() -> Vec<Scenario> {
@@ -30,6 +33,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         rolling(),
         leaving(),
         many_nodes(),
+        many_rolling(),
+        cold_start(),
         caches(),
         quiet(),
     ]
@@ -47,7 +52,7 @@ pub(crate) fn equal(nodes: u32, servers: usize) -> Scenario {
         load: 0.75,
         workload: Workload {
             arrivals: Arrivals::Poisson,
-            work: Duration::Exponential { mean: 0.1 },
+            work: Duration::Exponential { mean: WORK },
             stays: None,
             clients: 4_096,
             client_skew: 0.0,
@@ -56,6 +61,7 @@ pub(crate) fn equal(nodes: u32, servers: usize) -> Scenario {
         },
         script: Vec::new(),
         kinship: Kinship::Client,
+        past: Past::Different,
     }
 }
 
@@ -67,12 +73,12 @@ fn bursty() -> Scenario {
     let mut scenario = steady();
     scenario.name = "bursty";
     scenario.about =
-        "bursts of 2 s that exceed what the servers can do by 8 %, 4 s of relief between them";
+        "bursts of 20 s that exceed what the servers can do by 8 %, 40 s of relief between them";
     scenario.load = 0.6;
     scenario.workload.arrivals = Arrivals::Bursty {
         factor: 1.8,
-        burst: 2.0,
-        quiet: 4.0,
+        burst: 20.0,
+        quiet: 40.0,
     };
     scenario
 }
@@ -80,14 +86,14 @@ fn bursty() -> Scenario {
 fn heavy_tail() -> Scenario {
     let mut scenario = steady();
     scenario.name = "heavy-tail";
-    scenario.about = "work of Pareto distribution (shape 1.3, up to 20 s); \
+    scenario.about = "work of Pareto distribution (shape 1.3, up to 200 s); \
                       a server works on 4 connections, the others queue";
     scenario.load = 0.6;
     scenario.discipline = Discipline::Queueing;
     scenario.workload.work = Duration::Pareto {
         shape: 1.3,
-        shortest: 0.026_8,
-        longest: 20.0,
+        shortest: 0.268,
+        longest: 200.0,
     };
     scenario
 }
@@ -95,14 +101,14 @@ fn heavy_tail() -> Scenario {
 fn long_lived() -> Scenario {
     let mut scenario = steady();
     scenario.name = "long-lived";
-    scenario.about = "one connection in ten stays for a minute (log-normal) and does little; \
+    scenario.about = "one connection in ten stays for ten minutes (log-normal) and does little; \
                       4 servers join at half-time";
     scenario.load = 0.6;
     scenario.limit = 1_024;
     scenario.workload.stays = Some(Stays {
         share: 0.1,
         duration: Duration::LogNormal {
-            mean: 60.0,
+            mean: 600.0,
             sigma: 1.0,
         },
         cores: 0.005,
@@ -137,7 +143,7 @@ fn slow() -> Scenario {
     scenario.name = "slow";
     scenario.about = "4 of 16 servers at half speed from 30 % to 80 % of the time; \
                       weights do not say so";
-    for server in (0..SERVERS).step_by(4) {
+    for server in (2..SERVERS).step_by(4) {
         scenario.script.push(Step {
             share: 0.8,
             plus: 0.0,
@@ -151,7 +157,7 @@ fn slow() -> Scenario {
 /// One server in four at half speed from this share of the time on, at this load.
 pub(crate) fn with_slow_servers(mut scenario: Scenario, load: f64, from: f64) -> Scenario {
     scenario.load = load;
-    for server in (0..scenario.servers.len()).step_by(4) {
+    for server in (2..scenario.servers.len()).step_by(4) {
         scenario.script.push(Step {
             share: from,
             plus: 0.0,
@@ -167,9 +173,9 @@ fn failing(name: &'static str, how: Health) -> Scenario {
     scenario.name = name;
     scenario.about = match how {
         Health::Silent => {
-            "a server goes down and its machine is silent; unlisted 10 s later, back later; twice"
+            "a server goes down and its machine is silent; unlisted 30 s later, back later; twice"
         }
-        _ => "a server goes down and its machine refuses; unlisted 10 s later, back later; twice",
+        _ => "a server goes down and its machine refuses; unlisted 30 s later, back later; twice",
     };
     scenario.load = 0.6;
     for (server, down, up) in [(3, 0.2, 0.45), (11, 0.6, 0.85)] {
@@ -194,7 +200,7 @@ fn rolling() -> Scenario {
     let mut scenario = steady();
     scenario.name = "rolling";
     scenario.about = "every server is replaced in turn: a new one listed, the old one drained for \
-                      5 s and unlisted";
+                      30 s and unlisted";
     for old in 0..SERVERS {
         let share = 0.2 + 0.6 * old as f64 / SERVERS as f64;
         let step = |server, plus, action| Step {
@@ -205,8 +211,8 @@ fn rolling() -> Scenario {
         };
         scenario.script.extend([
             step(SERVERS + old, 0.0, Action::List(CORES)),
-            step(old, 0.1, Action::Weight(0)),
-            step(old, 5.0, Action::Unlist),
+            step(old, 1.0, Action::Weight(0)),
+            step(old, 30.0, Action::Unlist),
         ]);
     }
     scenario.servers.resize(2 * SERVERS, spare());
@@ -233,6 +239,22 @@ fn many_nodes() -> Scenario {
     let mut scenario = equal(64, SERVERS);
     scenario.name = "many-nodes";
     scenario.about = "as steady, but behind 64 nodes that balance alone";
+    scenario
+}
+
+fn many_rolling() -> Scenario {
+    let mut scenario = rolling();
+    scenario.name = "many-rolling";
+    scenario.about = "as rolling, but behind 64 nodes that balance alone";
+    scenario.nodes = 64;
+    scenario
+}
+
+fn cold_start() -> Scenario {
+    let mut scenario = many_nodes();
+    scenario.name = "cold-start";
+    scenario.about = "as many-nodes, but all nodes start at the same moment and remember nothing";
+    scenario.past = Past::None;
     scenario
 }
 
@@ -288,10 +310,10 @@ mod tests {
     }
 
     #[test]
-    fn work_takes_a_tenth_of_a_second() {
+    fn work_takes_a_second() {
         for scenario in all() {
             let mean = scenario.workload.work.mean();
-            assert!((mean - 0.1).abs() < 0.001, "{}: {mean}", scenario.name);
+            assert!((mean - WORK).abs() < 0.01, "{}: {mean}", scenario.name);
         }
     }
 

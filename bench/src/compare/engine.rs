@@ -20,13 +20,16 @@ use schedulers::{Balancer, Error, Implementation, Options, Registry, Request};
 use super::node::{AFTER_END, End, Node, duration};
 use super::outcome::{BINS, Outcome};
 use super::random::Random;
-use super::scenario::{Action, Kinship, Scenario, Step};
+use super::scenario::{Action, Kinship, Past, Scenario, Step};
 use super::station::{Health, Station, Visit};
 use super::tournament::Tournament;
 use super::workload::{Arrival, Demand, Source, client_address, destination_address};
 
 /// The part of the whole time that is not measured: servers start empty.
 const WARM_UP: f64 = 0.1;
+/// How long before the simulation the nodes' clocks start, in seconds: enough for connections that
+/// are forgotten before it starts.
+const PAST: f64 = 2.0 * AFTER_END;
 /// How often loads are looked at.
 const SAMPLES: u32 = 2_000;
 /// Events between two looks at whether to stop.
@@ -106,8 +109,10 @@ impl<'a> Simulation<'a> {
             }
             nodes.push(node);
         }
-        for (node, number) in nodes.iter_mut().zip(0..) {
-            give_past(node, number, scenario, seed)?;
+        if scenario.past == Past::Different {
+            for (node, number) in nodes.iter_mut().zip(0..) {
+                give_past(node, number, scenario, seed)?;
+            }
         }
         let station =
             |kind: &super::scenario::ServerKind| Station::new(scenario.discipline, kind.cores);
@@ -253,7 +258,7 @@ impl<'a> Simulation<'a> {
 
     /// The nodes' clocks started before the simulation.
     fn node_time(&self) -> f64 {
-        self.now + AFTER_END
+        self.now + PAST
     }
 
     fn perform(&mut self, step: Step) -> Result<(), Error> {
@@ -377,25 +382,26 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// Lets `node` have had a few connections, a random number of them, which it still remembers.
+/// Lets `node` have had connections before the simulation starts, the last of which it remembers.
 ///
-/// Nodes that all started at the same moment would choose the same servers in step for a long time:
-/// with round robin and, as long as counts are equal, with the others, too.
+/// It began at a moment of its own. Nodes that all began at once would choose the same servers in
+/// step: with round robin, and with the others as long as counts are equal; and those that count ended
+/// connections would do so again each time that those are forgotten.
 fn give_past(node: &mut Node, number: u32, scenario: &Scenario, seed: u64) -> Result<(), Error> {
     let mut random = Random::new(seed, 0x1_0000_0000 + u64::from(number));
-    let servers = u32::try_from(scenario.servers.len()).unwrap_or(u32::MAX);
-    // Two rounds on average, and any phase of a round as likely as another.
-    let count = random.below(4 * servers);
-    for past in 0..count {
-        let clients = scenario.workload.clients / scenario.nodes;
+    let clients = scenario.workload.clients / scenario.nodes;
+    let pause = f64::from(scenario.nodes) / scenario.rate();
+    let mut at = -AFTER_END * (1.0 + random.unit());
+    while at < 0.0 {
         let arrival = Arrival {
-            at: AFTER_END * (f64::from(past) / f64::from(count) - 1.0),
+            at,
             client: number + scenario.nodes * random.below(clients),
             client_port: 40_000,
             destination: random.below(scenario.workload.destinations),
             demand: Demand::Work(0.0),
         };
         node.remember(&request(&arrival, scenario.nodes))?;
+        at += random.exponential(pause);
     }
     Ok(())
 }
@@ -406,7 +412,7 @@ fn request(arrival: &Arrival, nodes: u32) -> Request {
         source_port: arrival.client_port,
         destination: destination_address(arrival.destination),
         destination_port: 80,
-        at: duration(arrival.at + AFTER_END),
+        at: duration(arrival.at + PAST),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which cells to run, and which figure each of them becomes.
 
 use super::cells::{Cell, Effort, Measured};
+use super::findings;
 use super::report::{Chapter, Report, Row};
 use super::scenario::Scenario;
 use super::sweep::{NODES, Point, QUESTIONS, Question, SERVERS, Sweep};
@@ -80,7 +81,7 @@ impl Plan {
             }
         }
         let done = results.iter().flatten();
-        Report {
+        let mut report = Report {
             seed: effort.seed,
             connections: self.connections,
             repeats: effort.repeats,
@@ -91,7 +92,9 @@ impl Plan {
             findings: Vec::new(),
             scenarios,
             sweeps: self.sweeps(sweep),
-        }
+        };
+        report.findings = findings::of(&report);
+        report
     }
 
     fn sweeps(&self, results: &[Option<Measured>]) -> Vec<Sweep> {

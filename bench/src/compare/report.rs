@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::cells::Measured;
+use super::findings::Finding;
 use super::outcome::Loads;
 use super::scenario::Scenario;
 
@@ -23,7 +24,7 @@ pub(crate) struct Report {
     /// Processor time for them, in seconds.
     pub(crate) cpu_secs: f64,
     /// What follows from the figures, in words.
-    pub(crate) findings: Vec<String>,
+    pub(crate) findings: Vec<Finding>,
     pub(crate) scenarios: Vec<Chapter>,
     pub(crate) sweeps: Vec<super::sweep::Sweep>,
 }
@@ -37,6 +38,11 @@ impl Report {
     /// Whether everything was done.
     pub(crate) fn is_complete(&self) -> bool {
         self.cells_done == self.cells
+    }
+
+    /// The scenario of this name, if any of it was done.
+    pub(crate) fn chapter(&self, name: &str) -> Option<&Chapter> {
+        self.scenarios.iter().find(|chapter| chapter.name == name)
     }
 }
 
@@ -70,6 +76,11 @@ impl Chapter {
             seconds: connections as f64 / scenario.rate(),
             rows,
         }
+    }
+
+    /// The row of this scheduler.
+    pub(crate) fn row(&self, scheduler: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.scheduler == scheduler)
     }
 }
 

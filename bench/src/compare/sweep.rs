@@ -151,6 +151,13 @@ impl Point {
     pub(crate) fn ratio(&self) -> f64 {
         self.counting.p99_ms / self.plain.p99_ms
     }
+
+    /// Whether the runs of the two do not even overlap.
+    pub(crate) fn is_clear(&self) -> bool {
+        let ([low, high], [other_low, other_high]) =
+            (self.counting.p99_range_ms, self.plain.p99_range_ms);
+        high < other_low || other_high < low
+    }
 }
 
 impl Sweep {

@@ -31,15 +31,14 @@ pub(crate) fn report(report: &Report) -> String {
     let mut text = String::new();
     for chapter in &report.scenarios {
         text.push_str(&scenario(chapter));
+        text.push_str(&findings(report, Some(&chapter.name)));
         text.push('\n');
     }
     for sweep in &report.sweeps {
         text.push_str(&question(sweep));
         text.push('\n');
     }
-    for finding in &report.findings {
-        let _ = writeln!(text, "* {finding}");
-    }
+    text.push_str(&findings(report, None));
     let _ = writeln!(
         text,
         "{} connections in {:.1} s of processor time: {:.0} per millisecond",
@@ -48,6 +47,17 @@ pub(crate) fn report(report: &Report) -> String {
         report.pace()
     );
     text
+}
+
+/// What follows from one scenario, or from several.
+fn findings(report: &Report, scenario: Option<&str>) -> String {
+    let about = report
+        .findings
+        .iter()
+        .filter(|finding| finding.scenario.as_deref() == scenario);
+    about
+        .map(|finding| format!("* {}\n  {}\n", finding.question, finding.answer))
+        .collect()
 }
 
 fn scenario(chapter: &Chapter) -> String {
