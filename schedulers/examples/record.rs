@@ -2,8 +2,9 @@
 //!
 //! Boots the kernels that `LAB_KERNEL` names (or the lab's own), lets each play random scenarios with
 //! every scheduler, and writes `schedulers/tests/traces/RELEASE/SCHEDULER.trace`; five minutes on two
-//! processors. Names of traces as arguments: only these. `lblc-aged` and `lblcr-aged` must be named:
-//! they take half an hour each, for so often these schedulers look for what they may forget.
+//! processors. Names of traces as arguments: only these. Those of `lblc` and `lblcr` that wait until
+//! the kernel forgets must be named: `lblc-aged` and `lblcr-aged` take half an hour each, `lblc-crowd`
+//! and `lblcr-crowd` eight minutes.
 //!
 //! The same kernel plays the same scenarios again, as far as their course does not depend on time.
 
@@ -20,6 +21,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use lab::job::Job;
 use lab::machine::{Config, Event, Machine, Memory, Silence};
 
+#[path = "../tests/kernel/crowd.rs"]
+mod crowd;
 #[path = "../tests/kernel/mod.rs"]
 mod kernel;
 #[path = "../tests/parity/trace.rs"]
@@ -34,9 +37,15 @@ struct Order {
     name: &'static str,
     scheduler: &'static str,
     scenarios: u32,
-    extent: Extent,
+    course: Course,
     /// How many scenarios are played at a time; they wait now and then.
     players: usize,
+}
+
+/// What happens in a scenario.
+enum Course {
+    Random(Extent),
+    Crowd,
 }
 
 impl Order {
@@ -46,12 +55,12 @@ impl Order {
             name: scheduler,
             scheduler,
             scenarios: 32,
-            extent: Extent {
+            course: Course::Random(Extent {
                 picks: 170,
                 expiries: 2,
                 pauses: 2,
                 naps: &[],
-            },
+            }),
             players: 4,
         }
     }
@@ -63,23 +72,34 @@ impl Order {
             name,
             scheduler,
             scenarios: 16,
-            extent: Extent {
+            course: Course::Random(Extent {
                 picks: 200,
                 expiries: 0,
                 pauses: 0,
                 naps: &[700, 800, 330],
-            },
+            }),
             players: 16,
+        }
+    }
+
+    /// One of more addresses than there is room for.
+    const fn crowd(name: &'static str, scheduler: &'static str) -> Self {
+        Self {
+            name,
+            scheduler,
+            scenarios: 2,
+            course: Course::Crowd,
+            players: 2,
         }
     }
 
     /// Whether it is recorded though nobody named it.
     fn is_usual(&self) -> bool {
-        self.extent.naps.is_empty()
+        matches!(&self.course, Course::Random(extent) if extent.naps.is_empty())
     }
 }
 
-const ORDERS: [Order; 16] = [
+const ORDERS: [Order; 18] = [
     Order::usual("rr"),
     Order::usual("wrr"),
     Order::usual("lc"),
@@ -96,6 +116,8 @@ const ORDERS: [Order; 16] = [
     Order::usual("twos"),
     Order::aged("lblc-aged", "lblc"),
     Order::aged("lblcr-aged", "lblcr"),
+    Order::crowd("lblc-crowd", "lblc"),
+    Order::crowd("lblcr-crowd", "lblcr"),
 ];
 
 /// How often a scenario is played that waited too long, or not long enough, to be clear.
@@ -231,8 +253,13 @@ fn play(order: &Order, number: u32, kernel: &str, flavour: Flavour) -> Result<Sc
     });
     let mut tries = 1;
     loop {
-        let plan = Plan::draw(order.scheduler, number, order.extent, seed);
-        match lab::in_fresh_network(|| plan.play(flavour))? {
+        let played = lab::in_fresh_network(|| match &order.course {
+            Course::Random(extent) => {
+                Plan::draw(order.scheduler, number, *extent, seed).play(flavour)
+            }
+            Course::Crowd => crowd::play(order.scheduler, !number.is_multiple_of(2), flavour),
+        })?;
+        match played {
             Err(error) if tries < TRIES => {
                 eprintln!("{}, scenario {number}, again: {error:#}", order.name);
                 tries += 1;
@@ -242,10 +269,13 @@ fn play(order: &Order, number: u32, kernel: &str, flavour: Flavour) -> Result<Sc
     }
 }
 
-/// Every TCP connection is two files here.
+/// Every TCP connection is two files here, and root of the lab may have as many as it likes.
 fn raise_file_limit() -> Result<()> {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limit = Some(1 << 16);
+    let limit = Rlimit {
+        current: limit,
+        maximum: limit,
+    };
     setrlimit(Resource::Nofile, limit).context("raising the limit of open files")
 }

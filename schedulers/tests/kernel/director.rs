@@ -27,9 +27,6 @@ pub(crate) const LONG: Timeouts = Timeouts {
     udp_secs: 7200,
 };
 
-/// How exactly picks are timed: good enough for expirations of seconds, and most take none.
-const TICK_MS: u64 = 20;
-
 /// A server, whether it is in the list or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Server {
@@ -94,6 +91,11 @@ impl Director {
     /// The servers that there ever were, by the number of their name.
     pub(crate) fn servers(&self) -> &[Server] {
         &self.servers
+    }
+
+    /// The time since the virtual server was made.
+    pub(crate) fn age(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// What happened.
@@ -178,7 +180,8 @@ impl Director {
         source: SocketAddr,
         destination: SocketAddr,
     ) -> Result<Option<Name>> {
-        let at_ms = u64::try_from(self.started.elapsed().as_millis())? / TICK_MS * TICK_MS;
+        let tick_ms = self.setup.tick_ms;
+        let at_ms = u64::try_from(self.age().as_millis())? / tick_ms * tick_ms;
         let pick = Pick {
             source,
             destination,

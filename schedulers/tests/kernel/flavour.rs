@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::Result;
 
 use crate::kernel::director::Director;
-use crate::kernel::setup::{DAY_SECS, Setup, Traffic};
+use crate::kernel::setup::{DAY_SECS, Setup, TICK_MS, Traffic};
 use crate::trace::{Flags, Flavour, Limits};
 
 /// Asks the kernel, in the calling thread's network namespace, which is new.
@@ -23,6 +23,7 @@ pub(crate) fn probe() -> Result<Flavour> {
         traffic: Traffic::Udp,
         frontend,
         by_mark: false,
+        tick_ms: TICK_MS,
     };
     // What it takes for its own flavour does not touch what the kernel answers.
     let mut director = Director::new(setup, Flavour::Total)?;

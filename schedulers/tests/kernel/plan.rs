@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::kernel::dice::Dice;
-use crate::kernel::setup::{DAY_SECS, Setup, Traffic};
+use crate::kernel::setup::{DAY_SECS, Setup, TICK_MS, Traffic};
 use crate::trace::Flags;
 
 /// `lblcr_expiration` where it matters: more than what there is to do between two pauses takes, and
@@ -127,6 +127,7 @@ impl Plan {
                 expiration_secs,
                 traffic,
                 frontend: SocketAddr::new(frontend, 443),
+                tick_ms: TICK_MS,
                 by_mark: by_locality && (!dice.chance(15) || !extent.naps.is_empty()),
             },
             weights,

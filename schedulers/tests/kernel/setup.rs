@@ -7,6 +7,9 @@ use ipvs_netlink::{Family, Protocol, Service, ServiceFlags, ServiceKey};
 
 use crate::trace::Flags;
 
+/// Good enough for expirations of seconds, and most picks of a trace need not tell their time.
+pub(crate) const TICK_MS: u64 = 20;
+
 /// The kernel's `lblc_expiration` and `lblcr_expiration`.
 pub(crate) const DAY_SECS: u32 = 24 * 60 * 60;
 
@@ -39,6 +42,8 @@ pub(crate) struct Setup {
     pub(crate) frontend: SocketAddr,
     /// Whether clients may ask for any address: the virtual server goes by a firewall mark.
     pub(crate) by_mark: bool,
+    /// How exactly picks are timed.
+    pub(crate) tick_ms: u64,
 }
 
 impl Setup {
