@@ -4,14 +4,16 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Select, select, subsequence};
-use proxier::model::{Endpoint, ServicePortName, TrafficPolicy};
-use proxier::plan::{Frontend, VirtualServer};
-use proxier::store::Snapshot;
+use proxier::manifests::{self, Options};
+use proxier::model::{Endpoint, EndpointSlice, Node, Service, ServicePortName, TrafficPolicy};
+use proxier::plan::{Config, Frontend, Machine, Planner, VirtualServer, desired};
+use proxier::store::{Change, Event, Parsed, Snapshot, Touched};
 
 #[path = "kube_proxy_cases/scene.rs"]
 mod scene;
@@ -192,6 +194,166 @@ proptest! {
         for server in desired.virtual_servers.values() {
             check(server, &scene.snapshot);
         }
+    }
+}
+
+/// What happens to the object at an index, modulo their number.
+#[derive(Clone, Debug)]
+enum Happening {
+    DeleteService(usize),
+    /// It loses its first port and takes the addresses of the next Service.
+    SpoilService(usize),
+    RestoreService(usize),
+    DeleteSlice(usize),
+    /// Its last endpoint goes, the others become unready.
+    SpoilSlice(usize),
+    /// It is said to belong to the Service of the next slice.
+    MoveSlice(usize),
+    RestoreSlice(usize),
+    Forget,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    use Happening::*;
+    let at = || 0..1_000_usize;
+    prop_oneof![
+        2 => at().prop_map(DeleteService),
+        2 => at().prop_map(SpoilService),
+        2 => at().prop_map(RestoreService),
+        2 => at().prop_map(DeleteSlice),
+        2 => at().prop_map(SpoilSlice),
+        2 => at().prop_map(MoveSlice),
+        2 => at().prop_map(RestoreSlice),
+        1 => Just(Forget),
+    ]
+}
+
+/// The conformance cluster, of which `tests/plan.rs` says that its plan is kube-proxy's.
+struct Conformance {
+    services: Vec<Parsed<Service>>,
+    slices: Vec<Parsed<EndpointSlice>>,
+    node: Node,
+}
+
+impl Conformance {
+    fn load() -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance/cluster.yaml");
+        let options = Options {
+            service_cidr: Vec::new(),
+            node_name: "node-a".into(),
+        };
+        let loaded = manifests::load(&path, &options).unwrap();
+        assert_eq!(loaded.problems, []);
+        let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);
+        for event in loaded.events {
+            match event {
+                Event::Services(Change::Reset(all)) => services = all,
+                Event::EndpointSlices(Change::Reset(all)) => slices = all,
+                Event::Node(own) => node = Some(own),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(services.len() >= 44 && slices.len() >= 46);
+        let node = node.unwrap();
+        Self {
+            services,
+            slices,
+            node,
+        }
+    }
+
+    fn event(&self, happening: &Happening) -> Event {
+        let service = |at: usize| &self.services[at % self.services.len()];
+        let slice = |at: usize| &self.slices[at % self.slices.len()];
+        match *happening {
+            Happening::DeleteService(at) => {
+                Event::Services(Change::Delete(service(at).name.clone()))
+            }
+            Happening::RestoreService(at) => Event::Services(Change::Apply(service(at).clone())),
+            Happening::SpoilService(at) => {
+                let mut spoilt = service(at).clone();
+                if let (Some(object), Some(next)) = (&mut spoilt.object, &service(at + 1).object) {
+                    object.ports.truncate(1);
+                    object.cluster_ips.clone_from(&next.cluster_ips);
+                    object.external_ips.clone_from(&next.external_ips);
+                }
+                Event::Services(Change::Apply(spoilt))
+            }
+            Happening::DeleteSlice(at) => {
+                Event::EndpointSlices(Change::Delete(slice(at).name.clone()))
+            }
+            Happening::RestoreSlice(at) => Event::EndpointSlices(Change::Apply(slice(at).clone())),
+            Happening::SpoilSlice(at) => {
+                let mut spoilt = slice(at).clone();
+                if let Some(object) = &mut spoilt.object {
+                    object.endpoints.pop();
+                    for endpoint in &mut object.endpoints {
+                        endpoint.is_ready = false;
+                    }
+                }
+                Event::EndpointSlices(Change::Apply(spoilt))
+            }
+            Happening::MoveSlice(at) => {
+                let mut moved = slice(at).clone();
+                if let (Some(object), Some(next)) = (&mut moved.object, &slice(at + 1).object) {
+                    object.service = next.service.clone();
+                }
+                Event::EndpointSlices(Change::Apply(moved))
+            }
+            Happening::Forget => Event::Services(Change::Reset(Vec::new())),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_conformance_cluster_is_planned_the_same_whatever_happened(
+        happenings in vec((happening(), any::<bool>()), 0..60),
+        is_relisted in any::<bool>(),
+    ) {
+        let cluster = Conformance::load();
+        let machine = Machine {
+            addresses: cluster.node.addresses.iter().copied().collect(),
+            ..Machine::default()
+        };
+        let mut snapshot = Snapshot::default();
+        let mut planner = Planner::new(Config {
+            node_name: "node-a".into(),
+            ..scene::config()
+        });
+        let mut touched = Touched::none();
+        for (happening, look) in &happenings {
+            snapshot.apply(cluster.event(happening), &mut touched);
+            if *look {
+                planner.update(&snapshot, &machine, std::mem::replace(&mut touched, Touched::none()));
+            }
+        }
+        snapshot.apply(Event::Node(cluster.node.clone()), &mut touched);
+        if is_relisted {
+            let all = Change::Reset(cluster.slices.clone());
+            snapshot.apply(Event::EndpointSlices(all), &mut touched);
+            let all = Change::Reset(cluster.services.clone());
+            snapshot.apply(Event::Services(all), &mut touched);
+        } else {
+            for at in 0..cluster.services.len().max(cluster.slices.len()) {
+                snapshot.apply(cluster.event(&Happening::RestoreSlice(at)), &mut touched);
+                snapshot.apply(cluster.event(&Happening::RestoreService(at)), &mut touched);
+            }
+        }
+        planner.update(&snapshot, &machine, touched);
+
+        let mut straight = Snapshot::default();
+        for event in [
+            Event::Node(cluster.node),
+            Event::Services(Change::Reset(cluster.services)),
+            Event::EndpointSlices(Change::Reset(cluster.slices)),
+        ] {
+            straight.apply(event, &mut Touched::none());
+        }
+        let wanted = desired(&straight, &machine, planner.config());
+        prop_assert_eq!((planner.desired().clone(), planner.problems(&snapshot)), wanted);
     }
 }
 
