@@ -1,0 +1,204 @@
+//! A scheduler from outside, at work: [`PeakEwma`] joins the registry under a name of its own and
+//! chooses servers for real TCP connections, which a small relay passes on.
+//!
+//! ```text
+//! clients ──TCP──▶ relay ──TCP──▶ fast, fast, slow
+//!                    │ pick, connected, measured, disconnected
+//!                    ▼
+//!                 Balancer ── "peak-ewma"
+//! ```
+//!
+//! `cargo run -p schedulers --example outsider` runs 180 connections and says who served them, once by
+//! the kernel's `rr` and once by the outsider.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "a program, which has a clock and prints; the crate has none"
+)]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use schedulers::{Balancer, Options, Registry, Request, ServerId};
+
+#[path = "outsider/peak_ewma.rs"]
+mod peak_ewma;
+
+use peak_ewma::PeakEwma;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// How long servers think before they answer.
+const DELAYS: [Duration; 3] = [
+    Duration::from_millis(1),
+    Duration::from_millis(1),
+    Duration::from_millis(100),
+];
+const CLIENTS: usize = 6;
+const CONNECTIONS_EACH: usize = 30;
+/// Nothing takes longer than this, or the program ends with an error.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn main() -> Result<()> {
+    for scheduler in ["rr", "peak-ewma"] {
+        let served = serve(scheduler)?;
+        println!("{scheduler}:");
+        for (delay, count) in DELAYS.iter().zip(served) {
+            println!("  a server that takes {delay:?} served {count}");
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's schedulers and ours.
+fn registry() -> Result<Registry> {
+    let mut registry = Registry::kernel();
+    registry.register("peak-ewma", |options| Box::new(PeakEwma::new(options)))?;
+    Ok(registry)
+}
+
+/// Lets all clients connect through a relay; how many connections each server got.
+fn serve(scheduler: &str) -> Result<[usize; DELAYS.len()]> {
+    let options = Options::default();
+    let mut balancer = Balancer::new(registry()?.build(scheduler, &options)?, &options);
+    let mut servers = BTreeMap::new();
+    for (number, delay) in DELAYS.into_iter().enumerate() {
+        let address = start_server(delay)?;
+        servers.insert(balancer.add(address, 1)?.index(), number);
+    }
+    let relay = Relay::start(balancer)?;
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| thread::spawn(move || client(relay)))
+        .collect();
+    let mut served = [0; DELAYS.len()];
+    for client in clients {
+        for index in client.join().map_err(|_| "a client panicked")?? {
+            served[servers[&index]] += 1;
+        }
+    }
+    Ok(served)
+}
+
+/// One connection after the other; answers are the [`ServerId::index`] of who served.
+fn client(relay: SocketAddr) -> Result<Vec<usize>> {
+    (0..CONNECTIONS_EACH)
+        .map(|_| {
+            let mut relay = TcpStream::connect_timeout(&relay, PATIENCE)?;
+            relay.set_read_timeout(Some(PATIENCE))?;
+            let mut answer = String::new();
+            relay.read_to_string(&mut answer)?;
+            Ok(answer.trim().parse()?)
+        })
+        .collect()
+}
+
+/// A server that thinks, answers and hangs up.
+fn start_server(delay: Duration) -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let address = listener.local_addr()?;
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            thread::spawn(move || {
+                thread::sleep(delay);
+                connection.and_then(|mut client| client.write_all(b"served"))
+            });
+        }
+    });
+    Ok(address)
+}
+
+/// Passes connections on to servers, and tells the balancer what becomes of them.
+struct Relay {
+    balancer: Mutex<Balancer>,
+    started: Instant,
+}
+
+impl Relay {
+    fn start(balancer: Balancer) -> Result<SocketAddr> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        let relay = Arc::new(Self {
+            balancer: Mutex::new(balancer),
+            started: Instant::now(),
+        });
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let relay = Arc::clone(&relay);
+                // A client whose connection fails sees it end without an answer.
+                thread::spawn(move || client.map(|client| relay.pass_on(client)));
+            }
+        });
+        Ok(address)
+    }
+
+    fn pass_on(&self, mut client: TcpStream) -> Result<()> {
+        let (source, destination) = (client.peer_addr()?, client.local_addr()?);
+        let request = Request {
+            source: source.ip(),
+            source_port: source.port(),
+            destination: destination.ip(),
+            destination_port: destination.port(),
+            at: self.started.elapsed(),
+        };
+        let (id, address) = self.choose(&request)?;
+        let asked = self.started.elapsed();
+        let answer = ask(address);
+        let answered = self.started.elapsed();
+        self.tell(|balancer| {
+            balancer.disconnected(id)?;
+            balancer.measured(id, answered - asked, answered)
+        })?;
+        answer?;
+        write!(client, "{}", id.index())?;
+        Ok(())
+    }
+
+    /// A server, on which the connection counts from now on.
+    fn choose(&self, request: &Request) -> Result<(ServerId, SocketAddr)> {
+        self.tell(|balancer| {
+            let id = balancer.pick(request).ok_or(schedulers::Error::NotFound)?;
+            balancer.connected(id)?;
+            let server = balancer.servers().get(id);
+            let server = server.ok_or(schedulers::Error::NotFound)?;
+            Ok((id, SocketAddr::new(server.address(), server.port())))
+        })
+    }
+
+    fn tell<T>(
+        &self,
+        what: impl FnOnce(&mut Balancer) -> std::result::Result<T, schedulers::Error>,
+    ) -> Result<T> {
+        let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(what(&mut balancer)?)
+    }
+}
+
+fn ask(server: SocketAddr) -> Result<()> {
+    let mut server = TcpStream::connect_timeout(&server, PATIENCE)?;
+    server.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = Vec::new();
+    server.read_to_end(&mut answer)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_outsider_avoids_the_slow_server_and_round_robin_does_not() {
+        let all = CLIENTS * CONNECTIONS_EACH;
+        let by_turns = serve("rr").unwrap();
+        assert_eq!(by_turns, [all / 3; 3]);
+        let [one, other, slow] = serve("peak-ewma").unwrap();
+        assert_eq!(one + other + slow, all);
+        // An equal share would be a third; both lots fall on it one time in nine.
+        assert!(slow < all / 4, "{one}, {other} and {slow}");
+    }
+}
