@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use proptest::collection::vec;
 use proptest::option;
@@ -161,7 +162,7 @@ fn present() -> impl Strategy<Value = Vec<String>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
 
     /// [`Scene::plan`] compares with a plan from scratch, and what is said to have changed with what
     /// did.
@@ -234,6 +235,8 @@ struct Conformance {
     slices: Vec<Parsed<EndpointSlice>>,
     node: Node,
 }
+
+static CONFORMANCE: LazyLock<Conformance> = LazyLock::new(Conformance::load);
 
 impl Conformance {
     fn load() -> Self {
@@ -313,7 +316,7 @@ proptest! {
         happenings in vec((happening(), any::<bool>()), 0..60),
         is_relisted in any::<bool>(),
     ) {
-        let cluster = Conformance::load();
+        let cluster = &*CONFORMANCE;
         let machine = Machine {
             addresses: cluster.node.addresses.iter().copied().collect(),
             ..Machine::default()
@@ -346,9 +349,9 @@ proptest! {
 
         let mut straight = Snapshot::default();
         for event in [
-            Event::Node(cluster.node),
-            Event::Services(Change::Reset(cluster.services)),
-            Event::EndpointSlices(Change::Reset(cluster.slices)),
+            Event::Node(cluster.node.clone()),
+            Event::Services(Change::Reset(cluster.services.clone())),
+            Event::EndpointSlices(Change::Reset(cluster.slices.clone())),
         ] {
             straight.apply(event, &mut Touched::none());
         }
