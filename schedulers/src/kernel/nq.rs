@@ -14,7 +14,9 @@ use crate::servers::Servers;
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_nq.c`, `ip_vs_nq_schedule`; Linux 6.1.192, the same in 7.2.
 ///
-/// *Complexity*: reads every server at every pick, unless one is idle.
+/// *Complexity*: reads every server at every pick, up to the first idle one.
+/// [`Implementation::Indexed`](crate::Implementation) knows the winner, and takes O(log n) per change of
+/// a server.
 ///
 /// *When to use*: as sed, when no connection shall wait while a server has nothing to do. Not for UDP:
 /// every server is always idle then, and the newest gets everything.
