@@ -31,4 +31,5 @@ pub mod rules;
 pub mod state_file;
 pub mod store;
 pub mod sync;
+pub mod sysctl;
 pub mod watch;
