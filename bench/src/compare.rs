@@ -23,10 +23,12 @@ use signal_hook::flag;
 
 mod catalogue;
 mod cells;
+mod chart;
 mod csv;
 mod engine;
 mod findings;
 mod histogram;
+mod html;
 mod node;
 mod outcome;
 mod outside;
@@ -169,6 +171,7 @@ impl Flags {
             ("curves.csv", csv::curves(report)),
             ("sweep.csv", csv::sweep(report)),
             ("results.json", serde_json::to_string_pretty(report)?),
+            ("report.html", html::page(report)),
         ];
         for (name, text) in files {
             let path = self.out.join(name);
@@ -189,7 +192,7 @@ impl Flags {
                 report.cells_done, report.cells
             );
         }
-        eprintln!("written: {}", self.out.display());
+        eprintln!("written: {}", self.out.join("report.html").display());
         Ok(())
     }
 }

@@ -3,13 +3,11 @@
 
 use serde::Serialize;
 
-use super::report::{Chapter, Report, Row};
+use super::report::{Chapter, HARMLESS, Report, Row};
 use super::sweep::{NODES, Point, Sweep};
 
 /// Differences below this share are not worth a word.
 const NOTABLE: f64 = 0.05;
-/// Losses below this share are not held against a scheduler.
-const HARMLESS: f64 = 0.001;
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -118,20 +116,9 @@ fn threshold(sweep: &Sweep) -> String {
 
 /// Who has the lowest 99th percentile without losing connections?
 fn best(chapter: &Chapter) -> Option<Finding> {
-    let least_lost = chapter
-        .rows
-        .iter()
-        .map(|row| row.lost_share)
-        .fold(f64::INFINITY, f64::min);
-    let sound: Vec<&Row> = chapter
-        .rows
-        .iter()
-        .filter(|row| row.lost_share <= least_lost + HARMLESS)
-        .collect();
-    let lowest = sound
-        .iter()
-        .map(|row| row.latency_ms.p99)
-        .fold(f64::INFINITY, f64::min);
+    let least_lost = chapter.least_lost();
+    let sound: Vec<&Row> = chapter.sound().collect();
+    let lowest = chapter.lowest_p99();
     if sound.len() < 2 {
         return None;
     }
@@ -332,11 +319,7 @@ fn movers(chapter: &Chapter) -> Option<Finding> {
 
 /// Who loses connections that others serve?
 fn losers(chapter: &Chapter) -> Option<Finding> {
-    let least = chapter
-        .rows
-        .iter()
-        .map(|row| row.lost_share)
-        .fold(f64::INFINITY, f64::min);
+    let least = chapter.least_lost();
     let mut losers: Vec<&Row> = chapter
         .rows
         .iter()

@@ -7,6 +7,9 @@ use super::findings::Finding;
 use super::outcome::Loads;
 use super::scenario::Scenario;
 
+/// Losses below this share are not held against a scheduler.
+pub(crate) const HARMLESS: f64 = 0.001;
+
 /// Everything that was found.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -58,11 +61,14 @@ pub(crate) struct Chapter {
     pub(crate) load: f64,
     /// How long a run lasts, in simulated seconds.
     pub(crate) seconds: f64,
+    /// When something happens to a server, in simulated seconds.
+    pub(crate) events: Vec<f64>,
     pub(crate) rows: Vec<Row>,
 }
 
 impl Chapter {
     pub(crate) fn new(scenario: &Scenario, connections: u64, rows: Vec<Row>) -> Self {
+        let seconds = connections as f64 / scenario.rate();
         Self {
             name: scenario.name.to_owned(),
             about: scenario.about.to_owned(),
@@ -73,9 +79,36 @@ impl Chapter {
                 .filter(|kind| kind.weight.is_some())
                 .count(),
             load: scenario.load,
-            seconds: connections as f64 / scenario.rate(),
+            seconds,
+            events: scenario
+                .script
+                .iter()
+                .map(|step| step.share * seconds + step.plus)
+                .collect(),
             rows,
         }
+    }
+
+    /// The lowest 99th percentile, in milliseconds, among those that lose about as few connections
+    /// as anybody.
+    pub(crate) fn lowest_p99(&self) -> f64 {
+        self.sound()
+            .map(|row| row.latency_ms.p99)
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    /// Those that lose about as few connections as anybody.
+    pub(crate) fn sound(&self) -> impl Iterator<Item = &Row> {
+        let least = self.least_lost();
+        self.rows
+            .iter()
+            .filter(move |row| row.lost_share <= least + HARMLESS)
+    }
+
+    /// The least share of connections that anybody loses.
+    pub(crate) fn least_lost(&self) -> f64 {
+        let shares = self.rows.iter().map(|row| row.lost_share);
+        shares.fold(f64::INFINITY, f64::min)
     }
 
     /// The row of this scheduler.

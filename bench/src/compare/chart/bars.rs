@@ -1,0 +1,69 @@
+//! Who meets another server: a bar per scheduler.
+
+use super::{Anchor, Kind, Scale, Svg};
+use crate::compare::findings::percent;
+use crate::compare::report::{Chapter, Row};
+
+const WIDTH: f64 = 960.0;
+const LEFT: f64 = 92.0;
+const RIGHT: f64 = 70.0;
+const TOP: f64 = 30.0;
+const ROW: f64 = 20.0;
+
+/// The share of connections that meet another server than their kin before a change of the list; a
+/// tick says how many do without a change. Nothing if no list changed.
+pub(crate) fn draw(chapter: &Chapter) -> Option<String> {
+    let mut rows: Vec<(&Row, f64)> = chapter
+        .rows
+        .iter()
+        .filter_map(|row| Some((row, row.parted_across_change?)))
+        .collect();
+    if rows.is_empty() {
+        return None;
+    }
+    rows.sort_by(|(_, one), (_, other)| one.total_cmp(other));
+    let bottom = TOP + ROW * rows.len() as f64;
+    let mut svg = Svg::new(WIDTH, bottom + 24.0);
+    let scale = Scale::new(Kind::Linear, (0.0, 100.0), (LEFT, WIDTH - RIGHT));
+    for mark in [0.0, 25.0, 50.0, 75.0, 100.0] {
+        let x = scale.at(mark);
+        svg.line("grid", (x, TOP - 4.0), (x, bottom));
+        svg.text(
+            "mark",
+            (x, bottom + 15.0),
+            Anchor::Middle,
+            &format!("{mark:.0} %"),
+        );
+    }
+    svg.rect("bar", (LEFT, 6.0), (14.0, 10.0), "after a change");
+    let key = "meet another server after a change that did not concern theirs";
+    svg.text("mark", (LEFT + 20.0, 16.0), Anchor::Start, key);
+    svg.line("tick", (LEFT + 410.0, 4.0), (LEFT + 410.0, 18.0));
+    svg.text(
+        "mark",
+        (LEFT + 418.0, 16.0),
+        Anchor::Start,
+        "without any change",
+    );
+    for (number, (row, share)) in (0_u32..).zip(rows) {
+        let y = TOP + ROW * f64::from(number);
+        svg.text("name", (LEFT - 10.0, y + 14.0), Anchor::End, &row.scheduler);
+        let end = scale.at(share * 100.0);
+        let tip = format!("{}: {}", row.scheduler, percent(share));
+        svg.rect("bar", (LEFT, y + 4.0), (end - LEFT, ROW - 8.0), &tip);
+        if let Some(undisturbed) = row.parted_undisturbed {
+            let x = scale.at(undisturbed * 100.0);
+            svg.line("tick", (x, y + 1.0), (x, y + ROW - 1.0));
+        }
+        svg.text(
+            "mark",
+            (WIDTH - 4.0, y + 14.0),
+            Anchor::End,
+            &percent(share),
+        );
+    }
+    Some(svg.finish(&format!(
+        "Connections that meet another server in {}",
+        chapter.name
+    )))
+}
