@@ -110,21 +110,21 @@ mod tests {
         assert_eq!(tournament.winner(), None);
         let mut keys = [u16::NONE; 100];
         let mut random = 1_u64;
-        for step in 0..10_000_u16 {
+        for step in 0..10_000 {
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1);
-            let leaf = (random >> 33) % 100;
-            // Unique, as keys must be.
+            let leaf = u16::try_from((random >> 33) % 100).unwrap();
             let key = if random >> 62 == 0 {
                 u16::NONE
             } else {
-                (random >> 40) as u16 % 600 * 100 + leaf as u16
+                // Unique, as keys must be.
+                u16::try_from((random >> 40) % 600).unwrap() * 100 + leaf
             };
-            keys[leaf as usize] = key;
-            tournament.set(leaf as u32, key);
-            let least = (0..100).min_by_key(|&leaf| keys[leaf]).unwrap();
-            let expected = (keys[least] != u16::NONE).then_some(least as u32);
+            keys[usize::from(leaf)] = key;
+            tournament.set(leaf.into(), key);
+            let least = (0..100_u32).min_by_key(|&leaf| keys[leaf as usize]);
+            let expected = least.filter(|&leaf| keys[leaf as usize] != u16::NONE);
             assert_eq!(tournament.winner(), expected, "step {step}");
         }
     }
