@@ -1,0 +1,133 @@
+//! What holds of every scheduler, over long random histories.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use schedulers::{Flavour, Implementation, Server, ServerId};
+
+mod history;
+
+use history::{Event, Side, flavour, history};
+
+/// Those that pick somebody whenever somebody is eligible. The others have reasons to refuse: a slot
+/// of a server that is not, a server that is full.
+const WILLING: [&str; 10] = [
+    "fo", "lblc", "lblcr", "lc", "nq", "rr", "sed", "twos", "wlc", "wrr",
+];
+
+const NAMES: [&str; 14] = [
+    "dh", "fo", "lblc", "lblcr", "lc", "mh", "nq", "ovf", "rr", "sed", "sh", "twos", "wlc", "wrr",
+];
+
+/// The plain wrr is among them, so few levels.
+const WEIGHTS: &[u32] = &[0, 0, 1, 1, 2, 3, 4, 6, 9, 10, 24, 200];
+
+fn check(name: &'static str, flavour: Flavour, events: &[Event]) -> Result<(), TestCaseError> {
+    for implementation in [Implementation::Plain, Implementation::Indexed] {
+        let mut side = Side::new(name, flavour, implementation);
+        for event in events {
+            let counts = |side: &Side| -> Vec<Option<(u32, u32)>> {
+                let servers = side.balancer.servers();
+                let server = |&id: &ServerId| servers.get(id);
+                let counts = |server: &Server| (server.active(), server.inactive());
+                side.servers
+                    .iter()
+                    .map(|id| server(id).map(counts))
+                    .collect()
+            };
+            let before = counts(&side);
+            for picked in side.play(event) {
+                check_pick(name, &side, picked)?;
+            }
+            if matches!(event, Event::Picks(_, false)) {
+                prop_assert_eq!(before, counts(&side), "{} counts", name);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Eligibility does not change while connections come about, since histories that pick have no
+/// thresholds.
+fn check_pick(name: &str, side: &Side, picked: Option<ServerId>) -> Result<(), TestCaseError> {
+    let servers = side.balancer.servers();
+    let Some(id) = picked else {
+        let somebody = servers.iter().find(|(_, server)| server.is_eligible());
+        let has_a_reason = somebody.is_none() || !WILLING.contains(&name);
+        prop_assert!(
+            has_a_reason,
+            "{name} refuses although {somebody:?} is eligible"
+        );
+        return Ok(());
+    };
+    let server = servers.listed(id);
+    prop_assert!(server.is_some(), "{name} picks a server that is not listed");
+    let server = server.unwrap();
+    // A remembered server serves on; a load that has overflowed wins without a weight.
+    let has_overflowed =
+        |server: &Server| server.active() >= 1 << 23 || server.inactive() >= 1 << 31;
+    let may_be_overloaded = name == "lblc";
+    prop_assert!(
+        (server.weight() > 0 || has_overflowed(server))
+            && (!server.is_overloaded() || may_be_overloaded),
+        "{name} picks {server:?}"
+    );
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn picks_are_listed_and_eligible(flavour in flavour(), events in history(WEIGHTS)) {
+        let without_thresholds: Vec<Event> = events
+            .into_iter()
+            .filter(|event| !matches!(event, Event::Thresholds(..)))
+            .collect();
+        for name in NAMES {
+            check(name, flavour, &without_thresholds)?;
+        }
+    }
+
+    #[test]
+    fn a_cycle_of_rr_serves_everybody_once(weights in proptest::collection::vec(0..3_u32, 1..40)) {
+        let (side, counts) = cycle("rr", &weights, weights.iter().filter(|&&it| it > 0).count());
+        for (&id, weight) in side.servers.iter().zip(weights) {
+            let count = counts.get(&id).copied().unwrap_or_default();
+            prop_assert_eq!(count, u32::from(weight > 0));
+        }
+    }
+
+    #[test]
+    fn a_cycle_of_wrr_serves_by_weight(weights in proptest::collection::vec(0..30_u32, 1..40)) {
+        let divisor = weights.iter().copied().fold(0, gcd).max(1);
+        let sum: u32 = weights.iter().sum();
+        // Any whole cycle does, wherever it begins.
+        let (side, counts) = cycle("wrr", &weights, (sum / divisor) as usize);
+        for (&id, weight) in side.servers.iter().zip(weights) {
+            let count = counts.get(&id).copied().unwrap_or_default();
+            prop_assert_eq!(count, weight / divisor);
+        }
+    }
+}
+
+/// How often each of new servers is among so many picks.
+fn cycle(name: &'static str, weights: &[u32], picks: usize) -> (Side, HashMap<ServerId, u32>) {
+    let mut side = Side::new(name, Flavour::Total, Implementation::default());
+    for (host, &weight) in (0..).zip(weights) {
+        side.play(&Event::Add(host, weight));
+    }
+    let mut counts = HashMap::new();
+    for _ in 0..picks {
+        for id in side.play(&Event::Picks(1, false)).into_iter().flatten() {
+            *counts.entry(id).or_default() += 1;
+        }
+    }
+    (side, counts)
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
