@@ -9,17 +9,19 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipvs_netlink as ipvs;
 
-use crate::model::Cidr;
 use crate::plan::{self, NodePortAddresses};
 use crate::state_file::StateFile;
 
+use packet_flags::PacketFlags;
 use source::SourceFlags;
 
 mod cleanup_command;
+mod packet_flags;
 mod plan_command;
 mod run_command;
 mod source;
 mod status_command;
+mod sysctl_flags;
 
 /// A service proxy for Kubernetes nodes that programs the kernel's IPVS.
 #[derive(Debug, Parser)]
@@ -76,9 +78,8 @@ struct NodeFlags {
     #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     node_name: Option<String>,
 
-    /// The ranges that Pods have; anything else is outside the cluster.
-    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
-    cluster_cidr: Vec<Cidr>,
+    #[command(flatten)]
+    packets: PacketFlags,
 
     /// Addresses of this node that serve node ports: networks, or the word primary [default: all].
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]

@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::dataplane::Dataplane;
+use crate::nftables::Tampering;
 use crate::problem::Problem;
 use crate::store::Event;
 use crate::sync::{Input, Proxier};
+use crate::sysctl::{Roots, Setting};
 use crate::watch::{self, Watch};
 
 mod journal;
@@ -54,6 +56,8 @@ pub enum News {
     },
     /// The machine's own addresses are not what they were.
     MachineChanged,
+    /// Somebody else changed our packet rules.
+    RulesChanged(Tampering),
     /// It is time to go. The kernel stays as it is and goes on serving.
     Stop,
 }
@@ -94,6 +98,8 @@ pub struct Daemon<D> {
     journal: Journal,
     /// Who tells of the API server's objects, if they come from there.
     watch: Option<Watch>,
+    /// Kernel settings to see to.
+    settings: Vec<Setting>,
     /// Whether something was told since the last round.
     has_news: bool,
     /// When the last round was made.
@@ -115,6 +121,7 @@ impl<D: Dataplane> Daemon<D> {
             periods,
             journal: Journal::default(),
             watch,
+            settings: Vec::new(),
             has_news: false,
             last_round: None,
             next_resync: Duration::ZERO,
@@ -122,6 +129,13 @@ impl<D: Dataplane> Daemon<D> {
             retry: FIRST_RETRY,
             node_deadline: None,
         }
+    }
+
+    /// Sees to these kernel settings, too.
+    #[must_use]
+    pub fn setting(mut self, settings: Vec<Setting>) -> Self {
+        self.settings = settings;
+        self
     }
 
     /// Works until told to stop, or until nobody is left to tell anything.
@@ -195,6 +209,11 @@ impl<D: Dataplane> Daemon<D> {
             }
             News::Problems { kind, problems } => self.proxier.set_unread(kind, problems),
             News::MachineChanged => self.next_resync = Duration::ZERO,
+            News::RulesChanged(tampering) => {
+                tracing::warn!("packet rules: {tampering}; setting them anew");
+                metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
+                self.proxier.distrust_rules();
+            }
             News::Stop => return false,
         }
         true
@@ -225,6 +244,8 @@ impl<D: Dataplane> Daemon<D> {
         }
         let is_resync = self.next_resync <= now;
         let result = if is_resync {
+            self.journal
+                .settings(&Roots::default().apply(&self.settings));
             self.proxier.resync(now)
         } else {
             self.proxier.sync(now)

@@ -8,6 +8,7 @@ use std::fmt;
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
+use crate::nftables;
 use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
@@ -35,6 +36,30 @@ pub trait Dataplane {
     /// When it cannot be read whole.
     fn virtual_server(&mut self, key: &ipvs::ServiceKey)
     -> Result<Option<ObservedServer>, Failure>;
+
+    /// Whether there are packet rules of ours, whatever they say.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    fn has_rules(&mut self) -> Result<bool, Failure>;
+
+    /// Changes our packet rules in one moment: all of `changes` or none. `table` is what comes out.
+    ///
+    /// # Errors
+    /// When the kernel refuses; what it has then need not be what it had.
+    fn change_rules(&mut self, table: &nftables::Table, changes: &[nftables::Change]) -> Outcome;
+
+    /// Makes `table` our packet rules, in one moment, whatever they were.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn replace_rules(&mut self, table: &nftables::Table) -> Outcome;
+
+    /// Deletes our packet rules, if there are any.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn delete_rules(&mut self) -> Outcome;
 
     /// Applies `ops` in order and says of each whether it took effect.
     ///

@@ -23,6 +23,7 @@ pub mod nftables;
 pub mod observed;
 pub mod op;
 pub mod owned;
+pub mod packets;
 pub mod plan;
 pub mod problem;
 pub mod report;

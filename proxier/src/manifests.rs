@@ -43,7 +43,8 @@ pub struct Options {
 /// What was in the manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// All Services, then all EndpointSlices, each as one reset; then our Node, if it was there.
+    /// All Services, then all EndpointSlices, each as one reset; the places of all nodes, where a
+    /// Service asks for them; then our Node, if it was there.
     pub events: Vec<Event>,
     /// What was wrong with files, documents and objects that became no event.
     pub problems: Vec<Problem>,

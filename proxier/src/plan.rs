@@ -19,6 +19,7 @@ use ipvs_netlink as ipvs;
 
 use crate::model::ServicePortName;
 use crate::problem::Problem;
+use crate::rules;
 use crate::store::{Snapshot, Touched};
 
 mod context;
@@ -83,9 +84,8 @@ pub struct VirtualServer {
     pub frontend: Frontend,
     /// How long a removed destination may keep its connections.
     pub drain: Duration,
-    /// The firewall mark whose virtual server serves clients inside the cluster, where they must
-    /// see other endpoints than clients outside.
-    pub inside: Option<u32>,
+    /// What the packet rules have to know of it; nothing of one with a firewall mark.
+    pub rules: Option<rules::Frontend>,
 }
 
 impl VirtualServer {
@@ -133,6 +133,8 @@ pub struct Desired {
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, VirtualServer>,
     /// Every address to make local, with the preferred source of connections to it, if any.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// The addresses of endpoints on this node.
+    pub local_endpoints: BTreeSet<IpAddr>,
     /// What load balancers may ask, by the port of the node that they ask at.
     pub health_checks: BTreeMap<u16, HealthCheck>,
 }
@@ -141,11 +143,35 @@ impl Desired {
     /// The firewall mark that clients inside the cluster need at `server`, if any.
     pub fn mark(&self, server: &VirtualServer) -> Option<u32> {
         let family = server.service.key.family();
-        let mark = server.inside?;
+        let mark = server.rules.as_ref()?.inside?;
         let key = ipvs::ServiceKey::Mark { family, mark };
         // Should two Service ports have the same mark, only one of them has its virtual server.
         let inside = self.virtual_servers.get(&key)?;
         (inside.owner == server.owner).then_some(mark)
+    }
+
+    /// The addresses that not everybody may use (`loadBalancerSourceRanges`).
+    pub fn restricted(&self) -> BTreeSet<IpAddr> {
+        let servers = self.virtual_servers.values();
+        let restricted = servers.filter(|server| {
+            let rules = server.rules.as_ref();
+            rules.is_some_and(|rules| rules.source_ranges.is_some())
+        });
+        let address = |server: &VirtualServer| match server.service.key {
+            ipvs::ServiceKey::Address { address, .. } => Some(address),
+            _ => None,
+        };
+        restricted.filter_map(address).collect()
+    }
+
+    /// What the packet rules have to know of the virtual server `key`.
+    pub fn rules(&self, key: &ipvs::ServiceKey) -> Option<rules::Frontend> {
+        let server = self.virtual_servers.get(key)?;
+        let rules = server.rules.clone()?;
+        Some(rules::Frontend {
+            inside: self.mark(server),
+            ..rules
+        })
     }
 }
 

@@ -172,6 +172,12 @@ impl Snapshot {
         self.node.as_ref()
     }
 
+    /// Whether it was told where other nodes are. No list of them is empty that is one: ours is a
+    /// node too.
+    pub fn knows_other_nodes(&self) -> bool {
+        !self.nodes.is_empty()
+    }
+
     /// The region of the node called `name`, as far as known.
     pub fn region(&self, name: &Arc<str>) -> Option<&str> {
         let key = ObjectName::new("", name.clone());

@@ -20,6 +20,7 @@ use crate::model::{Cidr, ObjectName};
 use crate::observed::Observed;
 use crate::op::Op;
 use crate::owned::{Owned, Territory};
+use crate::packets::{self, Packets};
 use crate::plan::{Changed, Config, Desired, Machine, Planner};
 use crate::problem::Problem;
 use crate::retry::Retries;
@@ -47,6 +48,8 @@ pub struct Proxier<D> {
     unwritten: Vec<Record>,
     excluded: Vec<Cidr>,
     retries: Retries,
+    /// The packet rules, unless somebody else sees to them.
+    packets: Option<Packets>,
     input: Input,
     unread: BTreeMap<&'static str, Vec<Problem>>,
 }
@@ -75,6 +78,8 @@ impl Input {
 /// An applied round.
 #[derive(Clone, Debug, Default)]
 pub struct Applied {
+    /// What became of the packet rules, if they had to change.
+    pub rules: Option<Outcome>,
     /// What was changed, in order.
     pub ops: Vec<Op>,
     /// What became of each Op, in order.
@@ -84,10 +89,11 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// The Ops that failed.
+    /// What failed.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
-        self.outcomes
+        self.rules
             .iter()
+            .chain(&self.outcomes)
             .filter_map(|outcome| outcome.as_ref().err())
     }
 
@@ -136,6 +142,7 @@ impl<D: Dataplane> Proxier<D> {
             unwritten: Vec::new(),
             excluded: Vec::new(),
             retries: Retries::default(),
+            packets: None,
             input: Input::Whole,
             unread: BTreeMap::new(),
         })
@@ -151,6 +158,25 @@ impl<D: Dataplane> Proxier<D> {
     pub fn excluding(mut self, ranges: Vec<Cidr>) -> Self {
         self.excluded = ranges;
         self
+    }
+
+    /// Sets packet rules, too.
+    #[must_use]
+    pub fn filtering(mut self, packets: packets::Config) -> Self {
+        self.packets = Some(Packets::new(packets));
+        self
+    }
+
+    /// Somebody else changed our packet rules.
+    pub fn distrust_rules(&mut self) {
+        if let Some(packets) = &mut self.packets {
+            packets.distrust();
+        }
+    }
+
+    /// The packet rules as they should be.
+    pub fn packets(&self) -> Option<&Packets> {
+        self.packets.as_ref()
     }
 
     /// Takes in events, which tell all there is or only part of it.
@@ -216,7 +242,8 @@ impl<D: Dataplane> Proxier<D> {
     pub fn next_due(&self) -> Option<Duration> {
         let retry = self.retries.next_due();
         let drain = self.state.drains.next_due();
-        retry.into_iter().chain(drain).min()
+        let rules = self.packets.as_ref().and_then(Packets::next_due);
+        retry.into_iter().chain(drain).chain(rules).min()
     }
 
     /// Reads the machine and works out what has to change. Writes nothing.
@@ -305,6 +332,9 @@ impl<D: Dataplane> Proxier<D> {
         for key in &changed.virtual_servers {
             self.call_back(*key);
         }
+        if let Some(packets) = &mut self.packets {
+            packets.follow(&changed, self.planner.desired(), self.snapshot.node());
+        }
         self.pending.extend(&changed);
     }
 
@@ -328,6 +358,11 @@ impl<D: Dataplane> Proxier<D> {
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         self.machine = machine;
         self.known = self.dataplane.observe()?;
+        if let Some(packets) = &mut self.packets
+            && !self.dataplane.has_rules()?
+        {
+            packets.distrust();
+        }
         self.is_known = true;
         self.pending = Changed::default();
         self.update_plan();
@@ -452,8 +487,9 @@ impl<D: Dataplane> Proxier<D> {
         drifted
     }
 
-    fn apply(&mut self, ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
+    fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
         self.adopt(&ops)?;
+        let rules = self.program_rules(&mut ops, now);
         let outcomes = self.dataplane.apply(&ops);
         let mut records = std::mem::take(&mut self.unwritten);
         for (op, outcome) in ops.iter().zip(&outcomes) {
@@ -468,10 +504,32 @@ impl<D: Dataplane> Proxier<D> {
         self.retries.settle();
         self.state_file.append(&records)?;
         Ok(Applied {
+            rules,
             ops,
             outcomes,
             drifted: Changed::default(),
         })
+    }
+
+    /// Sets the packet rules before the frontends that need them. While the kernel has not got them,
+    /// no address becomes local that not everybody may use.
+    fn program_rules(&mut self, ops: &mut Vec<Op>, now: Duration) -> Option<Outcome> {
+        let packets = self.packets.as_mut()?;
+        let was_in_step = packets.is_in_step();
+        let outcome = packets.program(&mut self.dataplane, now);
+        if !packets.is_in_step() {
+            let restricted = self.planner.desired().restricted();
+            ops.retain(
+                |op| !matches!(op, Op::AddAddress(address, _) if restricted.contains(address)),
+            );
+        } else if !was_in_step {
+            // What was held back is among what is missing.
+            self.pending
+                .addresses
+                .extend(self.planner.desired().restricted());
+            self.retries.at_once(now);
+        }
+        outcome
     }
 
     /// Records as ours what is about to be programmed.

@@ -63,7 +63,7 @@ fn virtual_server(
         owner,
         frontend: Frontend::ClusterIp,
         drain: Duration::ZERO,
-        inside: None,
+        rules: None,
     }
 }
 

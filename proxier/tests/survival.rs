@@ -293,9 +293,13 @@ fn node_ports_follow_the_addresses_of_the_node() {
         };
         daemon.eventually("the node port", || has("172.18.0.2"));
         let address = ["172.18.0.77/24", "dev", "node0"];
-        cluster.node.exec(&[&["ip", "address", "add"][..], &address].concat());
+        cluster
+            .node
+            .exec(&[&["ip", "address", "add"][..], &address].concat());
         daemon.eventually("the new address serves", || has("172.18.0.77"));
-        cluster.node.exec(&[&["ip", "address", "del"][..], &address].concat());
+        cluster
+            .node
+            .exec(&[&["ip", "address", "del"][..], &address].concat());
         daemon.eventually("the address is gone", || !has("172.18.0.77"));
         assert!(has("172.18.0.2"));
     });

@@ -113,7 +113,8 @@ pub const IDLE_TIMEOUT: &str = "idle-timeout";
 /// | `*` | all; only at the end |
 ///
 /// An endpoint of this node is near by every key; any other one whose place is unknown by none but
-/// `*`. Being ready counts more than being near: terminating endpoints are asked only when no key
+/// `*`. While Node objects cannot be read, all endpoints are near by the keys that need them, and
+/// that is a Problem: better served from afar than refused. Being ready counts more than being near: terminating endpoints are asked only when no key
 /// leaves a ready one. The keys replace topology hints
 /// (`spec.trafficDistribution`), and they restrict what the traffic policies allow, not widen it.
 ///

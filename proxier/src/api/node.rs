@@ -87,6 +87,15 @@ impl Node {
         Ok((node, findings.into_problems()))
     }
 
+    /// Where the node is, as of any other one.
+    ///
+    /// # Errors
+    /// As [`NodeLabels::parse`].
+    pub fn place(&self, interner: &mut Interner) -> Result<Parsed<model::NodePlace>, Problem> {
+        let metadata = self.metadata.clone();
+        NodeLabels { metadata }.parse(interner)
+    }
+
     /// The list, or the older single field where there is none.
     fn pod_cidrs(&self, findings: &mut Findings) -> Vec<Cidr> {
         let spec = &self.spec;

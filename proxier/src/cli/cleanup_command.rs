@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::{ServiceAddresses, StateFlags};
 use crate::clock;
+use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
 use crate::model::Cidr;
 use crate::plan::{Config, NodePortAddresses};
@@ -53,6 +54,7 @@ impl Flags {
         if applied.failures().next().is_some() {
             return Ok(ExitCode::FAILURE);
         }
+        proxier.dataplane().delete_rules()?;
         self.state.file().remove()?;
         Ok(ExitCode::SUCCESS)
     }

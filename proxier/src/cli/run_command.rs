@@ -9,6 +9,7 @@ use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::sysctl_flags::SysctlFlags;
 use super::{DurationFlag, NodeFlags, StateFlags};
 use crate::daemon::{Daemon, News, Periods, WAITING_NEWS};
 use crate::dataplane::linux::{Linux, monitor};
@@ -23,6 +24,9 @@ pub(super) struct Flags {
 
     #[command(flatten)]
     state: StateFlags,
+
+    #[command(flatten)]
+    sysctl: SysctlFlags,
 
     /// How often the kernel is read back and repaired.
     #[arg(long, value_name = "DURATION", default_value = "30s")]
@@ -44,16 +48,15 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let linux = Linux::open(self.node.service_addresses.into())?;
-        let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
-            .excluding(self.ipvs_exclude_cidrs.clone());
         let (sender, news) = sync_channel(WAITING_NEWS);
         stop_on_signals(sender.clone())?;
-        let changed = sender.clone();
-        monitor::addresses(self.node.service_addresses.into(), move || {
-            changed.send(News::MachineChanged).is_ok()
-        })?;
+        self.monitor(&linux, &sender)?;
+        let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
+            .filtering(self.node.packets.config())
+            .excluding(self.ipvs_exclude_cidrs.clone());
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
-        let mut daemon = Daemon::new(proxier, self.periods()?, watch);
+        let mut daemon =
+            Daemon::new(proxier, self.periods()?, watch).setting(self.sysctl.settings());
         if self.once {
             return Ok(match daemon.run_once(&news) {
                 true => ExitCode::SUCCESS,
@@ -63,6 +66,19 @@ impl Flags {
         daemon.run(&news);
         tracing::info!("stopped; the kernel goes on serving");
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Tells `listener` of what others change in the kernel.
+    fn monitor(&self, linux: &Linux, listener: &SyncSender<News>) -> anyhow::Result<()> {
+        let addresses = listener.clone();
+        monitor::addresses(self.node.service_addresses.into(), move || {
+            addresses.send(News::MachineChanged).is_ok()
+        })?;
+        let rules = listener.clone();
+        monitor::rules(linux.rules_port(), move |tampering| {
+            rules.send(News::RulesChanged(tampering)).is_ok()
+        })?;
+        Ok(())
     }
 
     fn periods(&self) -> anyhow::Result<Periods> {

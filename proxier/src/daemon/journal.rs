@@ -4,6 +4,7 @@ use crate::dataplane::Dataplane;
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
+use crate::sysctl;
 
 /// A round with more Ops than this is summed up; the single Ops are there at level `debug`.
 const TOLD_ONE_BY_ONE: usize = 50;
@@ -12,6 +13,8 @@ const TOLD_ONE_BY_ONE: usize = 50;
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     reported: Vec<Problem>,
+    /// What was said of kernel settings.
+    complaints: Vec<String>,
 }
 
 impl Journal {
@@ -20,6 +23,11 @@ impl Journal {
         self.report_problems(proxier);
         let is_short = applied.ops.len() <= TOLD_ONE_BY_ONE;
         let mut repaired: u64 = 0;
+        match &applied.rules {
+            Some(Ok(())) => tracing::debug!("packet rules set"),
+            Some(Err(failure)) => tracing::error!("{failure}"),
+            None => {}
+        }
         for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
             let named = NamedOp::new(op, proxier.desired(), proxier.owned());
             match outcome {
@@ -34,11 +42,32 @@ impl Journal {
         }
         metrics::counter!("ipvs_proxier_repairs_total").increment(repaired);
         let failed = applied.failures().count();
-        let changed = applied.outcomes.len() - failed;
+        let changed = applied
+            .outcomes
+            .iter()
+            .filter(|outcome| outcome.is_ok())
+            .count();
         if changed > 0 || failed > 0 {
             tracing::info!(changed, failed, repaired, "synced");
         }
         failed == 0
+    }
+
+    /// Writes down what became of kernel settings.
+    pub(super) fn settings(&mut self, report: &sysctl::Report) {
+        for (setting, before) in &report.written {
+            match before {
+                Some(before) => tracing::info!("set {setting}, was {before}"),
+                None => tracing::info!("set {setting}"),
+            }
+        }
+        let complaints = report.complaints();
+        for complaint in &complaints {
+            if !self.complaints.contains(complaint) {
+                tracing::warn!("{complaint}");
+            }
+        }
+        self.complaints = complaints;
     }
 
     fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {

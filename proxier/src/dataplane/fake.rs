@@ -4,11 +4,13 @@
 //! and fails when told to.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use super::{Dataplane, Failure, Outcome};
+use crate::nftables::{Change, Table};
 use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
@@ -20,7 +22,9 @@ pub struct FakeKernel {
     pub machine: Machine,
     /// What has been made of it so far.
     pub state: Observed,
-    /// How many Ops were applied, successful or not.
+    /// The packet rules.
+    pub rules: Option<Table>,
+    /// How many Ops were applied and packet rules set, successful or not.
     pub writes: usize,
     /// How often all of it was read.
     pub reads: usize,
@@ -56,27 +60,62 @@ impl Dataplane for FakeKernel {
         Ok(self.state.virtual_servers.get(key).cloned())
     }
 
+    fn has_rules(&mut self) -> Result<bool, Failure> {
+        Ok(self.rules.is_some())
+    }
+
+    /// Refuses changes that do not lead from the rules there are to `table`.
+    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Outcome {
+        let rules = self.rules.clone();
+        let is_right = rules.is_some_and(|rules| rules.difference(table) == changes);
+        let judgement = refuse_if(!is_right, Errno::NOENT);
+        self.write(&"changing the packet rules", judgement, |kernel| {
+            kernel.rules = Some(table.clone());
+        })
+    }
+
+    fn replace_rules(&mut self, table: &Table) -> Outcome {
+        self.write(&"replacing the packet rules", Ok(()), |kernel| {
+            kernel.rules = Some(table.clone());
+        })
+    }
+
+    fn delete_rules(&mut self) -> Outcome {
+        self.rules = None;
+        Ok(())
+    }
+
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
-        ops.iter().map(|op| self.write(op)).collect()
+        let write = |op| {
+            let judgement = self.judge(op);
+            self.write(op, judgement, |kernel| kernel.state.record(op))
+        };
+        ops.iter().map(write).collect()
     }
 }
 
 impl FakeKernel {
-    fn write(&mut self, op: &Op) -> Outcome {
+    /// Does `work` if the kernel would, unless something goes wrong.
+    fn write(
+        &mut self,
+        doing: &dyn Display,
+        judgement: Result<(), Errno>,
+        work: impl FnOnce(&mut Self),
+    ) -> Outcome {
         let fault = self.faults.get(&self.writes).copied();
         self.writes += 1;
         if fault == Some(Fault::Refused) {
-            return Err(Failure::kernel(Errno::NOMEM, op));
+            return Err(Failure::kernel(Errno::NOMEM, doing));
         }
         if fault != Some(Fault::RequestLost) {
-            let result = self.judge(op).map(|()| self.state.record(op));
-            result.map_err(|errno| Failure::kernel(errno, op))?;
+            judgement.map_err(|errno| Failure::kernel(errno, doing))?;
+            work(self);
         }
         match fault {
             None => Ok(()),
             Some(_) => Err(Failure {
                 errno: None,
-                message: format!("{op}: no answer"),
+                message: format!("{doing}: no answer"),
             }),
         }
     }

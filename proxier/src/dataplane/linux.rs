@@ -9,6 +9,7 @@ use super::{Dataplane, Failure, Outcome};
 use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
+use crate::{nftables, rules};
 
 mod addresses;
 pub mod monitor;
@@ -22,6 +23,7 @@ use addresses::Addresses;
 pub struct Linux {
     ipvs: ipvs::Client,
     addresses: Addresses,
+    rules: nftables::Client,
 }
 
 impl Linux {
@@ -33,11 +35,17 @@ impl Linux {
         Ok(Self {
             ipvs: ipvs::Client::open()?,
             addresses: Addresses::open(service_addresses)?,
+            rules: nftables::Client::open(rules::TABLE)?,
         })
     }
 }
 
 impl Linux {
+    /// The number by which notifications name us as the cause of a change of packet rules.
+    pub fn rules_port(&self) -> u32 {
+        self.rules.port()
+    }
+
     /// Addresses that somebody else made local beside those of interfaces, and how, in words.
     ///
     /// # Errors
@@ -69,6 +77,28 @@ impl Dataplane for Linux {
         Ok(virtual_servers::observe_one(&mut self.ipvs, key)?)
     }
 
+    fn has_rules(&mut self) -> Result<bool, Failure> {
+        Ok(self.rules.exists()?)
+    }
+
+    fn change_rules(&mut self, table: &nftables::Table, changes: &[nftables::Change]) -> Outcome {
+        match self.rules.apply(changes) {
+            Err(error) if error.is_out_of_step() => {
+                tracing::warn!("{error}; setting all packet rules anew");
+                self.replace_rules(table)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn replace_rules(&mut self, table: &nftables::Table) -> Outcome {
+        Ok(self.rules.replace(table)?)
+    }
+
+    fn delete_rules(&mut self) -> Outcome {
+        Ok(self.rules.delete()?)
+    }
+
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(ops.len());
         // Neighbours of one kind share a system call; the order of the Ops is kept.
@@ -81,6 +111,19 @@ impl Dataplane for Linux {
             }
         }
         outcomes
+    }
+}
+
+impl From<nftables::TransactionError> for Failure {
+    fn from(error: nftables::TransactionError) -> Self {
+        let errno = match &error {
+            nftables::TransactionError::Refused { refusal, .. } => Some(refusal.errno),
+            _ => None,
+        };
+        Self {
+            errno,
+            message: format!("packet rules: {error}"),
+        }
     }
 }
 

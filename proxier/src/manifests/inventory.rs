@@ -116,11 +116,20 @@ impl Inventory {
                 problems,
             });
         }
+        let asks = |service: &Parsed<model::Service>| {
+            let object = service.object.as_ref();
+            object.is_some_and(model::Service::needs_regions)
+        };
+        let own = options.node_name.to_lowercase();
+        let places = services.iter().any(asks);
+        let places = places.then(|| places_of(&self.nodes, &own, &mut self.interner));
+        let slices = self.slices.into_values();
         let mut events = vec![
             Event::Services(Change::Reset(services)),
-            Event::EndpointSlices(Change::Reset(self.slices.into_values().collect())),
+            Event::EndpointSlices(Change::Reset(slices.collect())),
         ];
-        if let Some(placed) = self.nodes.remove(&options.node_name.to_lowercase()) {
+        events.extend(places.map(|places| Event::Nodes(Change::Reset(places))));
+        if let Some(placed) = self.nodes.remove(&own) {
             let place = |problem| place(problem, &placed.source);
             self.problems.extend(placed.problems.into_iter().map(place));
             match placed.object.parse(&mut self.interner) {
@@ -161,6 +170,24 @@ impl Inventory {
             }
         }
     }
+}
+
+/// Where all nodes are. What is wrong with our `own` is said where the whole of it is read.
+fn places_of(
+    nodes: &BTreeMap<String, Placed<api::Node>>,
+    own: &str,
+    interner: &mut Interner,
+) -> Vec<Parsed<model::NodePlace>> {
+    let mut places = Vec::with_capacity(nodes.len());
+    for (name, placed) in nodes {
+        let place = |problem| place(problem, &placed.source);
+        if let Ok(mut parsed) = placed.object.place(interner) {
+            let problems = parsed.problems.into_iter().map(place);
+            parsed.problems = problems.filter(|_| name != own).collect();
+            places.push(parsed);
+        }
+    }
+    places
 }
 
 fn insert<N: Ord + Clone + std::fmt::Display, T>(

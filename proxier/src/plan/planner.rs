@@ -29,7 +29,9 @@ pub struct Planner {
     /// Virtual servers whose frontend another Service has.
     losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
     /// How many Services want each address local.
-    address_users: BTreeMap<IpAddr, u32>,
+    address_users: Users,
+    /// How many Services have an endpoint on this node of each address.
+    local_endpoint_users: Users,
     health_ports: HealthPorts,
     /// Problems that are no Service's.
     common_problems: Vec<Problem>,
@@ -40,6 +42,7 @@ pub struct Planner {
 struct Footprint {
     keys: Box<[ipvs::ServiceKey]>,
     addresses: Box<[IpAddr]>,
+    local_endpoints: Box<[IpAddr]>,
     health_port: Option<u16>,
     problems: Box<[Problem]>,
 }
@@ -51,6 +54,8 @@ pub struct Changed {
     pub virtual_servers: BTreeSet<ipvs::ServiceKey>,
     /// Addresses that came, went or have another source.
     pub addresses: BTreeSet<IpAddr>,
+    /// Addresses of endpoints that came to this node or went.
+    pub local_endpoints: BTreeSet<IpAddr>,
     /// Ports whose health check came, went or has another answer.
     pub health_checks: BTreeSet<u16>,
 }
@@ -61,6 +66,8 @@ impl Changed {
         let keys = &other.virtual_servers;
         self.virtual_servers.extend(keys.iter().copied());
         self.addresses.extend(other.addresses.iter().copied());
+        let endpoints = &other.local_endpoints;
+        self.local_endpoints.extend(endpoints.iter().copied());
         self.health_checks
             .extend(other.health_checks.iter().copied());
     }
@@ -75,7 +82,8 @@ impl Planner {
             desired: Desired::default(),
             footprints: BTreeMap::new(),
             losers: BTreeMap::new(),
-            address_users: BTreeMap::new(),
+            address_users: Users::default(),
+            local_endpoint_users: Users::default(),
             health_ports: HealthPorts::default(),
             common_problems: Vec::new(),
         }
@@ -197,13 +205,15 @@ impl Planner {
             self.health_ports.withdraw(port, name);
         }
         for address in footprint.addresses {
-            if let Entry::Occupied(mut users) = self.address_users.entry(address) {
-                *users.get_mut() -= 1;
-                if *users.get() == 0 {
-                    users.remove();
-                    let removed = self.desired.addresses.remove(&address);
-                    before.addresses.entry(address).or_insert(removed);
-                }
+            if self.address_users.remove(address) {
+                let removed = self.desired.addresses.remove(&address);
+                before.addresses.entry(address).or_insert(removed);
+            }
+        }
+        for address in footprint.local_endpoints {
+            if self.local_endpoint_users.remove(address) {
+                let removed = self.desired.local_endpoints.remove(&address);
+                before.local_endpoints.entry(address).or_insert(removed);
             }
         }
     }
@@ -226,9 +236,14 @@ impl Planner {
         }
         for &address in &asked.addresses {
             let source = context.source(address);
-            *self.address_users.entry(address).or_default() += 1;
+            self.address_users.add(address);
             let old = self.desired.addresses.insert(address, source);
             before.addresses.entry(address).or_insert(old);
+        }
+        for &address in &asked.local_endpoints {
+            self.local_endpoint_users.add(address);
+            let was_known = !self.desired.local_endpoints.insert(address);
+            before.local_endpoints.entry(address).or_insert(was_known);
         }
         let health_port = asked.health_check.as_ref().map(|&(port, _)| port);
         if let Some((port, check)) = asked.health_check {
@@ -239,6 +254,7 @@ impl Planner {
         let footprint = Footprint {
             keys: keys.into(),
             addresses: asked.addresses.into(),
+            local_endpoints: asked.local_endpoints.into_iter().collect(),
             health_port,
             problems: asked.problems.into(),
         };
@@ -262,11 +278,35 @@ impl Planner {
     }
 }
 
+/// How many Services use each address.
+#[derive(Clone, Debug, Default)]
+struct Users(BTreeMap<IpAddr, u32>);
+
+impl Users {
+    fn add(&mut self, address: IpAddr) {
+        *self.0.entry(address).or_default() += 1;
+    }
+
+    /// Answers whether that was the last one.
+    fn remove(&mut self, address: IpAddr) -> bool {
+        let Entry::Occupied(mut users) = self.0.entry(address) else {
+            return false;
+        };
+        *users.get_mut() -= 1;
+        let is_last = *users.get() == 0;
+        if is_last {
+            users.remove();
+        }
+        is_last
+    }
+}
+
 /// What the touched parts of the plan were before an update.
 #[derive(Default)]
 struct Before {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
     addresses: BTreeMap<IpAddr, Option<Option<IpAddr>>>,
+    local_endpoints: BTreeMap<IpAddr, bool>,
     health_checks: BTreeMap<u16, Option<HealthCheck>>,
 }
 
@@ -281,6 +321,10 @@ impl Before {
                 .collect(),
             addresses: addresses
                 .filter(|(address, before)| before.as_ref() != after.addresses.get(address))
+                .map(|(address, _)| address)
+                .collect(),
+            local_endpoints: (self.local_endpoints.into_iter())
+                .filter(|(address, before)| *before != after.local_endpoints.contains(address))
                 .map(|(address, _)| address)
                 .collect(),
             health_checks: (self.health_checks.into_iter())

@@ -12,7 +12,9 @@ use super::health::HealthCheck;
 use super::style::Style;
 use super::{Frontend, VirtualServer};
 use crate::model::{Family, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy};
+use crate::nftables::Networks;
 use crate::problem::Problem;
+use crate::rules;
 
 /// What a Service asks for; others may have an older claim to the same frontends.
 #[derive(Debug, Default)]
@@ -21,6 +23,8 @@ pub(super) struct Asked {
     pub(super) servers: Vec<VirtualServer>,
     /// Addresses to make local, each once.
     pub(super) addresses: Vec<IpAddr>,
+    /// Addresses of endpoints on this node.
+    pub(super) local_endpoints: BTreeSet<IpAddr>,
     /// The answer to load balancers, and the port they ask at.
     pub(super) health_check: Option<(u16, HealthCheck)>,
     /// What was worked around.
@@ -94,6 +98,8 @@ struct Asking<'a> {
 struct Destinations {
     cluster: Arc<[ipvs::Destination]>,
     local: Arc<[ipvs::Destination]>,
+    /// The sources that may use load-balancer addresses; `None` = all.
+    source_ranges: Option<Networks>,
     /// The firewall mark of clients inside the cluster, where policy Local needs one.
     mark: Option<u32>,
 }
@@ -131,11 +137,16 @@ impl Asking<'_> {
         }
     }
 
-    fn destinations(&self, port: &ServicePort, family: Family) -> Destinations {
+    fn destinations(&mut self, port: &ServicePort, family: Family) -> Destinations {
         let place = self.context.place();
         let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &place);
         let is_split = self.is_split(port, family) && sets.cluster != sets.local;
+        let local = sets.local.iter().map(|chosen| chosen.address.ip());
+        self.asked.local_endpoints.extend(local);
+        let ranges = &self.service.source_ranges;
         Destinations {
+            source_ranges: (!ranges.is_empty())
+                .then(|| Networks::new(family, ranges.iter().copied())),
             mark: is_split.then(|| mark(&self.owner(port), port.protocol, family)),
             cluster: sets.cluster.into_iter().map(destination).collect(),
             local: sets.local.into_iter().map(destination).collect(),
@@ -144,14 +155,14 @@ impl Asking<'_> {
 
     /// Whether there is a frontend that serves clients outside the cluster from this node only.
     fn is_split(&self, port: &ServicePort, family: Family) -> bool {
-        let service = self.service;
+        let (service, context) = (self.service, self.context);
         let of_family = |ip: &IpAddr| Family::from(*ip) == family;
-        let mut external = service
-            .external_ips
-            .iter()
-            .chain(&service.load_balancer_ips);
+        let external = &service.external_ips;
+        let mut external = external.iter().chain(&service.load_balancer_ips);
+        let has_node_port =
+            || port.node_port.is_some() && !context.node_port_addresses(family).is_empty();
         service.external_policy == TrafficPolicy::Local
-            && (port.node_port.is_some() || external.any(of_family))
+            && (external.any(of_family) || has_node_port())
     }
 
     fn frontend(
@@ -165,17 +176,35 @@ impl Asking<'_> {
             Frontend::ClusterIp => self.service.internal_policy,
             _ => self.service.external_policy,
         };
-        let (chosen, inside) = match policy {
-            TrafficPolicy::Cluster => (&destinations.cluster, None),
-            TrafficPolicy::Local if frontend == Frontend::ClusterIp => (&destinations.local, None),
-            TrafficPolicy::Local => (&destinations.local, destinations.mark),
+        let chosen = match policy {
+            TrafficPolicy::Cluster => &destinations.cluster,
+            TrafficPolicy::Local => &destinations.local,
+        };
+        let kind = match frontend {
+            Frontend::ClusterIp => rules::Kind::ClusterIp,
+            _ => rules::Kind::External,
+        };
+        let is_split = kind == rules::Kind::External && policy == TrafficPolicy::Local;
+        let is_ranged = frontend == Frontend::LoadBalancer;
+        let rules = rules::Frontend {
+            kind,
+            policy,
+            endpoints: if serve(chosen) {
+                rules::Endpoints::Some
+            } else if serve(&destinations.cluster) {
+                rules::Endpoints::Elsewhere
+            } else {
+                rules::Endpoints::None
+            },
+            source_ranges: destinations.source_ranges.clone().filter(|_| is_ranged),
+            inside: destinations.mark.filter(|_| is_split),
         };
         let key = ipvs::ServiceKey::Address {
             protocol: protocol(port.protocol),
             address,
             port: number,
         };
-        self.server(port, frontend, key, chosen.clone(), inside);
+        self.server(port, frontend, key, chosen.clone(), Some(rules));
     }
 
     fn server(
@@ -184,7 +213,7 @@ impl Asking<'_> {
         frontend: Frontend,
         key: ipvs::ServiceKey,
         destinations: Arc<[ipvs::Destination]>,
-        inside: Option<u32>,
+        rules: Option<rules::Frontend>,
     ) {
         // An address that is named twice is served once.
         let is_known = |server: &VirtualServer| server.service.key == key;
@@ -197,7 +226,7 @@ impl Asking<'_> {
             owner: self.owner(port),
             frontend,
             drain: self.style.drain,
-            inside,
+            rules,
         };
         self.asked.servers.push(server);
     }
@@ -229,6 +258,13 @@ fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     });
     hash.max(1)
+}
+
+/// Whether some of `destinations` get new connections.
+fn serve(destinations: &[ipvs::Destination]) -> bool {
+    destinations
+        .iter()
+        .any(|destination| destination.weight > 0)
 }
 
 fn destination(chosen: Chosen) -> ipvs::Destination {

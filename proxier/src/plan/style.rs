@@ -11,6 +11,7 @@ use crate::problem::Problem;
 const SCHEDULER: &str = "metadata.annotations[ipvs-proxier.io/scheduler]";
 const SCHEDULER_FLAGS: &str = "metadata.annotations[ipvs-proxier.io/scheduler-flags]";
 const WEIGHTS: &str = "metadata.annotations[ipvs-proxier.io/weights]";
+const TOPOLOGY_KEYS: &str = "metadata.annotations[ipvs-proxier.io/topology-keys]";
 const IDLE_TIMEOUT: &str = "metadata.annotations[ipvs-proxier.io/idle-timeout]";
 
 /// What all virtual servers of a Service have in common.
@@ -65,6 +66,15 @@ impl Style {
             let message = "is a scheduler that heeds no weight but 0; give ipvs-proxier.io/scheduler \
                            one that does, such as wrr or wlc";
             complain(WEIGHTS, name, message.to_owned());
+        }
+        let place = context.place();
+        for &key in wishes.topology_keys.iter().flatten() {
+            if let Some(missing) = place.lacks(key) {
+                let message = format!(
+                    "cannot be followed before {missing} can be read; all endpoints count as near"
+                );
+                complain(TOPOLOGY_KEYS, key.as_str(), message);
+            }
         }
         if let Some(secs) = wishes.idle_timeout_secs {
             let message = "is not heeded: the kernel has one such time for all connections of the \

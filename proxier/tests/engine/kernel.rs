@@ -8,6 +8,7 @@ use std::rc::Rc;
 use ipvs_netlink as ipvs;
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::dataplane::{Dataplane, Failure, Outcome};
+use proxier::nftables::{Change, Table};
 use proxier::observed::{Observed, ObservedServer};
 use proxier::op::Op;
 use proxier::plan::Machine;
@@ -24,6 +25,21 @@ struct Inner {
     dies_at: Option<usize>,
     /// What the state file said when it died.
     at_death: Option<Vec<u8>>,
+}
+
+impl Inner {
+    /// Fails once the process is to die, and keeps the state file as it is then.
+    fn live(&mut self) -> Outcome {
+        if self.dies_at.is_none_or(|at| self.kernel.writes < at) {
+            return Ok(());
+        }
+        let text = || std::fs::read(&self.state_file).unwrap_or_default();
+        self.at_death.get_or_insert_with(text);
+        Err(Failure {
+            errno: None,
+            message: "nobody is left to see this".to_owned(),
+        })
+    }
 }
 
 /// Virtual servers of somebody else.
@@ -66,8 +82,13 @@ impl Kernel {
         self.0.borrow().kernel.state.clone()
     }
 
+    /// How often anything was written.
     pub(crate) fn writes(&self) -> usize {
         self.0.borrow().kernel.writes
+    }
+
+    pub(crate) fn rules(&self) -> Option<Table> {
+        self.0.borrow().kernel.rules.clone()
     }
 
     pub(crate) fn has_foreign(&self) -> bool {
@@ -135,14 +156,15 @@ impl Kernel {
 
     /// Somebody changes something that is not theirs.
     pub(crate) fn drift(&self, what: u8, which: usize) {
-        let state = &mut self.0.borrow_mut().kernel.state;
+        let FakeKernel { state, rules, .. } = &mut self.0.borrow_mut().kernel;
         let keys: Vec<_> = state.virtual_servers.keys().copied().collect();
         let ours: Vec<_> = keys.iter().filter(|key| !Self::is_foreign(key)).collect();
         let addresses: Vec<IpAddr> = state.addresses.keys().copied().collect();
         let Some(&&key) = ours.get(which % ours.len().max(1)) else {
             return;
         };
-        match what % 6 {
+        match what % 7 {
+            6 => *rules = None,
             0 => state.virtual_servers.retain(|key, _| Self::is_foreign(key)),
             1 => drop(state.virtual_servers.remove(&key)),
             2 => state.addresses.clear(),
@@ -179,19 +201,33 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.virtual_server(key)
     }
 
+    fn has_rules(&mut self) -> Result<bool, Failure> {
+        self.0.borrow_mut().kernel.has_rules()
+    }
+
+    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Outcome {
+        let inner = &mut *self.0.borrow_mut();
+        inner.live()?;
+        inner.kernel.change_rules(table, changes)
+    }
+
+    fn replace_rules(&mut self, table: &Table) -> Outcome {
+        let inner = &mut *self.0.borrow_mut();
+        inner.live()?;
+        inner.kernel.replace_rules(table)
+    }
+
+    fn delete_rules(&mut self) -> Outcome {
+        self.0.borrow_mut().kernel.delete_rules()
+    }
+
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let inner = &mut *self.0.borrow_mut();
         let mut outcomes = Vec::new();
         for op in ops {
-            if inner.dies_at.is_some_and(|at| inner.kernel.writes >= at) {
-                let text = || std::fs::read(&inner.state_file).unwrap_or_default();
-                inner.at_death.get_or_insert_with(text);
-                outcomes.push(Err(Failure {
-                    errno: None,
-                    message: "nobody is left to see this".to_owned(),
-                }));
-            } else {
-                outcomes.extend(inner.kernel.apply(&[*op]));
+            match inner.live() {
+                Ok(()) => outcomes.extend(inner.kernel.apply(&[*op])),
+                dead => outcomes.push(dead),
             }
         }
         outcomes

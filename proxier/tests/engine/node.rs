@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proxier::model::{Cidr, Node as NodeObject};
-use proxier::plan::{Config, NodePortAddresses, ServiceAddresses, desired};
+use proxier::packets::{self, Packets};
+use proxier::plan::{Changed, Config, NodePortAddresses, ServiceAddresses, desired};
 use proxier::state_file::StateFile;
 use proxier::store::Event;
 use proxier::sync::{Applied, Error, Input, Proxier};
@@ -140,6 +141,15 @@ impl Node {
             assert!(wanted.destinations.iter().eq(destinations), "{key}");
             assert_eq!(wanted.service, found.service);
         }
+        self.rules_are_what_they_should_be();
+    }
+
+    /// The packet rules are those that the plan makes from scratch.
+    fn rules_are_what_they_should_be(&self) {
+        let mut packets = Packets::new(packets::Config::default());
+        let node = self.proxier.snapshot().node();
+        packets.follow(&Changed::default(), self.proxier.desired(), node);
+        assert_eq!(self.kernel.rules().as_ref(), Some(packets.table()));
     }
 
     /// As above, but what is not wanted any more may still be on its way out.
@@ -156,6 +166,7 @@ impl Node {
             });
             assert!(wanted.destinations.iter().eq(serving), "{key}");
         }
+        self.rules_are_what_they_should_be();
     }
 
     pub(crate) fn plan_is_the_one_from_scratch(&self) {
@@ -175,5 +186,7 @@ impl Node {
 
 fn proxier(kernel: &Kernel, directory: &TempDir) -> Proxier<Kernel> {
     let state_file = StateFile::new(directory.path().join("state"));
-    Proxier::new(kernel.clone(), config(), state_file).unwrap()
+    Proxier::new(kernel.clone(), config(), state_file)
+        .unwrap()
+        .filtering(packets::Config::default())
 }

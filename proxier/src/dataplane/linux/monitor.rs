@@ -1,6 +1,6 @@
-//! Noticing that the machine's own addresses change.
+//! Noticing what others change: the machine's own addresses, our packet rules.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use ipvs_netlink::listener::Listener;
@@ -10,7 +10,9 @@ use rustix::io::Errno;
 
 use super::addresses::Addresses;
 use crate::dataplane::Failure;
+use crate::nftables::{Tampering, Watch};
 use crate::plan::ServiceAddresses;
+use crate::rules;
 
 // Multicast groups of include/uapi/linux/rtnetlink.h.
 const RTNLGRP_IPV4_IFADDR: u32 = 5;
@@ -59,7 +61,38 @@ pub fn addresses(
     Ok(())
 }
 
-fn wait(notices: &Listener) -> Result<(), Failure> {
+/// Calls `changed` with what somebody else did to our packet rules, in a thread that ends when
+/// `changed` says `false`. `port` is the socket by which we change them.
+///
+/// # Errors
+/// When the socket cannot be opened. Should it fail later, that is logged, and a deleted table is
+/// found at the next resync only.
+pub fn rules(
+    port: u32,
+    mut changed: impl FnMut(Tampering) -> bool + Send + 'static,
+) -> Result<(), Failure> {
+    let mut watch = Watch::open(rules::TABLE, port)?;
+    std::thread::spawn(move || {
+        let mut look = || -> Result<bool, Failure> {
+            wait(&watch)?;
+            // One repair is enough for all that is told at once.
+            Ok(watch.read()?.pop().is_none_or(&mut changed))
+        };
+        loop {
+            match look() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(failure) => {
+                    tracing::error!("{failure}; changed packet rules are found at resyncs only");
+                    return;
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+fn wait(notices: &impl AsFd) -> Result<(), Failure> {
     loop {
         let mut readable = [PollFd::from_borrowed_fd(notices.as_fd(), PollFlags::IN)];
         match poll(&mut readable, None) {

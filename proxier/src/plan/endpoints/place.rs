@@ -40,16 +40,28 @@ impl<'a> Place<'a> {
     /// Whether `endpoint` is as near as `key` wants it.
     ///
     /// An endpoint of this node is near by every key, even where nobody knows what the node's zone
-    /// is called. Of others only what is known to be near is.
+    /// is called. Of others only what is known to be near is; but while nobody has told where nodes
+    /// are, all are: better served from afar for a moment than refused.
     pub(super) fn is_near(&self, endpoint: &Endpoint, key: TopologyKey) -> bool {
-        if key == TopologyKey::Any || self.is_local(endpoint) {
+        if self.is_local(endpoint) || self.lacks(key).is_some() {
             return true;
         }
         match key {
-            TopologyKey::Hostname | TopologyKey::Any => false,
+            TopologyKey::Any => true,
+            TopologyKey::Hostname => false,
             TopologyKey::Zone => self.zone.is_some() && endpoint.zone.as_deref() == self.zone,
             TopologyKey::Region => self.region.is_some() && self.region_of(endpoint) == self.region,
         }
+    }
+
+    /// What has to be told before `key` can be followed, if anything.
+    pub(in crate::plan) fn lacks(&self, key: TopologyKey) -> Option<&'static str> {
+        let needs_own = matches!(key, TopologyKey::Zone | TopologyKey::Region);
+        if needs_own && self.snapshot.node().is_none() {
+            return Some("this node's object");
+        }
+        let needs_others = key == TopologyKey::Region;
+        (needs_others && !self.snapshot.knows_other_nodes()).then_some("the objects of other nodes")
     }
 
     fn region_of(&self, endpoint: &Endpoint) -> Option<&str> {

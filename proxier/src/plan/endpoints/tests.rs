@@ -21,6 +21,11 @@ impl Scene {
     }
 
     fn slices(slices: &[(u16, &[&str])]) -> Self {
+        Self::untold(slices).on_node(Some("a"), Some("r"))
+    }
+
+    /// On a node of which nothing is known.
+    fn untold(slices: &[(u16, &[&str])]) -> Self {
         let mut scene = Self {
             snapshot: Snapshot::default(),
             service: service(),
@@ -39,7 +44,7 @@ impl Scene {
             };
             scene.tell(Event::EndpointSlices(Change::Apply(parsed(name, slice))));
         }
-        scene.on_node(Some("a"), Some("r"))
+        scene
     }
 
     fn tell(&mut self, event: Event) {
@@ -323,17 +328,26 @@ fn what_is_in_an_unknown_place_is_near_to_nothing_but_this_nodes_own() {
     use TopologyKey::{Region, Zone};
 
     let endpoints = ["1 @here", "2 @there", "3"];
+    let elsewhere = [("elsewhere", "s")];
     for key in [Zone, Region] {
-        Scene::new(&endpoints)
-            .on_node(None, None)
-            .keys(&[key])
-            .expect("1", "1");
-        Scene::new(&endpoints).keys(&[key]).expect("1", "1");
-        Scene::new(&endpoints[1..])
-            .on_node(None, None)
-            .keys(&[key])
-            .expect("", "");
+        let scene = |endpoints| Scene::new(endpoints).regions(&elsewhere).keys(&[key]);
+        scene(&endpoints).expect("1", "1");
+        scene(&endpoints).on_node(None, None).expect("1", "1");
+        scene(&endpoints[1..]).expect("", "");
+        scene(&endpoints[1..]).on_node(None, None).expect("", "");
     }
+}
+
+#[test]
+fn before_places_are_told_everything_is_near() {
+    use TopologyKey::{Hostname, Region, Zone};
+
+    let endpoints = ["1 @there in=a", "2 @there in=b"];
+    Scene::new(&endpoints).keys(&[Region]).expect("1 2", "");
+    let untold = |keys: &[TopologyKey]| Scene::untold(&[(80, &endpoints)]).keys(keys);
+    untold(&[Zone]).expect("1 2", "");
+    untold(&[Region]).regions(&[("there", "r")]).expect("1 2", "");
+    untold(&[Hostname]).expect("", "");
 }
 
 #[test]

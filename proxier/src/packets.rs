@@ -1,0 +1,243 @@
+//! The packet rules of this node: the plan's frontends, as [`crate::rules`] wants them.
+//!
+//! ```text
+//! Changed, Desired ─▶ Packets::follow ─▶ Ruleset ─▶ Packets::program ─▶ Dataplane::set_rules
+//! ```
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use crate::dataplane::{Dataplane, Outcome};
+use crate::model::{Cidr, Family, Node, Protocol};
+use crate::plan::{Changed, Desired};
+use crate::rules::{self, DetectLocal, MasqueradeBit, Place, Ruleset};
+
+/// How soon rules that the kernel refused are set again; doubled up to [`LAST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// What the operator chose.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Masquerade all connections to cluster IPs (`--masquerade-all`).
+    pub masquerade_all: bool,
+    /// The bit of packet marks that means "masquerade" (`--iptables-masquerade-bit`).
+    pub masquerade_bit: MasqueradeBit,
+    /// How clients inside the cluster are told from others (`--detect-local-mode`).
+    pub local_mode: LocalMode,
+    /// Whether service addresses with endpoints answer to ping.
+    pub answer_ping: bool,
+    /// The ports that the cluster uses as node ports; kube-proxy's default where not said.
+    pub node_ports: Option<RangeInclusive<u16>>,
+}
+
+/// `--detect-local-mode` and what belongs to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalMode {
+    /// `ClusterCIDR`: by source addresses in these networks (`--cluster-cidr`).
+    ClusterCidr(Vec<Cidr>),
+    /// `NodeCIDR`: by source addresses in the networks of our Node's pods.
+    NodeCidr,
+    /// `BridgeInterface`: by this interface (`--pod-bridge-interface`).
+    BridgeInterface(Arc<str>),
+    /// `InterfaceNamePrefix`: by interfaces whose names begin so (`--pod-interface-name-prefix`).
+    InterfaceNamePrefix(Arc<str>),
+}
+
+/// kube-proxy's: nobody is recognised where no network is named.
+impl Default for LocalMode {
+    fn default() -> Self {
+        Self::ClusterCidr(Vec::new())
+    }
+}
+
+impl Config {
+    /// What the rules are made by on this node.
+    fn on(&self, node: Option<&Node>) -> rules::Config {
+        let defaults = rules::Config::default();
+        let main_address = |family| node.and_then(|node| node.address(family));
+        rules::Config {
+            masquerade_all: self.masquerade_all,
+            masquerade_bit: self.masquerade_bit,
+            detect_local: match &self.local_mode {
+                LocalMode::ClusterCidr(networks) => DetectLocal::Networks(networks.clone()),
+                LocalMode::NodeCidr => {
+                    DetectLocal::Networks(node.map_or_else(Vec::new, |it| it.pod_cidrs.clone()))
+                }
+                LocalMode::BridgeInterface(name) => DetectLocal::Bridge(name.clone()),
+                LocalMode::InterfaceNamePrefix(prefix) => {
+                    DetectLocal::InterfacePrefix(prefix.clone())
+                }
+            },
+            answer_ping: self.answer_ping,
+            node_ports: self.node_ports.clone().unwrap_or(defaults.node_ports),
+            node_addresses: [Family::V4, Family::V6]
+                .into_iter()
+                .filter_map(main_address)
+                .collect(),
+        }
+    }
+}
+
+/// The packet rules, and how far the kernel has them.
+#[derive(Debug)]
+pub struct Packets {
+    choice: Config,
+    config: rules::Config,
+    ruleset: Ruleset,
+    kernel: Kernel,
+    retry: Option<Retry>,
+}
+
+/// What the kernel has of the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    /// All that was taken from the ruleset.
+    InStep,
+    /// Something else, or perhaps nothing.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: Duration,
+    wait: Duration,
+}
+
+impl Packets {
+    /// The rules of a node without Services.
+    pub fn new(choice: Config) -> Self {
+        let config = choice.on(None);
+        Self {
+            choice,
+            ruleset: Ruleset::new(config.clone()),
+            config,
+            kernel: Kernel::Unknown,
+            retry: None,
+        }
+    }
+
+    /// Takes in what changed in the plan.
+    ///
+    /// # Cost
+    /// Proportional to the change, unless our Node's addresses or networks changed.
+    pub fn follow(&mut self, changed: &Changed, desired: &Desired, node: Option<&Node>) {
+        let config = self.choice.on(node);
+        if config != self.config {
+            self.ruleset = Ruleset::new(config.clone());
+            self.config = config;
+            self.kernel = Kernel::Unknown;
+            self.all(desired);
+            return;
+        }
+        for key in &changed.virtual_servers {
+            self.frontend(key, desired);
+        }
+        let rules = &mut self.ruleset;
+        for address in &changed.addresses {
+            rules.set_service_address(*address, desired.addresses.contains_key(address));
+        }
+        for address in &changed.local_endpoints {
+            rules.set_local_endpoint(*address, desired.local_endpoints.contains(address));
+        }
+        for port in &changed.health_checks {
+            rules.set_health_check_port(*port, desired.health_checks.contains_key(port));
+        }
+    }
+
+    fn all(&mut self, desired: &Desired) {
+        for key in desired.virtual_servers.keys() {
+            self.frontend(key, desired);
+        }
+        let rules = &mut self.ruleset;
+        for address in desired.addresses.keys() {
+            rules.set_service_address(*address, true);
+        }
+        for address in &desired.local_endpoints {
+            rules.set_local_endpoint(*address, true);
+        }
+        for port in desired.health_checks.keys() {
+            rules.set_health_check_port(*port, true);
+        }
+    }
+
+    fn frontend(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
+        if let Some(place) = place(key) {
+            self.ruleset.set_frontend(place, desired.rules(key));
+        }
+    }
+
+    /// The kernel's rules are perhaps not what was set last.
+    pub fn distrust(&mut self) {
+        self.kernel = Kernel::Unknown;
+    }
+
+    /// The rules as they should be; prints in nft's syntax.
+    pub fn table(&self) -> &crate::nftables::Table {
+        self.ruleset.table()
+    }
+
+    /// When rules that the kernel refused are to be set again.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.retry.map(|retry| retry.at)
+    }
+
+    /// Sets what changed, in one transaction, or everything where the kernel's rules are not known;
+    /// `None` when there is nothing to set.
+    pub fn program(&mut self, dataplane: &mut impl Dataplane, now: Duration) -> Option<Outcome> {
+        if self.retry.is_some_and(|retry| now < retry.at) {
+            return None;
+        }
+        let changes = self.ruleset.take_changes();
+        let outcome = match self.kernel {
+            Kernel::InStep if changes.is_empty() => return None,
+            Kernel::InStep => dataplane.change_rules(self.ruleset.table(), &changes),
+            Kernel::Unknown => dataplane.replace_rules(self.ruleset.table()),
+        };
+        if outcome.is_ok() {
+            self.kernel = Kernel::InStep;
+            self.retry = None;
+        } else {
+            self.kernel = Kernel::Unknown;
+            let wait = self.retry.map_or(FIRST_RETRY, |last| last.wait * 2);
+            let wait = wait.min(LAST_RETRY);
+            self.retry = Some(Retry {
+                at: now + wait,
+                wait,
+            });
+        }
+        Some(outcome)
+    }
+
+    /// Whether the kernel has all rules.
+    pub fn is_in_step(&self) -> bool {
+        self.kernel == Kernel::InStep
+    }
+}
+
+/// Where a virtual server with an address is.
+fn place(key: &ipvs::ServiceKey) -> Option<Place> {
+    let ipvs::ServiceKey::Address {
+        protocol,
+        address,
+        port,
+    } = *key
+    else {
+        return None;
+    };
+    let protocol = match protocol {
+        ipvs::Protocol::Tcp => Protocol::Tcp,
+        ipvs::Protocol::Udp => Protocol::Udp,
+        ipvs::Protocol::Sctp => Protocol::Sctp,
+        // None that a Service can have.
+        _ => return None,
+    };
+    Some(Place {
+        address,
+        protocol,
+        port,
+    })
+}
