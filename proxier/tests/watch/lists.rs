@@ -22,6 +22,7 @@ fn a_list_streams_where_the_server_can_and_comes_in_pages_where_it_cannot() {
 
         // What happens while nobody watches, and is forgotten, is seen in the next list.
         server.refuse();
+        follower.until("down", |status| status.services.failures > 0);
         server.delete(&key("Service", "s0007"));
         server.compact();
         let asked = server.requests().len();
