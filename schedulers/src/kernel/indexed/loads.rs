@@ -242,3 +242,28 @@ impl Rule for Nq {
         server.is_eligible() && expected(server) <= 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Family;
+    use crate::thresholds::Thresholds;
+
+    /// After four billion additions.
+    #[test]
+    fn ranks_begin_again_when_they_are_used_up() {
+        let mut servers = Servers::new(Family::V4, Flavour::Total);
+        let mut lc = Indexed::<Lc>::default();
+        lc.bound(&servers, Duration::ZERO).unwrap();
+        lc.newest = 2;
+        for port in 1..=5 {
+            let address = ([10, 0, 0, 1], port).into();
+            let id = servers.add(address, 1, Thresholds::default()).unwrap();
+            lc.added(&servers, id);
+            // The newest of equal ones, before and after.
+            let winner = lc.tournament.winner();
+            assert_eq!(winner.and_then(|slot| servers.id(slot)), Some(id));
+        }
+        assert_eq!(lc.newest, u32::MAX - 5);
+    }
+}
