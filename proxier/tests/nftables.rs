@@ -5,9 +5,13 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
 use proxier::model::{Family, TrafficPolicy};
-use proxier::nftables::{Client, Networks, Table};
-use proxier::rules::{self, Config, DetectLocal, Endpoints, Frontend, Kind, Place, TABLE};
+use proxier::nftables::{Change, Client, Element, Key, Networks, Table, Tampering, Value, Watch};
+use proxier::rules::{self, Config, DetectLocal, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 mod nftables {
     pub(super) mod dump;
@@ -206,4 +210,398 @@ fn nft_makes_of_our_text_what_we_make_ourselves() {
             assert_same(&ours, &nfts);
         }
     });
+}
+
+/// Tables that are not ours, of several families, in nft's own words.
+const FOREIGN: &str = "
+    table ip filter {
+        chain FORWARD { type filter hook forward priority filter; policy accept; }
+    }
+    table inet kube-proxy {
+        set x {
+            type ipv4_addr
+            elements = { 10.0.0.1 }
+        }
+    }
+    table ip6 nat {
+        chain c {
+            type nat hook postrouting priority srcnat
+            oifname \"eth9\" masquerade
+        }
+    }
+    table ip6 n {
+        chain c {
+            counter
+        }
+    }
+    table ip ipvs-proxier {
+        chain c {
+            accept
+        }
+    }
+";
+
+/// Everything but our table, as nft lists it.
+fn foreign() -> String {
+    nft(&["-s", "list", "table", "ip", "filter"], "").unwrap()
+        + &nft(&["-s", "list", "table", "inet", "kube-proxy"], "").unwrap()
+        + &nft(&["-s", "list", "table", "ip6", "nat"], "").unwrap()
+        + &nft(&["-s", "list", "table", "ip6", "n"], "").unwrap()
+        + &nft(&["-s", "list", "table", "ip", TABLE], "").unwrap()
+}
+
+#[test]
+fn tables_of_others_are_left_alone() {
+    lab::test(|| {
+        nft(&["-f", "-"], FOREIGN).unwrap();
+        let all = || nft(&["-s", "-a", "list", "ruleset"], "").unwrap();
+        let (before, everything_before) = (foreign(), all());
+        let mut client = Client::open(TABLE).unwrap();
+        client.replace(&everything(modes()[0].clone())).unwrap();
+        assert_eq!(foreign(), before);
+        client.delete().unwrap();
+        assert_eq!(all(), everything_before);
+        // Nothing of ours, and so nothing to delete.
+        client.delete().unwrap();
+        assert!(!client.exists().unwrap());
+        assert_eq!(all(), everything_before);
+    });
+}
+
+#[test]
+fn a_refused_change_is_named_and_nothing_is_done() {
+    lab::test(|| {
+        let mut client = Client::open(TABLE).unwrap();
+        client.replace(&everything(modes()[0].clone())).unwrap();
+        let before = nftables::dump::table(TABLE);
+        let port = |port| Element {
+            key: Key::new([Value::Port(port)]),
+            data: None,
+        };
+        let set = std::sync::Arc::<str>::from("health-check-ports");
+        let missing = Change::DeleteElement(set.clone(), port(3).key);
+        let mut changes: Vec<Change> = [1, 2]
+            .map(|it| Change::AddElement(set.clone(), port(it)))
+            .into();
+        changes.push(Change::DeleteElement(set.clone(), port(1).key));
+        changes.push(missing);
+        let error = client.apply(&changes).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "delete element inet ipvs-proxier health-check-ports { 3 }: \
+             No such file or directory (os error 2)"
+        );
+        assert!(error.is_out_of_step());
+        assert_same(&nftables::dump::table(TABLE), &before);
+        // What is there already may be added again.
+        client.apply(&changes[..2]).unwrap();
+        client.apply(&changes[..2]).unwrap();
+
+        let unknown = Change::DeleteChain("nobody".into());
+        let error = client.apply(&[unknown]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("delete chain inet ipvs-proxier nobody: No such file"),
+            "{error}"
+        );
+        // Without its table every change is out of step.
+        client.delete().unwrap();
+        assert!(client.apply(&changes[..1]).unwrap_err().is_out_of_step());
+    });
+}
+
+#[test]
+fn others_may_change_their_rules_at_the_same_time() {
+    lab::test(|| {
+        let mut client = Client::open(TABLE).unwrap();
+        client.replace(&everything(modes()[0].clone())).unwrap();
+        let mut other = Client::open("another").unwrap();
+        let namespace = lab::net::node("here");
+        let set = std::sync::Arc::<str>::from("health-check-ports");
+        std::thread::scope(|scope| {
+            let busy = scope.spawn(|| {
+                namespace.run(|| {
+                    for _ in 0..300 {
+                        other.replace(&Table::default()).unwrap();
+                        other.delete().unwrap();
+                    }
+                });
+            });
+            for port in 1..300 {
+                let key = Key::new([Value::Port(port)]);
+                let element = Element { key, data: None };
+                let change = Change::AddElement(set.clone(), element);
+                client.apply(&[change]).unwrap();
+            }
+            busy.join().unwrap();
+        });
+        let ports = nft(&["list", "set", "inet", TABLE, &set], "").unwrap();
+        assert!(ports.contains("299"), "{ports}");
+    });
+}
+
+/// Waits for news as a daemon does: until the file descriptor says so.
+fn wait(watch: &Watch, patience: Duration) -> bool {
+    let mut fds = [PollFd::new(watch, PollFlags::IN)];
+    let patience = Timespec::try_from(patience).unwrap();
+    poll(&mut fds, Some(&patience)).unwrap() > 0
+}
+
+#[test]
+fn a_foreign_hand_in_our_table_is_noticed() {
+    lab::test(|| {
+        let table = everything(modes()[0].clone());
+        let mut client = Client::open(TABLE).unwrap();
+        let mut watch = Watch::open(TABLE, client.port()).unwrap();
+        client.replace(&table).unwrap();
+        client
+            .apply(&[Change::FlushChain("refuse".into())])
+            .unwrap();
+        nft(&["-f", "-"], FOREIGN).unwrap();
+        nft(&["delete", "table", "ip", TABLE], "").unwrap();
+        assert_eq!(watch.read().unwrap(), [], "own changes, foreign tables");
+
+        for (command, what) in [
+            (&["flush", "ruleset"][..], "table deleted"),
+            (&["delete", "table", "inet", TABLE], "table deleted"),
+            (&["flush", "table", "inet", TABLE], "rule deleted"),
+            (
+                &[
+                    "add",
+                    "element",
+                    "inet",
+                    TABLE,
+                    "pingable-4",
+                    "{ 10.0.0.9 }",
+                ],
+                "element added",
+            ),
+            (
+                &["insert", "rule", "inet", TABLE, "input", "drop"],
+                "rule added",
+            ),
+        ] {
+            client.replace(&table).unwrap();
+            assert_eq!(watch.read().unwrap(), []);
+            nft(command, "").unwrap();
+            let start = Instant::now();
+            assert!(wait(&watch, Duration::from_secs(1)), "{command:?}");
+            let news = watch.read().unwrap();
+            assert!(start.elapsed() < Duration::from_secs(1));
+            let [news] = &news[..] else {
+                panic!("{news:?}");
+            };
+            let news = news.to_string();
+            assert!(
+                news.starts_with(&format!("{what} by nft (")),
+                "{command:?}: {news}"
+            );
+        }
+        // So much of it that the socket cannot hold it is told as such, and then all is well again.
+        let mut stranger = Client::open(TABLE).unwrap();
+        let set = std::sync::Arc::<str>::from("pingable-4");
+        let address = |it: u32| Value::V4((0x0b00_0000 + it).into());
+        let keys: Vec<Key> = (0..30_000).map(|it| Key::new([address(it)])).collect();
+        let add = |key: &Key| {
+            let element = Element {
+                key: key.clone(),
+                data: None,
+            };
+            Change::AddElement(set.clone(), element)
+        };
+        let delete = |key: &Key| Change::DeleteElement(set.clone(), key.clone());
+        for _ in 0..2 {
+            let changes: Vec<Change> = keys.iter().map(add).collect();
+            stranger.apply(&changes).unwrap();
+            let changes: Vec<Change> = keys.iter().map(delete).collect();
+            stranger.apply(&changes).unwrap();
+        }
+        assert!(wait(&watch, Duration::from_secs(1)));
+        assert!(watch.read().unwrap().contains(&Tampering::Unknown));
+        client.replace(&table).unwrap();
+        let _own = watch.read().unwrap();
+        nft(&["flush", "ruleset"], "").unwrap();
+        assert_eq!(watch.read().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_node_in_nft_words() {
+    let table = everything(modes()[0].clone());
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
+        snapshot_path => "nftables" }, {
+        insta::assert_snapshot!("everything", table.named(TABLE).to_string());
+    });
+}
+
+#[test]
+fn changes_in_nft_words() {
+    let mut rules = Ruleset::new(Config::default());
+    rules.take_changes();
+    let web = place("tcp 198.51.100.12:80");
+    let mut text = String::new();
+    let mut told = |rules: &mut Ruleset, what: &str| {
+        text += &format!("# {what}\n");
+        for change in rules.take_changes() {
+            text += &format!("{}\n", change.in_table(TABLE));
+        }
+    };
+    let open = frontend(Kind::External, TrafficPolicy::Cluster);
+    let ranged = |list: &[&str]| Frontend {
+        source_ranges: ranges(Family::V4, list),
+        ..open.clone()
+    };
+    let local = Frontend {
+        policy: TrafficPolicy::Local,
+        endpoints: Endpoints::Elsewhere,
+        inside: Some(7),
+        ..open.clone()
+    };
+    rules.set_frontend(web, Some(open.clone()));
+    told(&mut rules, "a load-balancer address");
+    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8"])));
+    told(&mut rules, "gets source ranges");
+    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
+    told(&mut rules, "gets others");
+    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
+    told(&mut rules, "stays as it is");
+    rules.set_frontend(web, Some(local));
+    told(&mut rules, "becomes local without an endpoint here");
+    rules.set_frontend(web, None);
+    told(&mut rules, "goes");
+    rules.set_service_address("10.96.0.1".parse().unwrap(), true);
+    rules.set_local_endpoint("fd00::1".parse().unwrap(), true);
+    rules.set_health_check_port(31_999, true);
+    told(&mut rules, "others come");
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
+        snapshot_path => "nftables" }, {
+        insta::assert_snapshot!("changes", text);
+    });
+}
+
+/// A small world, so that random frontends meet.
+fn any_frontend() -> impl Strategy<Value = Option<Frontend>> {
+    let kind = prop_oneof![Just(Kind::ClusterIp), Just(Kind::External)];
+    let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
+    let endpoints = prop_oneof![
+        Just(Endpoints::Some),
+        Just(Endpoints::Elsewhere),
+        Just(Endpoints::None)
+    ];
+    let source_ranges = proptest::option::of(prop_oneof![
+        Just(vec!["10.0.0.0/8"]),
+        Just(vec!["10.0.0.0/8", "172.18.0.0/16"]),
+        Just(vec![]),
+    ]);
+    let frontend = (
+        kind,
+        policy,
+        endpoints,
+        source_ranges,
+        proptest::option::of(1..3_u32),
+    );
+    proptest::option::of(
+        frontend.prop_map(|(kind, policy, endpoints, list, inside)| Frontend {
+            kind,
+            policy,
+            endpoints,
+            source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
+            inside,
+        }),
+    )
+}
+
+fn config() -> Config {
+    Config {
+        answer_ping: true,
+        node_addresses: vec!["172.18.0.2".parse().unwrap()],
+        ..Config::default()
+    }
+}
+
+/// Steps: which of four places gets which frontend.
+fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Frontend>)>>> {
+    let step = proptest::collection::vec((0..4_u8, any_frontend()), 1..4);
+    proptest::collection::vec(step, 1..8)
+}
+
+fn nth_place(nth: u8) -> Place {
+    place(
+        [
+            "tcp 10.0.0.1:80",
+            "tcp 10.0.0.1:81",
+            "udp 10.0.0.1:80",
+            "tcp 10.0.0.2:80",
+        ][usize::from(nth)],
+    )
+}
+
+fn from_scratch(frontends: &std::collections::BTreeMap<Place, Frontend>) -> Table {
+    rules::table(&config(), frontends, [], [], [])
+}
+
+proptest! {
+    /// However it came about, a table depends on the frontends that there are and on nothing else;
+    /// and the changes lead there.
+    #[test]
+    fn changes_add_up(steps in steps()) {
+        let mut rules = Ruleset::new(config());
+        let mut applied = rules.table().clone();
+        let mut frontends = std::collections::BTreeMap::new();
+        for step in steps {
+            for (nth, frontend) in step {
+                let place = nth_place(nth);
+                rules.set_frontend(place, frontend.clone());
+                match frontend {
+                    Some(frontend) => frontends.insert(place, frontend),
+                    None => frontends.remove(&place),
+                };
+            }
+            prop_assert_eq!(rules.table(), &from_scratch(&frontends));
+            for change in rules.take_changes() {
+                applied.apply(&change);
+            }
+            prop_assert_eq!(rules.table(), &applied);
+            prop_assert_eq!(rules.take_changes(), []);
+        }
+    }
+}
+
+/// The kernel accepts every such change, and comes out where a new table would.
+#[test]
+fn the_kernel_follows_changes() {
+    lab::test(|| {
+        use proptest::strategy::ValueTree as _;
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        let mut client = Client::open(TABLE).unwrap();
+        for _ in 0..20 {
+            let mut rules = Ruleset::new(config());
+            client.replace(rules.table()).unwrap();
+            for step in steps().new_tree(&mut runner).unwrap().current() {
+                for (nth, frontend) in step {
+                    rules.set_frontend(nth_place(nth), frontend);
+                }
+                client.apply(&rules.take_changes()).unwrap();
+            }
+            let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
+            assert_same(
+                &blocks(&listed),
+                &blocks(&rules.table().named(TABLE).to_string()),
+            );
+        }
+    });
+}
+
+/// The sets and chains of a table, sorted: the kernel lists chains in the order of their making.
+fn blocks(text: &str) -> Vec<String> {
+    let inner = text.trim_end().trim_end_matches('}');
+    let (_, inner) = inner.split_once('\n').unwrap();
+    let mut blocks: Vec<String> = inner
+        .trim_end()
+        .split("\n\n")
+        .map(|it| lines(it).join("\n"))
+        .collect();
+    blocks.sort();
+    blocks
 }

@@ -20,7 +20,7 @@ pub struct Watch {
     table: Box<str>,
     /// The sockets whose changes are no news.
     own_port: u32,
-    /// What the transaction that is being told of has changed so far.
+    /// What the transaction that is being told of has done so far.
     found: Option<&'static str>,
 }
 
@@ -29,7 +29,7 @@ pub struct Watch {
 pub enum Tampering {
     /// A transaction of another process touched it.
     Changed {
-        /// What the first touch was, for example `table deleted`.
+        /// What was done first, or that the table was deleted.
         what: &'static str,
         /// The process, as the kernel names it, for example `nft (4711)`.
         by: Option<String>,
@@ -121,8 +121,9 @@ fn hear(
         .find(|it| it.kind == 1);
     let is_ours = family == Some(NFPROTO_INET)
         && name.is_some_and(|name| name.string().is_ok_and(|name| name == table));
-    if is_ours {
-        found.get_or_insert(what(kind));
+    // Whoever deletes a table deletes what is in it first, and what matters is the table.
+    if is_ours && (found.is_none() || kind == NFT_MSG_DELTABLE) {
+        *found = Some(what(kind));
     }
     None
 }
