@@ -12,8 +12,7 @@ use schedulers::{Server, ServerId, Servers};
 use crate::parity::replay::{Replay, Way};
 use crate::trace::{Event, Scenario, Trace};
 
-/// Standard deviations that nothing comes to by chance: once in 15,000 traces, and there are some 30
-/// sums in each.
+/// Standard deviations that a sum comes to by chance once in 1.7 million times; a trace has some 30.
 const TOO_FAR: f64 = 5.0;
 
 /// Positions in the list with less expected variance than this are no normal distribution.
