@@ -5,7 +5,7 @@
 //! about.
 
 use super::random::Duration;
-use super::scenario::{Action, Kinship, Past, Scenario, ServerKind, Step};
+use super::scenario::{Action, Kinship, Scenario, ServerKind, Step};
 use super::station::{Discipline, Health};
 use super::workload::{Arrivals, Stays, Workload};
 
@@ -34,7 +34,6 @@ pub(crate) fn all() -> Vec<Scenario> {
         leaving(),
         many_nodes(),
         many_rolling(),
-        cold_start(),
         caches(),
         quiet(),
     ]
@@ -61,7 +60,6 @@ pub(crate) fn equal(nodes: u32, servers: usize) -> Scenario {
         },
         script: Vec::new(),
         kinship: Kinship::Client,
-        past: Past::Different,
     }
 }
 
@@ -247,14 +245,6 @@ fn many_rolling() -> Scenario {
     scenario.name = "many-rolling";
     scenario.about = "as rolling, but behind 64 nodes that balance alone";
     scenario.nodes = 64;
-    scenario
-}
-
-fn cold_start() -> Scenario {
-    let mut scenario = many_nodes();
-    scenario.name = "cold-start";
-    scenario.about = "as many-nodes, but all nodes start at the same moment and remember nothing";
-    scenario.past = Past::None;
     scenario
 }
 

@@ -20,7 +20,7 @@ use schedulers::{Balancer, Error, Implementation, Options, Registry, Request};
 use super::node::{AFTER_END, End, Node, duration};
 use super::outcome::{BINS, Outcome};
 use super::random::Random;
-use super::scenario::{Action, Kinship, Past, Scenario, Step};
+use super::scenario::{Action, Kinship, Scenario, Step};
 use super::station::{Health, Station, Visit};
 use super::tournament::Tournament;
 use super::workload::{Arrival, Demand, Source, client_address, destination_address};
@@ -109,10 +109,8 @@ impl<'a> Simulation<'a> {
             }
             nodes.push(node);
         }
-        if scenario.past == Past::Different {
-            for (node, number) in nodes.iter_mut().zip(0..) {
-                give_past(node, number, scenario, seed)?;
-            }
+        for (node, number) in nodes.iter_mut().zip(0..) {
+            give_past(node, number, scenario, horizon, seed)?;
         }
         let station =
             |kind: &super::scenario::ServerKind| Station::new(scenario.discipline, kind.cores);
@@ -387,11 +385,19 @@ impl<'a> Simulation<'a> {
 /// It began at a moment of its own. Nodes that all began at once would choose the same servers in
 /// step: with round robin, and with the others as long as counts are equal; and those that count ended
 /// connections would do so again each time that those are forgotten.
-fn give_past(node: &mut Node, number: u32, scenario: &Scenario, seed: u64) -> Result<(), Error> {
+///
+/// A run that is shorter than nodes remember has a past that is shorter, too.
+fn give_past(
+    node: &mut Node,
+    number: u32,
+    scenario: &Scenario,
+    horizon: f64,
+    seed: u64,
+) -> Result<(), Error> {
     let mut random = Random::new(seed, 0x1_0000_0000 + u64::from(number));
     let clients = scenario.workload.clients / scenario.nodes;
     let pause = f64::from(scenario.nodes) / scenario.rate();
-    let mut at = -AFTER_END * (1.0 + random.unit());
+    let mut at = -AFTER_END.min(horizon) * (1.0 + random.unit());
     while at < 0.0 {
         let arrival = Arrival {
             at,

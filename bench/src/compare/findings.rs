@@ -53,10 +53,10 @@ fn alone(sweep: &Sweep) -> Option<Finding> {
         return None;
     }
     let mut answer = format!(
-        "The 99th percentile with {counting}, in that with {plain}, is {}, the span being that of \
-         {} servers. ",
-        by_nodes.join(", "),
+        "With {} servers, the 99th percentile with {counting}, in multiples of that with {plain}, \
+         is {}. ",
         server_span(sweep),
+        by_nodes.join(", "),
     );
     answer += &threshold(sweep);
     let widest = sweep.points.iter().filter(|point| point.nodes > 1);
@@ -254,10 +254,7 @@ fn newcomers(report: &Report) -> Option<Finding> {
             })
             .collect();
         if !ratios.is_empty() {
-            parts.push(format!(
-                "in \u{201c}{name}\u{201d}, in rr's 99th percentile: {}",
-                ratios.join(", ")
-            ));
+            parts.push(format!("in \u{201c}{name}\u{201d} {}", ratios.join(", ")));
         }
     }
     if parts.is_empty() {
@@ -267,10 +264,10 @@ fn newcomers(report: &Report) -> Option<Finding> {
         scenario: None,
         question: "Are new servers flooded by those who count connections?".to_owned(),
         answer: format!(
-            "{}. A new server has no connections, so every node sends it all of its own until it \
+            "99th percentile in multiples of rr's: {}. A new server has no connections, so every node sends it all of its own until it \
              has caught up, and with many nodes that is too much at once; wrr starts over at the \
              newest server on every node.",
-            capitalised(&parts.join("; "))
+            parts.join("; ")
         ),
     })
 }
@@ -365,14 +362,6 @@ pub(crate) fn percent(share: f64) -> String {
         format!("{percent:.1} %")
     } else {
         format!("{percent:.0} %")
-    }
-}
-
-fn capitalised(text: &str) -> String {
-    let mut chars = text.chars();
-    match chars.next() {
-        Some(first) => first.to_uppercase().collect::<String>() + chars.as_str(),
-        None => String::new(),
     }
 }
 

@@ -56,14 +56,14 @@ pub(crate) fn page(report: &Report) -> String {
 fn contents(page: &mut String, report: &Report) {
     page.push_str("<nav>");
     if report.scenarios.len() > 1 {
-        page.push_str("<a href=\"#overview\">overview</a>");
+        page.push_str("<a href=\"#overview\">overview</a> ");
     }
     if !report.sweeps.is_empty() {
-        page.push_str("<a href=\"#alone\">balancing alone</a>");
+        page.push_str("<a href=\"#alone\">balancing alone</a> ");
     }
     for chapter in &report.scenarios {
         let name = escaped(&chapter.name);
-        let _ = write!(page, "<a href=\"#{name}\">{name}</a>");
+        let _ = write!(page, "<a href=\"#{name}\">{name}</a> ");
     }
     page.push_str("<a href=\"#method\">method</a></nav>\n");
 }

@@ -48,15 +48,6 @@ pub(crate) enum Kinship {
     Destination,
 }
 
-/// What nodes have been through before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Past {
-    /// Each has had connections of its own for a while.
-    Different,
-    /// Nothing: all start at once.
-    None,
-}
-
 /// A situation to compare schedulers in.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Scenario {
@@ -74,7 +65,6 @@ pub(crate) struct Scenario {
     pub(crate) workload: Workload,
     pub(crate) script: Vec<Step>,
     pub(crate) kinship: Kinship,
-    pub(crate) past: Past,
 }
 
 impl Scenario {

@@ -94,7 +94,7 @@ fn one_queue_for_all_is_what_many_nodes_cannot_have() {
 fn every_scheduler_manages_every_scenario_and_no_connection_is_lost_track_of() {
     for scenario in catalogue::all() {
         for scheduler in registry().names() {
-            let outcome = simulate(&scenario, scheduler, 2_000, 1);
+            let outcome = simulate(&scenario, scheduler, 1_000, 1);
             let fates = outcome.completed
                 + outcome.unserved
                 + outcome.turned_away
@@ -103,7 +103,7 @@ fn every_scheduler_manages_every_scenario_and_no_connection_is_lost_track_of() {
                 + outcome.staying;
             let what = format!("{scheduler} in {}", scenario.name);
             assert_eq!(outcome.arrived, fates, "{what}");
-            assert!((1_000..4_000).contains(&outcome.arrived), "{what}");
+            assert!((500..2_000).contains(&outcome.arrived), "{what}");
             assert!(outcome.completed > 0, "{what}");
             // Little's law: what is integrated over time is what is summed up one by one.
             assert_close(outcome.area, outcome.sojourn, 1e-6);
