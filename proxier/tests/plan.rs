@@ -258,12 +258,50 @@ fn the_example_of_the_readme_is_planned_as_it_says() {
                  zone: eu-1b\n";
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("db.yaml");
-    std::fs::write(&file, format!("{example}{slice}")).unwrap();
-    let (report, _) = plan(&["--manifests", file.to_str().unwrap()]);
+    // A node in a zone without endpoints: the last key, which is all, leaves some.
+    let node = "---\napiVersion: v1\nkind: Node\nmetadata:\n  name: here\n  labels:\n    \
+                topology.kubernetes.io/zone: eu-1c\n";
+    std::fs::write(&file, format!("{example}{slice}{node}")).unwrap();
+    let (report, _) = plan(&["--manifests", file.to_str().unwrap(), "--node-name", "here"]);
     assert_eq!(report["problems"], Value::Array(vec![]));
     let server = &report["virtualServers"][0];
     assert_eq!(server["scheduler"], "wlc");
     let weights = server["destinations"].as_array().unwrap().iter();
     let weights: Vec<_> = weights.map(|destination| &destination["weight"]).collect();
     assert_eq!(weights, [3, 1, 0]);
+}
+
+#[test]
+fn regions_come_from_the_nodes_among_the_manifests() {
+    let node = |name: &str, region: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n  labels:\n    \
+             topology.kubernetes.io/region: {region}\n"
+        )
+    };
+    let service = "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: db\n  annotations:\n    \
+                   ipvs-proxier.io/topology-keys: topology.kubernetes.io/region\nspec:\n  clusterIP: \
+                   10.96.0.90\n  ports:\n    - port: 5432\n";
+    let slice = "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: db-1\n  \
+                 labels:\n    kubernetes.io/service-name: db\naddressType: IPv4\nports:\n  - port: 5432\n\
+                 endpoints:\n  - addresses: [10.244.1.2]\n    nodeName: near\n  - addresses: \
+                 [10.244.1.3]\n    nodeName: far\n";
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("db.yaml");
+    let served = |nodes: &[String]| {
+        std::fs::write(&file, format!("{service}{slice}{}", nodes.concat())).unwrap();
+        let (report, _) = plan(&["--manifests", file.to_str().unwrap(), "--node-name", "here"]);
+        let destinations = report["virtualServers"][0]["destinations"]
+            .as_array()
+            .unwrap();
+        let addresses = destinations
+            .iter()
+            .map(|destination| destination["address"].to_string());
+        let problems = report["problems"].as_array().unwrap().len();
+        (addresses.collect::<Vec<_>>().join(" "), problems)
+    };
+    let nodes = [node("here", "r"), node("near", "r"), node("far", "s")];
+    assert_eq!(served(&nodes), ("\"10.244.1.2\"".to_owned(), 0));
+    // Without nodes nobody knows what is near, and that is said.
+    assert_eq!(served(&[]), ("\"10.244.1.2\" \"10.244.1.3\"".to_owned(), 1));
 }

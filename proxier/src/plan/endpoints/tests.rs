@@ -346,7 +346,9 @@ fn before_places_are_told_everything_is_near() {
     Scene::new(&endpoints).keys(&[Region]).expect("1 2", "");
     let untold = |keys: &[TopologyKey]| Scene::untold(&[(80, &endpoints)]).keys(keys);
     untold(&[Zone]).expect("1 2", "");
-    untold(&[Region]).regions(&[("there", "r")]).expect("1 2", "");
+    untold(&[Region])
+        .regions(&[("there", "r")])
+        .expect("1 2", "");
     untold(&[Hostname]).expect("", "");
 }
 
