@@ -109,10 +109,8 @@ impl Connection {
 impl Link {
     async fn open(server: &Server, timeouts: Timeouts) -> Result<Self, Failure> {
         let mut config = read(server).await?;
-        if config.proxy_url.is_some() {
-            let message = "proxy-url in the kubeconfig is not supported";
-            return Err(Failure::Configuration(message.into()));
-        }
+        // Out of the environment, where it is meant for the world outside the cluster.
+        config.proxy_url = None;
         // A token in the file itself wins, as in client-go.
         let token_file = match config.auth_info.token {
             Some(_) => None,
@@ -261,6 +259,10 @@ async fn read(server: &Server) -> Result<Config, Failure> {
                 Failure::Configuration(format!("kubeconfig {}: {why}", path.display()))
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
+            if names_proxy(&kubeconfig) {
+                let why = format!("kubeconfig {}: proxy-url is not supported", path.display());
+                return Err(Failure::Configuration(why));
+            }
             let options = KubeConfigOptions::default();
             let read = Config::from_custom_kubeconfig(kubeconfig, &options).await;
             read.map_err(wrong)?
@@ -275,6 +277,19 @@ async fn read(server: &Server) -> Result<Config, Failure> {
         config.cluster_url = parse_master(master)?;
     }
     Ok(config)
+}
+
+/// Whether the current context leads through an HTTP or SOCKS proxy.
+fn names_proxy(kubeconfig: &Kubeconfig) -> bool {
+    let current = kubeconfig.current_context.as_deref();
+    let mut contexts = kubeconfig.contexts.iter();
+    let context = contexts.find(|context| Some(&*context.name) == current);
+    let context = context.and_then(|context| context.context.as_ref());
+    let mut clusters = kubeconfig.clusters.iter();
+    context
+        .and_then(|context| clusters.find(|cluster| cluster.name == context.cluster))
+        .and_then(|cluster| cluster.cluster.as_ref()?.proxy_url.as_deref())
+        .is_some_and(|url| !url.is_empty())
 }
 
 /// Reads `--master`: a URL, or `host:port` for plain HTTP.

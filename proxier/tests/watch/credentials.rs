@@ -119,6 +119,11 @@ fn a_configuration_that_cannot_be_used_is_told_at_once() {
     std::fs::write(&file, "{").unwrap();
     let broken = error(with_kubeconfig(&file));
     assert!(broken.contains(&name), "{broken}");
+    let text = kubeconfig("http://127.0.0.1:1", &json!({}));
+    let proxied = text.replace(r#""server":"#, r#""proxy-url":"http://x","server":"#);
+    std::fs::write(&file, proxied).unwrap();
+    let proxied = error(with_kubeconfig(&file));
+    assert!(proxied.contains("proxy-url is not supported"), "{proxied}");
     let mut config = with_kubeconfig(&file);
     config.server = Server {
         kubeconfig: None,
