@@ -19,7 +19,7 @@ use schedulers::{Balancer, Implementation, Request};
 #[path = "pick/subject.rs"]
 mod subject;
 
-use subject::{Load, SIZES, Subject, request, subjects};
+use subject::{HEAVY, Load, SIZES, Subject, request, subjects};
 
 const ROUNDS: usize = 300;
 /// Short, so that some rounds are not interrupted.
@@ -87,6 +87,11 @@ fn time(subject: Subject, size: usize) -> f64 {
     let mut count = 1;
     while batch(count) < ROUND {
         count *= 2;
+    }
+    if subject.load == Load::FewHeavy {
+        // Whole cycles, whose parts differ.
+        let servers = u32::try_from(size).unwrap_or(u32::MAX);
+        count = count.next_multiple_of(servers + servers.div_ceil(64) * (HEAVY - 1));
     }
     let rounds = (0..ROUNDS).map(|_| batch(count).as_secs_f64() * 1e9 / f64::from(count));
     rounds.fold(f64::INFINITY, f64::min)

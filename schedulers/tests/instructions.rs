@@ -36,7 +36,7 @@ const PICKS: u32 = 16;
 #[cfg(target_arch = "x86_64")]
 const BUDGETS: &[(&str, u64)] = &[
     ("rr", 68),
-    ("wrr", 260),
+    ("wrr", 160),
     ("sh", 84),
     ("dh", 62),
     ("mh", 155),

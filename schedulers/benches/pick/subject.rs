@@ -9,6 +9,9 @@ use schedulers::{Balancer, Implementation, MhTable, Options, Registry, Request};
 /// Numbers of servers.
 pub(crate) const SIZES: [usize; 5] = [4, 32, 256, 2_048, 16_384];
 
+/// The weight of heavy servers among light ones, whose weight is 1.
+pub(crate) const HEAVY: u32 = 16;
+
 /// A scheduler under a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
@@ -24,6 +27,8 @@ pub(crate) enum Load {
     None,
     /// Every pick becomes an active connection.
     Connection,
+    /// Nothing, but one server of 64 is heavy and the others are light.
+    FewHeavy,
 }
 
 /// Everything worth measuring.
@@ -40,6 +45,7 @@ pub(crate) fn subjects() -> Vec<Subject> {
         .into_iter()
         .map(|name| subject(name, Indexed, Load::None))
         .chain([Indexed, Plain].map(|it| subject("wrr", it, Load::None)))
+        .chain([Indexed, Plain].map(|it| subject("wrr", it, Load::FewHeavy)))
         .chain(
             both.into_iter()
                 .flat_map(|name| [Indexed, Plain].map(|it| subject(name, it, Load::Connection))),
@@ -50,9 +56,11 @@ pub(crate) fn subjects() -> Vec<Subject> {
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)?;
-        if self.load == Load::Connection {
-            f.write_str(" + connection")?;
-        }
+        f.write_str(match self.load {
+            Load::None => "",
+            Load::Connection => " + connection",
+            Load::FewHeavy => ", few heavy",
+        })?;
         if self.implementation == Implementation::Plain {
             f.write_str(", scanning")?;
         }
@@ -61,7 +69,7 @@ impl fmt::Display for Subject {
 }
 
 impl Subject {
-    /// So many servers of weights 1 to 100, with as many active connections as balance them.
+    /// So many servers, with weights of 1 to 100 as a rule, and with as many active connections as balance them.
     pub(crate) fn balancer(self, size: usize) -> Balancer {
         let registry = Registry::kernel();
         let options = Options {
@@ -74,7 +82,11 @@ impl Subject {
         let mut balancer = Balancer::new(build("rr"), &options);
         for host in (0_u32..).take(size) {
             let address = Ipv4Addr::from(0x0a00_0000 + host);
-            let weight = 1 + host.wrapping_mul(0x9e37_79b9) % 100;
+            let weight = match self.load {
+                Load::FewHeavy if host % 64 == 0 => HEAVY,
+                Load::FewHeavy => 1,
+                Load::None | Load::Connection => 1 + host.wrapping_mul(0x9e37_79b9) % 100,
+            };
             let id = balancer
                 .add(SocketAddr::new(address.into(), 80), weight)
                 .expect("a new address");

@@ -7,8 +7,10 @@
 /// 16 million; clearing takes one step per 64 numbers. 1.02 bits per number.
 #[derive(Clone, Debug)]
 pub(super) struct Bitmap {
-    /// The numbers themselves first.
-    levels: Vec<Vec<u64>>,
+    /// The numbers themselves.
+    words: Vec<u64>,
+    /// The lowest level first.
+    summaries: Vec<Vec<u64>>,
 }
 
 const BITS: usize = 64;
@@ -16,71 +18,108 @@ const BITS: usize = 64;
 impl Bitmap {
     /// Empty, with room for numbers below `count`.
     pub(super) fn new(count: usize) -> Self {
-        let mut levels = Vec::new();
-        let mut bits = count.max(1);
-        loop {
-            bits = bits.div_ceil(BITS);
-            levels.push(vec![0; bits]);
-            if bits == 1 {
-                return Self { levels };
-            }
+        let mut words = count.div_ceil(BITS).max(1);
+        let mut bitmap = Self {
+            words: vec![0; words],
+            summaries: Vec::new(),
+        };
+        while words > 1 {
+            words = words.div_ceil(BITS);
+            bitmap.summaries.push(vec![0; words]);
         }
+        bitmap
     }
 
     pub(super) fn clear(&mut self) {
-        for level in &mut self.levels {
-            level.fill(0);
+        self.words.fill(0);
+        for summary in &mut self.summaries {
+            summary.fill(0);
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.levels.last().is_none_or(|top| top[0] == 0)
+        self.summaries.last().unwrap_or(&self.words)[0] == 0
     }
 
-    pub(super) fn insert(&mut self, mut number: usize) {
-        for level in &mut self.levels {
-            let word = &mut level[number / BITS];
-            let was_empty = *word == 0;
-            *word |= 1 << (number % BITS);
+    pub(super) fn insert(&mut self, number: usize) {
+        let mut was_empty = set(&mut self.words, number);
+        let mut number = number;
+        for summary in &mut self.summaries {
             if !was_empty {
                 return;
             }
             number /= BITS;
+            was_empty = set(summary, number);
         }
     }
 
-    pub(super) fn remove(&mut self, mut number: usize) {
-        for level in &mut self.levels {
-            let word = &mut level[number / BITS];
-            *word &= !(1 << (number % BITS));
-            if *word != 0 {
+    pub(super) fn remove(&mut self, number: usize) {
+        let mut is_empty = unset(&mut self.words, number);
+        let mut number = number;
+        for summary in &mut self.summaries {
+            if !is_empty {
                 return;
             }
             number /= BITS;
+            is_empty = unset(summary, number);
         }
     }
 
     /// The least member that is not below `from`.
+    #[inline]
     pub(super) fn next(&self, from: usize) -> Option<usize> {
-        let mut from = from;
-        for (height, level) in self.levels.iter().enumerate() {
-            let word = level.get(from / BITS)? & (u64::MAX << (from % BITS));
-            if word != 0 {
-                let number = from / BITS * BITS + word.trailing_zeros() as usize;
-                return Some(self.least_below(height, number));
+        match first_in_word(&self.words, from)? {
+            Ok(number) => Some(number),
+            Err(next_word) => self.next_by_summary(next_word),
+        }
+    }
+
+    /// The least member that is not in a word before `word`.
+    fn next_by_summary(&self, word: usize) -> Option<usize> {
+        let mut from = word;
+        for (height, summary) in self.summaries.iter().enumerate() {
+            match first_in_word(summary, from)? {
+                Ok(number) => return Some(self.least_below(height, number)),
+                Err(next_word) => from = next_word,
             }
-            from = from / BITS + 1;
         }
         None
     }
 
-    /// The least member under the bit `number` of a level.
+    /// The least member under the bit `number` of a summary.
     fn least_below(&self, height: usize, number: usize) -> usize {
-        let levels = self.levels[..height].iter().rev();
-        levels.fold(number, |number, level| {
+        let below = self.summaries[..height].iter().rev();
+        below.chain([&self.words]).fold(number, |number, level| {
             number * BITS + level[number].trailing_zeros() as usize
         })
     }
+}
+
+/// The first bit from `from` on in its word, or else the number of the next word; nothing if there is
+/// no such word.
+#[inline]
+fn first_in_word(words: &[u64], from: usize) -> Option<Result<usize, usize>> {
+    let word = words.get(from / BITS)? & (u64::MAX << (from % BITS));
+    Some(if word == 0 {
+        Err(from / BITS + 1)
+    } else {
+        Ok(from / BITS * BITS + word.trailing_zeros() as usize)
+    })
+}
+
+/// Whether the word was empty before.
+fn set(words: &mut [u64], number: usize) -> bool {
+    let word = &mut words[number / BITS];
+    let was_empty = *word == 0;
+    *word |= 1 << (number % BITS);
+    was_empty
+}
+
+/// Whether the word is empty now.
+fn unset(words: &mut [u64], number: usize) -> bool {
+    let word = &mut words[number / BITS];
+    *word &= !(1 << (number % BITS));
+    *word == 0
 }
 
 #[cfg(test)]

@@ -168,17 +168,14 @@ impl IndexedWrr {
             self.level -= (self.level - next - 1) / step * step;
         }
     }
-}
 
-impl Scheduler for IndexedWrr {
-    /// As [`Wrr`](super::super::Wrr), with a look at the round instead of a walk over the list.
-    fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+    /// Goes on with the next rounds until somebody takes part, or everybody has been asked.
+    fn pick_in_next_round(&mut self, servers: &Servers, mut from: usize) -> Option<ServerId> {
         let Rounds { top, step } = self.rounds;
         if top == 0 {
             return None;
         }
         let last = self.position;
-        let mut from = last.map_or(0, |last| last + 1);
         let mut stop = None;
         let mut is_last_round = false;
         let mut has_restarted = false;
@@ -213,6 +210,20 @@ impl Scheduler for IndexedWrr {
                 stop = last;
             }
         }
+    }
+}
+
+impl Scheduler for IndexedWrr {
+    /// As [`Wrr`](super::super::Wrr), with a look at the round instead of a walk over the list.
+    fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+        let from = self.position.map_or(0, |last| last + 1);
+        // Nearly always, the round goes on.
+        if self.joined == Some(self.level)
+            && let Some(next) = self.round.next(from)
+        {
+            return self.found(servers, next);
+        }
+        self.pick_in_next_round(servers, from)
     }
 
     fn bound(&mut self, servers: &Servers, _: Duration) -> Result<(), Error> {
