@@ -208,7 +208,7 @@ pub struct Service {
     /// `status.loadBalancer.ingress` addresses of mode VIP, without duplicates; of the families of
     /// the cluster IPs only.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`; empty = every source.
+    /// `spec.loadBalancerSourceRanges`; a family without any is open to every source.
     pub source_ranges: Vec<Cidr>,
     /// `spec.healthCheckNodePort`, where it applies.
     pub health_check_node_port: Option<u16>,

@@ -143,10 +143,11 @@ impl Asking<'_> {
         let is_split = self.is_split(port, family) && sets.cluster != sets.local;
         let local = sets.local.iter().map(|chosen| chosen.address.ip());
         self.asked.local_endpoints.extend(local);
-        let ranges = &self.service.source_ranges;
+        let ranges = self.service.source_ranges.iter().copied();
+        let ranges = Networks::new(family, ranges);
         Destinations {
-            source_ranges: (!ranges.is_empty())
-                .then(|| Networks::new(family, ranges.iter().copied())),
+            // Ranges of the other family only leave this one open.
+            source_ranges: Some(ranges).filter(|ranges| !ranges.is_empty()),
             mark: is_split.then(|| mark(&self.owner(port), port.protocol, family)),
             cluster: sets.cluster.into_iter().map(destination).collect(),
             local: sets.local.into_iter().map(destination).collect(),

@@ -15,8 +15,9 @@
 //! Words in an endpoint's parentheses: `@node`, `in=zone`, hints `to-zone=` and `to-node=`, and
 //! `unready`, `serving` (but not ready), `terminating` (and serving), `gone` (terminating, not
 //! serving). Indented lines are the plan after the commands before them: virtual servers, ordered,
-//! each with its destinations (`*weight` unless 1) and, where they differ, those of clients inside
-//! the cluster; then the answers to load balancers, with the number of endpoints here; then what was
+//! each with the sources it is for, its destinations (`*weight` unless 1; `nobody here` where there are
+//! some on other nodes that it is not to use) and, where they differ, those of clients inside the
+//! cluster; then the answers to load balancers, with the number of endpoints here; then what was
 //! worked around. `nothing` is an empty plan.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ use proxier::plan::{
     desired,
 };
 use proxier::problem::Problem;
+use proxier::rules::Endpoints;
 use proxier::store::{Change, Event, Interner, Snapshot, Touched};
 use serde_json::{Map, Value, json};
 
@@ -227,6 +229,8 @@ fn changes_are_told(before: &Desired, told: &Changed, after: &Desired) {
     let servers = keys(&before.virtual_servers, &after.virtual_servers);
     assert_eq!(told.virtual_servers, servers);
     assert_eq!(told.addresses, keys(&before.addresses, &after.addresses));
+    let endpoints = &before.local_endpoints ^ &after.local_endpoints;
+    assert_eq!(told.local_endpoints, endpoints);
     assert_eq!(
         told.health_checks,
         keys(&before.health_checks, &after.health_checks)
@@ -443,7 +447,14 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     if server.drain != DRAIN {
         line += &format!(" drain={}", server.drain.as_secs());
     }
+    let rules = server.rules.as_ref().unwrap();
+    if let Some(ranges) = &rules.source_ranges {
+        line += &format!(" from={ranges}");
+    }
     line += &format!(" ->{}", destinations(server));
+    if rules.endpoints == Endpoints::Elsewhere {
+        line += " here";
+    }
     if let Some(mark) = desired.mark(server) {
         let family = service.key.family();
         let inside = &desired.virtual_servers[&ipvs::ServiceKey::Mark { family, mark }];
