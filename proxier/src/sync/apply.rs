@@ -1,0 +1,132 @@
+//! Changing the machine, and drawing conclusions.
+
+use std::time::Duration;
+
+use super::{Applied, Error, Proxier, drained};
+use crate::dataplane::{Dataplane, Failure, Outcome};
+use crate::op::Op;
+use crate::plan::Changed;
+use crate::state_file::{Key, Record};
+
+impl<D: Dataplane> Proxier<D> {
+    pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
+        self.adopt(&ops)?;
+        let rules = self.program_rules(&mut ops, now);
+        let outcomes = self.dataplane.apply(&ops);
+        let mut records = std::mem::take(&mut self.unwritten);
+        for (op, outcome) in ops.iter().zip(&outcomes) {
+            match outcome {
+                Ok(()) => {
+                    self.learn(op, now, &mut records);
+                    self.known.record(op);
+                }
+                Err(failure) => self.fail(op, failure, now),
+            }
+        }
+        self.retries.settle();
+        self.state_file.append(&records)?;
+        Ok(Applied {
+            rules,
+            ops,
+            outcomes,
+            drifted: Changed::default(),
+        })
+    }
+
+    /// Sets the packet rules before the frontends that need them. While the kernel has not got them,
+    /// no address becomes local that not everybody may use.
+    fn program_rules(&mut self, ops: &mut Vec<Op>, now: Duration) -> Option<Outcome> {
+        let packets = self.packets.as_mut()?;
+        let was_in_step = packets.is_in_step();
+        let outcome = packets.program(&mut self.dataplane, now);
+        if !packets.is_in_step() {
+            let restricted = self.planner.desired().restricted();
+            ops.retain(
+                |op| !matches!(op, Op::AddAddress(address, _) if restricted.contains(address)),
+            );
+        } else if !was_in_step {
+            // What was held back is among what is missing.
+            self.pending
+                .addresses
+                .extend(self.planner.desired().restricted());
+            self.retries.at_once(now);
+        }
+        outcome
+    }
+
+    /// Records as ours what is about to be programmed.
+    fn adopt(&mut self, ops: &[Op]) -> Result<(), Error> {
+        let mut records = Vec::new();
+        let mut last = None;
+        for key in ops.iter().filter_map(Op::service_key) {
+            if last == Some(key) {
+                continue;
+            }
+            last = Some(key);
+            let Some(wanted) = self.planner.desired().virtual_servers.get(&key) else {
+                continue;
+            };
+            if self.state.owned.is_for(&key, &wanted.owner) {
+                continue;
+            }
+            let name = wanted.owner.to_string();
+            self.state.owned.insert(key, &name);
+            records.extend(Key::new(key).map(|server| Record::Own {
+                server,
+                service: name.into(),
+            }));
+        }
+        Ok(self.state_file.append(&records)?)
+    }
+
+    /// Draws the conclusions of an Op that took effect.
+    fn learn(&mut self, op: &Op, now: Duration, records: &mut Vec<Record>) {
+        let drains = &mut self.state.drains;
+        match *op {
+            Op::SetDestination(key, destination) => {
+                let wanted = self.planner.desired().virtual_servers.get(&key);
+                let unwanted = wanted.filter(|wanted| !wanted.has_destination(&destination.key));
+                if let Some(server) = unwanted {
+                    let deadline = now + server.drain;
+                    drains.begin(key, destination.key, now, deadline);
+                    records.extend(Key::new(key).map(|server| Record::Drain {
+                        server,
+                        destination: (destination.key.address, destination.key.port).into(),
+                        until: deadline.as_secs(),
+                    }));
+                }
+            }
+            Op::DeleteDestination(key, destination) => {
+                let was_draining = drains.end(&key, &destination);
+                records.extend(drained(key, destination).filter(|_| was_draining));
+            }
+            Op::DeleteService(key) => {
+                drains.end_all(&key);
+                if self.state.owned.remove(&key) {
+                    records.extend(Key::new(key).map(|server| Record::Disown { server }));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Sees to it that a failed Op is tried again.
+    fn fail(&mut self, op: &Op, failure: &Failure, now: Duration) {
+        if failure.errno.is_none() {
+            // The socket failed: nobody knows what took effect.
+            self.is_known = false;
+        }
+        if let Op::AddService(service) | Op::SetService(service) = op
+            && failure.is_scheduler_missing()
+            && let Some(scheduler) = service.scheduler
+            && scheduler != self.planner.config().scheduler
+        {
+            // Planned again with the default, at once.
+            self.machine.missing_schedulers.insert(scheduler);
+            self.pending.virtual_servers.insert(service.key);
+            self.retries.at_once(now);
+            return;
+        }
+        self.retries.add(op, now);
+    }
+}

@@ -1,0 +1,140 @@
+//! Learning what is: the plan follows events, what is known follows the machine.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use super::{Error, Proxier, drained};
+use crate::dataplane::Dataplane;
+use crate::observed::Observed;
+use crate::plan::Changed;
+use crate::state_file::Record;
+use crate::store::Touched;
+
+impl<D: Dataplane> Proxier<D> {
+    pub(super) fn update_plan(&mut self) {
+        let touched = std::mem::replace(&mut self.touched, Touched::none());
+        let changed = self.planner.update(&self.snapshot, &self.machine, touched);
+        for key in &changed.virtual_servers {
+            self.call_back(*key);
+        }
+        if let Some(packets) = &mut self.packets {
+            packets.follow(&changed, self.planner.desired(), self.snapshot.node());
+        }
+        self.pending.extend(&changed);
+    }
+
+    /// Ends the draining of destinations that are wanted.
+    fn call_back(&mut self, key: ipvs::ServiceKey) {
+        let Some(wanted) = self.planner.desired().virtual_servers.get(&key) else {
+            return;
+        };
+        let drains = &mut self.state.drains;
+        for destination in drains.of(&key) {
+            if wanted.has_destination(&destination) {
+                drains.end(&key, &destination);
+                self.unwritten.extend(drained(key, destination));
+            }
+        }
+    }
+
+    /// Reads machine and tables, and plans; answers what the plan changed.
+    pub(super) fn read(&mut self, now: Duration) -> Result<Changed, Error> {
+        let mut machine = self.dataplane.machine()?;
+        machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
+        self.machine = machine;
+        self.known = self.dataplane.observe()?;
+        if let Some(packets) = &mut self.packets
+            && !self.dataplane.has_rules()?
+        {
+            packets.distrust();
+        }
+        self.is_known = true;
+        self.pending = Changed::default();
+        self.update_plan();
+        self.recognise_drains(now);
+        self.retries.all();
+        Ok(std::mem::take(&mut self.pending))
+    }
+
+    /// Reads again what failed and counts what drains, where that is due.
+    pub(super) fn look_at_due(&mut self, now: Duration) -> Result<(), Error> {
+        let drains = self.state.drains.due(now);
+        let retries = self.retries.due(now);
+        for key in drains.into_iter().chain(retries) {
+            let found = self.dataplane.virtual_server(&key)?;
+            let destinations = found
+                .as_ref()
+                .map_or(&[][..], |server| &server.destinations);
+            let gone = self.state.drains.counted(&key, destinations, now);
+            let gone: Vec<Record> = gone
+                .iter()
+                .filter_map(|destination| drained(key, *destination))
+                .collect();
+            self.state_file.append(&gone)?;
+            match found {
+                Some(server) => self.known.virtual_servers.insert(key, server),
+                None => self.known.virtual_servers.remove(&key),
+            };
+            self.pending.virtual_servers.insert(key);
+        }
+        self.pending
+            .addresses
+            .extend(self.retries.due_addresses(now));
+        Ok(())
+    }
+
+    /// Finds destinations that were draining when this process began: unwanted, with weight 0.
+    fn recognise_drains(&mut self, now: Duration) {
+        let draining: BTreeSet<_> = self.state.drains.iter().map(|(key, ..)| key).collect();
+        for key in draining {
+            self.call_back(key);
+        }
+        for (key, wanted) in &self.planner.desired().virtual_servers {
+            let Some(found) = self.known.virtual_servers.get(key) else {
+                continue;
+            };
+            let quiet = found.destinations.iter().map(|entry| entry.destination);
+            for destination in quiet.filter(|destination| destination.weight == 0) {
+                if !wanted.has_destination(&destination.key) {
+                    let deadline = now + wanted.drain;
+                    let drains = &mut self.state.drains;
+                    drains.begin(*key, destination.key, now, deadline);
+                }
+            }
+        }
+    }
+
+    /// What of ours is not what we left.
+    pub(super) fn drift(&self, expected: &Observed) -> Changed {
+        let mut drifted = Changed::default();
+        let found = &self.known;
+        let desired = self.planner.desired();
+        for key in desired.virtual_servers.keys() {
+            let (before, now) = (
+                expected.virtual_servers.get(key),
+                found.virtual_servers.get(key),
+            );
+            let is_same = match (before, now) {
+                (Some(before), Some(now)) => before.is_like(now),
+                (None, None) => true,
+                _ => false,
+            };
+            if !is_same {
+                drifted.virtual_servers.insert(*key);
+            }
+        }
+        for (address, source) in &expected.addresses {
+            if found.addresses.get(address) != Some(source) {
+                drifted.addresses.insert(*address);
+            }
+        }
+        for address in found.addresses.keys() {
+            if !expected.addresses.contains_key(address) {
+                drifted.addresses.insert(*address);
+            }
+        }
+        drifted
+    }
+}
