@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 
+use super::chart::time;
 use super::report::{Chapter, HARMLESS, Report, Row};
 use super::sweep::{NODES, Point, Sweep};
 
@@ -130,11 +131,12 @@ fn best(chapter: &Chapter) -> Option<Finding> {
         .collect();
     let mut answer = if winners.len() == sound.len() {
         format!(
-            "It makes no difference to latency which of {} chooses: {lowest:.0} ms.",
-            winners.join(", ")
+            "It makes no difference to latency which of {} chooses: {}.",
+            winners.join(", "),
+            time(lowest)
         )
     } else {
-        format!("{}: {lowest:.0} ms", winners.join(", "))
+        format!("{}: {}", winners.join(", "), time(lowest))
     };
     if winners.len() < sound.len() {
         if let Some(rr) = chapter.row("rr").filter(|_| !winners.contains(&"rr")) {
