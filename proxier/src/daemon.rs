@@ -109,7 +109,7 @@ pub struct Daemon<D> {
     /// No round before this: the last ones could not be made.
     not_before: Duration,
     retry: Duration,
-    /// Until when the first round waits for our Node's object.
+    /// Until when the first round waits for the objects of nodes.
     node_deadline: Option<Duration>,
 }
 
@@ -188,6 +188,7 @@ impl<D: Dataplane> Daemon<D> {
         match piece {
             News::Event(event) => {
                 self.proxier.take([event], Input::Whole);
+                self.ask_for_nodes();
                 if self.proxier.is_complete() && self.node_deadline.is_none() {
                     self.node_deadline = Some(clock::since_boot() + NODE_PATIENCE);
                 }
@@ -225,7 +226,7 @@ impl<D: Dataplane> Daemon<D> {
             return None;
         }
         let due = match self.last_round {
-            None if self.proxier.snapshot().node().is_some() => Duration::ZERO,
+            None if self.knows_places() => Duration::ZERO,
             None => self.node_deadline?,
             Some(last) => {
                 let change = self.has_news.then(|| last + self.periods.min_sync);
@@ -237,11 +238,23 @@ impl<D: Dataplane> Daemon<D> {
         Some(due.max(self.not_before))
     }
 
-    /// Makes a round. Answers whether all of it took effect.
-    fn act(&mut self, now: Duration) -> bool {
+    /// Whether it was told where this node is, and other nodes if a Service wants to know.
+    fn knows_places(&self) -> bool {
+        let snapshot = self.proxier.snapshot();
+        let knows_others = !snapshot.needs_other_nodes() || snapshot.knows_other_nodes();
+        snapshot.node().is_some() && knows_others
+    }
+
+    /// Has other nodes followed as long as a Service wants to know where they are.
+    fn ask_for_nodes(&self) {
         if let Some(watch) = &self.watch {
             watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
         }
+    }
+
+    /// Makes a round. Answers whether all of it took effect.
+    fn act(&mut self, now: Duration) -> bool {
+        self.ask_for_nodes();
         let is_resync = self.next_resync <= now;
         let result = if is_resync {
             self.journal
@@ -267,5 +280,78 @@ impl<D: Dataplane> Daemon<D> {
                 false
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::dataplane::fake::FakeKernel;
+    use crate::manifests::{self, Options};
+    use crate::plan::{Config, NodePortAddresses, ServiceAddresses};
+    use crate::state_file::StateFile;
+
+    const CLUSTER: &str = "
+apiVersion: v1
+kind: Service
+metadata:
+  name: db
+  annotations:
+    ipvs-proxier.io/topology-keys: topology.kubernetes.io/region
+spec:
+  clusterIP: 10.96.0.90
+  ports: [{port: 5432}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: here, labels: {topology.kubernetes.io/region: r}}
+";
+
+    #[test]
+    fn the_first_round_waits_for_the_nodes_that_a_service_asks_for() {
+        let options = Options {
+            service_cidr: Vec::new(),
+            node_name: "here".into(),
+        };
+        let loaded = manifests::parse(CLUSTER, "cluster.yaml", &options);
+        assert_eq!(loaded.problems, []);
+        let (nodes, others): (Vec<_>, Vec<_>) =
+            (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
+        assert_eq!((nodes.len(), others.len()), (1, 3));
+
+        let config = Config {
+            node_name: "here".into(),
+            scheduler: "rr".parse().unwrap(),
+            node_port_addresses: NodePortAddresses::default(),
+            service_addresses: ServiceAddresses::Routes,
+            drain: Duration::ZERO,
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let state_file = StateFile::new(directory.path().join("state"));
+        let proxier = Proxier::new(FakeKernel::default(), config, state_file).unwrap();
+        let periods = Periods {
+            sync: Duration::from_millis(10),
+            ..Periods::default()
+        };
+        let mut daemon = Daemon::new(proxier, periods, None);
+        let (sender, news) = channel();
+        others
+            .into_iter()
+            .for_each(|event| sender.send(News::Event(event)).unwrap());
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                nodes
+                    .into_iter()
+                    .for_each(|event| sender.send(News::Event(event)).unwrap());
+            });
+            assert!(daemon.listen(&news));
+        });
+        assert!(daemon.proxier.snapshot().knows_other_nodes());
+        assert!(start.elapsed() < NODE_PATIENCE);
     }
 }
