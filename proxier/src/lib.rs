@@ -12,6 +12,7 @@
 pub mod api;
 pub mod cli;
 pub mod clock;
+pub mod conntrack;
 pub mod daemon;
 pub mod dataplane;
 pub mod diff;

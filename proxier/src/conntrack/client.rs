@@ -1,0 +1,156 @@
+//! The kernel's connection tracking table.
+
+use ipvs_netlink::attr::Writer;
+use ipvs_netlink::batch::Batch;
+use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
+use ipvs_netlink::{Errno, Error, Result};
+
+use super::flow::{Flow, number, read};
+use super::stale::Stale;
+use super::sys::*;
+use crate::model::{Family, Protocol};
+
+/// The connection tracking table of the network namespace in which this was opened.
+#[derive(Debug)]
+pub struct Client {
+    transport: Transport,
+}
+
+/// What a sweep came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// How many flows were looked at.
+    pub seen: usize,
+    /// How many are gone now.
+    pub deleted: usize,
+}
+
+impl Client {
+    /// Opens a socket.
+    ///
+    /// # Errors
+    /// [`Error::Socket`].
+    pub fn open() -> Result<Self> {
+        Ok(Self {
+            transport: Transport::open(protocols::NETLINK_NETFILTER)?,
+        })
+    }
+
+    /// Deletes every flow that `stale` has, and no other.
+    ///
+    /// A flow that ends meanwhile counts as deleted. One pass over the table for each family and
+    /// protocol that `stale` is about, usually one in all; flows of other protocols do not leave the
+    /// kernel (Linux 5.8 and later).
+    ///
+    /// # Errors
+    /// Those of the socket; the first refusal, after everything else was deleted.
+    pub fn sweep(&mut self, stale: &Stale) -> Result<Swept> {
+        let mut swept = Swept::default();
+        let mut found = Vec::new();
+        for (family, protocol) in stale.parts() {
+            let mut seen = 0;
+            let mut here = Vec::new();
+            self.each(family, protocol, |flow| {
+                seen += 1;
+                if stale.has(&flow) {
+                    here.push(flow);
+                }
+            })?;
+            swept.seen += seen;
+            found.append(&mut here);
+        }
+        swept.deleted = self.delete(&found)?;
+        Ok(swept)
+    }
+
+    /// All flows of `protocol` between addresses of `family`.
+    ///
+    /// # Errors
+    /// Those of the socket and of the dump.
+    pub fn flows(&mut self, family: Family, protocol: Protocol) -> Result<Vec<Flow>> {
+        let mut flows = Vec::new();
+        self.each(family, protocol, |flow| flows.push(flow))?;
+        Ok(flows)
+    }
+
+    fn each(
+        &mut self,
+        family: Family,
+        protocol: Protocol,
+        mut each: impl FnMut(Flow),
+    ) -> Result<()> {
+        let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_GET;
+        self.transport.dump(
+            kind,
+            "reading the tracked connections",
+            |writer| write_filter(writer, family, protocol),
+            // The kernel does not mark these dumps as interrupted; what it lists twice is deleted
+            // once and then gone.
+            |()| {},
+            &mut (),
+            |(), message| {
+                let flow = read(message.payload.get(4..).unwrap_or_default())?;
+                flow.filter(|flow| flow.protocol == protocol).map(&mut each);
+                Ok(())
+            },
+        )
+    }
+
+    fn delete(&mut self, flows: &[Flow]) -> Result<usize> {
+        let mut batch = Batch::new();
+        let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_DELETE;
+        for flow in flows {
+            batch.push(kind, 0, |writer| write_flow(writer, flow))?;
+        }
+        let answers = self.transport.run(&mut batch)?;
+        let mut deleted = 0;
+        let mut failed = Ok(());
+        for answer in answers {
+            match answer {
+                Ok(()) => deleted += 1,
+                Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT => deleted += 1,
+                Err(answer) => {
+                    let error: Error = answer.doing("deleting a stale connection");
+                    failed = failed.and(Err(error));
+                }
+            }
+        }
+        failed.map(|()| deleted)
+    }
+}
+
+fn header(writer: &mut Writer<'_>, family: Family) {
+    let family = match family {
+        Family::V4 => AF_INET,
+        Family::V6 => AF_INET6,
+    };
+    writer.header(&[family, 0, 0, 0]);
+}
+
+/// The body of a dump of one protocol's flows.
+fn write_filter(writer: &mut Writer<'_>, family: Family, protocol: Protocol) {
+    header(writer, family);
+    writer.nested(CTA_TUPLE_ORIG, |tuple| {
+        tuple.nested(CTA_TUPLE_PROTO, |part| {
+            part.u8(CTA_PROTO_NUM, number(protocol));
+        });
+    });
+    writer.nested(CTA_FILTER, |filter| {
+        filter.u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_F_CTA_PROTO_NUM);
+    });
+}
+
+/// The body of a request to delete this flow and no other that has the same tuple by then.
+fn write_flow(writer: &mut Writer<'_>, flow: &Flow) {
+    header(writer, flow.original.destination.ip().into());
+    writer.bytes(CTA_TUPLE_ORIG | NESTED, &flow.handle.original);
+    if let Some(id) = flow.handle.id {
+        writer.bytes(CTA_ID, &id);
+    }
+    if let Some(zone) = flow.handle.zone {
+        writer.bytes(CTA_ZONE, &zone);
+    }
+}
+
+/// `NLA_F_NESTED`
+const NESTED: u16 = 1 << 15;

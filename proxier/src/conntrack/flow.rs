@@ -1,0 +1,126 @@
+//! A tracked connection, as the kernel tells of it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use ipvs_netlink::attr::{Attribute, attributes};
+use ipvs_netlink::{Error, Result};
+
+use super::sys::*;
+use crate::model::Protocol;
+
+/// A tracked connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// What the client sends.
+    pub original: Tuple,
+    /// What is expected back.
+    pub reply: Tuple,
+    /// What the kernel has to be told to find it again, and no other.
+    pub(super) handle: Handle,
+}
+
+/// Where packets of one direction come from and go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuple {
+    /// Where they come from.
+    pub source: SocketAddr,
+    /// Where they go.
+    pub destination: SocketAddr,
+}
+
+/// The attributes that name one tracked connection, as the kernel gave them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Handle {
+    pub(super) original: Box<[u8]>,
+    pub(super) id: Option<[u8; 4]>,
+    pub(super) zone: Option<[u8; 2]>,
+}
+
+/// Reads a message of a dump, without its fixed header; `None` for what no Service port can be: ICMP
+/// and other protocols without ports.
+pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
+    let (mut original, mut reply) = (None, None);
+    let mut handle = Handle::default();
+    for attribute in attributes(bytes) {
+        let attribute = attribute?;
+        match attribute.kind {
+            CTA_TUPLE_ORIG => {
+                original = tuple(&attribute)?;
+                handle.original = attribute.value.into();
+            }
+            CTA_TUPLE_REPLY => reply = tuple(&attribute)?,
+            CTA_ID => handle.id = Some(attribute.array()?),
+            CTA_ZONE => handle.zone = Some(attribute.array()?),
+            _ => {}
+        }
+    }
+    Ok(original
+        .zip(reply)
+        .map(|((protocol, original), (_, reply))| Flow {
+            protocol,
+            original,
+            reply,
+            handle,
+        }))
+}
+
+fn tuple(attribute: &Attribute<'_>) -> Result<Option<(Protocol, Tuple)>> {
+    let (mut source, mut destination): (Option<IpAddr>, Option<IpAddr>) = (None, None);
+    let (mut protocol, mut source_port, mut destination_port) = (None, 0, 0);
+    for part in attribute.nested() {
+        let part = part?;
+        for field in part.nested() {
+            let field = field?;
+            match (part.kind, field.kind) {
+                (CTA_TUPLE_IP, CTA_IP_V4_SRC) => source = Some(v4(&field)?),
+                (CTA_TUPLE_IP, CTA_IP_V4_DST) => destination = Some(v4(&field)?),
+                (CTA_TUPLE_IP, CTA_IP_V6_SRC) => source = Some(v6(&field)?),
+                (CTA_TUPLE_IP, CTA_IP_V6_DST) => destination = Some(v6(&field)?),
+                (CTA_TUPLE_PROTO, CTA_PROTO_NUM) => protocol = known(field.u8()?),
+                (CTA_TUPLE_PROTO, CTA_PROTO_SRC_PORT) => source_port = field.u16_be()?,
+                (CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT) => destination_port = field.u16_be()?,
+                _ => {}
+            }
+        }
+    }
+    let (Some(source), Some(destination)) = (source, destination) else {
+        return Err(Error::Malformed {
+            what: "a tracked connection without its addresses",
+        });
+    };
+    Ok(protocol.map(|protocol| {
+        let tuple = Tuple {
+            source: (source, source_port).into(),
+            destination: (destination, destination_port).into(),
+        };
+        (protocol, tuple)
+    }))
+}
+
+fn v4(attribute: &Attribute<'_>) -> Result<IpAddr> {
+    Ok(Ipv4Addr::from(attribute.array::<4>()?).into())
+}
+
+fn v6(attribute: &Attribute<'_>) -> Result<IpAddr> {
+    Ok(Ipv6Addr::from(attribute.array::<16>()?).into())
+}
+
+fn known(number: u8) -> Option<Protocol> {
+    match number {
+        IPPROTO_TCP => Some(Protocol::Tcp),
+        IPPROTO_UDP => Some(Protocol::Udp),
+        IPPROTO_SCTP => Some(Protocol::Sctp),
+        _ => None,
+    }
+}
+
+/// The number of a protocol in IP headers.
+pub(super) fn number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => IPPROTO_TCP,
+        Protocol::Udp => IPPROTO_UDP,
+        Protocol::Sctp => IPPROTO_SCTP,
+    }
+}

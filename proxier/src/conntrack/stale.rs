@@ -1,0 +1,227 @@
+//! Which flows have to go: a pure function of what was changed and what should be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use ipvs_netlink as ipvs;
+
+use super::flow::Flow;
+use crate::model::{Family, Protocol};
+use crate::op::Op;
+use crate::plan::{Desired, VirtualServer};
+
+/// Frontends with flows that may have to go, and the endpoints at which flows may stay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stale {
+    frontends: BTreeMap<(Protocol, SocketAddr), BTreeSet<SocketAddr>>,
+}
+
+impl Stale {
+    /// What became stale by `ops`, which took effect and of which `desired` is the aim.
+    ///
+    /// Only UDP and SCTP: TCP connections of a removed endpoint may drain, and end by themselves. A
+    /// frontend counts when it lost a destination, when it is gone, and when it is new: clients may
+    /// have been sending to its address before, and their flows lead nowhere.
+    pub fn of<'a>(ops: impl IntoIterator<Item = &'a Op>, desired: &Desired) -> Self {
+        let mut stale = Self::default();
+        let mut marks = BTreeSet::new();
+        for op in ops {
+            let key = match *op {
+                Op::AddService(service) => service.key,
+                Op::DeleteService(key) | Op::DeleteDestination(key, _) => key,
+                _ => continue,
+            };
+            match key {
+                ipvs::ServiceKey::Address { .. } => stale.add(&key, desired),
+                ipvs::ServiceKey::Mark { mark, .. } => {
+                    marks.insert(mark);
+                }
+                // There are no others.
+                _ => {}
+            }
+        }
+        if !marks.is_empty() {
+            // Flows to a virtual server of a mark carry the address that its clients dialled.
+            for (key, server) in &desired.virtual_servers {
+                if desired
+                    .mark(server)
+                    .is_some_and(|mark| marks.contains(&mark))
+                {
+                    stale.add(key, desired);
+                }
+            }
+        }
+        stale
+    }
+
+    /// Flows of `protocol` to `frontend` are stale unless they lead to one of `endpoints`.
+    pub fn set(
+        &mut self,
+        protocol: Protocol,
+        frontend: SocketAddr,
+        endpoints: impl IntoIterator<Item = SocketAddr>,
+    ) {
+        let endpoints = endpoints.into_iter().collect();
+        self.frontends.insert((protocol, frontend), endpoints);
+    }
+
+    fn add(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
+        let &ipvs::ServiceKey::Address {
+            protocol,
+            address,
+            port,
+        } = key
+        else {
+            return;
+        };
+        let protocol = match protocol {
+            ipvs::Protocol::Udp => Protocol::Udp,
+            ipvs::Protocol::Sctp => Protocol::Sctp,
+            _ => return,
+        };
+        let server = desired.virtual_servers.get(key);
+        let inside = server
+            .and_then(|server| desired.mark(server))
+            .and_then(|mark| {
+                let family = key.family();
+                let key = ipvs::ServiceKey::Mark { family, mark };
+                desired.virtual_servers.get(&key)
+            });
+        let of = |server: &VirtualServer| -> Vec<SocketAddr> {
+            let keys = server
+                .destinations
+                .iter()
+                .map(|destination| destination.key);
+            keys.map(|key| (key.address, key.port).into()).collect()
+        };
+        let endpoints = server.into_iter().chain(inside).flat_map(of);
+        self.set(protocol, (address, port).into(), endpoints);
+    }
+
+    /// Whether no flow is stale.
+    pub fn is_empty(&self) -> bool {
+        self.frontends.is_empty()
+    }
+
+    /// Whether `flow` has to go: it was made for one of the frontends, and its answers come from
+    /// somewhere else than the frontend's endpoints.
+    pub fn has(&self, flow: &Flow) -> bool {
+        let frontend = (flow.protocol, flow.original.destination);
+        self.frontends
+            .get(&frontend)
+            .is_some_and(|endpoints| !endpoints.contains(&flow.reply.source))
+    }
+
+    /// The parts of the kernel's table in which to look.
+    pub(super) fn parts(&self) -> BTreeSet<(Family, Protocol)> {
+        let part = |(protocol, frontend): &(Protocol, SocketAddr)| {
+            (Family::from(frontend.ip()), *protocol)
+        };
+        self.frontends.keys().map(part).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::super::flow::{Handle, Tuple};
+    use super::*;
+    use crate::model::{ObjectName, ServicePortName};
+    use crate::plan::Frontend;
+
+    fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
+        let client = "10.244.1.4:5000".parse().unwrap();
+        Flow {
+            protocol,
+            original: Tuple {
+                source: client,
+                destination: to.parse().unwrap(),
+            },
+            reply: Tuple {
+                source: answered_by.parse().unwrap(),
+                destination: client,
+            },
+            handle: Handle::default(),
+        }
+    }
+
+    fn key(protocol: ipvs::Protocol, frontend: &str) -> ipvs::ServiceKey {
+        let frontend: SocketAddr = frontend.parse().unwrap();
+        ipvs::ServiceKey::Address {
+            protocol,
+            address: frontend.ip(),
+            port: frontend.port(),
+        }
+    }
+
+    fn destination(endpoint: &str) -> ipvs::Destination {
+        let endpoint: SocketAddr = endpoint.parse().unwrap();
+        ipvs::Destination::new(endpoint.into(), 1)
+    }
+
+    fn desired(servers: &[(ipvs::ServiceKey, &[&str])]) -> Desired {
+        let mut desired = Desired::default();
+        for (key, endpoints) in servers {
+            let server = VirtualServer {
+                service: ipvs::Service::new(*key, "rr".parse().unwrap()),
+                destinations: endpoints.iter().map(|it| destination(it)).collect(),
+                owner: ServicePortName {
+                    service: ObjectName::new("default", "dns"),
+                    port: Arc::from(""),
+                },
+                frontend: Frontend::ClusterIp,
+                drain: Duration::ZERO,
+                rules: None,
+            };
+            desired.virtual_servers.insert(*key, server);
+        }
+        desired
+    }
+
+    #[test]
+    fn flows_to_removed_endpoints_and_frontends_go() {
+        let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
+        let gone = key(ipvs::Protocol::Udp, "10.96.0.11:53");
+        let desired = desired(&[(dns, &["10.244.1.3:53"])]);
+        let ops = [
+            Op::DeleteDestination(dns, destination("10.244.1.2:53").key),
+            Op::DeleteService(gone),
+        ];
+        let stale = Stale::of(&ops, &desired);
+        let is_stale = |to, by| stale.has(&flow(Protocol::Udp, to, by));
+        assert!(is_stale("10.96.0.10:53", "10.244.1.2:53"));
+        assert!(is_stale("10.96.0.10:53", "10.244.1.3:54"), "another port");
+        assert!(is_stale("10.96.0.10:53", "10.96.0.10:53"), "led nowhere");
+        assert!(is_stale("10.96.0.11:53", "10.244.1.3:53"), "gone Service");
+        assert!(!is_stale("10.96.0.10:53", "10.244.1.3:53"));
+        assert!(!is_stale("10.96.0.10:54", "10.244.1.2:53"), "another port");
+        assert!(!is_stale("8.8.8.8:53", "8.8.8.8:53"), "nothing of ours");
+        let tcp = flow(Protocol::Tcp, "10.96.0.10:53", "10.244.1.2:53");
+        assert!(!stale.has(&tcp));
+    }
+
+    #[test]
+    fn what_takes_no_endpoint_away_makes_nothing_stale() {
+        let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
+        let web = key(ipvs::Protocol::Tcp, "10.96.0.10:80");
+        let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &[])]);
+        let ops = [
+            Op::AddDestination(dns, destination("10.244.1.3:53")),
+            Op::SetDestination(dns, destination("10.244.1.3:53")),
+            Op::DeleteDestination(web, destination("10.244.1.3:80").key),
+            Op::DeleteService(web),
+            Op::DeleteAddress("10.96.0.10".parse().unwrap()),
+        ];
+        assert!(Stale::of(&ops, &desired).is_empty());
+    }
+
+    #[test]
+    fn only_the_parts_that_matter_are_looked_through() {
+        let mut stale = Stale::default();
+        stale.set(Protocol::Udp, "10.96.0.10:53".parse().unwrap(), []);
+        stale.set(Protocol::Udp, "10.96.0.11:53".parse().unwrap(), []);
+        assert_eq!(stale.parts(), BTreeSet::from([(Family::V4, Protocol::Udp)]));
+    }
+}

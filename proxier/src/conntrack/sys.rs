@@ -1,0 +1,34 @@
+//! Numbers of `linux/netfilter/nfnetlink_conntrack.h`, spelled as there.
+
+pub(super) const NFNL_SUBSYS_CTNETLINK: u16 = 1;
+pub(super) const IPCTNL_MSG_CT_GET: u16 = 1;
+pub(super) const IPCTNL_MSG_CT_DELETE: u16 = 2;
+
+pub(super) const AF_INET: u8 = 2;
+pub(super) const AF_INET6: u8 = 10;
+
+pub(super) const CTA_TUPLE_ORIG: u16 = 1;
+pub(super) const CTA_TUPLE_REPLY: u16 = 2;
+pub(super) const CTA_ID: u16 = 12;
+pub(super) const CTA_ZONE: u16 = 18;
+pub(super) const CTA_FILTER: u16 = 25;
+
+pub(super) const CTA_TUPLE_IP: u16 = 1;
+pub(super) const CTA_TUPLE_PROTO: u16 = 2;
+
+pub(super) const CTA_IP_V4_SRC: u16 = 1;
+pub(super) const CTA_IP_V4_DST: u16 = 2;
+pub(super) const CTA_IP_V6_SRC: u16 = 3;
+pub(super) const CTA_IP_V6_DST: u16 = 4;
+
+pub(super) const CTA_PROTO_NUM: u16 = 1;
+pub(super) const CTA_PROTO_SRC_PORT: u16 = 2;
+pub(super) const CTA_PROTO_DST_PORT: u16 = 3;
+
+pub(super) const CTA_FILTER_ORIG_FLAGS: u16 = 1;
+/// Of `net/netfilter/nf_internals.h`; kernels before 5.8 know no filter and list everything.
+pub(super) const CTA_FILTER_F_CTA_PROTO_NUM: u32 = 1 << 3;
+
+pub(super) const IPPROTO_TCP: u8 = 6;
+pub(super) const IPPROTO_UDP: u8 = 17;
+pub(super) const IPPROTO_SCTP: u8 = 132;
