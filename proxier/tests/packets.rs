@@ -1,0 +1,431 @@
+//! Packets through a real kernel with our packet filter: who reaches whom, and what the server sees.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use lab::net::Answer;
+use proxier::conntrack::{self, Stale, Swept};
+use proxier::model::{Family, Protocol};
+use proxier::packets::LocalMode;
+use proxier::plan::ServiceAddresses;
+
+mod packets {
+    pub(super) mod observed;
+    pub(super) mod scene;
+}
+
+use packets::observed;
+use packets::scene::{Answers, Scene};
+
+const CLUSTER: &str = include_str!("conformance/cluster.yaml");
+const KUBE_PROXY: &str = include_str!("conformance/kube-proxy-1.36.2.json");
+const DUAL: &str = include_str!("packets/dual.yaml");
+
+/// Every row that was observed with kube-proxy; where the Kubernetes documentation says something
+/// else, that.
+#[test]
+fn clients_of_every_service_see_what_they_saw_with_kube_proxy() {
+    lab::test(|| {
+        let scene = Scene::conformance(CLUSTER);
+        let differing: Vec<String> = observed::rows(KUBE_PROXY)
+            .iter()
+            .filter_map(|row| row.probe(&scene))
+            .collect();
+        assert!(differing.is_empty(), "{}", differing.join("\n"));
+    });
+}
+
+/// `tcp` and `udp` frontends of both families at which a Service of `dual.yaml` is.
+fn at(v4: &str, v6: &str, tcp: u16, udp: u16) -> [String; 4] {
+    [
+        format!("tcp {v4}:{tcp}"),
+        format!("udp {v4}:{udp}"),
+        format!("tcp [{v6}]:{tcp}"),
+        format!("udp [{v6}]:{udp}"),
+    ]
+}
+
+fn set(answers: &[&str]) -> Answers {
+    answers.iter().map(|&answer| answer.to_owned()).collect()
+}
+
+/// Compares what `client` hears at each of `frontends`.
+#[track_caller]
+fn check(scene: &Scene, client: &str, frontends: &[String], expected: &[&str]) {
+    for frontend in frontends {
+        // The kernel sends six ICMP errors to a host at once, and then one a second.
+        let times = match expected {
+            ["refused"] => 1,
+            _ => 3 * expected.len(),
+        };
+        let answers = scene.ask(client, frontend, times);
+        assert_eq!(answers, set(expected), "{client} to {frontend}");
+    }
+}
+
+#[test]
+fn both_families_and_protocols() {
+    lab::test(|| {
+        let scene = Scene::conformance(DUAL);
+        let both = ["pod1/client", "podB1/client"];
+        let masqueraded = ["pod1/node", "podB1/node"];
+
+        let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
+        check(&scene, "pod3", &cluster_ip, &both);
+        check(&scene, "ext", &cluster_ip, &masqueraded);
+        check(&scene, "node", &cluster_ip, &masqueraded);
+        check(&scene, "pod1", &cluster_ip, &["pod1/node", "podB1/client"]);
+        for external in [
+            at("198.51.100.1", "2001:db8:51::1", 80, 53),
+            at("198.51.100.2", "2001:db8:51::2", 80, 53),
+            at("172.18.0.2", "fd00:172:18::2", 30080, 30053),
+        ] {
+            for client in ["pod3", "ext", "peer", "node"] {
+                check(&scene, client, &external, &masqueraded);
+            }
+        }
+        for local in [
+            at("198.51.100.3", "2001:db8:51::3", 80, 53),
+            at("198.51.100.4", "2001:db8:51::4", 80, 53),
+            at("172.18.0.2", "fd00:172:18::2", 30081, 30054),
+        ] {
+            check(&scene, "ext", &local, &["pod2/client"]);
+            check(&scene, "pod3", &local, &["pod2/client", "podB1/client"]);
+            check(&scene, "node", &local, &["pod2/node", "podB1/node"]);
+        }
+        let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
+        check(&scene, "ext", &ranged, &["pod1/node"]);
+        check(&scene, "node", &ranged, &["pod1/node"]);
+        check(&scene, "ext2", &ranged[..1], &["timeout"]);
+        check(&scene, "pod3", &ranged[3..], &["timeout"]);
+        for empty in [
+            at("10.96.4.1", "fd00:10:96::4:1", 80, 53),
+            at("198.51.100.6", "2001:db8:51::6", 80, 53),
+            at("172.18.0.2", "fd00:172:18::2", 30084, 30055),
+        ] {
+            for client in ["pod3", "ext", "peer"] {
+                check(&scene, client, &empty, &["refused"]);
+            }
+            // A process of the node is told by the error of its very system call: EPERM.
+            let (tcp, udp) = ([0, 2], [1, 3]);
+            check(
+                &scene,
+                "node",
+                &tcp.map(|it| empty[it].clone()),
+                &["refused"],
+            );
+            check(
+                &scene,
+                "node",
+                &udp.map(|it| empty[it].clone()),
+                &["unreachable"],
+            );
+        }
+        // No daemon of the node answers at a service address.
+        let no_service = at("10.96.1.1", "fd00:10:96::1", 9999, 9999);
+        for client in ["pod3", "ext", "node"] {
+            check(&scene, client, &no_service, &["refused"]);
+        }
+        // But it does at the node's own.
+        check(
+            &scene,
+            "ext",
+            &["tcp 172.18.0.2:22".into(), "tcp [fd00:172:18::2]:22".into()],
+            &["HOST/client"],
+        );
+    });
+}
+
+#[test]
+fn with_addresses_on_a_device_and_everything_masqueraded() {
+    lab::test(|| {
+        let scene = Scene::with(DUAL, ServiceAddresses::Dummy, |config| {
+            config.masquerade_all = true;
+            config.answer_ping = true;
+        });
+        let masqueraded = ["pod1/node", "podB1/node"];
+        let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
+        for client in ["pod3", "ext", "node"] {
+            check(&scene, client, &cluster_ip, &masqueraded);
+        }
+        // The node's own source is the service address here, which podB1 could not answer.
+        let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
+        check(&scene, "node", &local, &["pod2/node", "podB1/node"]);
+        let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
+        check(&scene, "node", &ranged, &["pod1/node"]);
+
+        let pings = |address: &str| {
+            let ping = ["ping", "-c", "1", "-W", "1", address];
+            let run = || {
+                std::process::Command::new(ping[0])
+                    .args(&ping[1..])
+                    .output()
+            };
+            scene.client("ext").run(run).unwrap().status.success()
+        };
+        if std::process::Command::new("ping")
+            .arg("-V")
+            .output()
+            .is_ok()
+        {
+            assert!(pings("10.96.1.1") && pings("fd00:10:96::1"));
+            assert!(!pings("10.96.4.1"), "it has no endpoints");
+        }
+    });
+}
+
+#[test]
+fn clients_inside_are_told_by_interface() {
+    lab::test(|| {
+        for mode in [
+            LocalMode::InterfaceNamePrefix("veth-".into()),
+            LocalMode::BridgeInterface("veth-pod3".into()),
+        ] {
+            let scene = Scene::with(DUAL, ServiceAddresses::Routes, |config| {
+                config.local_mode = mode;
+            });
+            let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
+            check(
+                &scene,
+                "pod3",
+                &cluster_ip,
+                &["pod1/client", "podB1/client"],
+            );
+            check(&scene, "ext", &cluster_ip, &["pod1/node", "podB1/node"]);
+            let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
+            check(&scene, "pod3", &local, &["pod2/client", "podB1/client"]);
+            check(&scene, "ext", &local, &["pod2/client"]);
+        }
+    });
+}
+
+/// Somebody else's rules: they drop what is forwarded unless it is known, mark everything, and count
+/// what leaves with a mark that is not theirs.
+const OTHERS: &str = "
+    table inet others {
+        chain forward {
+            type filter hook forward priority filter; policy drop
+            ct state established,related accept
+            ip saddr 10.244.2.0/24 accept
+            ip6 saddr fd00:244:2::/48 accept
+        }
+        chain stranger {
+            type filter hook prerouting priority -301
+            meta mark set 0x00010000
+        }
+        chain stranger-own {
+            type filter hook output priority -301
+            oifname != \"lo\" meta mark 0 meta mark set 0x00010000
+        }
+        chain count {
+            type filter hook postrouting priority 400
+            meta mark != 0x00010000 meta mark != 0 counter comment \"strange\"
+        }
+    }
+";
+
+#[test]
+fn marks_and_drops_of_others_do_no_harm() {
+    lab::test(|| {
+        let scene = Scene::conformance(DUAL);
+        let rules = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(rules.path(), OTHERS).unwrap();
+        let nft = |arguments: &[&str]| scene.client("node").exec(arguments);
+        nft(&["/usr/sbin/nft", "-f", rules.path().to_str().unwrap()]);
+
+        let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
+        check(
+            &scene,
+            "pod3",
+            &cluster_ip,
+            &["pod1/client", "podB1/client"],
+        );
+        check(&scene, "ext", &cluster_ip, &["pod1/node", "podB1/node"]);
+        let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
+        check(&scene, "pod3", &local, &["pod2/client", "podB1/client"]);
+        check(&scene, "ext", &local, &["pod2/client"]);
+        let listed = nft(&["/usr/sbin/nft", "list", "chain", "inet", "others", "count"]);
+        assert!(listed.contains("counter packets 0 bytes 0"), "{listed}");
+    });
+}
+
+#[test]
+fn masqueraded_connections_have_no_node_port_as_their_source() {
+    lab::test(|| {
+        let scene = Scene::with(DUAL, ServiceAddresses::Routes, |config| {
+            config.node_ports = Some(2_000..=65_000);
+        });
+        let to: SocketAddr = "172.18.0.2:2000".parse().unwrap();
+        assert_eq!(scene.client("ext").ask_tcp(to), Answer::Refused);
+        for _ in 0..30 {
+            let to: SocketAddr = "198.51.100.1:80".parse().unwrap();
+            match scene.client("ext").ask_tcp(to) {
+                Answer::Reply { source, .. } => {
+                    assert!((1024..2000).contains(&source.port()), "{source}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+    });
+}
+
+/// While source ranges are rewritten again and again, nobody who is not in any of them gets through,
+/// and who is in all of them always does.
+#[test]
+fn source_ranges_hold_while_they_change() {
+    lab::test(|| {
+        let mut scene = Scene::conformance(DUAL);
+        let to: SocketAddr = "198.51.100.5:53".parse().unwrap();
+        let ask = |allowed: &lab::net::Host| {
+            // UDP without an answer for a moment; the socket is new each time, so is the flow.
+            allowed.run(|| {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                let patience = Some(Duration::from_millis(400));
+                socket.set_read_timeout(patience).unwrap();
+                socket.connect(to).unwrap();
+                socket.send(b"?\n").is_ok() && socket.recv(&mut [0; 128]).is_ok()
+            })
+        };
+        let ranges = "loadBalancerSourceRanges: [203.0.113.0/24, ";
+        for round in 0..200 {
+            let changed = format!("{ranges}10.{round}.0.0/16, ");
+            scene.program(&DUAL.replace(ranges, &changed));
+            assert!(ask(scene.client("ext")), "shut in round {round}");
+            if round % 20 == 0 {
+                assert!(!ask(scene.client("ext2")), "open in round {round}");
+            }
+        }
+    });
+}
+
+/// A client that keeps asking from one port, as resolvers do.
+struct Resolver(UdpSocket);
+
+impl Resolver {
+    fn of(scene: &Scene, client: &str, to: &str) -> Self {
+        let to: SocketAddr = to.parse().unwrap();
+        Self(scene.client(client).run(|| {
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = UdpSocket::bind(any).unwrap();
+            let patience = Some(Duration::from_millis(300));
+            socket.set_read_timeout(patience).unwrap();
+            socket.connect(to).unwrap();
+            socket
+        }))
+    }
+
+    /// Who answers, if anybody does.
+    fn ask(&self) -> Option<String> {
+        self.0.send(b"?\n").ok()?;
+        let mut line = [0; 128];
+        let length = self.0.recv(&mut line).ok()?;
+        let line = String::from_utf8_lossy(&line[..length]).into_owned();
+        Some(line.split(' ').next().unwrap().to_owned())
+    }
+}
+
+#[test]
+fn stale_flows_go_and_no_others() {
+    lab::test(|| {
+        let mut scene = Scene::conformance(DUAL);
+        let web = Resolver::of(&scene, "pod3", "10.96.1.1:53");
+        let web6 = Resolver::of(&scene, "pod3", "[fd00:10:96::1]:53");
+        let local = Resolver::of(&scene, "ext", "198.51.100.4:53");
+        let direct = Resolver::of(&scene, "ext", "10.244.1.2:5353");
+        for resolver in [&web, &web6, &local, &direct] {
+            assert!(resolver.ask().is_some());
+        }
+        let mut table = conntrack::Client::open().unwrap();
+        let mut flows = || -> BTreeSet<String> {
+            [Family::V4, Family::V6]
+                .into_iter()
+                .flat_map(|family| table.flows(family, Protocol::Udp).unwrap())
+                .map(|flow| format!("{} from {}", flow.original.destination, flow.reply.source))
+                .collect()
+        };
+        let before = flows();
+        assert_eq!(before.len(), 4, "{before:?}");
+
+        // Both endpoints of `web` are replaced by pod3, in IPv4.
+        let moved = DUAL.replacen(
+            "- {addresses: [10.244.1.2], nodeName: node-a}\n\
+             - {addresses: [10.244.2.2], nodeName: node-b}",
+            "- {addresses: [10.244.1.4], nodeName: node-a}",
+            1,
+        );
+        assert_ne!(moved, DUAL);
+        let stale = {
+            let ops = scene.program(&moved);
+            Stale::of(&ops, scene.proxier.desired())
+        };
+        let mut client = conntrack::Client::open().unwrap();
+        let swept = client.sweep(&stale).unwrap();
+        let Swept { seen, deleted } = swept;
+        assert!(seen >= 3 && deleted <= 1, "{swept:?}");
+        let left = flows();
+        assert!(
+            !left.iter().any(|flow| flow.starts_with("10.96.1.1:53 ")),
+            "{left:?}"
+        );
+        let others = |flows: &BTreeSet<String>| -> Vec<String> {
+            let kept = flows.iter().filter(|it| !it.starts_with("10.96.1.1:53 "));
+            kept.cloned().collect()
+        };
+        assert_eq!(others(&left), others(&before));
+        assert_eq!(web.ask().as_deref(), Some("pod3"));
+        // All the same again: nothing is stale any more.
+        assert_eq!(client.sweep(&stale).unwrap().deleted, 0);
+
+        // The Service goes, and its flows with it.
+        let gone = moved.replacen(
+            "metadata: {name: web}",
+            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
+            1,
+        );
+        let ops = scene.program(&gone);
+        let stale = Stale::of(&ops, scene.proxier.desired());
+        client.sweep(&stale).unwrap();
+        let left = flows();
+        let of_web = ["10.96.1.1:53 ", "[fd00:10:96::1]:53 "];
+        assert!(
+            !left
+                .iter()
+                .any(|it| of_web.iter().any(|web| it.starts_with(web))),
+            "{left:?}"
+        );
+        assert!(left.iter().any(|it| it.starts_with("198.51.100.4:53 ")));
+        assert!(left.iter().any(|it| it.starts_with("10.244.1.2:5353 ")));
+    });
+}
+
+/// A rolling replacement under load: each endpoint goes while a client asks all the time.
+#[test]
+fn a_rolling_replacement_loses_nothing_but_what_is_in_flight() {
+    lab::test(|| {
+        let mut scene = Scene::conformance(DUAL);
+        let mut table = conntrack::Client::open().unwrap();
+        let resolver = Resolver::of(&scene, "pod3", "10.96.1.1:53");
+        let web = "- {addresses: [10.244.1.2], nodeName: node-a}\n\
+                   - {addresses: [10.244.2.2], nodeName: node-b}";
+        let (mut asked, mut lost) = (0, 0);
+        for round in 0..12 {
+            let pod = [
+                "10.244.1.3], nodeName: node-a",
+                "10.244.2.2], nodeName: node-b",
+                "10.244.1.2], nodeName: node-a",
+            ][round % 3];
+            let ops = scene.program(&DUAL.replacen(web, &format!("- {{addresses: [{pod}}}"), 1));
+            let stale = Stale::of(&ops, scene.proxier.desired());
+            table.sweep(&stale).unwrap();
+            for _ in 0..5 {
+                asked += 1;
+                lost += u32::from(resolver.ask().is_none());
+            }
+        }
+        // Nothing was in flight while the endpoints changed: the client waits for its answers.
+        assert_eq!(lost, 0, "of {asked}");
+    });
+}

@@ -1,0 +1,177 @@
+//! What clients observed with kube-proxy, and the probes that compare it with us.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::scene::Scene;
+
+/// A client's view of a frontend.
+#[derive(Debug)]
+pub(crate) struct Row {
+    /// For example `tcp 10.96.1.1:80`.
+    pub(crate) frontend: String,
+    pub(crate) client: String,
+    pub(crate) answers: BTreeSet<String>,
+}
+
+/// All rows of the conformance data.
+pub(crate) fn rows(data: &str) -> Vec<Row> {
+    let data: Value = serde_json::from_str(data).unwrap();
+    let mut rows = Vec::new();
+    for (frontend, clients) in data["observed"].as_object().unwrap() {
+        let [protocol, address, port] = frontend.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{frontend}");
+        };
+        let address = match address.contains(':') {
+            true => format!("[{address}]"),
+            false => address.to_owned(),
+        };
+        for (client, answers) in clients.as_object().unwrap() {
+            let answers = answers.as_array().unwrap().iter();
+            rows.push(Row {
+                frontend: format!("{protocol} {address}:{port}"),
+                client: client.clone(),
+                answers: answers.map(|it| it.as_str().unwrap().to_owned()).collect(),
+            });
+        }
+    }
+    assert!(rows.len() > 300, "{}", rows.len());
+    rows
+}
+
+/// What the Kubernetes documentation says where it says something else than kube-proxy did
+/// (`tests/conformance/README.md`).
+const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
+    // externalTrafficPolicy Local: clients inside reach all endpoints ..
+    (
+        "tcp 172.18.0.2:30081",
+        &["node"],
+        &["pod1/node", "podB1/node"],
+    ),
+    (
+        "tcp 172.18.0.2:30081",
+        &["pod3"],
+        &["pod1/client", "podB1/client"],
+    ),
+    ("tcp 172.18.0.2:30083", &["node"], &["podB1/node"]),
+    ("tcp 172.18.0.2:30083", &["pod3"], &["podB1/client"]),
+    (
+        "tcp 172.18.0.2:30091",
+        &["node"],
+        &["pod1/node", "podB1/node"],
+    ),
+    (
+        "tcp 172.18.0.2:30091",
+        &["pod3"],
+        &["pod1/client", "podB1/client"],
+    ),
+    (
+        "tcp 198.51.100.11:80",
+        &["node"],
+        &["pod1/node", "podB1/node"],
+    ),
+    (
+        "tcp 198.51.100.11:80",
+        &["pod3"],
+        &["pod1/client", "podB1/client"],
+    ),
+    (
+        "tcp 198.51.100.21:80",
+        &["node"],
+        &["pod2/node", "podB2/node"],
+    ),
+    (
+        "tcp 198.51.100.21:80",
+        &["pod3"],
+        &["pod2/client", "podB2/client"],
+    ),
+    (
+        "udp 172.18.0.2:30054",
+        &["node"],
+        &["pod1/node", "podB1/node"],
+    ),
+    (
+        "udp 172.18.0.2:30054",
+        &["pod3"],
+        &["pod1/client", "podB1/client"],
+    ),
+    // .. and clients outside no endpoint of another node.
+    (
+        "tcp 172.18.0.2:30082",
+        &["ext", "ext2", "peer"],
+        &["timeout"],
+    ),
+    (
+        "tcp 172.18.0.2:30097",
+        &["ext", "ext2", "peer"],
+        &["timeout"],
+    ),
+    ("tcp 172.18.0.2:30097", &["pod3"], &["podB1/client"]),
+    ("tcp 198.51.100.19:80", &["ext"], &["timeout"]),
+    // internalTrafficPolicy Local without a local endpoint.
+    (
+        "tcp 10.96.1.42:80",
+        &["ext", "ext2", "node", "peer", "pod3"],
+        &["refused"],
+    ),
+    // A cluster IP whose port is another Service's node port.
+    ("tcp 10.96.1.38:30080", &["pod3"], &["pod2/client"]),
+    // Affinity keeps a client at any one of the endpoints: see `affinity`.
+    (AFFINITY, &["ext", "ext2", "node", "peer", "pod3"], &[]),
+];
+
+/// A frontend with session affinity.
+const AFFINITY: &str = "tcp 10.96.1.4:80";
+
+impl Row {
+    /// Compares; tells what differs.
+    pub(crate) fn probe(&self, scene: &Scene) -> Option<String> {
+        let expected = self.expected();
+        let times = match expected.len() {
+            0 | 1 => 2,
+            several => 3 * several,
+        };
+        let answers = scene.ask(&self.client, &self.frontend, times);
+        let is_same = match &*self.frontend {
+            AFFINITY => answers.len() == 1 && answers.iter().all(|it| it.starts_with("pod")),
+            // A packet that vanishes and one for which there is no way are the same to a client
+            // that waits.
+            _ => silence(&answers) == silence(&expected),
+        };
+        (!is_same).then(|| {
+            let Self {
+                client, frontend, ..
+            } = self;
+            format!("{client} to {frontend}: {answers:?}, not {expected:?}")
+        })
+    }
+
+    fn expected(&self) -> BTreeSet<String> {
+        let is_about = |(frontend, clients, _): &&(&str, &[&str], &[&str])| {
+            *frontend == self.frontend && clients.contains(&&*self.client)
+        };
+        match DOCUMENTED.iter().find(is_about) {
+            Some((.., answers)) => answers.iter().map(|&it| it.to_owned()).collect(),
+            None => self.answers.iter().map(|it| self.as_we(it)).collect(),
+        }
+    }
+
+    /// The node's processes come from its own address to a service address, not from that address
+    /// itself: service addresses are routes (`DESIGN.md`).
+    fn as_we(&self, answer: &str) -> String {
+        match answer.split_once('/') {
+            Some((backend, "vip")) if self.client == "node" => format!("{backend}/node"),
+            Some((backend, "client")) if self.client == "node" => format!("{backend}/node"),
+            _ => answer.to_owned(),
+        }
+    }
+}
+
+fn silence(answers: &BTreeSet<String>) -> BTreeSet<&str> {
+    let word = |answer| match answer {
+        "unreachable" | "enetunreach" => "timeout",
+        other => other,
+    };
+    answers.iter().map(|answer| word(&**answer)).collect()
+}

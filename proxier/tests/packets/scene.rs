@@ -1,0 +1,184 @@
+//! The conformance network, programmed by the library itself.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use lab::net::{Answer, Cluster, Host};
+use proxier::dataplane::linux::Linux;
+use proxier::manifests;
+use proxier::model::Cidr;
+use proxier::op::Op;
+use proxier::packets::{self, LocalMode};
+use proxier::plan::{self, ServiceAddresses};
+use proxier::state_file::StateFile;
+use proxier::sync::{Input, Proxier};
+use proxier::sysctl::{self, KernelVersion, Roots};
+use tempfile::TempDir;
+
+/// The network, and the program's parts on its node.
+pub(crate) struct Scene {
+    cluster: Cluster,
+    pub(crate) proxier: Proxier<Linux>,
+    _state: TempDir,
+}
+
+/// What became of a number of questions.
+pub(crate) type Answers = BTreeSet<String>;
+
+const NODE_ADDRESSES: [&str; 6] = [
+    "172.18.0.2",
+    "203.0.113.1",
+    "192.0.2.1",
+    "fd00:172:18::2",
+    "2001:db8:113::1",
+    "2001:db8:2::1",
+];
+
+fn cluster_networks() -> LocalMode {
+    let networks = ["10.244.0.0/16", "fd00:244::/32"];
+    LocalMode::ClusterCidr(networks.map(|text| text.parse::<Cidr>().unwrap()).into())
+}
+
+impl Scene {
+    /// The network with the Services of `manifests`; clients inside are those with a pod's address.
+    pub(crate) fn conformance(manifests: &str) -> Self {
+        Self::with(manifests, ServiceAddresses::Routes, |_| {})
+    }
+
+    pub(crate) fn with(
+        manifests: &str,
+        form: ServiceAddresses,
+        configure: impl FnOnce(&mut packets::Config),
+    ) -> Self {
+        let cluster = Cluster::conformance();
+        // The observed podB2 had IPv6, too.
+        let six = "fd00:244:2::3";
+        cluster
+            .pod_b2
+            .exec(&["ip", "address", "add", six, "dev", "eth0", "nodad"]);
+        let default = ["ip", "-6", "route", "add", "default", "via", "fe80::1"];
+        cluster
+            .pod_b2
+            .exec(&[&default[..], &["dev", "eth0"]].concat());
+        let here = ["ip", "-6", "route", "add", six, "dev", "veth-podB2"];
+        cluster.peer.exec(&here);
+        let there = ["ip", "-6", "route", "add", six, "via", "fd00:172:18::3"];
+        cluster.node.exec(&there);
+
+        let mut packets = packets::Config {
+            local_mode: cluster_networks(),
+            ..packets::Config::default()
+        };
+        configure(&mut packets);
+        let config = plan::Config {
+            node_name: "node-a".into(),
+            scheduler: "rr".parse().unwrap(),
+            node_port_addresses: plan::NodePortAddresses::default(),
+            service_addresses: form,
+            drain: Duration::ZERO,
+        };
+        let state = tempfile::tempdir().unwrap();
+        let file = StateFile::new(state.path().join("state"));
+        let linux = Linux::open(form).unwrap();
+        let settings = sysctl::wanted(&sysctl::Config::default(), KernelVersion(6, 1), 1);
+        let report = Roots::default().apply(&settings);
+        assert_eq!(report.complaints(), Vec::<String>::new());
+        let mut scene = Self {
+            cluster,
+            proxier: Proxier::new(linux, config, file)
+                .unwrap()
+                .filtering(packets),
+            _state: state,
+        };
+        scene.program(manifests);
+        scene
+    }
+
+    /// Makes `manifests` what the node serves; says what changed.
+    pub(crate) fn program(&mut self, manifests: &str) -> Vec<Op> {
+        let options = manifests::Options {
+            service_cidr: Vec::new(),
+            node_name: "node-a".into(),
+        };
+        let loaded = manifests::parse(manifests, "test.yaml", &options);
+        assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+        self.proxier.take(loaded.events, Input::Whole);
+        let applied = self.proxier.sync(Duration::ZERO).unwrap();
+        let failures: Vec<_> = applied.failures().collect();
+        assert!(failures.is_empty(), "{failures:?}");
+        assert!(self.proxier.packets().unwrap().is_in_step());
+        applied.ops
+    }
+
+    pub(crate) fn client(&self, name: &str) -> &Host {
+        let cluster = &self.cluster;
+        match name {
+            "pod1" => &cluster.pod1,
+            "pod2" => &cluster.pod2,
+            "pod3" => &cluster.pod3,
+            "podB1" => &cluster.pod_b1,
+            "podB2" => &cluster.pod_b2,
+            "node" => &cluster.node,
+            "peer" => &cluster.peer,
+            "ext" => &cluster.ext,
+            "ext2" => &cluster.ext2,
+            other => panic!("nobody is called {other}"),
+        }
+    }
+
+    /// Asks `times` times, and gives the different answers in the words of the conformance data:
+    /// `pod1/client`, `refused`, `timeout`.
+    pub(crate) fn ask(&self, client: &str, frontend: &str, times: usize) -> Answers {
+        let (protocol, to) = frontend.split_once(' ').unwrap();
+        let to: std::net::SocketAddr = to.parse().unwrap();
+        let host = self.client(client);
+        let mut answers = Answers::new();
+        for _ in 0..times {
+            let answer = match protocol {
+                "tcp" => host.ask_tcp(to),
+                "udp" => host.ask_udp(to),
+                other => panic!("{other}"),
+            };
+            answers.insert(words(client, to.ip(), &answer));
+            if matches!(answer, Answer::Timeout) {
+                // Silence is expensive; once tells enough.
+                break;
+            }
+        }
+        answers
+    }
+}
+
+fn words(client: &str, to: IpAddr, answer: &Answer) -> String {
+    let (Some(backend), Some(source)) = (answer.backend(), answer.source()) else {
+        return answer.to_string();
+    };
+    let source = source.to_string();
+    let is_node = NODE_ADDRESSES.contains(&source.as_str());
+    let who = match client {
+        "node" if is_node => "node",
+        _ if CLIENTS.contains(&(client, &*source)) => "client",
+        _ if is_node => "node",
+        _ if source == to.to_string() => "vip",
+        _ => return format!("{backend}/{source}"),
+    };
+    format!("{backend}/{who}")
+}
+
+const CLIENTS: [(&str, &str); 14] = [
+    ("pod1", "10.244.1.2"),
+    ("pod1", "fd00:244:1::2"),
+    ("pod2", "10.244.1.3"),
+    ("pod2", "fd00:244:1::3"),
+    ("pod3", "10.244.1.4"),
+    ("pod3", "fd00:244:1::4"),
+    ("podB1", "10.244.2.2"),
+    ("podB1", "fd00:244:2::2"),
+    ("peer", "172.18.0.3"),
+    ("peer", "fd00:172:18::3"),
+    ("ext", "203.0.113.9"),
+    ("ext", "2001:db8:113::9"),
+    ("ext2", "192.0.2.9"),
+    ("ext2", "2001:db8:2::9"),
+];
