@@ -21,7 +21,7 @@ use crate::servers::Servers;
 /// pick takes amortised constant time as long as no large part of the servers is overloaded. Levels at
 /// which nobody takes part are skipped at once. A change of a server takes O(log n), and finding the
 /// greatest common divisor again when the last server of a weight has gone. A change of connection
-/// counts takes constant time. About 40 bytes per server.
+/// counts takes constant time. About 25 bytes per server.
 #[derive(Clone, Debug)]
 pub(in crate::kernel) struct IndexedWrr {
     rounds: Rounds,
@@ -113,7 +113,7 @@ impl IndexedWrr {
         if self.joined.is_some_and(|joined| joined < level) {
             self.start_over();
         }
-        while self.next_to_join >= level {
+        while self.next_to_join >= level.max(1) {
             let weight = self.next_to_join;
             for slot in self.weights.group(weight) {
                 let is_overloaded = servers
