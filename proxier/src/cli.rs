@@ -150,7 +150,7 @@ struct StateFlags {
     #[arg(
         long,
         value_name = "FILE",
-        default_value = "/run/ipvs-proxier/state.json"
+        default_value = "/run/ipvs-proxier/state.jsonl"
     )]
     state_file: PathBuf,
 }

@@ -20,6 +20,9 @@ const TRIES: u32 = 32;
 pub struct Client {
     transport: Transport,
     table: Box<str>,
+    /// The number of the packet filter's state after our last transaction. Asking for it each time
+    /// would double the system calls; should somebody else have come between, the kernel says so.
+    generation: Option<u32>,
 }
 
 /// Why a transaction did not happen. Whatever the reason, nothing of it did, but for
@@ -87,6 +90,7 @@ impl Client {
         Ok(Self {
             transport: Transport::open(protocols::NETLINK_NETFILTER)?,
             table: name.into(),
+            generation: None,
         })
     }
 
@@ -154,9 +158,14 @@ impl Client {
     fn commit(&mut self, base: Base, changes: &[Change]) -> Result<(), TransactionError> {
         let mut grouping = Grouping::Together;
         for _ in 0..TRIES {
-            let generation = self.generation()?;
+            let generation = match self.generation.take() {
+                Some(expected) => expected,
+                None => self.read_generation()?,
+            };
             let mut encoded = transaction(&self.table, base, changes, generation, grouping)?;
             let Some((place, answer)) = self.send(&mut encoded)? else {
+                // Each transaction counts up by one, and leaves out 0 (`nf_tables_commit`).
+                self.generation = Some(generation.checked_add(1).unwrap_or(1));
                 return Ok(());
             };
             let NoAnswer::Refused(refusal) = answer else {
@@ -189,7 +198,7 @@ impl Client {
     }
 
     /// The number of the packet filter's present state, which every transaction of anybody changes.
-    fn generation(&mut self) -> Result<u32, Error> {
+    fn read_generation(&mut self) -> Result<u32, Error> {
         let kind = (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETGEN;
         self.transport.query(
             kind,
