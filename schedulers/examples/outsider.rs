@@ -8,7 +8,7 @@
 //!                 Balancer ── "peak-ewma"
 //! ```
 //!
-//! `cargo run -p schedulers --example outsider` runs 180 connections and says who served them, once by
+//! `cargo run -p schedulers --example outsider` runs 120 connections and says who served them, once by
 //! the kernel's `rr` and once by the outsider.
 
 #![expect(
@@ -38,10 +38,10 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const DELAYS: [Duration; 3] = [
     Duration::from_millis(1),
     Duration::from_millis(1),
-    Duration::from_millis(100),
+    Duration::from_millis(300),
 ];
 const CLIENTS: usize = 6;
-const CONNECTIONS_EACH: usize = 30;
+const CONNECTIONS_EACH: usize = 20;
 /// Nothing takes longer than this, or the program ends with an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
