@@ -115,14 +115,15 @@ fn other_rules_would_show() {
         // No cost, but thresholds.
         ("rr", own, flavour),
         ("lblcr", told, expiration),
+        ("lblc-aged", told, expiration),
         ("sh", told, port),
         ("sh", told, fallback),
         ("mh", told, port),
         ("mh", told, fallback),
     ];
     for (path, _, trace) in traces() {
-        for (scheduler, way, twist) in twists {
-            if trace.scheduler != scheduler || path.file_stem().unwrap() != scheduler {
+        for (name, way, twist) in twists {
+            if path.file_stem().unwrap() != name {
                 continue;
             }
             let mut twisted = trace.clone();
