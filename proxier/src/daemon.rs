@@ -183,7 +183,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Takes in a piece of news. Answers whether to go on.
-    fn take(&mut self, piece: News) -> bool {
+    pub fn take(&mut self, piece: News) -> bool {
         self.has_news = true;
         match piece {
             News::Event(event) => {
@@ -252,8 +252,9 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Makes a round. Answers whether all of it took effect.
-    fn act(&mut self, now: Duration) -> bool {
+    /// Makes a round, whether it is due or not, at `now` in time since boot. Answers whether all of
+    /// it took effect.
+    pub fn act(&mut self, now: Duration) -> bool {
         self.ask_for_nodes();
         let is_resync = self.next_resync <= now;
         let result = if is_resync {

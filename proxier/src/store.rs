@@ -79,13 +79,13 @@ impl Touched {
 /// Everything known about the cluster that matters to this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    services: BTreeMap<ObjectName, Parsed<Service>>,
-    slices: BTreeMap<ObjectName, Parsed<EndpointSlice>>,
+    services: Objects<Service>,
+    slices: Objects<EndpointSlice>,
     /// Slice names by the Service they belong to.
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     node: Option<Node>,
-    service_cidrs: BTreeMap<ObjectName, Parsed<ServiceCidr>>,
-    nodes: BTreeMap<ObjectName, Parsed<NodePlace>>,
+    service_cidrs: Objects<ServiceCidr>,
+    nodes: Objects<NodePlace>,
     has_services: bool,
     has_slices: bool,
     /// How many Services ask where other nodes are.
@@ -101,7 +101,7 @@ impl Snapshot {
             Event::Services(change) => {
                 self.has_services |= matches!(change, Change::Reset(_));
                 let asking = &mut self.asking_for_nodes;
-                update(&mut self.services, change, |name, old, new| {
+                self.services.update(change, |name, old, new| {
                     touched.add(name);
                     *asking -= usize::from(needs_regions(old));
                     *asking += usize::from(needs_regions(new));
@@ -110,7 +110,7 @@ impl Snapshot {
             Event::EndpointSlices(change) => {
                 self.has_slices |= matches!(change, Change::Reset(_));
                 let slices_of = &mut self.slices_of;
-                update(&mut self.slices, change, |name, old, new| {
+                self.slices.update(change, |name, old, new| {
                     let (old, new) = (old.and_then(service_of), new.and_then(service_of));
                     for service in [&old, &new].into_iter().flatten() {
                         touched.add(service);
@@ -128,10 +128,10 @@ impl Snapshot {
                 }
             }
             // What is ours is judged when the kernel is read, not when Services are planned.
-            Event::ServiceCidrs(change) => update(&mut self.service_cidrs, change, |_, _, _| ()),
+            Event::ServiceCidrs(change) => self.service_cidrs.update(change, |_, _, _| ()),
             Event::Nodes(change) => {
                 let mut moved = false;
-                update(&mut self.nodes, change, |_, _, _| moved = true);
+                self.nodes.update(change, |_, _, _| moved = true);
                 if moved {
                     let asking = self.services().filter(|service| service.needs_regions());
                     asking.for_each(|service| touched.add(&service.name));
@@ -148,14 +148,12 @@ impl Snapshot {
 
     /// All Services, in order of their names.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services
-            .values()
-            .filter_map(|parsed| parsed.object.as_ref())
+        self.services.all()
     }
 
     /// One Service.
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
-        self.services.get(name)?.object.as_ref()
+        self.services.get(name)
     }
 
     /// The slices of `service`, in order of their names.
@@ -164,7 +162,7 @@ impl Snapshot {
             .get(service)
             .into_iter()
             .flatten()
-            .filter_map(|name| self.slices.get(name)?.object.as_ref())
+            .filter_map(|name| self.slices.get(name))
     }
 
     /// Our own node, once known.
@@ -175,21 +173,19 @@ impl Snapshot {
     /// Whether it was told where other nodes are. No list of them is empty that is one: ours is a
     /// node too.
     pub fn knows_other_nodes(&self) -> bool {
-        !self.nodes.is_empty()
+        !self.nodes.parsed.is_empty()
     }
 
     /// The region of the node called `name`, as far as known.
     pub fn region(&self, name: &Arc<str>) -> Option<&str> {
         let key = ObjectName::new("", name.clone());
-        self.nodes.get(&key)?.object.as_ref()?.region.as_deref()
+        self.nodes.get(&key)?.region.as_deref()
     }
 
     /// The ranges that cluster IPs are taken from, as far as the API server told.
     pub fn service_ranges(&self) -> impl Iterator<Item = Cidr> + '_ {
-        let cidrs = self.service_cidrs.values();
-        cidrs
-            .filter_map(|parsed| parsed.object.as_ref())
-            .flat_map(|cidr| cidr.ranges.iter().copied())
+        let cidrs = self.service_cidrs.all();
+        cidrs.flat_map(|cidr| cidr.ranges.iter().copied())
     }
 
     /// Whether some Service asks where other nodes are.
@@ -198,49 +194,101 @@ impl Snapshot {
     }
 
     /// What was wrong with the objects, in order of their names.
+    ///
+    /// # Cost
+    /// Proportional to the objects that something is wrong with, however many others there are.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let services = self.services.values().flat_map(|parsed| &parsed.problems);
-        let slices = self.slices.values().flat_map(|parsed| &parsed.problems);
-        let cidrs = self.service_cidrs.values();
-        let cidrs = cidrs.flat_map(|parsed| &parsed.problems);
-        let nodes = self.nodes.values().flat_map(|parsed| &parsed.problems);
+        let services = self.services.problems();
+        let slices = self.slices.problems();
+        let cidrs = self.service_cidrs.problems();
+        let nodes = self.nodes.problems();
         services.chain(slices).chain(cidrs).chain(nodes)
     }
 }
 
-/// Applies `change` to the objects of one kind and shows each difference: the object's name, what it
-/// was and what it is.
-fn update<T: PartialEq>(
-    objects: &mut BTreeMap<ObjectName, Parsed<T>>,
-    change: Change<T>,
-    mut differs: impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
-) {
-    match change {
-        Change::Apply(new) => {
-            let old = objects.get(&new.name);
-            if old != Some(&new) {
-                differs(&new.name, old, Some(&new));
-                objects.insert(new.name.clone(), new);
-            }
+/// The objects of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Objects<T> {
+    parsed: BTreeMap<ObjectName, Parsed<T>>,
+    /// The names of those that something is wrong with.
+    faulty: BTreeSet<ObjectName>,
+}
+
+impl<T> Default for Objects<T> {
+    fn default() -> Self {
+        Self {
+            parsed: BTreeMap::new(),
+            faulty: BTreeSet::new(),
         }
-        Change::Delete(name) => {
-            if let Some(old) = objects.remove(&name) {
-                differs(&name, Some(&old), None);
-            }
+    }
+}
+
+impl<T> Objects<T> {
+    fn get(&self, name: &ObjectName) -> Option<&T> {
+        self.parsed.get(name)?.object.as_ref()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &T> {
+        let all = self.parsed.values();
+        all.filter_map(|parsed| parsed.object.as_ref())
+    }
+
+    fn problems(&self) -> impl Iterator<Item = &Problem> {
+        let faulty = self.faulty.iter().filter_map(|name| self.parsed.get(name));
+        faulty.flat_map(|parsed| &parsed.problems)
+    }
+
+    /// Notes whether something is wrong with the object `name`.
+    fn judge(&mut self, name: &ObjectName, problems: &[Problem]) {
+        if problems.is_empty() {
+            self.faulty.remove(name);
+        } else if !self.faulty.contains(name) {
+            self.faulty.insert(name.clone());
         }
-        Change::Reset(all) => {
-            let mut before = std::mem::take(objects);
-            for new in all {
-                let old = before.remove(&new.name);
-                // Named twice, the later counts.
-                let old = old.or_else(|| objects.remove(&new.name));
-                if old.as_ref() != Some(&new) {
-                    differs(&new.name, old.as_ref(), Some(&new));
+    }
+}
+
+impl<T: PartialEq> Objects<T> {
+    /// Applies `change` and shows each difference: the object's name, what it was and what it is.
+    fn update(
+        &mut self,
+        change: Change<T>,
+        mut differs: impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
+    ) {
+        match change {
+            Change::Apply(new) => {
+                let old = self.parsed.get(&new.name);
+                if old != Some(&new) {
+                    differs(&new.name, old, Some(&new));
+                    self.judge(&new.name, &new.problems);
+                    self.parsed.insert(new.name.clone(), new);
                 }
-                objects.insert(new.name.clone(), new);
             }
-            for (name, old) in before {
-                differs(&name, Some(&old), None);
+            Change::Delete(name) => {
+                if let Some(old) = self.parsed.remove(&name) {
+                    differs(&name, Some(&old), None);
+                    self.faulty.remove(&name);
+                }
+            }
+            Change::Reset(all) => {
+                let mut before = std::mem::take(&mut self.parsed);
+                self.faulty.clear();
+                // Named twice, the later counts. Collected, a map has no half-empty nodes; that is
+                // where most of the objects of a lifetime come from.
+                let all = all.into_iter().map(|new| (new.name.clone(), new));
+                self.parsed = all.collect();
+                for (name, new) in &self.parsed {
+                    let old = before.remove(name);
+                    if old.as_ref() != Some(new) {
+                        differs(name, old.as_ref(), Some(new));
+                    }
+                    if !new.problems.is_empty() {
+                        self.faulty.insert(name.clone());
+                    }
+                }
+                for (name, old) in before {
+                    differs(&name, Some(&old), None);
+                }
             }
         }
     }
@@ -356,6 +404,29 @@ mod tests {
         let fewer = all().drain(..2).collect();
         assert_eq!(apply(snapshot, Change::Reset(fewer)), ["db"]);
         assert_eq!(names(snapshot, "db"), ["b"]);
+    }
+
+    #[test]
+    fn problems_last_as_long_as_their_objects() {
+        let snapshot = &mut Snapshot::default();
+        let faulty = |name: &str| Parsed {
+            problems: vec![Problem::new(name, "field", "value", "is wrong")],
+            ..slice(name, "web")
+        };
+        let objects = |snapshot: &Snapshot| -> Vec<String> {
+            let problems = snapshot.problems();
+            problems.map(|problem| problem.object.to_string()).collect()
+        };
+        let all = vec![faulty("b"), slice("c", "web"), faulty("a")];
+        apply(snapshot, Change::Reset(all));
+        assert_eq!(objects(snapshot), ["a", "b"]);
+        apply(snapshot, Change::Apply(faulty("c")));
+        apply(snapshot, Change::Apply(slice("a", "web")));
+        assert_eq!(objects(snapshot), ["b", "c"]);
+        apply(snapshot, Change::Delete(ObjectName::new("default", "b")));
+        assert_eq!(objects(snapshot), ["c"]);
+        apply(snapshot, Change::Reset(vec![slice("c", "web")]));
+        assert_eq!(objects(snapshot), [""; 0]);
     }
 
     #[test]

@@ -49,7 +49,8 @@ impl HealthPorts {
     /// The Services that did not get their port.
     pub(super) fn problems(&self, snapshot: &Snapshot) -> Vec<Problem> {
         let mut problems = Vec::new();
-        for (&port, claims) in &self.claims {
+        let contested = self.claims.iter().filter(|(_, claims)| claims.len() > 1);
+        for (&port, claims) in contested {
             let Some(HealthCheck {
                 service: winner, ..
             }) = self.winner(port, snapshot)

@@ -13,11 +13,12 @@ use crate::op::Op;
 pub(super) fn observe(
     client: &mut ipvs::Client,
 ) -> Result<BTreeMap<ipvs::ServiceKey, ObservedServer>, Failure> {
-    let mut servers = BTreeMap::new();
+    // Collected, a map has no half-empty nodes.
+    let mut servers = Vec::new();
     client.walk(|entry, destinations| {
-        servers.insert(entry.service.key, server(entry.service, destinations));
+        servers.push((entry.service.key, server(entry.service, destinations)));
     })?;
-    Ok(servers)
+    Ok(servers.into_iter().collect())
 }
 
 /// One virtual server, if it exists.
