@@ -16,6 +16,7 @@ use clap::{Parser, Subcommand};
 
 mod compare;
 mod demo;
+mod engine;
 mod inside;
 mod netlink;
 mod replay;
@@ -38,6 +39,8 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         proxier: Option<PathBuf>,
     },
+    /// What a change costs the engine in time, system calls and memory.
+    Engine(engine::Flags),
     /// IPVS over netlink, against the limit (raw pre-encoded messages) and against ipvsadm.
     Netlink(netlink::Flags),
     /// What the schedulers pick in a trace: JSON lines in, one line per pick out.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Compare(flags) => flags.run(),
         Command::Demo { proxier } => demo::run(proxier),
+        Command::Engine(flags) => flags.run(),
         Command::Netlink(flags) => flags.run(),
         Command::Replay => replay::run(),
     };

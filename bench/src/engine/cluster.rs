@@ -1,0 +1,280 @@
+//! A cluster of any size, as the API server has it.
+
+use std::net::Ipv4Addr;
+
+use anyhow::ensure;
+use proxier::api;
+use proxier::model::{self, ObjectName, Protocol, TrafficPolicy};
+use proxier::store::{Change, Event, Interner, Parsed};
+use serde_json::{Value, json};
+
+/// The node that the proxy under measurement runs on.
+pub(crate) const NODE: &str = "node-17";
+
+/// The address of that node.
+pub(crate) const NODE_ADDRESS: [u8; 4] = [192, 168, 0, 17];
+
+/// How many nodes Pods are spread over.
+const NODES: u32 = 1_000;
+
+/// How many Services share a namespace.
+const PER_NAMESPACE: u32 = 100;
+
+/// Services with one cluster IP, one port and one EndpointSlice each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cluster {
+    /// How many Services.
+    pub(crate) services: u32,
+    /// How many endpoints each has.
+    pub(crate) endpoints: u32,
+}
+
+impl Cluster {
+    /// How many endpoints there are in all.
+    pub(crate) fn all_endpoints(self) -> u64 {
+        u64::from(self.services) * u64::from(self.endpoints)
+    }
+
+    /// Service number `number`, with the fields that a real one has.
+    pub(crate) fn service(self, number: u32) -> Value {
+        let ip = cluster_ip(number);
+        json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": name(number),
+                "namespace": namespace(number),
+                "uid": uid(1, number),
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {"app.kubernetes.io/name": name(number)},
+                "managedFields": managed_fields("kubectl", "f:spec"),
+            },
+            "spec": {
+                "type": "ClusterIP",
+                "clusterIP": ip,
+                "clusterIPs": [ip],
+                "ipFamilies": ["IPv4"],
+                "ipFamilyPolicy": "SingleStack",
+                "internalTrafficPolicy": "Cluster",
+                "sessionAffinity": "None",
+                "selector": {"app.kubernetes.io/name": name(number)},
+                "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+            },
+            "status": {"loadBalancer": {}},
+        })
+    }
+
+    /// The EndpointSlice of Service `number` with `endpoints` of its Pods.
+    pub(crate) fn slice(self, number: u32, endpoints: u32) -> Value {
+        let name = name(number);
+        let pods: Vec<Value> = (0..endpoints)
+            .map(|pod| self.endpoint(number, pod))
+            .collect();
+        json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("{name}-x7k2p"),
+                "generateName": format!("{name}-"),
+                "namespace": namespace(number),
+                "uid": uid(2, number),
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {
+                    "app.kubernetes.io/name": name,
+                    "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                    "kubernetes.io/service-name": name,
+                },
+                "ownerReferences": [{
+                    "apiVersion": "v1",
+                    "kind": "Service",
+                    "name": name,
+                    "uid": uid(1, number),
+                    "controller": true,
+                    "blockOwnerDeletion": true,
+                }],
+                "managedFields": managed_fields("kube-controller-manager", "f:endpoints"),
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+            "endpoints": pods,
+        })
+    }
+
+    fn endpoint(self, service: u32, pod: u32) -> Value {
+        let number = self.pod(service, pod);
+        let node = node_of(number);
+        json!({
+            "addresses": [pod_address(number)],
+            "conditions": {"ready": true, "serving": true, "terminating": false},
+            "nodeName": format!("node-{node}"),
+            "zone": format!("zone-{}", node % 3),
+            "targetRef": {
+                "kind": "Pod",
+                "namespace": namespace(service),
+                "name": format!("{}-6f9c8d7b5-{number:05}", name(service)),
+                "uid": uid(3, number),
+            },
+        })
+    }
+
+    /// The object of the node itself.
+    pub(crate) fn node(self) -> Value {
+        let address = Ipv4Addr::from(NODE_ADDRESS);
+        json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": NODE, "labels": {"topology.kubernetes.io/zone": "zone-1"}},
+            "spec": {"podCIDRs": ["10.128.17.0/24"]},
+            "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+        })
+    }
+
+    /// Everything there is, as the events that a proxier begins with.
+    ///
+    /// The objects are made without JSON in between: under a profiler, reading it takes long.
+    pub(crate) fn events(self, interner: &mut Interner) -> anyhow::Result<Vec<Event>> {
+        let first = parse_slice(
+            self.slice(0, self.endpoints).to_string().as_bytes(),
+            interner,
+        )?;
+        ensure!(
+            first == self.parsed_slice(0, interner),
+            "the same slice differs when it is read from JSON"
+        );
+        let mut services = Vec::new();
+        let mut slices = Vec::new();
+        for number in 0..self.services {
+            services.push(parsed_service(number, interner));
+            slices.push(self.parsed_slice(number, interner));
+        }
+        let node = model::Node {
+            name: NODE.into(),
+            addresses: vec![NODE_ADDRESS.into()],
+            zone: Some("zone-1".into()),
+            region: None,
+            pod_cidrs: Vec::new(),
+        };
+        Ok(vec![
+            Event::Node(node),
+            Event::Services(Change::Reset(services)),
+            Event::EndpointSlices(Change::Reset(slices)),
+        ])
+    }
+
+    fn parsed_slice(self, number: u32, interner: &mut Interner) -> Parsed<model::EndpointSlice> {
+        let service = name(number);
+        let endpoint = |pod: u32, interner: &mut Interner| {
+            let at = self.pod(number, pod);
+            let node = node_of(at);
+            model::Endpoint {
+                address: pod_address(at).into(),
+                is_ready: true,
+                is_serving: true,
+                is_terminating: false,
+                node: Some(interner.intern(&format!("node-{node}"))),
+                zone: Some(interner.intern(&format!("zone-{}", node % 3))),
+                hints: None,
+            }
+        };
+        let namespace = interner.intern(&namespace(number));
+        let name = ObjectName::new(namespace, format!("{service}-x7k2p"));
+        Parsed {
+            name: name.clone(),
+            object: Some(model::EndpointSlice {
+                name,
+                service: interner.intern(&service),
+                ports: vec![model::SlicePort {
+                    name: interner.intern("http"),
+                    protocol: Protocol::Tcp,
+                    port: 8080,
+                }],
+                endpoints: (0..self.endpoints)
+                    .map(|pod| endpoint(pod, interner))
+                    .collect(),
+            }),
+            problems: Vec::new(),
+        }
+    }
+
+    /// The number of a Pod in the cluster. One more than there are at the start may come.
+    fn pod(self, service: u32, pod: u32) -> u32 {
+        service * (self.endpoints + 1) + pod
+    }
+}
+
+fn parsed_service(number: u32, interner: &mut Interner) -> Parsed<model::Service> {
+    let namespace = interner.intern(&namespace(number));
+    let name = ObjectName::new(namespace, interner.intern(&name(number)));
+    Parsed {
+        name: name.clone(),
+        object: Some(model::Service {
+            name,
+            created: Some("2026-01-01T00:00:00Z".into()),
+            cluster_ips: vec![cluster_ip(number).into()],
+            ports: vec![model::ServicePort {
+                name: interner.intern("http"),
+                protocol: Protocol::Tcp,
+                port: 80,
+                node_port: None,
+            }],
+            affinity_secs: None,
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+            annotations: None,
+        }),
+        problems: Vec::new(),
+    }
+}
+
+/// In 10.96.0.0/12.
+fn cluster_ip(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a60_0000 + number + 1)
+}
+
+/// In 10.128.0.0/9, which has room for 8 million.
+fn pod_address(pod: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a80_0000 + pod + 1)
+}
+
+/// The node that a Pod runs on; none of ours, so that all endpoints are alike.
+fn node_of(pod: u32) -> u32 {
+    // Scattered as by chance (Knuth's multiplicative hash).
+    100 + pod.wrapping_mul(2_654_435_761) % NODES
+}
+
+/// Reads an EndpointSlice as it comes from the API server.
+pub(crate) fn parse_slice(
+    json: &[u8],
+    interner: &mut Interner,
+) -> anyhow::Result<Parsed<model::EndpointSlice>> {
+    let wire: api::EndpointSlice = serde_json::from_slice(json)?;
+    wire.parse(interner).map_err(anyhow::Error::msg)
+}
+
+fn name(number: u32) -> String {
+    format!("service-{number:05}")
+}
+
+fn namespace(number: u32) -> String {
+    format!("team-{}", number / PER_NAMESPACE)
+}
+
+fn uid(kind: u32, number: u32) -> String {
+    format!("{number:08x}-5d4c-4b3a-9f8e-{kind:012x}")
+}
+
+/// What servers keep of who wrote which field; proxies do not look at it.
+fn managed_fields(manager: &str, field: &str) -> Value {
+    json!([{
+        "manager": manager,
+        "operation": "Update",
+        "apiVersion": "v1",
+        "time": "2026-01-01T00:00:00Z",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:app.kubernetes.io/name": {}}}, field: {}},
+    }])
+}

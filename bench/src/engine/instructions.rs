@@ -1,0 +1,89 @@
+//! Instructions per step, counted by callgrind: exact, and the same on a busy machine.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+use super::node::Step;
+
+/// Runs `program` under callgrind and gives the median of instructions of each step.
+///
+/// What a step costs in the kernel is not in it.
+pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
+    let directory = super::temporary("callgrind");
+    std::fs::create_dir_all(&directory)?;
+    let mut callgrind = Command::new("valgrind");
+    callgrind.args(["--tool=callgrind", "--quiet", "--collect-atstart=no"]);
+    callgrind.arg(format!(
+        "--callgrind-out-file={}",
+        directory.join("out").display()
+    ));
+    for step in Step::ALL {
+        // In the linker's form of the name: `bench::engine::node::comes`.
+        let function = format!("*engine4node{}{}*", step.name().len(), step.name());
+        callgrind.arg(format!("--toggle-collect={function}"));
+        callgrind.arg(format!("--dump-after={function}"));
+    }
+    callgrind.arg("--demangle=no").arg(program.get_program());
+    callgrind.args(program.get_args());
+    let output = callgrind
+        .stderr(Stdio::inherit())
+        .output()
+        .context("running valgrind (install the package valgrind)")?;
+    ensure!(output.status.success(), "valgrind: {}", output.status);
+    let counted = read(&directory);
+    std::fs::remove_dir_all(&directory)?;
+    counted
+}
+
+/// Reads what callgrind left: a file for each step.
+fn read(directory: &Path) -> anyhow::Result<BTreeMap<Step, u64>> {
+    let mut samples: BTreeMap<Step, Vec<u64>> = BTreeMap::new();
+    for entry in std::fs::read_dir(directory)? {
+        let text = std::fs::read_to_string(entry?.path())?;
+        if let Some((step, instructions)) = sample(&text) {
+            samples.entry(step).or_default().push(instructions);
+        }
+    }
+    let median = |(step, mut samples): (Step, Vec<u64>)| {
+        samples.sort_unstable();
+        (step, samples[samples.len() / 2])
+    };
+    let counted: BTreeMap<Step, u64> = samples.into_iter().map(median).collect();
+    ensure!(
+        counted.len() == Step::ALL.len(),
+        "callgrind saw {} of {} functions",
+        counted.len(),
+        Step::ALL.len()
+    );
+    Ok(counted)
+}
+
+/// The step that a file of callgrind's is about, and its instructions.
+fn sample(text: &str) -> Option<(Step, u64)> {
+    let after = |prefix: &str| text.lines().find_map(|line| line.strip_prefix(prefix));
+    let trigger = after("desc: Trigger: --dump-after=")?;
+    let step = Step::ALL
+        .into_iter()
+        .find(|step| trigger.contains(step.name()))?;
+    let totals = after("totals: ").or_else(|| after("summary: "))?;
+    let instructions = totals.split_whitespace().next()?.parse().ok()?;
+    Some((step, instructions))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_names_its_step() {
+        let text = "version: 1\ncmd: bench\npart: 3\n\ndesc: Trigger: \
+                    --dump-after=_ZN5bench6engine4node4goes17h0E\nevents: Ir\nsummary: 81213\n\n\
+                    fn=(1) x\n16 400\n\ntotals: 81213\n";
+        assert_eq!(sample(text), Some((Step::Goes, 81_213)));
+        let last = "desc: Trigger: Program termination\nevents: Ir\ntotals: 7\n";
+        assert_eq!(sample(last), None);
+    }
+}

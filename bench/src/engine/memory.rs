@@ -1,0 +1,147 @@
+//! What the daemon takes of memory while it follows an API server.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use api_server::ApiServer;
+use ipvs_netlink::Client;
+
+use super::cluster::{Cluster, NODE, NODE_ADDRESS};
+
+/// How long the daemon may take to program everything.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Memory of a process, in KiB.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// What is resident now (`VmRSS`).
+    pub(crate) resident: u64,
+    /// Of which private to the process and not backed by a file (`RssAnon`).
+    pub(crate) anonymous: u64,
+    /// The most that was resident (`VmHWM`).
+    pub(crate) peak: u64,
+}
+
+/// What a daemon takes that follows `cluster`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figures {
+    /// When all of it was programmed.
+    pub(crate) started: Memory,
+    /// After it had been read back and compared a few times.
+    pub(crate) settled: Memory,
+}
+
+/// Runs `program`, the real one, against an API server that has `cluster`, in the network namespace
+/// of the calling thread.
+pub(crate) fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<Figures> {
+    let server = ApiServer::start();
+    server.apply(cluster.node());
+    for number in 0..cluster.services {
+        server.apply(cluster.service(number));
+        server.apply(cluster.slice(number, cluster.endpoints));
+    }
+    add_node_address()?;
+    let directory = super::temporary("run");
+    std::fs::create_dir_all(&directory)?;
+    let mut daemon = Daemon::start(program, &server, &directory)?;
+    let figures = daemon.watch(cluster);
+    drop(daemon);
+    std::fs::remove_dir_all(&directory)?;
+    figures
+}
+
+pub(crate) fn add_node_address() -> anyhow::Result<()> {
+    let [a, b, c, d] = NODE_ADDRESS;
+    let address = format!("{a}.{b}.{c}.{d}/24");
+    let status = Command::new("ip")
+        .args(["address", "add", &address, "dev", "lo"])
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .status()
+        .context("running ip (install the package iproute2)")?;
+    ensure!(status.success(), "ip address add {address}: {status}");
+    Ok(())
+}
+
+/// The running daemon; killed when dropped.
+struct Daemon {
+    process: Child,
+}
+
+impl Daemon {
+    fn start(program: &Path, server: &ApiServer, directory: &Path) -> anyhow::Result<Self> {
+        let mut process = Command::new(program)
+            .args([
+                "run",
+                "--master",
+                &server.url(),
+                "--hostname-override",
+                NODE,
+            ])
+            .args(["--ipvs-sync-period", "5s", "--state-file"])
+            .arg(directory.join("state.json"))
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("running {}", program.display()))?;
+        // A daemon that nobody listens to would wait for room in the pipe.
+        if let Some(log) = process.stderr.take() {
+            std::thread::spawn(move || {
+                for line in BufReader::new(log).lines().map_while(Result::ok) {
+                    eprintln!("  {line}");
+                }
+            });
+        }
+        Ok(Self { process })
+    }
+
+    fn watch(&mut self, cluster: Cluster) -> anyhow::Result<Figures> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut client = Client::open()?;
+        while !is_programmed(&mut client, cluster)? {
+            if let Some(status) = self.process.try_wait()? {
+                bail!("the daemon ended: {status}");
+            }
+            ensure!(Instant::now() < deadline, "not programmed in {PATIENCE:?}");
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        let started = self.memory()?;
+        // Three sync periods.
+        std::thread::sleep(Duration::from_secs(16));
+        let settled = self.memory()?;
+        Ok(Figures { started, settled })
+    }
+
+    fn memory(&self) -> anyhow::Result<Memory> {
+        let path = format!("/proc/{}/status", self.process.id());
+        let status = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let field = |name: &str| -> anyhow::Result<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let number = line.and_then(|line| line.split_whitespace().next());
+            let number = number.with_context(|| format!("{path} has no {name}"))?;
+            Ok(number.parse()?)
+        };
+        Ok(Memory {
+            resident: field("VmRSS:")?,
+            anonymous: field("RssAnon:")?,
+            peak: field("VmHWM:")?,
+        })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended by itself; then it is only waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Whether the kernel's table has all of `cluster`.
+fn is_programmed(client: &mut Client, cluster: Cluster) -> anyhow::Result<bool> {
+    let table = client.table()?;
+    let destinations: usize = table.iter().map(|(_, servers)| servers.len()).sum();
+    Ok(destinations as u64 == cluster.all_endpoints())
+}
