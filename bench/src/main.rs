@@ -19,6 +19,7 @@ mod demo;
 mod engine;
 mod inside;
 mod netlink;
+mod nftables;
 mod replay;
 
 /// Measurements of ipvs-proxier, and its demonstration.
@@ -43,6 +44,8 @@ enum Command {
     Engine(engine::Flags),
     /// IPVS over netlink, against the limit (raw pre-encoded messages) and against ipvsadm.
     Netlink(netlink::Flags),
+    /// Packet rules over netlink, against nft.
+    Nftables(nftables::Flags),
     /// What the schedulers pick in a trace: JSON lines in, one line per pick out.
     Replay,
 }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Demo { proxier } => demo::run(proxier),
         Command::Engine(flags) => flags.run(),
         Command::Netlink(flags) => flags.run(),
+        Command::Nftables(flags) => flags.run(),
         Command::Replay => replay::run(),
     };
     match result {

@@ -29,6 +29,7 @@ mod watch;
 
 pub use change::{Change, InTable};
 pub use client::{Client, TransactionError};
+pub use message::transaction_length;
 pub use networks::Networks;
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 pub use set::{Data, Element, Key, Kind, Set};

@@ -90,6 +90,15 @@ pub(super) fn transaction(
     })
 }
 
+/// How many bytes the transaction of these changes has.
+///
+/// # Errors
+/// [`ipvs_netlink::Error::TooLong`] when a name is too long for netlink.
+pub fn transaction_length(table: &str, changes: &[Change]) -> Result<usize> {
+    let encoded = transaction(table, Base::Existing, changes, 0, Grouping::Together)?;
+    Ok(encoded.batch.as_bytes().len())
+}
+
 /// How many changes at the beginning fit into one message; at least one.
 fn alike(changes: &[Change]) -> usize {
     let same = |change: &Change| match (&changes[0], change) {

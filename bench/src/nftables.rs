@@ -1,0 +1,255 @@
+//! `bench nftables`: setting the packet rules of a large cluster, against `nft -f`.
+//!
+//! Both set the same table, in turn, several rounds, each in a network namespace of its own:
+//!
+//! * *whole*: the table of all Services, from nothing, in one transaction;
+//! * *element*: one more frontend in that table.
+//!
+//! The clock runs for what each does from the rules as a value, or as a text, until the kernel has
+//! them.
+
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use proxier::model::{Protocol, TrafficPolicy};
+use proxier::nftables::{Change, Client, transaction_length};
+use proxier::rules::{Config, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
+use serde::Serialize;
+
+use crate::inside;
+
+/// Flags of `bench nftables`.
+#[derive(Args, Debug)]
+pub(crate) struct Flags {
+    /// How many Services, each with a cluster IP.
+    #[arg(long, default_value_t = 10_000)]
+    services: u32,
+
+    /// How often everything is measured; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The medians, in seconds, and what they come to.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Figures {
+    kernel: String,
+    services: u32,
+    rounds: usize,
+    whole_secs: f64,
+    whole_nft_secs: f64,
+    element_secs: f64,
+    element_nft_secs: f64,
+    /// How many times faster than `nft -f` with the whole table.
+    times_whole: f64,
+    /// How many times faster than `nft -f` with one element.
+    times_element: f64,
+    /// Bytes of the transaction per Service, for all and for half of them.
+    bytes_per_service: f64,
+    bytes_per_service_of_half: f64,
+}
+
+/// What one round came to.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    whole: Duration,
+    element: Duration,
+}
+
+impl Flags {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        if !inside::is_inside() {
+            return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
+        }
+        ensure!(self.services > 1 && self.rounds > 0, "nothing to measure");
+        let figures = self.measure()?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&figures)?);
+        } else {
+            print!("{}", figures.table());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn measure(&self) -> anyhow::Result<Figures> {
+        let (mut ours, mut nfts) = (Vec::new(), Vec::new());
+        for round in 1..=self.rounds {
+            ours.push(lab::in_fresh_network(|| self.ours())??);
+            nfts.push(lab::in_fresh_network(|| self.nft())??);
+            let (Some(one), Some(other)) = (ours.last(), nfts.last()) else {
+                continue;
+            };
+            eprintln!(
+                "round {round} of {}: {one:.3?}, nft {other:.3?}",
+                self.rounds
+            );
+        }
+        let whole = |rounds: &[Round]| median(rounds.iter().map(|it| it.whole));
+        let element = |rounds: &[Round]| median(rounds.iter().map(|it| it.element));
+        let bytes = |services: u32| -> anyhow::Result<f64> {
+            let changes = rules(services).table().creation();
+            Ok(precise(transaction_length(TABLE, &changes)?) / f64::from(services))
+        };
+        Ok(Figures {
+            kernel: lab::kernel_release(),
+            services: self.services,
+            rounds: self.rounds,
+            whole_secs: whole(&ours),
+            whole_nft_secs: whole(&nfts),
+            element_secs: element(&ours),
+            element_nft_secs: element(&nfts),
+            times_whole: whole(&nfts) / whole(&ours),
+            times_element: element(&nfts) / element(&ours),
+            bytes_per_service: bytes(self.services)?,
+            bytes_per_service_of_half: bytes(self.services / 2)?,
+        })
+    }
+
+    fn ours(&self) -> anyhow::Result<Round> {
+        let mut rules = rules(self.services);
+        let mut client = Client::open(TABLE)?;
+        let start = Instant::now();
+        client.replace(rules.table())?;
+        let whole = start.elapsed();
+        rules.take_changes();
+
+        let start = Instant::now();
+        rules.set_frontend(place(self.services), Some(frontend()));
+        client.apply(&rules.take_changes())?;
+        let element = start.elapsed();
+        check(self.services + 1)?;
+        Ok(Round { whole, element })
+    }
+
+    fn nft(&self) -> anyhow::Result<Round> {
+        let mut rules = rules(self.services);
+        let text = rules.table().named(TABLE).to_string();
+        let start = Instant::now();
+        nft(&text)?;
+        let whole = start.elapsed();
+        rules.take_changes();
+
+        rules.set_frontend(place(self.services), Some(frontend()));
+        let text: String = rules
+            .take_changes()
+            .iter()
+            .map(|change: &Change| format!("{}\n", change.in_table(TABLE)))
+            .collect();
+        let start = Instant::now();
+        nft(&text)?;
+        let element = start.elapsed();
+        check(self.services + 1)?;
+        Ok(Round { whole, element })
+    }
+}
+
+/// The rules of that many Services.
+fn rules(services: u32) -> Ruleset {
+    let mut rules = Ruleset::new(Config::default());
+    for number in 0..services {
+        let place = place(number);
+        rules.set_frontend(place, Some(frontend()));
+        rules.set_service_address(place.address, true);
+    }
+    rules
+}
+
+/// The cluster IP number `number`, in 10.96.0.0/12.
+fn place(number: u32) -> Place {
+    let address = Ipv4Addr::from(0x0a60_0000 | (number & 0x000f_ffff));
+    Place {
+        address: IpAddr::V4(address),
+        protocol: Protocol::Tcp,
+        port: 443,
+    }
+}
+
+fn frontend() -> Frontend {
+    Frontend {
+        kind: Kind::ClusterIp,
+        policy: TrafficPolicy::Cluster,
+        endpoints: Endpoints::Some,
+        source_ranges: None,
+        inside: None,
+    }
+}
+
+/// Runs `nft -f -`.
+fn nft(text: &str) -> anyhow::Result<()> {
+    let mut child = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .spawn()
+        .context("running nft (install the package nftables)")?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(text.as_bytes())?;
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "nft -f: {status}");
+    Ok(())
+}
+
+/// Sees to it that the kernel has as many frontends as were set.
+fn check(expected: u32) -> anyhow::Result<()> {
+    let output = Command::new("nft")
+        .args(["list", "map", "inet", TABLE, "frontends-4"])
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .output()?;
+    let found = String::from_utf8_lossy(&output.stdout)
+        .matches(" : goto")
+        .count();
+    ensure!(found == expected as usize, "{found} frontends");
+    Ok(())
+}
+
+fn median(values: impl Iterator<Item = Duration>) -> f64 {
+    let mut values: Vec<Duration> = values.collect();
+    values.sort();
+    values[values.len() / 2].as_secs_f64()
+}
+
+/// A number of bytes, far below where `f64` gets coarse.
+fn precise(bytes: usize) -> f64 {
+    u32::try_from(bytes).map_or(f64::INFINITY, f64::from)
+}
+
+impl Figures {
+    fn table(&self) -> String {
+        let Self {
+            services,
+            rounds,
+            kernel,
+            ..
+        } = self;
+        format!(
+            "rules of {services} services, Linux {kernel}, median of {rounds}\n\n\
+             {:>16}  {:>10}  {:>10}\n\
+             {:>16}  {:>8.1}ms  {:>8.1}ms   {:.1} times faster (target 5)\n\
+             {:>16}  {:>8.2}ms  {:>8.2}ms   {:.1} times faster (target 5)\n\n\
+             transaction: {:.1} bytes per service; {:.1} for half as many services\n",
+            "",
+            "ours",
+            "nft -f",
+            "whole",
+            self.whole_secs * 1e3,
+            self.whole_nft_secs * 1e3,
+            self.times_whole,
+            "element",
+            self.element_secs * 1e3,
+            self.element_nft_secs * 1e3,
+            self.times_element,
+            self.bytes_per_service,
+            self.bytes_per_service_of_half,
+        )
+    }
+}
