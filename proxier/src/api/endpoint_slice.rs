@@ -166,7 +166,7 @@ pub(super) fn slice_ports(
     findings: &mut Findings,
 ) -> Vec<model::SlicePort> {
     let instead = "the port is skipped";
-    let mut ports = Vec::new();
+    let mut ports = Vec::with_capacity(wire.len());
     let mut seen = HashSet::new();
     for (index, port) in wire.iter().enumerate() {
         let at = format!("{at}[{index}]");

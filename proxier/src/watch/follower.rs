@@ -1,6 +1,5 @@
 //! Listing one kind of object and watching it from there on.
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +15,6 @@ use super::query::{Query, Since};
 use super::resource::{self, Head, Line, ListHead, Name, Resource, Version, What};
 use super::status::{Entry, State};
 use super::{Message, Timeouts};
-use crate::model::ObjectName;
 use crate::problem::Problem;
 use crate::store::{Change, Interner, Parsed};
 
@@ -214,7 +212,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.problems.clear();
         let query = self.query().stream(since, self.watch_time());
         let result = match self.open(&query).await {
-            Ok(answer) => self.consume(answer, Some(BTreeMap::new())).await,
+            Ok(answer) => self.consume(answer, Some(Vec::new())).await,
             Err(failure) => Err(failure),
         };
         if let (Next::List(_), Err(failure)) = (&self.next, &result)
@@ -261,7 +259,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn consume(
         &mut self,
         mut answer: Answer,
-        mut gathered: Option<BTreeMap<ObjectName, Parsed<R::Object>>>,
+        mut gathered: Option<Vec<Parsed<R::Object>>>,
     ) -> Result<(), Failure> {
         let mut cutter = LineCutter::default();
         loop {
@@ -286,7 +284,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                         self.advance(version);
                     }
                     (Told::Complete(version), Some(objects)) => {
-                        let objects = std::mem::take(objects).into_values().collect();
+                        let objects = std::mem::take(objects);
                         gathered = None;
                         self.complete(objects, version).await;
                         self.entry.state(State::Watching);
@@ -421,15 +419,11 @@ impl Shared {
 }
 
 /// Takes a change into a list that is not complete yet.
-fn gather<T>(objects: &mut BTreeMap<ObjectName, Parsed<T>>, change: Change<T>) {
+fn gather<T>(objects: &mut Vec<Parsed<T>>, change: Change<T>) {
     match change {
-        Change::Apply(parsed) => drop(objects.insert(parsed.name.clone(), parsed)),
-        Change::Delete(name) => drop(objects.remove(&name)),
-        Change::Reset(all) => {
-            *objects = all
-                .into_iter()
-                .map(|parsed| (parsed.name.clone(), parsed))
-                .collect();
-        }
+        // One that is told twice counts as it was told last.
+        Change::Apply(parsed) => objects.push(parsed),
+        Change::Delete(name) => objects.retain(|parsed| parsed.name != name),
+        Change::Reset(all) => *objects = all,
     }
 }

@@ -11,7 +11,7 @@ use crate::model::{Cidr, Family};
 
 /// The cluster IPs, at most one per family: `clusterIPs`, or `clusterIP` where there is no list.
 pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<IpAddr> {
-    let mut addresses: Vec<IpAddr> = Vec::new();
+    let mut addresses: Vec<IpAddr> = Vec::with_capacity(spec.cluster_ips.len());
     if spec.cluster_ips.is_empty() {
         if !spec.cluster_ip.is_blank() {
             let instead = "the Service is not served";

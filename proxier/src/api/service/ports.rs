@@ -14,7 +14,7 @@ pub(super) fn ports(
     interner: &mut Interner,
     findings: &mut Findings,
 ) -> Vec<model::ServicePort> {
-    let mut ports = Vec::new();
+    let mut ports = Vec::with_capacity(wire.len());
     let mut numbers = HashSet::new();
     let mut names = HashSet::new();
     let mut node_ports = HashSet::new();
