@@ -8,6 +8,9 @@ use anyhow::{Context as _, ensure};
 
 use super::node::Step;
 
+/// Where the functions are that are counted.
+const MODULE: &str = "bench::engine::node";
+
 /// Runs `program` under callgrind and gives the median of instructions of each step.
 ///
 /// What a step costs in the kernel is not in it.
@@ -15,19 +18,21 @@ pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
     let directory = super::temporary("callgrind");
     std::fs::create_dir_all(&directory)?;
     let mut callgrind = Command::new("valgrind");
-    callgrind.args(["--tool=callgrind", "--quiet", "--collect-atstart=no"]);
+    callgrind.args(["--tool=callgrind", "--quiet"]);
     callgrind.arg(format!(
         "--callgrind-out-file={}",
         directory.join("out").display()
     ));
     for step in Step::ALL {
-        // In the linker's form of the name: `bench::engine::node::comes`.
-        let function = format!("*engine4node{}{}*", step.name().len(), step.name());
-        callgrind.arg(format!("--toggle-collect={function}"));
+        // A file for what came before the step, which is not read, and one for the step. Wildcards
+        // would do only once.
+        let function = format!("{MODULE}::{}", step.name());
+        callgrind.arg(format!("--dump-before={function}"));
         callgrind.arg(format!("--dump-after={function}"));
     }
-    callgrind.arg("--demangle=no").arg(program.get_program());
-    callgrind.args(program.get_args());
+    callgrind
+        .arg(program.get_program())
+        .args(program.get_args());
     let output = callgrind
         .stderr(Stdio::inherit())
         .output()
@@ -65,9 +70,10 @@ fn read(directory: &Path) -> anyhow::Result<BTreeMap<Step, u64>> {
 fn sample(text: &str) -> Option<(Step, u64)> {
     let after = |prefix: &str| text.lines().find_map(|line| line.strip_prefix(prefix));
     let trigger = after("desc: Trigger: --dump-after=")?;
+    let function = trigger.strip_prefix(MODULE)?.strip_prefix("::")?;
     let step = Step::ALL
         .into_iter()
-        .find(|step| trigger.contains(step.name()))?;
+        .find(|step| function.starts_with(step.name()))?;
     let totals = after("totals: ").or_else(|| after("summary: "))?;
     let instructions = totals.split_whitespace().next()?.parse().ok()?;
     Some((step, instructions))
@@ -80,7 +86,7 @@ mod tests {
     #[test]
     fn a_dump_names_its_step() {
         let text = "version: 1\ncmd: bench\npart: 3\n\ndesc: Trigger: \
-                    --dump-after=_ZN5bench6engine4node4goes17h0E\nevents: Ir\nsummary: 81213\n\n\
+                    --dump-after=bench::engine::node::goes\nevents: Ir\nsummary: 81213\n\n\
                     fn=(1) x\n16 400\n\ntotals: 81213\n";
         assert_eq!(sample(text), Some((Step::Goes, 81_213)));
         let last = "desc: Trigger: Program termination\nevents: Ir\ntotals: 7\n";
