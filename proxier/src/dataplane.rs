@@ -37,23 +37,30 @@ pub trait Dataplane {
     fn virtual_server(&mut self, key: &ipvs::ServiceKey)
     -> Result<Option<ObservedServer>, Failure>;
 
-    /// Whether there are packet rules of ours, whatever they say.
+    /// The number of the present state of all packet rules, whoever's; every change changes it.
+    /// `None` when there are none of ours.
     ///
     /// # Errors
     /// When that cannot be found out.
-    fn has_rules(&mut self) -> Result<bool, Failure>;
+    fn rules_generation(&mut self) -> Result<Option<u32>, Failure>;
 
     /// Changes our packet rules in one moment: all of `changes` or none. `table` is what comes out.
+    /// Answers the number of the state then, where it is known.
     ///
     /// # Errors
     /// When the kernel refuses; what it has then need not be what it had.
-    fn change_rules(&mut self, table: &nftables::Table, changes: &[nftables::Change]) -> Outcome;
+    fn change_rules(
+        &mut self,
+        table: &nftables::Table,
+        changes: &[nftables::Change],
+    ) -> Result<Option<u32>, Failure>;
 
-    /// Makes `table` our packet rules, in one moment, whatever they were.
+    /// Makes `table` our packet rules, in one moment, whatever they were; answers as
+    /// [`Dataplane::change_rules`].
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn replace_rules(&mut self, table: &nftables::Table) -> Outcome;
+    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure>;
 
     /// Deletes our packet rules, if there are any.
     ///

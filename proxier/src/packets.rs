@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::dataplane::{Dataplane, Outcome};
+use crate::dataplane::{Dataplane, Failure};
 use crate::model::{Cidr, Family, Node, Protocol};
 use crate::plan::{Changed, Desired};
 use crate::rules::{self, DetectLocal, MasqueradeBit, Place, Ruleset};
@@ -175,6 +175,21 @@ impl Packets {
         self.kernel = Kernel::Unknown;
     }
 
+    /// The kernel has rules with this fingerprint. Answers whether they are as they should be.
+    pub fn trust(&mut self, fingerprint: rules::Fingerprint) -> bool {
+        if self.ruleset.fingerprint() == fingerprint {
+            self.ruleset.take_changes();
+            self.kernel = Kernel::InStep;
+            self.retry = None;
+        }
+        self.is_in_step()
+    }
+
+    /// Tells the rules as they should be from others.
+    pub fn fingerprint(&self) -> rules::Fingerprint {
+        self.ruleset.fingerprint()
+    }
+
     /// The rules as they should be; prints in nft's syntax.
     pub fn table(&self) -> &crate::nftables::Table {
         self.ruleset.table()
@@ -186,8 +201,12 @@ impl Packets {
     }
 
     /// Sets what changed, in one transaction, or everything where the kernel's rules are not known;
-    /// `None` when there is nothing to set.
-    pub fn program(&mut self, dataplane: &mut impl Dataplane, now: Duration) -> Option<Outcome> {
+    /// `None` when there is nothing to set. Answers the number of the state that it led to.
+    pub fn program(
+        &mut self,
+        dataplane: &mut impl Dataplane,
+        now: Duration,
+    ) -> Option<Result<Option<u32>, Failure>> {
         if self.retry.is_some_and(|retry| now < retry.at) {
             return None;
         }

@@ -36,7 +36,7 @@ mod frontend;
 mod names;
 mod ruleset;
 
-pub use ruleset::{Ruleset, table};
+pub use ruleset::{Fingerprint, Ruleset, table};
 
 /// The name of the table (family `inet`).
 pub const TABLE: &str = "ipvs-proxier";

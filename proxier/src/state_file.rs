@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::drain::Drains;
 use crate::owned::Owned;
+use crate::rules::Fingerprint;
 
 /// The journal is written anew when it has this many lines more than twice what it has to say.
 const SLACK: usize = 1_000;
@@ -27,6 +28,9 @@ pub struct State {
     pub owned: Owned,
     /// The destinations on their way out.
     pub drains: Drains,
+    /// The packet rules that were set last: the number of the state of all rules then, and what ours
+    /// were.
+    pub rules: Option<(u32, Fingerprint)>,
 }
 
 /// One thing learnt; a line of the file.
@@ -53,6 +57,13 @@ pub enum Record {
         destination: std::net::SocketAddr,
         /// Until when at most, in seconds since boot.
         until: u64,
+    },
+    /// Packet rules were set.
+    Rules {
+        /// The number of the state of all rules then.
+        generation: u32,
+        /// What ours were.
+        fingerprint: Fingerprint,
     },
     /// A destination drains no more.
     Drained {
@@ -150,6 +161,10 @@ impl State {
                 self.drains
                     .begin(server.into(), destination.into(), Duration::ZERO, deadline);
             }
+            Record::Rules {
+                generation,
+                fingerprint,
+            } => self.rules = Some((generation, fingerprint)),
             Record::Drained {
                 server,
                 destination,
@@ -173,7 +188,11 @@ impl State {
                 until: drain.deadline.as_secs(),
             })
         });
-        owned.chain(drains).collect()
+        let rules = self.rules.map(|(generation, fingerprint)| Record::Rules {
+            generation,
+            fingerprint,
+        });
+        owned.chain(drains).chain(rules).collect()
     }
 }
 

@@ -97,8 +97,6 @@ proptest! {
         node.calm_down();
         node.kernel_is_what_it_should_be();
         node.nothing_is_written();
-        node.restart();
-        node.nothing_is_written();
     }
 
     #[test]

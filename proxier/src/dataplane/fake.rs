@@ -24,6 +24,8 @@ pub struct FakeKernel {
     pub state: Observed,
     /// The packet rules.
     pub rules: Option<Table>,
+    /// How often packet rules were changed, by anybody.
+    pub rules_generation: u32,
     /// How many Ops were applied and packet rules set, successful or not.
     pub writes: usize,
     /// How often all of it was read.
@@ -60,28 +62,25 @@ impl Dataplane for FakeKernel {
         Ok(self.state.virtual_servers.get(key).cloned())
     }
 
-    fn has_rules(&mut self) -> Result<bool, Failure> {
-        Ok(self.rules.is_some())
+    fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        Ok(self.rules.as_ref().map(|_| self.rules_generation))
     }
 
     /// Refuses changes that do not lead from the rules there are to `table`.
-    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Outcome {
+    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Result<Option<u32>, Failure> {
         let rules = self.rules.clone();
         let is_right = rules.is_some_and(|rules| rules.difference(table) == changes);
         let judgement = refuse_if(!is_right, Errno::NOENT);
-        self.write(&"changing the packet rules", judgement, |kernel| {
-            kernel.rules = Some(table.clone());
-        })
+        self.write_rules(table, judgement)
     }
 
-    fn replace_rules(&mut self, table: &Table) -> Outcome {
-        self.write(&"replacing the packet rules", Ok(()), |kernel| {
-            kernel.rules = Some(table.clone());
-        })
+    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
+        self.write_rules(table, Ok(()))
     }
 
     fn delete_rules(&mut self) -> Outcome {
         self.rules = None;
+        self.rules_generation += 1;
         Ok(())
     }
 
@@ -95,6 +94,18 @@ impl Dataplane for FakeKernel {
 }
 
 impl FakeKernel {
+    fn write_rules(
+        &mut self,
+        table: &Table,
+        judgement: Result<(), Errno>,
+    ) -> Result<Option<u32>, Failure> {
+        self.write(&"setting packet rules", judgement, |kernel| {
+            kernel.rules = Some(table.clone());
+            kernel.rules_generation += 1;
+        })?;
+        Ok(Some(self.rules_generation))
+    }
+
     /// Does `work` if the kernel would, unless something goes wrong.
     fn write(
         &mut self,

@@ -77,22 +77,31 @@ impl Dataplane for Linux {
         Ok(virtual_servers::observe_one(&mut self.ipvs, key)?)
     }
 
-    fn has_rules(&mut self) -> Result<bool, Failure> {
-        Ok(self.rules.exists()?)
+    fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        if !self.rules.exists()? {
+            return Ok(None);
+        }
+        Ok(Some(self.rules.read_generation()?))
     }
 
-    fn change_rules(&mut self, table: &nftables::Table, changes: &[nftables::Change]) -> Outcome {
+    fn change_rules(
+        &mut self,
+        table: &nftables::Table,
+        changes: &[nftables::Change],
+    ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(changes) {
             Err(error) if error.is_out_of_step() => {
                 tracing::warn!("{error}; setting all packet rules anew");
-                self.replace_rules(table)
+                return self.replace_rules(table);
             }
-            other => Ok(other?),
+            other => other?,
         }
+        Ok(self.rules.generation())
     }
 
-    fn replace_rules(&mut self, table: &nftables::Table) -> Outcome {
-        Ok(self.rules.replace(table)?)
+    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure> {
+        self.rules.replace(table)?;
+        Ok(self.rules.generation())
     }
 
     fn delete_rules(&mut self) -> Outcome {

@@ -104,6 +104,12 @@ impl Client {
         self.transport.port()
     }
 
+    /// The number of the packet filter's state that our last transaction led to; `None` before the
+    /// first, and after one that failed.
+    pub fn generation(&self) -> Option<u32> {
+        self.generation
+    }
+
     /// Whether the table exists.
     ///
     /// # Errors
@@ -198,7 +204,10 @@ impl Client {
     }
 
     /// The number of the packet filter's present state, which every transaction of anybody changes.
-    fn read_generation(&mut self) -> Result<u32, Error> {
+    ///
+    /// # Errors
+    /// The socket's and the kernel's.
+    pub fn read_generation(&mut self) -> Result<u32, Error> {
         let kind = (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETGEN;
         self.transport.query(
             kind,

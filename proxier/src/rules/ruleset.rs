@@ -1,6 +1,8 @@
 //! The table of a node, and what every change of it costs.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -26,8 +28,13 @@ pub struct Ruleset {
     /// How many frontends with endpoints an address has.
     pingable: BTreeMap<IpAddr, usize>,
     table: Table,
+    /// The sum of the hashes of everything in the table.
+    fingerprint: Fingerprint,
     before: Before,
 }
+
+/// What a table says, in a few bytes: equal tables have equal ones in the same build of the program.
+pub type Fingerprint = u64;
 
 /// What the touched parts of the table were at the last [`Ruleset::take_changes`].
 #[derive(Clone, Debug, Default)]
@@ -64,8 +71,10 @@ pub fn table<'a>(
 impl Ruleset {
     /// The rules of a node without Services.
     pub fn new(config: Config) -> Self {
+        let table = skeleton(&config);
         Self {
-            table: skeleton(&config),
+            fingerprint: fingerprint(&[&env!("CARGO_PKG_VERSION"), &table]),
+            table,
             config,
             frontends: BTreeMap::new(),
             marks: BTreeMap::new(),
@@ -77,6 +86,11 @@ impl Ruleset {
     /// The table as it should be.
     pub fn table(&self) -> &Table {
         &self.table
+    }
+
+    /// Tells the table from others.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
     }
 
     /// What changed since this was called before, in an order that the kernel accepts.
@@ -181,24 +195,47 @@ impl Ruleset {
         let Some(set) = self.table.sets.get_mut(name) else {
             return;
         };
+        let hash = |data: &Option<Option<Data>>| match data.clone() {
+            Some(data) => {
+                let key = key.clone();
+                fingerprint(&[&name, &Element { key, data }])
+            }
+            None => 0,
+        };
+        let now = hash(&data);
         let before = match data {
             Some(data) => set.elements.insert(key.clone(), data),
             None => set.elements.remove(&key),
         };
+        let gone = hash(&before);
+        self.fingerprint = self.fingerprint.wrapping_add(now).wrapping_sub(gone);
         let touched = (set.name.clone(), key);
         self.before.elements.entry(touched).or_insert(before);
     }
 
     fn add_chain(&mut self, chain: Chain) {
         let name = chain.name.clone();
+        let now = fingerprint(&[&chain]);
         let before = self.table.chains.insert(name.clone(), chain);
+        let gone = before.as_ref().map_or(0, |chain| fingerprint(&[chain]));
+        self.fingerprint = self.fingerprint.wrapping_add(now).wrapping_sub(gone);
         self.before.chains.entry(name).or_insert(before);
     }
 
     fn remove_chain(&mut self, name: &Arc<str>) {
         let before = self.table.chains.remove(name);
+        let gone = before.as_ref().map_or(0, |chain| fingerprint(&[chain]));
+        self.fingerprint = self.fingerprint.wrapping_sub(gone);
         self.before.chains.entry(name.clone()).or_insert(before);
     }
+}
+
+fn fingerprint(parts: &[&dyn Debug]) -> Fingerprint {
+    let mut hasher = DefaultHasher::new();
+    for part in parts {
+        format!("{part:?}").hash(&mut hasher);
+    }
+    hasher.finish()
 }
 
 fn clone<K: Clone, V: Clone>((key, value): (&K, &V)) -> (K, V) {

@@ -51,7 +51,16 @@ impl<D: Dataplane> Proxier<D> {
                 .extend(self.planner.desired().restricted());
             self.retries.at_once(now);
         }
-        outcome
+        let Ok(Some(generation)) = outcome.as_ref()? else {
+            return outcome.map(|outcome| outcome.map(drop));
+        };
+        let fingerprint = packets.fingerprint();
+        self.state.rules = Some((*generation, fingerprint));
+        self.unwritten.push(Record::Rules {
+            generation: *generation,
+            fingerprint,
+        });
+        Some(Ok(()))
     }
 
     /// Records as ours what is about to be programmed.

@@ -45,14 +45,10 @@ impl<D: Dataplane> Proxier<D> {
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         self.machine = machine;
         self.known = self.dataplane.observe()?;
-        if let Some(packets) = &mut self.packets
-            && !self.dataplane.has_rules()?
-        {
-            packets.distrust();
-        }
         self.is_known = true;
         self.pending = Changed::default();
         self.update_plan();
+        self.look_at_rules()?;
         self.recognise_drains(now);
         self.retries.all();
         Ok(std::mem::take(&mut self.pending))
@@ -82,6 +78,22 @@ impl<D: Dataplane> Proxier<D> {
         self.pending
             .addresses
             .extend(self.retries.due_addresses(now));
+        Ok(())
+    }
+
+    /// Finds out whether the packet rules have to be set anew: they are gone, or this process has not
+    /// set any yet and somebody has changed something since the last one did.
+    fn look_at_rules(&mut self) -> Result<(), Error> {
+        let Some(packets) = &mut self.packets else {
+            return Ok(());
+        };
+        match (self.dataplane.rules_generation()?, self.state.rules) {
+            (None, _) => packets.distrust(),
+            (Some(now), Some((then, fingerprint))) if now == then && !packets.is_in_step() => {
+                packets.trust(fingerprint);
+            }
+            _ => {}
+        }
         Ok(())
     }
 

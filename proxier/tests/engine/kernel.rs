@@ -201,17 +201,17 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.virtual_server(key)
     }
 
-    fn has_rules(&mut self) -> Result<bool, Failure> {
-        self.0.borrow_mut().kernel.has_rules()
+    fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        self.0.borrow_mut().kernel.rules_generation()
     }
 
-    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Outcome {
+    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
         inner.kernel.change_rules(table, changes)
     }
 
-    fn replace_rules(&mut self, table: &Table) -> Outcome {
+    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
         inner.kernel.replace_rules(table)
