@@ -1,0 +1,52 @@
+//! `bench engine` as a program, at small sizes: it fails where a target is missed.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::{Command, Stdio};
+
+/// Whether `program` is installed; says so when it is not.
+fn has(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdout(Stdio::null());
+    let is_there = command.status().is_ok_and(|status| status.success());
+    if !is_there {
+        eprintln!("SKIP: {program} is not installed");
+    }
+    is_there
+}
+
+#[track_caller]
+fn holds(arguments: &[&str], expected: &[&str]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_bench"))
+        .arg("engine")
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    for words in expected {
+        assert!(text.contains(words), "{words} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_change_costs_as_much_in_a_larger_cluster() {
+    if has("valgrind") {
+        let arguments = ["--parts", "cpu", "--services", "60,600", "--changes", "5"];
+        holds(&arguments, &["600  comes", "600  goes", "600  forgotten"]);
+    }
+}
+
+#[test]
+fn a_change_takes_few_system_calls() {
+    if std::env::var_os("LAB_KERNEL").is_none() {
+        eprintln!("SKIP: LAB_KERNEL names no kernel");
+        return;
+    }
+    if has("strace") {
+        let arguments = ["--parts", "calls", "--services", "50"];
+        let read_back = "of which 1 are requests other than for a whole table";
+        holds(&arguments, &["2.0    2.0  of 10 times", read_back]);
+    }
+}
