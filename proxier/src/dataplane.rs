@@ -8,6 +8,7 @@ use std::fmt;
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
+use crate::conntrack::{Stale, Swept};
 use crate::nftables;
 use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
@@ -67,6 +68,12 @@ pub trait Dataplane {
     /// # Errors
     /// When the kernel refuses.
     fn delete_rules(&mut self) -> Outcome;
+
+    /// Deletes the flows that are stale from connection tracking, and no others.
+    ///
+    /// # Errors
+    /// When the kernel refuses; some are deleted then.
+    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure>;
 
     /// Applies `ops` in order and says of each whether it took effect.
     ///

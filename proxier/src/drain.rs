@@ -12,6 +12,7 @@
 //! process that is started next.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -74,13 +75,14 @@ impl Drains {
         deadline: Duration,
     ) {
         let server = self.servers.entry(key).or_default();
-        server.wait = FIRST_LOOK;
-        server.look_at = now + FIRST_LOOK;
-        let is_over = deadline <= now;
-        server
-            .destinations
-            .entry(destination)
-            .or_insert(Drain { deadline, is_over });
+        if let Entry::Vacant(new) = server.destinations.entry(destination) {
+            new.insert(Drain {
+                deadline,
+                is_over: deadline <= now,
+            });
+            server.wait = FIRST_LOOK;
+            server.look_at = now + FIRST_LOOK;
+        }
     }
 
     /// A destination is wanted, or gone. Answers whether it was draining.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use crate::conntrack::Swept;
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::model::Cidr;
 use crate::observed::Observed;
@@ -48,6 +49,8 @@ pub struct Proxier<D> {
     state_file: StateFile,
     /// What was learnt and is to be written with the next records.
     unwritten: Vec<Record>,
+    /// Ops whose stale flows are still to be forgotten.
+    unswept: Vec<Op>,
     excluded: Vec<Cidr>,
     retries: Retries,
     /// The packet rules, unless somebody else sees to them.
@@ -82,6 +85,8 @@ impl Input {
 pub struct Applied {
     /// What became of the packet rules, if they had to change.
     pub rules: Option<Outcome>,
+    /// What became of stale flows, if any could be.
+    pub flows: Option<Result<Swept, Failure>>,
     /// What was changed, in order.
     pub ops: Vec<Op>,
     /// What became of each Op, in order.
@@ -93,10 +98,12 @@ pub struct Applied {
 impl Applied {
     /// What failed.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
-        self.rules
-            .iter()
-            .chain(&self.outcomes)
+        let flows = self.flows.iter();
+        let flows = flows.filter_map(|result| result.as_ref().err());
+        let others = self.rules.iter().chain(&self.outcomes);
+        others
             .filter_map(|outcome| outcome.as_ref().err())
+            .chain(flows)
     }
 
     /// Whether `op` repairs what somebody else changed.
@@ -142,6 +149,7 @@ impl<D: Dataplane> Proxier<D> {
             state,
             state_file,
             unwritten: Vec::new(),
+            unswept: Vec::new(),
             excluded: Vec::new(),
             retries: Retries::default(),
             packets: None,
@@ -274,6 +282,7 @@ impl<D: Dataplane> Proxier<D> {
         }
         self.update_plan();
         self.look_at_due(now)?;
+        self.recognise_pending_drains(now);
         let pending = std::mem::take(&mut self.pending);
         let ops = self.diff_of(&pending);
         let result = self.apply(ops, now);

@@ -25,12 +25,7 @@ impl Stale {
     pub fn of<'a>(ops: impl IntoIterator<Item = &'a Op>, desired: &Desired) -> Self {
         let mut stale = Self::default();
         let mut marks = BTreeSet::new();
-        for op in ops {
-            let key = match *op {
-                Op::AddService(service) => service.key,
-                Op::DeleteService(key) | Op::DeleteDestination(key, _) => key,
-                _ => continue,
-            };
+        for key in ops.into_iter().filter_map(frontend) {
             match key {
                 ipvs::ServiceKey::Address { .. } => stale.add(&key, desired),
                 ipvs::ServiceKey::Mark { mark, .. } => {
@@ -52,6 +47,15 @@ impl Stale {
             }
         }
         stale
+    }
+
+    /// Whether flows may have become stale by `op`.
+    pub fn concerns(op: &Op) -> bool {
+        match frontend(op) {
+            Some(ipvs::ServiceKey::Address { protocol, .. }) => protocol != ipvs::Protocol::Tcp,
+            Some(_) => true,
+            None => false,
+        }
     }
 
     /// Flows of `protocol` to `frontend` are stale unless they lead to one of `endpoints`.
@@ -118,6 +122,15 @@ impl Stale {
             (Family::from(frontend.ip()), *protocol)
         };
         self.frontends.keys().map(part).collect()
+    }
+}
+
+/// The virtual server whose flows may have become stale by `op`.
+fn frontend(op: &Op) -> Option<ipvs::ServiceKey> {
+    match *op {
+        Op::AddService(service) => Some(service.key),
+        Op::DeleteService(key) | Op::DeleteDestination(key, _) => Some(key),
+        _ => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the log says of rounds.
 
+use crate::conntrack::Swept;
 use crate::dataplane::Dataplane;
 use crate::problem::Problem;
 use crate::report::NamedOp;
@@ -27,6 +28,11 @@ impl Journal {
             Some(Ok(())) => tracing::debug!("packet rules set"),
             Some(Err(failure)) => tracing::error!("{failure}"),
             None => {}
+        }
+        match &applied.flows {
+            Some(Ok(Swept { deleted: 0, .. })) | None => {}
+            Some(Ok(Swept { deleted, .. })) => tracing::info!(deleted, "stale flows forgotten"),
+            Some(Err(failure)) => tracing::error!("connection tracking: {failure}"),
         }
         for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
             let named = NamedOp::new(op, proxier.desired(), proxier.owned());

@@ -10,6 +10,7 @@ use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use super::{Dataplane, Failure, Outcome};
+use crate::conntrack::{Stale, Swept};
 use crate::nftables::{Change, Table};
 use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
@@ -26,6 +27,8 @@ pub struct FakeKernel {
     pub rules: Option<Table>,
     /// How often packet rules were changed, by anybody.
     pub rules_generation: u32,
+    /// What was swept from connection tracking.
+    pub swept: Vec<Stale>,
     /// How many Ops were applied and packet rules set, successful or not.
     pub writes: usize,
     /// How often all of it was read.
@@ -82,6 +85,12 @@ impl Dataplane for FakeKernel {
         self.rules = None;
         self.rules_generation += 1;
         Ok(())
+    }
+
+    /// There are no flows in memory; what would be stale is noted.
+    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
+        self.swept.push(stale.clone());
+        Ok(Swept::default())
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {

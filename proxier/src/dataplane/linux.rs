@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use super::{Dataplane, Failure, Outcome};
+use crate::conntrack::{Stale, Swept};
 use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
-use crate::{nftables, rules};
+use crate::{conntrack, nftables, rules};
 
 mod addresses;
 pub mod monitor;
@@ -24,6 +25,8 @@ pub struct Linux {
     ipvs: ipvs::Client,
     addresses: Addresses,
     rules: nftables::Client,
+    /// `None` where the kernel turned out to have no interface for it.
+    flows: Option<conntrack::Client>,
 }
 
 impl Linux {
@@ -36,6 +39,7 @@ impl Linux {
             ipvs: ipvs::Client::open()?,
             addresses: Addresses::open(service_addresses)?,
             rules: nftables::Client::open(rules::TABLE)?,
+            flows: Some(conntrack::Client::open()?),
         })
     }
 }
@@ -106,6 +110,20 @@ impl Dataplane for Linux {
 
     fn delete_rules(&mut self) -> Outcome {
         Ok(self.rules.delete()?)
+    }
+
+    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
+        let Some(flows) = &mut self.flows else {
+            return Ok(Swept::default());
+        };
+        match flows.sweep(stale) {
+            Err(error) if error.is_unsupported() => {
+                tracing::warn!("{error}; stale UDP flows have to time out (nf_conntrack_netlink)");
+                self.flows = None;
+                Ok(Swept::default())
+            }
+            other => Ok(other?),
+        }
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {

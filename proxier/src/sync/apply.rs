@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use super::{Applied, Error, Proxier, drained};
+use crate::conntrack::{Stale, Swept};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::op::Op;
 use crate::plan::Changed;
 use crate::state_file::{Key, Record};
+
+/// How soon flows are looked through again after that failed.
+const SWEEP_AGAIN: Duration = Duration::from_secs(5);
 
 impl<D: Dataplane> Proxier<D> {
     pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
@@ -25,8 +29,10 @@ impl<D: Dataplane> Proxier<D> {
         }
         self.retries.settle();
         self.state_file.append(&records)?;
+        let flows = self.sweep_flows(&ops, &outcomes, now);
         Ok(Applied {
             rules,
+            flows,
             ops,
             outcomes,
             drifted: Changed::default(),
@@ -61,6 +67,31 @@ impl<D: Dataplane> Proxier<D> {
             fingerprint,
         });
         Some(Ok(()))
+    }
+
+    /// Forgets UDP and SCTP flows whose endpoint is gone, or whose frontend is new.
+    fn sweep_flows(
+        &mut self,
+        ops: &[Op],
+        outcomes: &[Outcome],
+        now: Duration,
+    ) -> Option<Result<Swept, Failure>> {
+        let done = ops.iter().zip(outcomes);
+        let done = done
+            .filter(|(_, outcome)| outcome.is_ok())
+            .map(|(op, _)| op);
+        self.unswept.extend(done.filter(|op| Stale::concerns(op)));
+        let stale = Stale::of(&self.unswept, self.planner.desired());
+        if stale.is_empty() {
+            self.unswept.clear();
+            return None;
+        }
+        let result = self.dataplane.sweep_flows(&stale);
+        match &result {
+            Ok(_) => self.unswept.clear(),
+            Err(_) => self.retries.at_once(now + SWEEP_AGAIN),
+        }
+        Some(result)
     }
 
     /// Records as ours what is about to be programmed.

@@ -7,8 +7,9 @@ use ipvs_netlink as ipvs;
 
 use super::{Error, Proxier, drained};
 use crate::dataplane::Dataplane;
+use crate::drain::Drains;
 use crate::observed::Observed;
-use crate::plan::Changed;
+use crate::plan::{Changed, Desired};
 use crate::state_file::Record;
 use crate::store::Touched;
 
@@ -97,24 +98,24 @@ impl<D: Dataplane> Proxier<D> {
         Ok(())
     }
 
-    /// Finds destinations that were draining when this process began: unwanted, with weight 0.
+    /// Finds destinations that drain though nobody noted it: unwanted, with weight 0. So they were left
+    /// by a process that died, or by a return to service that failed.
     fn recognise_drains(&mut self, now: Duration) {
         let draining: BTreeSet<_> = self.state.drains.iter().map(|(key, ..)| key).collect();
         for key in draining {
             self.call_back(key);
         }
-        for (key, wanted) in &self.planner.desired().virtual_servers {
-            let Some(found) = self.known.virtual_servers.get(key) else {
-                continue;
-            };
-            let quiet = found.destinations.iter().map(|entry| entry.destination);
-            for destination in quiet.filter(|destination| destination.weight == 0) {
-                if !wanted.has_destination(&destination.key) {
-                    let deadline = now + wanted.drain;
-                    let drains = &mut self.state.drains;
-                    drains.begin(*key, destination.key, now, deadline);
-                }
-            }
+        let desired = self.planner.desired();
+        for key in desired.virtual_servers.keys() {
+            recognise(*key, desired, &self.known, now, &mut self.state.drains);
+        }
+    }
+
+    /// The same for what is about to be compared.
+    pub(super) fn recognise_pending_drains(&mut self, now: Duration) {
+        let desired = self.planner.desired();
+        for key in &self.pending.virtual_servers {
+            recognise(*key, desired, &self.known, now, &mut self.state.drains);
         }
     }
 
@@ -148,5 +149,25 @@ impl<D: Dataplane> Proxier<D> {
             }
         }
         drifted
+    }
+}
+
+fn recognise(
+    key: ipvs::ServiceKey,
+    desired: &Desired,
+    known: &Observed,
+    now: Duration,
+    drains: &mut Drains,
+) {
+    let wanted = desired.virtual_servers.get(&key);
+    let found = known.virtual_servers.get(&key);
+    let (Some(wanted), Some(found)) = (wanted, found) else {
+        return;
+    };
+    let destinations = found.destinations.iter().map(|entry| entry.destination);
+    for destination in destinations.filter(|destination| destination.weight == 0) {
+        if !wanted.has_destination(&destination.key) {
+            drains.begin(key, destination.key, now, now + wanted.drain);
+        }
     }
 }

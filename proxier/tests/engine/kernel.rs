@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use ipvs_netlink as ipvs;
+use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::dataplane::{Dataplane, Failure, Outcome};
 use proxier::nftables::{Change, Table};
@@ -219,6 +220,10 @@ impl Dataplane for Kernel {
 
     fn delete_rules(&mut self) -> Outcome {
         self.0.borrow_mut().kernel.delete_rules()
+    }
+
+    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
+        self.0.borrow_mut().kernel.sweep_flows(stale)
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {

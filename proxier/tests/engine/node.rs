@@ -122,7 +122,7 @@ impl Node {
             self.now = self.now.max(due);
             self.sync();
         }
-        panic!("never at rest");
+        panic!("never at rest: {:?}", self.proxier);
     }
 
     pub(crate) fn nothing_foreign_is_touched(&self) {
