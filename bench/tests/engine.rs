@@ -53,7 +53,7 @@ fn a_change_takes_few_system_calls() {
     }
     if has("strace") {
         let arguments = ["--parts", "calls", "--services", "50"];
-        let read_back = "of which 1 are requests other than for a whole table";
+        let read_back = "of which 2 are requests other than for a whole table";
         holds(&arguments, &["2.0    2.0  of 10 times", read_back]);
     }
 }

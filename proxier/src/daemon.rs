@@ -145,9 +145,22 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Makes one round as soon as everything has been told. Answers whether all of it took effect.
+    /// Makes one round as soon as everything has been told, and those that are due right after it.
+    /// Answers whether all of it took effect.
     pub fn run_once(&mut self, news: &Receiver<News>) -> bool {
-        self.listen(news) && self.act(clock::since_boot())
+        if !self.listen(news) {
+            return false;
+        }
+        let mut is_done = self.act(clock::since_boot());
+        // A scheduler that the kernel turns out not to have is replaced in the second round.
+        for _ in 0..2 {
+            let now = clock::since_boot();
+            if self.proxier.next_due().is_none_or(|due| due > now) {
+                break;
+            }
+            is_done = self.act(now);
+        }
+        is_done
     }
 
     /// What it works with.

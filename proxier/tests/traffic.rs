@@ -206,6 +206,19 @@ fn addresses_on_a_dummy_device_serve_as_well() {
 }
 
 #[test]
+fn a_scheduler_that_the_kernel_has_not_is_replaced() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let output = Proxier::new(&["--ipvs-scheduler", "nosuch"]).output("run", &["--once"]);
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words}");
+        assert!(words.contains("nosuch"), "{words}");
+        let both = names(&["pod1", "pod2"]);
+        assert_eq!(ask(&cluster.pod3, Over::Tcp, "10.96.1.1:80").0, both);
+    });
+}
+
+#[test]
 fn nothing_is_written_where_nothing_differs() {
     lab::test(|| {
         let _cluster = Cluster::conformance();

@@ -159,10 +159,9 @@ impl<D: Dataplane> Proxier<D> {
         if let Op::AddService(service) | Op::SetService(service) = op
             && failure.is_scheduler_missing()
             && let Some(scheduler) = service.scheduler
-            && scheduler != self.planner.config().scheduler
+            && self.machine.missing_schedulers.insert(scheduler)
         {
-            // Planned again with the default, at once.
-            self.machine.missing_schedulers.insert(scheduler);
+            // Planned again with the cluster's, or with rr, at once.
             self.pending.virtual_servers.insert(service.key);
             self.retries.at_once(now);
             return;

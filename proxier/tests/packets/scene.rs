@@ -8,7 +8,6 @@ use lab::net::{Answer, Cluster, Host};
 use proxier::dataplane::linux::Linux;
 use proxier::manifests;
 use proxier::model::Cidr;
-use proxier::op::Op;
 use proxier::packets::{self, LocalMode};
 use proxier::plan::{self, ServiceAddresses};
 use proxier::state_file::StateFile;
@@ -95,8 +94,8 @@ impl Scene {
         scene
     }
 
-    /// Makes `manifests` what the node serves; says what changed.
-    pub(crate) fn program(&mut self, manifests: &str) -> Vec<Op> {
+    /// Makes `manifests` what the node serves.
+    pub(crate) fn program(&mut self, manifests: &str) {
         let options = manifests::Options {
             service_cidr: Vec::new(),
             node_name: "node-a".into(),
@@ -108,7 +107,6 @@ impl Scene {
         let failures: Vec<_> = applied.failures().collect();
         assert!(failures.is_empty(), "{failures:?}");
         assert!(self.proxier.packets().unwrap().is_in_step());
-        applied.ops
     }
 
     pub(crate) fn client(&self, name: &str) -> &Host {
