@@ -49,6 +49,10 @@ fn serving(flags: &[&str]) -> (Cluster, Daemon, Connections) {
     daemon.endpoints(&[POD1, POD2]);
     daemon.start();
     daemon.await_endpoints(&[POD1, POD2]);
+    // The address becomes local after the virtual server is there.
+    daemon.eventually("the Service answers", || {
+        cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some()
+    });
     let connections = Connections::open(&cluster);
     let pods: Vec<&str> = connections.0.iter().map(|(_, pod)| pod.as_str()).collect();
     assert!(pods.contains(&"pod1") && pods.contains(&"pod2"), "{pods:?}");
@@ -315,7 +319,9 @@ fn a_deleted_service_is_gone_and_comes_back() {
             client.services().unwrap().is_empty()
         });
         daemon.api.apply(web(&json!({})));
-        daemon.await_endpoints(&[POD1, POD2]);
-        assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
+        // The address becomes local after the virtual server is there.
+        daemon.eventually("the Service answers", || {
+            cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some()
+        });
     });
 }
