@@ -17,6 +17,7 @@ use clap::{Parser, Subcommand};
 mod compare;
 mod demo;
 mod engine;
+mod figures;
 mod inside;
 mod netlink;
 mod nftables;

@@ -21,6 +21,7 @@ use ipvs_netlink::{Change, Client, Destination, DestinationKey, Protocol, Servic
 use netlink_sys::{Socket, SocketAddr, protocols};
 use serde::Serialize;
 
+use crate::figures::{self, median};
 use crate::inside;
 
 /// Messages per send, as `ipvs-netlink` does it.
@@ -73,12 +74,7 @@ impl Flags {
             return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
         }
         ensure!(self.services > 0 && self.rounds > 0, "nothing to measure");
-        let figures = self.measure()?;
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(&figures)?);
-        } else {
-            print!("{}", figures.table());
-        }
+        figures::print(&self.measure()?, self.json, Figures::table)?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -228,11 +224,6 @@ impl Samples {
             last(&self.list)
         )
     }
-}
-
-fn median(mut samples: Vec<Duration>) -> f64 {
-    samples.sort();
-    samples[samples.len() / 2].as_secs_f64()
 }
 
 /// Sends what was encoded before the clock starts.

@@ -20,6 +20,7 @@ use proxier::nftables::{Change, Client, transaction_length};
 use proxier::rules::{Config, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
 use serde::Serialize;
 
+use crate::figures::{self, median};
 use crate::inside;
 
 /// Flags of `bench nftables`.
@@ -71,12 +72,7 @@ impl Flags {
             return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
         }
         ensure!(self.services > 1 && self.rounds > 0, "nothing to measure");
-        let figures = self.measure()?;
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(&figures)?);
-        } else {
-            print!("{}", figures.table());
-        }
+        figures::print(&self.measure()?, self.json, Figures::table)?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -210,12 +206,6 @@ fn check(expected: u32) -> anyhow::Result<()> {
         .count();
     ensure!(found == expected as usize, "{found} frontends");
     Ok(())
-}
-
-fn median(values: impl Iterator<Item = Duration>) -> f64 {
-    let mut values: Vec<Duration> = values.collect();
-    values.sort();
-    values[values.len() / 2].as_secs_f64()
 }
 
 /// A number of bytes, far below where `f64` gets coarse.

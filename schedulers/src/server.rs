@@ -46,6 +46,15 @@ pub struct Server {
 }
 
 impl Server {
+    /// The count of connections in an active state, or of the others.
+    pub(crate) fn count_mut(&mut self, active: bool) -> &mut u32 {
+        if active {
+            &mut self.active
+        } else {
+            &mut self.inactive
+        }
+    }
+
     pub(crate) fn new(endpoint: Endpoint, weight: i32) -> Self {
         Self {
             endpoint,

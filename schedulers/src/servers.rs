@@ -215,11 +215,7 @@ impl Servers {
     pub(crate) fn opened(&mut self, id: ServerId, active: bool) -> Result<(), Error> {
         let flavour = self.flavour;
         let server = self.get_mut(id)?;
-        let count = if active {
-            &mut server.active
-        } else {
-            &mut server.inactive
-        };
+        let count = server.count_mut(active);
         *count = count.saturating_add(1);
         let connections = server.connections();
         server.overloaded = server
@@ -243,11 +239,7 @@ impl Servers {
     pub(crate) fn closed(&mut self, id: ServerId, active: bool) -> Result<(), Error> {
         let flavour = self.flavour;
         let server = self.get_mut(id)?;
-        let count = if active {
-            &mut server.active
-        } else {
-            &mut server.inactive
-        };
+        let count = server.count_mut(active);
         *count = count.saturating_sub(1);
         let connections = server.connections();
         server.overloaded = server
