@@ -268,7 +268,6 @@ impl<D: Dataplane> Daemon<D> {
     /// Makes a round, whether it is due or not, at `now` in time since boot. Answers whether all of
     /// it took effect.
     pub fn act(&mut self, now: Duration) -> bool {
-        self.ask_for_nodes();
         let is_resync = self.next_resync <= now;
         let result = if is_resync {
             self.journal

@@ -4,6 +4,7 @@
 //! Changed, Desired ─▶ Packets::follow ─▶ Ruleset ─▶ Packets::program ─▶ Dataplane::set_rules
 //! ```
 
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,8 @@ use ipvs_netlink as ipvs;
 use crate::dataplane::{Dataplane, Failure};
 use crate::model::{Cidr, Family, Node, Protocol};
 use crate::plan::{Changed, Desired};
+use crate::retry::Wait;
 use crate::rules::{self, DetectLocal, MasqueradeBit, Place, Ruleset};
-
-/// How soon rules that the kernel refused are set again; doubled up to [`LAST_RETRY`].
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LAST_RETRY: Duration = Duration::from_secs(30);
 
 /// What the operator chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,7 +87,8 @@ pub struct Packets {
     config: rules::Config,
     ruleset: Ruleset,
     kernel: Kernel,
-    retry: Option<Retry>,
+    /// When rules that the kernel refused are set again.
+    retry: Wait,
 }
 
 /// What the kernel has of the rules.
@@ -101,12 +100,6 @@ enum Kernel {
     Unknown,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Retry {
-    at: Duration,
-    wait: Duration,
-}
-
 impl Packets {
     /// The rules of a node without Services.
     pub fn new(choice: Config) -> Self {
@@ -116,7 +109,7 @@ impl Packets {
             ruleset: Ruleset::new(config.clone()),
             config,
             kernel: Kernel::Unknown,
-            retry: None,
+            retry: Wait::default(),
         }
     }
 
@@ -130,43 +123,47 @@ impl Packets {
             self.ruleset = Ruleset::new(config.clone());
             self.config = config;
             self.kernel = Kernel::Unknown;
-            self.all(desired);
-            return;
+            self.take(
+                desired,
+                desired.virtual_servers.keys(),
+                desired.addresses.keys(),
+                &desired.local_endpoints,
+                desired.health_checks.keys(),
+            );
+        } else {
+            self.take(
+                desired,
+                &changed.virtual_servers,
+                &changed.addresses,
+                &changed.local_endpoints,
+                &changed.health_checks,
+            );
         }
-        for key in &changed.virtual_servers {
-            self.frontend(key, desired);
-        }
+    }
+
+    /// Takes over what these are in the plan now.
+    fn take<'a>(
+        &mut self,
+        desired: &Desired,
+        virtual_servers: impl IntoIterator<Item = &'a ipvs::ServiceKey>,
+        addresses: impl IntoIterator<Item = &'a IpAddr>,
+        local_endpoints: impl IntoIterator<Item = &'a IpAddr>,
+        health_checks: impl IntoIterator<Item = &'a u16>,
+    ) {
         let rules = &mut self.ruleset;
-        for address in &changed.addresses {
+        for key in virtual_servers {
+            if let Some(place) = place(key) {
+                rules.set_frontend(place, desired.rules(key));
+            }
+        }
+        for address in addresses {
             rules.set_service_address(*address, desired.addresses.contains_key(address));
         }
-        for address in &changed.local_endpoints {
+        for address in local_endpoints {
             rules.set_local_endpoint(*address, desired.local_endpoints.contains(address));
         }
-        for port in &changed.health_checks {
+        for port in health_checks {
             rules.set_health_check_port(*port, desired.health_checks.contains_key(port));
-        }
-    }
-
-    fn all(&mut self, desired: &Desired) {
-        for key in desired.virtual_servers.keys() {
-            self.frontend(key, desired);
-        }
-        let rules = &mut self.ruleset;
-        for address in desired.addresses.keys() {
-            rules.set_service_address(*address, true);
-        }
-        for address in &desired.local_endpoints {
-            rules.set_local_endpoint(*address, true);
-        }
-        for port in desired.health_checks.keys() {
-            rules.set_health_check_port(*port, true);
-        }
-    }
-
-    fn frontend(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
-        if let Some(place) = place(key) {
-            self.ruleset.set_frontend(place, desired.rules(key));
         }
     }
 
@@ -175,14 +172,13 @@ impl Packets {
         self.kernel = Kernel::Unknown;
     }
 
-    /// The kernel has rules with this fingerprint. Answers whether they are as they should be.
-    pub fn trust(&mut self, fingerprint: rules::Fingerprint) -> bool {
+    /// The kernel has rules with this fingerprint, which are perhaps those that it should have.
+    pub fn trust(&mut self, fingerprint: rules::Fingerprint) {
         if self.ruleset.fingerprint() == fingerprint {
             self.ruleset.take_changes();
             self.kernel = Kernel::InStep;
-            self.retry = None;
+            self.retry = Wait::default();
         }
-        self.is_in_step()
     }
 
     /// Tells the rules as they should be from others.
@@ -197,7 +193,7 @@ impl Packets {
 
     /// When rules that the kernel refused are to be set again.
     pub fn next_due(&self) -> Option<Duration> {
-        self.retry.map(|retry| retry.at)
+        self.retry.due()
     }
 
     /// Sets what changed, in one transaction, or everything where the kernel's rules are not known;
@@ -207,7 +203,7 @@ impl Packets {
         dataplane: &mut impl Dataplane,
         now: Duration,
     ) -> Option<Result<Option<u32>, Failure>> {
-        if self.retry.is_some_and(|retry| now < retry.at) {
+        if self.retry.due().is_some_and(|due| now < due) {
             return None;
         }
         let changes = self.ruleset.take_changes();
@@ -218,15 +214,10 @@ impl Packets {
         };
         if outcome.is_ok() {
             self.kernel = Kernel::InStep;
-            self.retry = None;
+            self.retry = Wait::default();
         } else {
             self.kernel = Kernel::Unknown;
-            let wait = self.retry.map_or(FIRST_RETRY, |last| last.wait * 2);
-            let wait = wait.min(LAST_RETRY);
-            self.retry = Some(Retry {
-                at: now + wait,
-                wait,
-            });
+            self.retry.failed(now);
         }
         Some(outcome)
     }

@@ -28,11 +28,34 @@ enum Target {
     Address(IpAddr),
 }
 
+/// When one thing that failed is tried again.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
-    /// `None` while the retry is on its way.
+pub struct Wait {
     due: Option<Duration>,
     next: Duration,
+}
+
+/// Nothing has failed yet.
+impl Default for Wait {
+    fn default() -> Self {
+        Self {
+            due: None,
+            next: FIRST,
+        }
+    }
+}
+
+impl Wait {
+    /// It failed at `now`: the next try is due twice as long after as the last time.
+    pub fn failed(&mut self, now: Duration) {
+        self.due = Some(now + self.next);
+        self.next = (self.next * 2).min(LAST);
+    }
+
+    /// When it is to be tried again; `None` when it has not failed, or while it is being tried.
+    pub fn due(&self) -> Option<Duration> {
+        self.due
+    }
 }
 
 impl Retries {
@@ -43,14 +66,10 @@ impl Retries {
             (None, Some(address)) => Target::Address(address),
             (None, None) => return,
         };
-        let wait = self.targets.entry(target).or_insert(Wait {
-            due: None,
-            next: FIRST,
-        });
+        let wait = self.targets.entry(target).or_default();
         // Several Ops of one round may fail at one target; that is one failure.
         if wait.due.is_none() {
-            wait.due = Some(now + wait.next);
-            wait.next = (wait.next * 2).min(LAST);
+            wait.failed(now);
         }
     }
 
@@ -63,30 +82,32 @@ impl Retries {
     /// [`Retries::settle`].
     pub fn due(&mut self, now: Duration) -> Vec<ipvs::ServiceKey> {
         self.at_once = None;
-        let mut due = Vec::new();
-        for (target, wait) in &mut self.targets {
-            if let Target::VirtualServer(key) = target
-                && wait.due.is_some_and(|due| due <= now)
-            {
-                wait.due = None;
-                due.push(*key);
-            }
-        }
-        due
+        self.take_due(now, |target| match target {
+            Target::VirtualServer(key) => Some(key),
+            Target::Address(_) => None,
+        })
     }
 
     /// The addresses to try again now.
     pub fn due_addresses(&mut self, now: Duration) -> Vec<IpAddr> {
-        let mut due = Vec::new();
-        for (target, wait) in &mut self.targets {
-            if let Target::Address(address) = target
-                && wait.due.is_some_and(|due| due <= now)
+        self.take_due(now, |target| match target {
+            Target::Address(address) => Some(address),
+            Target::VirtualServer(_) => None,
+        })
+    }
+
+    /// Those of the targets that `choose` takes and that are due; they are on their way now.
+    fn take_due<T>(&mut self, now: Duration, choose: impl Fn(Target) -> Option<T>) -> Vec<T> {
+        let mut taken = Vec::new();
+        for (&target, wait) in &mut self.targets {
+            if wait.due.is_some_and(|due| due <= now)
+                && let Some(target) = choose(target)
             {
                 wait.due = None;
-                due.push(*address);
+                taken.push(target);
             }
         }
-        due
+        taken
     }
 
     /// A round is over: what was tried in it and did not fail again is done.

@@ -242,11 +242,6 @@ impl<D: Dataplane> Proxier<D> {
         &mut self.dataplane
     }
 
-    /// What the machine has, as read or made last.
-    pub fn known(&self) -> &Observed {
-        &self.known
-    }
-
     /// When [`Proxier::sync`] has something to do even without an event: to try a failed Op again,
     /// to count the connections of draining destinations. In time since boot.
     pub fn next_due(&self) -> Option<Duration> {

@@ -9,6 +9,7 @@ use super::{Input, Proxier};
 use crate::dataplane::Dataplane;
 use crate::diff::{Terms, diff, diff_address, diff_server, sort};
 use crate::model::ObjectName;
+use crate::observed::Observed;
 use crate::op::Op;
 use crate::owned::Territory;
 use crate::plan::{Changed, Desired};
@@ -16,26 +17,25 @@ use crate::plan::{Changed, Desired};
 impl<D: Dataplane> Proxier<D> {
     /// The differences between the plan and what is known, as far as `pending` names them.
     pub(super) fn diff_of(&self, pending: &Changed) -> Vec<Op> {
-        let territory = self.territory();
-        let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, &self.state.owned);
-        let terms = Terms {
-            is_ours: &is_ours,
-            drains: &self.state.drains,
-        };
-        let mut ops = Vec::new();
-        let desired = self.planner.desired();
-        for &key in &pending.virtual_servers {
-            diff_server(key, desired, &self.known, &terms, &mut ops);
-        }
-        for &address in &pending.addresses {
-            diff_address(address, desired, &self.known, &mut ops);
-        }
-        self.order(&mut ops);
-        ops
+        self.compare(|desired, known, terms| {
+            let mut ops = Vec::new();
+            for &key in &pending.virtual_servers {
+                diff_server(key, desired, known, terms, &mut ops);
+            }
+            for &address in &pending.addresses {
+                diff_address(address, desired, known, &mut ops);
+            }
+            ops
+        })
     }
 
     /// Every difference between the plan and what was read.
     pub(super) fn whole_diff(&self) -> Vec<Op> {
+        self.compare(diff)
+    }
+
+    /// What `diff` finds between the plan and what is known, in the order to apply it in.
+    fn compare(&self, diff: impl FnOnce(&Desired, &Observed, &Terms<'_>) -> Vec<Op>) -> Vec<Op> {
         let territory = self.territory();
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, &self.state.owned);
         let terms = Terms {

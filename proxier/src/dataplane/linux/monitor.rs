@@ -37,26 +37,14 @@ pub fn addresses(
     let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
     let mut addresses = Addresses::open(form)?;
     let mut last = addresses.of_machine()?;
-    std::thread::spawn(move || {
-        let mut look = || -> Result<bool, Failure> {
-            wait(&notices)?;
-            std::thread::sleep(SETTLE);
-            drain(&mut notices)?;
-            let now = addresses.of_machine()?;
-            let is_news = now != last;
-            last = now;
-            Ok(is_news)
-        };
-        loop {
-            match look() {
-                Ok(true) if !changed() => return,
-                Ok(_) => {}
-                Err(failure) => {
-                    tracing::error!("{failure}; changed addresses are found at resyncs only");
-                    return;
-                }
-            }
-        }
+    keep_looking("addresses", move || {
+        wait(&notices)?;
+        std::thread::sleep(SETTLE);
+        drain(&mut notices)?;
+        let now = addresses.of_machine()?;
+        let is_news = now != last;
+        last = now;
+        Ok(!is_news || changed())
     });
     Ok(())
 }
@@ -72,24 +60,31 @@ pub fn rules(
     mut changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) -> Result<(), Failure> {
     let mut watch = Watch::open(rules::TABLE, port)?;
+    keep_looking("packet rules", move || {
+        wait(&watch)?;
+        // One repair is enough for all that is told at once.
+        Ok(watch.read()?.pop().is_none_or(&mut changed))
+    });
+    Ok(())
+}
+
+/// Calls `look` in a thread for as long as it says `true`.
+fn keep_looking(
+    what: &'static str,
+    mut look: impl FnMut() -> Result<bool, Failure> + Send + 'static,
+) {
     std::thread::spawn(move || {
-        let mut look = || -> Result<bool, Failure> {
-            wait(&watch)?;
-            // One repair is enough for all that is told at once.
-            Ok(watch.read()?.pop().is_none_or(&mut changed))
-        };
         loop {
             match look() {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(failure) => {
-                    tracing::error!("{failure}; changed packet rules are found at resyncs only");
+                    tracing::error!("{failure}; changed {what} are found at resyncs only");
                     return;
                 }
             }
         }
     });
-    Ok(())
 }
 
 fn wait(notices: &impl AsFd) -> Result<(), Failure> {
