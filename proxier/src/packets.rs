@@ -18,7 +18,7 @@ use crate::retry::Wait;
 use crate::rules::{self, DetectLocal, MasqueradeBit, Place, Ruleset};
 
 /// What the operator chose.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Masquerade all connections to cluster IPs (`--masquerade-all`).
     pub masquerade_all: bool,
@@ -28,8 +28,20 @@ pub struct Config {
     pub local_mode: LocalMode,
     /// Whether service addresses with endpoints answer to ping.
     pub answer_ping: bool,
-    /// The ports that the cluster uses as node ports; kube-proxy's default where not said.
-    pub node_ports: Option<RangeInclusive<u16>>,
+    /// The ports that the cluster uses as node ports.
+    pub node_ports: RangeInclusive<u16>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            masquerade_all: false,
+            masquerade_bit: MasqueradeBit::default(),
+            local_mode: LocalMode::default(),
+            answer_ping: false,
+            node_ports: rules::Config::default().node_ports,
+        }
+    }
 }
 
 /// `--detect-local-mode` and what belongs to it.
@@ -55,7 +67,6 @@ impl Default for LocalMode {
 impl Config {
     /// What the rules are made by on this node.
     fn on(&self, node: Option<&Node>) -> rules::Config {
-        let defaults = rules::Config::default();
         let main_address = |family| node.and_then(|node| node.address(family));
         rules::Config {
             masquerade_all: self.masquerade_all,
@@ -71,7 +82,7 @@ impl Config {
                 }
             },
             answer_ping: self.answer_ping,
-            node_ports: self.node_ports.clone().unwrap_or(defaults.node_ports),
+            node_ports: self.node_ports.clone(),
             node_addresses: [Family::V4, Family::V6]
                 .into_iter()
                 .filter_map(main_address)

@@ -256,7 +256,7 @@ fn marks_and_drops_of_others_do_no_harm() {
 fn masqueraded_connections_have_no_node_port_as_their_source() {
     lab::test(|| {
         let scene = Scene::with(DUAL, ServiceAddresses::Routes, |config| {
-            config.node_ports = Some(2_000..=65_000);
+            config.node_ports = 2_000..=65_000;
         });
         let to: SocketAddr = "172.18.0.2:2000".parse().unwrap();
         assert_eq!(scene.client("ext").ask_tcp(to), Answer::Refused);

@@ -225,11 +225,32 @@ fn a_service_alone_is_planned_without_complaint() {
 
     // Without a range to take it from, an address is missed, and nothing is planned.
     let (report, code) = plan(&arguments[..2]);
-    assert_eq!((code, report["problems"].as_array().unwrap().len()), (0, 1));
+    let lengths = ["virtualServers", "problems"].map(|part| report[part].as_array().unwrap().len());
+    assert_eq!(
+        (code, lengths),
+        (2, [0, 1]),
+        "packet rules are set all the same"
+    );
     assert_eq!(
         report["problems"][0]["object"],
         "Service default/my-service"
     );
+}
+
+#[test]
+fn packet_rules_are_printed_as_nft_reads_them() {
+    let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
+        .args(["plan", "--against", "empty", "--output", "nft"])
+        .args(["--node-name", "node-a", "--cluster-cidr", "10.244.0.0/16"])
+        .args(["--manifests", &conformance("cluster.yaml")])
+        .output()
+        .unwrap();
+    let rules = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(rules.starts_with("table inet ipvs-proxier {\n"), "{rules}");
+    for part in ["10.96.1.1 . tcp . 80", "10.244.0.0/16", "masquerade"] {
+        assert!(rules.contains(part), "{part} in {rules}");
+    }
 }
 
 #[test]

@@ -231,6 +231,10 @@ fn nothing_is_written_where_nothing_differs() {
             "{text}"
         );
         assert!(
+            text.starts_with("set packet rules: table inet ipvs-proxier\n"),
+            "{text}"
+        );
+        assert!(
             text.contains("add address 10.96.1.1 source 172.18.0.2\n"),
             "{text}"
         );

@@ -1,5 +1,7 @@
 //! Which packets are masqueraded.
 
+use std::ops::RangeInclusive;
+
 use clap::{Args, ValueEnum};
 
 use crate::model::Cidr;
@@ -38,6 +40,16 @@ pub(super) struct PacketFlags {
     #[arg(long, value_name = "PREFIX")]
     #[arg(required_if_eq("detect_local_mode", "InterfaceNamePrefix"))]
     pod_interface_name_prefix: Option<String>,
+
+    /// The ports that the API server gives to node ports (its flag of this name): masquerade takes
+    /// none of them. Not among kube-proxy's flags.
+    #[arg(long, value_name = "FROM-TO", default_value = "30000-32767")]
+    #[arg(value_parser = port_range)]
+    service_node_port_range: RangeInclusive<u16>,
+
+    /// Answer to ping on service addresses that have endpoints; not among kube-proxy's flags.
+    #[arg(long)]
+    answer_ping: bool,
 }
 
 /// [`LocalMode`] as the command line spells it.
@@ -63,6 +75,23 @@ fn masquerade_bit(text: &str) -> Result<MasqueradeBit, String> {
     bit.ok_or_else(|| "a mark has bits 0 to 31".to_owned())
 }
 
+/// A range as kube-apiserver spells it: `30000-32767`, `30000+2767`, `30000`.
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+    let range = if let Some((first, last)) = text.split_once('-') {
+        port(first).zip(port(last))
+    } else if let Some((first, more)) = text.split_once('+') {
+        let last = |first: u16| Some((first, first.checked_add(more.trim().parse().ok()?)?));
+        port(first).and_then(last)
+    } else {
+        port(text).map(|only| (only, only))
+    };
+    match range {
+        Some((first, last)) if first <= last => Ok(first..=last),
+        _ => Err("is no range of ports, such as 30000-32767".to_owned()),
+    }
+}
+
 impl PacketFlags {
     pub(super) fn config(&self) -> Config {
         let name = |name: &Option<String>| name.as_deref().unwrap_or_default().into();
@@ -79,7 +108,27 @@ impl PacketFlags {
                     LocalMode::InterfaceNamePrefix(name(&self.pod_interface_name_prefix))
                 }
             },
-            ..Config::default()
+            answer_ping: self.answer_ping,
+            node_ports: self.service_node_port_range.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_spelt_as_for_the_api_server() {
+        for (text, range) in [
+            ("30000-32767", 30_000..=32_767),
+            ("30000+10", 30_000..=30_010),
+            ("8080", 8080..=8080),
+        ] {
+            assert_eq!(port_range(text), Ok(range));
+        }
+        for text in ["", "0-5", "9-8", "60000+6000", "70000", "http"] {
+            assert!(port_range(text).is_err(), "{text}");
         }
     }
 }

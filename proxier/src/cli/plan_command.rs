@@ -5,14 +5,16 @@ use std::sync::mpsc::sync_channel;
 
 use clap::{Args, ValueEnum};
 
-use super::{NodeFlags, Output, StateFlags, json, print};
+use super::{NodeFlags, StateFlags, json, print};
 use crate::clock;
 use crate::daemon::{Daemon, Periods, WAITING_NEWS};
 use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
 use crate::dataplane::linux::Linux;
 use crate::op::Op;
+use crate::packets::Packets;
 use crate::report::{NamedOp, Report};
+use crate::rules;
 use crate::state_file::StateFile;
 use crate::sync::Proxier;
 
@@ -43,6 +45,18 @@ enum Against {
     Empty,
 }
 
+/// How a plan is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// What would change, a line each.
+    #[default]
+    Text,
+    /// All virtual servers and addresses, for programs.
+    Json,
+    /// The packet rules as `nft -f` reads them.
+    Nft,
+}
+
 /// Something would change.
 const CHANGES: u8 = 2;
 
@@ -70,7 +84,8 @@ impl Flags {
         dataplane: D,
         state_file: StateFile,
     ) -> anyhow::Result<Proxier<D>> {
-        let proxier = Proxier::new(dataplane, self.node.config()?, state_file)?;
+        let proxier = Proxier::new(dataplane, self.node.config()?, state_file)?
+            .filtering(self.node.packets.config());
         let (sender, news) = sync_channel(WAITING_NEWS);
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
@@ -81,16 +96,21 @@ impl Flags {
     fn print<D: Dataplane>(&self, mut proxier: Proxier<D>) -> anyhow::Result<ExitCode> {
         let ops = proxier.plan(clock::since_boot())?;
         let problems = proxier.problems();
+        let rules_change = proxier.packets().is_some_and(|rules| !rules.is_in_step());
         match self.output {
             Output::Json => print(&json(&Report::desired(proxier.desired(), &problems))?)?,
+            Output::Nft => print(&proxier.packets().map_or_else(String::new, nft))?,
             Output::Text => {
                 for problem in &problems {
                     tracing::warn!("{problem}");
                 }
+                if rules_change {
+                    print(&format!("set packet rules: table inet {}\n", rules::TABLE))?;
+                }
                 print(&text(&ops, &proxier))?;
             }
         }
-        Ok(if ops.is_empty() {
+        Ok(if ops.is_empty() && !rules_change {
             ExitCode::SUCCESS
         } else {
             ExitCode::from(CHANGES)
@@ -101,4 +121,8 @@ impl Flags {
 fn text<D: Dataplane>(ops: &[Op], proxier: &Proxier<D>) -> String {
     let named = |op| NamedOp::new(op, proxier.desired(), proxier.owned());
     ops.iter().map(|op| format!("{}\n", named(op))).collect()
+}
+
+fn nft(packets: &Packets) -> String {
+    packets.table().named(rules::TABLE).to_string()
 }
