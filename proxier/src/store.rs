@@ -11,11 +11,22 @@ use crate::problem::Problem;
 pub struct Parsed<T> {
     /// The object's name.
     pub name: ObjectName,
-    /// What this node has to know of it; `None` when that is nothing (a headless Service, a broken
-    /// object).
+    /// What this node has to know of it; `None` when that is nothing (a headless Service), or when
+    /// nothing of it can be used, which `problems` says. In the second case a [`Snapshot`] keeps to
+    /// what it knew.
     pub object: Option<T>,
     /// What was wrong with it.
     pub problems: Vec<Problem>,
+}
+
+impl<T: Clone> Parsed<T> {
+    /// Keeps to what was known before where nothing of the object can be used any more: that we
+    /// cannot read it does not mean that nobody wants it.
+    fn hold_to(&mut self, before: Option<&Self>) {
+        if self.object.is_none() && !self.problems.is_empty() {
+            self.object = before.and_then(|before| before.object.clone());
+        }
+    }
 }
 
 /// A change of one kind of object.
@@ -248,7 +259,7 @@ impl<T> Objects<T> {
     }
 }
 
-impl<T: PartialEq> Objects<T> {
+impl<T: Clone + PartialEq> Objects<T> {
     /// Applies `change` and shows each difference: the object's name, what it was and what it is.
     fn update(
         &mut self,
@@ -256,8 +267,9 @@ impl<T: PartialEq> Objects<T> {
         mut differs: impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
     ) {
         match change {
-            Change::Apply(new) => {
+            Change::Apply(mut new) => {
                 let old = self.parsed.get(&new.name);
+                new.hold_to(old);
                 if old != Some(&new) {
                     differs(&new.name, old, Some(&new));
                     self.judge(&new.name, &new.problems);
@@ -277,8 +289,10 @@ impl<T: PartialEq> Objects<T> {
                 // where most of the objects of a lifetime come from.
                 let all = all.into_iter().map(|new| (new.name.clone(), new));
                 self.parsed = all.collect();
-                for (name, new) in &self.parsed {
+                for (name, new) in &mut self.parsed {
                     let old = before.remove(name);
+                    new.hold_to(old.as_ref());
+                    let new = &*new;
                     if old.as_ref() != Some(new) {
                         differs(name, old.as_ref(), Some(new));
                     }
@@ -427,6 +441,30 @@ mod tests {
         assert_eq!(objects(snapshot), ["c"]);
         apply(snapshot, Change::Reset(vec![slice("c", "web")]));
         assert_eq!(objects(snapshot), [""; 0]);
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_used_is_what_it_was() {
+        let snapshot = &mut Snapshot::default();
+        let unreadable = |name: &str| Parsed {
+            object: None,
+            problems: vec![Problem::new(name, "", "", "cannot be read")],
+            ..slice(name, "web")
+        };
+        let all = vec![slice("a", "web"), unreadable("b")];
+        assert_eq!(apply(snapshot, Change::Reset(all)), ["web"]);
+        assert_eq!(apply(snapshot, Change::Apply(unreadable("a"))), ["web"]);
+        let relist = vec![unreadable("a"), unreadable("b")];
+        assert_eq!(apply(snapshot, Change::Reset(relist)), [""; 0]);
+        assert_eq!(names(snapshot, "web"), ["a"]);
+        assert_eq!(snapshot.problems().count(), 2);
+        // What needs nothing of this node is no riddle.
+        let nothing = Parsed {
+            object: None,
+            ..slice("a", "web")
+        };
+        assert_eq!(apply(snapshot, Change::Apply(nothing)), ["web"]);
+        assert_eq!(names(snapshot, "web"), [""; 0]);
     }
 
     #[test]

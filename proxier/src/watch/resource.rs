@@ -204,7 +204,12 @@ pub(super) fn read<R: Resource>(
     })?;
     let name = head.metadata.object_name(interner);
     let object = format!("{} {name}", R::KIND);
-    let problem = Problem::new(object, "", "", format!("cannot be read: {error}; skipped"));
+    let problem = Problem::new(
+        object,
+        "",
+        "",
+        format!("cannot be read: {error}; left as it was"),
+    );
     Ok(Parsed {
         name,
         object: None,
