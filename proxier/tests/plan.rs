@@ -5,31 +5,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Frontends that differ from kube-proxy's, and why.
-const DEPARTURES: [(&str, &str); 4] = [
-    (
-        "TCP 10.96.1.42:80",
-        "int-local-np: internalTrafficPolicy Local, no local endpoint: dropped",
-    ),
-    (
-        "TCP 198.51.100.19:80",
-        "lb-local-ranges: externalTrafficPolicy Local, no local endpoint",
-    ),
-    ("TCP 172.18.0.2:30097", "lb-local-ranges, its node port"),
-    (
-        "TCP 172.18.0.2:30082",
-        "np-local-remote: externalTrafficPolicy Local, no local endpoint",
-    ),
-];
+#[path = "conformance/table.rs"]
+mod table;
 
-/// Frontends that the API server itself made: its own Service is not among the manifests.
-const NOT_IN_MANIFESTS: [&str; 1] = ["TCP 10.96.0.1:443"];
+use table::conformance;
 
 /// The node's other addresses: a plan without a kernel knows those of the Node object only.
 const OTHER_NODE_ADDRESSES: [&str; 4] = [
@@ -38,13 +23,6 @@ const OTHER_NODE_ADDRESSES: [&str; 4] = [
     "2001:db8:113::1",
     "2001:db8:2::1",
 ];
-
-fn conformance(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/conformance")
-        .join(file);
-    path.to_str().unwrap().to_owned()
-}
 
 fn plan(arguments: &[&str]) -> (Value, i32) {
     let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
@@ -55,74 +33,6 @@ fn plan(arguments: &[&str]) -> (Value, i32) {
     let report = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     (report, output.status.code().unwrap())
-}
-
-/// What is compared: scheduler with affinity, and destinations with weights.
-type Row = (String, BTreeSet<String>);
-
-fn endpoint(address: &str, port: u64) -> String {
-    match address.contains(':') {
-        true => format!("[{address}]:{port}"),
-        false => format!("{address}:{port}"),
-    }
-}
-
-fn ours(report: &Value) -> BTreeMap<String, Row> {
-    let row = |server: &Value| {
-        let text = |value: &Value, field: &str| value[field].as_str().unwrap().to_owned();
-        let number = |value: &Value, field: &str| value[field].as_u64().unwrap();
-        let address = endpoint(&text(server, "address"), number(server, "port"));
-        let mut scheduler = text(server, "scheduler");
-        match (
-            number(server, "flags"),
-            number(server, "persistenceTimeout"),
-        ) {
-            (0, 0) => {}
-            (1, seconds) => scheduler += &format!(" persistent={seconds}"),
-            other => panic!("{other:?}"),
-        }
-        let destination = |destination: &Value| {
-            let endpoint = endpoint(&text(destination, "address"), number(destination, "port"));
-            format!("{endpoint} masq w={}", number(destination, "weight"))
-        };
-        let destinations = server["destinations"].as_array().unwrap();
-        let destinations = destinations.iter().map(destination).collect();
-        (
-            format!("{} {address}", text(server, "protocol")),
-            (scheduler, destinations),
-        )
-    };
-    report["virtualServers"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(row)
-        .collect()
-}
-
-fn kube_proxy() -> BTreeMap<String, Row> {
-    let text = std::fs::read_to_string(conformance("kube-proxy-1.36.2.json")).unwrap();
-    let data: Value = serde_json::from_str(&text).unwrap();
-    let row = |(frontend, server): (&String, &Value)| {
-        let destinations = server["destinations"].as_array().unwrap();
-        let destinations = destinations
-            .iter()
-            .map(|d| d.as_str().unwrap().to_owned())
-            .collect();
-        (
-            frontend.clone(),
-            (
-                server["scheduler"].as_str().unwrap().to_owned(),
-                destinations,
-            ),
-        )
-    };
-    data["virtual_servers"]
-        .as_object()
-        .unwrap()
-        .iter()
-        .map(row)
-        .collect()
 }
 
 #[test]
@@ -139,8 +49,7 @@ fn equals_kube_proxy_but_for_the_departures() {
     assert_eq!(code, 2, "an empty kernel needs changes");
     assert_eq!(report["problems"], Value::Array(vec![]));
 
-    let mut ours = ours(&report);
-    let mut theirs = kube_proxy();
+    let mut theirs = table::of_kube_proxy();
     theirs.retain(|frontend, _| {
         let elsewhere = |address: &&str| {
             let v4 = frontend.contains(&format!(" {address}:"));
@@ -148,19 +57,7 @@ fn equals_kube_proxy_but_for_the_departures() {
         };
         !OTHER_NODE_ADDRESSES.iter().any(elsewhere)
     });
-    for frontend in NOT_IN_MANIFESTS {
-        assert!(
-            theirs.remove(frontend).is_some() && !ours.contains_key(frontend),
-            "{frontend}"
-        );
-    }
-    for (frontend, why) in DEPARTURES {
-        let (ours, theirs) = (ours.remove(frontend), theirs.remove(frontend));
-        let (_, destinations) = ours.unwrap();
-        assert!(destinations.is_empty(), "{frontend} serves nobody: {why}");
-        assert!(!theirs.unwrap().1.is_empty(), "{frontend} is no departure");
-    }
-    assert_eq!(ours, theirs);
+    table::compare(table::of_report(&report), theirs);
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! What kube-proxy programmed for the conformance cluster, and where we depart from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::Value;
+
+/// Frontends that differ from kube-proxy's, and why. Of node ports all addresses do.
+const DEPARTURES: [(&str, &str); 4] = [
+    (
+        "TCP 10.96.1.42:80",
+        "int-local-np: internalTrafficPolicy Local, no local endpoint: dropped",
+    ),
+    (
+        "TCP 198.51.100.19:80",
+        "lb-local-ranges: externalTrafficPolicy Local, no local endpoint",
+    ),
+    (":30097", "lb-local-ranges, its node port"),
+    (
+        ":30082",
+        "np-local-remote: externalTrafficPolicy Local, no local endpoint",
+    ),
+];
+
+/// Frontends that the API server itself made: its own Service is not among the manifests.
+const NOT_IN_MANIFESTS: [&str; 1] = ["TCP 10.96.0.1:443"];
+
+/// A file of the conformance data.
+pub(crate) fn conformance(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/conformance")
+        .join(file);
+    path.to_str().unwrap().to_owned()
+}
+
+/// What is compared, by frontend: scheduler with affinity, and destinations with weights.
+pub(crate) type Table = BTreeMap<String, (String, BTreeSet<String>)>;
+
+fn endpoint(address: &str, port: u64) -> String {
+    match address.contains(':') {
+        true => format!("[{address}]:{port}"),
+        false => format!("{address}:{port}"),
+    }
+}
+
+/// The table in what `plan` and `status` print as JSON.
+pub(crate) fn of_report(report: &Value) -> Table {
+    let row = |server: &Value| {
+        let text = |value: &Value, field: &str| value[field].as_str().unwrap().to_owned();
+        let number = |value: &Value, field: &str| value[field].as_u64().unwrap();
+        let address = endpoint(&text(server, "address"), number(server, "port"));
+        let mut scheduler = text(server, "scheduler");
+        match (
+            number(server, "flags"),
+            number(server, "persistenceTimeout"),
+        ) {
+            (0, 0) => {}
+            (1, seconds) => scheduler += &format!(" persistent={seconds}"),
+            other => panic!("{other:?}"),
+        }
+        let destination = |destination: &Value| {
+            let endpoint = endpoint(&text(destination, "address"), number(destination, "port"));
+            format!("{endpoint} masq w={}", number(destination, "weight"))
+        };
+        let destinations = server["destinations"].as_array().unwrap();
+        let destinations = destinations.iter().map(destination).collect();
+        (
+            format!("{} {address}", text(server, "protocol")),
+            (scheduler, destinations),
+        )
+    };
+    report["virtualServers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(row)
+        .collect()
+}
+
+/// The table that kube-proxy made on node-a.
+pub(crate) fn of_kube_proxy() -> Table {
+    let text = std::fs::read_to_string(conformance("kube-proxy-1.36.2.json")).unwrap();
+    let data: Value = serde_json::from_str(&text).unwrap();
+    let row = |(frontend, server): (&String, &Value)| {
+        let destinations = server["destinations"].as_array().unwrap();
+        let destinations = destinations
+            .iter()
+            .map(|d| d.as_str().unwrap().to_owned())
+            .collect();
+        (
+            frontend.clone(),
+            (
+                server["scheduler"].as_str().unwrap().to_owned(),
+                destinations,
+            ),
+        )
+    };
+    data["virtual_servers"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(row)
+        .collect()
+}
+
+/// Fails unless the tables are equal but for the departures, each of which has to be one.
+#[track_caller]
+pub(crate) fn compare(mut ours: Table, mut theirs: Table) {
+    for frontend in NOT_IN_MANIFESTS {
+        assert!(
+            theirs.remove(frontend).is_some() && !ours.contains_key(frontend),
+            "{frontend}"
+        );
+    }
+    for (departure, why) in DEPARTURES {
+        let frontends: Vec<String> = theirs
+            .keys()
+            .filter(|frontend| frontend.ends_with(departure))
+            .cloned()
+            .collect();
+        assert!(!frontends.is_empty(), "{departure} is nowhere");
+        for frontend in &frontends {
+            let (ours, theirs) = (ours.remove(frontend), theirs.remove(frontend));
+            let (_, destinations) = ours.unwrap();
+            assert!(destinations.is_empty(), "{frontend} serves nobody: {why}");
+            assert!(!theirs.unwrap().1.is_empty(), "{frontend} is no departure");
+        }
+    }
+    assert_eq!(ours, theirs);
+}
