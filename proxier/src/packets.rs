@@ -4,6 +4,7 @@
 //! Changed, Desired ─▶ Packets::follow ─▶ Ruleset ─▶ Packets::program ─▶ Dataplane::set_rules
 //! ```
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use ipvs_netlink as ipvs;
 
 use crate::dataplane::{Dataplane, Failure};
 use crate::model::{Cidr, Family, Node, Protocol};
+use crate::nftables::Table;
 use crate::plan::{Changed, Desired};
 use crate::retry::Wait;
 use crate::rules::{self, DetectLocal, MasqueradeBit, Place, Ruleset};
@@ -103,10 +105,14 @@ pub struct Packets {
 }
 
 /// What the kernel has of the rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Kernel {
     /// All that was taken from the ruleset.
     InStep,
+    /// Nothing.
+    Nothing,
+    /// This, of a ruleset that has more.
+    Part(Box<Table>),
     /// Something else, or perhaps nothing.
     Unknown,
 }
@@ -134,7 +140,8 @@ impl Packets {
             self.ruleset = Ruleset::new(config.clone());
             self.config = config;
             self.kernel = Kernel::Unknown;
-            self.take(
+            take(
+                &mut self.ruleset,
                 desired,
                 desired.virtual_servers.keys(),
                 desired.addresses.keys(),
@@ -142,7 +149,8 @@ impl Packets {
                 desired.health_checks.keys(),
             );
         } else {
-            self.take(
+            take(
+                &mut self.ruleset,
                 desired,
                 &changed.virtual_servers,
                 &changed.addresses,
@@ -152,35 +160,48 @@ impl Packets {
         }
     }
 
-    /// Takes over what these are in the plan now.
-    fn take<'a>(
-        &mut self,
-        desired: &Desired,
-        virtual_servers: impl IntoIterator<Item = &'a ipvs::ServiceKey>,
-        addresses: impl IntoIterator<Item = &'a IpAddr>,
-        local_endpoints: impl IntoIterator<Item = &'a IpAddr>,
-        health_checks: impl IntoIterator<Item = &'a u16>,
-    ) {
-        let rules = &mut self.ruleset;
-        for key in virtual_servers {
-            if let Some(place) = place(key) {
-                rules.set_frontend(place, desired.rules(key));
-            }
-        }
-        for address in addresses {
-            rules.set_service_address(*address, desired.addresses.contains_key(address));
-        }
-        for address in local_endpoints {
-            rules.set_local_endpoint(*address, desired.local_endpoints.contains(address));
-        }
-        for port in health_checks {
-            rules.set_health_check_port(*port, desired.health_checks.contains_key(port));
-        }
-    }
-
     /// The kernel's rules are perhaps not what was set last.
     pub fn distrust(&mut self) {
         self.kernel = Kernel::Unknown;
+    }
+
+    /// The kernel has no rules of ours.
+    pub fn lost(&mut self) {
+        self.kernel = Kernel::Nothing;
+    }
+
+    /// Sets, of all rules, those that the frontends at these addresses need, so that they need not
+    /// wait for the others; only where the kernel has no rules at all, so that nobody loses any.
+    /// Answers whether that was done. [`Packets::program`] sets the others.
+    pub fn begin(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+        desired: &Desired,
+        dataplane: &mut impl Dataplane,
+    ) -> bool {
+        if self.kernel != Kernel::Nothing {
+            return false;
+        }
+        let mut first = Ruleset::new(self.config.clone());
+        let servers = desired.virtual_servers.keys();
+        let is_first = |place: Place| addresses.contains(&place.address);
+        let servers = servers.filter(|key| place(key).is_some_and(is_first));
+        take(
+            &mut first,
+            desired,
+            servers,
+            addresses,
+            &desired.local_endpoints,
+            [],
+        );
+        let table = first.table();
+        // What fails here fails when all rules are set, too, and is told and tried again there.
+        let is_done = dataplane.replace_rules(table).is_ok();
+        self.kernel = match is_done {
+            true => Kernel::Part(Box::new(table.clone())),
+            false => Kernel::Unknown,
+        };
+        is_done
     }
 
     /// The kernel has rules with this fingerprint, which are perhaps those that it should have.
@@ -198,7 +219,7 @@ impl Packets {
     }
 
     /// The rules as they should be; prints in nft's syntax.
-    pub fn table(&self) -> &crate::nftables::Table {
+    pub fn table(&self) -> &Table {
         self.ruleset.table()
     }
 
@@ -218,10 +239,12 @@ impl Packets {
             return None;
         }
         let changes = self.ruleset.take_changes();
-        let outcome = match self.kernel {
+        let table = self.ruleset.table();
+        let outcome = match &self.kernel {
             Kernel::InStep if changes.is_empty() => return None,
-            Kernel::InStep => dataplane.change_rules(self.ruleset.table(), &changes),
-            Kernel::Unknown => dataplane.replace_rules(self.ruleset.table()),
+            Kernel::InStep => dataplane.change_rules(table, &changes),
+            Kernel::Part(part) => dataplane.change_rules(table, &part.difference(table)),
+            Kernel::Nothing | Kernel::Unknown => dataplane.replace_rules(table),
         };
         if outcome.is_ok() {
             self.kernel = Kernel::InStep;
@@ -236,6 +259,31 @@ impl Packets {
     /// Whether the kernel has all rules.
     pub fn is_in_step(&self) -> bool {
         self.kernel == Kernel::InStep
+    }
+}
+
+/// Takes over what these are in the plan now.
+fn take<'a>(
+    rules: &mut Ruleset,
+    desired: &Desired,
+    virtual_servers: impl IntoIterator<Item = &'a ipvs::ServiceKey>,
+    addresses: impl IntoIterator<Item = &'a IpAddr>,
+    local_endpoints: impl IntoIterator<Item = &'a IpAddr>,
+    health_checks: impl IntoIterator<Item = &'a u16>,
+) {
+    for key in virtual_servers {
+        if let Some(place) = place(key) {
+            rules.set_frontend(place, desired.rules(key));
+        }
+    }
+    for address in addresses {
+        rules.set_service_address(*address, desired.addresses.contains_key(address));
+    }
+    for address in local_endpoints {
+        rules.set_local_endpoint(*address, desired.local_endpoints.contains(address));
+    }
+    for port in health_checks {
+        rules.set_health_check_port(*port, desired.health_checks.contains_key(port));
     }
 }
 

@@ -15,8 +15,11 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(5);
 impl<D: Dataplane> Proxier<D> {
     pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
         self.adopt(&ops)?;
-        let rules = self.program_rules(&mut ops, now);
-        let outcomes = self.dataplane.apply(&ops);
+        let mut others = ops.split_off(self.go_ahead(&ops));
+        let mut outcomes = self.dataplane.apply(&ops);
+        let rules = self.program_rules(&mut others, now);
+        outcomes.extend(self.dataplane.apply(&others));
+        ops.append(&mut others);
         let mut records = std::mem::take(&mut self.unwritten);
         for (op, outcome) in ops.iter().zip(&outcomes) {
             match outcome {
@@ -37,6 +40,23 @@ impl<D: Dataplane> Proxier<D> {
             outcomes,
             drifted: Changed::default(),
         })
+    }
+
+    /// On a node that starts: sets the rules of the addresses that come before all others, and says
+    /// how many of the Ops, which are in order, need not wait for more rules than these.
+    fn go_ahead(&mut self, ops: &[Op]) -> usize {
+        let first = self.first();
+        let is_first = |op: &Op| op.address().is_some_and(|address| first.contains(&address));
+        let count = ops.iter().take_while(|op| is_first(op)).count();
+        let desired = self.planner.desired();
+        let Some(packets) = &mut self.packets else {
+            return 0;
+        };
+        if count > 0 && packets.begin(&first, desired, &mut self.dataplane) {
+            count
+        } else {
+            0
+        }
     }
 
     /// Sets the packet rules before the frontends that need them. While the kernel has not got them,

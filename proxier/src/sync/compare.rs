@@ -52,15 +52,17 @@ impl<D: Dataplane> Proxier<D> {
         if self.input == Input::Partial {
             ops.retain(|op| !takes_away(op, desired));
         }
-        // Where everybody on this node, perhaps this process too, reaches the API server.
+        sort(ops, &self.first());
+    }
+
+    /// The addresses that are served before all others: where everybody on this node, perhaps this
+    /// process too, reaches the API server.
+    pub(super) fn first(&self) -> BTreeSet<IpAddr> {
         let api_server = ObjectName::new("default", "kubernetes");
-        let first: BTreeSet<IpAddr> = self
-            .snapshot
-            .service(&api_server)
-            .into_iter()
+        let service = self.snapshot.service(&api_server).into_iter();
+        service
             .flat_map(|service| service.cluster_ips.iter().copied())
-            .collect();
-        sort(ops, &first);
+            .collect()
     }
 
     fn territory(&self) -> Territory {

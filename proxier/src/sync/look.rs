@@ -89,7 +89,7 @@ impl<D: Dataplane> Proxier<D> {
             return Ok(());
         };
         match (self.dataplane.rules_generation()?, self.state.rules) {
-            (None, _) => packets.distrust(),
+            (None, _) => packets.lost(),
             (Some(now), Some((then, fingerprint))) if now == then && !packets.is_in_step() => {
                 packets.trust(fingerprint);
             }

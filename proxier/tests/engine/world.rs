@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::select;
 use proxier::model::{
     Endpoint, EndpointSlice, ObjectName, Protocol, Service, ServicePort, SlicePort, TrafficPolicy,
 };
@@ -31,14 +32,21 @@ pub(crate) enum Happening {
 pub(crate) fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         3 => service().prop_map(Happening::Service),
-        1 => name("service").prop_map(Happening::NoService),
+        1 => service_name().prop_map(Happening::NoService),
         5 => slice().prop_map(Happening::Slice),
-        1 => name("slice").prop_map(Happening::NoSlice),
+        1 => slice_name().prop_map(Happening::NoSlice),
     ]
 }
 
-fn name(kind: &'static str) -> impl Strategy<Value = ObjectName> {
-    (0..4_u8).prop_map(move |number| ObjectName::new("ns", format!("{kind}-{number}")))
+/// One of them goes before all others.
+const SERVICES: [&str; 4] = ["alpha", "beta", "kubernetes", "web"];
+
+fn service_name() -> impl Strategy<Value = ObjectName> {
+    select(&SERVICES[..]).prop_map(|name| ObjectName::new("default", name))
+}
+
+fn slice_name() -> impl Strategy<Value = ObjectName> {
+    (0..4_u8).prop_map(|number| ObjectName::new("default", format!("slice-{number}")))
 }
 
 fn policy() -> impl Strategy<Value = TrafficPolicy> {
@@ -49,7 +57,7 @@ fn service() -> impl Strategy<Value = Service> {
     let port = (0..2_u16, any::<bool>(), any::<bool>());
     let addresses = (0..4_u8, any::<bool>(), proptest::option::of(0..3_u8));
     (
-        name("service"),
+        service_name(),
         addresses,
         vec(port, 1..3),
         policy(),
@@ -98,7 +106,8 @@ fn service() -> impl Strategy<Value = Service> {
 
 fn slice() -> impl Strategy<Value = EndpointSlice> {
     let endpoint = (1..6_u8, 0..4_u8, any::<bool>());
-    (name("slice"), 0..4_u8, vec(endpoint, 0..5)).prop_map(|(name, service, endpoints)| {
+    let service = select(&SERVICES[..]);
+    (slice_name(), service, vec(endpoint, 0..5)).prop_map(|(name, service, endpoints)| {
         let port = |number: u16, protocol| SlicePort {
             name: format!("p{number}").into(),
             protocol,
@@ -115,7 +124,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
         };
         EndpointSlice {
             name,
-            service: format!("service-{service}").into(),
+            service: service.into(),
             ports: vec![
                 port(0, Protocol::Tcp),
                 port(1, Protocol::Tcp),
