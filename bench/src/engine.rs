@@ -5,6 +5,7 @@
 //!   as ours.
 //! * *System calls* of the same, and of reading everything back: on the lab's kernel, under strace.
 //! * *Memory* of the real program on the lab's kernel, following an API server.
+//! * *Start*: when, in the first programming of a node, a client reaches the API server's Service.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ mod cluster;
 mod instructions;
 mod memory;
 mod node;
+mod start;
 
 /// What a change may cost in the largest cluster, in percent of what it costs in the smallest.
 const MAX_GROWTH_PERCENT: u64 = 120;
@@ -39,6 +41,9 @@ const MAX_CALLS: u64 = 4;
 
 /// Bytes that may be resident.
 const MAX_RESIDENT: u64 = 60_000_000;
+
+/// Per mille of the first programming after which the API server's Service is usable.
+const MAX_START: u128 = 50;
 
 /// Section of the trace in which everything is read back.
 const READ_BACK: &str = "read-back";
@@ -54,7 +59,7 @@ pub(crate) struct Flags {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "cpu,calls,memory"
+        default_value = "cpu,calls,memory,start"
     )]
     parts: Vec<Part>,
 
@@ -79,6 +84,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NUMBER", default_value_t = 10_000)]
     memory_services: u32,
 
+    /// How many Services a node has that starts.
+    #[arg(long, value_name = "NUMBER", default_value_t = 2_000)]
+    start_services: u32,
+
     /// The program ipvs-proxier [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     proxier: Option<PathBuf>,
@@ -93,6 +102,7 @@ enum Part {
     Cpu,
     Calls,
     Memory,
+    Start,
 }
 
 /// What a process that this program starts does.
@@ -132,6 +142,9 @@ impl Flags {
             }
             if self.parts.contains(&Part::Memory) {
                 self.memory(&mut missed)?;
+            }
+            if self.parts.contains(&Part::Start) {
+                self.start(&mut missed)?;
             }
         } else {
             if self.parts.contains(&Part::Cpu) {
@@ -313,6 +326,29 @@ impl Flags {
                 megabytes(anonymous),
                 megabytes(peak),
             );
+        }
+        Ok(())
+    }
+
+    fn start(&self, missed: &mut Vec<String>) -> anyhow::Result<()> {
+        let cluster = self.cluster(self.start_services);
+        let start = lab::in_fresh_network(|| {
+            memory::add_node_address()?;
+            start::measure(cluster)
+        })??;
+        let share = start.api_service.as_micros() * 1000 / start.whole.as_micros().max(1);
+        println!(
+            "first programming of {} Services x {} endpoints, Linux {}: {} ms; a client has \
+             connected to default/kubernetes after {} ms, {} % (target: 5 %)\n",
+            cluster.services,
+            cluster.endpoints,
+            lab::kernel_release(),
+            start.whole.as_millis(),
+            start.api_service.as_millis(),
+            tenths(u64::try_from(share)?),
+        );
+        if share > MAX_START {
+            missed.push("the API server's Service waits for the others".to_owned());
         }
         Ok(())
     }

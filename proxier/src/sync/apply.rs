@@ -15,11 +15,10 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(5);
 impl<D: Dataplane> Proxier<D> {
     pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
         self.adopt(&ops)?;
-        let mut others = ops.split_off(self.go_ahead(&ops));
-        let mut outcomes = self.dataplane.apply(&ops);
-        let rules = self.program_rules(&mut others, now);
-        outcomes.extend(self.dataplane.apply(&others));
-        ops.append(&mut others);
+        let ahead = self.go_ahead(&ops);
+        let mut outcomes = self.dataplane.apply(&ops[..ahead]);
+        let rules = self.program_rules(&mut ops, ahead, now);
+        outcomes.extend(self.dataplane.apply(&ops[ahead..]));
         let mut records = std::mem::take(&mut self.unwritten);
         for (op, outcome) in ops.iter().zip(&outcomes) {
             match outcome {
@@ -60,16 +59,19 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Sets the packet rules before the frontends that need them. While the kernel has not got them,
-    /// no address becomes local that not everybody may use.
-    fn program_rules(&mut self, ops: &mut Vec<Op>, now: Duration) -> Option<Outcome> {
+    /// no address becomes local that not everybody may use. The Ops that went `ahead` stay.
+    fn program_rules(&mut self, ops: &mut Vec<Op>, ahead: usize, now: Duration) -> Option<Outcome> {
         let packets = self.packets.as_mut()?;
         let was_in_step = packets.is_in_step();
         let outcome = packets.program(&mut self.dataplane, now);
         if !packets.is_in_step() {
             let restricted = self.planner.desired().restricted();
-            ops.retain(
-                |op| !matches!(op, Op::AddAddress(address, _) if restricted.contains(address)),
-            );
+            let mut place = 0..;
+            ops.retain(|op| {
+                let is_done = place.next() < Some(ahead);
+                let waits = |address| restricted.contains(address);
+                is_done || !matches!(op, Op::AddAddress(address, _) if waits(address))
+            });
         } else if !was_in_step {
             // What was held back is among what is missing.
             self.pending

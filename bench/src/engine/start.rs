@@ -1,0 +1,178 @@
+//! When the API server's Service can be used on a node that starts.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use ipvs_netlink as ipvs;
+use proxier::api;
+use proxier::conntrack::{Stale, Swept};
+use proxier::dataplane::linux::Linux;
+use proxier::dataplane::{Dataplane, Failure, Outcome};
+use proxier::nftables::{Change, Table};
+use proxier::observed::{Observed, ObservedServer};
+use proxier::op::Op;
+use proxier::packets;
+use proxier::plan::{Config, Machine, NodePortAddresses, ServiceAddresses};
+use proxier::state_file::StateFile;
+use proxier::store::{self, Event, Interner};
+use proxier::sync::{Input, Proxier};
+use serde_json::json;
+
+use super::cluster::{Cluster, NODE, NODE_ADDRESS, parse_slice};
+
+/// The cluster IP of `default/kubernetes`: behind all others in every order but ours.
+const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 111, 255, 254);
+
+/// Where the API server itself listens: on this node.
+const API_PORT: u16 = 6443;
+
+/// How long a client waits between two tries.
+const TRY_AGAIN: Duration = Duration::from_micros(200);
+
+/// How long the first programming of a node takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    /// From the first write to the kernel until the last has taken effect.
+    pub(crate) whole: Duration,
+    /// From the first write until a client has connected to `default/kubernetes`.
+    pub(crate) api_service: Duration,
+}
+
+/// Programs `cluster` and the API server's Service into the kernel, in the network namespace of the
+/// calling thread, while a client on this node tries to connect.
+pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
+    let _server = TcpListener::bind(SocketAddr::from((NODE_ADDRESS, API_PORT)))?;
+    let client = std::thread::spawn(connect);
+    let mut interner = Interner::default();
+    let mut events = cluster.events(&mut interner)?;
+    events.extend(api_service(&mut interner)?);
+    let config = Config {
+        node_name: NODE.into(),
+        scheduler: "rr".parse()?,
+        node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
+        service_addresses: ServiceAddresses::Routes,
+        drain: Duration::ZERO,
+    };
+    let state = super::temporary("state");
+    let watched = Watched {
+        linux: Linux::open(ServiceAddresses::Routes)?,
+        first_write: None,
+        last_write: None,
+    };
+    let mut proxier = Proxier::new(watched, config, StateFile::new(&state))?
+        .filtering(packets::Config::default());
+    proxier.take(events, Input::Whole);
+    let applied = proxier.sync(Duration::ZERO)?;
+    std::fs::remove_file(&state)?;
+    let failures = applied.failures().count();
+    ensure!(failures == 0, "{failures} operations failed");
+    let connected = client.join().ok().context("the client died")?;
+    let kernel = proxier.dataplane();
+    let first = kernel.first_write.context("nothing was written")?;
+    let last = kernel.last_write.context("nothing was written")?;
+    Ok(Start {
+        whole: last - first,
+        api_service: connected - first,
+    })
+}
+
+/// Connects to the API server's Service as soon as that is possible; answers when it was.
+fn connect() -> Instant {
+    let address = SocketAddr::from((API_SERVICE, 443));
+    while TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {
+        std::thread::sleep(TRY_AGAIN);
+    }
+    Instant::now()
+}
+
+fn api_service(interner: &mut Interner) -> anyhow::Result<[Event; 2]> {
+    let service: api::Service = serde_json::from_value(json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "kubernetes", "namespace": "default"},
+        "spec": {
+            "clusterIP": API_SERVICE,
+            "clusterIPs": [API_SERVICE],
+            "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": API_PORT}],
+        },
+    }))?;
+    let service = service.parse(interner).map_err(anyhow::Error::msg)?;
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "kubernetes",
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": "kubernetes"},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "https", "protocol": "TCP", "port": API_PORT}],
+        "endpoints": [{
+            "addresses": [Ipv4Addr::from(NODE_ADDRESS)],
+            "conditions": {"ready": true},
+        }],
+    });
+    let slice = parse_slice(slice.to_string().as_bytes(), interner)?;
+    Ok([
+        Event::Services(store::Change::Apply(service)),
+        Event::EndpointSlices(store::Change::Apply(slice)),
+    ])
+}
+
+/// A kernel that notes when it was written to.
+struct Watched {
+    linux: Linux,
+    first_write: Option<Instant>,
+    last_write: Option<Instant>,
+}
+
+impl Watched {
+    fn write<T>(&mut self, write: impl FnOnce(&mut Linux) -> T) -> T {
+        self.first_write.get_or_insert_with(Instant::now);
+        let result = write(&mut self.linux);
+        self.last_write = Some(Instant::now());
+        result
+    }
+}
+
+impl Dataplane for Watched {
+    fn machine(&mut self) -> Result<Machine, Failure> {
+        self.linux.machine()
+    }
+
+    fn observe(&mut self) -> Result<Observed, Failure> {
+        self.linux.observe()
+    }
+
+    fn virtual_server(
+        &mut self,
+        key: &ipvs::ServiceKey,
+    ) -> Result<Option<ObservedServer>, Failure> {
+        self.linux.virtual_server(key)
+    }
+
+    fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        self.linux.rules_generation()
+    }
+
+    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Result<Option<u32>, Failure> {
+        self.write(|linux| linux.change_rules(table, changes))
+    }
+
+    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
+        self.write(|linux| linux.replace_rules(table))
+    }
+
+    fn delete_rules(&mut self) -> Outcome {
+        self.write(Linux::delete_rules)
+    }
+
+    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
+        self.write(|linux| linux.sweep_flows(stale))
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        self.write(|linux| linux.apply(ops))
+    }
+}
