@@ -15,6 +15,7 @@ use proxier::plan::ServiceAddresses;
 mod packets {
     pub(super) mod observed;
     pub(super) mod scene;
+    mod sctp;
 }
 
 use packets::observed;
