@@ -13,6 +13,7 @@ use proxier::packets::LocalMode;
 use proxier::plan::ServiceAddresses;
 
 mod packets {
+    mod forward;
     pub(super) mod observed;
     pub(super) mod scene;
     mod sctp;
