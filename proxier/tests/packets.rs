@@ -14,6 +14,7 @@ use proxier::plan::ServiceAddresses;
 
 mod packets {
     mod forward;
+    mod node;
     pub(super) mod observed;
     pub(super) mod scene;
     mod sctp;
