@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "survival/alone.rs"]
+mod alone;
 #[path = "survival/daemon.rs"]
 mod daemon;
 
