@@ -5,13 +5,16 @@
 //! are ever forwarded: IPVS takes requests from the input hook and sends them on by the output hook.
 //! So the one rule that everybody has who drops, `ct state established,related accept`, is enough.
 
+use lab::net::Host;
+use proxier::nftables::Forwarding;
+
 use super::scene::Scene;
 use crate::{DUAL, at, check};
 
 /// A foreign policy of drop, with `rules` before it, and a count of requests that pass by.
 fn policy_drop(scene: &Scene, rules: &str) {
     nft(
-        scene,
+        scene.client("node"),
         &format!(
             "table inet others {{
                 chain forward {{
@@ -24,11 +27,11 @@ fn policy_drop(scene: &Scene, rules: &str) {
     );
 }
 
-fn nft(scene: &Scene, commands: &str) {
+fn nft(node: &Host, commands: &str) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), commands).unwrap();
     let path = file.path().to_str().unwrap();
-    scene.client("node").exec(&["/usr/sbin/nft", "-f", path]);
+    node.exec(&["/usr/sbin/nft", "-f", path]);
 }
 
 #[test]
@@ -90,6 +93,59 @@ fn without_it_only_the_node_itself_hears_the_answers() {
             // One of each family is enough of silence.
             let [tcp, _, _, udp6] = frontends.clone();
             check(&scene, client, &[tcp, udp6], &["timeout"]);
+        }
+    });
+}
+
+/// Chains of policy drop, each with whether it accepts established connections in general.
+const CHAINS: [(&str, bool); 9] = [
+    ("", false),
+    ("tcp dport 22 accept", false),
+    ("ct state established,related accept", true),
+    ("ct state { established, related } counter accept", true),
+    (
+        "ct state vmap { established : accept, invalid : drop }",
+        true,
+    ),
+    ("ct state new accept", false),
+    ("oifname docker0 ct state established accept", false),
+    ("ip saddr 192.0.2.1 jump one; jump two", true),
+    ("iifname eth7 jump two; ct state established drop", false),
+];
+
+#[test]
+fn chains_without_the_rule_are_found() {
+    lab::test(|| {
+        let node = lab::net::node("node-a");
+        let mut forwarding = Forwarding::open().unwrap();
+        assert!(forwarding.obstacles().unwrap().is_empty());
+        for (rules, accepts) in CHAINS {
+            for family in ["ip", "ip6", "inet"] {
+                if family == "ip6" && rules.contains("ip saddr") {
+                    continue;
+                }
+                let table = format!(
+                    "flush ruleset
+                    table {family} others {{
+                        chain one {{ accept; }}
+                        chain two {{ jump three; }}
+                        chain three {{ ct state established accept; jump one; }}
+                        chain harmless {{ type filter hook forward priority 1; policy accept; }}
+                        chain input {{ type filter hook input priority 0; policy drop; }}
+                        chain forward {{ type filter hook forward priority 0; policy drop; {rules}; }}
+                    }}"
+                );
+                nft(&node, &table);
+                let found = forwarding.obstacles().unwrap();
+                let words: Vec<String> = found.iter().map(ToString::to_string).collect();
+                assert_eq!(words.is_empty(), accepts, "{family} {rules}: {words:?}");
+                let command = words.iter().find_map(|words| words.split('`').nth(1));
+                if let Some(command) = command {
+                    // What it says helps.
+                    node.exec(&["/bin/sh", "-c", &format!("PATH=/usr/sbin {command}")]);
+                    assert!(forwarding.obstacles().unwrap().is_empty(), "{command}");
+                }
+            }
         }
     });
 }
