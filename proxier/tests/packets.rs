@@ -14,6 +14,7 @@ use proxier::plan::ServiceAddresses;
 
 mod packets {
     mod forward;
+    mod icmp;
     mod node;
     pub(super) mod observed;
     pub(super) mod scene;

@@ -137,8 +137,8 @@ impl fmt::Display for Obstacle {
         write!(
             f,
             "chain {name} of table {family} {table} drops what is forwarded and has no rule for all \
-             established connections: clients beyond this node may not hear the answers of \
-             endpoints; they do after `"
+             established connections: nobody but processes of this node is sure to hear the answers of \
+             endpoints; all do after `"
         )?;
         // A rule of nft's in a table of iptables' would confuse iptables.
         if (&**table, &**name) == ("filter", "FORWARD") && !iptables.is_empty() {
