@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::dataplane::Dataplane;
-use crate::nftables::Tampering;
+use crate::nftables::{Forwarding, Tampering};
 use crate::problem::Problem;
 use crate::store::Event;
 use crate::sync::{Input, Proxier};
@@ -100,6 +100,8 @@ pub struct Daemon<D> {
     watch: Option<Watch>,
     /// Kernel settings to see to.
     settings: Vec<Setting>,
+    /// Finds chains of others that drop answers, if anybody should.
+    forwarding: Option<Forwarding>,
     /// Whether something was told since the last round.
     has_news: bool,
     /// When the last round was made.
@@ -122,6 +124,7 @@ impl<D: Dataplane> Daemon<D> {
             journal: Journal::default(),
             watch,
             settings: Vec::new(),
+            forwarding: None,
             has_news: false,
             last_round: None,
             next_resync: Duration::ZERO,
@@ -135,6 +138,13 @@ impl<D: Dataplane> Daemon<D> {
     #[must_use]
     pub fn setting(mut self, settings: Vec<Setting>) -> Self {
         self.settings = settings;
+        self
+    }
+
+    /// Warns of chains of others that drop the answers of endpoints, too.
+    #[must_use]
+    pub fn warning(mut self, forwarding: Forwarding) -> Self {
+        self.forwarding = Some(forwarding);
         self
     }
 
@@ -272,6 +282,9 @@ impl<D: Dataplane> Daemon<D> {
         let result = if is_resync {
             self.journal
                 .settings(&Roots::default().apply(&self.settings));
+            if let Some(forwarding) = &mut self.forwarding {
+                self.journal.obstacles(forwarding.obstacles());
+            }
             self.proxier.resync(now)
         } else {
             self.proxier.sync(now)

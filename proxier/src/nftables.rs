@@ -7,8 +7,9 @@
 //!   nft syntax       nft commands
 //! ```
 //!
-//! Everything is data that can be built, compared and printed without a socket; only [`Client`] and
-//! [`Watch`] talk to the kernel. A [`Client`] changes one table, its own, and never looks at others.
+//! Everything is data that can be built, compared and printed without a socket; only [`Client`],
+//! [`Watch`] and [`Forwarding`] talk to the kernel. A [`Client`] changes one table, its own, and never
+//! looks at others; [`Forwarding`] looks at them and changes nothing.
 //! The vocabulary is what [`crate::rules`] needs: family `inet`, sets and maps of concatenated keys,
 //! networks, marks, masquerade, rejection.
 //!
@@ -18,6 +19,7 @@
 mod change;
 mod client;
 mod expression;
+mod forwarding;
 mod message;
 mod networks;
 mod rule;
@@ -29,6 +31,7 @@ mod watch;
 
 pub use change::{Change, InTable};
 pub use client::{Client, TransactionError};
+pub use forwarding::{Forwarding, Obstacle};
 pub use message::transaction_length;
 pub use networks::Networks;
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};

@@ -13,8 +13,12 @@ use proxier::packets::LocalMode;
 use proxier::plan::ServiceAddresses;
 
 mod packets {
+    mod forward;
+    mod icmp;
+    mod node;
     pub(super) mod observed;
     pub(super) mod scene;
+    mod sctp;
 }
 
 use packets::observed;

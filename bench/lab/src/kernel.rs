@@ -43,7 +43,7 @@ pub fn named() -> Result<Vec<PathBuf>> {
 ///
 /// There is no directory for a cache.
 pub fn cached() -> Result<Option<PathBuf>> {
-    Ok(Cache::of_user()?.newest())
+    Ok(Cache::of_user()?.newest(Flavour::Full))
 }
 
 /// The kernel for a command: the first that `LAB_KERNEL` names, else the one in the cache, which is
@@ -58,7 +58,27 @@ pub fn find_or_build() -> Result<PathBuf> {
     }
     match cached()? {
         Some(kernel) => Ok(kernel),
-        None => build(Rebuild::IfMissing),
+        None => build(Flavour::Full, Rebuild::IfMissing),
+    }
+}
+
+/// What a kernel is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// Everything that tests and comparisons need. It is what tests run on when none is named.
+    Full,
+    /// The same without iptables and ipset: what a node has to do with.
+    WithoutIptables,
+}
+
+impl Flavour {
+    /// What it has beyond User-Mode Linux's defaults, and what not, each a file for Kconfig. What
+    /// comes later prevails.
+    fn fragments(self) -> &'static [&'static str] {
+        match self {
+            Self::Full => &[FRAGMENT],
+            Self::WithoutIptables => &[FRAGMENT, NO_IPTABLES],
+        }
     }
 }
 
@@ -80,14 +100,14 @@ pub enum Rebuild {
 ///
 /// Something is missing, and then the error names it; or the build failed, and then it ends with
 /// the last lines of its log.
-pub fn build(rebuild: Rebuild) -> Result<PathBuf> {
+pub fn build(flavour: Flavour, rebuild: Rebuild) -> Result<PathBuf> {
     let cache = Cache::of_user()?;
     let _lock = cache.lock()?;
     // Another process may have built it while this one waited for the lock.
-    if let (Rebuild::IfMissing, Some(kernel)) = (rebuild, cache.newest()) {
+    if let (Rebuild::IfMissing, Some(kernel)) = (rebuild, cache.newest(flavour)) {
         return Ok(kernel);
     }
-    build::run(&cache)
+    build::run(&cache, flavour)
 }
 
 /// `path` from the root, if it can be executed.
@@ -101,5 +121,5 @@ fn checked(path: &Path) -> Result<PathBuf> {
     Ok(absolute)
 }
 
-/// What the kernel has beyond User-Mode Linux's defaults.
 const FRAGMENT: &str = include_str!("../lab.config");
+const NO_IPTABLES: &str = include_str!("../no-iptables.config");

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use lab::kernel::{self, Rebuild};
+use lab::kernel::{self, Flavour, Rebuild};
 
 /// Print the path of the kernel, building it first if there is none
 ///
@@ -20,14 +20,18 @@ pub(crate) struct Arguments {
     /// Build again, even if there is one
     #[arg(long)]
     rebuild: bool,
+    /// One without iptables and ipset, whatever $LAB_KERNEL names
+    #[arg(long)]
+    no_iptables: bool,
 }
 
 impl Arguments {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let kernel = if self.rebuild {
-            kernel::build(Rebuild::Always)?
-        } else {
-            kernel::find_or_build()?
+        let kernel = match (self.no_iptables, self.rebuild) {
+            (false, false) => kernel::find_or_build()?,
+            (false, true) => kernel::build(Flavour::Full, Rebuild::Always)?,
+            (true, false) => kernel::build(Flavour::WithoutIptables, Rebuild::IfMissing)?,
+            (true, true) => kernel::build(Flavour::WithoutIptables, Rebuild::Always)?,
         };
         let line = [kernel.as_os_str().as_bytes(), b"\n"].concat();
         stdout().write_all(&line).context("printing the path")?;

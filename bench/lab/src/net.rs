@@ -25,6 +25,7 @@ mod client;
 mod cluster;
 mod host;
 mod node;
+mod sctp;
 mod server;
 
 pub use self::{

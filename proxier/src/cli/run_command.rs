@@ -14,6 +14,7 @@ use super::{DurationFlag, NodeFlags, StateFlags};
 use crate::daemon::{Daemon, News, Periods, WAITING_NEWS};
 use crate::dataplane::linux::{Linux, monitor};
 use crate::model::Cidr;
+use crate::nftables::Forwarding;
 use crate::sync::Proxier;
 
 /// Flags of `run`.
@@ -55,8 +56,9 @@ impl Flags {
             .filtering(self.node.packets.config())
             .excluding(self.ipvs_exclude_cidrs.clone());
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
-        let mut daemon =
-            Daemon::new(proxier, self.periods()?, watch).setting(self.sysctl.settings());
+        let mut daemon = Daemon::new(proxier, self.periods()?, watch)
+            .setting(self.sysctl.settings())
+            .warning(Forwarding::open()?);
         if self.once {
             return Ok(match daemon.run_once(&news) {
                 true => ExitCode::SUCCESS,

@@ -1,7 +1,12 @@
 //! What the log says of rounds.
 
+use std::collections::BTreeSet;
+
+use ipvs_netlink::Error;
+
 use crate::conntrack::Swept;
 use crate::dataplane::Dataplane;
+use crate::nftables::Obstacle;
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
@@ -16,6 +21,8 @@ pub(super) struct Journal {
     reported: Vec<Problem>,
     /// What was said of kernel settings.
     complaints: Vec<String>,
+    /// What was said of chains of others.
+    obstacles: BTreeSet<Obstacle>,
 }
 
 impl Journal {
@@ -74,6 +81,20 @@ impl Journal {
             }
         }
         self.complaints = complaints;
+    }
+
+    /// Writes down which chains of others stand in the way.
+    pub(super) fn obstacles(&mut self, found: Result<BTreeSet<Obstacle>, Error>) {
+        match found {
+            Ok(obstacles) => {
+                for obstacle in obstacles.difference(&self.obstacles) {
+                    tracing::warn!("{obstacle}");
+                }
+                self.obstacles = obstacles;
+            }
+            // The rules themselves say so if the kernel has no nf_tables at all.
+            Err(error) => tracing::debug!("looking for chains that drop answers: {error}"),
+        }
     }
 
     fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {

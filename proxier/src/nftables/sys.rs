@@ -15,8 +15,10 @@ pub(super) const NFT_MSG_NEWTABLE: u16 = 0;
 pub(super) const NFT_MSG_GETTABLE: u16 = 1;
 pub(super) const NFT_MSG_DELTABLE: u16 = 2;
 pub(super) const NFT_MSG_NEWCHAIN: u16 = 3;
+pub(super) const NFT_MSG_GETCHAIN: u16 = 4;
 pub(super) const NFT_MSG_DELCHAIN: u16 = 5;
 pub(super) const NFT_MSG_NEWRULE: u16 = 6;
+pub(super) const NFT_MSG_GETRULE: u16 = 7;
 pub(super) const NFT_MSG_DELRULE: u16 = 8;
 pub(super) const NFT_MSG_NEWSET: u16 = 9;
 pub(super) const NFT_MSG_DELSET: u16 = 11;
@@ -34,6 +36,7 @@ pub(super) const NFTA_CHAIN_POLICY: u16 = 5;
 pub(super) const NFTA_CHAIN_TYPE: u16 = 7;
 pub(super) const NFTA_HOOK_HOOKNUM: u16 = 1;
 pub(super) const NFTA_HOOK_PRIORITY: u16 = 2;
+pub(super) const NF_INET_FORWARD: u32 = 2;
 
 pub(super) const NFTA_RULE_TABLE: u16 = 1;
 pub(super) const NFTA_RULE_CHAIN: u16 = 2;
@@ -81,6 +84,8 @@ pub(super) const NFT_RETURN: i32 = -5;
 
 pub(super) const NFTA_EXPR_NAME: u16 = 1;
 pub(super) const NFTA_EXPR_DATA: u16 = 2;
+
+pub(super) const NFTA_MATCH_NAME: u16 = 1;
 
 pub(super) const NFTA_IMMEDIATE_DREG: u16 = 1;
 pub(super) const NFTA_IMMEDIATE_DATA: u16 = 2;

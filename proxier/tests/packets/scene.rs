@@ -136,6 +136,7 @@ impl Scene {
             let answer = match protocol {
                 "tcp" => host.ask_tcp(to),
                 "udp" => host.ask_udp(to),
+                "sctp" => host.ask_sctp(to),
                 other => panic!("{other}"),
             };
             answers.insert(words(client, to.ip(), &answer));

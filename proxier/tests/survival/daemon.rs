@@ -1,12 +1,14 @@
 //! The program on node-a, following an API server of the test's.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Key};
 use ipvs_netlink as ipvs;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use super::alone::alone;
 
 /// How long anything may take that should happen at once; the lab is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -62,19 +64,43 @@ impl Daemon {
 
     /// Starts the program; what it logs is kept.
     pub(crate) fn start(&mut self) {
+        self.spawn(self.command("run"));
+    }
+
+    /// As [`start`](Self::start), on a machine without any other program.
+    pub(crate) fn start_alone(&mut self) {
+        self.spawn(self.alone("run"));
+    }
+
+    /// Runs another of the program's commands on a machine without any other program.
+    pub(crate) fn run_alone(&self, name: &str) -> Output {
+        self.alone(name).output().unwrap()
+    }
+
+    fn alone(&self, name: &str) -> Command {
+        let empty = self.directory.path().join("empty");
+        std::fs::create_dir_all(&empty).unwrap();
+        alone(&self.command(name), &empty)
+    }
+
+    fn spawn(&mut self, mut command: Command) {
         assert!(self.process.is_none(), "runs already");
         let log = std::fs::File::options()
             .create(true)
             .append(true)
             .open(self.directory.path().join("log"))
             .unwrap();
-        let mut command = self.command("run");
         let child = command.stdin(Stdio::null()).stderr(log).spawn();
         self.process = Some(child.unwrap());
     }
 
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    /// The running program's process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.as_ref().unwrap().id()
     }
 
     /// Kill -9.

@@ -10,16 +10,16 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    FRAGMENT,
+    Flavour,
     cache::Cache,
     progress::Steps,
     source::{self, Source},
 };
 
 /// Builds the newest source. The caller holds the cache's lock.
-pub(super) fn run(cache: &Cache) -> Result<PathBuf> {
+pub(super) fn run(cache: &Cache, flavour: Flavour) -> Result<PathBuf> {
     let source = source::ready()?;
-    let kernel = cache.kernel(&source.version);
+    let kernel = cache.kernel(&source.version, flavour);
     eprintln!(
         "lab: building User-Mode Linux {} once, for {}; about 8 minutes on two processors",
         source.version,
@@ -27,14 +27,14 @@ pub(super) fn run(cache: &Cache) -> Result<PathBuf> {
     );
     let scratch = cache.scratch()?;
     let steps = Steps::begin(&cache.log())?;
-    let built = compile(&source, scratch.path(), &steps)?;
+    let built = compile(&source, flavour, scratch.path(), &steps)?;
     // Both are on one file system: the kernel is there as a whole, or not at all.
     fs::rename(&built, &kernel).with_context(|| format!("moving it to {}", kernel.display()))?;
     Ok(kernel)
 }
 
 /// Unpacks, configures and compiles in `directory`; gives the kernel's path.
-fn compile(source: &Source, directory: &Path, steps: &Steps) -> Result<PathBuf> {
+fn compile(source: &Source, flavour: Flavour, directory: &Path, steps: &Steps) -> Result<PathBuf> {
     steps.run(
         "unpacking the source",
         Command::new("tar")
@@ -45,14 +45,17 @@ fn compile(source: &Source, directory: &Path, steps: &Steps) -> Result<PathBuf> 
             .arg(directory),
     )?;
 
-    let fragment = directory.join("lab.config");
-    fs::write(&fragment, FRAGMENT).with_context(|| format!("writing {}", fragment.display()))?;
     steps.run(
         "configuring for User-Mode Linux",
         make(directory).arg("defconfig"),
     )?;
     let mut merge = Command::new("scripts/kconfig/merge_config.sh");
-    merge.args(["-m", ".config", "lab.config"]);
+    merge.args(["-m", ".config"]);
+    for (number, fragment) in flavour.fragments().iter().enumerate() {
+        let name = format!("lab-{number}.config");
+        fs::write(directory.join(&name), fragment).with_context(|| format!("writing {name}"))?;
+        merge.arg(name);
+    }
     steps.run("configuring for the lab", user_mode(&mut merge, directory))?;
     steps.run(
         "completing the configuration",
@@ -60,6 +63,12 @@ fn compile(source: &Source, directory: &Path, steps: &Steps) -> Result<PathBuf> 
     )?;
     let config = directory.join(".config");
     let config = fs::read_to_string(&config).context("reading the configuration")?;
+    if flavour == Flavour::WithoutIptables && has(&config, XTABLES) {
+        bail!(
+            "something in {} cannot do without {XTABLES}",
+            source.archive.display()
+        );
+    }
     if let Some(absent) = REQUIRED.into_iter().find(|option| !has(&config, option)) {
         bail!(
             "{} does not take {absent}=y for User-Mode Linux",
@@ -112,6 +121,9 @@ const OTHER_BUILDS: [&str; 9] = [
     "SUBARCH",
 ];
 
+/// What all of iptables is built on.
+const XTABLES: &str = "CONFIG_NETFILTER_XTABLES";
+
 /// What the lab is useless without. The fragment names more, and not every kernel knows all of it.
 const REQUIRED: [&str; 5] = [
     "CONFIG_HOSTFS",
@@ -128,7 +140,10 @@ mod tests {
     #[test]
     fn the_fragment_asks_for_all_that_is_required() {
         for option in REQUIRED {
-            assert!(has(FRAGMENT, option), "{option}");
+            let [fragment] = Flavour::Full.fragments() else {
+                panic!("one file");
+            };
+            assert!(has(fragment, option), "{option}");
         }
         assert!(!has(
             "# CONFIG_IP_VS is not set\nCONFIG_IP_VS_RR=y",

@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::FRAGMENT;
+use super::Flavour;
 
 /// A directory of kernels, each named after its source and its configuration.
 #[derive(Debug)]
@@ -47,9 +47,9 @@ impl Cache {
         }
     }
 
-    /// The kernel that was built last with today's configuration.
-    pub(super) fn newest(&self) -> Option<PathBuf> {
-        let suffix = suffix(FRAGMENT);
+    /// The kernel that was built last with today's configuration of `flavour`.
+    pub(super) fn newest(&self, flavour: Flavour) -> Option<PathBuf> {
+        let suffix = suffix(flavour.fragments());
         fs::read_dir(&self.directory)
             .ok()?
             .flatten()
@@ -63,8 +63,8 @@ impl Cache {
     }
 
     /// Where the kernel made from `version` of the source belongs.
-    pub(super) fn kernel(&self, version: &str) -> PathBuf {
-        let name = format!("{PREFIX}{version}{}", suffix(FRAGMENT));
+    pub(super) fn kernel(&self, version: &str, flavour: Flavour) -> PathBuf {
+        let name = format!("{PREFIX}{version}{}", suffix(flavour.fragments()));
         self.directory.join(name)
     }
 
@@ -153,8 +153,9 @@ fn remove(directory: &Path) -> Result<()> {
 }
 
 /// What tells kernels of different configurations apart: FNV-1a, which stays the same for ever.
-fn suffix(fragment: &str) -> String {
-    let hash = fragment.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+fn suffix(fragments: &[&str]) -> String {
+    let bytes = fragments.iter().flat_map(|fragment| fragment.bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("-{hash:016x}")
@@ -174,15 +175,20 @@ mod tests {
         let cache = Cache {
             directory: directory.path().join("lab"),
         };
-        assert_eq!(cache.newest(), None);
+        assert_eq!(cache.newest(Flavour::Full), None);
         let _lock = cache.lock().unwrap();
-        assert_eq!(cache.newest(), None);
+        assert_eq!(cache.newest(Flavour::Full), None);
         fs::write(cache.directory.join("linux-9.9-0123456789abcdef"), "").unwrap();
         fs::create_dir(cache.directory.join("building")).unwrap();
         fs::write(cache.log(), "").unwrap();
-        assert_eq!(cache.newest(), None);
-        fs::write(cache.kernel("6.1"), "").unwrap();
-        assert_eq!(cache.newest(), Some(cache.kernel("6.1")));
+        assert_eq!(cache.newest(Flavour::Full), None);
+        let other = cache.kernel("6.1", Flavour::WithoutIptables);
+        fs::write(&other, "").unwrap();
+        assert_eq!(cache.newest(Flavour::Full), None);
+        let kernel = cache.kernel("6.1", Flavour::Full);
+        fs::write(&kernel, "").unwrap();
+        assert_eq!(cache.newest(Flavour::Full), Some(kernel));
+        assert_eq!(cache.newest(Flavour::WithoutIptables), Some(other));
     }
 
     #[test]
@@ -202,7 +208,7 @@ mod tests {
 
     #[test]
     fn configurations_have_different_names() {
-        assert_eq!(suffix(""), "-cbf29ce484222325");
-        assert_eq!(suffix("a"), "-af63dc4c8601ec8c");
+        assert_eq!(suffix(&[]), "-cbf29ce484222325");
+        assert_eq!(suffix(&["a"]), "-af63dc4c8601ec8c");
     }
 }

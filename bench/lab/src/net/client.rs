@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use super::Answer;
+use super::{Answer, sctp};
 
-/// A TCP connection that stays open until it is dropped.
+/// A TCP or SCTP connection that stays open until it is dropped.
 #[derive(Debug)]
 pub struct Connection {
     stream: BufReader<TcpStream>,
@@ -17,7 +17,14 @@ pub struct Connection {
 
 impl Connection {
     pub(super) fn open(address: SocketAddr) -> Result<Self, Answer> {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        Self::over(TcpStream::connect_timeout(&address, PATIENCE)?)
+    }
+
+    pub(super) fn open_sctp(address: SocketAddr) -> Result<Self, Answer> {
+        Self::over(sctp::connect(address, PATIENCE)?)
+    }
+
+    fn over(stream: TcpStream) -> Result<Self, Answer> {
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut connection = Self {
             stream: BufReader::new(stream),
@@ -54,7 +61,15 @@ impl Connection {
 }
 
 pub(super) fn ask_tcp(address: SocketAddr) -> Answer {
-    match Connection::open(address) {
+    greeting(Connection::open(address))
+}
+
+pub(super) fn ask_sctp(address: SocketAddr) -> Answer {
+    greeting(Connection::open_sctp(address))
+}
+
+fn greeting(connection: Result<Connection, Answer>) -> Answer {
+    match connection {
         Ok(connection) => connection.greeting,
         Err(failure) => failure,
     }

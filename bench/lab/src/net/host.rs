@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::net::AddressFamily;
 
 use super::{Answer, Connection, client, must, server};
 use crate::netns::{self, Namespace};
@@ -86,6 +87,18 @@ impl Host {
         self.keep(must(started.with_context(|| self.at("udp", port))));
     }
 
+    /// Answers on SCTP `port`, at every address of this host, as [`serve_tcp`](Self::serve_tcp) does.
+    ///
+    /// A host with several addresses of a family tells its clients all of them, and they may go on
+    /// with another than they began with.
+    #[track_caller]
+    pub fn serve_sctp(&self, port: u16) {
+        for family in [AddressFamily::INET, AddressFamily::INET6] {
+            let started = self.run(|| server::sctp(&self.name, family, port, &self.stop));
+            self.keep(must(started.with_context(|| self.at("sctp", port))));
+        }
+    }
+
     /// As [`serve_tcp`](Self::serve_tcp), under another name.
     #[track_caller]
     pub(super) fn serve_tcp_as(&self, name: &str, port: u16) {
@@ -105,6 +118,24 @@ impl Host {
     pub fn ask_udp(&self, address: impl ToSocketAddrs) -> Answer {
         let address = one(address);
         self.run(|| client::ask_udp(address))
+    }
+
+    /// Connects to `address` over SCTP, from one address, and tells what it heard.
+    #[track_caller]
+    pub fn ask_sctp(&self, address: impl ToSocketAddrs) -> Answer {
+        let address = one(address);
+        self.run(|| client::ask_sctp(address))
+    }
+
+    /// Opens an SCTP connection to `address` that stays.
+    ///
+    /// # Errors
+    ///
+    /// What [`ask_sctp`](Self::ask_sctp) would tell.
+    #[track_caller]
+    pub fn connect_sctp(&self, address: impl ToSocketAddrs) -> Result<Connection, Answer> {
+        let address = one(address);
+        self.run(|| Connection::open_sctp(address))
     }
 
     /// Opens a TCP connection to `address` that stays.

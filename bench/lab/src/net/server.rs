@@ -19,10 +19,36 @@ use rustix::{
     },
 };
 
+use super::sctp;
+
 /// Serves TCP `port` in the calling thread's namespace until `stop` ends.
 pub(super) fn tcp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     // Both families: what comes by IPv4 is seen as ::ffff:a.b.c.d here.
-    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?;
+    connections(
+        name,
+        TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?,
+        stop,
+    )
+}
+
+/// Serves SCTP `port` of `family` in the calling thread's namespace until `stop` ends.
+///
+/// Each family has a server of its own: one for both would tell its clients all its addresses, and
+/// what goes to those does not go by the service address any more.
+pub(super) fn sctp(
+    name: &str,
+    family: AddressFamily,
+    port: u16,
+    stop: &PipeReader,
+) -> io::Result<JoinHandle<()>> {
+    let socket = sctp::socket(family)?;
+    rustix::net::bind(&socket, &sctp::unspecified(family, port))?;
+    rustix::net::listen(&socket, 16)?;
+    connections(name, TcpListener::from(socket), stop)
+}
+
+/// Talks to everybody who comes to `listener` until `stop` ends.
+fn connections(name: &str, listener: TcpListener, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     let (name, stop) = (name.to_owned(), stop.try_clone()?);
     Builder::new().name(name.clone()).spawn(move || {

@@ -1,0 +1,79 @@
+//! SCTP in the style of TCP (RFC 6458 section 4): the socket calls are TCP's, so a connection is a
+//! [`TcpStream`] to std.
+
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    os::fd::OwnedFd,
+    time::Duration,
+};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{
+        AddressFamily, SocketFlags, SocketType, ipproto, socket_with,
+        sockopt::{set_ipv6_v6only, socket_error},
+    },
+};
+
+/// A socket for one family alone.
+pub(super) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, kind, flags, Some(ipproto::SCTP))?;
+    if family == AddressFamily::INET6 {
+        set_ipv6_v6only(&socket, true)?;
+    }
+    Ok(socket)
+}
+
+/// Every address of `family`.
+pub(super) fn unspecified(family: AddressFamily, port: u16) -> SocketAddr {
+    let address: IpAddr = if family == AddressFamily::INET6 {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
+    (address, port).into()
+}
+
+/// Connects to `address` from the one address that routing chooses. An unbound socket would tell
+/// the server every address of this host.
+pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let route = UdpSocket::bind(unspecified(family, 0))?;
+    route.connect(address)?;
+
+    // A lost INIT is repeated after three seconds, unless it is told otherwise before there is a
+    // socket. Repeated it has to be: here an ICMP error comes while connect(2) is still at it, and
+    // until then the kernel is deaf to them (`sctp_v4_err` of Linux 7.2: the socket is owned).
+    fs::write("/proc/sys/net/sctp/rto_initial", REPEATED_AFTER)?;
+    let socket = socket(family)?;
+    rustix::net::bind(&socket, &SocketAddr::new(route.local_addr()?.ip(), 0))?;
+    // Without it no ICMP error is heard before the last of eight repetitions was in vain.
+    match address {
+        SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
+        SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
+    }
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
+    let mut watched = [PollFd::new(&socket, PollFlags::OUT)];
+    if poll(&mut watched, Some(&timeout))? == 0 {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    socket_error(&socket)??;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(TcpStream::from(socket))
+}
+
+/// In milliseconds.
+const REPEATED_AFTER: &str = "300";

@@ -1,0 +1,139 @@
+//! SCTP: every kind of client and address, and flows that have become stale.
+//!
+//! Both lab kernels (6.1, 7.2) translate it wherever they translate TCP and UDP; its checksum
+//! (CRC32c) is no obstacle.
+//!
+//! That holds for associations with one address at each end, which is what Kubernetes supports:
+//! further addresses are inside the chunks, where nobody translates them.
+
+use std::collections::BTreeSet;
+
+use lab::net::Connection;
+use proxier::conntrack;
+use proxier::model::{Family, Protocol};
+
+use super::scene::Scene;
+use crate::{DUAL, check};
+
+/// The Services of `dual.yaml`, with SCTP in the place of UDP.
+fn scene() -> Scene {
+    let scene = Scene::conformance(&manifests());
+    for pod in ["pod1", "pod2", "pod3", "podB1"] {
+        scene.client(pod).serve_sctp(5353);
+    }
+    scene
+}
+
+fn manifests() -> String {
+    DUAL.replace("protocol: UDP", "protocol: SCTP")
+}
+
+fn at(v4: &str, v6: &str, port: u16) -> [String; 2] {
+    [format!("sctp {v4}:{port}"), format!("sctp [{v6}]:{port}")]
+}
+
+#[test]
+fn everybody_gets_through_as_with_tcp_and_udp() {
+    lab::test(|| {
+        let scene = scene();
+        let both = ["pod1/client", "podB1/client"];
+        let masqueraded = ["pod1/node", "podB1/node"];
+
+        let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 53);
+        check(&scene, "pod3", &cluster_ip, &both);
+        check(&scene, "ext", &cluster_ip, &masqueraded);
+        check(&scene, "node", &cluster_ip, &masqueraded);
+        check(&scene, "pod1", &cluster_ip, &["pod1/node", "podB1/client"]);
+        for external in [
+            at("198.51.100.1", "2001:db8:51::1", 53),
+            at("198.51.100.2", "2001:db8:51::2", 53),
+            at("172.18.0.2", "fd00:172:18::2", 30053),
+        ] {
+            for client in ["pod3", "ext", "peer", "node"] {
+                check(&scene, client, &external, &masqueraded);
+            }
+        }
+        for local in [
+            at("198.51.100.3", "2001:db8:51::3", 53),
+            at("198.51.100.4", "2001:db8:51::4", 53),
+            at("172.18.0.2", "fd00:172:18::2", 30054),
+        ] {
+            check(&scene, "ext", &local, &["pod2/client"]);
+            check(&scene, "pod3", &local, &["pod2/client", "podB1/client"]);
+            check(&scene, "node", &local, &["pod2/node", "podB1/node"]);
+        }
+        let ranged = at("198.51.100.5", "2001:db8:51::5", 53);
+        for client in ["ext", "node"] {
+            check(&scene, client, &ranged, &["pod1/node"]);
+        }
+        check(&scene, "ext2", &ranged, &["timeout"]);
+        for refusing in [
+            at("10.96.4.1", "fd00:10:96::4:1", 53),
+            at("198.51.100.6", "2001:db8:51::6", 53),
+            at("172.18.0.2", "fd00:172:18::2", 30055),
+            // No service.
+            at("10.96.1.1", "fd00:10:96::1", 9999),
+        ] {
+            for client in ["pod3", "ext"] {
+                check(&scene, client, &refusing, &["refused"]);
+            }
+        }
+    });
+}
+
+#[test]
+fn stale_associations_are_forgotten_and_no_others() {
+    lab::test(|| {
+        let mut scene = scene();
+        let open = |scene: &Scene, to: &str| -> Connection {
+            scene.client("pod3").connect_sctp(to).unwrap()
+        };
+        // One to each endpoint.
+        let mut web: Vec<_> = (0..2).map(|_| open(&scene, "10.96.1.1:53")).collect();
+        let mut web6 = open(&scene, "[fd00:10:96::1]:53");
+        let mut table = conntrack::Client::open().unwrap();
+        let mut flows = || -> BTreeSet<String> {
+            [Family::V4, Family::V6]
+                .into_iter()
+                .flat_map(|family| table.flows(family, Protocol::Sctp).unwrap())
+                .map(|flow| format!("{} at {}", flow.original.destination, flow.reply.source))
+                .collect()
+        };
+        let before = flows();
+        assert!(
+            before.contains("10.96.1.1:53 at 10.244.1.2:5353"),
+            "{before:?}"
+        );
+        assert!(
+            before.contains("10.96.1.1:53 at 10.244.2.2:5353"),
+            "{before:?}"
+        );
+
+        // pod1 leaves `web`, in IPv4.
+        let manifests = manifests();
+        let left = manifests.replacen("- {addresses: [10.244.1.2], nodeName: node-a}\n", "", 1);
+        assert_ne!(left, manifests);
+        scene.program(&left);
+        let mut expected = before.clone();
+        expected.remove("10.96.1.1:53 at 10.244.1.2:5353");
+        assert_eq!(flows(), expected);
+
+        // The association with the other endpoint, and the one over IPv6, know nothing of it.
+        let survivor = web
+            .iter_mut()
+            .find(|it| it.greeting().backend() == Some("podB1"));
+        assert_eq!(survivor.unwrap().ask().backend(), Some("podB1"));
+        assert!(web6.ask().backend().is_some());
+        let to = ["sctp 10.96.1.1:53".to_owned()];
+        check(&scene, "pod3", &to, &["podB1/client"]);
+
+        // The Service goes, and its flows with it.
+        let gone = left.replacen(
+            "metadata: {name: web}",
+            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
+            1,
+        );
+        scene.program(&gone);
+        assert_eq!(flows(), BTreeSet::new());
+    });
+}
