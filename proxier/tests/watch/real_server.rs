@@ -1,208 +1,322 @@
-//! The real thing: `etcd` and `kube-apiserver` from the folder that `KUBEBUILDER_ASSETS` names, as
-//! `setup-envtest` downloads them.
+//! The real thing: `etcd` and `kube-apiserver` from the folder that `KUBEBUILDER_ASSETS` names.
+//!
+//! `setup-envtest use` downloads them. Where nothing but a mirror of Debian can be reached,
+//! `kube-apiserver.sh FOLDER` beside this file makes them out of Debian's packages: etcd 3.4.23, and a
+//! Kubernetes 1.20.2 with the two newer things that we need. Then
+//!
+//! ```text
+//! KUBEBUILDER_ASSETS=FOLDER cargo test -p proxier --test watch -- real
+//! ```
+//!
+//! That an old server has neither streaming lists nor ServiceCIDRs is borne, and so is that a new one
+//! has them.
 
-use std::io::Write;
-use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+mod control_plane;
+
+use std::net::IpAddr;
+use std::process::Command;
 use std::time::Duration;
 
 use api_server::tls;
-use http::{Method, Request};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use proxier::store::{Change, Event};
+use proxier::watch::{Message, State};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::credentials::{kubeconfig, with_kubeconfig};
+use self::control_plane::ControlPlane;
+use crate::credentials::with_kubeconfig;
 use crate::follower::Follower;
 use crate::objects::{node, service, slice};
 
-/// A program that ends with the test.
-struct Program(Child);
+const SERVICES: &str = "/api/v1/namespaces/a/services";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/a/endpointslices";
+const NODES: &str = "/api/v1/nodes";
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A Service whose address the server chooses.
+fn new_service(name: &str) -> Value {
+    let mut service = service(name, 80);
+    let spec = service["spec"].as_object_mut().unwrap();
+    spec.remove("clusterIP");
+    spec.remove("clusterIPs");
+    service
 }
 
-/// A control plane of one process, and its database.
-struct ControlPlane {
-    assets: PathBuf,
-    directory: TempDir,
-    port: u16,
-    etcd_url: String,
-    _etcd: Program,
-    server: Option<Program>,
-}
-
-impl ControlPlane {
-    fn start(assets: PathBuf) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let etcd_url = format!("http://127.0.0.1:{}", free_port());
-        let peer_url = format!("http://127.0.0.1:{}", free_port());
-        let etcd = Command::new(assets.join("etcd"))
-            .arg("--data-dir")
-            .arg(directory.path().join("etcd"))
-            .args(["--listen-client-urls", &etcd_url])
-            .args(["--advertise-client-urls", &etcd_url])
-            .args(["--listen-peer-urls", &peer_url])
-            .arg("--unsafe-no-fsync")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut plane = Self {
-            assets,
-            directory,
-            port: free_port(),
-            etcd_url,
-            _etcd: Program(etcd),
-            server: None,
-        };
-        let path = plane.directory.path();
-        // Any key will do: nobody has a service account here.
-        std::fs::write(path.join("sa.key"), tls::CLIENT_KEY).unwrap();
-        std::fs::write(path.join("tokens"), "secret,admin,1,system:masters\n").unwrap();
-        let server = format!("https://127.0.0.1:{}", plane.port);
-        let mut config: Value =
-            serde_json::from_str(&kubeconfig(&server, &json!({"token": "secret"}))).unwrap();
-        config["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = json!(true);
-        std::fs::write(plane.kubeconfig(), config.to_string()).unwrap();
-        plane.start_server();
-        plane
+/// Follows from the first list on, which is complete.
+fn follow(plane: &ControlPlane) -> Follower {
+    let follower = Follower::with(with_kubeconfig(&plane.follower()));
+    assert_eq!(follower.services(), "reset [default/kubernetes]");
+    let status = follower.until("synced", |status| {
+        status.is_synced() && status.service_cidrs.is_synced() && status.node.is_synced()
+    });
+    let cidrs = status.service_cidrs.state;
+    assert!([State::Watching, State::Absent].contains(&cidrs));
+    for (kind, followed) in status.kinds() {
+        assert_eq!(followed.failures, 0, "{kind}: {followed:?}");
     }
-
-    fn kubeconfig(&self) -> PathBuf {
-        self.directory.path().join("kubeconfig")
-    }
-
-    fn start_server(&mut self) {
-        let path = |name: &str| self.directory.path().join(name);
-        let log = std::fs::File::create(path("log")).unwrap();
-        let child = Command::new(self.assets.join("kube-apiserver"))
-            .args(["--etcd-servers", &self.etcd_url])
-            .args(["--bind-address", "127.0.0.1"])
-            .args(["--secure-port", &self.port.to_string()])
-            .args(["--service-cluster-ip-range", "10.96.0.0/16"])
-            .args(["--service-account-issuer", "https://localhost"])
-            .args(["--authorization-mode", "RBAC"])
-            .args(["--disable-admission-plugins", "ServiceAccount"])
-            .arg("--cert-dir")
-            .arg(path("certificates"))
-            .arg("--service-account-key-file")
-            .arg(path("sa.key"))
-            .arg("--service-account-signing-key-file")
-            .arg(path("sa.key"))
-            .arg("--token-auth-file")
-            .arg(path("tokens"))
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        self.server = Some(Program(child));
-        for _ in 0..600 {
-            if self.ask(Method::GET, "/readyz", &Value::Null).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        let log = std::fs::read_to_string(self.directory.path().join("log")).unwrap();
-        panic!("kube-apiserver does not get ready: {log}");
-    }
-
-    /// One request; the text of its answer.
-    fn ask(&self, method: Method, path: &str, body: &Value) -> Result<String, kube::Error> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let kubeconfig = Kubeconfig::read_from(self.kubeconfig()).unwrap();
-            let options = KubeConfigOptions::default();
-            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
-            let client = kube::Client::try_from(config.unwrap())?;
-            let body = match body {
-                Value::Null => Vec::new(),
-                body => body.to_string().into_bytes(),
-            };
-            let request = Request::builder()
-                .method(method)
-                .uri(path)
-                .header("Content-Type", "application/json")
-                .body(body)
-                .unwrap();
-            client.request_text(request).await
-        })
-    }
-
-    fn create(&self, path: &str, object: &Value) {
-        self.ask(Method::POST, path, object).unwrap();
-    }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
-}
-
-fn assets() -> Option<PathBuf> {
-    let assets = PathBuf::from(std::env::var_os("KUBEBUILDER_ASSETS")?);
-    let has = |name: &str| Path::is_file(&assets.join(name));
-    (has("etcd") && has("kube-apiserver")).then_some(assets)
+    follower.drain();
+    follower
 }
 
 #[test]
 fn a_real_api_server_is_followed() {
-    let Some(assets) = assets() else {
-        let why = "SKIPPED a_real_api_server_is_followed: KUBEBUILDER_ASSETS names no folder with \
-                   etcd and kube-apiserver\n";
-        // Past the test harness, which would swallow it.
-        std::io::stderr().write_all(why.as_bytes()).unwrap();
+    let Some(mut plane) = ControlPlane::start("a_real_api_server_is_followed") else {
         return;
     };
-    let mut plane = ControlPlane::start(assets);
-    let services = "/api/v1/namespaces/a/services";
-    let slices = "/apis/discovery.k8s.io/v1/namespaces/a/endpointslices";
-    plane.create("/api/v1/namespaces", &json!({"metadata": {"name": "a"}}));
-    let follower = Follower::with(with_kubeconfig(&plane.kubeconfig()));
-    // The server makes its own Service and range when it has the time.
-    let first = follower.services();
-    assert!(
-        first.starts_with("reset [") && !first.contains('!'),
-        "{first}"
-    );
-    follower.until("synced", |status| {
-        status.is_synced() && status.service_cidrs.is_synced() && status.node.is_synced()
-    });
-
-    let mut web = service("web", 80);
-    web["spec"].as_object_mut().unwrap().remove("clusterIP");
-    web["spec"].as_object_mut().unwrap().remove("clusterIPs");
-    plane.create(services, &web);
-    while follower.services() != "apply a/web" {}
-    plane.create(slices, &slice("web-1"));
-    while follower.slices() != "apply a/web-1" {}
-    plane.create("/api/v1/nodes", &node("us", "192.0.2.1"));
+    let follower = follow(&plane);
+    plane.create(SERVICES, &new_service("web"));
+    assert_eq!(follower.services(), "apply a/web");
+    plane.create(SLICES, &slice("web-1"));
+    assert_eq!(follower.slices(), "apply a/web-1");
+    plane.create(NODES, &node("us", "192.0.2.1"));
     follower.watch.set_other_nodes(true);
     while !follower.nodes().contains("us") {}
-    let mut headless = service("headless", 80);
+    // Its selectors keep what is no business of ours from us.
+    let mut headless = new_service("headless");
     headless["spec"]["clusterIP"] = json!("None");
-    headless["spec"]["clusterIPs"] = json!(["None"]);
-    plane.create(services, &headless);
-    // The next thing that is told is about another one.
-    plane
-        .ask(Method::DELETE, &format!("{services}/web"), &Value::Null)
-        .unwrap();
+    plane.create(SERVICES, &headless);
+    let foreign =
+        json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": "x"}}});
+    let mut other = new_service("other");
+    other["metadata"]["labels"] = foreign["metadata"]["labels"].clone();
+    plane.create(SERVICES, &other);
+    plane.patch(
+        &format!("{SERVICES}/web"),
+        &json!({"spec": {"sessionAffinity": "ClientIP"}}),
+    );
+    assert_eq!(follower.services(), "apply a/web");
+    // One that becomes another's is gone, and comes back as a new one.
+    plane.patch(&format!("{SERVICES}/web"), &foreign);
     assert_eq!(follower.services(), "delete a/web");
+    let ours = json!({"metadata": {"labels": null}});
+    plane.patch(&format!("{SERVICES}/web"), &ours);
+    assert_eq!(follower.services(), "apply a/web");
+    plane.delete(&format!("{SERVICES}/web"));
+    assert_eq!(follower.services(), "delete a/web");
+    let mut headless = slice("headless-1");
+    headless["metadata"]["labels"]["service.kubernetes.io/headless"] = json!("");
+    plane.create(SLICES, &headless);
+    plane.delete(&format!("{SLICES}/web-1"));
+    assert_eq!(follower.slices(), "delete a/web-1");
 
-    plane.server = None;
+    plane.stop_server();
     follower.until("down", |status| status.services.failures > 0);
+    follower.drain();
     plane.start_server();
-    plane.create(services, &web);
+    plane.create(SERVICES, &new_service("again"));
     // A list comes in between where the server's new cache begins later than the old watch ended.
-    while !follower.services().contains("a/web") {}
+    while !follower.services().contains("a/again") {}
     assert!(follower.status().is_synced());
+}
+
+#[test]
+fn what_a_real_server_says_of_an_endpoint_is_understood() {
+    let Some(plane) = ControlPlane::start("what_a_real_server_says_of_an_endpoint_is_understood")
+    else {
+        return;
+    };
+    let follower = follow(&plane);
+    let mut full = slice("web-1");
+    full["endpoints"] = json!([{
+        "addresses": ["10.1.0.1"],
+        "conditions": {"ready": true},
+        "zone": "north-1",
+        "targetRef": {"kind": "Pod", "namespace": "a", "name": "web-x"},
+    }, {
+        "addresses": ["10.1.0.2"],
+        "conditions": {"ready": false},
+    }]);
+    full["ports"] = json!([{"name": "http", "port": 8080}]);
+    plane.create(SLICES, &full);
+    let told = follower.next("EndpointSlice", |message| match message {
+        Message::Event(Event::EndpointSlices(Change::Apply(parsed))) => Some(parsed),
+        _ => None,
+    });
+    assert_eq!(told.problems, []);
+    insta::assert_debug_snapshot!(told.object);
+    // The status of our Node comes by an update of its own, as kubelet sends it.
+    plane.create(NODES, &node("us", "192.0.2.1"));
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}});
+    plane.patch(&format!("{NODES}/us/status"), &status);
+    let wanted = ["192.0.2.9".parse::<IpAddr>().unwrap()];
+    let addresses = || {
+        follower.next("node", |message| match message {
+            Message::Event(Event::Node(node)) => Some(node.addresses),
+            _ => None,
+        })
+    };
+    while addresses() != wanted {}
+}
+
+#[test]
+fn a_real_watch_whose_time_is_up_goes_on_where_it_was() {
+    let Some(plane) = ControlPlane::start("a_real_watch_whose_time_is_up_goes_on_where_it_was")
+    else {
+        return;
+    };
+    let mut config = with_kubeconfig(&plane.follower());
+    config.timeouts.watch = Duration::from_secs(1);
+    let follower = Follower::with(config);
+    follower.drain();
+    for round in 0..4 {
+        // Longer than each watch is: one to two seconds.
+        std::thread::sleep(Duration::from_secs(2));
+        plane.create(SERVICES, &new_service(&format!("s{round}")));
+        assert_eq!(follower.services(), format!("apply a/s{round}"));
+    }
+    let status = follower.status().services;
+    assert_eq!((status.lists, status.failures), (1, 0), "{status:?}");
+}
+
+#[test]
+fn what_a_real_server_has_forgotten_is_listed_again() {
+    let Some(mut plane) = ControlPlane::start("what_a_real_server_has_forgotten_is_listed_again")
+    else {
+        return;
+    };
+    // More than a page holds.
+    for index in 0..600 {
+        plane.create(SERVICES, &new_service(&format!("s{index}")));
+    }
+    let follower = Follower::with(with_kubeconfig(&plane.follower()));
+    let first = follower.services();
+    assert_eq!(first.matches("a/s").count(), 600, "{first}");
+    follower.drain();
+    let before = follower.status().services;
+    assert_eq!((before.lists, before.failures), (1, 0));
+
+    plane.elsewhere(|plane| {
+        plane.delete(&format!("{SERVICES}/s7"));
+        plane.create(SERVICES, &new_service("new"));
+        plane.compact();
+    });
+    plane.start_server();
+    let second = follower.services();
+    assert!(second.starts_with("reset ["), "{second}");
+    assert_eq!(second.matches("a/s").count(), 599, "{second}");
+    assert!(
+        second.contains("a/new") && !second.contains("a/s7,"),
+        "{second}"
+    );
+    let after = follower.status().services;
+    assert_eq!(after.lists, 2);
+    let (_, why) = after.failed.unwrap();
+    assert!(why.starts_with("410 "), "{why}");
+    plane.delete(&format!("{SERVICES}/s8"));
+    assert_eq!(follower.services(), "delete a/s8");
+}
+
+#[test]
+fn a_real_server_lets_in_whom_it_knows() {
+    let Some(plane) = ControlPlane::start("a_real_server_lets_in_whom_it_knows") else {
+        return;
+    };
+    plane.create(SERVICES, &new_service("web"));
+    let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    let bind = |name: &str, subject: Value| {
+        let binding = json!({
+            "metadata": {"name": name},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                // What the server itself has ready for service proxies.
+                "name": "system:node-proxier",
+            },
+            "subjects": [subject],
+        });
+        plane.create(bindings, &binding);
+    };
+    let accounts = "/api/v1/namespaces/a/serviceaccounts";
+    let account = |name: &str| {
+        plane.create(accounts, &json!({"metadata": {"name": name}}));
+        let request = json!({"spec": {"expirationSeconds": 600}});
+        let answer = plane.create(&format!("{accounts}/{name}/token"), &request);
+        answer["status"]["token"].as_str().unwrap().to_owned()
+    };
+
+    // A token that nobody issued, then one that is good for nothing yet, then one that is.
+    let token = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(token.path(), "nonsense").unwrap();
+    let file = plane.kubeconfig("account", &json!({"tokenFile": token.path()}));
+    let follower = Follower::with(with_kubeconfig(&file));
+    let refused = |code: &str| {
+        follower.until("refused", |status| {
+            let failed = status.services.failed.as_ref();
+            failed.is_some_and(|(_, why)| why.starts_with(code))
+        })
+    };
+    assert!(!refused("401 ").is_synced());
+    let first = account("first");
+    std::fs::write(token.path(), &first).unwrap();
+    assert!(!refused("403 ").is_synced());
+    bind(
+        "first",
+        json!({"kind": "ServiceAccount", "name": "first", "namespace": "a"}),
+    );
+    let listed = follower.services();
+    assert!(
+        listed.starts_with("reset [") && listed.contains("a/web"),
+        "{listed}"
+    );
+    follower.until("synced", |status| {
+        status.is_synced() && status.node.is_synced()
+    });
+    follower.watch.set_other_nodes(true);
+    follower.until("synced", |status| status.nodes.is_synced());
+
+    // An account that is gone.
+    plane.delete(&format!("{accounts}/first"));
+    plane.until_rejected(&first);
+    let file = plane.kubeconfig("gone", &json!({"token": first}));
+    let gone = Follower::with(with_kubeconfig(&file));
+    gone.until("refused", |status| {
+        let failed = status.services.failed.as_ref();
+        failed.is_some_and(|(_, why)| why.starts_with("401 "))
+    });
+
+    // A certificate.
+    let pair = tempfile::tempdir().unwrap();
+    let certificate = pair.path().join("client.pem");
+    let key = pair.path().join("client.key");
+    std::fs::write(&certificate, tls::CLIENT_CERTIFICATE).unwrap();
+    std::fs::write(&key, tls::CLIENT_KEY).unwrap();
+    let user = json!({"client-certificate": certificate, "client-key": key});
+    bind(
+        "certificate",
+        json!({"kind": "User", "name": "test client"}),
+    );
+    let follower = Follower::with(with_kubeconfig(&plane.kubeconfig("certificate", &user)));
+    let listed = follower.services();
+    assert!(listed.contains("a/web"), "{listed}");
+}
+
+#[test]
+fn the_plan_for_a_real_cluster_is_printed() {
+    let Some(plane) = ControlPlane::start("the_plan_for_a_real_cluster_is_printed") else {
+        return;
+    };
+    plane.create(NODES, &node("us", "192.0.2.1"));
+    let mut web = service("web", 80);
+    web["spec"]["type"] = json!("NodePort");
+    web["spec"]["ports"][0]["nodePort"] = json!(30080);
+    plane.create(SERVICES, &web);
+    plane.create(SLICES, &slice("web-1"));
+    let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
+        .args([
+            "plan",
+            "--against",
+            "empty",
+            "--node-name",
+            "us",
+            "--kubeconfig",
+        ])
+        .arg(plane.follower())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    // Something is to be done.
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    // Not the Service that the server makes for itself, in its own time.
+    let is_own = |line: &str| line.contains("10.96.0.1:") || line.contains("10.96.0.1 ");
+    let ours: Vec<_> = text.lines().filter(|line| !is_own(line)).collect();
+    insta::assert_snapshot!(ours.join("\n"));
 }

@@ -15,9 +15,10 @@ pub const AUTHORITY: &str = include_str!("../certificates/authority.pem");
 pub const CLIENT_CERTIFICATE: &str = include_str!("../certificates/client.pem");
 /// The client's key, as PEM.
 pub const CLIENT_KEY: &str = include_str!("../certificates/client.key");
-
-const SERVER_CERTIFICATE: &str = include_str!("../certificates/server.pem");
-const SERVER_KEY: &str = include_str!("../certificates/server.key");
+/// The certificate of a server at 127.0.0.1, as PEM.
+pub const SERVER_CERTIFICATE: &str = include_str!("../certificates/server.pem");
+/// The server's key, as PEM.
+pub const SERVER_KEY: &str = include_str!("../certificates/server.key");
 
 /// Accepts connections from everybody; a certificate that a client shows must be a good one.
 pub(crate) fn acceptor() -> TlsAcceptor {

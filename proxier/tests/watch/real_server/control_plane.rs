@@ -1,0 +1,279 @@
+//! `etcd` and `kube-apiserver`, as processes of a test.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use api_server::tls;
+use http::{Method, Request};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::credentials::kubeconfig;
+use crate::follower::until;
+
+/// A program that ends with the test.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A control plane of one process, and its database.
+pub(super) struct ControlPlane {
+    assets: PathBuf,
+    directory: TempDir,
+    /// Where the server is, or will be when it starts again.
+    port: u16,
+    etcd: u16,
+    runtime: Runtime,
+    /// An administrator's, with the server where it is.
+    client: Option<Client>,
+    // Before its database goes.
+    server: Option<Program>,
+    _etcd: Program,
+}
+
+impl ControlPlane {
+    /// One that is ready, unless there are no programs.
+    pub(super) fn start(test: &str) -> Option<Self> {
+        let Some(assets) = assets() else {
+            let why = format!(
+                "SKIPPED {test}: KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver\n"
+            );
+            // Past the test harness, which would swallow it.
+            std::io::stderr().write_all(why.as_bytes()).unwrap();
+            return None;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(directory.path().join(name), text).unwrap();
+        };
+        write("authority.pem", tls::AUTHORITY);
+        write("server.pem", tls::SERVER_CERTIFICATE);
+        write("server.key", tls::SERVER_KEY);
+        // Any key will do for signing tokens. Its public half has to come by itself: the server does
+        // not take it out of PKCS #8.
+        write("accounts.key", tls::CLIENT_KEY);
+        write("accounts.pem", tls::CLIENT_CERTIFICATE);
+        write("tokens", "secret,admin,1,system:masters\n");
+        let etcd = free_port();
+        let url = format!("http://127.0.0.1:{etcd}");
+        let database = Command::new(assets.join("etcd"))
+            .arg("--data-dir")
+            .arg(directory.path().join("etcd"))
+            .args(["--listen-client-urls", &url])
+            .args(["--advertise-client-urls", &url])
+            .arg("--listen-peer-urls")
+            .arg(format!("http://127.0.0.1:{}", free_port()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut plane = Self {
+            assets,
+            directory,
+            port: free_port(),
+            etcd,
+            runtime: tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap(),
+            client: None,
+            server: None,
+            _etcd: Program(database),
+        };
+        plane.start_server();
+        let namespace = json!({"metadata": {"name": "a"}});
+        plane.create("/api/v1/namespaces", &namespace);
+        // What the server makes for itself, so that it does not come in between later.
+        for own in [
+            "/api/v1/namespaces/default/services/kubernetes",
+            "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
+        ] {
+            let is_there = || plane.ask(Method::GET, own, &Value::Null).ok();
+            until("there", is_there, || own);
+        }
+        Some(plane)
+    }
+
+    /// A kubeconfig file called `name` with these credentials.
+    pub(super) fn kubeconfig(&self, name: &str, user: &Value) -> PathBuf {
+        let server = format!("https://127.0.0.1:{}", self.port);
+        let mut config: Value = serde_json::from_str(&kubeconfig(&server, user)).unwrap();
+        config["clusters"][0]["cluster"]["certificate-authority"] = json!("authority.pem");
+        let file = self.directory.path().join(name);
+        std::fs::write(&file, config.to_string()).unwrap();
+        file
+    }
+
+    /// That of a follower, who may do everything.
+    pub(super) fn follower(&self) -> PathBuf {
+        self.kubeconfig("follower", &json!({"token": "secret"}))
+    }
+
+    pub(super) fn stop_server(&mut self) {
+        self.server = None;
+    }
+
+    pub(super) fn start_server(&mut self) {
+        let path = |name: &str| self.directory.path().join(name);
+        let log = std::fs::File::create(path("log")).unwrap();
+        let child = Command::new(self.assets.join("kube-apiserver"))
+            .arg("--etcd-servers")
+            .arg(format!("http://127.0.0.1:{}", self.etcd))
+            .args(["--bind-address", "127.0.0.1"])
+            // Loopback is no address for the Service of its own that it makes.
+            .args(["--advertise-address", "192.0.2.200"])
+            .args(["--secure-port", &self.port.to_string()])
+            .args(["--service-cluster-ip-range", "10.96.0.0/16"])
+            .args(["--service-account-issuer", "https://localhost"])
+            .args(["--authorization-mode", "RBAC"])
+            .args(["--disable-admission-plugins", "ServiceAccount"])
+            .arg("--tls-cert-file")
+            .arg(path("server.pem"))
+            .arg("--tls-private-key-file")
+            .arg(path("server.key"))
+            .arg("--client-ca-file")
+            .arg(path("authority.pem"))
+            .arg("--service-account-key-file")
+            .arg(path("accounts.pem"))
+            .arg("--service-account-signing-key-file")
+            .arg(path("accounts.key"))
+            .arg("--token-auth-file")
+            .arg(path("tokens"))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut program = Program(child);
+        self.client = Some(self.client());
+        for _ in 0..600 {
+            if let Some(status) = program.0.try_wait().unwrap() {
+                let log = std::fs::read_to_string(path("log")).unwrap();
+                panic!("kube-apiserver ends with {status}: {log}");
+            }
+            if self.ask(Method::GET, "/readyz", &Value::Null).is_ok() {
+                self.server = Some(program);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let log = std::fs::read_to_string(path("log")).unwrap();
+        panic!("kube-apiserver does not get ready: {log}");
+    }
+
+    /// Does `work` while the server is at another place, so that nobody who follows it sees that.
+    pub(super) fn elsewhere(&mut self, work: impl FnOnce(&Self)) {
+        self.stop_server();
+        let port = std::mem::replace(&mut self.port, free_port());
+        self.start_server();
+        work(self);
+        self.stop_server();
+        self.port = port;
+    }
+
+    fn client(&self) -> Client {
+        // Of its own: followers notice when the server is at another place in theirs.
+        let file = self.kubeconfig("administrator", &json!({"token": "secret"}));
+        let kubeconfig = Kubeconfig::read_from(file).unwrap();
+        let options = KubeConfigOptions::default();
+        self.runtime.block_on(async {
+            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
+            Client::try_from(config.unwrap()).unwrap()
+        })
+    }
+
+    /// One request; the text of its answer.
+    fn ask(&self, method: Method, path: &str, body: &Value) -> Result<String, kube::Error> {
+        let content = match method {
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let body = match body {
+            Value::Null => Vec::new(),
+            body => body.to_string().into_bytes(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("Content-Type", content)
+            .body(body)
+            .unwrap();
+        let client = self.client.as_ref().unwrap();
+        self.runtime.block_on(client.request_text(request))
+    }
+
+    /// Creates an object; what became of it.
+    pub(super) fn create(&self, path: &str, object: &Value) -> Value {
+        let created = self.ask(Method::POST, path, object).unwrap();
+        serde_json::from_str(&created).unwrap()
+    }
+
+    pub(super) fn patch(&self, path: &str, change: &Value) {
+        self.ask(Method::PATCH, path, change).unwrap();
+    }
+
+    pub(super) fn delete(&self, path: &str) {
+        self.ask(Method::DELETE, path, &Value::Null).unwrap();
+    }
+
+    /// Makes the database forget all but the present.
+    pub(super) fn compact(&self) {
+        let now = self.etcd("/v3/kv/range", &json!({"key": "AA=="}));
+        let revision = &now["header"]["revision"];
+        self.etcd("/v3/kv/compaction", &json!({"revision": revision}));
+    }
+
+    /// Asks the database's gateway for JSON.
+    fn etcd(&self, path: &str, body: &Value) -> Value {
+        let body = body.to_string();
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.etcd)).unwrap();
+        write!(
+            stream,
+            "POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(" 200 "), "{answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// Waits until the server answers no longer to this bearer token.
+    pub(super) fn until_rejected(&self, token: &str) {
+        let review = json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token},
+        });
+        let path = "/apis/authentication.k8s.io/v1/tokenreviews";
+        until(
+            "rejected",
+            || (self.create(path, &review)["status"]["authenticated"] != json!(true)).then_some(()),
+            || (),
+        );
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn assets() -> Option<PathBuf> {
+    let assets = PathBuf::from(std::env::var_os("KUBEBUILDER_ASSETS")?);
+    let has = |name: &str| Path::is_file(&assets.join(name));
+    (has("etcd") && has("kube-apiserver")).then_some(assets)
+}
