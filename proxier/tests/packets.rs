@@ -305,6 +305,39 @@ fn source_ranges_hold_while_they_change() {
     });
 }
 
+/// Source ranges are about load-balancer addresses alone. A Service's other addresses stay open to
+/// everybody, and its load-balancer addresses of both families and protocols stay as open and as shut
+/// as they were, while ranges change.
+#[test]
+fn what_has_no_source_ranges_stays_open_while_they_change() {
+    lab::test(|| {
+        let ranges = "loadBalancerSourceRanges: [203.0.113.0/24, ";
+        let more = "externalIPs: [198.51.100.9, \"2001:db8:51::9\"]\n  ";
+        let http = "{name: http, port: 80, targetPort: 8080}";
+        let dns = "{name: dns, port: 53, targetPort: 5353, protocol: UDP}";
+        let port = |port: &str, number: u16| port.replace('}', &format!(", nodePort: {number}}}"));
+        let manifests = DUAL
+            .replacen(ranges, &format!("{more}{ranges}"), 1)
+            .replacen(http, &port(http, 30086), 1)
+            .replacen(dns, &port(dns, 30056), 1);
+        let mut scene = Scene::conformance(&manifests);
+        let load_balancer = at("198.51.100.5", "2001:db8:51::5", 80, 53);
+        for round in 0..6 {
+            let changed = format!("{ranges}10.{round}.0.0/16, \"fd00:{round}::/32\", ");
+            scene.program(&manifests.replace(ranges, &changed));
+            for open in [
+                at("198.51.100.9", "2001:db8:51::9", 80, 53),
+                at("172.18.0.2", "fd00:172:18::2", 30086, 30056),
+            ] {
+                check(&scene, "ext2", &open, &["pod1/node"]);
+            }
+            check(&scene, "ext", &load_balancer, &["pod1/node"]);
+            let shut = &load_balancer[round % 4..][..1];
+            check(&scene, "ext2", shut, &["timeout"]);
+        }
+    });
+}
+
 /// A client that keeps asking from one port, as resolvers do.
 struct Resolver(UdpSocket);
 
