@@ -67,7 +67,7 @@ pub trait Dataplane {
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn delete_rules(&mut self) -> Outcome;
+    fn delete_rules(&mut self) -> Result<(), Failure>;
 
     /// Deletes the flows that are stale from connection tracking, and no others.
     ///
@@ -81,8 +81,8 @@ pub trait Dataplane {
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
 }
 
-/// What became of an [`Op`].
-pub type Outcome = Result<(), Failure>;
+/// What became of an [`Op`]; a pointer wide, since there may be very many.
+pub type Outcome = Result<(), Box<Failure>>;
 
 /// Why the machine refused something.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -81,7 +81,7 @@ impl Dataplane for FakeKernel {
         self.write_rules(table, Ok(()))
     }
 
-    fn delete_rules(&mut self) -> Outcome {
+    fn delete_rules(&mut self) -> Result<(), Failure> {
         self.rules = None;
         self.rules_generation += 1;
         Ok(())
@@ -96,7 +96,8 @@ impl Dataplane for FakeKernel {
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let write = |op| {
             let judgement = self.judge(op);
-            self.write(op, judgement, |kernel| kernel.state.record(op))
+            let result = self.write(op, judgement, |kernel| kernel.state.record(op));
+            result.map_err(Box::new)
         };
         ops.iter().map(write).collect()
     }
@@ -121,7 +122,7 @@ impl FakeKernel {
         doing: &dyn Display,
         judgement: Result<(), Errno>,
         work: impl FnOnce(&mut Self),
-    ) -> Outcome {
+    ) -> Result<(), Failure> {
         let fault = self.faults.get(&self.writes).copied();
         self.writes += 1;
         if fault == Some(Fault::Refused) {

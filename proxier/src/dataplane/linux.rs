@@ -108,7 +108,7 @@ impl Dataplane for Linux {
         Ok(self.rules.generation())
     }
 
-    fn delete_rules(&mut self) -> Outcome {
+    fn delete_rules(&mut self) -> Result<(), Failure> {
         Ok(self.rules.delete()?)
     }
 
@@ -132,8 +132,8 @@ impl Dataplane for Linux {
         for run in
             ops.chunk_by(|one, next| one.service_key().is_some() == next.service_key().is_some())
         {
-            match virtual_servers::changes(run) {
-                Some(changes) => outcomes.extend(virtual_servers::apply(&mut self.ipvs, &changes)),
+            match run.first().and_then(Op::service_key) {
+                Some(_) => virtual_servers::apply(&mut self.ipvs, run, &mut outcomes),
                 None => outcomes.extend(self.addresses.apply(run)),
             }
         }

@@ -60,7 +60,12 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Sets the packet rules before the frontends that need them. While the kernel has not got them,
     /// no address becomes local that not everybody may use. The Ops that went `ahead` stay.
-    fn program_rules(&mut self, ops: &mut Vec<Op>, ahead: usize, now: Duration) -> Option<Outcome> {
+    fn program_rules(
+        &mut self,
+        ops: &mut Vec<Op>,
+        ahead: usize,
+        now: Duration,
+    ) -> Option<Result<(), Failure>> {
         let packets = self.packets.as_mut()?;
         let was_in_step = packets.is_in_step();
         let outcome = packets.program(&mut self.dataplane, now);

@@ -30,7 +30,7 @@ struct Inner {
 
 impl Inner {
     /// Fails once the process is to die, and keeps the state file as it is then.
-    fn live(&mut self) -> Outcome {
+    fn live(&mut self) -> Result<(), Failure> {
         if self.dies_at.is_none_or(|at| self.kernel.writes < at) {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl Dataplane for Kernel {
         inner.kernel.replace_rules(table)
     }
 
-    fn delete_rules(&mut self) -> Outcome {
+    fn delete_rules(&mut self) -> Result<(), Failure> {
         self.0.borrow_mut().kernel.delete_rules()
     }
 
@@ -232,7 +232,7 @@ impl Dataplane for Kernel {
         for op in ops {
             match inner.live() {
                 Ok(()) => outcomes.extend(inner.kernel.apply(&[*op])),
-                dead => outcomes.push(dead),
+                Err(dead) => outcomes.push(Err(dead.into())),
             }
         }
         outcomes

@@ -102,12 +102,13 @@ impl Addresses {
         };
         match answers {
             Ok(answers) => {
-                let outcome =
-                    |(answer, op): (Answer, &Op)| answer.map_err(|no| Failure::from(no.doing(op)));
+                let outcome = |(answer, op): (Answer, &Op)| {
+                    answer.map_err(|no| Box::new(Failure::from(no.doing(op))))
+                };
                 answers.into_iter().zip(ops).map(outcome).collect()
             }
             Err(error) => {
-                let failure = Failure::from(error);
+                let failure = Box::new(Failure::from(error));
                 ops.iter().map(|_| Err(failure.clone())).collect()
             }
         }

@@ -51,9 +51,28 @@ fn server(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> Ob
     }
 }
 
-/// `ops` as changes of the IPVS table; `None` when one of them is none.
-pub(super) fn changes(ops: &[Op]) -> Option<Vec<Change>> {
-    ops.iter().map(change).collect()
+/// How many Ops are encoded at a time: memory does not grow with their number, and a hundredth of a
+/// second's work needs no more.
+const OPS_AT_A_TIME: usize = 4_096;
+
+/// Applies `ops`, all of which are about virtual servers, and adds to `outcomes` what became of them.
+/// When the socket fails none of those that were on their way, or would have followed, is known to
+/// have taken effect.
+pub(super) fn apply(client: &mut ipvs::Client, ops: &[Op], outcomes: &mut Vec<Outcome>) {
+    let end = outcomes.len() + ops.len();
+    for ops in ops.chunks(OPS_AT_A_TIME) {
+        let changes: Vec<Change> = ops.iter().filter_map(change).collect();
+        match client.apply(&changes) {
+            Ok(results) => {
+                let failed = |error: Box<ipvs::Error>| Box::new(Failure::from(*error));
+                outcomes.extend(results.into_iter().map(|result| result.map_err(failed)));
+            }
+            Err(error) => {
+                outcomes.resize(end, Err(Box::new(error.into())));
+                return;
+            }
+        }
+    }
 }
 
 fn change(op: &Op) -> Option<Change> {
@@ -66,18 +85,4 @@ fn change(op: &Op) -> Option<Change> {
         Op::DeleteDestination(key, destination) => Change::DeleteDestination(key, destination),
         Op::AddAddress(..) | Op::SetAddress(..) | Op::DeleteAddress(_) => return None,
     })
-}
-
-/// Applies `changes`; when the socket fails none is known to have taken effect.
-pub(super) fn apply(client: &mut ipvs::Client, changes: &[Change]) -> Vec<Outcome> {
-    match client.apply(changes) {
-        Ok(outcomes) => outcomes
-            .into_iter()
-            .map(|outcome| outcome.map_err(|error| Failure::from(*error)))
-            .collect(),
-        Err(error) => {
-            let failure = Failure::from(error);
-            changes.iter().map(|_| Err(failure.clone())).collect()
-        }
-    }
 }
