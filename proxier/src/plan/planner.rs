@@ -189,7 +189,7 @@ impl Planner {
                 None => checks.remove(&port),
             };
         }
-        before.compare(&self.desired)
+        before.compare(&mut self.desired)
     }
 
     /// Takes out what `name` asked for.
@@ -331,14 +331,22 @@ struct Before {
 }
 
 impl Before {
-    fn compare(self, after: &Desired) -> Changed {
-        let servers = self.virtual_servers.into_iter();
+    /// What is not what it was. A virtual server that is what it was becomes the old one again:
+    /// its destinations may be shared.
+    fn compare(self, after: &mut Desired) -> Changed {
+        let mut virtual_servers = BTreeSet::new();
+        for (key, before) in self.virtual_servers {
+            match (before, after.virtual_servers.get_mut(&key)) {
+                (Some(before), Some(now)) if before == *now => *now = before,
+                (None, None) => {}
+                _ => {
+                    virtual_servers.insert(key);
+                }
+            }
+        }
         let addresses = self.addresses.into_iter();
         Changed {
-            virtual_servers: servers
-                .filter(|(key, before)| before.as_ref() != after.virtual_servers.get(key))
-                .map(|(key, _)| key)
-                .collect(),
+            virtual_servers,
             addresses: addresses
                 .filter(|(address, before)| before.as_ref() != after.addresses.get(address))
                 .map(|(address, _)| address)

@@ -20,13 +20,23 @@ impl<D: Dataplane> Proxier<D> {
         let rules = self.program_rules(&mut ops, ahead, now);
         outcomes.extend(self.dataplane.apply(&ops[ahead..]));
         let mut records = std::mem::take(&mut self.unwritten);
-        for (op, outcome) in ops.iter().zip(&outcomes) {
+        let mut done = ops.iter().zip(&outcomes).peekable();
+        while let Some((op, outcome)) = done.next() {
             match outcome {
                 Ok(()) => {
                     self.learn(op, now, &mut records);
                     self.known.record(op);
                 }
                 Err(failure) => self.fail(op, failure, now),
+            }
+            // The Ops of a virtual server follow each other.
+            let key = op.service_key();
+            if let Some(key) = key
+                && done
+                    .peek()
+                    .is_none_or(|(next, _)| next.service_key() != Some(key))
+            {
+                self.share(&key);
             }
         }
         self.retries.settle();

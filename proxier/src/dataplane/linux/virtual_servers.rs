@@ -1,53 +1,47 @@
 //! Virtual servers and destinations.
 
-use std::collections::BTreeMap;
-
 use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
 
 use crate::dataplane::{Failure, Outcome};
-use crate::observed::{ObservedDestination, ObservedServer};
+use crate::observed::{Connections, Found, ObservedServer};
 use crate::op::Op;
 
-/// Every virtual server of the namespace.
-pub(super) fn observe(
-    client: &mut ipvs::Client,
-) -> Result<BTreeMap<ipvs::ServiceKey, ObservedServer>, Failure> {
-    // Collected, a map has no half-empty nodes.
-    let mut servers = Vec::new();
-    client.walk(|entry, destinations| {
-        servers.push((entry.service.key, server(entry.service, destinations)));
-    })?;
-    Ok(servers.into_iter().collect())
+/// Shows every virtual server of the namespace to `each`.
+pub(super) fn walk(client: &mut ipvs::Client, each: &mut dyn FnMut(Found)) -> ipvs::Result<()> {
+    client.walk(|entry, destinations| each(found(entry.service, destinations)))
 }
 
 /// One virtual server, if it exists.
-pub(super) fn observe_one(
+pub(super) fn find(
     client: &mut ipvs::Client,
     key: &ipvs::ServiceKey,
-) -> ipvs::Result<Option<ObservedServer>> {
+) -> ipvs::Result<Option<Found>> {
     let entry = match client.service(key) {
         Ok(entry) => entry,
         Err(error) if error.is_no_such_service() => return Ok(None),
         Err(error) => return Err(error),
     };
     let destinations = client.destinations(key)?;
-    Ok(Some(server(entry.service, &destinations)))
+    Ok(Some(found(entry.service, &destinations)))
 }
 
-fn server(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> ObservedServer {
-    let observed = |entry: &ipvs::DestinationEntry| ObservedDestination {
-        destination: entry.destination,
-        active_connections: entry.active_connections,
-        inactive_connections: entry.inactive_connections,
-    };
-    let mut destinations: Vec<ObservedDestination> = destinations.iter().map(observed).collect();
+fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> Found {
+    let mut entries: Vec<&ipvs::DestinationEntry> = destinations.iter().collect();
     // The kernel lists the newest first, and twice what moved while it was being listed.
-    destinations.sort_by_key(|entry| entry.destination.key);
-    destinations.dedup_by_key(|entry| entry.destination.key);
-    ObservedServer {
-        service,
-        destinations,
+    entries.sort_by_key(|entry| entry.destination.key);
+    entries.dedup_by_key(|entry| entry.destination.key);
+    let connections = |entry: &&ipvs::DestinationEntry| Connections {
+        active: entry.active_connections,
+        inactive: entry.inactive_connections,
+    };
+    let destinations: Vec<_> = entries.iter().map(|entry| entry.destination).collect();
+    Found {
+        server: ObservedServer {
+            service,
+            destinations: destinations.into(),
+        },
+        connections: entries.iter().map(connections).collect(),
     }
 }
 
