@@ -158,6 +158,9 @@ impl Packets {
                 &changed.health_checks,
             );
         }
+        if changed.virtual_servers.len() > desired.virtual_servers.len() / 2 {
+            self.ruleset.pack();
+        }
     }
 
     /// The kernel's rules are perhaps not what was set last.

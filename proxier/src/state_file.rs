@@ -273,7 +273,7 @@ impl StateFile {
     /// # Errors
     /// When the file cannot be written; the old one stays.
     pub fn tidy(&mut self, state: &State) -> Result<(), Error> {
-        let needed = state.owned.iter().count() + state.drains.iter().count();
+        let needed = state.owned.len() + state.drains.iter().count();
         if self.lines <= 2 * needed + SLACK {
             return Ok(());
         }

@@ -11,6 +11,7 @@ use super::health::{HealthCheck, HealthPorts};
 use super::service::{Asked, ask};
 use super::{Config, Desired, Frontend, Machine, VirtualServer};
 use crate::model::{ObjectName, Service};
+use crate::packed::pack;
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
 
@@ -124,6 +125,7 @@ impl Planner {
             pack(&mut self.desired.virtual_servers);
             pack(&mut self.desired.addresses);
             pack(&mut self.footprints);
+            pack(&mut self.address_users.0);
         }
         drop(context);
         self.machine = machine;
@@ -291,11 +293,6 @@ impl Planner {
             self.losers.insert(key, claims.collect());
         }
     }
-}
-
-/// Makes a map anew without the room that insertions in order left in its nodes, nearly half of it.
-fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
-    *map = std::mem::take(map).into_iter().collect();
 }
 
 /// How many Services use each address.

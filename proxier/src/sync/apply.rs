@@ -153,6 +153,9 @@ impl<D: Dataplane> Proxier<D> {
                 service: name.into(),
             }));
         }
+        if records.len() > self.state.owned.len() / 2 {
+            self.state.owned.pack();
+        }
         Ok(self.state_file.append(&records)?)
     }
 

@@ -204,14 +204,17 @@ impl Addresses {
     }
 
     fn routes(&mut self) -> ipvs::Result<BTreeMap<IpAddr, Option<IpAddr>>> {
-        self.dump(
+        // Collected, a map has no half-empty nodes.
+        let routes: Vec<LocalRoute> = self.dump(
             RTM_GETROUTE,
             "reading the routes",
-            |found: &mut BTreeMap<_, _>, payload| {
-                found.extend(read_route(payload)?.map(|route| (route.address, route.source)));
+            |found: &mut Vec<_>, payload| {
+                found.extend(read_route(payload)?);
                 Ok(())
             },
-        )
+        )?;
+        let routes = routes.into_iter();
+        Ok(routes.map(|route| (route.address, route.source)).collect())
     }
 
     /// Collects what `each` takes out of the messages of a dump.
