@@ -37,7 +37,7 @@ pub struct Ruleset {
 /// What a table says, in a few bytes: equal tables have equal ones in the same build of the program.
 pub type Fingerprint = u64;
 
-/// What the touched parts of the table were at the last [`Ruleset::take_changes`].
+/// What the touched parts of the table were when changes were taken or forgotten last.
 #[derive(Clone, Debug, Default)]
 struct Before {
     elements: BTreeMap<(Arc<str>, Key), Option<Option<Data>>>,
@@ -116,6 +116,11 @@ impl Ruleset {
             old.chains.extend(chain.map(|chain| (name, chain)));
         }
         old.difference(&new)
+    }
+
+    /// Takes the table as it is now for the one that changes are told from.
+    pub fn forget_changes(&mut self) {
+        self.before = Before::default();
     }
 
     /// Takes no more memory than has to be; for after many frontends were set.
