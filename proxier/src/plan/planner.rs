@@ -246,7 +246,13 @@ impl Planner {
             let winner = || self.desired.virtual_servers.get(&key).cloned();
             before.virtual_servers.entry(key).or_insert_with(winner);
             keys.push(key);
-            self.losers.entry(key).or_default().push(server);
+            // Nearly always nobody else claims it.
+            match self.desired.virtual_servers.entry(key) {
+                Entry::Vacant(free) => {
+                    free.insert(server);
+                }
+                Entry::Occupied(_) => self.losers.entry(key).or_default().push(server),
+            }
         }
         for &address in &asked.addresses {
             let source = context.source(address);

@@ -80,7 +80,7 @@ impl<D: Dataplane> Proxier<D> {
         Ok(())
     }
 
-    /// Keeps the destinations of a virtual server once where they are as planned.
+    /// Keeps the destinations of a virtual server in memory once, where they are as planned.
     pub(super) fn share(&mut self, key: &ipvs::ServiceKey) {
         let wanted = self.planner.desired().virtual_servers.get(key);
         let known = self.known.virtual_servers.get_mut(key);

@@ -45,8 +45,8 @@ fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> Fou
     }
 }
 
-/// How many Ops are encoded at a time: memory does not grow with their number, and a hundredth of a
-/// second's work needs no more.
+/// How many Ops are handed to the client at a time, so that memory does not grow with their number. A
+/// multiple of the 128 that it puts into one datagram: the system calls stay as few.
 const OPS_AT_A_TIME: usize = 4_096;
 
 /// Applies `ops`, all of which are about virtual servers, and adds to `outcomes` what became of them.
