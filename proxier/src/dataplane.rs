@@ -3,16 +3,18 @@
 //! [`linux`] is a real kernel, [`fake`] one in memory. One conformance suite
 //! (`tests/conformance.rs`) runs against both, so that what is proved on the fake holds.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use crate::conntrack::{Stale, Swept};
 use crate::nftables;
-use crate::observed::{Observed, ObservedServer};
+use crate::observed::{Found, Observed};
 use crate::op::Op;
-use crate::plan::Machine;
+use crate::plan::{Desired, Machine};
 
 pub mod fake;
 pub mod linux;
@@ -25,18 +27,46 @@ pub trait Dataplane {
     /// When they cannot be read; nothing is known then.
     fn machine(&mut self) -> Result<Machine, Failure>;
 
-    /// Reads everything that [`crate::diff`] compares.
+    /// Shows every virtual server of the network namespace to `each`, ours or not, each once and in
+    /// no particular order. Keeps none of them: there may be very many.
     ///
     /// # Errors
     /// When any part cannot be read whole.
-    fn observe(&mut self) -> Result<Observed, Failure>;
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure>;
 
-    /// Reads one virtual server and its destinations; `None` when it does not exist.
+    /// Reads one virtual server; `None` when it does not exist.
     ///
     /// # Errors
     /// When it cannot be read whole.
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey)
-    -> Result<Option<ObservedServer>, Failure>;
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure>;
+
+    /// Reads the addresses that we made local, with their preferred source.
+    ///
+    /// # Errors
+    /// When they cannot be read whole.
+    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure>;
+
+    /// Reads everything that [`crate::diff`] compares; destinations that are as in `desired` are
+    /// shared with it.
+    ///
+    /// # Errors
+    /// When any part cannot be read whole.
+    fn observe(&mut self, desired: &Desired) -> Result<Observed, Failure> {
+        // Collected, a map has no half-empty nodes.
+        let mut servers = Vec::new();
+        self.virtual_servers(&mut |found| {
+            let mut server = found.server;
+            let key = server.service.key;
+            if let Some(wanted) = desired.virtual_servers.get(&key) {
+                server.destinations.share(&wanted.destinations);
+            }
+            servers.push((key, server));
+        })?;
+        Ok(Observed {
+            virtual_servers: servers.into_iter().collect(),
+            addresses: self.addresses()?,
+        })
+    }
 
     /// The number of the present state of all packet rules, whoever's; every change changes it.
     /// `None` when there are none of ours.
@@ -67,7 +97,7 @@ pub trait Dataplane {
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn delete_rules(&mut self) -> Outcome;
+    fn delete_rules(&mut self) -> Result<(), Failure>;
 
     /// Deletes the flows that are stale from connection tracking, and no others.
     ///
@@ -81,8 +111,8 @@ pub trait Dataplane {
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
 }
 
-/// What became of an [`Op`].
-pub type Outcome = Result<(), Failure>;
+/// What became of an [`Op`]; a pointer wide, since there may be very many.
+pub type Outcome = Result<(), Box<Failure>>;
 
 /// Why the machine refused something.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use crate::drain::Drains;
-use crate::observed::{Observed, ObservedDestination, ObservedServer};
+use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Desired, VirtualServer};
 
@@ -82,9 +82,11 @@ pub fn diff_address(address: IpAddr, desired: &Desired, observed: &Observed, ops
 /// Puts `ops` into the order to apply them in: stage by stage ([`crate::op::Stage`]) and by key,
 /// with everything that concerns the addresses in `first` before the rest.
 pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
-    ops.sort_by_key(|op| {
+    // No two have the same key, so that sorting needs no memory to be stable.
+    ops.sort_unstable_by_key(|op| {
         let is_first = op.address().is_some_and(|address| first.contains(&address));
-        (!is_first, op.stage(), op.service_key(), op.address())
+        let key = (op.service_key(), op.address(), op.destination_key());
+        (!is_first, op.stage(), key)
     });
 }
 
@@ -121,7 +123,7 @@ fn kept_server(wanted: &VirtualServer, found: &ObservedServer, drains: &Drains, 
             (None, None) => return,
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
-            (Some(wanted), Some(found)) => wanted.key.cmp(&found.destination.key),
+            (Some(wanted), Some(found)) => wanted.key.cmp(&found.key),
         };
         match order {
             Ordering::Less => {
@@ -130,12 +132,11 @@ fn kept_server(wanted: &VirtualServer, found: &ObservedServer, drains: &Drains, 
             }
             Ordering::Greater => {
                 let unwanted = right.next();
-                ops.extend(unwanted.and_then(|entry| send_off(wanted, entry, drains)));
+                ops.extend(unwanted.and_then(|&unwanted| send_off(wanted, unwanted, drains)));
             }
             Ordering::Equal => {
                 let (wanted, found) = (left.next(), right.next());
-                let changed =
-                    wanted.filter(|&wanted| Some(wanted) != found.map(|entry| &entry.destination));
+                let changed = wanted.filter(|&wanted| Some(wanted) != found);
                 ops.extend(changed.map(|&destination| Op::SetDestination(key, destination)));
             }
         }
@@ -143,19 +144,18 @@ fn kept_server(wanted: &VirtualServer, found: &ObservedServer, drains: &Drains, 
 }
 
 /// The next step of a destination that is not wanted any more; `None` while it is to be left alone.
-fn send_off(server: &VirtualServer, unwanted: &ObservedDestination, drains: &Drains) -> Option<Op> {
+fn send_off(server: &VirtualServer, unwanted: ipvs::Destination, drains: &Drains) -> Option<Op> {
     let key = server.service.key;
-    let destination = unwanted.destination;
-    let is_over = match drains.get(&key, &destination.key) {
+    let is_over = match drains.get(&key, &unwanted.key) {
         Some(drain) => drain.is_over,
         None => false,
     };
     if is_over || server.drain.is_zero() {
-        return Some(Op::DeleteDestination(key, destination.key));
+        return Some(Op::DeleteDestination(key, unwanted.key));
     }
     let quiet = ipvs::Destination {
         weight: 0,
-        ..destination
+        ..unwanted
     };
-    (quiet != destination).then_some(Op::SetDestination(key, quiet))
+    (quiet != unwanted).then_some(Op::SetDestination(key, quiet))
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::observed::ObservedDestination;
+use crate::observed::Found;
 
 /// How soon a draining destination's connections are counted for the first time, and how often while
 /// they keep ending.
@@ -122,7 +122,7 @@ impl Drains {
     pub fn counted(
         &mut self,
         key: &ipvs::ServiceKey,
-        found: &[ObservedDestination],
+        found: Option<&Found>,
         now: Duration,
     ) -> Vec<ipvs::DestinationKey> {
         let Some(server) = self.servers.get_mut(key) else {
@@ -131,11 +131,9 @@ impl Drains {
         let mut gone = Vec::new();
         let mut next_deadline = Duration::MAX;
         for (destination, drain) in &mut server.destinations {
-            let entry = found
-                .iter()
-                .find(|entry| entry.destination.key == *destination);
-            match entry {
-                Some(entry) => drain.is_over |= entry.is_idle() || drain.deadline <= now,
+            let connections = found.and_then(|found| found.connections_of(destination));
+            match connections {
+                Some(left) => drain.is_over |= left.are_none() || drain.deadline <= now,
                 None => gone.push(*destination),
             }
             if !drain.is_over {
@@ -164,6 +162,7 @@ impl Drains {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observed::{Connections, ObservedServer};
 
     const KEY: ipvs::ServiceKey = ipvs::ServiceKey::Mark {
         family: ipvs::Family::V4,
@@ -181,11 +180,15 @@ mod tests {
         }
     }
 
-    fn found(last: u8, active: u32, inactive: u32) -> ObservedDestination {
-        ObservedDestination {
-            active_connections: active,
-            inactive_connections: inactive,
-            ..ObservedDestination::idle(ipvs::Destination::new(destination(last), 0))
+    fn found(last: u8, active: u32, inactive: u32) -> Found {
+        let scheduler = ipvs::SchedulerName::new("rr").unwrap();
+        let destinations = vec![ipvs::Destination::new(destination(last), 0)];
+        Found {
+            server: ObservedServer {
+                service: ipvs::Service::new(KEY, scheduler),
+                destinations: destinations.into(),
+            },
+            connections: vec![Connections { active, inactive }],
         }
     }
 
@@ -199,9 +202,9 @@ mod tests {
         drains.begin(KEY, destination(1), seconds(10), seconds(70));
         assert_eq!(drains.due(seconds(10)), []);
         assert_eq!(drains.due(seconds(11)), [KEY]);
-        drains.counted(&KEY, &[found(1, 0, 3)], seconds(11));
+        drains.counted(&KEY, Some(&found(1, 0, 3)), seconds(11));
         assert!(!is_over(&drains, 1));
-        drains.counted(&KEY, &[found(1, 0, 0)], seconds(12));
+        drains.counted(&KEY, Some(&found(1, 0, 0)), seconds(12));
         assert!(is_over(&drains, 1));
         assert!(drains.end(&KEY, &destination(1)));
         assert_eq!(drains, Drains::default());
@@ -215,7 +218,7 @@ mod tests {
         while !is_over(&drains, 1) {
             let now = drains.next_due().unwrap();
             assert!(now <= seconds(100));
-            drains.counted(&KEY, &[found(1, 1, 0)], now);
+            drains.counted(&KEY, Some(&found(1, 1, 0)), now);
             looks += 1;
         }
         // 1, 2, 4, .. 30 seconds apart.
@@ -244,7 +247,7 @@ mod tests {
         for last in [1, 2] {
             drains.begin(KEY, destination(last), seconds(0), seconds(60));
         }
-        let gone = drains.counted(&KEY, &[found(2, 1, 0)], seconds(1));
+        let gone = drains.counted(&KEY, Some(&found(2, 1, 0)), seconds(1));
         assert_eq!(gone, [destination(1)]);
         assert_eq!(drains.iter().count(), 1);
     }

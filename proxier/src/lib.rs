@@ -24,6 +24,7 @@ pub mod nftables;
 pub mod observed;
 pub mod op;
 pub mod owned;
+mod packed;
 pub mod packets;
 pub mod plan;
 pub mod problem;

@@ -283,12 +283,19 @@ pub struct Endpoint {
     pub is_serving: bool,
     /// On its way out.
     pub is_terminating: bool,
-    /// The node it runs on, if known.
-    pub node: Option<Arc<str>>,
-    /// The zone it is in, if known.
-    pub zone: Option<Arc<str>>,
+    /// Where it runs; one value for all endpoints of a node.
+    pub location: Arc<Location>,
     /// Where the control plane wants it used; `None` without hints (most endpoints).
     pub hints: Option<Box<Hints>>,
+}
+
+/// Where an [`Endpoint`] runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Location {
+    /// The node, if known.
+    pub node: Option<Arc<str>>,
+    /// The zone, if known.
+    pub zone: Option<Arc<str>>,
 }
 
 /// Topology hints of an [`Endpoint`] (KEP-2433, KEP-3015).

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
@@ -22,7 +24,7 @@ pub struct ObservedServer {
     /// Its definition.
     pub service: ipvs::Service,
     /// Its destinations, ordered by key, each key once.
-    pub destinations: Vec<ObservedDestination>,
+    pub destinations: Destinations,
 }
 
 impl ObservedServer {
@@ -30,50 +32,114 @@ impl ObservedServer {
     pub fn empty(service: ipvs::Service) -> Self {
         Self {
             service,
-            destinations: Vec::new(),
+            destinations: Destinations::default(),
         }
     }
 
     /// Where the destination `key` is, or where it would be inserted.
     pub(crate) fn position(&self, key: ipvs::DestinationKey) -> Result<usize, usize> {
-        let order = |entry: &ObservedDestination| entry.destination.key;
+        let order = |destination: &ipvs::Destination| destination.key;
         self.destinations.binary_search_by_key(&key, order)
     }
+}
 
-    /// Whether this and `other` are defined alike, whatever their connections.
-    pub fn is_like(&self, other: &Self) -> bool {
-        let definitions = |server: &Self| -> Vec<ipvs::Destination> {
-            let entries = server.destinations.iter();
-            entries.map(|entry| entry.destination).collect()
+/// Destinations that exist. Nearly always they are those that should exist, and then they are in
+/// memory once ([`Destinations::share`]).
+#[derive(Clone, Debug)]
+pub enum Destinations {
+    /// The same as somebody else's.
+    Shared(Arc<[ipvs::Destination]>),
+    /// Any.
+    Own(Vec<ipvs::Destination>),
+}
+
+impl Destinations {
+    /// Changes these destinations and nobody else's.
+    pub fn change<T>(&mut self, work: impl FnOnce(&mut Vec<ipvs::Destination>) -> T) -> T {
+        let mut own = match std::mem::take(self) {
+            Self::Shared(shared) => shared.to_vec(),
+            Self::Own(own) => own,
         };
-        self.service == other.service && definitions(self) == definitions(other)
+        let result = work(&mut own);
+        *self = Self::Own(own);
+        result
     }
-}
 
-/// A destination that exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObservedDestination {
-    /// Its definition.
-    pub destination: ipvs::Destination,
-    /// Connections in an active state.
-    pub active_connections: u32,
-    /// Other connections.
-    pub inactive_connections: u32,
-}
-
-impl ObservedDestination {
-    /// A destination without connections.
-    pub fn idle(destination: ipvs::Destination) -> Self {
-        Self {
-            destination,
-            active_connections: 0,
-            inactive_connections: 0,
+    /// Lets go of the memory if these are `others`.
+    pub fn share(&mut self, others: &Arc<[ipvs::Destination]>) {
+        if **self == **others {
+            *self = Self::Shared(others.clone());
         }
     }
+}
 
-    /// Whether no connection of any state is left.
-    pub fn is_idle(&self) -> bool {
-        self.active_connections == 0 && self.inactive_connections == 0
+impl Default for Destinations {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
+}
+
+impl From<Vec<ipvs::Destination>> for Destinations {
+    fn from(own: Vec<ipvs::Destination>) -> Self {
+        Self::Own(own)
+    }
+}
+
+impl Deref for Destinations {
+    type Target = [ipvs::Destination];
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Shared(shared) => shared,
+            Self::Own(own) => own,
+        }
+    }
+}
+
+impl PartialEq for Destinations {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Destinations {}
+
+/// A virtual server as it was found, with what changes by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What it is.
+    pub server: ObservedServer,
+    /// The connections of its destinations, in their order.
+    pub connections: Vec<Connections>,
+}
+
+/// The connections of a destination at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Connections {
+    /// Those in an active state.
+    pub active: u32,
+    /// The others.
+    pub inactive: u32,
+}
+
+impl Connections {
+    /// Whether there is none of any state.
+    pub fn are_none(&self) -> bool {
+        self.active == 0 && self.inactive == 0
+    }
+}
+
+impl Found {
+    /// The connections of the destination `key`, if there is one.
+    pub fn connections_of(&self, key: &ipvs::DestinationKey) -> Option<Connections> {
+        let at = self.server.position(*key).ok()?;
+        self.connections.get(at).copied()
+    }
+
+    /// Each destination with its connections.
+    pub fn destinations(&self) -> impl Iterator<Item = (&ipvs::Destination, Connections)> {
+        let connections = self.connections.iter().copied();
+        self.server.destinations.iter().zip(connections)
     }
 }
 
@@ -95,19 +161,20 @@ impl Observed {
             }
             Op::AddDestination(key, destination) | Op::SetDestination(key, destination) => {
                 if let Some(server) = self.virtual_servers.get_mut(&key) {
-                    match server.position(destination.key) {
-                        Ok(at) => server.destinations[at].destination = destination,
-                        Err(at) => server
-                            .destinations
-                            .insert(at, ObservedDestination::idle(destination)),
-                    }
+                    let position = server.position(destination.key);
+                    server.destinations.change(|destinations| match position {
+                        Ok(at) => destinations[at] = destination,
+                        Err(at) => destinations.insert(at, destination),
+                    });
                 }
             }
             Op::DeleteDestination(key, destination) => {
                 if let Some(server) = self.virtual_servers.get_mut(&key)
                     && let Ok(at) = server.position(destination)
                 {
-                    server.destinations.remove(at);
+                    server
+                        .destinations
+                        .change(|destinations| destinations.remove(at));
                 }
             }
             Op::AddAddress(address, source) | Op::SetAddress(address, source) => {

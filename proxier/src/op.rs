@@ -90,6 +90,17 @@ impl Op {
             Self::AddAddress(..) | Self::SetAddress(..) | Self::DeleteAddress(_) => None,
         }
     }
+
+    /// The destination that the Op changes, if it changes one.
+    pub fn destination_key(&self) -> Option<ipvs::DestinationKey> {
+        match *self {
+            Self::AddDestination(_, destination) | Self::SetDestination(_, destination) => {
+                Some(destination.key)
+            }
+            Self::DeleteDestination(_, key) => Some(key),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Op {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use ipvs_netlink as ipvs;
 
 use crate::model::{Cidr, ServicePortName};
+use crate::packed::pack;
 
 /// The virtual servers that we created or adopted, with the Service port each serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,6 +52,21 @@ impl Owned {
         }
         self.names.insert(key, name.into());
         true
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// Takes no more memory than has to be; for after many were taken in.
+    pub fn pack(&mut self) {
+        pack(&mut self.names);
     }
 
     /// Forgets a virtual server. Answers whether that is news.

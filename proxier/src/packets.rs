@@ -158,6 +158,13 @@ impl Packets {
                 &changed.health_checks,
             );
         }
+        if changed.virtual_servers.len() > desired.virtual_servers.len() / 2 {
+            self.ruleset.pack();
+        }
+        if !self.is_in_step() {
+            // All of it will be set; what changed on the way is only memory.
+            self.ruleset.forget_changes();
+        }
     }
 
     /// The kernel's rules are perhaps not what was set last.
@@ -207,7 +214,7 @@ impl Packets {
     /// The kernel has rules with this fingerprint, which are perhaps those that it should have.
     pub fn trust(&mut self, fingerprint: rules::Fingerprint) {
         if self.ruleset.fingerprint() == fingerprint {
-            self.ruleset.take_changes();
+            self.ruleset.forget_changes();
             self.kernel = Kernel::InStep;
             self.retry = Wait::default();
         }
@@ -238,7 +245,13 @@ impl Packets {
         if self.retry.due().is_some_and(|due| now < due) {
             return None;
         }
-        let changes = self.ruleset.take_changes();
+        let changes = match self.kernel {
+            Kernel::InStep => self.ruleset.take_changes(),
+            _ => {
+                self.ruleset.forget_changes();
+                Vec::new()
+            }
+        };
         let table = self.ruleset.table();
         let outcome = match &self.kernel {
             Kernel::InStep if changes.is_empty() => return None,

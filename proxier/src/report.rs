@@ -7,11 +7,38 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
-use crate::observed::Observed;
+use crate::dataplane::{Dataplane, Failure};
+use crate::observed::Found;
 use crate::op::Op;
 use crate::owned::Owned;
 use crate::plan::Desired;
 use crate::problem::Problem;
+
+/// What a kernel has at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// Every virtual server of the network namespace, ours or not.
+    pub virtual_servers: BTreeMap<ipvs::ServiceKey, Found>,
+    /// The addresses that we made local, with their preferred source.
+    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+}
+
+impl Table {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When any part cannot be read whole.
+    pub fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
+        let mut virtual_servers = BTreeMap::new();
+        dataplane.virtual_servers(&mut |found| {
+            virtual_servers.insert(found.server.service.key, found);
+        })?;
+        Ok(Self {
+            virtual_servers,
+            addresses: dataplane.addresses()?,
+        })
+    }
+}
 
 /// A table of virtual servers as JSON; every list is sorted.
 #[derive(Debug, Default, Serialize)]
@@ -77,29 +104,24 @@ impl Report {
             ..Self::default()
         };
         for server in desired.virtual_servers.values() {
-            report.list(&server.service, server.destinations.iter());
+            report.list(&server.service, &server.destinations);
         }
         report
     }
 
     /// What is.
-    pub fn observed(observed: &Observed) -> Self {
+    pub fn observed(observed: &Table) -> Self {
         let mut report = Self {
             addresses: observed.addresses.keys().copied().collect(),
             ..Self::default()
         };
-        for server in observed.virtual_servers.values() {
-            let destinations = server.destinations.iter().map(|entry| &entry.destination);
-            report.list(&server.service, destinations);
+        for Found { server, .. } in observed.virtual_servers.values() {
+            report.list(&server.service, &server.destinations);
         }
         report
     }
 
-    fn list<'a>(
-        &mut self,
-        service: &ipvs::Service,
-        destinations: impl Iterator<Item = &'a ipvs::Destination>,
-    ) {
+    fn list(&mut self, service: &ipvs::Service, destinations: &[ipvs::Destination]) {
         let destination = |destination: &ipvs::Destination| Destination {
             address: destination.key.address,
             port: destination.key.port,
@@ -109,7 +131,7 @@ impl Report {
             scheduler: scheduler(service).to_owned(),
             flags: service.flags.bits(),
             persistence_timeout: persistence_secs(service).unwrap_or(0),
-            destinations: destinations.map(destination).collect(),
+            destinations: destinations.iter().map(destination).collect(),
         };
         match service.key {
             ipvs::ServiceKey::Address {
@@ -195,7 +217,7 @@ impl fmt::Display for NamedOp<'_> {
 
 /// The kernel's table as text, like `ipvsadm -Ln`, with Service names where known, and what is not
 /// ours.
-pub fn table(observed: &Observed, owned: &Owned, foreign: &BTreeMap<IpAddr, String>) -> String {
+pub fn table(observed: &Table, owned: &Owned, foreign: &BTreeMap<IpAddr, String>) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);
@@ -214,7 +236,7 @@ fn write_foreign(text: &mut String, foreign: &BTreeMap<IpAddr, String>) -> fmt::
     Ok(())
 }
 
-fn write_table(text: &mut String, observed: &Observed, owned: &Owned) -> fmt::Result {
+fn write_table(text: &mut String, observed: &Table, owned: &Owned) -> fmt::Result {
     writeln!(
         text,
         "{:<44} {:<10} {:<18} Service",
@@ -225,7 +247,8 @@ fn write_table(text: &mut String, observed: &Observed, owned: &Owned) -> fmt::Re
         "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
         "Destination", "Forward", "Weight", "Active", "Inactive"
     )?;
-    for (key, server) in &observed.virtual_servers {
+    for (key, found) in &observed.virtual_servers {
+        let server = &found.server;
         let options = match persistence_secs(&server.service) {
             Some(seconds) => format!("persistent {seconds}s"),
             None => String::new(),
@@ -237,15 +260,15 @@ fn write_table(text: &mut String, observed: &Observed, owned: &Owned) -> fmt::Re
             "{:<44} {scheduler:<10} {options:<18} {name}",
             key.to_string()
         )?;
-        for entry in &server.destinations {
+        for (destination, connections) in found.destinations() {
             writeln!(
                 text,
                 "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
-                entry.destination.key.to_string(),
-                format!("{:?}", entry.destination.forwarding),
-                entry.destination.weight,
-                entry.active_connections,
-                entry.inactive_connections
+                destination.key.to_string(),
+                format!("{:?}", destination.forwarding),
+                destination.weight,
+                connections.active,
+                connections.inactive
             )?;
         }
     }

@@ -21,6 +21,9 @@ use crate::rules::Fingerprint;
 /// The journal is written anew when it has this many lines more than twice what it has to say.
 const SLACK: usize = 1_000;
 
+/// How many records are written at a time, so that memory does not grow with their number.
+const RECORDS_AT_A_TIME: usize = 1_000;
+
 /// What the file remembers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
@@ -251,7 +254,7 @@ impl StateFile {
         Ok(state)
     }
 
-    /// Adds `records`. One system call; none when there are no records.
+    /// Adds `records`. One system call for every thousand; none when there are no records.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -260,10 +263,13 @@ impl StateFile {
             return Ok(());
         }
         let mut text = Vec::new();
-        encode(records, &mut text).map_err(|source| self.error(source))?;
-        let written = self.journal().and_then(|file| file.write_all(&text));
-        written.map_err(|source| self.error(source))?;
-        self.lines += records.len();
+        for records in records.chunks(RECORDS_AT_A_TIME) {
+            text.clear();
+            encode(records, &mut text).map_err(|source| self.error(source))?;
+            let written = self.journal().and_then(|file| file.write_all(&text));
+            written.map_err(|source| self.error(source))?;
+            self.lines += records.len();
+        }
         Ok(())
     }
 
@@ -273,7 +279,7 @@ impl StateFile {
     /// # Errors
     /// When the file cannot be written; the old one stays.
     pub fn tidy(&mut self, state: &State) -> Result<(), Error> {
-        let needed = state.owned.iter().count() + state.drains.iter().count();
+        let needed = state.owned.len() + state.drains.iter().count();
         if self.lines <= 2 * needed + SLACK {
             return Ok(());
         }

@@ -1,9 +1,12 @@
 //! The latest word of the API server, and how events change it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use crate::model::{Cidr, EndpointSlice, Node, NodePlace, ObjectName, Service, ServiceCidr};
+use crate::model::{
+    Cidr, EndpointSlice, Location, Node, NodePlace, ObjectName, Service, ServiceCidr,
+};
+use crate::packed::pack;
 use crate::problem::Problem;
 
 /// An object as it was read: what could be used of it, and what could not.
@@ -119,7 +122,8 @@ impl Snapshot {
                 });
             }
             Event::EndpointSlices(change) => {
-                self.has_slices |= matches!(change, Change::Reset(_));
+                let is_all = matches!(change, Change::Reset(_));
+                self.has_slices |= is_all;
                 let slices_of = &mut self.slices_of;
                 self.slices.update(change, |name, old, new| {
                     let (old, new) = (old.and_then(service_of), new.and_then(service_of));
@@ -131,6 +135,9 @@ impl Snapshot {
                         new.into_iter().for_each(|new| list(slices_of, new, name));
                     }
                 });
+                if is_all {
+                    pack(slices_of);
+                }
             }
             Event::Node(node) => {
                 if self.node.as_ref() != Some(&node) {
@@ -324,6 +331,8 @@ fn list(
 ) {
     let names = slices_of.entry(service).or_default();
     let at = names.partition_point(|name| name < slice);
+    // Most Services have one slice.
+    names.reserve_exact(1);
     names.insert(at, slice.clone());
 }
 
@@ -340,18 +349,33 @@ fn unlist(
     }
 }
 
-/// Shares equal strings, so that a node's name costs its bytes once however many endpoints it has.
+/// Shares equal strings and places, so that a node's name costs its bytes once however many endpoints
+/// it has.
 #[derive(Debug, Default)]
-pub struct Interner(std::collections::HashSet<Arc<str>>);
+pub struct Interner {
+    texts: HashSet<Arc<str>>,
+    locations: HashSet<Arc<Location>>,
+}
 
 impl Interner {
     /// The shared form of `text`.
     pub fn intern(&mut self, text: &str) -> Arc<str> {
-        if let Some(shared) = self.0.get(text) {
+        if let Some(shared) = self.texts.get(text) {
             return shared.clone();
         }
         let shared: Arc<str> = text.into();
-        self.0.insert(shared.clone());
+        self.texts.insert(shared.clone());
+        shared
+    }
+
+    /// The shared form of a place.
+    pub fn location(&mut self, node: Option<Arc<str>>, zone: Option<Arc<str>>) -> Arc<Location> {
+        let location = Location { node, zone };
+        if let Some(shared) = self.locations.get(&location) {
+            return shared.clone();
+        }
+        let shared = Arc::new(location);
+        self.locations.insert(shared.clone());
         shared
     }
 }

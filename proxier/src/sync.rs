@@ -84,7 +84,7 @@ impl Input {
 #[derive(Clone, Debug, Default)]
 pub struct Applied {
     /// What became of the packet rules, if they had to change.
-    pub rules: Option<Outcome>,
+    pub rules: Option<Result<(), Failure>>,
     /// What became of stale flows, if any could be.
     pub flows: Option<Result<Swept, Failure>>,
     /// What was changed, in order.
@@ -98,12 +98,13 @@ pub struct Applied {
 impl Applied {
     /// What failed.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
-        let flows = self.flows.iter();
-        let flows = flows.filter_map(|result| result.as_ref().err());
-        let others = self.rules.iter().chain(&self.outcomes);
-        others
-            .filter_map(|outcome| outcome.as_ref().err())
-            .chain(flows)
+        let rules = self.rules.iter().filter_map(|result| result.as_ref().err());
+        let ops = self
+            .outcomes
+            .iter()
+            .filter_map(|outcome| outcome.as_ref().err());
+        let flows = self.flows.iter().filter_map(|result| result.as_ref().err());
+        rules.chain(ops.map(|failure| &**failure)).chain(flows)
     }
 
     /// Whether `op` repairs what somebody else changed.

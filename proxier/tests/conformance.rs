@@ -11,7 +11,7 @@ use proxier::dataplane::fake::FakeKernel;
 use proxier::dataplane::linux::Linux;
 use proxier::dataplane::{Dataplane, Outcome};
 use proxier::op::Op;
-use proxier::plan::ServiceAddresses;
+use proxier::plan::{Desired, ServiceAddresses};
 use rustix::io::Errno;
 
 #[test]
@@ -45,7 +45,7 @@ fn suite(kernel: &mut dyn Dataplane) {
 }
 
 fn clear(kernel: &mut dyn Dataplane) {
-    let observed = kernel.observe().unwrap();
+    let observed = kernel.observe(&Desired::default()).unwrap();
     let mut ops: Vec<Op> = observed
         .addresses
         .keys()
@@ -58,7 +58,7 @@ fn clear(kernel: &mut dyn Dataplane) {
             .map(|&key| Op::DeleteService(key)),
     );
     assert_eq!(errnos(&kernel.apply(&ops)), vec![None; ops.len()]);
-    let left = kernel.observe().unwrap();
+    let left = kernel.observe(&Desired::default()).unwrap();
     assert!(left.virtual_servers.is_empty() && left.addresses.is_empty());
 }
 
@@ -109,7 +109,7 @@ fn services(kernel: &mut dyn Dataplane) {
             (Op::SetService(sticky), None),
         ],
     );
-    let observed = kernel.observe().unwrap();
+    let observed = kernel.observe(&Desired::default()).unwrap();
     assert_eq!(observed.virtual_servers[&rr.key].service, sticky);
     assert_eq!(observed.virtual_servers[&v6.key].service, v6);
     check(
@@ -141,11 +141,11 @@ fn destinations(kernel: &mut dyn Dataplane) {
             (Op::SetDestination(key, heavy), None),
         ],
     );
-    let observed = kernel.observe().unwrap();
+    let observed = kernel.observe(&Desired::default()).unwrap();
     let weights: Vec<u32> = observed.virtual_servers[&key]
         .destinations
         .iter()
-        .map(|d| d.destination.weight)
+        .map(|destination| destination.weight)
         .collect();
     assert_eq!(weights, [7, 0]);
     check(
@@ -190,7 +190,7 @@ fn addresses(kernel: &mut dyn Dataplane) {
             (Op::AddAddress(v6, None), None),
         ],
     );
-    let observed = kernel.observe().unwrap();
+    let observed = kernel.observe(&Desired::default()).unwrap();
     assert_eq!(
         observed.addresses.into_iter().collect::<Vec<_>>(),
         [(v4, None), (v6, None)]
@@ -199,7 +199,13 @@ fn addresses(kernel: &mut dyn Dataplane) {
         kernel,
         &[(Op::DeleteAddress(v4), None), (Op::DeleteAddress(v6), None)],
     );
-    assert!(kernel.observe().unwrap().addresses.is_empty());
+    assert!(
+        kernel
+            .observe(&Desired::default())
+            .unwrap()
+            .addresses
+            .is_empty()
+    );
 }
 
 fn a_failing_op_does_not_stop_the_others(kernel: &mut dyn Dataplane) {
@@ -231,11 +237,11 @@ fn observed_in_order(kernel: &mut dyn Dataplane) {
         .map(|port| Op::AddDestination(key, destination(&format!("10.244.0.1:{port}"), 1)))
         .collect();
     assert_eq!(errnos(&kernel.apply(&ops)), vec![None; 250]);
-    let observed = kernel.observe().unwrap();
+    let observed = kernel.observe(&Desired::default()).unwrap();
     let ports: Vec<u16> = observed.virtual_servers[&key]
         .destinations
         .iter()
-        .map(|entry| entry.destination.key.port)
+        .map(|destination| destination.key.port)
         .collect();
     assert_eq!(ports, (1..=250).collect::<Vec<u16>>());
 }

@@ -116,8 +116,7 @@ fn matches(desired: &Desired, state: &Observed) -> bool {
     desired.addresses == state.addresses
         && desired.virtual_servers.iter().all(|(key, wanted)| {
             state.virtual_servers.get(key).is_some_and(|found| {
-                let found_destinations = found.destinations.iter().map(|entry| &entry.destination);
-                wanted.service == found.service && wanted.destinations.iter().eq(found_destinations)
+                wanted.service == found.service && *wanted.destinations == *found.destinations
             })
         })
 }
@@ -157,8 +156,8 @@ proptest! {
     fn kept_frontends_stay_reachable_after_every_prefix(before in desired(), after in desired()) {
         let answers = |state: &Observed, key: &ipvs::ServiceKey| {
             let server = state.virtual_servers.get(key);
-            let mut destinations = server.into_iter().flat_map(|server| &server.destinations);
-            destinations.any(|entry| entry.destination.weight > 0)
+            let mut destinations = server.into_iter().flat_map(|server| server.destinations.iter());
+            destinations.any(|destination| destination.weight > 0)
                 && state.addresses.contains_key(&address(key))
         };
         let mut kernel = programmed(&before);

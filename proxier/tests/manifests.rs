@@ -200,7 +200,7 @@ fn show_slice(text: &mut String, slice: &EndpointSlice) {
                 write!(text, " {word}").unwrap();
             }
         }
-        if let Some(node) = &endpoint.node {
+        if let Some(node) = &endpoint.location.node {
             write!(text, " on {node}").unwrap();
         }
         if let Some(hints) = &endpoint.hints {

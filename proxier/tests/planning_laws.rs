@@ -397,7 +397,7 @@ fn check(server: &VirtualServer, snapshot: &Snapshot) {
 
     let allowed = |endpoint: &Endpoint| match policy {
         TrafficPolicy::Cluster => true,
-        TrafficPolicy::Local => endpoint.node.as_deref() == Some(HERE),
+        TrafficPolicy::Local => endpoint.location.node.as_deref() == Some(HERE),
     };
     let is_ready = |endpoint: &Endpoint| endpoint.is_ready;
     let is_last_resort = |endpoint: &Endpoint| endpoint.is_serving && endpoint.is_terminating;

@@ -166,13 +166,14 @@ impl Cluster {
         let endpoint = |pod: u32, interner: &mut Interner| {
             let at = self.pod(number, pod);
             let node = node_of(at);
+            let name = interner.intern(&format!("node-{node}"));
+            let zone = interner.intern(&format!("zone-{}", node % 3));
             model::Endpoint {
                 address: pod_address(at).into(),
                 is_ready: true,
                 is_serving: true,
                 is_terminating: false,
-                node: Some(interner.intern(&format!("node-{node}"))),
-                zone: Some(interner.intern(&format!("zone-{}", node % 3))),
+                location: interner.location(Some(name), Some(zone)),
                 hints: None,
             }
         };

@@ -1,6 +1,7 @@
 //! When the API server's Service can be used on a node that starts.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -10,7 +11,7 @@ use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::linux::Linux;
 use proxier::dataplane::{Dataplane, Failure, Outcome};
 use proxier::nftables::{Change, Table};
-use proxier::observed::{Observed, ObservedServer};
+use proxier::observed::Found;
 use proxier::op::Op;
 use proxier::packets;
 use proxier::plan::{Config, Machine, NodePortAddresses, ServiceAddresses};
@@ -141,15 +142,16 @@ impl Dataplane for Watched {
         self.linux.machine()
     }
 
-    fn observe(&mut self) -> Result<Observed, Failure> {
-        self.linux.observe()
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+        self.linux.virtual_servers(each)
     }
 
-    fn virtual_server(
-        &mut self,
-        key: &ipvs::ServiceKey,
-    ) -> Result<Option<ObservedServer>, Failure> {
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
         self.linux.virtual_server(key)
+    }
+
+    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+        self.linux.addresses()
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
@@ -164,7 +166,7 @@ impl Dataplane for Watched {
         self.write(|linux| linux.replace_rules(table))
     }
 
-    fn delete_rules(&mut self) -> Outcome {
+    fn delete_rules(&mut self) -> Result<(), Failure> {
         self.write(Linux::delete_rules)
     }
 

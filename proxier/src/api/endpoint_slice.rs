@@ -244,19 +244,25 @@ impl Endpoint {
             is_ready: flag("ready", &conditions.ready, true),
             is_serving: flag("serving", &conditions.serving, true),
             is_terminating: flag("terminating", &conditions.terminating, false),
-            node: node_name(
-                || format!("endpoints[{index}].nodeName"),
-                &self.node_name,
-                interner,
-                findings,
-            ),
-            zone: self.zone(index, interner, findings),
+            location: self.location(index, interner, findings),
             hints: self.hints.read(index, interner, findings),
         })
     }
 }
 
 impl Endpoint {
+    fn location(
+        &self,
+        index: usize,
+        interner: &mut Interner,
+        findings: &mut Findings,
+    ) -> Arc<model::Location> {
+        let field = || format!("endpoints[{index}].nodeName");
+        let node = node_name(field, &self.node_name, interner, findings);
+        let zone = self.zone(index, interner, findings);
+        interner.location(node, zone)
+    }
+
     fn zone(
         &self,
         index: usize,

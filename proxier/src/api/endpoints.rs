@@ -160,8 +160,10 @@ impl SubsetAddress {
             // The copies leave the other conditions out, and proxies read that as these values.
             is_serving: true,
             is_terminating: false,
-            node: node_name(field, &self.node_name, interner, findings),
-            zone: None,
+            location: {
+                let node = node_name(field, &self.node_name, interner, findings);
+                interner.location(node, None)
+            },
             hints: None,
         })
     }

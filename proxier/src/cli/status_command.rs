@@ -5,9 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::{Output, ServiceAddresses, StateFlags, json, print};
-use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
-use crate::report::{Report, table};
+use crate::report::{Report, Table, table};
 
 /// Flags of `status`.
 #[derive(Args, Debug)]
@@ -27,7 +26,7 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut linux = Linux::open(self.service_addresses.into())?;
-        let observed = linux.observe()?;
+        let observed = Table::read(&mut linux)?;
         let owned = self.state.file().load()?.owned;
         print(&match self.output {
             Output::Json => json(&Report::observed(&observed))?,

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 use super::{Dataplane, Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
 use crate::nftables::{Change, Table};
-use crate::observed::{Observed, ObservedServer};
+use crate::observed::{Connections, Found, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
 
@@ -23,6 +24,8 @@ pub struct FakeKernel {
     pub machine: Machine,
     /// What has been made of it so far.
     pub state: Observed,
+    /// The connections of destinations that have any.
+    pub connections: BTreeMap<(ipvs::ServiceKey, ipvs::DestinationKey), Connections>,
     /// The packet rules.
     pub rules: Option<Table>,
     /// How often packet rules were changed, by anybody.
@@ -53,16 +56,21 @@ impl Dataplane for FakeKernel {
         Ok(self.machine.clone())
     }
 
-    fn observe(&mut self) -> Result<Observed, Failure> {
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
         self.reads += 1;
-        Ok(self.state.clone())
+        for server in self.state.virtual_servers.values() {
+            each(self.found(server));
+        }
+        Ok(())
     }
 
-    fn virtual_server(
-        &mut self,
-        key: &ipvs::ServiceKey,
-    ) -> Result<Option<ObservedServer>, Failure> {
-        Ok(self.state.virtual_servers.get(key).cloned())
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
+        let server = self.state.virtual_servers.get(key);
+        Ok(server.map(|server| self.found(server)))
+    }
+
+    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+        Ok(self.state.addresses.clone())
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
@@ -81,7 +89,7 @@ impl Dataplane for FakeKernel {
         self.write_rules(table, Ok(()))
     }
 
-    fn delete_rules(&mut self) -> Outcome {
+    fn delete_rules(&mut self) -> Result<(), Failure> {
         self.rules = None;
         self.rules_generation += 1;
         Ok(())
@@ -96,13 +104,32 @@ impl Dataplane for FakeKernel {
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let write = |op| {
             let judgement = self.judge(op);
-            self.write(op, judgement, |kernel| kernel.state.record(op))
+            let result = self.write(op, judgement, |kernel| kernel.take(op));
+            result.map_err(Box::new)
         };
         ops.iter().map(write).collect()
     }
 }
 
 impl FakeKernel {
+    fn found(&self, server: &ObservedServer) -> Found {
+        let connections = |destination: &ipvs::Destination| {
+            let which = (server.service.key, destination.key);
+            self.connections.get(&which).copied().unwrap_or_default()
+        };
+        Found {
+            server: server.clone(),
+            connections: server.destinations.iter().map(connections).collect(),
+        }
+    }
+
+    fn take(&mut self, op: &Op) {
+        self.state.record(op);
+        if let Op::AddDestination(key, destination) = *op {
+            self.connections.remove(&(key, destination.key));
+        }
+    }
+
     fn write_rules(
         &mut self,
         table: &Table,
@@ -121,7 +148,7 @@ impl FakeKernel {
         doing: &dyn Display,
         judgement: Result<(), Errno>,
         work: impl FnOnce(&mut Self),
-    ) -> Outcome {
+    ) -> Result<(), Failure> {
         let fault = self.faults.get(&self.writes).copied();
         self.writes += 1;
         if fault == Some(Fault::Refused) {

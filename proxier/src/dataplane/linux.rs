@@ -7,7 +7,7 @@ use ipvs_netlink as ipvs;
 
 use super::{Dataplane, Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
-use crate::observed::{Observed, ObservedServer};
+use crate::observed::Found;
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
 use crate::{conntrack, nftables, rules};
@@ -67,18 +67,16 @@ impl Dataplane for Linux {
         })
     }
 
-    fn observe(&mut self) -> Result<Observed, Failure> {
-        Ok(Observed {
-            virtual_servers: virtual_servers::observe(&mut self.ipvs)?,
-            addresses: self.addresses.observe()?,
-        })
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+        Ok(virtual_servers::walk(&mut self.ipvs, each)?)
     }
 
-    fn virtual_server(
-        &mut self,
-        key: &ipvs::ServiceKey,
-    ) -> Result<Option<ObservedServer>, Failure> {
-        Ok(virtual_servers::observe_one(&mut self.ipvs, key)?)
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
+        Ok(virtual_servers::find(&mut self.ipvs, key)?)
+    }
+
+    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+        self.addresses.observe()
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
@@ -108,7 +106,7 @@ impl Dataplane for Linux {
         Ok(self.rules.generation())
     }
 
-    fn delete_rules(&mut self) -> Outcome {
+    fn delete_rules(&mut self) -> Result<(), Failure> {
         Ok(self.rules.delete()?)
     }
 
@@ -132,8 +130,8 @@ impl Dataplane for Linux {
         for run in
             ops.chunk_by(|one, next| one.service_key().is_some() == next.service_key().is_some())
         {
-            match virtual_servers::changes(run) {
-                Some(changes) => outcomes.extend(virtual_servers::apply(&mut self.ipvs, &changes)),
+            match run.first().and_then(Op::service_key) {
+                Some(_) => virtual_servers::apply(&mut self.ipvs, run, &mut outcomes),
                 None => outcomes.extend(self.addresses.apply(run)),
             }
         }

@@ -11,6 +11,7 @@ use super::health::{HealthCheck, HealthPorts};
 use super::service::{Asked, ask};
 use super::{Config, Desired, Frontend, Machine, VirtualServer};
 use crate::model::{ObjectName, Service};
+use crate::packed::pack;
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
 
@@ -124,6 +125,7 @@ impl Planner {
             pack(&mut self.desired.virtual_servers);
             pack(&mut self.desired.addresses);
             pack(&mut self.footprints);
+            pack(&mut self.address_users.0);
         }
         drop(context);
         self.machine = machine;
@@ -189,7 +191,7 @@ impl Planner {
                 None => checks.remove(&port),
             };
         }
-        before.compare(&self.desired)
+        before.compare(&mut self.desired)
     }
 
     /// Takes out what `name` asked for.
@@ -244,7 +246,13 @@ impl Planner {
             let winner = || self.desired.virtual_servers.get(&key).cloned();
             before.virtual_servers.entry(key).or_insert_with(winner);
             keys.push(key);
-            self.losers.entry(key).or_default().push(server);
+            // Nearly always nobody else claims it.
+            match self.desired.virtual_servers.entry(key) {
+                Entry::Vacant(free) => {
+                    free.insert(server);
+                }
+                Entry::Occupied(_) => self.losers.entry(key).or_default().push(server),
+            }
         }
         for &address in &asked.addresses {
             let source = context.source(address);
@@ -293,11 +301,6 @@ impl Planner {
     }
 }
 
-/// Makes a map anew without the room that insertions in order left in its nodes, nearly half of it.
-fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
-    *map = std::mem::take(map).into_iter().collect();
-}
-
 /// How many Services use each address.
 #[derive(Clone, Debug, Default)]
 struct Users(BTreeMap<IpAddr, u32>);
@@ -331,14 +334,22 @@ struct Before {
 }
 
 impl Before {
-    fn compare(self, after: &Desired) -> Changed {
-        let servers = self.virtual_servers.into_iter();
+    /// What is not what it was. A virtual server that is what it was becomes the old one again:
+    /// its destinations may be shared.
+    fn compare(self, after: &mut Desired) -> Changed {
+        let mut virtual_servers = BTreeSet::new();
+        for (key, before) in self.virtual_servers {
+            match (before, after.virtual_servers.get_mut(&key)) {
+                (Some(before), Some(now)) if before == *now => *now = before,
+                (None, None) => {}
+                _ => {
+                    virtual_servers.insert(key);
+                }
+            }
+        }
         let addresses = self.addresses.into_iter();
         Changed {
-            virtual_servers: servers
-                .filter(|(key, before)| before.as_ref() != after.virtual_servers.get(key))
-                .map(|(key, _)| key)
-                .collect(),
+            virtual_servers,
             addresses: addresses
                 .filter(|(address, before)| before.as_ref() != after.addresses.get(address))
                 .map(|(address, _)| address)

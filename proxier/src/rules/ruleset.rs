@@ -12,7 +12,8 @@ use super::names::{
     HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
 };
 use super::{Config, Endpoints, Frontend, Place};
-use crate::nftables::{Chain, Change, Data, Element, Key, Set, Table, Value};
+use crate::nftables::{Chain, Change, Data, Element, Key, Set, Table, Value, Verdict};
+use crate::packed::pack;
 
 /// The rules that a node needs, and how they differ from those it had.
 ///
@@ -36,7 +37,7 @@ pub struct Ruleset {
 /// What a table says, in a few bytes: equal tables have equal ones in the same build of the program.
 pub type Fingerprint = u64;
 
-/// What the touched parts of the table were at the last [`Ruleset::take_changes`].
+/// What the touched parts of the table were when changes were taken or forgotten last.
 #[derive(Clone, Debug, Default)]
 struct Before {
     elements: BTreeMap<(Arc<str>, Key), Option<Option<Data>>>,
@@ -117,6 +118,20 @@ impl Ruleset {
         old.difference(&new)
     }
 
+    /// Takes the table as it is now for the one that changes are told from.
+    pub fn forget_changes(&mut self) {
+        self.before = Before::default();
+    }
+
+    /// Takes no more memory than has to be; for after many frontends were set.
+    pub fn pack(&mut self) {
+        pack(&mut self.frontends);
+        pack(&mut self.pingable);
+        for set in self.table.sets.values_mut() {
+            pack(&mut set.elements);
+        }
+    }
+
     /// Sets or removes a frontend.
     pub fn set_frontend(&mut self, place: Place, frontend: Option<Frontend>) {
         let before = match &frontend {
@@ -139,6 +154,7 @@ impl Ruleset {
         if let Some(frontend) = frontend {
             let parts = parts(&place, &frontend, &self.config);
             for (set, Element { key, data }) in parts.elements {
+                let data = data.map(|data| self.shared(data));
                 self.set_element(set, key, Some(data));
             }
             if let Some(chain) = parts.chain {
@@ -188,6 +204,19 @@ impl Ruleset {
             let key = Key::new([place.address.into()]);
             let set = PINGABLE.of(place.family());
             self.set_element(set, key, answers.then_some(None));
+        }
+    }
+
+    /// The same with the chain's own copy of its name, which most elements have in common.
+    fn shared(&self, data: Data) -> Data {
+        match data {
+            Data::Verdict(Verdict::Goto(name)) => {
+                let known = self.table.chains.get_key_value(&name);
+                Data::Verdict(Verdict::Goto(
+                    known.map_or(name, |(known, _)| known.clone()),
+                ))
+            }
+            other => other,
         }
     }
 

@@ -20,13 +20,23 @@ impl<D: Dataplane> Proxier<D> {
         let rules = self.program_rules(&mut ops, ahead, now);
         outcomes.extend(self.dataplane.apply(&ops[ahead..]));
         let mut records = std::mem::take(&mut self.unwritten);
-        for (op, outcome) in ops.iter().zip(&outcomes) {
+        let mut done = ops.iter().zip(&outcomes).peekable();
+        while let Some((op, outcome)) = done.next() {
             match outcome {
                 Ok(()) => {
                     self.learn(op, now, &mut records);
                     self.known.record(op);
                 }
                 Err(failure) => self.fail(op, failure, now),
+            }
+            // The Ops of a virtual server follow each other.
+            let key = op.service_key();
+            if let Some(key) = key
+                && done
+                    .peek()
+                    .is_none_or(|(next, _)| next.service_key() != Some(key))
+            {
+                self.share(&key);
             }
         }
         self.retries.settle();
@@ -60,7 +70,12 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Sets the packet rules before the frontends that need them. While the kernel has not got them,
     /// no address becomes local that not everybody may use. The Ops that went `ahead` stay.
-    fn program_rules(&mut self, ops: &mut Vec<Op>, ahead: usize, now: Duration) -> Option<Outcome> {
+    fn program_rules(
+        &mut self,
+        ops: &mut Vec<Op>,
+        ahead: usize,
+        now: Duration,
+    ) -> Option<Result<(), Failure>> {
         let packets = self.packets.as_mut()?;
         let was_in_step = packets.is_in_step();
         let outcome = packets.program(&mut self.dataplane, now);
@@ -137,6 +152,9 @@ impl<D: Dataplane> Proxier<D> {
                 server,
                 service: name.into(),
             }));
+        }
+        if records.len() > self.state.owned.len() / 2 {
+            self.state.owned.pack();
         }
         Ok(self.state_file.append(&records)?)
     }

@@ -45,10 +45,10 @@ impl<D: Dataplane> Proxier<D> {
         let mut machine = self.dataplane.machine()?;
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         self.machine = machine;
-        self.known = self.dataplane.observe()?;
-        self.is_known = true;
         self.pending = Changed::default();
         self.update_plan();
+        self.known = self.dataplane.observe(self.planner.desired())?;
+        self.is_known = true;
         self.look_at_rules()?;
         self.recognise_drains(now);
         self.retries.all();
@@ -61,25 +61,32 @@ impl<D: Dataplane> Proxier<D> {
         let retries = self.retries.due(now);
         for key in drains.into_iter().chain(retries) {
             let found = self.dataplane.virtual_server(&key)?;
-            let destinations = found
-                .as_ref()
-                .map_or(&[][..], |server| &server.destinations);
-            let gone = self.state.drains.counted(&key, destinations, now);
+            let gone = self.state.drains.counted(&key, found.as_ref(), now);
             let gone: Vec<Record> = gone
                 .iter()
                 .filter_map(|destination| drained(key, *destination))
                 .collect();
             self.state_file.append(&gone)?;
             match found {
-                Some(server) => self.known.virtual_servers.insert(key, server),
+                Some(found) => self.known.virtual_servers.insert(key, found.server),
                 None => self.known.virtual_servers.remove(&key),
             };
+            self.share(&key);
             self.pending.virtual_servers.insert(key);
         }
         self.pending
             .addresses
             .extend(self.retries.due_addresses(now));
         Ok(())
+    }
+
+    /// Keeps the destinations of a virtual server in memory once, where they are as planned.
+    pub(super) fn share(&mut self, key: &ipvs::ServiceKey) {
+        let wanted = self.planner.desired().virtual_servers.get(key);
+        let known = self.known.virtual_servers.get_mut(key);
+        if let (Some(wanted), Some(known)) = (wanted, known) {
+            known.destinations.share(&wanted.destinations);
+        }
     }
 
     /// Finds out whether the packet rules have to be set anew: they are gone, or this process has not
@@ -129,12 +136,7 @@ impl<D: Dataplane> Proxier<D> {
                 expected.virtual_servers.get(key),
                 found.virtual_servers.get(key),
             );
-            let is_same = match (before, now) {
-                (Some(before), Some(now)) => before.is_like(now),
-                (None, None) => true,
-                _ => false,
-            };
-            if !is_same {
+            if before != now {
                 drifted.virtual_servers.insert(*key);
             }
         }
@@ -164,7 +166,7 @@ fn recognise(
     let (Some(wanted), Some(found)) = (wanted, found) else {
         return;
     };
-    let destinations = found.destinations.iter().map(|entry| entry.destination);
+    let destinations = found.destinations.iter();
     for destination in destinations.filter(|destination| destination.weight == 0) {
         if !wanted.has_destination(&destination.key) {
             drains.begin(key, destination.key, now, now + wanted.drain);

@@ -21,6 +21,10 @@ use super::{Server, Timeouts};
 /// The most that is read of an answer that refuses, in bytes.
 const MAX_REFUSAL: usize = 64 << 10;
 
+/// The most that is read of an answer at once, in bytes, and the longest head of an answer. Each
+/// connection keeps that much for as long as it lasts.
+const MAX_READ: usize = 64 << 10;
+
 /// The longest that reading the configuration may take; only a credential plugin takes long.
 const MAX_LOAD: Duration = Duration::from_secs(60);
 
@@ -122,7 +126,9 @@ impl Link {
             .rustls_https_connector_with_connector(http)
             .map_err(wrong)?;
         let hyper: hyper_util::client::legacy::Client<_, Body> =
-            hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(https);
+            hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+                .http1_max_buf_size(MAX_READ)
+                .build(https);
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
             .option_layer(config.auth_layer().map_err(wrong)?)

@@ -173,17 +173,23 @@ impl LineCutter {
 
     /// Takes the next bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
-        self.bytes.drain(..self.start);
-        self.searched -= self.start;
-        self.start = 0;
-        if self.bytes.is_empty() {
-            self.bytes.shrink_to(Self::KEPT);
-        }
+        self.drop_taken();
         if self.bytes.len() + bytes.len() > 2 * MAX_OBJECT {
             return Err(TooLong);
         }
         self.bytes.extend_from_slice(bytes);
         Ok(())
+    }
+
+    /// Lets go of what was taken. The next bytes may be long in coming, so room for many more is
+    /// given back at once.
+    fn drop_taken(&mut self) {
+        self.bytes.drain(..self.start);
+        self.searched -= self.start;
+        self.start = 0;
+        if self.bytes.len() <= Self::KEPT {
+            self.bytes.shrink_to(Self::KEPT);
+        }
     }
 
     /// The next complete line that is not blank.
@@ -192,6 +198,7 @@ impl LineCutter {
             let fresh = self.bytes.get(self.searched..)?;
             let Some(length) = fresh.iter().position(|&byte| byte == b'\n') else {
                 self.searched = self.bytes.len();
+                self.drop_taken();
                 return None;
             };
             let end = self.searched + length;

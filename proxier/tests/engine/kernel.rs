@@ -1,6 +1,7 @@
 //! A kernel in memory that outlives its proxiers and misbehaves on demand.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -10,7 +11,7 @@ use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::dataplane::{Dataplane, Failure, Outcome};
 use proxier::nftables::{Change, Table};
-use proxier::observed::{Observed, ObservedServer};
+use proxier::observed::{Connections, Found, Observed};
 use proxier::op::Op;
 use proxier::plan::Machine;
 
@@ -30,7 +31,7 @@ struct Inner {
 
 impl Inner {
     /// Fails once the process is to die, and keeps the state file as it is then.
-    fn live(&mut self) -> Outcome {
+    fn live(&mut self) -> Result<(), Failure> {
         if self.dies_at.is_none_or(|at| self.kernel.writes < at) {
             return Ok(());
         }
@@ -134,25 +135,25 @@ impl Kernel {
 
     /// Lets a destination have connections, or none.
     pub(crate) fn connections(&self, which: usize, up: bool) {
-        let state = &mut self.0.borrow_mut().kernel.state;
-        let servers = state.virtual_servers.iter_mut();
+        let kernel = &mut self.0.borrow_mut().kernel;
+        let servers = kernel.state.virtual_servers.iter();
         let servers = servers.filter(|(key, _)| !Self::is_foreign(key));
-        let mut entries: Vec<_> = servers
-            .flat_map(|(_, server)| &mut server.destinations)
+        let all: Vec<_> = servers
+            .flat_map(|(&key, server)| server.destinations.iter().map(move |it| (key, it.key)))
             .collect();
-        if !entries.is_empty() {
-            let at = which % entries.len();
-            entries[at].active_connections = u32::from(up) * 3;
+        if !all.is_empty() {
+            let connections = Connections {
+                active: u32::from(up) * 3,
+                inactive: 0,
+            };
+            kernel
+                .connections
+                .insert(all[which % all.len()], connections);
         }
     }
 
     pub(crate) fn close_all_connections(&self) {
-        let state = &mut self.0.borrow_mut().kernel.state;
-        for server in state.virtual_servers.values_mut() {
-            for entry in &mut server.destinations {
-                entry.active_connections = 0;
-            }
-        }
+        self.0.borrow_mut().kernel.connections.clear();
     }
 
     /// Somebody changes something that is not theirs.
@@ -176,11 +177,13 @@ impl Kernel {
             }
             kind => {
                 let server = state.virtual_servers.get_mut(&key).unwrap();
-                if kind == 4 {
-                    server.destinations.pop();
-                } else if let Some(entry) = server.destinations.first_mut() {
-                    entry.destination.weight ^= 5;
-                }
+                server.destinations.change(|destinations| {
+                    if kind == 4 {
+                        destinations.pop();
+                    } else if let Some(destination) = destinations.first_mut() {
+                        destination.weight ^= 5;
+                    }
+                });
             }
         }
     }
@@ -191,15 +194,16 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.machine()
     }
 
-    fn observe(&mut self) -> Result<Observed, Failure> {
-        self.0.borrow_mut().kernel.observe()
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+        self.0.borrow_mut().kernel.virtual_servers(each)
     }
 
-    fn virtual_server(
-        &mut self,
-        key: &ipvs::ServiceKey,
-    ) -> Result<Option<ObservedServer>, Failure> {
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
         self.0.borrow_mut().kernel.virtual_server(key)
+    }
+
+    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+        self.0.borrow_mut().kernel.addresses()
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
@@ -218,7 +222,7 @@ impl Dataplane for Kernel {
         inner.kernel.replace_rules(table)
     }
 
-    fn delete_rules(&mut self) -> Outcome {
+    fn delete_rules(&mut self) -> Result<(), Failure> {
         self.0.borrow_mut().kernel.delete_rules()
     }
 
@@ -232,7 +236,7 @@ impl Dataplane for Kernel {
         for op in ops {
             match inner.live() {
                 Ok(()) => outcomes.extend(inner.kernel.apply(&[*op])),
-                dead => outcomes.push(dead),
+                Err(dead) => outcomes.push(Err(dead.into())),
             }
         }
         outcomes

@@ -140,8 +140,7 @@ impl Node {
         assert_eq!(found, desired.virtual_servers.keys().collect());
         for (key, wanted) in &desired.virtual_servers {
             let found = &state.virtual_servers[key];
-            let destinations = found.destinations.iter().map(|entry| &entry.destination);
-            assert!(wanted.destinations.iter().eq(destinations), "{key}");
+            assert_eq!(*wanted.destinations, *found.destinations, "{key}");
             assert_eq!(wanted.service, found.service);
         }
         self.rules_are_what_they_should_be();
@@ -163,7 +162,7 @@ impl Node {
         assert_eq!(state.addresses, desired.addresses);
         for (key, wanted) in &desired.virtual_servers {
             let found = &state.virtual_servers[key];
-            let destinations = found.destinations.iter().map(|entry| &entry.destination);
+            let destinations = found.destinations.iter();
             let serving = destinations.filter(|destination| {
                 destination.weight > 0 || wanted.has_destination(&destination.key)
             });

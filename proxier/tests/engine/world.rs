@@ -8,7 +8,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proxier::model::{
-    Endpoint, EndpointSlice, ObjectName, Protocol, Service, ServicePort, SlicePort, TrafficPolicy,
+    Endpoint, EndpointSlice, Location, ObjectName, Protocol, Service, ServicePort, SlicePort,
+    TrafficPolicy,
 };
 use proxier::store::{Change, Event, Parsed};
 
@@ -118,8 +119,10 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
             is_ready: state > 1,
             is_serving: state > 0,
             is_terminating: state == 1,
-            node: Some(if is_here { "here" } else { "there" }.into()),
-            zone: None,
+            location: Arc::new(Location {
+                node: Some(if is_here { "here" } else { "there" }.into()),
+                zone: None,
+            }),
             hints: None,
         };
         EndpointSlice {

@@ -102,12 +102,13 @@ impl Addresses {
         };
         match answers {
             Ok(answers) => {
-                let outcome =
-                    |(answer, op): (Answer, &Op)| answer.map_err(|no| Failure::from(no.doing(op)));
+                let outcome = |(answer, op): (Answer, &Op)| {
+                    answer.map_err(|no| Box::new(Failure::from(no.doing(op))))
+                };
                 answers.into_iter().zip(ops).map(outcome).collect()
             }
             Err(error) => {
-                let failure = Failure::from(error);
+                let failure = Box::new(Failure::from(error));
                 ops.iter().map(|_| Err(failure.clone())).collect()
             }
         }
@@ -203,14 +204,17 @@ impl Addresses {
     }
 
     fn routes(&mut self) -> ipvs::Result<BTreeMap<IpAddr, Option<IpAddr>>> {
-        self.dump(
+        // Collected, a map has no half-empty nodes.
+        let routes: Vec<LocalRoute> = self.dump(
             RTM_GETROUTE,
             "reading the routes",
-            |found: &mut BTreeMap<_, _>, payload| {
-                found.extend(read_route(payload)?.map(|route| (route.address, route.source)));
+            |found: &mut Vec<_>, payload| {
+                found.extend(read_route(payload)?);
                 Ok(())
             },
-        )
+        )?;
+        let routes = routes.into_iter();
+        Ok(routes.map(|route| (route.address, route.source)).collect())
     }
 
     /// Collects what `each` takes out of the messages of a dump.

@@ -28,13 +28,13 @@ impl<'a> Place<'a> {
 
     /// Whether `endpoint` runs on this node.
     pub(super) fn is_local(&self, endpoint: &Endpoint) -> bool {
-        !self.node_name.is_empty() && endpoint.node.as_deref() == Some(self.node_name)
+        !self.node_name.is_empty() && endpoint.location.node.as_deref() == Some(self.node_name)
     }
 
     /// The zone of `endpoint`, as far as known.
     pub(super) fn zone_of<'e>(&'e self, endpoint: &'e Endpoint) -> Option<&'e str> {
         let own = || self.zone.filter(|_| self.is_local(endpoint));
-        endpoint.zone.as_deref().or_else(own)
+        endpoint.location.zone.as_deref().or_else(own)
     }
 
     /// Whether `endpoint` is as near as `key` wants it.
@@ -49,7 +49,9 @@ impl<'a> Place<'a> {
         match key {
             TopologyKey::Any => true,
             TopologyKey::Hostname => false,
-            TopologyKey::Zone => self.zone.is_some() && endpoint.zone.as_deref() == self.zone,
+            TopologyKey::Zone => {
+                self.zone.is_some() && endpoint.location.zone.as_deref() == self.zone
+            }
             TopologyKey::Region => self.region.is_some() && self.region_of(endpoint) == self.region,
         }
     }
@@ -65,6 +67,6 @@ impl<'a> Place<'a> {
     }
 
     fn region_of(&self, endpoint: &Endpoint) -> Option<&str> {
-        self.snapshot.region(endpoint.node.as_ref()?)
+        self.snapshot.region(endpoint.location.node.as_ref()?)
     }
 }

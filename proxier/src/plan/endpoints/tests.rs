@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::{
-    Annotations, EndpointSlice, Node, NodePlace, ObjectName, Protocol, SlicePort, TrafficPolicy,
-    Weights,
+    Annotations, EndpointSlice, Location, Node, NodePlace, ObjectName, Protocol, SlicePort,
+    TrafficPolicy, Weights,
 };
 use crate::store::{Change, Event, Parsed, Touched};
 
@@ -148,17 +148,17 @@ fn endpoint(words: &str) -> Endpoint {
         is_ready: true,
         is_serving: true,
         is_terminating: false,
-        node: None,
-        zone: None,
+        location: Arc::default(),
         hints: None,
     };
+    let mut location = Location::default();
     for word in words {
         if let Some(node) = word.strip_prefix('@') {
-            endpoint.node = Some(node.into());
+            location.node = Some(node.into());
             continue;
         }
         match word.split_once('=') {
-            Some(("in", zone)) => endpoint.zone = Some(zone.into()),
+            Some(("in", zone)) => location.zone = Some(zone.into()),
             Some(("to-zone", zone)) => endpoint
                 .hints
                 .get_or_insert_default()
@@ -177,6 +177,7 @@ fn endpoint(words: &str) -> Endpoint {
             }
         }
     }
+    endpoint.location = location.into();
     endpoint
 }
 

@@ -19,7 +19,7 @@ fn rule(endpoint: &Endpoint, weights: &Weights, place: &Place<'_>) -> u16 {
     let by_address = addresses.find(|(network, _)| network.contains(endpoint.address));
     by_address
         .map(|&(_, weight)| weight)
-        .or_else(|| named(&weights.nodes, endpoint.node.as_deref()?))
+        .or_else(|| named(&weights.nodes, endpoint.location.node.as_deref()?))
         .or_else(|| named(&weights.zones, place.zone_of(endpoint)?))
         .unwrap_or(weights.default)
 }
