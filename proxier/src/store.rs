@@ -1,6 +1,6 @@
 //! The latest word of the API server, and how events change it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::model::{
@@ -354,7 +354,8 @@ fn unlist(
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>>,
-    locations: HashSet<Arc<Location>>,
+    /// Places by their nodes, so that an endpoint costs one look; under "" those of no node.
+    locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
 }
 
 impl Interner {
@@ -369,13 +370,19 @@ impl Interner {
     }
 
     /// The shared form of a place.
-    pub fn location(&mut self, node: Option<Arc<str>>, zone: Option<Arc<str>>) -> Arc<Location> {
-        let location = Location { node, zone };
-        if let Some(shared) = self.locations.get(&location) {
+    pub fn location(&mut self, node: Option<&str>, zone: Option<&str>) -> Arc<Location> {
+        let of_node = self.locations.get(node.unwrap_or_default());
+        let mut of_node = of_node.into_iter().flatten();
+        let is_it = |it: &&Arc<Location>| (it.node.as_deref(), it.zone.as_deref()) == (node, zone);
+        if let Some(shared) = of_node.find(is_it) {
             return shared.clone();
         }
-        let shared = Arc::new(location);
-        self.locations.insert(shared.clone());
+        let shared = Arc::new(Location {
+            node: node.map(|node| self.intern(node)),
+            zone: zone.map(|zone| self.intern(zone)),
+        });
+        let key = self.intern(node.unwrap_or_default());
+        self.locations.entry(key).or_default().push(shared.clone());
         shared
     }
 }

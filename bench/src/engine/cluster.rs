@@ -166,14 +166,14 @@ impl Cluster {
         let endpoint = |pod: u32, interner: &mut Interner| {
             let at = self.pod(number, pod);
             let node = node_of(at);
-            let name = interner.intern(&format!("node-{node}"));
-            let zone = interner.intern(&format!("zone-{}", node % 3));
+            let name = format!("node-{node}");
+            let zone = format!("zone-{}", node % 3);
             model::Endpoint {
                 address: pod_address(at).into(),
                 is_ready: true,
                 is_serving: true,
                 is_terminating: false,
-                location: interner.location(Some(name), Some(zone)),
+                location: interner.location(Some(&name), Some(&zone)),
                 hints: None,
             }
         };

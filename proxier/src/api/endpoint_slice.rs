@@ -1,5 +1,6 @@
 //! EndpointSlices on the wire.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -258,17 +259,12 @@ impl Endpoint {
         findings: &mut Findings,
     ) -> Arc<model::Location> {
         let field = || format!("endpoints[{index}].nodeName");
-        let node = node_name(field, &self.node_name, interner, findings);
-        let zone = self.zone(index, interner, findings);
-        interner.location(node, zone)
+        let node = node_name(field, &self.node_name, findings);
+        let zone = self.zone(index, findings);
+        interner.location(node.as_deref(), zone)
     }
 
-    fn zone(
-        &self,
-        index: usize,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Option<Arc<str>> {
+    fn zone(&self, index: usize, findings: &mut Findings) -> Option<&str> {
         if self.zone.is_blank() {
             return None;
         }
@@ -277,27 +273,26 @@ impl Endpoint {
             let message = "is not a zone; the endpoint's zone is taken as unknown";
             findings.add(format!("endpoints[{index}].zone"), &self.zone, message);
         }
-        zone.map(|zone| interner.intern(zone))
+        zone
     }
 }
 
 /// The node an endpoint runs on, in lower case.
-pub(super) fn node_name(
+pub(super) fn node_name<'a>(
     field: impl FnOnce() -> String,
-    value: &Scalar,
-    interner: &mut Interner,
+    value: &'a Scalar,
     findings: &mut Findings,
-) -> Option<Arc<str>> {
+) -> Option<Cow<'a, str>> {
     if value.is_blank() {
         return None;
     }
     if let Some(name) = value.as_str() {
         if is_subdomain(name) {
-            return Some(interner.intern(name));
+            return Some(name.into());
         }
         let lower = name.to_lowercase();
         if is_subdomain(&lower) {
-            return Some(interner.intern(&lower));
+            return Some(lower.into());
         }
     }
     findings.add(

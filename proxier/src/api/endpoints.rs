@@ -161,8 +161,8 @@ impl SubsetAddress {
             is_serving: true,
             is_terminating: false,
             location: {
-                let node = node_name(field, &self.node_name, interner, findings);
-                interner.location(node, None)
+                let node = node_name(field, &self.node_name, findings);
+                interner.location(node.as_deref(), None)
             },
             hints: None,
         })
