@@ -338,13 +338,13 @@ impl Flags {
         })??;
         let share = start.api_service.as_micros() * 1000 / start.whole.as_micros().max(1);
         println!(
-            "first programming of {} Services x {} endpoints, Linux {}: {} ms; a client has \
-             connected to default/kubernetes after {} ms, {} % (target: 5 %)\n",
+            "first programming of {} Services x {} endpoints, Linux {}: {} ms; a client can \
+             connect to default/kubernetes after {} us, {} % (target: 5 %)\n",
             cluster.services,
             cluster.endpoints,
             lab::kernel_release(),
             start.whole.as_millis(),
-            start.api_service.as_millis(),
+            start.api_service.as_micros(),
             tenths(u64::try_from(share)?),
         );
         if share > MAX_START {

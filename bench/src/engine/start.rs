@@ -28,23 +28,23 @@ const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 111, 255, 254);
 /// Where the API server itself listens: on this node.
 const API_PORT: u16 = 6443;
 
-/// How long a client waits between two tries.
-const TRY_AGAIN: Duration = Duration::from_micros(200);
+/// How long a client waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the first programming of a node takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
     /// From the first write to the kernel until the last has taken effect.
     pub(crate) whole: Duration,
-    /// From the first write until a client has connected to `default/kubernetes`.
+    /// From the first write until after the one that lets a client on this node connect to
+    /// `default/kubernetes`.
     pub(crate) api_service: Duration,
 }
 
 /// Programs `cluster` and the API server's Service into the kernel, in the network namespace of the
-/// calling thread, while a client on this node tries to connect.
+/// calling thread, where a client tries to connect after each write.
 pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
     let _server = TcpListener::bind(SocketAddr::from((NODE_ADDRESS, API_PORT)))?;
-    let client = std::thread::spawn(connect);
     let mut interner = Interner::default();
     let mut events = cluster.events(&mut interner)?;
     events.extend(api_service(&mut interner)?);
@@ -58,8 +58,10 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
     let state = super::temporary("state");
     let watched = Watched {
         linux: Linux::open(ServiceAddresses::Routes)?,
-        first_write: None,
-        last_write: None,
+        begin: None,
+        tries: Duration::ZERO,
+        end: Duration::ZERO,
+        usable: None,
     };
     let mut proxier = Proxier::new(watched, config, StateFile::new(&state))?
         .filtering(packets::Config::default());
@@ -68,23 +70,11 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
     std::fs::remove_file(&state)?;
     let failures = applied.failures().count();
     ensure!(failures == 0, "{failures} operations failed");
-    let connected = client.join().ok().context("the client died")?;
     let kernel = proxier.dataplane();
-    let first = kernel.first_write.context("nothing was written")?;
-    let last = kernel.last_write.context("nothing was written")?;
     Ok(Start {
-        whole: last - first,
-        api_service: connected - first,
+        whole: kernel.end,
+        api_service: kernel.usable.context("nobody could connect")?,
     })
-}
-
-/// Connects to the API server's Service as soon as that is possible; answers when it was.
-fn connect() -> Instant {
-    let address = SocketAddr::from((API_SERVICE, 443));
-    while TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {
-        std::thread::sleep(TRY_AGAIN);
-    }
-    Instant::now()
 }
 
 fn api_service(interner: &mut Interner) -> anyhow::Result<[Event; 2]> {
@@ -121,18 +111,32 @@ fn api_service(interner: &mut Interner) -> anyhow::Result<[Event; 2]> {
     ])
 }
 
-/// A kernel that notes when it was written to.
+/// A kernel that notes when it was written to, and what for. The tries to connect do not count.
 struct Watched {
     linux: Linux,
-    first_write: Option<Instant>,
-    last_write: Option<Instant>,
+    /// When it was written to first.
+    begin: Option<Instant>,
+    /// How long the tries took.
+    tries: Duration,
+    /// The end of the last write, since `begin`.
+    end: Duration,
+    /// The end of the write after which a client could connect.
+    usable: Option<Duration>,
 }
 
 impl Watched {
     fn write<T>(&mut self, write: impl FnOnce(&mut Linux) -> T) -> T {
-        self.first_write.get_or_insert_with(Instant::now);
+        let begin = *self.begin.get_or_insert_with(Instant::now);
         let result = write(&mut self.linux);
-        self.last_write = Some(Instant::now());
+        self.end = begin.elapsed() - self.tries;
+        if self.usable.is_none() {
+            let start = Instant::now();
+            let address = SocketAddr::from((API_SERVICE, 443));
+            if TcpStream::connect_timeout(&address, PATIENCE).is_ok() {
+                self.usable = Some(self.end);
+            }
+            self.tries += start.elapsed();
+        }
         result
     }
 }
