@@ -92,8 +92,9 @@ impl Flags {
         let whole = |rounds: &[Round]| median(rounds.iter().map(|it| it.whole));
         let element = |rounds: &[Round]| median(rounds.iter().map(|it| it.element));
         let bytes = |services: u32| -> anyhow::Result<f64> {
-            let changes = rules(services).table().creation();
-            Ok(precise(transaction_length(TABLE, &changes)?) / f64::from(services))
+            let rules = rules(services);
+            let length = transaction_length(TABLE, rules.table().creation())?;
+            Ok(precise(length) / f64::from(services))
         };
         Ok(Figures {
             kernel: lab::kernel_release(),

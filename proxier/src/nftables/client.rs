@@ -142,7 +142,7 @@ impl Client {
         if changes.is_empty() {
             return Ok(());
         }
-        self.commit(Base::Existing, changes)
+        self.commit(Base::Existing, || changes.iter().cloned())
     }
 
     /// Puts `table` in the place of whatever has its name, in one moment that no packet falls into.
@@ -150,7 +150,7 @@ impl Client {
     /// # Errors
     /// Those of the kernel.
     pub fn replace(&mut self, table: &Table) -> Result<(), TransactionError> {
-        self.commit(Base::Anew, &table.creation())
+        self.commit(Base::Anew, || table.creation())
     }
 
     /// Deletes the table; that there is none is not a failure.
@@ -158,17 +158,21 @@ impl Client {
     /// # Errors
     /// Those of the kernel.
     pub fn delete(&mut self) -> Result<(), TransactionError> {
-        self.commit(Base::Nothing, &[])
+        self.commit(Base::Nothing, std::iter::empty)
     }
 
-    fn commit(&mut self, base: Base, changes: &[Change]) -> Result<(), TransactionError> {
+    fn commit<I: Iterator<Item = Change>>(
+        &mut self,
+        base: Base,
+        changes: impl Fn() -> I,
+    ) -> Result<(), TransactionError> {
         let mut grouping = Grouping::Together;
         for _ in 0..TRIES {
             let generation = match self.generation.take() {
                 Some(expected) => expected,
                 None => self.read_generation()?,
             };
-            let mut encoded = transaction(&self.table, base, changes, generation, grouping)?;
+            let mut encoded = transaction(&self.table, base, changes(), generation, grouping)?;
             let Some((place, answer)) = self.send(&mut encoded)? else {
                 // Each transaction counts up by one, and leaves out 0 (`nf_tables_commit`).
                 self.generation = Some(generation.checked_add(1).unwrap_or(1));
@@ -186,8 +190,9 @@ impl Client {
                 grouping = Grouping::Singly;
                 continue;
             }
+            let change = subject.into_iter().next().and_then(|at| changes().nth(at));
             return Err(TransactionError::Refused {
-                change: self.words(changes.get(subject.start).filter(|_| !subject.is_empty())),
+                change: self.words(change.as_ref()),
                 refusal,
             });
         }

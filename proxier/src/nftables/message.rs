@@ -53,7 +53,7 @@ pub(super) struct Transaction {
 pub(super) fn transaction(
     table: &str,
     base: Base,
-    changes: &[Change],
+    changes: impl IntoIterator<Item = Change>,
     generation: u32,
     grouping: Grouping,
 ) -> Result<Transaction> {
@@ -61,6 +61,7 @@ pub(super) fn transaction(
         table,
         batch: Batch::new(),
         subjects: Vec::new(),
+        encoded: 0,
         next_id: 1,
     };
     encoder.frame(NFNL_MSG_BATCH_BEGIN, |writer| {
@@ -74,15 +75,24 @@ pub(super) fn transaction(
     if base == Base::Anew {
         encoder.table(NFT_MSG_NEWTABLE)?;
     }
-    let mut index = 0;
-    while index < changes.len() {
-        let end = match grouping {
-            Grouping::Together => index + alike(&changes[index..]),
-            Grouping::Singly => index + 1,
+    let mut group = Vec::new();
+    for change in changes {
+        let is_full = match grouping {
+            Grouping::Together => {
+                group.len() == ELEMENTS_PER_MESSAGE
+                    || group
+                        .first()
+                        .is_some_and(|first| !are_alike(first, &change))
+            }
+            Grouping::Singly => !group.is_empty(),
         };
-        encoder.changes(changes, index..end)?;
-        index = end;
+        if is_full {
+            encoder.changes(&group)?;
+            group.clear();
+        }
+        group.push(change);
     }
+    encoder.changes(&group)?;
     encoder.frame(NFNL_MSG_BATCH_END, |_| {})?;
     Ok(Transaction {
         batch: encoder.batch,
@@ -94,26 +104,26 @@ pub(super) fn transaction(
 ///
 /// # Errors
 /// [`ipvs_netlink::Error::TooLong`] when a name is too long for netlink.
-pub fn transaction_length(table: &str, changes: &[Change]) -> Result<usize> {
+pub fn transaction_length(table: &str, changes: impl IntoIterator<Item = Change>) -> Result<usize> {
     let encoded = transaction(table, Base::Existing, changes, 0, Grouping::Together)?;
     Ok(encoded.batch.as_bytes().len())
 }
 
-/// How many changes at the beginning fit into one message; at least one.
-fn alike(changes: &[Change]) -> usize {
-    let same = |change: &Change| match (&changes[0], change) {
+/// Whether one message can carry both: elements of one set that come, or that go.
+fn are_alike(one: &Change, other: &Change) -> bool {
+    match (one, other) {
         (Change::AddElement(one, _), Change::AddElement(other, _))
         | (Change::DeleteElement(one, _), Change::DeleteElement(other, _)) => one == other,
         _ => false,
-    };
-    let further = changes[1..].iter().take(ELEMENTS_PER_MESSAGE - 1);
-    1 + further.take_while(|change| same(change)).count()
+    }
 }
 
 struct Encoder<'a> {
     table: &'a str,
     batch: Batch,
     subjects: Vec<Range<usize>>,
+    /// How many changes were encoded.
+    encoded: usize,
     /// The number of the next set without a name.
     next_id: u32,
 }
@@ -154,11 +164,15 @@ impl Encoder<'_> {
         })
     }
 
-    /// Encodes changes that are [`alike`].
-    fn changes(&mut self, changes: &[Change], range: Range<usize>) -> Result<()> {
+    /// Encodes changes that are alike.
+    fn changes(&mut self, changes: &[Change]) -> Result<()> {
         let table = self.table;
-        let subject = range.clone();
-        match &changes[range.start] {
+        let subject = self.encoded..self.encoded + changes.len();
+        self.encoded = subject.end;
+        let Some(first) = changes.first() else {
+            return Ok(());
+        };
+        match first {
             Change::AddSet(set) => {
                 let id = self.next_id();
                 self.message(NFT_MSG_NEWSET, 0, subject, |writer| {
@@ -170,11 +184,11 @@ impl Encoder<'_> {
                 writer.string(NFTA_SET_NAME, name);
             }),
             Change::AddElement(set, _) => self.message(NFT_MSG_NEWSETELEM, 0, subject, |writer| {
-                write_elements(writer, table, set, &changes[range]);
+                write_elements(writer, table, set, changes);
             }),
             Change::DeleteElement(set, _) => {
                 self.message(NFT_MSG_DELSETELEM, 0, subject, |writer| {
-                    write_elements(writer, table, set, &changes[range]);
+                    write_elements(writer, table, set, changes);
                 })
             }
             Change::AddChain(name, hook) => self.message(NFT_MSG_NEWCHAIN, 0, subject, |writer| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::change::Change;
 use super::rule::Rule;
-use super::set::{Set, write_element};
+use super::set::{Data, Element, Key, Set, write_element};
 
 /// A table of family `inet`; prints as `nft list table` does.
 ///
@@ -19,6 +19,11 @@ pub struct Table {
     /// Its chains, by name.
     pub chains: BTreeMap<Arc<str>, Chain>,
 }
+
+static NOTHING: Table = Table {
+    sets: BTreeMap::new(),
+    chains: BTreeMap::new(),
+};
 
 /// A chain: rules in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,9 +130,10 @@ impl Table {
         self.chains.insert(chain.name.clone(), chain);
     }
 
-    /// How to make it from nothing, in an order that the kernel accepts.
-    pub fn creation(&self) -> Vec<Change> {
-        Self::default().difference(self)
+    /// How to make it from nothing, in an order that the kernel accepts. There may be very many
+    /// changes, so they are made one by one.
+    pub fn creation(&self) -> impl Iterator<Item = Change> + '_ {
+        NOTHING.additions(self)
     }
 
     /// How to make `wanted` of it, in an order that the kernel accepts.
@@ -135,18 +141,15 @@ impl Table {
     /// A set or chain that is defined otherwise is deleted and made anew. Costs a look at every
     /// element; see [`crate::rules`] for changes that cost what they change.
     pub fn difference(&self, wanted: &Self) -> Vec<Change> {
-        let mut changes = Vec::new();
-        let kept_set = |set: &Set| {
-            let before = self.sets.get(&set.name);
-            before.filter(|before| before.is_defined_as(set))
-        };
-        let kept_chain = |chain: &Chain| {
-            let before = self.chains.get(&chain.name);
-            before.filter(|before| before.hook == chain.hook)
-        };
+        let mut changes = self.removals(wanted);
+        changes.extend(self.additions(wanted));
+        changes
+    }
 
-        // Nothing may be named by a rule or an element when it goes. So first the rules and
-        // elements that change, then what nothing needs any more.
+    /// Nothing may be named by a rule or an element when it goes. So first the rules and elements
+    /// that change, then what nothing needs any more.
+    fn removals(&self, wanted: &Self) -> Vec<Change> {
+        let mut changes = Vec::new();
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
             if !chain.rules.is_empty() && after.is_none_or(|after| after != chain) {
@@ -174,37 +177,51 @@ impl Table {
                 changes.push(Change::DeleteSet(set.name.clone()));
             }
         }
-
-        // And nothing may be named before it is there.
-        for set in wanted.sets.values().filter(|set| kept_set(set).is_none()) {
-            let empty = Set::new(set.name.clone(), set.key.clone(), set.kind);
-            changes.push(Change::AddSet(Arc::new(empty)));
-        }
-        for chain in wanted.chains.values() {
-            if kept_chain(chain).is_none() {
-                changes.push(Change::AddChain(chain.name.clone(), chain.hook));
-            }
-        }
-        for set in wanted.sets.values() {
-            let before = kept_set(set);
-            for (key, data) in &set.elements {
-                if before.and_then(|before| before.elements.get(key)) != Some(data) {
-                    let element = super::Element {
-                        key: key.clone(),
-                        data: data.clone(),
-                    };
-                    changes.push(Change::AddElement(set.name.clone(), element));
-                }
-            }
-        }
-        for chain in wanted.chains.values() {
-            if self.chains.get(&chain.name) != Some(chain) {
-                for rule in &chain.rules {
-                    changes.push(Change::AddRule(chain.name.clone(), rule.clone()));
-                }
-            }
-        }
         changes
+    }
+
+    /// Nothing may be named before it is there. So first what is named, then what names it.
+    fn additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Change> + 'a {
+        let kept_set = |set: &Set| {
+            let before = self.sets.get(&set.name);
+            before.filter(|before| before.is_defined_as(set))
+        };
+        let is_kept = |chain: &Chain| {
+            let before = self.chains.get(&chain.name);
+            before.is_some_and(|before| before.hook == chain.hook)
+        };
+        let new_sets = wanted.sets.values();
+        let new_sets = new_sets.filter(move |set| kept_set(set).is_none());
+        let new_chains = wanted.chains.values();
+        let new_chains = new_chains.filter(move |chain| !is_kept(chain));
+        let elements = wanted.sets.values().flat_map(move |set| {
+            let before = kept_set(set);
+            let is_new = move |(key, data): &(&Key, &Option<Data>)| {
+                before.and_then(|before| before.elements.get(*key)) != Some(*data)
+            };
+            let new = set.elements.iter().filter(is_new);
+            new.map(|(key, data)| {
+                let element = Element {
+                    key: key.clone(),
+                    data: data.clone(),
+                };
+                Change::AddElement(set.name.clone(), element)
+            })
+        });
+        let changed = wanted.chains.values();
+        let changed = changed.filter(|chain| self.chains.get(&chain.name) != Some(*chain));
+        let rules = changed.flat_map(|chain| {
+            let rules = chain.rules.iter();
+            rules.map(|rule| Change::AddRule(chain.name.clone(), rule.clone()))
+        });
+        new_sets
+            .map(|set| {
+                let empty = Set::new(set.name.clone(), set.key.clone(), set.kind);
+                Change::AddSet(Arc::new(empty))
+            })
+            .chain(new_chains.map(|chain| Change::AddChain(chain.name.clone(), chain.hook)))
+            .chain(elements)
+            .chain(rules)
     }
 
     /// Does to this value what the kernel does to the real table.
