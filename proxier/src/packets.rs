@@ -177,6 +177,11 @@ impl Packets {
         self.kernel = Kernel::Nothing;
     }
 
+    /// Whether the kernel has no rules of ours.
+    pub fn are_lost(&self) -> bool {
+        self.kernel == Kernel::Nothing
+    }
+
     /// Sets, of all rules, those that the frontends at these addresses need, so that they need not
     /// wait for the others; only where the kernel has no rules at all, so that nobody loses any.
     /// Answers whether that was done. [`Packets::program`] sets the others.

@@ -6,6 +6,7 @@ use super::{Applied, Error, Proxier, drained};
 use crate::conntrack::{Stale, Swept};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::op::Op;
+use crate::packets::Packets;
 use crate::plan::Changed;
 use crate::state_file::{Key, Record};
 
@@ -54,17 +55,19 @@ impl<D: Dataplane> Proxier<D> {
     /// On a node that starts: sets the rules of the addresses that come before all others, and says
     /// how many of the Ops, which are in order, need not wait for more rules than these.
     fn go_ahead(&mut self, ops: &[Op]) -> usize {
+        if !self.packets.as_ref().is_some_and(Packets::are_lost) {
+            return 0;
+        }
         let first = self.first();
         let is_first = |op: &Op| op.address().is_some_and(|address| first.contains(&address));
         let count = ops.iter().take_while(|op| is_first(op)).count();
         let desired = self.planner.desired();
-        let Some(packets) = &mut self.packets else {
-            return 0;
-        };
-        if count > 0 && packets.begin(&first, desired, &mut self.dataplane) {
-            count
-        } else {
-            0
+        match &mut self.packets {
+            Some(packets) if count > 0 => {
+                let is_done = packets.begin(&first, desired, &mut self.dataplane);
+                if is_done { count } else { 0 }
+            }
+            _ => 0,
         }
     }
 

@@ -52,7 +52,9 @@ impl<D: Dataplane> Proxier<D> {
         if self.input == Input::Partial {
             ops.retain(|op| !takes_away(op, desired));
         }
-        sort(ops, &self.first());
+        if ops.len() > 1 {
+            sort(ops, &self.first());
+        }
     }
 
     /// The addresses that are served before all others: where everybody on this node, perhaps this

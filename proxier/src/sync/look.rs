@@ -71,7 +71,6 @@ impl<D: Dataplane> Proxier<D> {
                 Some(found) => self.known.virtual_servers.insert(key, found.server),
                 None => self.known.virtual_servers.remove(&key),
             };
-            self.share(&key);
             self.pending.virtual_servers.insert(key);
         }
         self.pending
