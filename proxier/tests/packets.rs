@@ -199,6 +199,11 @@ fn clients_inside_are_told_by_the_prefix_of_an_interface() {
 }
 
 #[test]
+fn clients_inside_are_told_by_the_pod_networks_of_the_node() {
+    lab::test(|| told_by(LocalMode::NodeCidr));
+}
+
+#[test]
 fn clients_inside_are_told_by_their_bridge() {
     lab::test(|| told_by(LocalMode::BridgeInterface("veth-pod3".into())));
 }
