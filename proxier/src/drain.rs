@@ -23,7 +23,7 @@ use crate::observed::Found;
 /// they keep ending.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// How often they are counted in the end; every look costs three system calls per virtual server.
+/// How often they are counted in the end; every look costs five system calls per virtual server.
 const LAST_LOOK: Duration = Duration::from_secs(30);
 
 /// All draining destinations.
@@ -65,24 +65,26 @@ impl Drains {
         })
     }
 
-    /// A destination has weight 0 now and drains until `deadline`; one that does already keeps its
-    /// own.
+    /// A destination has weight 0 now and drains until `deadline`. Answers whether that is new: one
+    /// that drains already keeps its own deadline.
     pub fn begin(
         &mut self,
         key: ipvs::ServiceKey,
         destination: ipvs::DestinationKey,
         now: Duration,
         deadline: Duration,
-    ) {
+    ) -> bool {
         let server = self.servers.entry(key).or_default();
-        if let Entry::Vacant(new) = server.destinations.entry(destination) {
-            new.insert(Drain {
-                deadline,
-                is_over: deadline <= now,
-            });
-            server.wait = FIRST_LOOK;
-            server.look_at = now + FIRST_LOOK;
-        }
+        let Entry::Vacant(new) = server.destinations.entry(destination) else {
+            return false;
+        };
+        new.insert(Drain {
+            deadline,
+            is_over: deadline <= now,
+        });
+        server.wait = FIRST_LOOK;
+        server.look_at = now + FIRST_LOOK;
+        true
     }
 
     /// A destination is wanted, or gone. Answers whether it was draining.

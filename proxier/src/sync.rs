@@ -271,7 +271,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Cost
     /// Proportional to the Services touched. An endpoint that comes: two system calls. One that
-    /// goes: the same, and five more when its last connection is gone.
+    /// goes: the same, and seven more when its last connection is gone.
     pub fn sync(&mut self, now: Duration) -> Result<Applied, Error> {
         if !self.is_known {
             return self.resync(now);
@@ -318,6 +318,19 @@ impl<D: Dataplane> Proxier<D> {
         self.state_file.tidy(&self.state)?;
         Ok(applied)
     }
+}
+
+/// The record that a destination drains until then.
+fn draining(
+    key: ipvs::ServiceKey,
+    destination: ipvs::DestinationKey,
+    until: Duration,
+) -> Option<Record> {
+    Some(Record::Drain {
+        server: Key::new(key)?,
+        destination: (destination.address, destination.port).into(),
+        until: until.as_secs(),
+    })
 }
 
 /// The record that a destination drains no more.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applied, Error, Proxier, drained};
+use super::{Applied, Error, Proxier, drained, draining};
 use crate::conntrack::{Stale, Swept};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::op::Op;
@@ -171,12 +171,9 @@ impl<D: Dataplane> Proxier<D> {
                 let unwanted = wanted.filter(|wanted| !wanted.has_destination(&destination.key));
                 if let Some(server) = unwanted {
                     let deadline = now + server.drain;
-                    drains.begin(key, destination.key, now, deadline);
-                    records.extend(Key::new(key).map(|server| Record::Drain {
-                        server,
-                        destination: (destination.key.address, destination.key.port).into(),
-                        until: deadline.as_secs(),
-                    }));
+                    if drains.begin(key, destination.key, now, deadline) {
+                        records.extend(draining(key, destination.key, deadline));
+                    }
                 }
             }
             Op::DeleteDestination(key, destination) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::{Error, Proxier, drained};
+use super::{Error, Proxier, drained, draining};
 use crate::dataplane::Dataplane;
 use crate::drain::Drains;
 use crate::observed::Observed;
@@ -113,7 +113,8 @@ impl<D: Dataplane> Proxier<D> {
         }
         let desired = self.planner.desired();
         for key in desired.virtual_servers.keys() {
-            recognise(*key, desired, &self.known, now, &mut self.state.drains);
+            let records = recognise(*key, desired, &self.known, now, &mut self.state.drains);
+            self.unwritten.extend(records);
         }
     }
 
@@ -121,7 +122,8 @@ impl<D: Dataplane> Proxier<D> {
     pub(super) fn recognise_pending_drains(&mut self, now: Duration) {
         let desired = self.planner.desired();
         for key in &self.pending.virtual_servers {
-            recognise(*key, desired, &self.known, now, &mut self.state.drains);
+            let records = recognise(*key, desired, &self.known, now, &mut self.state.drains);
+            self.unwritten.extend(records);
         }
     }
 
@@ -153,22 +155,25 @@ impl<D: Dataplane> Proxier<D> {
     }
 }
 
+/// Answers the records of what it found.
 fn recognise(
     key: ipvs::ServiceKey,
     desired: &Desired,
     known: &Observed,
     now: Duration,
     drains: &mut Drains,
-) {
+) -> Vec<Record> {
     let wanted = desired.virtual_servers.get(&key);
     let found = known.virtual_servers.get(&key);
     let (Some(wanted), Some(found)) = (wanted, found) else {
-        return;
+        return Vec::new();
     };
-    let destinations = found.destinations.iter();
-    for destination in destinations.filter(|destination| destination.weight == 0) {
-        if !wanted.has_destination(&destination.key) {
-            drains.begin(key, destination.key, now, now + wanted.drain);
-        }
-    }
+    let quiet = found.destinations.iter();
+    let quiet = quiet.filter(|destination| destination.weight == 0);
+    let unwanted = quiet.filter(|destination| !wanted.has_destination(&destination.key));
+    let deadline = now + wanted.drain;
+    unwanted
+        .filter(|destination| drains.begin(key, destination.key, now, deadline))
+        .filter_map(|destination| draining(key, destination.key, deadline))
+        .collect()
 }
