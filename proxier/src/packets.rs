@@ -1,7 +1,8 @@
 //! The packet rules of this node: the plan's frontends, as [`crate::rules`] wants them.
 //!
 //! ```text
-//! Changed, Desired ─▶ Packets::follow ─▶ Ruleset ─▶ Packets::program ─▶ Dataplane::set_rules
+//! Changed, Desired ─▶ Packets::follow ─▶ Ruleset ─▶ Packets::program ─▶ Dataplane::change_rules
+//!                                                                   or Dataplane::replace_rules
 //! ```
 
 use std::collections::BTreeSet;
@@ -183,17 +184,14 @@ impl Packets {
     }
 
     /// Sets, of all rules, those that the frontends at these addresses need, so that they need not
-    /// wait for the others; only where the kernel has no rules at all, so that nobody loses any.
-    /// Answers whether that was done. [`Packets::program`] sets the others.
+    /// wait for the others. Only where the rules [are lost](Packets::are_lost), so that nobody loses
+    /// any. Answers whether that was done. [`Packets::program`] sets the others.
     pub fn begin(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
         desired: &Desired,
         dataplane: &mut impl Dataplane,
     ) -> bool {
-        if self.kernel != Kernel::Nothing {
-            return false;
-        }
         let mut first = Ruleset::new(self.config.clone());
         let servers = desired.virtual_servers.keys();
         let is_first = |place: Place| addresses.contains(&place.address);
@@ -219,9 +217,7 @@ impl Packets {
     /// The kernel has rules with this fingerprint, which are perhaps those that it should have.
     pub fn trust(&mut self, fingerprint: rules::Fingerprint) {
         if self.ruleset.fingerprint() == fingerprint {
-            self.ruleset.forget_changes();
-            self.kernel = Kernel::InStep;
-            self.retry = Wait::default();
+            self.agree();
         }
     }
 
@@ -250,28 +246,34 @@ impl Packets {
         if self.retry.due().is_some_and(|due| now < due) {
             return None;
         }
-        let changes = match self.kernel {
-            Kernel::InStep => self.ruleset.take_changes(),
-            _ => {
-                self.ruleset.forget_changes();
-                Vec::new()
-            }
-        };
-        let table = self.ruleset.table();
         let outcome = match &self.kernel {
-            Kernel::InStep if changes.is_empty() => return None,
-            Kernel::InStep => dataplane.change_rules(table, &changes),
-            Kernel::Part(part) => dataplane.change_rules(table, &part.difference(table)),
-            Kernel::Nothing | Kernel::Unknown => dataplane.replace_rules(table),
+            Kernel::InStep => {
+                let changes = self.ruleset.take_changes();
+                if changes.is_empty() {
+                    return None;
+                }
+                dataplane.change_rules(self.ruleset.table(), &changes)
+            }
+            Kernel::Part(part) => {
+                let table = self.ruleset.table();
+                dataplane.change_rules(table, &part.difference(table))
+            }
+            Kernel::Nothing | Kernel::Unknown => dataplane.replace_rules(self.ruleset.table()),
         };
         if outcome.is_ok() {
-            self.kernel = Kernel::InStep;
-            self.retry = Wait::default();
+            self.agree();
         } else {
             self.kernel = Kernel::Unknown;
             self.retry.failed(now);
         }
         Some(outcome)
+    }
+
+    /// The kernel has all rules as they are now.
+    fn agree(&mut self) {
+        self.ruleset.forget_changes();
+        self.kernel = Kernel::InStep;
+        self.retry = Wait::default();
     }
 
     /// Whether the kernel has all rules.
