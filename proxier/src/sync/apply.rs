@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use super::compare::first_addresses;
 use super::{Applied, Error, Proxier, drained, draining};
 use crate::conntrack::{Stale, Swept};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::op::Op;
-use crate::packets::Packets;
 use crate::plan::Changed;
 use crate::state_file::{Key, Record};
 
@@ -55,19 +55,17 @@ impl<D: Dataplane> Proxier<D> {
     /// On a node that starts: sets the rules of the addresses that come before all others, and says
     /// how many of the Ops, which are in order, need not wait for more rules than these.
     fn go_ahead(&mut self, ops: &[Op]) -> usize {
-        if !self.packets.as_ref().is_some_and(Packets::are_lost) {
+        let lost = self.packets.as_mut().filter(|packets| packets.are_lost());
+        let Some(packets) = lost else {
             return 0;
-        }
-        let first = self.first();
-        let is_first = |op: &Op| op.address().is_some_and(|address| first.contains(&address));
-        let count = ops.iter().take_while(|op| is_first(op)).count();
-        let desired = self.planner.desired();
-        match &mut self.packets {
-            Some(packets) if count > 0 => {
-                let is_done = packets.begin(&first, desired, &mut self.dataplane);
-                if is_done { count } else { 0 }
-            }
-            _ => 0,
+        };
+        let first = first_addresses(&self.snapshot);
+        let is_first = |op: &&Op| op.address().is_some_and(|it| first.contains(&it));
+        let count = ops.iter().take_while(is_first).count();
+        if count > 0 && packets.begin(&first, self.planner.desired(), &mut self.dataplane) {
+            count
+        } else {
+            0
         }
     }
 

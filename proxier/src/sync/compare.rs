@@ -13,6 +13,7 @@ use crate::observed::Observed;
 use crate::op::Op;
 use crate::owned::Territory;
 use crate::plan::{Changed, Desired};
+use crate::store::Snapshot;
 
 impl<D: Dataplane> Proxier<D> {
     /// The differences between the plan and what is known, as far as `pending` names them.
@@ -53,18 +54,8 @@ impl<D: Dataplane> Proxier<D> {
             ops.retain(|op| !takes_away(op, desired));
         }
         if ops.len() > 1 {
-            sort(ops, &self.first());
+            sort(ops, &first_addresses(&self.snapshot));
         }
-    }
-
-    /// The addresses that are served before all others: where everybody on this node, perhaps this
-    /// process too, reaches the API server.
-    pub(super) fn first(&self) -> BTreeSet<IpAddr> {
-        let api_server = ObjectName::new("default", "kubernetes");
-        let service = self.snapshot.service(&api_server).into_iter();
-        service
-            .flat_map(|service| service.cluster_ips.iter().copied())
-            .collect()
     }
 
     fn territory(&self) -> Territory {
@@ -73,6 +64,16 @@ impl<D: Dataplane> Proxier<D> {
             excluded: self.excluded.clone(),
         }
     }
+}
+
+/// The addresses that are served before all others: where everybody on this node, perhaps this
+/// process too, reaches the API server.
+pub(super) fn first_addresses(snapshot: &Snapshot) -> BTreeSet<IpAddr> {
+    let api_server = ObjectName::new("default", "kubernetes");
+    let service = snapshot.service(&api_server).into_iter();
+    service
+        .flat_map(|service| service.cluster_ips.iter().copied())
+        .collect()
 }
 
 /// Whether the Op removes a frontend, or its last destinations.
