@@ -21,22 +21,19 @@ impl<D: Dataplane> Proxier<D> {
         let rules = self.program_rules(&mut ops, ahead, now);
         outcomes.extend(self.dataplane.apply(&ops[ahead..]));
         let mut records = std::mem::take(&mut self.unwritten);
-        let mut done = ops.iter().zip(&outcomes).peekable();
-        while let Some((op, outcome)) = done.next() {
-            match outcome {
-                Ok(()) => {
-                    self.learn(op, now, &mut records);
-                    self.known.record(op);
+        let mut results = outcomes.iter();
+        // The Ops of a virtual server follow each other. Those of addresses have none.
+        for run in ops.chunk_by(|a, b| a.service_key() == b.service_key()) {
+            for (op, outcome) in run.iter().zip(&mut results) {
+                match outcome {
+                    Ok(()) => {
+                        self.learn(op, now, &mut records);
+                        self.known.record(op);
+                    }
+                    Err(failure) => self.fail(op, failure, now),
                 }
-                Err(failure) => self.fail(op, failure, now),
             }
-            // The Ops of a virtual server follow each other.
-            let key = op.service_key();
-            if let Some(key) = key
-                && done
-                    .peek()
-                    .is_none_or(|(next, _)| next.service_key() != Some(key))
-            {
+            if let Some(key) = run.first().and_then(Op::service_key) {
                 self.share(&key);
             }
         }
