@@ -79,12 +79,10 @@ impl<D: Dataplane> Proxier<D> {
         let outcome = packets.program(&mut self.dataplane, now);
         if !packets.is_in_step() {
             let restricted = self.planner.desired().restricted();
-            let mut place = 0..;
-            ops.retain(|op| {
-                let is_done = place.next() < Some(ahead);
-                let waits = |address| restricted.contains(address);
-                is_done || !matches!(op, Op::AddAddress(address, _) if waits(address))
-            });
+            let waits = |op: &Op| matches!(op, Op::AddAddress(it, _) if restricted.contains(it));
+            let mut others = ops.split_off(ahead);
+            others.retain(|op| !waits(op));
+            ops.append(&mut others);
         } else if !was_in_step {
             // What was held back is among what is missing.
             self.pending
