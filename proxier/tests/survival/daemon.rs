@@ -22,9 +22,20 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
+    /// The program is not started yet, and the API server has no objects.
+    pub(crate) fn bare(flags: &[&str]) -> Self {
+        Self {
+            api: ApiServer::start(),
+            directory: tempfile::tempdir().unwrap(),
+            flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            process: None,
+        }
+    }
+
     /// The program is not started yet. `Service default/web` is there, without endpoints.
     pub(crate) fn new(flags: &[&str]) -> Self {
-        let api = ApiServer::start();
+        let daemon = Self::bare(flags);
+        let api = &daemon.api;
         api.apply(json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
             "status": {"addresses": [
@@ -38,12 +49,7 @@ impl Daemon {
             "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
         }));
         api.apply(web(&json!({})));
-        Self {
-            api,
-            directory: tempfile::tempdir().unwrap(),
-            flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
-            process: None,
-        }
+        daemon
     }
 
     pub(crate) fn command(&self, name: &str) -> Command {
@@ -117,7 +123,7 @@ impl Daemon {
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let status = child.wait().unwrap();
-        assert!(status.success(), "{status}: {}", self.log());
+        assert!(status.success(), "{status}");
     }
 
     /// Makes the last bytes of these addresses of 10.244.1.0/24 and 10.244.2.0/24 the endpoints of
@@ -159,8 +165,7 @@ impl Daemon {
             let now = serving();
             assert!(
                 Instant::now() < deadline,
-                "never came true: {what}; serving {now:?}; log:\n{}",
-                self.log()
+                "never came true: {what}; serving {now:?}"
             );
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -170,6 +175,9 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.kill();
+        if std::thread::panicking() {
+            eprintln!("{}", self.log());
+        }
     }
 }
 

@@ -1,19 +1,19 @@
 //! Whatever changes in between, and whoever dies: when the objects are those of the conformance
 //! cluster, the kernel's table is the one that kube-proxy made for them, and the packet rules are
-//! those of the plan. The program follows an API server and programs a real kernel.
+//! those of the plan.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "conformance/table.rs"]
+#[path = "../conformance/table.rs"]
 mod table;
 
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use api_server::{ApiServer, Key};
+use api_server::Key;
 use lab::net::Cluster;
 use serde_json::{Value, json};
-use tempfile::TempDir;
+
+use super::AT_ONCE;
+use super::daemon::Daemon;
+use super::dice::Dice;
 
 /// How long the daemon may take for everything that has changed; the lab is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,96 +22,22 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CHANGES: u32 = 250;
 
 /// Where clients inside the cluster come from.
-const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:244::/32";
+const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:244::/32"];
 
-/// Numbers that are the same every time.
-struct Dice(u32);
-
-impl Dice {
-    fn draw(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        usize::try_from(self.0 >> 8).unwrap() % below
+/// What the program would set, or what is there.
+fn print(daemon: &Daemon, command: &str, output: &str) -> String {
+    let mut print = daemon.command(command);
+    if command == "plan" {
+        print.args(CLUSTER_CIDR);
     }
-
-    fn is(&mut self, one_in: usize) -> bool {
-        self.draw(one_in) == 0
-    }
+    let output = print.args(["--output", output]).output().unwrap();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(complaints.is_empty(), "{complaints}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
-/// The daemon on node-a.
-struct Daemon {
-    api: ApiServer,
-    directory: TempDir,
-    process: Child,
-}
-
-impl Daemon {
-    fn start() -> Self {
-        let api = ApiServer::start();
-        let directory = tempfile::tempdir().unwrap();
-        let process = run(&api, &directory);
-        Self {
-            api,
-            directory,
-            process,
-        }
-    }
-
-    /// Kills the process and starts another.
-    fn restart(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-        self.process = run(&self.api, &self.directory);
-    }
-
-    fn print(&self, command: &str, output: &str) -> String {
-        let mut command = command_of(command, &self.api, &self.directory);
-        let output = command.args(["--output", output]).output().unwrap();
-        let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(complaints.is_empty(), "{complaints}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn report(&self, command: &str) -> Value {
-        serde_json::from_str(&self.print(command, "json")).unwrap()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It may be gone already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.directory.path().join("log"));
-            eprintln!("{}", log.unwrap_or_default());
-        }
-    }
-}
-
-fn command_of(name: &str, api: &ApiServer, directory: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
-    command.arg(name).arg("--state-file");
-    command.arg(directory.path().join("state"));
-    if name != "status" {
-        command.args(["--master", &api.url(), "--hostname-override", "node-a"]);
-        command.args(["--cluster-cidr", CLUSTER_CIDR]);
-    }
-    command
-}
-
-fn run(api: &ApiServer, directory: &TempDir) -> Child {
-    let log = std::fs::File::options()
-        .create(true)
-        .append(true)
-        .open(directory.path().join("log"))
-        .unwrap();
-    command_of("run", api, directory)
-        .args(["--ipvs-min-sync-period", "0s", "--drain-timeout", "0s"])
-        .stdin(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .unwrap()
+fn report(daemon: &Daemon, command: &str) -> Value {
+    serde_json::from_str(&print(daemon, command, "json")).unwrap()
 }
 
 /// The objects of the conformance cluster.
@@ -126,7 +52,10 @@ fn change(daemon: &mut Daemon, objects: &[Value], dice: &mut Dice) {
     let mut object = original.clone();
     let key = Key::of(original).unwrap();
     match (dice.draw(12), object["kind"].as_str().unwrap()) {
-        (0, _) => return daemon.restart(),
+        (0, _) => {
+            daemon.kill();
+            return daemon.start();
+        }
         (1, _) => return daemon.api.compact(),
         (2, _) => return daemon.api.cut(),
         (3, _) => std::thread::sleep(Duration::from_millis(20)),
@@ -198,24 +127,26 @@ fn restore(daemon: &Daemon, objects: &[Value]) {
 fn history(seed: u32) {
     let _network = Cluster::conformance();
     let objects = objects();
-    let mut daemon = Daemon::start();
-    let mut dice = Dice(seed);
+    let flags = [&AT_ONCE[..], &["--drain-timeout", "0s"], &CLUSTER_CIDR].concat();
+    let mut daemon = Daemon::bare(&flags);
+    daemon.start();
+    let mut dice = Dice::new(seed);
     for _ in 0..CHANGES {
         change(&mut daemon, &objects, &mut dice);
     }
     restore(&daemon, &objects);
 
-    let planned = daemon.report("plan");
+    let planned = report(&daemon, "plan");
     assert_eq!(planned["problems"], json!([]));
     let deadline = Instant::now() + PATIENCE;
-    while daemon.report("status") != planned && Instant::now() < deadline {
+    while report(&daemon, "status") != planned && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
     }
-    let observed = daemon.report("status");
+    let observed = report(&daemon, "status");
     assert_eq!(observed, planned);
     table::compare(table::of_report(&observed), table::of_kube_proxy());
     // What the daemon made of the rules by single steps is what the plan makes at once.
-    assert_eq!(daemon.print("plan", "text"), "");
+    assert_eq!(print(&daemon, "plan", "text"), "");
 }
 
 #[test]
