@@ -42,6 +42,17 @@ impl Step {
     }
 }
 
+/// How [`NODE`] is planned where a removed destination may drain so long.
+pub(crate) fn config(drain: Duration) -> anyhow::Result<Config> {
+    Ok(Config {
+        node_name: NODE.into(),
+        scheduler: "rr".parse()?,
+        node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
+        service_addresses: ServiceAddresses::Routes,
+        drain,
+    })
+}
+
 /// A daemon that has programmed a cluster.
 pub(crate) struct Node<D> {
     daemon: Daemon<D>,
@@ -53,13 +64,7 @@ pub(crate) struct Node<D> {
 impl<D: Dataplane> Node<D> {
     /// Programs `cluster` into `dataplane`.
     pub(crate) fn start(dataplane: D, cluster: Cluster) -> anyhow::Result<Self> {
-        let config = Config {
-            node_name: NODE.into(),
-            scheduler: "rr".parse()?,
-            node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
-            service_addresses: ServiceAddresses::Routes,
-            drain: Duration::from_secs(3_600),
-        };
+        let config = config(Duration::from_secs(3_600))?;
         let state = super::temporary("state");
         let proxier = Proxier::new(dataplane, config, StateFile::new(&state))?
             .filtering(packets::Config::default());

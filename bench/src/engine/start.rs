@@ -14,13 +14,14 @@ use proxier::nftables::{Change, Table};
 use proxier::observed::Found;
 use proxier::op::Op;
 use proxier::packets;
-use proxier::plan::{Config, Machine, NodePortAddresses, ServiceAddresses};
+use proxier::plan::{Machine, ServiceAddresses};
 use proxier::state_file::StateFile;
 use proxier::store::{self, Event, Interner};
 use proxier::sync::{Input, Proxier};
 use serde_json::json;
 
-use super::cluster::{Cluster, NODE, NODE_ADDRESS, parse_slice};
+use super::cluster::{Cluster, NODE_ADDRESS, parse_slice};
+use super::node::config;
 
 /// The cluster IP of `default/kubernetes`: behind all others in every order but ours.
 const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 111, 255, 254);
@@ -48,13 +49,7 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
     let mut interner = Interner::default();
     let mut events = cluster.events(&mut interner)?;
     events.extend(api_service(&mut interner)?);
-    let config = Config {
-        node_name: NODE.into(),
-        scheduler: "rr".parse()?,
-        node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
-        service_addresses: ServiceAddresses::Routes,
-        drain: Duration::ZERO,
-    };
+    let config = config(Duration::ZERO)?;
     let state = super::temporary("state");
     let watched = Watched {
         linux: Linux::open(ServiceAddresses::Routes)?,
