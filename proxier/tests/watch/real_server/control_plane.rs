@@ -128,7 +128,18 @@ impl ControlPlane {
     pub(super) fn start_server(&mut self) {
         let path = |name: &str| self.directory.path().join(name);
         let log = std::fs::File::create(path("log")).unwrap();
-        let child = Command::new(self.assets.join("kube-apiserver"))
+        let mut command = Command::new(self.assets.join("kube-apiserver"));
+        for (flag, file) in [
+            ("--tls-cert-file", "server.pem"),
+            ("--tls-private-key-file", "server.key"),
+            ("--client-ca-file", "authority.pem"),
+            ("--service-account-key-file", "accounts.pem"),
+            ("--service-account-signing-key-file", "accounts.key"),
+            ("--token-auth-file", "tokens"),
+        ] {
+            command.arg(flag).arg(path(file));
+        }
+        let child = command
             .arg("--etcd-servers")
             .arg(format!("http://127.0.0.1:{}", self.etcd))
             .args(["--bind-address", "127.0.0.1"])
@@ -139,18 +150,6 @@ impl ControlPlane {
             .args(["--service-account-issuer", "https://localhost"])
             .args(["--authorization-mode", "RBAC"])
             .args(["--disable-admission-plugins", "ServiceAccount"])
-            .arg("--tls-cert-file")
-            .arg(path("server.pem"))
-            .arg("--tls-private-key-file")
-            .arg(path("server.key"))
-            .arg("--client-ca-file")
-            .arg(path("authority.pem"))
-            .arg("--service-account-key-file")
-            .arg(path("accounts.pem"))
-            .arg("--service-account-signing-key-file")
-            .arg(path("accounts.key"))
-            .arg("--token-auth-file")
-            .arg(path("tokens"))
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
