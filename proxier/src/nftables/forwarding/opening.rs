@@ -25,7 +25,7 @@ impl Dialect {
     /// Those that `chain` may have, best first.
     pub(super) fn of(chain: &ForwardChain) -> &'static [Self] {
         match chain.program() {
-            // Where the kernel has no part for it, there is no iptables to confuse.
+            // Where the kernel lacks iptables' extensions, iptables is of no use to anybody there.
             Some(_) => &[Self::Iptables, Self::Nft],
             None => &[Self::Nft],
         }
