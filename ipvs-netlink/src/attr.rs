@@ -140,6 +140,23 @@ pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>, Er
     })
 }
 
+/// The first attribute number `kind` of `attributes`.
+///
+/// # Errors
+/// The first item before it that is one.
+pub fn find<'a>(
+    attributes: impl IntoIterator<Item = Result<Attribute<'a>, Error>>,
+    kind: u16,
+) -> Result<Option<Attribute<'a>>, Error> {
+    for attribute in attributes {
+        let attribute = attribute?;
+        if attribute.kind == kind {
+            return Ok(Some(attribute));
+        }
+    }
+    Ok(None)
+}
+
 impl<'a> Attribute<'a> {
     /// The value as an 8-bit number.
     ///

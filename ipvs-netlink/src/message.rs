@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::attr::{Attribute, Writer, attributes};
+use crate::attr::{self, Attribute, Writer, attributes};
 use crate::batch::Batch;
 use crate::change::Change;
 use crate::error::{Error, Result};
@@ -51,13 +51,7 @@ pub fn read_attributes(payload: &[u8]) -> Result<impl Iterator<Item = Result<Att
 
 /// The first attribute number `kind` of a generic-netlink message's payload.
 pub(crate) fn find(payload: &[u8], kind: u16) -> Result<Option<Attribute<'_>>> {
-    for attribute in read_attributes(payload)? {
-        let attribute = attribute?;
-        if attribute.kind == kind {
-            return Ok(Some(attribute));
-        }
-    }
-    Ok(None)
+    attr::find(read_attributes(payload)?, kind)
 }
 
 /// Appends `change` to `batch`, for the IPVS family's current number.

@@ -20,8 +20,10 @@ use crate::sync::{Input, Proxier};
 use crate::sysctl::{Roots, Setting};
 use crate::watch::{self, Watch};
 
+mod forward;
 mod journal;
 
+use forward::Forward;
 use journal::Journal;
 
 /// How many pieces of news may wait to be taken in; whoever has more waits.
@@ -56,7 +58,7 @@ pub enum News {
     },
     /// The machine's own addresses are not what they were.
     MachineChanged,
-    /// Somebody else changed our packet rules.
+    /// Somebody else changed our packet rules, or a chain that is in the way of answers.
     RulesChanged(Tampering),
     /// It is time to go. The kernel stays as it is and goes on serving.
     Stop,
@@ -100,8 +102,8 @@ pub struct Daemon<D> {
     watch: Option<Watch>,
     /// Kernel settings to see to.
     settings: Vec<Setting>,
-    /// Finds chains of others that drop answers, if anybody should.
-    forwarding: Option<Forwarding>,
+    /// Who sees to forward chains of others, if anybody should.
+    forward: Option<Forward>,
     /// Whether something was told since the last round.
     has_news: bool,
     /// When the last round was made.
@@ -124,7 +126,7 @@ impl<D: Dataplane> Daemon<D> {
             journal: Journal::default(),
             watch,
             settings: Vec::new(),
-            forwarding: None,
+            forward: None,
             has_news: false,
             last_round: None,
             next_resync: Duration::ZERO,
@@ -141,10 +143,10 @@ impl<D: Dataplane> Daemon<D> {
         self
     }
 
-    /// Warns of chains of others that drop the answers of endpoints, too.
+    /// Sees to it that forward chains of others let the answers of endpoints pass, too.
     #[must_use]
-    pub fn warning(mut self, forwarding: Forwarding) -> Self {
-        self.forwarding = Some(forwarding);
+    pub fn forwarding(mut self, forwarding: Forwarding) -> Self {
+        self.forward = Some(Forward::new(forwarding));
         self
     }
 
@@ -234,9 +236,16 @@ impl<D: Dataplane> Daemon<D> {
             News::Problems { kind, problems } => self.proxier.set_unread(kind, problems),
             News::MachineChanged => self.next_resync = Duration::ZERO,
             News::RulesChanged(tampering) => {
-                tracing::warn!("packet rules: {tampering}; setting them anew");
-                metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
-                self.proxier.distrust_rules();
+                if tampering.concerns_forwarding()
+                    && let Some(forward) = &mut self.forward
+                {
+                    forward.note_change();
+                }
+                if tampering.concerns_our_table() {
+                    tracing::warn!("packet rules: {tampering}; setting them anew");
+                    metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
+                    self.proxier.distrust_rules();
+                }
             }
             News::Stop => return false,
         }
@@ -254,7 +263,8 @@ impl<D: Dataplane> Daemon<D> {
             Some(last) => {
                 let change = self.has_news.then(|| last + self.periods.min_sync);
                 let inner = self.proxier.next_due();
-                let due = change.into_iter().chain(inner);
+                let forward = self.forward.as_ref().and_then(Forward::due);
+                let due = change.into_iter().chain(inner).chain(forward);
                 due.fold(self.next_resync, Duration::min)
             }
         };
@@ -282,13 +292,15 @@ impl<D: Dataplane> Daemon<D> {
         let result = if is_resync {
             self.journal
                 .settings(&Roots::default().apply(&self.settings));
-            if let Some(forwarding) = &mut self.forwarding {
-                self.journal.obstacles(forwarding.obstacles());
-            }
             self.proxier.resync(now)
         } else {
             self.proxier.sync(now)
         };
+        if let Some(forward) = &mut self.forward
+            && (is_resync || forward.due().is_some_and(|due| due <= now))
+        {
+            forward.see_to(now, &mut self.journal);
+        }
         match result {
             Ok(applied) => {
                 self.has_news = false;

@@ -9,7 +9,7 @@
 //!
 //! Everything is data that can be built, compared and printed without a socket; only [`Client`],
 //! [`Watch`] and [`Forwarding`] talk to the kernel. A [`Client`] changes one table, its own, and never
-//! looks at others; [`Forwarding`] looks at them and changes nothing.
+//! looks at others; [`Forwarding`] looks at their forward chains and adds at most one rule to each.
 //! The vocabulary is what [`crate::rules`] needs: family `inet`, sets and maps of concatenated keys,
 //! networks, marks, masquerade, rejection.
 //!
@@ -31,7 +31,7 @@ mod watch;
 
 pub use change::{Change, InTable};
 pub use client::{Client, TransactionError};
-pub use forwarding::{Forwarding, Obstacle};
+pub use forwarding::{ForwardChain, Forwarding, Obstacle, Seen, Treatment};
 pub use message::transaction_length;
 pub use networks::Networks;
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};

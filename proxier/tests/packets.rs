@@ -7,8 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use lab::net::Answer;
-use proxier::conntrack;
-use proxier::model::{Family, Protocol};
+use proxier::model::Protocol;
 use proxier::packets::LocalMode;
 use proxier::plan::ServiceAddresses;
 
@@ -22,7 +21,7 @@ mod packets {
 }
 
 use packets::observed;
-use packets::scene::{Answers, Scene};
+use packets::scene::{Answers, Scene, flows};
 
 const CLUSTER: &str = include_str!("conformance/cluster.yaml");
 const KUBE_PROXY: &str = include_str!("conformance/kube-proxy-1.36.2.json");
@@ -250,13 +249,10 @@ const OTHERS: &str = "
 fn marks_and_drops_of_others_do_no_harm() {
     lab::test(|| {
         let scene = Scene::conformance(DUAL);
-        let rules = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(rules.path(), OTHERS).unwrap();
-        let nft = |arguments: &[&str]| scene.client("node").exec(arguments);
-        nft(&["/usr/sbin/nft", "-f", rules.path().to_str().unwrap()]);
-
+        scene.nft(OTHERS);
         inside_and_outside_differ(&scene);
-        let listed = nft(&["/usr/sbin/nft", "list", "set", "inet", "others", "strange"]);
+        let list = ["/usr/sbin/nft", "list", "set", "inet", "others", "strange"];
+        let listed = scene.client("node").exec(&list);
         assert!(!listed.contains("elements"), "{listed}");
     });
 }
@@ -380,14 +376,7 @@ fn stale_flows_go_and_no_others() {
         for resolver in [&web, &web6, &local, &direct] {
             assert!(resolver.ask().is_some());
         }
-        let mut table = conntrack::Client::open().unwrap();
-        let mut flows = || -> BTreeSet<String> {
-            [Family::V4, Family::V6]
-                .into_iter()
-                .flat_map(|family| table.flows(family, Protocol::Udp).unwrap())
-                .map(|flow| format!("{} from {}", flow.original.destination, flow.reply.source))
-                .collect()
-        };
+        let flows = || flows(Protocol::Udp);
         let before = flows();
         assert_eq!(before.len(), 4, "{before:?}");
 

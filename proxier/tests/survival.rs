@@ -11,6 +11,8 @@ mod changes;
 mod daemon;
 #[path = "survival/dice.rs"]
 mod dice;
+#[path = "survival/forward.rs"]
+mod forward;
 
 use std::time::Duration;
 
@@ -321,36 +323,5 @@ fn a_deleted_service_is_gone_and_comes_back() {
         daemon.eventually("the Service answers", || {
             cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some()
         });
-    });
-}
-
-#[test]
-fn a_chain_that_drops_answers_is_told_of_once() {
-    lab::test(|| {
-        let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
-        let (cluster, daemon, _) = serving(&flags);
-        let nft = |command: &str| {
-            let words = [
-                &["/usr/sbin/nft"][..],
-                &command.split(' ').collect::<Vec<_>>(),
-            ];
-            cluster.node.exec(&words.concat())
-        };
-        nft("add table inet others");
-        nft(
-            "add chain inet others forward { type filter hook forward priority 0 ; policy drop ; }",
-        );
-        let words = "chain forward of table inet others drops";
-        let times = || daemon.log().matches(words).count();
-        daemon.eventually("the log names the chain", || times() == 1);
-        assert_eq!(cluster.pod3.ask_tcp("10.96.1.1:80"), Answer::Timeout);
-        nft("insert rule inet others forward ct state established,related accept");
-        assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
-
-        // Whoever takes the rule away again is told again.
-        std::thread::sleep(Duration::from_secs(3));
-        assert_eq!(times(), 1);
-        nft("flush chain inet others forward");
-        daemon.eventually("the log names it again", || times() == 2);
     });
 }

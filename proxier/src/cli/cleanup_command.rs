@@ -10,6 +10,7 @@ use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
 use crate::model::Cidr;
+use crate::nftables::{Forwarding, Treatment};
 use crate::plan::{Config, NodePortAddresses};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
@@ -55,6 +56,9 @@ impl Flags {
             return Ok(ExitCode::FAILURE);
         }
         proxier.dataplane().delete_rules()?;
+        for chain in Forwarding::open(Treatment::Warn)?.clear()? {
+            tracing::info!("{chain}: our rule is removed");
+        }
         self.state.file().remove()?;
         Ok(ExitCode::SUCCESS)
     }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -14,7 +14,7 @@ use super::{DurationFlag, NodeFlags, StateFlags};
 use crate::daemon::{Daemon, News, Periods, WAITING_NEWS};
 use crate::dataplane::linux::{Linux, monitor};
 use crate::model::Cidr;
-use crate::nftables::Forwarding;
+use crate::nftables::{Forwarding, Treatment};
 use crate::sync::Proxier;
 
 /// Flags of `run`.
@@ -41,9 +41,33 @@ pub(super) struct Flags {
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     ipvs_exclude_cidrs: Vec<Cidr>,
 
+    /// What to do about forward chains of others that drop the answers of endpoints; not among
+    /// kube-proxy's flags.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    forward_drop: ForwardDrop,
+
     /// Program the kernel once and exit: 0 when everything took effect, 1 otherwise.
     #[arg(long)]
     once: bool,
+}
+
+/// [`Treatment`] as the command line spells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ForwardDrop {
+    /// Put a rule at their head that accepts answers, as kube-proxy does.
+    #[default]
+    Accept,
+    /// Only say so in the log.
+    Warn,
+}
+
+impl From<ForwardDrop> for Treatment {
+    fn from(value: ForwardDrop) -> Self {
+        match value {
+            ForwardDrop::Accept => Self::Accept,
+            ForwardDrop::Warn => Self::Warn,
+        }
+    }
 }
 
 impl Flags {
@@ -58,7 +82,7 @@ impl Flags {
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
         let mut daemon = Daemon::new(proxier, self.periods()?, watch)
             .setting(self.sysctl.settings())
-            .warning(Forwarding::open()?);
+            .forwarding(Forwarding::open(self.forward_drop.into())?);
         if self.once {
             return Ok(match daemon.run_once(&news) {
                 true => ExitCode::SUCCESS,

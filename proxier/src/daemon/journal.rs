@@ -6,7 +6,7 @@ use ipvs_netlink::Error;
 
 use crate::conntrack::Swept;
 use crate::dataplane::Dataplane;
-use crate::nftables::Obstacle;
+use crate::nftables::{Obstacle, Seen};
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
@@ -23,6 +23,8 @@ pub(super) struct Journal {
     complaints: Vec<String>,
     /// What was said of chains of others.
     obstacles: BTreeSet<Obstacle>,
+    /// Of whose tables was said that they cannot be read.
+    unreadable: Vec<&'static str>,
 }
 
 impl Journal {
@@ -83,18 +85,35 @@ impl Journal {
         self.complaints = complaints;
     }
 
-    /// Writes down which chains of others stand in the way.
-    pub(super) fn obstacles(&mut self, found: Result<BTreeSet<Obstacle>, Error>) {
-        match found {
-            Ok(obstacles) => {
-                for obstacle in obstacles.difference(&self.obstacles) {
-                    tracing::warn!("{obstacle}");
-                }
-                self.obstacles = obstacles;
-            }
+    /// Writes down which chains of others stood in the way, or do.
+    pub(super) fn forwarding(&mut self, seen: Result<Seen, Error>) {
+        let seen = match seen {
+            Ok(seen) => seen,
             // The rules themselves say so if the kernel has no nf_tables at all.
-            Err(error) => tracing::debug!("looking for chains that drop answers: {error}"),
+            Err(error) => return tracing::debug!("seeing to forward chains: {error}"),
+        };
+        for chain in &seen.opened {
+            tracing::info!(
+                "{chain} drops what is forwarded: it has got a rule for the answers of endpoints"
+            );
         }
+        for chain in &seen.closed {
+            tracing::info!("{chain}: our rule is removed");
+        }
+        for obstacle in seen.obstacles.difference(&self.obstacles) {
+            tracing::warn!("{obstacle}");
+        }
+        for program in &seen.unreadable {
+            if !self.unreadable.contains(program) {
+                tracing::warn!(
+                    "the table filter of {program} is in use, which cannot be read: should its chain \
+                     FORWARD drop the answers of endpoints, they pass after `{program} -I FORWARD -m \
+                     conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT`"
+                );
+            }
+        }
+        self.obstacles = seen.obstacles;
+        self.unreadable = seen.unreadable;
     }
 
     fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {

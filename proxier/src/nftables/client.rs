@@ -1,12 +1,12 @@
 //! The kernel's side of a table.
 
-use ipvs_netlink::attr::attributes;
+use ipvs_netlink::attr::find;
 use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use rustix::io::Errno;
 
 use super::change::Change;
-use super::message::{Base, Grouping, Transaction, transaction};
+use super::message::{Base, Grouping, Transaction, contents, transaction};
 use super::sys::*;
 use super::table::Table;
 
@@ -218,17 +218,11 @@ impl Client {
             kind,
             "reading the packet filter's generation",
             |writer| writer.header(&[NFPROTO_UNSPEC, 0, 0, 0]),
-            |message| {
-                let rest = message.payload.get(4..).unwrap_or_default();
-                for attribute in attributes(rest) {
-                    let attribute = attribute?;
-                    if attribute.kind == NFTA_GEN_ID {
-                        return attribute.u32_be();
-                    }
-                }
-                Err(Error::Malformed {
+            |message| match find(contents(message.payload), NFTA_GEN_ID)? {
+                Some(attribute) => attribute.u32_be(),
+                None => Err(Error::Malformed {
                     what: "a generation without its number",
-                })
+                }),
             },
         )
     }

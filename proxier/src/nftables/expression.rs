@@ -164,6 +164,10 @@ impl Expressions<'_, '_> {
             }
             Match::New => self.state(NF_CT_STATE_NEW),
             Match::Established => self.state(NF_CT_STATE_ESTABLISHED | NF_CT_STATE_RELATED),
+            Match::Reply => {
+                self.load_ct(NFT_CT_DIRECTION, FIRST);
+                self.compare(Relation::Is, &[IP_CT_DIR_REPLY]);
+            }
             Match::HasMark(bits) => {
                 self.load(Selector::Mark, FIRST);
                 self.bitwise(&bits.to_ne_bytes(), &[0; 4]);

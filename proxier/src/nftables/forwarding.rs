@@ -1,81 +1,148 @@
-//! Chains of others that drop the answers of endpoints.
+//! Chains of others that drop the answers of endpoints, and the rule of ours that they get.
 //!
 //! A packet passes all tables, and one drop is final: where somebody's forward chain has the policy
-//! drop (Docker's `iptables -P FORWARD DROP`), no rule of ours helps. What IPVS sends to endpoints is
-//! never forwarded, but their answers are, unless the client is a process of this node. So such a
-//! chain has to accept established connections; this finds those that do not.
+//! drop (Docker's `iptables -P FORWARD DROP`), no rule in a table of ours helps. What IPVS sends to
+//! endpoints is never forwarded, but their answers are, unless the client is a process of this node.
+//! So such a chain has to accept established connections. Where it does not, it gets a rule at its
+//! head that does so for answers: kube-proxy's KUBE-FORWARD, less what no Service needs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
-use ipvs_netlink::Error;
-use ipvs_netlink::attr::{Attribute, attributes};
-use ipvs_netlink::transport::{Message, Transport, protocols};
+use ipvs_netlink::attr::Writer;
+use ipvs_netlink::batch::Batch;
+use ipvs_netlink::transport::{Message, NoAnswer, Transport, protocols};
+use ipvs_netlink::{Error, Refusal};
+use netlink_packet_core::NLM_F_CREATE;
+use rustix::io::Errno;
 
+use super::message::frame;
 use super::sys::*;
 
-/// Reads the forward chains of the network namespace in which this was opened; changes nothing.
+mod chain;
+mod legacy;
+mod opening;
+mod rules;
+
+pub use chain::ForwardChain;
+pub(super) use chain::is_dropping;
+use opening::Dialect;
+pub(super) use opening::is_ours;
+use rules::Rules;
+
+/// Sees to the forward chains of the network namespace in which this was opened.
 #[derive(Debug)]
 pub struct Forwarding {
     transport: Transport,
+    treatment: Treatment,
+}
+
+/// What is done about a chain that drops answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Treatment {
+    /// A rule of ours at its head accepts them.
+    #[default]
+    Accept,
+    /// Nothing.
+    Warn,
+}
+
+/// What was done, and what was not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// These chains have got a rule of ours.
+    pub opened: Vec<ForwardChain>,
+    /// These have lost it: they drop no longer, or nothing is to be done about it.
+    pub closed: Vec<ForwardChain>,
+    /// These drop answers.
+    pub obstacles: BTreeSet<Obstacle>,
+    /// The table `filter` of these programs is in use, and may drop answers, too.
+    pub unreadable: Vec<&'static str>,
 }
 
 /// A chain that drops what is forwarded, and whose rules do not accept established connections.
 ///
 /// What it accepts more narrowly, for one interface say, is not taken into account. The chains of
-/// iptables-legacy are not in nf_tables, so they are never among these.
+/// iptables-legacy are not in nf_tables, so they are never among these ([`Seen::unreadable`]).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Obstacle {
-    chain: ChainId,
+    chain: ForwardChain,
+    /// Why it has no rule of ours, in the kernel's words, if it should.
+    refusal: Option<String>,
 }
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct ChainId {
-    family: u8,
-    table: String,
-    name: String,
-}
-
-/// What a rule does with packets of established connections.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
-    Accept,
-    Jump(String),
-    /// Something else, or only with some of them.
-    Other,
-}
-
-/// The rules of a table's chains.
-type Rules = BTreeMap<String, Vec<Step>>;
 
 impl Forwarding {
     /// Opens a socket.
     ///
     /// # Errors
     /// [`Error::Socket`].
-    pub fn open() -> Result<Self, Error> {
+    pub fn open(treatment: Treatment) -> Result<Self, Error> {
         Ok(Self {
             transport: Transport::open(protocols::NETLINK_NETFILTER)?,
+            treatment,
         })
     }
 
-    /// The chains that stand in the way. Costs one dump of all chains, and one of the rules of each
-    /// table with a forward chain of policy drop.
+    /// Looks at all forward chains and gives rules of ours to those that need one.
+    ///
+    /// Costs a dump of all chains, one of the rules of each forward chain, and one of its table's
+    /// where it drops and only chains that it jumps to can tell. A chain that has our rule is not
+    /// looked at further.
     ///
     /// # Errors
-    /// Those of the socket and of the dumps.
-    pub fn obstacles(&mut self) -> Result<BTreeSet<Obstacle>, Error> {
-        let mut found = BTreeSet::new();
-        for chain in self.dropping_chains()? {
-            let rules = self.rules(&chain)?;
-            if !accepts(&rules, &chain.name) {
-                found.insert(Obstacle { chain });
+    /// Those of the socket and of the dumps. What the kernel refuses for one chain is among the
+    /// [`Seen::obstacles`].
+    pub fn see_to(&mut self) -> Result<Seen, Error> {
+        let mut seen = Seen {
+            unreadable: legacy::in_use(),
+            ..Seen::default()
+        };
+        for (chain, drops) in self.chains()? {
+            let rules = self.rules(&chain, Some(chain.name()))?;
+            let keeps_ours = drops && self.treatment == Treatment::Accept;
+            if !rules.ours.is_empty() {
+                if keeps_ours {
+                    continue;
+                }
+                self.delete(&chain, &rules)?;
+                seen.closed.push(chain.clone());
             }
+            if !drops || self.accepts(&chain, &rules)? {
+                continue;
+            }
+            let refusal = match self.treatment {
+                Treatment::Accept => match self.insert(&chain)? {
+                    None => {
+                        seen.opened.push(chain);
+                        continue;
+                    }
+                    Some(refusal) => Some(refusal.to_string()),
+                },
+                Treatment::Warn => None,
+            };
+            seen.obstacles.insert(Obstacle { chain, refusal });
         }
-        Ok(found)
+        Ok(seen)
     }
 
-    fn dropping_chains(&mut self) -> Result<Vec<ChainId>, Error> {
+    /// Removes our rules from all chains, and says which had one.
+    ///
+    /// # Errors
+    /// Those of the socket, of the dumps, and of the removals.
+    pub fn clear(&mut self) -> Result<Vec<ForwardChain>, Error> {
+        let mut closed = Vec::new();
+        for (chain, _) in self.chains()? {
+            let rules = self.rules(&chain, Some(chain.name()))?;
+            if !rules.ours.is_empty() {
+                self.delete(&chain, &rules)?;
+                closed.push(chain);
+            }
+        }
+        Ok(closed)
+    }
+
+    /// The forward chains that there are, and whether their policy is drop.
+    fn chains(&mut self) -> Result<Vec<(ForwardChain, bool)>, Error> {
         let mut chains = Vec::new();
         self.transport.dump(
             (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETCHAIN,
@@ -83,250 +150,111 @@ impl Forwarding {
             |writer| writer.header(&[NFPROTO_UNSPEC, 0, 0, 0]),
             Vec::clear,
             &mut chains,
-            |chains, message| {
-                chains.extend(dropping_chain(message)?);
+            |chains, message: Message<'_>| {
+                chains.extend(chain::read(message.payload)?);
                 Ok(())
             },
         )?;
         Ok(chains)
     }
 
-    /// The rules of the table in which `chain` is.
-    fn rules(&mut self, chain: &ChainId) -> Result<Rules, Error> {
-        let mut rules = Rules::new();
+    /// Whether `chain`, whose own rules are `rules`, accepts established connections somewhere.
+    fn accepts(&mut self, chain: &ForwardChain, rules: &Rules) -> Result<bool, Error> {
+        match rules.accept(chain.name()) {
+            Some(accepts) => Ok(accepts),
+            None => Ok(self.rules(chain, None)?.accept(chain.name()) == Some(true)),
+        }
+    }
+
+    /// The rules of `chain`'s table, or of one chain in it.
+    fn rules(&mut self, chain: &ForwardChain, only: Option<&str>) -> Result<Rules, Error> {
+        let mut rules = Rules::default();
         self.transport.dump(
             (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETRULE,
             "reading the rules of a forward chain",
             |writer| {
-                writer.header(&[chain.family, 0, 0, 0]);
-                writer.string(NFTA_RULE_TABLE, &chain.table);
+                writer.header(&[chain.family(), 0, 0, 0]);
+                writer.string(NFTA_RULE_TABLE, chain.table());
+                if let Some(name) = only {
+                    writer.string(NFTA_RULE_CHAIN, name);
+                }
             },
             Rules::clear,
             &mut rules,
-            |rules, message| {
-                let (mut name, mut step) = ("", Step::Other);
-                for attribute in contents(message) {
-                    let attribute = attribute?;
-                    match attribute.kind {
-                        NFTA_RULE_CHAIN => name = attribute.string()?,
-                        NFTA_RULE_EXPRESSIONS => step = read_rule(&attribute)?,
-                        _ => {}
-                    }
-                }
-                rules.entry(name.into()).or_default().push(step);
-                Ok(())
-            },
+            |rules, message| rules.read(message.payload),
         )?;
         Ok(rules)
+    }
+
+    /// Puts our rule at the head of `chain`. Answers why the kernel did not want it, if it did not.
+    fn insert(&mut self, chain: &ForwardChain) -> Result<Option<Refusal>, Error> {
+        let mut refusal = None;
+        for &dialect in Dialect::of(chain) {
+            let refused = self.change(NFT_MSG_NEWRULE, NLM_F_CREATE, |writer| {
+                writer.header(&[chain.family(), 0, 0, 0]);
+                opening::write(writer, chain, dialect);
+            })?;
+            let Some(refused) = refused else {
+                return Ok(None);
+            };
+            // A kernel without iptables' extensions knows the other dialect.
+            refusal.get_or_insert(refused);
+        }
+        Ok(refusal)
+    }
+
+    fn delete(&mut self, chain: &ForwardChain, rules: &Rules) -> Result<(), Error> {
+        for handle in &rules.ours {
+            let refused = self.change(NFT_MSG_DELRULE, 0, |writer| {
+                writer.header(&[chain.family(), 0, 0, 0]);
+                writer.string(NFTA_RULE_TABLE, chain.table());
+                writer.string(NFTA_RULE_CHAIN, chain.name());
+                writer.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
+            })?;
+            match refused {
+                Some(refusal) if refusal.errno != Errno::NOENT => {
+                    return Err(Error::Refused {
+                        doing: format!("removing our rule from {chain}"),
+                        refusal,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one change. Answers why the kernel did not want it, if it did not.
+    fn change(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: impl FnOnce(&mut Writer<'_>),
+    ) -> Result<Option<Refusal>, Error> {
+        let mut batch = Batch::new();
+        frame(&mut batch, NFNL_MSG_BATCH_BEGIN, |_| {})?;
+        batch.push((NFNL_SUBSYS_NFTABLES << 8) | kind, flags, body)?;
+        frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
+        match self.transport.run_whole(&mut batch, 1)?.into_iter().next() {
+            None => Ok(None),
+            Some((_, NoAnswer::Refused(refusal))) => Ok(Some(refusal)),
+            Some(_) => Err(Error::AnswersLost),
+        }
     }
 }
 
 /// With the command that removes it.
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ChainId {
-            family,
-            table,
-            name,
-        } = &self.chain;
-        let (family, iptables) = match *family {
-            NFPROTO_IPV4 => ("ip", "iptables"),
-            NFPROTO_IPV6 => ("ip6", "ip6tables"),
-            _ => ("inet", ""),
-        };
+        let Self { chain, refusal } = self;
         write!(
             f,
-            "chain {name} of table {family} {table} drops what is forwarded and has no rule for all \
-             established connections: nobody but processes of this node is sure to hear the answers of \
-             endpoints; all do after `"
+            "{chain} drops what is forwarded and has no rule for all established connections: nobody \
+             but processes of this node is sure to hear the answers of endpoints; "
         )?;
-        // A rule of nft's in a table of iptables' would confuse iptables.
-        if (&**table, &**name) == ("filter", "FORWARD") && !iptables.is_empty() {
-            let state = "-m conntrack --ctstate ESTABLISHED,RELATED";
-            write!(f, "{iptables} -I FORWARD {state} -j ACCEPT`")
-        } else {
-            let state = "ct state established,related";
-            write!(f, "nft insert rule {family} {table} {name} {state} accept`")
+        if let Some(refusal) = refusal {
+            write!(f, "a rule of ours for them was refused: {refusal}; ")?;
         }
-    }
-}
-
-/// Whether `chain`, or one that it jumps to, accepts established connections.
-fn accepts(rules: &Rules, chain: &str) -> bool {
-    let (mut seen, mut waiting) = (BTreeSet::new(), vec![chain]);
-    while let Some(chain) = waiting.pop() {
-        if !seen.insert(chain) {
-            continue;
-        }
-        for step in rules.get(chain).into_iter().flatten() {
-            match step {
-                Step::Accept => return true,
-                Step::Jump(next) => waiting.push(next),
-                Step::Other => {}
-            }
-        }
-    }
-    false
-}
-
-fn contents(message: Message<'_>) -> impl Iterator<Item = Result<Attribute<'_>, Error>> {
-    // After family, version and resource.
-    attributes(message.payload.get(4..).unwrap_or_default())
-}
-
-fn dropping_chain(message: Message<'_>) -> Result<Option<ChainId>, Error> {
-    let family = message.payload.first().copied().unwrap_or_default();
-    let (mut table, mut name) = ("", "");
-    let (mut hook, mut policy) = (None, None);
-    for attribute in contents(message) {
-        let attribute = attribute?;
-        match attribute.kind {
-            NFTA_CHAIN_TABLE => table = attribute.string()?,
-            NFTA_CHAIN_NAME => name = attribute.string()?,
-            NFTA_CHAIN_POLICY => policy = Some(attribute.u32_be()?),
-            NFTA_CHAIN_HOOK => {
-                hook = find(attribute.nested(), NFTA_HOOK_HOOKNUM)?;
-            }
-            _ => {}
-        }
-    }
-    let hook = hook.map(|hook| hook.u32_be()).transpose()?;
-    let is_obstacle = [NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6].contains(&family)
-        && hook == Some(NF_INET_FORWARD)
-        && policy == Some(NF_DROP.cast_unsigned());
-    Ok(is_obstacle.then(|| ChainId {
-        family,
-        table: table.into(),
-        name: name.into(),
-    }))
-}
-
-fn read_rule(expressions: &Attribute<'_>) -> Result<Step, Error> {
-    let mut step = Step::Other;
-    for item in expressions.nested() {
-        let (mut name, mut data) = ("", None);
-        for attribute in item?.nested() {
-            let attribute = attribute?;
-            match attribute.kind {
-                NFTA_EXPR_NAME => name = attribute.string()?,
-                NFTA_EXPR_DATA => data = Some(attribute),
-                _ => {}
-            }
-        }
-        let part = |kind| match data {
-            Some(data) => find(data.nested(), kind),
-            None => Ok(None),
-        };
-        match name {
-            "counter" | "cmp" => {}
-            // The comparison is about what was loaded before, which is seen to here.
-            "ct" => {
-                let key = part(NFTA_CT_KEY)?.map(|key| key.u32_be()).transpose()?;
-                if key != Some(NFT_CT_STATE) {
-                    return Ok(Step::Other);
-                }
-            }
-            "bitwise" => {
-                let mask = part(NFTA_BITWISE_MASK)?;
-                let mask = mask
-                    .map(|it| find(it.nested(), NFTA_DATA_VALUE))
-                    .transpose()?;
-                let mask = mask.flatten().map(|mask| mask.u32()).transpose()?;
-                if mask.is_some_and(|mask| mask & NF_CT_STATE_ESTABLISHED == 0) {
-                    return Ok(Step::Other);
-                }
-            }
-            // A set or a map of states, which nobody writes without the established ones.
-            "lookup" => {
-                if part(NFTA_LOOKUP_DREG)?.is_some() {
-                    step = Step::Accept;
-                }
-            }
-            // One of iptables' extensions.
-            "match" => {
-                let extension = part(NFTA_MATCH_NAME)?.map(|it| it.string()).transpose()?;
-                if !matches!(extension, Some("conntrack" | "state" | "comment")) {
-                    return Ok(Step::Other);
-                }
-            }
-            "immediate" => step = read_verdict(part(NFTA_IMMEDIATE_DATA)?)?,
-            _ => return Ok(Step::Other),
-        }
-    }
-    Ok(step)
-}
-
-fn read_verdict(data: Option<Attribute<'_>>) -> Result<Step, Error> {
-    let verdict = data
-        .map(|it| find(it.nested(), NFTA_DATA_VERDICT))
-        .transpose()?;
-    let Some(verdict) = verdict.flatten() else {
-        return Ok(Step::Other);
-    };
-    let code = find(verdict.nested(), NFTA_VERDICT_CODE)?;
-    let code = code.map(|code| code.u32_be()).transpose()?;
-    Ok(match code.map(u32::cast_signed) {
-        Some(NF_ACCEPT) => Step::Accept,
-        Some(NFT_JUMP | NFT_GOTO) => {
-            let chain = find(verdict.nested(), NFTA_VERDICT_CHAIN)?;
-            let chain = chain.map(|chain| chain.string()).transpose()?;
-            Step::Jump(chain.unwrap_or_default().into())
-        }
-        _ => Step::Other,
-    })
-}
-
-fn find<'a>(
-    attributes: impl IntoIterator<Item = Result<Attribute<'a>, Error>>,
-    kind: u16,
-) -> Result<Option<Attribute<'a>>, Error> {
-    for attribute in attributes {
-        let attribute = attribute?;
-        if attribute.kind == kind {
-            return Ok(Some(attribute));
-        }
-    }
-    Ok(None)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn obstacle(family: u8, table: &str, name: &str) -> String {
-        let chain = ChainId {
-            family,
-            table: table.into(),
-            name: name.into(),
-        };
-        Obstacle { chain }.to_string()
-    }
-
-    #[test]
-    fn the_command_is_of_the_tool_that_made_the_chain() {
-        let words = obstacle(NFPROTO_IPV6, "filter", "FORWARD");
-        assert!(words.contains("`ip6tables -I FORWARD -m"), "{words}");
-        let words = obstacle(NFPROTO_INET, "filter", "FORWARD");
-        assert!(
-            words.contains("`nft insert rule inet filter FORWARD ct"),
-            "{words}"
-        );
-    }
-
-    #[test]
-    fn jumps_are_followed_and_circles_left() {
-        let rules = |step| {
-            Rules::from([
-                ("a".into(), vec![Step::Other, Step::Jump("b".into())]),
-                (
-                    "b".into(),
-                    vec![Step::Jump("c".into()), Step::Jump("a".into())],
-                ),
-                ("c".into(), vec![step]),
-            ])
-        };
-        assert!(accepts(&rules(Step::Accept), "a"));
-        assert!(!accepts(&rules(Step::Other), "a"));
-        assert!(!accepts(&Rules::new(), "a"));
+        write!(f, "all do after `{}`", chain.command())
     }
 }

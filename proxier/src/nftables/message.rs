@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
 use ipvs_netlink::Result;
-use ipvs_netlink::attr::Writer;
+use ipvs_netlink::attr::{Attribute, Writer, attributes};
 use ipvs_netlink::batch::Batch;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 
@@ -109,6 +109,26 @@ pub fn transaction_length(table: &str, changes: impl IntoIterator<Item = Change>
     Ok(encoded.batch.as_bytes().len())
 }
 
+/// Appends the begin or the end of a transaction.
+pub(super) fn frame(
+    batch: &mut Batch,
+    kind: u16,
+    body: impl FnOnce(&mut Writer<'_>),
+) -> Result<()> {
+    batch.push(kind, 0, |writer| {
+        // `res_id` says whose transaction it is.
+        let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
+        writer.header(&[NFPROTO_UNSPEC, 0, high, low]);
+        body(writer);
+    })
+}
+
+/// The attributes of a message of nf_tables, which follow family, version and resource
+/// (`struct nfgenmsg`).
+pub(super) fn contents(payload: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>>> {
+    attributes(payload.get(4..).unwrap_or_default())
+}
+
 /// Whether one message can carry both: elements of one set that come, or that go.
 fn are_alike(one: &Change, other: &Change) -> bool {
     match (one, other) {
@@ -131,12 +151,7 @@ struct Encoder<'a> {
 impl Encoder<'_> {
     fn frame(&mut self, kind: u16, body: impl FnOnce(&mut Writer<'_>)) -> Result<()> {
         self.subjects.push(0..0);
-        self.batch.push(kind, 0, |writer| {
-            // `res_id` says whose transaction it is.
-            let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
-            writer.header(&[NFPROTO_UNSPEC, 0, high, low]);
-            body(writer);
-        })
+        frame(&mut self.batch, kind, body)
     }
 
     fn table(&mut self, kind: u16) -> Result<()> {

@@ -93,6 +93,8 @@ pub enum Match {
     New,
     /// It belongs to a connection, or answers to one by ICMP.
     Established,
+    /// It goes to where its connection came from.
+    Reply,
     /// Its mark has these bits.
     HasMark(u32),
     /// Its mark is not 0.
@@ -224,6 +226,7 @@ impl fmt::Display for Match {
             }
             Self::New => f.write_str("ct state new"),
             Self::Established => f.write_str("ct state established,related"),
+            Self::Reply => f.write_str("ct direction reply"),
             Self::HasMark(bits) => {
                 let bits = Value::Mark(*bits);
                 write!(f, "meta mark & {bits} == {bits}")

@@ -40,7 +40,9 @@ pub(super) const NF_INET_FORWARD: u32 = 2;
 
 pub(super) const NFTA_RULE_TABLE: u16 = 1;
 pub(super) const NFTA_RULE_CHAIN: u16 = 2;
+pub(super) const NFTA_RULE_HANDLE: u16 = 3;
 pub(super) const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub(super) const NFTA_RULE_USERDATA: u16 = 7;
 pub(super) const NFTA_LIST_ELEM: u16 = 1;
 
 pub(super) const NFTA_SET_TABLE: u16 = 1;
@@ -86,6 +88,8 @@ pub(super) const NFTA_EXPR_NAME: u16 = 1;
 pub(super) const NFTA_EXPR_DATA: u16 = 2;
 
 pub(super) const NFTA_MATCH_NAME: u16 = 1;
+pub(super) const NFTA_MATCH_REV: u16 = 2;
+pub(super) const NFTA_MATCH_INFO: u16 = 3;
 
 pub(super) const NFTA_IMMEDIATE_DREG: u16 = 1;
 pub(super) const NFTA_IMMEDIATE_DATA: u16 = 2;
@@ -135,7 +139,9 @@ pub(super) const NFT_META_L4PROTO: u32 = 16;
 pub(super) const NFTA_CT_DREG: u16 = 1;
 pub(super) const NFTA_CT_KEY: u16 = 2;
 pub(super) const NFT_CT_STATE: u32 = 0;
+pub(super) const NFT_CT_DIRECTION: u32 = 1;
 pub(super) const NFT_CT_ID: u32 = 23;
+pub(super) const IP_CT_DIR_REPLY: u8 = 1;
 pub(super) const NF_CT_STATE_ESTABLISHED: u32 = 2;
 pub(super) const NF_CT_STATE_RELATED: u32 = 4;
 pub(super) const NF_CT_STATE_NEW: u32 = 8;

@@ -1,16 +1,19 @@
-//! Noticing that somebody else changed our table.
+//! Noticing that somebody else changed our table, or took answers their way.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ipvs_netlink::Error;
-use ipvs_netlink::attr::attributes;
+use ipvs_netlink::attr::find;
 use ipvs_netlink::listener::{Listener, Notice};
 use ipvs_netlink::transport::protocols;
 
+use super::forwarding;
+use super::message::contents;
 use super::sys::*;
 
-/// Listens for changes of one table by others.
+/// Listens for changes of one table by others, and of forward chains that matter to
+/// [`super::Forwarding`].
 ///
 /// Its file descriptor becomes readable when anybody changes the packet filter; [`Watch::read`] then
 /// tells whether it was our table, and whether it was somebody else.
@@ -21,7 +24,15 @@ pub struct Watch {
     /// The sockets whose changes are no news.
     own_port: u32,
     /// What the transaction that is being told of has done so far.
-    found: Option<&'static str>,
+    found: Found,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    /// What was done to our table.
+    in_table: Option<&'static str>,
+    /// Whether answers may have lost their way.
+    in_forward: bool,
 }
 
 /// Somebody changed our table, or may have.
@@ -34,8 +45,23 @@ pub enum Tampering {
         /// The process, as the kernel names it, for example `nft (4711)`.
         by: Option<String>,
     },
+    /// There is a forward chain that drops, which may be new or have other rules now; or our rule in
+    /// such a chain is gone.
+    Forwarding,
     /// The kernel had more to tell than the socket could hold: anything may have happened.
     Unknown,
+}
+
+impl Tampering {
+    /// Whether our table may be another than before.
+    pub fn concerns_our_table(&self) -> bool {
+        matches!(self, Self::Changed { .. } | Self::Unknown)
+    }
+
+    /// Whether [`super::Forwarding::see_to`] may find something to do.
+    pub fn concerns_forwarding(&self) -> bool {
+        matches!(self, Self::Forwarding | Self::Unknown)
+    }
 }
 
 impl fmt::Display for Tampering {
@@ -43,6 +69,7 @@ impl fmt::Display for Tampering {
         match self {
             Self::Changed { what, by: None } => f.write_str(what),
             Self::Changed { what, by: Some(by) } => write!(f, "{what} by {by}"),
+            Self::Forwarding => f.write_str("a forward chain changed"),
             Self::Unknown => f.write_str("notifications were lost"),
         }
     }
@@ -59,7 +86,7 @@ impl Watch {
             listener: Listener::open(protocols::NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?,
             table: name.into(),
             own_port,
-            found: None,
+            found: Found::default(),
         })
     }
 
@@ -77,13 +104,13 @@ impl Watch {
                 found,
             } = self;
             let heard = listener.read(|notice| {
-                news.extend(hear(&notice, table, *own_port, found));
+                hear(&notice, table, *own_port, found, &mut news);
             });
             match heard {
                 Ok(true) => {}
                 Ok(false) => return Ok(news),
                 Err(Error::AnswersLost) => {
-                    self.found = None;
+                    self.found = Found::default();
                     news.push(Tampering::Unknown);
                 }
                 Err(error) => return Err(error),
@@ -103,35 +130,43 @@ fn hear(
     notice: &Notice<'_>,
     table: &str,
     own_port: u32,
-    found: &mut Option<&'static str>,
-) -> Option<Tampering> {
+    found: &mut Found,
+    news: &mut Vec<Tampering>,
+) {
     if notice.port == own_port || notice.kind >> 8 != NFNL_SUBSYS_NFTABLES {
-        return None;
+        return;
     }
     let kind = notice.kind & 0xff;
     let family = notice.payload.first().copied();
-    let rest = notice.payload.get(4..).unwrap_or_default();
     if kind == NFT_MSG_NEWGEN {
-        let by = process(rest);
-        return found.take().map(|what| Tampering::Changed { what, by });
+        let Found {
+            in_table,
+            in_forward,
+        } = std::mem::take(found);
+        let by = process(notice.payload);
+        news.extend(in_table.map(|what| Tampering::Changed { what, by }));
+        news.extend(in_forward.then_some(Tampering::Forwarding));
+        return;
     }
+    found.in_forward |= match kind {
+        NFT_MSG_NEWCHAIN => forwarding::is_dropping(notice.payload),
+        NFT_MSG_DELRULE => forwarding::is_ours(notice.payload),
+        _ => false,
+    };
     // The name of the table is the first attribute of every object.
-    let name = attributes(rest)
-        .map_while(Result::ok)
-        .find(|it| it.kind == 1);
+    let name = find(contents(notice.payload), 1).ok().flatten();
     let is_ours = family == Some(NFPROTO_INET)
         && name.is_some_and(|name| name.string().is_ok_and(|name| name == table));
     // Whoever deletes a table deletes what is in it first, and what matters is the table.
-    if is_ours && (found.is_none() || kind == NFT_MSG_DELTABLE) {
-        *found = Some(what(kind));
+    if is_ours && (found.in_table.is_none() || kind == NFT_MSG_DELTABLE) {
+        found.in_table = Some(what(kind));
     }
-    None
 }
 
 /// Who made a transaction, from the end of its notifications.
-fn process(bytes: &[u8]) -> Option<String> {
+fn process(payload: &[u8]) -> Option<String> {
     let (mut pid, mut name) = (None, None);
-    for attribute in attributes(bytes).map_while(Result::ok) {
+    for attribute in contents(payload).map_while(Result::ok) {
         match attribute.kind {
             NFTA_GEN_PROC_PID => pid = attribute.u32_be().ok(),
             NFTA_GEN_PROC_NAME => name = attribute.string().ok(),

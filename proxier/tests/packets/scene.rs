@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use lab::net::{Answer, Cluster, Host};
+use proxier::conntrack;
 use proxier::dataplane::linux::Linux;
 use proxier::manifests;
-use proxier::model::Cidr;
+use proxier::model::{Cidr, Family, Protocol};
 use proxier::packets::{self, LocalMode};
 use proxier::plan::{self, ServiceAddresses};
 use proxier::state_file::StateFile;
@@ -109,6 +110,11 @@ impl Scene {
         assert!(self.proxier.packets().unwrap().is_in_step());
     }
 
+    /// Has nft carry out `commands` on the node.
+    pub(crate) fn nft(&self, commands: &str) {
+        nft(&self.cluster.node, commands);
+    }
+
     pub(crate) fn client(&self, name: &str) -> &Host {
         let cluster = &self.cluster;
         match name {
@@ -147,6 +153,24 @@ impl Scene {
         }
         answers
     }
+}
+
+/// Has nft carry out `commands` on `node`.
+pub(crate) fn nft(node: &Host, commands: &str) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), commands).unwrap();
+    let path = file.path().to_str().unwrap();
+    node.exec(&["/usr/sbin/nft", "-f", path]);
+}
+
+/// The connections of `protocol` that the node knows: `10.96.1.1:53 at 10.244.1.2:5353`.
+pub(crate) fn flows(protocol: Protocol) -> BTreeSet<String> {
+    let mut table = conntrack::Client::open().unwrap();
+    [Family::V4, Family::V6]
+        .into_iter()
+        .flat_map(|family| table.flows(family, protocol).unwrap())
+        .map(|flow| format!("{} at {}", flow.original.destination, flow.reply.source))
+        .collect()
 }
 
 fn words(client: &str, to: IpAddr, answer: &Answer) -> String {

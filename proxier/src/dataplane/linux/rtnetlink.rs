@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipvs_netlink::attr::{Attribute, Writer, attributes};
+use ipvs_netlink::attr::{Attribute, Writer, attributes, find};
 use ipvs_netlink::{Error, Result};
 
 pub(super) const RTM_NEWLINK: u16 = 16;
@@ -165,13 +165,9 @@ pub(super) fn write_dummy_device(writer: &mut Writer<'_>, name: &str) {
 pub(super) fn read_device_named(payload: &[u8], name: &str) -> Result<Option<u32>> {
     let (header, rest) = split::<16>(payload)?;
     let index = u32::from_ne_bytes([header[4], header[5], header[6], header[7]]);
-    for attribute in attributes(rest) {
-        let attribute = attribute?;
-        if attribute.kind == IFLA_IFNAME {
-            return Ok((attribute.string()? == name).then_some(index));
-        }
-    }
-    Ok(None)
+    let found = find(attributes(rest), IFLA_IFNAME)?;
+    let found = found.map(|found| found.string()).transpose()?;
+    Ok((found == Some(name)).then_some(index))
 }
 
 /// The number of an address's family and the length of its prefix.

@@ -1,0 +1,153 @@
+//! The rule that lets answers pass: `ct direction reply ct state established,related accept`.
+
+use ipvs_netlink::Error;
+use ipvs_netlink::attr::{Attribute, Writer, find};
+
+use super::chain::ForwardChain;
+use crate::nftables::expression::write_rule;
+use crate::nftables::message::contents;
+use crate::nftables::rule::{Match, Rule, Verdict};
+use crate::nftables::sys::*;
+
+/// By this our rules are known among those of others.
+const COMMENT: &str = "ipvs-proxier: answers of endpoints";
+
+/// What a rule looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// As nft writes it.
+    Nft,
+    /// As iptables writes it, which understands nothing else.
+    Iptables,
+}
+
+impl Dialect {
+    /// Those that `chain` may have, best first.
+    pub(super) fn of(chain: &ForwardChain) -> &'static [Self] {
+        match chain.program() {
+            // Where the kernel lacks iptables' extensions, iptables is of no use to anybody there.
+            Some(_) => &[Self::Iptables, Self::Nft],
+            None => &[Self::Nft],
+        }
+    }
+}
+
+/// Writes our rule for `chain`.
+pub(super) fn write(writer: &mut Writer<'_>, chain: &ForwardChain, dialect: Dialect) {
+    writer.string(NFTA_RULE_TABLE, chain.table());
+    writer.string(NFTA_RULE_CHAIN, chain.name());
+    writer.nested(NFTA_RULE_EXPRESSIONS, |expressions| {
+        let accept = Verdict::Accept.into();
+        let rule = match dialect {
+            Dialect::Nft => Rule::new([Match::Reply.into(), Match::Established.into(), accept]),
+            Dialect::Iptables => {
+                write_extension(expressions, "conntrack", 3, &conntrack());
+                write_extension(expressions, "comment", 0, &comment());
+                Rule::new([accept])
+            }
+        };
+        write_rule(expressions, &rule, &[]);
+    });
+    if dialect == Dialect::Nft {
+        writer.bytes(NFTA_RULE_USERDATA, &userdata());
+    }
+}
+
+/// Whether a message is about a rule of ours.
+pub(in crate::nftables) fn is_ours(payload: &[u8]) -> bool {
+    let mut attributes = contents(payload).map_while(Result::ok);
+    attributes.any(|attribute| match attribute.kind {
+        NFTA_RULE_USERDATA => attribute.value == userdata(),
+        NFTA_RULE_EXPRESSIONS => has_comment(&attribute).unwrap_or(false),
+        _ => false,
+    })
+}
+
+/// Whether one of `expressions` is [`COMMENT`] as iptables writes it.
+fn has_comment(expressions: &Attribute<'_>) -> Result<bool, Error> {
+    for expression in expressions.nested() {
+        let Some(data) = find(expression?.nested(), NFTA_EXPR_DATA)? else {
+            continue;
+        };
+        // No other expression has such a value there.
+        let info = find(data.nested(), NFTA_MATCH_INFO)?;
+        let rest = info.and_then(|info| info.value.strip_prefix(COMMENT.as_bytes()));
+        if rest.is_some_and(|rest| rest.starts_with(&[0])) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The comment as nft leaves it with a rule (libnftnl's `NFTNL_UDATA_RULE_COMMENT`): kind, length,
+/// text and NUL.
+fn userdata() -> Vec<u8> {
+    let text = COMMENT.as_bytes();
+    let length = u8::try_from(text.len() + 1).unwrap_or(u8::MAX);
+    [&[0, length], text, &[0]].concat()
+}
+
+/// The comment as iptables does: `struct xt_comment_info` of linux/netfilter/xt_comment.h.
+fn comment() -> Vec<u8> {
+    let mut info = COMMENT.as_bytes().to_vec();
+    info.resize(XT_MAX_COMMENT_LEN, 0);
+    info
+}
+
+// `struct xt_conntrack_mtinfo3` of linux/netfilter/xt_conntrack.h: its length as iptables pads it, and
+// where its fields are that say what is compared.
+const MTINFO3: usize = 168;
+const MATCH_FLAGS: usize = 146;
+const INVERT_FLAGS: usize = 148;
+const STATE_MASK: usize = 150;
+const XT_CONNTRACK_STATE: u16 = 1 << 0;
+const XT_CONNTRACK_DIRECTION: u16 = 1 << 12;
+const XT_CONNTRACK_STATE_BITS: u16 = 1 << 1 | 1 << 2;
+
+const XT_MAX_COMMENT_LEN: usize = 256;
+
+/// `-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY`
+fn conntrack() -> [u8; MTINFO3] {
+    let mut info = [0; MTINFO3];
+    for (place, value) in [
+        (MATCH_FLAGS, XT_CONNTRACK_STATE | XT_CONNTRACK_DIRECTION),
+        // The other direction than that of the first packet.
+        (INVERT_FLAGS, XT_CONNTRACK_DIRECTION),
+        (STATE_MASK, XT_CONNTRACK_STATE_BITS),
+    ] {
+        info[place..place + 2].copy_from_slice(&value.to_ne_bytes());
+    }
+    info
+}
+
+/// Writes a comparison by one of iptables' extensions.
+fn write_extension(expressions: &mut Writer<'_>, name: &str, revision: u32, info: &[u8]) {
+    expressions.nested(NFTA_LIST_ELEM, |expression| {
+        expression.string(NFTA_EXPR_NAME, "match");
+        expression.nested(NFTA_EXPR_DATA, |data| {
+            data.string(NFTA_MATCH_NAME, name);
+            data.u32_be(NFTA_MATCH_REV, revision);
+            data.bytes(NFTA_MATCH_INFO, info);
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The data of the expressions that `iptables -I FORWARD -m conntrack --ctstate
+    /// RELATED,ESTABLISHED --ctdir REPLY -j ACCEPT` (1.8.9) sends, less what is 0 at the begin.
+    const RECORDED: [u8; 22] = [
+        0x01, 0x10, 0x00, 0x10, 0x06, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    ];
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn the_bytes_are_those_of_iptables() {
+        let bytes = conntrack();
+        let (zeros, rest) = bytes.split_at(MTINFO3 - RECORDED.len());
+        assert!(zeros.iter().all(|byte| *byte == 0));
+        assert_eq!(rest, RECORDED);
+    }
+}
