@@ -6,13 +6,16 @@
 //!
 //! ```text
 //!   Ops, Desired ──▶ Stale ──▶ Client::sweep: one pass over the table, then deletions
+//!   Ops, time ──▶ Strays ──┘
 //! ```
 
 mod client;
 mod flow;
 mod stale;
+mod strays;
 mod sys;
 
 pub use client::{Client, Swept};
 pub use flow::{Flow, Tuple};
 pub use stale::Stale;
+pub use strays::Strays;

@@ -75,7 +75,7 @@ impl Retries {
 
     /// Another round is wanted at `now`.
     pub fn at_once(&mut self, now: Duration) {
-        self.at_once = Some(now);
+        self.at_once = Some(self.at_once.map_or(now, |sooner| sooner.min(now)));
     }
 
     /// The virtual servers to try again now. Those that do not fail again are forgotten after

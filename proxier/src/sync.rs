@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::conntrack::Swept;
+use crate::conntrack::{Strays, Swept};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::model::Cidr;
 use crate::observed::Observed;
@@ -51,6 +51,8 @@ pub struct Proxier<D> {
     unwritten: Vec<Record>,
     /// Ops whose stale flows are still to be forgotten.
     unswept: Vec<Op>,
+    /// Endpoints whose late answers may be in the way.
+    strays: Strays,
     excluded: Vec<Cidr>,
     retries: Retries,
     /// The packet rules, unless somebody else sees to them.
@@ -151,6 +153,7 @@ impl<D: Dataplane> Proxier<D> {
             state_file,
             unwritten: Vec::new(),
             unswept: Vec::new(),
+            strays: Strays::default(),
             excluded: Vec::new(),
             retries: Retries::default(),
             packets: None,
@@ -249,7 +252,13 @@ impl<D: Dataplane> Proxier<D> {
         let retry = self.retries.next_due();
         let drain = self.state.drains.next_due();
         let rules = self.packets.as_ref().and_then(Packets::next_due);
-        retry.into_iter().chain(drain).chain(rules).min()
+        let strays = self.strays.next_due();
+        retry
+            .into_iter()
+            .chain(drain)
+            .chain(rules)
+            .chain(strays)
+            .min()
     }
 
     /// Reads the machine and works out what has to change. Writes nothing.

@@ -14,6 +14,7 @@ use proxier::plan::ServiceAddresses;
 mod packets {
     mod forward;
     mod icmp;
+    mod load;
     mod node;
     pub(super) mod observed;
     pub(super) mod scene;
@@ -277,35 +278,6 @@ fn masqueraded_connections_have_no_node_port_as_their_source() {
     });
 }
 
-/// While source ranges are rewritten again and again, nobody who is not in any of them gets through,
-/// and who is in all of them always does.
-#[test]
-fn source_ranges_hold_while_they_change() {
-    lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        let to: SocketAddr = "198.51.100.5:53".parse().unwrap();
-        let ask = |allowed: &lab::net::Host| {
-            // UDP without an answer for a moment; the socket is new each time, so is the flow.
-            allowed.run(|| {
-                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-                let patience = Some(Duration::from_millis(400));
-                socket.set_read_timeout(patience).unwrap();
-                socket.connect(to).unwrap();
-                socket.send(b"?\n").is_ok() && socket.recv(&mut [0; 128]).is_ok()
-            })
-        };
-        let ranges = "loadBalancerSourceRanges: [203.0.113.0/24, ";
-        for round in 0..200 {
-            let changed = format!("{ranges}10.{round}.0.0/16, ");
-            scene.program(&DUAL.replace(ranges, &changed));
-            assert!(ask(scene.client("ext")), "shut in round {round}");
-            if round % 20 == 0 {
-                assert!(!ask(scene.client("ext2")), "open in round {round}");
-            }
-        }
-    });
-}
-
 /// Source ranges are about load-balancer addresses alone. A Service's other addresses stay open to
 /// everybody, and its load-balancer addresses of both families and protocols stay as open and as shut
 /// as they were, while ranges change.
@@ -419,31 +391,5 @@ fn stale_flows_go_and_no_others() {
         );
         assert!(left.iter().any(|it| it.starts_with("198.51.100.4:53 ")));
         assert!(left.iter().any(|it| it.starts_with("10.244.1.2:5353 ")));
-    });
-}
-
-/// A rolling replacement under load: each endpoint goes while a client asks all the time.
-#[test]
-fn a_rolling_replacement_loses_nothing_but_what_is_in_flight() {
-    lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        let resolver = Resolver::of(&scene, "pod3", "10.96.1.1:53");
-        let web = "- {addresses: [10.244.1.2], nodeName: node-a}\n\
-                   - {addresses: [10.244.2.2], nodeName: node-b}";
-        let (mut asked, mut lost) = (0, 0);
-        for round in 0..12 {
-            let pod = [
-                "10.244.1.3], nodeName: node-a",
-                "10.244.2.2], nodeName: node-b",
-                "10.244.1.2], nodeName: node-a",
-            ][round % 3];
-            scene.program(&DUAL.replacen(web, &format!("- {{addresses: [{pod}}}"), 1));
-            for _ in 0..5 {
-                asked += 1;
-                lost += u32::from(resolver.ask().is_none());
-            }
-        }
-        // Nothing was in flight while the endpoints changed: the client waits for its answers.
-        assert_eq!(lost, 0, "of {asked}");
     });
 }

@@ -1,12 +1,14 @@
 //! The kernel's connection tracking table.
 
+use std::net::IpAddr;
+
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
 use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
 use ipvs_netlink::{Errno, Error, Result};
 
 use super::flow::{Flow, number, read};
-use super::stale::Stale;
+use super::stale::{Part, Stale};
 use super::sys::*;
 use crate::model::{Family, Protocol};
 
@@ -47,10 +49,10 @@ impl Client {
     pub fn sweep(&mut self, stale: &Stale) -> Result<Swept> {
         let mut swept = Swept::default();
         let mut found = Vec::new();
-        for (family, protocol) in stale.parts() {
+        for part in stale.parts() {
             let mut seen = 0;
             let mut here = Vec::new();
-            self.each(family, protocol, |flow| {
+            self.each(part, |flow| {
                 seen += 1;
                 if stale.has(&flow) {
                     here.push(flow);
@@ -69,28 +71,29 @@ impl Client {
     /// Those of the socket and of the dump.
     pub fn flows(&mut self, family: Family, protocol: Protocol) -> Result<Vec<Flow>> {
         let mut flows = Vec::new();
-        self.each(family, protocol, |flow| flows.push(flow))?;
+        let part = Part {
+            family,
+            protocol,
+            source: None,
+        };
+        self.each(part, |flow| flows.push(flow))?;
         Ok(flows)
     }
 
-    fn each(
-        &mut self,
-        family: Family,
-        protocol: Protocol,
-        mut each: impl FnMut(Flow),
-    ) -> Result<()> {
+    fn each(&mut self, part: Part, mut each: impl FnMut(Flow)) -> Result<()> {
         let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_GET;
         self.transport.dump(
             kind,
             "reading the tracked connections",
-            |writer| write_filter(writer, family, protocol),
+            |writer| write_filter(writer, part),
             // The kernel does not mark these dumps as interrupted; what it lists twice is deleted
             // once and then gone.
             |()| {},
             &mut (),
             |(), message| {
                 let flow = read(message.payload.get(4..).unwrap_or_default())?;
-                flow.filter(|flow| flow.protocol == protocol).map(&mut each);
+                flow.filter(|flow| flow.protocol == part.protocol)
+                    .map(&mut each);
                 Ok(())
             },
         )
@@ -127,16 +130,28 @@ fn header(writer: &mut Writer<'_>, family: Family) {
     writer.header(&[family, 0, 0, 0]);
 }
 
-/// The body of a dump of one protocol's flows.
-fn write_filter(writer: &mut Writer<'_>, family: Family, protocol: Protocol) {
-    header(writer, family);
+/// The body of a dump of a part of the flows.
+fn write_filter(writer: &mut Writer<'_>, part: Part) {
+    header(writer, part.family);
+    let mut flags = CTA_FILTER_F_CTA_PROTO_NUM;
     writer.nested(CTA_TUPLE_ORIG, |tuple| {
-        tuple.nested(CTA_TUPLE_PROTO, |part| {
-            part.u8(CTA_PROTO_NUM, number(protocol));
+        if let Some(source) = part.source {
+            tuple.nested(CTA_TUPLE_IP, |address| match source.ip() {
+                IpAddr::V4(source) => address.bytes(CTA_IP_V4_SRC, &source.octets()),
+                IpAddr::V6(source) => address.bytes(CTA_IP_V6_SRC, &source.octets()),
+            });
+            flags |= CTA_FILTER_F_CTA_IP_SRC;
+        }
+        tuple.nested(CTA_TUPLE_PROTO, |protocol| {
+            protocol.u8(CTA_PROTO_NUM, number(part.protocol));
+            if let Some(source) = part.source {
+                protocol.u16_be(CTA_PROTO_SRC_PORT, source.port());
+                flags |= CTA_FILTER_F_CTA_PROTO_SRC_PORT;
+            }
         });
     });
     writer.nested(CTA_FILTER, |filter| {
-        filter.u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_F_CTA_PROTO_NUM);
+        filter.u32(CTA_FILTER_ORIG_FLAGS, flags);
     });
 }
 

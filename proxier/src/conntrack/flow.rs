@@ -17,6 +17,8 @@ pub struct Flow {
     pub original: Tuple,
     /// What is expected back.
     pub reply: Tuple,
+    /// Whether anything came back.
+    pub is_answered: bool,
     /// What the kernel has to be told to find it again, and no other.
     pub(super) handle: Handle,
 }
@@ -28,6 +30,16 @@ pub struct Tuple {
     pub source: SocketAddr,
     /// Where they go.
     pub destination: SocketAddr,
+}
+
+impl Tuple {
+    /// The other direction.
+    pub fn reversed(self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+        }
+    }
 }
 
 /// The attributes that name one tracked connection, as the kernel gave them.
@@ -42,6 +54,7 @@ pub(super) struct Handle {
 /// and other protocols without ports.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
     let (mut original, mut reply) = (None, None);
+    let mut is_answered = false;
     let mut handle = Handle::default();
     for attribute in attributes(bytes) {
         let attribute = attribute?;
@@ -51,6 +64,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
                 handle.original = attribute.value.into();
             }
             CTA_TUPLE_REPLY => reply = tuple(&attribute)?,
+            CTA_STATUS => is_answered = attribute.u32_be()? & IPS_SEEN_REPLY != 0,
             CTA_ID => handle.id = Some(attribute.array()?),
             CTA_ZONE => handle.zone = Some(attribute.array()?),
             _ => {}
@@ -62,6 +76,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
             protocol,
             original,
             reply,
+            is_answered,
             handle,
         }))
 }

@@ -14,7 +14,22 @@ use crate::plan::{Desired, VirtualServer};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
     frontends: BTreeMap<(Protocol, SocketAddr), BTreeSet<SocketAddr>>,
+    /// UDP endpoints that came back, whose strays go ([`super::Strays`]).
+    back: BTreeSet<SocketAddr>,
 }
+
+/// Flows that are looked through together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Part {
+    pub(super) family: Family,
+    pub(super) protocol: Protocol,
+    /// Only those that began there.
+    pub(super) source: Option<SocketAddr>,
+}
+
+/// Each look for one endpoint's flows makes the kernel walk through its whole table, though it tells
+/// of few.
+const MOST_SINGLY: usize = 8;
 
 impl Stale {
     /// What became stale by `ops`, which took effect and of which `desired` is the aim.
@@ -102,26 +117,61 @@ impl Stale {
         self.set(protocol, (address, port).into(), endpoints);
     }
 
+    /// Strays of these UDP endpoints are stale, too.
+    pub fn set_back(&mut self, endpoints: BTreeSet<SocketAddr>) {
+        self.back = endpoints;
+    }
+
+    /// The UDP endpoints whose strays are stale.
+    pub fn back(&self) -> &BTreeSet<SocketAddr> {
+        &self.back
+    }
+
     /// Whether no flow is stale.
     pub fn is_empty(&self) -> bool {
-        self.frontends.is_empty()
+        self.frontends.is_empty() && self.back.is_empty()
     }
 
     /// Whether `flow` has to go: it was made for one of the frontends, and its answers come from
-    /// somewhere else than the frontend's endpoints.
+    /// somewhere else than the frontend's endpoints; or it is a stray.
     pub fn has(&self, flow: &Flow) -> bool {
         let frontend = (flow.protocol, flow.original.destination);
-        self.frontends
-            .get(&frontend)
-            .is_some_and(|endpoints| !endpoints.contains(&flow.reply.source))
+        let endpoints = self.frontends.get(&frontend);
+        let leads_elsewhere = |it: &BTreeSet<_>| !it.contains(&flow.reply.source);
+        endpoints.is_some_and(leads_elsewhere) || self.is_stray(flow)
     }
 
-    /// The parts of the kernel's table in which to look.
-    pub(super) fn parts(&self) -> BTreeSet<(Family, Protocol)> {
-        let part = |(protocol, frontend): &(Protocol, SocketAddr)| {
-            (Family::from(frontend.ip()), *protocol)
+    /// What an endpoint sends of its own accord looks like a stray, too, until it is answered. If it
+    /// is not translated, it loses nothing.
+    fn is_stray(&self, flow: &Flow) -> bool {
+        flow.protocol == Protocol::Udp
+            && !flow.is_answered
+            && flow.reply == flow.original.reversed()
+            && self.back.contains(&flow.original.source)
+    }
+
+    /// The parts of the kernel's table in which to look. An endpoint's strays are found by its
+    /// address, unless there are many or all flows have to be looked at anyway.
+    pub(super) fn parts(&self) -> BTreeSet<Part> {
+        let whole = |protocol, address: &SocketAddr| Part {
+            family: address.ip().into(),
+            protocol,
+            source: None,
         };
-        self.frontends.keys().map(part).collect()
+        let frontends = self.frontends.keys();
+        let mut parts: BTreeSet<Part> = frontends
+            .map(|(protocol, frontend)| whole(*protocol, frontend))
+            .collect();
+        for endpoint in &self.back {
+            let all = whole(Protocol::Udp, endpoint);
+            if self.back.len() > MOST_SINGLY {
+                parts.insert(all);
+            } else if !parts.contains(&all) {
+                let source = Some(*endpoint);
+                parts.insert(Part { source, ..all });
+            }
+        }
+        parts
     }
 }
 
@@ -156,6 +206,7 @@ mod tests {
                 source: answered_by.parse().unwrap(),
                 destination: client,
             },
+            is_answered: true,
             handle: Handle::default(),
         }
     }
@@ -235,6 +286,50 @@ mod tests {
         let mut stale = Stale::default();
         stale.set(Protocol::Udp, "10.96.0.10:53".parse().unwrap(), []);
         stale.set(Protocol::Udp, "10.96.0.11:53".parse().unwrap(), []);
-        assert_eq!(stale.parts(), BTreeSet::from([(Family::V4, Protocol::Udp)]));
+        let udp = Part {
+            family: Family::V4,
+            protocol: Protocol::Udp,
+            source: None,
+        };
+        assert_eq!(stale.parts(), BTreeSet::from([udp]));
+
+        // Strays are sought singly, but not where all flows are looked at, or for many endpoints.
+        let [four, six]: [SocketAddr; 2] =
+            ["10.244.1.2:53", "[fd00::2]:53"].map(|it| it.parse().unwrap());
+        stale.set_back([four, six].into());
+        let six = Part {
+            family: Family::V6,
+            source: Some(six),
+            ..udp
+        };
+        assert_eq!(stale.parts(), BTreeSet::from([udp, six]));
+        let mut many = Stale::default();
+        many.set_back((0..20).map(|port| ([10, 244, 1, 2], port).into()).collect());
+        assert_eq!(many.parts(), BTreeSet::from([udp]));
+    }
+
+    #[test]
+    fn strays_are_unanswered_untranslated_and_of_an_endpoint_that_is_back() {
+        let mut stale = Stale::default();
+        let endpoint = "10.244.1.2:53".parse().unwrap();
+        stale.set_back([endpoint].into());
+        let mut stray = flow(Protocol::Udp, "10.244.1.4:5000", "10.244.1.4:5000");
+        stray.original.source = endpoint;
+        stray.reply.destination = endpoint;
+        stray.is_answered = false;
+        assert!(stale.has(&stray));
+        let but = |change: fn(&mut Flow)| {
+            let mut flow = stray.clone();
+            change(&mut flow);
+            stale.has(&flow)
+        };
+        assert!(!but(|it| it.is_answered = true));
+        assert!(!but(|it| it.protocol = Protocol::Tcp));
+        assert!(!but(|it| it.reply.destination.set_port(1024)));
+        assert!(!but(|it| {
+            it.original.source.set_port(54);
+            it.reply.destination.set_port(54);
+        }));
+        assert!(!but(|it| std::mem::swap(&mut it.original, &mut it.reply)));
     }
 }

@@ -102,7 +102,8 @@ impl<D: Dataplane> Proxier<D> {
         Some(Ok(()))
     }
 
-    /// Forgets UDP and SCTP flows whose endpoint is gone, or whose frontend is new.
+    /// Forgets UDP and SCTP flows whose endpoint is gone, or whose frontend is new, and answers that
+    /// came when their endpoint was gone.
     fn sweep_flows(
         &mut self,
         ops: &[Op],
@@ -113,16 +114,28 @@ impl<D: Dataplane> Proxier<D> {
         let done = done
             .filter(|(_, outcome)| outcome.is_ok())
             .map(|(op, _)| op);
-        self.unswept.extend(done.filter(|op| Stale::concerns(op)));
-        let stale = Stale::of(&self.unswept, self.planner.desired());
+        for op in done {
+            self.strays.learn(op, now);
+            if Stale::concerns(op) {
+                self.unswept.push(*op);
+            }
+        }
+        let mut stale = Stale::of(&self.unswept, self.planner.desired());
+        stale.set_back(self.strays.due(now));
         if stale.is_empty() {
             self.unswept.clear();
             return None;
         }
         let result = self.dataplane.sweep_flows(&stale);
         match &result {
-            Ok(_) => self.unswept.clear(),
-            Err(_) => self.retries.at_once(now + SWEEP_AGAIN),
+            Ok(_) => {
+                self.unswept.clear();
+                self.strays.looked(stale.back());
+            }
+            Err(_) => {
+                self.retries.at_once(now + SWEEP_AGAIN);
+                self.strays.put_off(stale.back(), now + SWEEP_AGAIN);
+            }
         }
         Some(result)
     }

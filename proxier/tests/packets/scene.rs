@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use lab::net::{Answer, Cluster, Host};
-use proxier::conntrack;
 use proxier::dataplane::linux::Linux;
 use proxier::manifests;
 use proxier::model::{Cidr, Family, Protocol};
@@ -14,11 +13,12 @@ use proxier::plan::{self, ServiceAddresses};
 use proxier::state_file::StateFile;
 use proxier::sync::{Input, Proxier};
 use proxier::sysctl::{self, KernelVersion, Roots};
+use proxier::{clock, conntrack};
 use tempfile::TempDir;
 
 /// The network, and the program's parts on its node.
 pub(crate) struct Scene {
-    cluster: Cluster,
+    pub(crate) cluster: Cluster,
     pub(crate) proxier: Proxier<Linux>,
     _state: TempDir,
 }
@@ -97,17 +97,7 @@ impl Scene {
 
     /// Makes `manifests` what the node serves.
     pub(crate) fn program(&mut self, manifests: &str) {
-        let options = manifests::Options {
-            service_cidr: Vec::new(),
-            node_name: "node-a".into(),
-        };
-        let loaded = manifests::parse(manifests, "test.yaml", &options);
-        assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
-        self.proxier.take(loaded.events, Input::Whole);
-        let applied = self.proxier.sync(Duration::ZERO).unwrap();
-        let failures: Vec<_> = applied.failures().collect();
-        assert!(failures.is_empty(), "{failures:?}");
-        assert!(self.proxier.packets().unwrap().is_in_step());
+        program(&mut self.proxier, manifests);
     }
 
     /// Has nft carry out `commands` on the node.
@@ -153,6 +143,21 @@ impl Scene {
         }
         answers
     }
+}
+
+/// Makes `manifests` what `proxier`'s node serves.
+pub(crate) fn program(proxier: &mut Proxier<Linux>, manifests: &str) {
+    let options = manifests::Options {
+        service_cidr: Vec::new(),
+        node_name: "node-a".into(),
+    };
+    let loaded = manifests::parse(manifests, "test.yaml", &options);
+    assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+    proxier.take(loaded.events, Input::Whole);
+    let applied = proxier.sync(clock::since_boot()).unwrap();
+    let failures: Vec<_> = applied.failures().collect();
+    assert!(failures.is_empty(), "{failures:?}");
+    assert!(proxier.packets().unwrap().is_in_step());
 }
 
 /// Has nft carry out `commands` on `node`.

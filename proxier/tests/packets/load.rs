@@ -1,0 +1,237 @@
+//! Clients that ask all the time, while endpoints and source ranges change.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use lab::net::Host;
+
+use super::scene::{Scene, program};
+use crate::DUAL;
+
+/// How often source ranges change.
+const CHANGES: usize = 200;
+
+/// How often an endpoint is replaced.
+const REPLACEMENTS: usize = 100;
+
+/// How long a client waits for an answer: far longer than any takes, since only a datagram that is
+/// lost may be counted as such.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// What became of the questions of a client.
+#[derive(Debug, Default)]
+struct Tally {
+    asked: usize,
+    /// Which of them were not answered.
+    lost: Vec<usize>,
+    /// Those that were answered, and should not have been.
+    let_through: usize,
+}
+
+impl Tally {
+    fn count(&mut self, is_answered: bool) {
+        if !is_answered {
+            self.lost.push(self.asked);
+        }
+        self.asked += 1;
+    }
+
+    /// The most questions in a row that were not answered.
+    fn longest_silence(&self) -> usize {
+        let runs = self.lost.chunk_by(|one, next| one + 1 == *next);
+        runs.map(<[usize]>::len).max().unwrap_or_default()
+    }
+}
+
+/// Has each of `clients` ask an address by `ask` from before `change` begins until it is over.
+fn meanwhile(
+    clients: &[(&Host, &str)],
+    ask: impl Fn(SocketAddr, &AtomicBool) -> Tally + Sync,
+    change: impl FnOnce(),
+) -> Vec<Tally> {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (ask, is_over) = (&ask, &is_over);
+        let asking = clients.iter().map(|(host, to)| {
+            let to = to.parse().unwrap();
+            scope.spawn(move || host.run(|| ask(to, is_over)))
+        });
+        let asking: Vec<_> = asking.collect();
+        let over = Over(is_over);
+        change();
+        drop(over);
+        let tallies = asking.into_iter().map(|thread| thread.join().unwrap());
+        tallies.collect()
+    })
+}
+
+/// Says so when it is over, be it by a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A socket with a port, and so a flow, of its own.
+fn socket(to: SocketAddr) -> UdpSocket {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.connect(to).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn is_answered(socket: &UdpSocket) -> bool {
+    match socket.send(b"?\n") {
+        Ok(_) => socket.recv(&mut [0; 128]).is_ok(),
+        Err(_) => {
+            // A process of the node is told at once when a datagram is dropped on its way out; who is
+            // elsewhere waits.
+            thread::sleep(PATIENCE);
+            false
+        }
+    }
+}
+
+/// Asks with one flow, as a resolver does.
+fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+    let (socket, mut tally) = (socket(to), Tally::default());
+    while !is_over.load(Ordering::Relaxed) {
+        tally.count(is_answered(&socket));
+    }
+    tally
+}
+
+/// Asks with a new flow each time.
+fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+    let mut tally = Tally::default();
+    while !is_over.load(Ordering::Relaxed) {
+        tally.count(is_answered(&socket(to)));
+    }
+    tally
+}
+
+/// Asks with a new flow each time, and does not wait for answers, which it is not to get.
+fn intruder(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+    let (mut tally, mut open) = (Tally::default(), VecDeque::new());
+    let is_let_through = |socket: &UdpSocket| socket.recv(&mut [0; 128]).is_ok();
+    while !is_over.load(Ordering::Relaxed) {
+        let socket = socket(to);
+        socket.set_nonblocking(true).unwrap();
+        // What is dropped on its way out of this host is an error here.
+        if socket.send(b"?\n").is_ok() {
+            tally.asked += 1;
+            open.push_back(socket);
+        }
+        if open.len() > 200 {
+            let oldest = open.pop_front();
+            tally.let_through += usize::from(oldest.is_some_and(|it| is_let_through(&it)));
+        }
+    }
+    thread::sleep(Duration::from_millis(300));
+    tally.let_through += open.iter().filter(|it| is_let_through(it)).count();
+    tally
+}
+
+/// While source ranges are rewritten again and again, nobody who is not in any of them gets through,
+/// and who is in all of them always does.
+#[test]
+fn source_ranges_hold_while_they_change() {
+    lab::test(|| {
+        let mut scene = Scene::conformance(DUAL);
+        let Scene {
+            cluster, proxier, ..
+        } = &mut scene;
+        let addresses = ["198.51.100.5:53", "[2001:db8:51::5]:53"];
+        let allowed = addresses.map(|to| (&*cluster.ext, to));
+        let refused = addresses.map(|to| (&*cluster.ext2, to));
+        let mut intruders = Vec::new();
+        let change = || {
+            let ranges = "loadBalancerSourceRanges: [203.0.113.0/24, ";
+            for round in 0..CHANGES {
+                let changed = format!("{ranges}10.{round}.0.0/16, \"fd00:{round}::/32\", ");
+                program(proxier, &DUAL.replace(ranges, &changed));
+            }
+        };
+        let newcomers = meanwhile(&allowed, newcomer, || {
+            intruders = meanwhile(&refused, intruder, change);
+        });
+        for tally in &newcomers {
+            assert!(tally.asked > CHANGES && tally.lost.is_empty(), "{tally:?}");
+        }
+        for tally in &intruders {
+            assert!(tally.asked > CHANGES && tally.let_through == 0, "{tally:?}");
+        }
+    });
+}
+
+/// A rolling replacement: while each endpoint is replaced by another, resolvers of all kinds ask.
+#[test]
+fn a_rolling_replacement_loses_no_more_than_what_is_in_flight() {
+    lab::test(|| {
+        let mut scene = Scene::conformance(DUAL);
+        let Scene {
+            cluster, proxier, ..
+        } = &mut scene;
+        let clients = [
+            (&cluster.pod3, "10.96.1.1:53"),
+            (&cluster.pod3, "[fd00:10:96::1]:53"),
+            (&*cluster.ext, "198.51.100.2:53"),
+            (&*cluster.ext, "[2001:db8:51::2]:53"),
+            (&*cluster.node, "10.96.1.1:53"),
+        ];
+        let pods = [("1::3", "node-a"), ("2::2", "node-b"), ("1::2", "node-a")];
+        let change = || {
+            for round in 0..REPLACEMENTS {
+                // One of both stays, and is the one that goes next.
+                let [one, other] = [pods[round % 3], pods[(round + 1) % 3]];
+                program(proxier, &served_by(&[one, other]));
+                thread::sleep(Duration::from_millis(50));
+            }
+        };
+        let tallies = meanwhile(&clients, resolver, change);
+        for ((_, to), tally) in clients.iter().zip(&tallies) {
+            assert!(tally.asked > REPLACEMENTS, "{to}: {tally:?}");
+            // One question of a client is in flight at a time; the next one may be in flight when the
+            // next endpoint goes.
+            assert!(tally.lost.len() <= REPLACEMENTS, "{to}: {tally:?}");
+            assert!(tally.longest_silence() <= 2, "{to}: {tally:?}");
+        }
+    });
+}
+
+/// [`DUAL`] with these endpoints of Service web: `1::3` is 10.244.1.3 and fd00:244:1::3.
+fn served_by(pods: &[(&str, &str)]) -> String {
+    let list = |address: fn(&str) -> String| -> String {
+        let endpoint = |(pod, node): &(&str, &str)| {
+            format!(
+                "- {{addresses: [\"{}\"], nodeName: {node}}}\n",
+                address(pod)
+            )
+        };
+        pods.iter().map(endpoint).collect()
+    };
+    let mut manifests = DUAL.to_owned();
+    for (address, before) in [
+        (
+            (|pod| format!("10.244.{}", pod.replace("::", "."))) as fn(&str) -> String,
+            "- {addresses: [10.244.1.2], nodeName: node-a}\n\
+             - {addresses: [10.244.2.2], nodeName: node-b}\n",
+        ),
+        (
+            |pod| format!("fd00:244:{pod}"),
+            "- {addresses: [\"fd00:244:1::2\"], nodeName: node-a}\n\
+             - {addresses: [\"fd00:244:2::2\"], nodeName: node-b}\n",
+        ),
+    ] {
+        let changed = manifests.replacen(before, &list(address), 1);
+        assert_ne!(changed, manifests);
+        manifests = changed;
+    }
+    manifests
+}
