@@ -242,7 +242,7 @@ impl<D: Dataplane> Daemon<D> {
                     forward.note_change();
                 }
                 if tampering.concerns_our_table() {
-                    tracing::warn!("packet rules: {tampering}; setting them anew");
+                    tracing::warn!("packet rules: {tampering}; bringing them back");
                     metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
                     self.proxier.distrust_rules();
                 }

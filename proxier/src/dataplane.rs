@@ -86,7 +86,7 @@ pub trait Dataplane {
         changes: &[nftables::Change],
     ) -> Result<Option<u32>, Failure>;
 
-    /// Makes `table` our packet rules, in one moment, whatever they were; answers as
+    /// Makes `table` our packet rules, whatever they were, and touches only what differs; answers as
     /// [`Dataplane::change_rules`].
     ///
     /// # Errors

@@ -18,6 +18,7 @@
 
 mod change;
 mod client;
+mod existing;
 mod expression;
 mod forwarding;
 mod message;

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 mod nftables {
     pub(super) mod dump;
+    mod restore;
 }
 
 /// Runs nft, and gives what it prints.

@@ -93,7 +93,7 @@ impl Dataplane for Linux {
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(changes) {
             Err(error) if error.is_out_of_step() => {
-                tracing::warn!("{error}; setting all packet rules anew");
+                tracing::warn!("{error}; reading all packet rules back");
                 return self.replace_rules(table);
             }
             other => other?,
@@ -102,7 +102,7 @@ impl Dataplane for Linux {
     }
 
     fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure> {
-        self.rules.replace(table)?;
+        self.rules.restore(table)?;
         Ok(self.rules.generation())
     }
 

@@ -6,6 +6,7 @@ use ipvs_netlink::{Error, Refusal};
 use rustix::io::Errno;
 
 use super::change::Change;
+use super::existing;
 use super::message::{Base, Grouping, Transaction, contents, transaction};
 use super::sys::*;
 use super::table::Table;
@@ -110,6 +111,25 @@ impl Client {
         self.generation
     }
 
+    /// Makes `table` of whatever has its name, and changes only what differs: packets that pass
+    /// meanwhile see what stays. Something there that is none of ours costs all of it
+    /// ([`Client::replace`]).
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
+        let generation = self.read_generation()?;
+        let Some(there) = existing::read(&mut self.transport, &self.table, table)? else {
+            return self.replace(table);
+        };
+        self.generation = Some(generation);
+        match self.apply(&there.difference(table)) {
+            // Somebody was faster.
+            Err(error) if error.is_out_of_step() => self.replace(table),
+            other => other,
+        }
+    }
+
     /// Whether the table exists.
     ///
     /// # Errors
@@ -145,7 +165,10 @@ impl Client {
         self.commit(Base::Existing, || changes.iter().cloned())
     }
 
-    /// Puts `table` in the place of whatever has its name, in one moment that no packet falls into.
+    /// Puts `table` in the place of whatever has its name, in one transaction.
+    ///
+    /// Not seamless where there is a table already: while the kernel finishes, chains on their way out
+    /// still run, without the elements of their maps. [`Client::restore`] is.
     ///
     /// # Errors
     /// Those of the kernel.

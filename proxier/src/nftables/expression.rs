@@ -3,7 +3,8 @@
 //! What nft implies is made explicit here, as nft does it: `ip saddr` in a table of family `inet` is
 //! about IPv4 packets only, so a comparison of the packet's family comes first.
 
-use ipvs_netlink::attr::Writer;
+use ipvs_netlink::Error;
+use ipvs_netlink::attr::{Attribute, Writer, find};
 
 use super::networks::Networks;
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
@@ -409,6 +410,26 @@ fn source_offset(family: Family) -> u32 {
         Family::V4 => 12,
         Family::V6 => 8,
     }
+}
+
+/// The verdict in data; `None` where there is none that we know.
+pub(super) fn read_verdict(data: &Attribute<'_>) -> Result<Option<Verdict>, Error> {
+    let Some(verdict) = find(data.nested(), NFTA_DATA_VERDICT)? else {
+        return Ok(None);
+    };
+    let part = |kind| find(verdict.nested(), kind);
+    let code = part(NFTA_VERDICT_CODE)?.map(|it| it.u32_be()).transpose()?;
+    let chain = part(NFTA_VERDICT_CHAIN)?
+        .map(|it| it.string())
+        .transpose()?;
+    Ok(match (code.map(u32::cast_signed), chain) {
+        (Some(NF_ACCEPT), _) => Some(Verdict::Accept),
+        (Some(NF_DROP), _) => Some(Verdict::Drop),
+        (Some(NFT_RETURN), _) => Some(Verdict::Return),
+        (Some(NFT_JUMP), Some(chain)) => Some(Verdict::Jump(chain.into())),
+        (Some(NFT_GOTO), Some(chain)) => Some(Verdict::Goto(chain.into())),
+        _ => None,
+    })
 }
 
 /// Writes a verdict as data.

@@ -9,6 +9,7 @@ use ipvs_netlink::batch::Batch;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 
 use super::change::Change;
+use super::existing::userdata;
 use super::expression::{ANONYMOUS, Anonymous, Content, anonymous_sets, write_rule, write_verdict};
 use super::networks::Networks;
 use super::set::{Data, Element, Kind, Set};
@@ -224,6 +225,7 @@ impl Encoder<'_> {
                     writer.nested(NFTA_RULE_EXPRESSIONS, |expressions| {
                         write_rule(expressions, rule, &sets);
                     });
+                    writer.bytes(NFTA_RULE_USERDATA, &userdata(rule));
                 })
             }
             Change::FlushChain(chain) => self.message(NFT_MSG_DELRULE, 0, subject, |writer| {
@@ -262,7 +264,7 @@ impl Encoder<'_> {
             writer.string(NFTA_SET_NAME, ANONYMOUS);
             let flags = NFT_SET_ANONYMOUS | NFT_SET_CONSTANT | interval;
             writer.u32_be(NFTA_SET_FLAGS, flags);
-            write_key_type(writer, &[set.key]);
+            write_key_type(writer, set.key.number(), &[set.key]);
             writer.u32_be(NFTA_SET_ID, set.id);
             writer.nested(NFTA_SET_DESC, |description| {
                 description.u32_be(NFTA_SET_DESC_SIZE, size);
@@ -334,13 +336,8 @@ fn interval_elements(networks: &Networks) -> Vec<Bare> {
 fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
     writer.string(NFTA_SET_TABLE, table);
     writer.string(NFTA_SET_NAME, &set.name);
-    let flags = match set.kind {
-        Kind::Set => 0,
-        Kind::Verdicts | Kind::Marks => NFT_SET_MAP,
-        Kind::Learned { .. } => NFT_SET_MAP | NFT_SET_TIMEOUT | NFT_SET_EVAL,
-    };
-    writer.u32_be(NFTA_SET_FLAGS, flags);
-    write_key_type(writer, &set.key);
+    writer.u32_be(NFTA_SET_FLAGS, set.kind.flags());
+    write_key_type(writer, set.key_type(), &set.key);
     match set.kind {
         Kind::Set => {}
         Kind::Verdicts => writer.u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
@@ -364,10 +361,9 @@ fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
     }
 }
 
-/// The types of a key, 6 bits each, and its length.
-fn write_key_type(writer: &mut Writer<'_>, key: &[Type]) {
-    let number = |all: u32, &part: &Type| (all << 6) | part.number();
-    writer.u32_be(NFTA_SET_KEY_TYPE, key.iter().fold(0, number));
+/// The number of a key's types, and its length.
+fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[Type]) {
+    writer.u32_be(NFTA_SET_KEY_TYPE, number);
     let length = |part: &Type| match key.len() {
         1 => part.length(),
         _ => part.length().next_multiple_of(4),

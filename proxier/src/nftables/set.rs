@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::rule::Verdict;
+use super::sys::*;
 use super::value::{Type, Value};
 
 /// A set, or a map, of any number of elements.
@@ -43,6 +44,15 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The kernel's flags of such a set.
+    pub(super) fn flags(self) -> u32 {
+        match self {
+            Self::Set => 0,
+            Self::Verdicts | Self::Marks => NFT_SET_MAP,
+            Self::Learned { .. } => NFT_SET_MAP | NFT_SET_TIMEOUT | NFT_SET_EVAL,
+        }
+    }
+
     /// Whether it is a map in nft's words.
     pub(super) fn is_map(self) -> bool {
         self != Self::Set
@@ -69,6 +79,21 @@ impl Key {
             }
         }
         bytes
+    }
+
+    /// The key of parts of these `types` that has these bytes, if one has.
+    pub(super) fn decode(types: &[Type], mut bytes: &[u8]) -> Option<Self> {
+        let mut parts = Vec::with_capacity(types.len());
+        for part in types {
+            let (value, rest) = bytes.split_at_checked(part.length())?;
+            parts.push(Value::decode(*part, value)?);
+            let padding = match types.len() {
+                1 => 0,
+                _ => part.length().next_multiple_of(4) - part.length(),
+            };
+            bytes = rest.get(padding..)?;
+        }
+        bytes.is_empty().then(|| Self(parts.into()))
     }
 }
 
@@ -136,6 +161,12 @@ impl Set {
     /// Whether `other` differs in its elements only.
     pub(super) fn is_defined_as(&self, other: &Self) -> bool {
         (&self.name, &self.key, self.kind) == (&other.name, &other.key, other.kind)
+    }
+
+    /// The types of its keys as nft numbers them, 6 bits each.
+    pub(super) fn key_type(&self) -> u32 {
+        let number = |all: u32, part: &Type| (all << 6) | part.number();
+        self.key.iter().fold(0, number)
     }
 
     /// `type ..` and what else nft writes about a set beside its elements.

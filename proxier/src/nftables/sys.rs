@@ -21,13 +21,16 @@ pub(super) const NFT_MSG_NEWRULE: u16 = 6;
 pub(super) const NFT_MSG_GETRULE: u16 = 7;
 pub(super) const NFT_MSG_DELRULE: u16 = 8;
 pub(super) const NFT_MSG_NEWSET: u16 = 9;
+pub(super) const NFT_MSG_GETSET: u16 = 10;
 pub(super) const NFT_MSG_DELSET: u16 = 11;
 pub(super) const NFT_MSG_NEWSETELEM: u16 = 12;
+pub(super) const NFT_MSG_GETSETELEM: u16 = 13;
 pub(super) const NFT_MSG_DELSETELEM: u16 = 14;
 pub(super) const NFT_MSG_NEWGEN: u16 = 15;
 pub(super) const NFT_MSG_GETGEN: u16 = 16;
 
 pub(super) const NFTA_TABLE_NAME: u16 = 1;
+pub(super) const NFTA_TABLE_FLAGS: u16 = 2;
 
 pub(super) const NFTA_CHAIN_TABLE: u16 = 1;
 pub(super) const NFTA_CHAIN_NAME: u16 = 3;

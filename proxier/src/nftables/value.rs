@@ -86,6 +86,25 @@ impl Value {
     }
 }
 
+impl Value {
+    /// The value of type `of` that has these bytes, if one has.
+    pub(super) fn decode(of: Type, bytes: &[u8]) -> Option<Self> {
+        Some(match of {
+            Type::Address(Family::V4) => Self::V4(<[u8; 4]>::try_from(bytes).ok()?.into()),
+            Type::Address(Family::V6) => Self::V6(<[u8; 16]>::try_from(bytes).ok()?.into()),
+            Type::Protocol => {
+                let known = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
+                let mut known = known.filter(|protocol| [number(*protocol)] == bytes);
+                Self::Protocol(known.next()?)
+            }
+            Type::Port => Self::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
+            Type::Mark => Self::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
+            // Packets make these.
+            Type::ConnectionId => return None,
+        })
+    }
+}
+
 impl From<std::net::IpAddr> for Value {
     fn from(address: std::net::IpAddr) -> Self {
         match address {

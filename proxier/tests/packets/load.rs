@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use lab::net::Host;
+use proxier::clock;
 
-use super::scene::{Scene, program};
+use super::scene::{Scene, nft, program};
 use crate::DUAL;
 
 /// How often source ranges change.
@@ -19,7 +20,7 @@ const REPLACEMENTS: usize = 100;
 
 /// How long a client waits for an answer: far longer than any takes, since only a datagram that is
 /// lost may be counted as such.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_millis(1000);
 
 /// What became of the questions of a client.
 #[derive(Debug, Default)]
@@ -107,11 +108,12 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     tally
 }
 
-/// Asks with a new flow each time.
+/// Asks with a new flow each time; not so fast that the lab's table of 8,192 flows is full.
 fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) {
         tally.count(is_answered(&socket(to)));
+        thread::sleep(Duration::from_millis(10));
     }
     tally
 }
@@ -166,6 +168,52 @@ fn source_ranges_hold_while_they_change() {
         }
         for tally in &intruders {
             assert!(tally.asked > CHANGES && tally.let_through == 0, "{tally:?}");
+        }
+    });
+}
+
+/// While others meddle with our rules, and these are brought back, nobody loses anything.
+#[test]
+fn nobody_loses_anything_while_rules_are_brought_back() {
+    lab::test(|| {
+        let mut scene = Scene::conformance(DUAL);
+        let Scene {
+            cluster, proxier, ..
+        } = &mut scene;
+        // One address for each client and family: two flows from one port to one endpoint would be one
+        // to connection tracking, if they are not masqueraded.
+        let of_all_kinds = [
+            (&cluster.pod3, "10.96.1.1:53"),
+            (&cluster.pod1, "[fd00:10:96::1]:53"),
+            (&cluster.pod2, "198.51.100.4:53"),
+            (&*cluster.ext, "198.51.100.2:53"),
+            (&*cluster.ext, "[2001:db8:51::5]:53"),
+            (&*cluster.peer, "172.18.0.2:30053"),
+            (&*cluster.node, "10.96.1.1:53"),
+        ];
+        let mut known = Vec::new();
+        let change = || {
+            for round in 0..CHANGES / 2 {
+                if round % 4 == 0 {
+                    nft(
+                        &cluster.node,
+                        "add rule inet ipvs-proxier input counter\n\
+                         flush chain inet ipvs-proxier leaving\n\
+                         add element inet ipvs-proxier service-addresses-4 { 192.0.2.99 }",
+                    );
+                }
+                proxier.distrust_rules();
+                let applied = proxier.sync(clock::since_boot()).unwrap();
+                assert!(matches!(applied.rules, Some(Ok(()))), "{applied:?}");
+            }
+        };
+        let new = meanwhile(&of_all_kinds, newcomer, || {
+            known = meanwhile(&of_all_kinds, resolver, change);
+        });
+        for (nth, (_, to)) in of_all_kinds.iter().enumerate() {
+            for tally in [&new[nth], &known[nth]] {
+                assert!(tally.asked > 50 && tally.lost.is_empty(), "{to}: {tally:?}");
+            }
         }
     });
 }

@@ -6,7 +6,9 @@ use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, find};
 
 use super::opening::is_ours;
+use crate::nftables::expression::read_verdict;
 use crate::nftables::message::contents;
+use crate::nftables::rule::Verdict;
 use crate::nftables::sys::*;
 
 /// The rules of one chain or of several.
@@ -122,29 +124,18 @@ fn read_rule(expressions: &Attribute<'_>) -> Result<Step, Error> {
                     return Ok(Step::Other);
                 }
             }
-            "immediate" => step = read_verdict(part(NFTA_IMMEDIATE_DATA)?)?,
+            "immediate" => step = self::step(part(NFTA_IMMEDIATE_DATA)?)?,
             _ => return Ok(Step::Other),
         }
     }
     Ok(step)
 }
 
-fn read_verdict(data: Option<Attribute<'_>>) -> Result<Step, Error> {
-    let verdict = data
-        .map(|it| find(it.nested(), NFTA_DATA_VERDICT))
-        .transpose()?;
-    let Some(verdict) = verdict.flatten() else {
-        return Ok(Step::Other);
-    };
-    let code = find(verdict.nested(), NFTA_VERDICT_CODE)?;
-    let code = code.map(|code| code.u32_be()).transpose()?;
-    Ok(match code.map(u32::cast_signed) {
-        Some(NF_ACCEPT) => Step::Accept,
-        Some(NFT_JUMP | NFT_GOTO) => {
-            let chain = find(verdict.nested(), NFTA_VERDICT_CHAIN)?;
-            let chain = chain.map(|chain| chain.string()).transpose()?;
-            Step::Jump(chain.unwrap_or_default().into())
-        }
+fn step(data: Option<Attribute<'_>>) -> Result<Step, Error> {
+    let verdict = data.map(|data| read_verdict(&data)).transpose()?;
+    Ok(match verdict.flatten() {
+        Some(Verdict::Accept) => Step::Accept,
+        Some(Verdict::Jump(chain) | Verdict::Goto(chain)) => Step::Jump(chain.to_string()),
         _ => Step::Other,
     })
 }
