@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
@@ -226,10 +227,20 @@ impl Asking<'_> {
             destinations,
             owner: self.owner(port),
             frontend,
-            drain: self.style.drain,
+            drain: self.drain(port),
             rules,
         };
         self.asked.servers.push(server);
+    }
+
+    /// TCP connections end by themselves, and their clients connect again when they are cut. A UDP
+    /// client may send from one port for ever, so it must not wait for its flow to end; nor do SCTP
+    /// associations, as with kube-proxy.
+    fn drain(&self, port: &ServicePort) -> Duration {
+        match port.protocol {
+            Protocol::Tcp => self.style.drain,
+            Protocol::Udp | Protocol::Sctp => Duration::ZERO,
+        }
     }
 
     fn owner(&self, port: &ServicePort) -> ServicePortName {

@@ -444,7 +444,13 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     if service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
         line += &format!(" affinity={}", service.timeout_secs);
     }
-    if server.drain != DRAIN {
+    let usual = match service.key {
+        ipvs::ServiceKey::Address { protocol, .. } if protocol != ipvs::Protocol::Tcp => {
+            Duration::ZERO
+        }
+        _ => DRAIN,
+    };
+    if server.drain != usual {
         line += &format!(" drain={}", server.drain.as_secs());
     }
     let rules = server.rules.as_ref().unwrap();

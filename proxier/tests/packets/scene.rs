@@ -76,7 +76,8 @@ impl Scene {
             scheduler: "rr".parse().unwrap(),
             node_port_addresses: plan::NodePortAddresses::default(),
             service_addresses: form,
-            drain: Duration::ZERO,
+            // As `--drain-timeout` has it.
+            drain: Duration::from_secs(3_600),
         };
         let state = tempfile::tempdir().unwrap();
         let file = StateFile::new(state.path().join("state"));
