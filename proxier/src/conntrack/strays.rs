@@ -32,6 +32,8 @@ const LOOKS: [Duration; 3] = [
 #[derive(Clone, Debug, Default)]
 pub struct Strays {
     gone: BTreeMap<SocketAddr, Duration>,
+    /// When those were dropped last whose strays have died.
+    tidied: Duration,
     back: BTreeMap<SocketAddr, Back>,
 }
 
@@ -52,8 +54,9 @@ impl Strays {
             Op::DeleteDestination(key, endpoint) if may_be_udp(&key) => {
                 let endpoint = (endpoint.address, endpoint.port).into();
                 self.back.remove(&endpoint);
-                if self.gone.len() >= MOST {
-                    self.forget(now);
+                if self.gone.len() >= MOST && now != self.tidied {
+                    self.tidied = now;
+                    self.gone.retain(|_, gone| now < *gone + REMEMBERED);
                 }
                 if self.gone.len() < MOST {
                     self.gone.insert(endpoint, now);
@@ -107,10 +110,6 @@ impl Strays {
     /// When strays are to be looked for next.
     pub fn next_due(&self) -> Option<Duration> {
         self.back.values().map(|back| back.due).min()
-    }
-
-    fn forget(&mut self, now: Duration) {
-        self.gone.retain(|_, gone| now < *gone + REMEMBERED);
     }
 }
 
