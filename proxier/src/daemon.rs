@@ -32,6 +32,10 @@ pub const WAITING_NEWS: usize = 1_024;
 /// How soon a round is tried again that could not be made at all; doubled up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
+/// No two rounds are closer that repair packet rules, however often somebody else changes them; other
+/// than what the cluster tells, this cannot wait for [`Periods::min_sync`].
+const REPAIR_PAUSE: Duration = Duration::from_millis(100);
+
 /// How long the first round waits for our Node's object, which may never come.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -106,6 +110,8 @@ pub struct Daemon<D> {
     forward: Option<Forward>,
     /// Whether something was told since the last round.
     has_news: bool,
+    /// Whether packet rules are to be repaired.
+    has_tampering: bool,
     /// When the last round was made.
     last_round: Option<Duration>,
     /// When everything is read back next.
@@ -128,6 +134,7 @@ impl<D: Dataplane> Daemon<D> {
             settings: Vec::new(),
             forward: None,
             has_news: false,
+            has_tampering: false,
             last_round: None,
             next_resync: Duration::ZERO,
             not_before: Duration::ZERO,
@@ -245,6 +252,7 @@ impl<D: Dataplane> Daemon<D> {
                     tracing::warn!("packet rules: {tampering}; bringing them back");
                     metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
                     self.proxier.distrust_rules();
+                    self.has_tampering = true;
                 }
             }
             News::Stop => return false,
@@ -263,8 +271,9 @@ impl<D: Dataplane> Daemon<D> {
             Some(last) => {
                 let change = self.has_news.then(|| last + self.periods.min_sync);
                 let inner = self.proxier.next_due();
+                let repair = self.has_tampering.then(|| last + REPAIR_PAUSE);
                 let forward = self.forward.as_ref().and_then(Forward::due);
-                let due = change.into_iter().chain(inner).chain(forward);
+                let due = change.into_iter().chain(repair).chain(inner).chain(forward);
                 due.fold(self.next_resync, Duration::min)
             }
         };
@@ -304,6 +313,7 @@ impl<D: Dataplane> Daemon<D> {
         match result {
             Ok(applied) => {
                 self.has_news = false;
+                self.has_tampering = false;
                 self.last_round = Some(now);
                 self.retry = FIRST_RETRY;
                 if is_resync {

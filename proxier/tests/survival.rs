@@ -13,6 +13,8 @@ mod daemon;
 mod dice;
 #[path = "survival/forward.rs"]
 mod forward;
+#[path = "survival/repair.rs"]
+mod repair;
 
 use std::time::Duration;
 

@@ -49,8 +49,8 @@ pub fn addresses(
     Ok(())
 }
 
-/// Calls `changed` with what somebody else did to our packet rules, in a thread that ends when
-/// `changed` says `false`. `port` is the socket by which we change them.
+/// Calls `changed` with what somebody else did to our packet rules, or to forward chains that matter,
+/// in a thread that ends when `changed` says `false`. `port` is the socket by which we change them.
 ///
 /// # Errors
 /// When the socket cannot be opened. Should it fail later, that is logged, and a deleted table is
@@ -62,8 +62,17 @@ pub fn rules(
     let mut watch = Watch::open(rules::TABLE, port)?;
     keep_looking("packet rules", move || {
         wait(&watch)?;
-        // One repair is enough for all that is told at once.
-        Ok(watch.read()?.pop().is_none_or(&mut changed))
+        let mut news = watch.read()?;
+        // One repair of a kind is enough for all that is told at once.
+        let (mut in_table, mut in_forward) = (false, false);
+        news.retain(|piece| {
+            let is_first = (piece.concerns_our_table() && !in_table)
+                || (piece.concerns_forwarding() && !in_forward);
+            in_table |= piece.concerns_our_table();
+            in_forward |= piece.concerns_forwarding();
+            is_first
+        });
+        Ok(news.into_iter().all(&mut changed))
     });
     Ok(())
 }
