@@ -15,9 +15,6 @@ use crate::DUAL;
 /// How often source ranges change.
 const CHANGES: usize = 200;
 
-/// How often an endpoint is replaced.
-const REPLACEMENTS: usize = 100;
-
 /// How long a client waits for an answer: far longer than any takes, since only a datagram that is
 /// lost may be counted as such.
 const PATIENCE: Duration = Duration::from_millis(1000);
@@ -39,20 +36,14 @@ impl Tally {
         }
         self.asked += 1;
     }
-
-    /// The most questions in a row that were not answered.
-    fn longest_silence(&self) -> usize {
-        let runs = self.lost.chunk_by(|one, next| one + 1 == *next);
-        runs.map(<[usize]>::len).max().unwrap_or_default()
-    }
 }
 
 /// Has each of `clients` ask an address by `ask` from before `change` begins until it is over.
-fn meanwhile(
+pub(super) fn meanwhile<T: Send>(
     clients: &[(&Host, &str)],
-    ask: impl Fn(SocketAddr, &AtomicBool) -> Tally + Sync,
+    ask: impl Fn(SocketAddr, &AtomicBool) -> T + Sync,
     change: impl FnOnce(),
-) -> Vec<Tally> {
+) -> Vec<T> {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let (ask, is_over) = (&ask, &is_over);
@@ -79,7 +70,7 @@ impl Drop for Over<'_> {
 }
 
 /// A socket with a port, and so a flow, of its own.
-fn socket(to: SocketAddr) -> UdpSocket {
+pub(super) fn socket(to: SocketAddr) -> UdpSocket {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).unwrap();
     socket.connect(to).unwrap();
@@ -216,70 +207,4 @@ fn nobody_loses_anything_while_rules_are_brought_back() {
             }
         }
     });
-}
-
-/// A rolling replacement: while each endpoint is replaced by another, resolvers of all kinds ask.
-#[test]
-fn a_rolling_replacement_loses_no_more_than_what_is_in_flight() {
-    lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        let Scene {
-            cluster, proxier, ..
-        } = &mut scene;
-        let clients = [
-            (&cluster.pod3, "10.96.1.1:53"),
-            (&cluster.pod3, "[fd00:10:96::1]:53"),
-            (&*cluster.ext, "198.51.100.2:53"),
-            (&*cluster.ext, "[2001:db8:51::2]:53"),
-            (&*cluster.node, "10.96.1.1:53"),
-        ];
-        let pods = [("1::3", "node-a"), ("2::2", "node-b"), ("1::2", "node-a")];
-        let change = || {
-            for round in 0..REPLACEMENTS {
-                // One of both stays, and is the one that goes next.
-                let [one, other] = [pods[round % 3], pods[(round + 1) % 3]];
-                program(proxier, &served_by(&[one, other]));
-                thread::sleep(Duration::from_millis(50));
-            }
-        };
-        let tallies = meanwhile(&clients, resolver, change);
-        for ((_, to), tally) in clients.iter().zip(&tallies) {
-            assert!(tally.asked > REPLACEMENTS, "{to}: {tally:?}");
-            // One question of a client is in flight at a time; the next one may be in flight when the
-            // next endpoint goes.
-            assert!(tally.lost.len() <= REPLACEMENTS, "{to}: {tally:?}");
-            assert!(tally.longest_silence() <= 2, "{to}: {tally:?}");
-        }
-    });
-}
-
-/// [`DUAL`] with these endpoints of Service web: `1::3` is 10.244.1.3 and fd00:244:1::3.
-fn served_by(pods: &[(&str, &str)]) -> String {
-    let list = |address: fn(&str) -> String| -> String {
-        let endpoint = |(pod, node): &(&str, &str)| {
-            format!(
-                "- {{addresses: [\"{}\"], nodeName: {node}}}\n",
-                address(pod)
-            )
-        };
-        pods.iter().map(endpoint).collect()
-    };
-    let mut manifests = DUAL.to_owned();
-    for (address, before) in [
-        (
-            (|pod| format!("10.244.{}", pod.replace("::", "."))) as fn(&str) -> String,
-            "- {addresses: [10.244.1.2], nodeName: node-a}\n\
-             - {addresses: [10.244.2.2], nodeName: node-b}\n",
-        ),
-        (
-            |pod| format!("fd00:244:{pod}"),
-            "- {addresses: [\"fd00:244:1::2\"], nodeName: node-a}\n\
-             - {addresses: [\"fd00:244:2::2\"], nodeName: node-b}\n",
-        ),
-    ] {
-        let changed = manifests.replacen(before, &list(address), 1);
-        assert_ne!(changed, manifests);
-        manifests = changed;
-    }
-    manifests
 }
