@@ -73,7 +73,7 @@ impl Retries {
         }
     }
 
-    /// Another round is wanted at `now`.
+    /// Another round is wanted at `now`, which may be later than now.
     pub fn at_once(&mut self, now: Duration) {
         self.at_once = Some(self.at_once.map_or(now, |sooner| sooner.min(now)));
     }

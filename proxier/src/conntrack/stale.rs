@@ -141,8 +141,8 @@ impl Stale {
         endpoints.is_some_and(leads_elsewhere) || self.is_stray(flow)
     }
 
-    /// What an endpoint sends of its own accord looks like a stray, too, until it is answered. If it
-    /// is not translated, it loses nothing.
+    /// What an endpoint sends of its own accord looks like a stray, too, until it is answered. As it
+    /// is not translated, its answer still comes, unless a firewall wants to know the flow.
     fn is_stray(&self, flow: &Flow) -> bool {
         flow.protocol == Protocol::Udp
             && !flow.is_answered

@@ -21,7 +21,7 @@ use super::sys::*;
 pub struct Watch {
     listener: Listener,
     table: Box<str>,
-    /// The sockets whose changes are no news.
+    /// The socket whose changes are no news.
     own_port: u32,
     /// What the transaction that is being told of has done so far.
     found: Found,

@@ -158,7 +158,7 @@ impl Row {
     }
 
     /// The node's processes come from its own address to a service address, not from that address
-    /// itself: service addresses are routes (`DESIGN.md`).
+    /// itself: service addresses are routes.
     fn as_we(&self, answer: &str) -> String {
         match answer.split_once('/') {
             Some((backend, "vip")) if self.client == "node" => format!("{backend}/node"),
