@@ -29,6 +29,8 @@ use crate::store::{Event, Snapshot, Touched};
 mod apply;
 mod compare;
 mod look;
+#[cfg(test)]
+mod tests;
 
 /// Everything that one node's proxy owns: what it was told, what it programs, what is its own.
 #[derive(Debug)]
