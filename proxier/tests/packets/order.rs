@@ -83,7 +83,7 @@ fn source_ranges_and_service_addresses_hold_while_their_service_goes_and_comes()
         let mut scene = Scene::conformance(DUAL);
         // It is there to be reached, but not at the addresses of services.
         let own = ["tcp 172.18.0.2:9999".to_owned()];
-        check(&scene, "ext2", &own, &["node-a/client"]);
+        check(&scene, "ext2", &own, &["HOST/client"]);
         let Scene {
             cluster, proxier, ..
         } = &mut scene;
