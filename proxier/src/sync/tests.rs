@@ -73,12 +73,12 @@ fn serving(state: &Path) -> Fake {
     let mut proxier = proxier(FakeKernel::default(), state);
     told(&mut proxier, &[NODE, SERVICE, SLICE], Input::Whole);
     assert_eq!(proxier.sync(START).unwrap().failures().count(), 0);
-    let rules = rules(&mut proxier);
+    let rules = rules(&proxier);
     assert!(rules.contains(GUARD) && rules.contains(FRONTEND), "{rules}");
     proxier
 }
 
-fn rules(proxier: &mut Fake) -> String {
+fn rules(proxier: &Fake) -> String {
     let rules = proxier.dataplane.rules.clone().unwrap();
     rules.named("t").to_string()
 }
@@ -93,7 +93,7 @@ fn from_scratch(proxier: &Fake) -> Table {
 
 /// What is reached without those being kept out who are to be.
 #[track_caller]
-fn nobody_gets_in(proxier: &mut Fake) {
+fn nobody_gets_in(proxier: &Fake) {
     let rules = rules(proxier);
     let state = &proxier.dataplane.state;
     for address in state.addresses.keys() {
@@ -144,7 +144,7 @@ fn a_frontend_that_goes_is_guarded_to_the_last() {
         let applied = proxier.sync(START).unwrap();
         assert_eq!(applied.failures().count() == 0, writes == 6);
         assert!(proxier.dataplane.writes - before <= 6);
-        let now = rules(&mut proxier);
+        let now = rules(&proxier);
         assert_eq!(now.contains(FRONTEND), writes == 0, "{now}");
         if writes < 5 {
             // What loosens comes last, and only for what is gone.
@@ -153,7 +153,7 @@ fn a_frontend_that_goes_is_guarded_to_the_last() {
         if writes == 5 {
             assert_eq!(proxier.dataplane.state, Observed::default());
         } else {
-            nobody_gets_in(&mut proxier);
+            nobody_gets_in(&proxier);
         }
         comes_to_rest(&mut proxier, 2 * START);
     }
@@ -171,7 +171,7 @@ fn one_frontend_that_cannot_go_holds_up_no_other() {
     assert_eq!(applied.failures().count(), 1);
     let left: Vec<_> = proxier.dataplane.state.addresses.keys().copied().collect();
     assert_eq!(left.len(), 1);
-    nobody_gets_in(&mut proxier);
+    nobody_gets_in(&proxier);
     let elements = &proxier.dataplane.rules.as_ref().unwrap().sets["service-addresses-4"].elements;
     assert_eq!(elements.len(), 1);
     comes_to_rest(&mut proxier, 2 * START);
@@ -188,7 +188,7 @@ fn what_went_while_nobody_ran_is_guarded_to_the_last() {
         all_fail_from(&mut next, writes);
         next.sync(START).unwrap();
         if writes < 5 {
-            nobody_gets_in(&mut next);
+            nobody_gets_in(&next);
         }
         comes_to_rest(&mut next, 2 * START);
     }
@@ -253,7 +253,7 @@ fn what_is_known_counts_while_other_input_cannot_be_read() {
     let narrower = SERVICE.replace("203.0.113.0/24", "203.0.113.7/32");
     told(&mut proxier, &[NODE, &narrower], Input::Partial);
     proxier.sync(START).unwrap();
-    let then = rules(&mut proxier);
+    let then = rules(&proxier);
     assert!(
         then.contains("ip saddr 203.0.113.7 return") && !then.contains(REFUSED),
         "{then}"
@@ -261,7 +261,7 @@ fn what_is_known_counts_while_other_input_cannot_be_read() {
     told(&mut proxier, &[NODE, &narrower, SLICE], Input::Whole);
     proxier.sync(START).unwrap();
     assert_eq!(proxier.dataplane.rules, Some(from_scratch(&proxier)));
-    assert_eq!(rules(&mut proxier), then);
+    assert_eq!(rules(&proxier), then);
 }
 
 /// On Linux, nothing can ever be written to this file.
