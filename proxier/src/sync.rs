@@ -279,7 +279,8 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Errors
     /// When the machine cannot be read or ownership cannot be recorded; nothing was changed then. When
-    /// what was learnt cannot be recorded, which is done in the next round. Ops that fail are not errors here but outcomes, and are tried again when due.
+    /// what was learnt cannot be recorded; the next round does it. Ops that fail are not errors here
+    /// but outcomes, and are tried again when due.
     ///
     /// # Cost
     /// Proportional to the Services touched. An endpoint that comes: two system calls. One that
