@@ -1,9 +1,13 @@
 //! The packet rules of this node: the plan's frontends, as [`crate::rules`] wants them.
 //!
 //! ```text
-//! Changed, Desired ─▶ Packets::follow ─▶ Ruleset ─▶ Packets::program ─▶ Dataplane::change_rules
-//!                                                                   or Dataplane::replace_rules
+//! Changed, Desired ─▶ Packets::follow ──▶ Ruleset ─▶ Packets::program ─▶ Dataplane::change_rules
+//!         Observed ─▶ Packets::release ─┘                             or Dataplane::replace_rules
 //! ```
+//!
+//! Rules tighten before the frontends that they are for change, and loosen after: what
+//! [`Packets::follow`] takes in keeps the guards of what is on its way out until
+//! [`Packets::release`] sees that it is gone.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,9 +20,11 @@ use ipvs_netlink as ipvs;
 use crate::dataplane::{Dataplane, Failure};
 use crate::model::{Cidr, Family, Node, Protocol};
 use crate::nftables::Table;
+use crate::observed::Observed;
 use crate::plan::{Changed, Desired};
 use crate::retry::Wait;
-use crate::rules::{self, DetectLocal, MasqueradeBit, Place, Ruleset};
+use crate::rules::{self, DetectLocal, Frontend, MasqueradeBit, Place, Ruleset};
+use crate::sync::Input;
 
 /// What the operator chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +107,9 @@ pub struct Packets {
     config: rules::Config,
     ruleset: Ruleset,
     kernel: Kernel,
+    /// What the plan does not have any more and the rules still do, since only part of the input is
+    /// known.
+    held: Changed,
     /// When rules that the kernel refused are set again.
     retry: Wait,
 }
@@ -127,18 +136,34 @@ impl Packets {
             ruleset: Ruleset::new(config.clone()),
             config,
             kernel: Kernel::Unknown,
+            held: Changed::default(),
             retry: Wait::default(),
         }
     }
 
-    /// Takes in what changed in the plan.
+    /// Takes in what changed in the plan. While only part of the input is known, the rules of
+    /// frontends that go or run empty stay, as these do.
     ///
     /// # Cost
     /// Proportional to the change, unless our Node's addresses or networks changed.
-    pub fn follow(&mut self, changed: &Changed, desired: &Desired, node: Option<&Node>) {
+    pub fn follow(
+        &mut self,
+        changed: &Changed,
+        desired: &Desired,
+        node: Option<&Node>,
+        input: Input,
+    ) {
         let config = self.choice.on(node);
-        if config != self.config {
-            self.ruleset = Ruleset::new(config.clone());
+        let is_remade = config != self.config;
+        if input == Input::Whole {
+            let held = std::mem::take(&mut self.held);
+            self.take_in(&held, desired, input);
+        }
+        if !is_remade || input == Input::Partial {
+            self.take_in(changed, desired, input);
+        }
+        if is_remade {
+            let before = std::mem::replace(&mut self.ruleset, Ruleset::new(config.clone()));
             self.config = config;
             self.kernel = Kernel::Unknown;
             take(
@@ -149,15 +174,7 @@ impl Packets {
                 &desired.local_endpoints,
                 desired.health_checks.keys(),
             );
-        } else {
-            take(
-                &mut self.ruleset,
-                desired,
-                &changed.virtual_servers,
-                &changed.addresses,
-                &changed.local_endpoints,
-                &changed.health_checks,
-            );
+            self.hold_from(&before);
         }
         if changed.virtual_servers.len() > desired.virtual_servers.len() / 2 {
             self.ruleset.pack();
@@ -166,6 +183,111 @@ impl Packets {
             // All of it will be set; what changed on the way is only memory.
             self.ruleset.forget_changes();
         }
+    }
+
+    /// Takes over what these are in the plan now, as far as `input` tells that.
+    fn take_in(&mut self, changed: &Changed, desired: &Desired, input: Input) {
+        let (rules, held) = (&mut self.ruleset, &mut self.held);
+        let is_partial = input == Input::Partial;
+        for key in &changed.virtual_servers {
+            let Some(place) = place(key) else {
+                continue;
+            };
+            let mut frontend = desired.rules(key);
+            let before = rules.frontend(&place).filter(|_| is_partial);
+            if let Some(kept) = before.and_then(|before| kept(before, frontend.as_ref())) {
+                held.virtual_servers.insert(*key);
+                frontend = Some(kept);
+            }
+            rules.tighten_frontend(place, frontend);
+        }
+        for &address in &changed.addresses {
+            let is_one = desired.addresses.contains_key(&address);
+            if is_partial && !is_one {
+                held.addresses.insert(address);
+            } else {
+                rules.tighten_service_address(address, is_one);
+            }
+        }
+        for &address in &changed.local_endpoints {
+            let is_one = desired.local_endpoints.contains(&address);
+            if is_partial && !is_one {
+                held.local_endpoints.insert(address);
+            } else {
+                rules.set_local_endpoint(address, is_one);
+            }
+        }
+        for &port in &changed.health_checks {
+            let is_one = desired.health_checks.contains_key(&port);
+            if is_partial && !is_one {
+                held.health_checks.insert(port);
+            } else {
+                rules.set_health_check_port(port, is_one);
+            }
+        }
+    }
+
+    /// Takes over what is held from rules that were made otherwise.
+    fn hold_from(&mut self, before: &Ruleset) {
+        for place in self.held.virtual_servers.iter().filter_map(place) {
+            let frontend = before.frontend(&place).cloned();
+            self.ruleset.set_frontend(place, frontend);
+        }
+        for &address in &self.held.addresses {
+            self.ruleset.set_service_address(address, true);
+        }
+        for &address in &self.held.local_endpoints {
+            self.ruleset.set_local_endpoint(address, true);
+        }
+        for &port in &self.held.health_checks {
+            self.ruleset.set_health_check_port(port, true);
+        }
+    }
+
+    /// Where the kernel's rules are not known: guards what is there and neither planned nor held,
+    /// virtual servers only if they are `doomed`. Others may have left it with guards, and with ones
+    /// that would go before it does.
+    ///
+    /// # Cost
+    /// Linear in what is there; nothing where the rules are known.
+    pub fn guard_leftovers(
+        &mut self,
+        known: &Observed,
+        desired: &Desired,
+        is_doomed: impl Fn(&ipvs::ServiceKey) -> bool,
+    ) {
+        if self.is_in_step() {
+            return;
+        }
+        let is_wanted = |key: &&ipvs::ServiceKey| desired.virtual_servers.contains_key(key);
+        let left = known.virtual_servers.keys().filter(|key| !is_wanted(key));
+        for place in left.filter(|key| is_doomed(key)).filter_map(place) {
+            self.ruleset.guard(place);
+        }
+        let left = known.addresses.keys();
+        for &address in left.filter(|address| !desired.addresses.contains_key(address)) {
+            self.ruleset.guard_address(address);
+        }
+        self.ruleset.forget_changes();
+    }
+
+    /// Takes out the guards whose work is done: those of frontends that are gone, or have somebody to
+    /// serve them at last; and of addresses that are not local any more. Says whether there were any,
+    /// so that there is something to [program](Packets::program).
+    pub fn release(&mut self, known: &Observed) -> bool {
+        let may_guard_go = |place: &Place, frontend: Option<&Frontend>| {
+            let server = known.virtual_servers.get(&key(place));
+            match frontend {
+                None => server.is_none(),
+                Some(_) => server.is_some_and(|server| !server.destinations.is_empty()),
+            }
+        };
+        let may_address_go = |address: &IpAddr| !known.addresses.contains_key(address);
+        let is_any = self.ruleset.release(may_guard_go, may_address_go);
+        if !self.is_in_step() {
+            self.ruleset.forget_changes();
+        }
+        is_any
     }
 
     /// The kernel's rules are perhaps not what was set last.
@@ -304,6 +426,34 @@ fn take<'a>(
     }
     for port in health_checks {
         rules.set_health_check_port(*port, desired.health_checks.contains_key(port));
+    }
+}
+
+/// The rules of a frontend while only part of the input is known: what stays of those that it had
+/// `before`, if anything does. Endpoints that are missing are perhaps only not known; what is known
+/// counts.
+fn kept(before: &Frontend, now: Option<&Frontend>) -> Option<Frontend> {
+    match now {
+        None => Some(before.clone()),
+        Some(now) if now.endpoints > before.endpoints => Some(Frontend {
+            endpoints: before.endpoints,
+            inside: now.inside.or(before.inside),
+            ..now.clone()
+        }),
+        Some(_) => None,
+    }
+}
+
+/// The virtual server that is there.
+fn key(place: &Place) -> ipvs::ServiceKey {
+    ipvs::ServiceKey::Address {
+        protocol: match place.protocol {
+            Protocol::Tcp => ipvs::Protocol::Tcp,
+            Protocol::Udp => ipvs::Protocol::Udp,
+            Protocol::Sctp => ipvs::Protocol::Sctp,
+        },
+        address: place.address,
+        port: place.port,
     }
 }
 

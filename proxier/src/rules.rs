@@ -22,7 +22,8 @@
 //! table cannot overrule another's, so a table of somebody else that drops forwarded packets has to
 //! let established connections pass, as such tables do.
 //!
-//! [`Ruleset`] keeps the table and says what each change of a frontend changes in it.
+//! [`Ruleset`] keeps the table and says what each change of a frontend changes in it. Guards and
+//! addresses that are not needed any more linger there until what they protect is gone.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -155,8 +156,8 @@ pub enum Kind {
     External,
 }
 
-/// Who can serve a frontend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Who can serve a frontend; fewer are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Endpoints {
     /// Somebody whom every client may use.
     Some,

@@ -29,6 +29,8 @@ use crate::store::{Event, Snapshot, Touched};
 mod apply;
 mod compare;
 mod look;
+#[cfg(test)]
+mod tests;
 
 /// Everything that one node's proxy owns: what it was told, what it programs, what is its own.
 #[derive(Debug)]
@@ -49,8 +51,9 @@ pub struct Proxier<D> {
     state_file: StateFile,
     /// What was learnt and is to be written with the next records.
     unwritten: Vec<Record>,
-    /// Ops whose stale flows are still to be forgotten.
-    unswept: Vec<Op>,
+    /// The virtual servers whose stale flows are still to be forgotten, with an Op that made them so:
+    /// one of each, or they would be ever more while that fails.
+    unswept: BTreeMap<ipvs::ServiceKey, Op>,
     /// Endpoints whose late answers may be in the way.
     strays: Strays,
     excluded: Vec<Cidr>,
@@ -127,8 +130,8 @@ pub enum Error {
     /// The machine could not be read.
     #[error(transparent)]
     Dataplane(#[from] Failure),
-    /// What is ours could not be recorded, so nothing was programmed: it could not be told from
-    /// foreign virtual servers later.
+    /// Something could not be recorded. If that was what is ours, nothing was programmed: it could
+    /// not be told from foreign virtual servers later.
     #[error(transparent)]
     State(#[from] state_file::Error),
 }
@@ -152,7 +155,7 @@ impl<D: Dataplane> Proxier<D> {
             state,
             state_file,
             unwritten: Vec::new(),
-            unswept: Vec::new(),
+            unswept: BTreeMap::new(),
             strays: Strays::default(),
             excluded: Vec::new(),
             retries: Retries::default(),
@@ -275,8 +278,9 @@ impl<D: Dataplane> Proxier<D> {
     /// Reads the machine back as [`Proxier::resync`] does where what it has is not known.
     ///
     /// # Errors
-    /// When the machine cannot be read or ownership cannot be recorded; nothing was changed then.
-    /// Ops that fail are not errors here but outcomes, and are tried again when due.
+    /// When the machine cannot be read or ownership cannot be recorded; nothing was changed then. When
+    /// what was learnt cannot be recorded; the next round does it. Ops that fail are not errors here
+    /// but outcomes, and are tried again when due.
     ///
     /// # Cost
     /// Proportional to the Services touched. An endpoint that comes: two system calls. One that
@@ -292,8 +296,8 @@ impl<D: Dataplane> Proxier<D> {
         let ops = self.diff_of(&pending);
         let result = self.apply(ops, now);
         if result.is_err() {
-            // Nothing was programmed; it is still to be done.
-            self.pending = pending;
+            // Perhaps nothing was programmed; then it is still to be done.
+            self.pending.extend(&pending);
         }
         result
     }
@@ -322,7 +326,10 @@ impl<D: Dataplane> Proxier<D> {
             }
         }
         let ops = self.whole_diff();
-        let mut applied = self.apply(ops, now)?;
+        let applied = self.apply(ops, now);
+        // What is still to be done then shows when the machine is read back.
+        self.is_known &= applied.is_ok();
+        let mut applied = applied?;
         applied.drifted = drifted;
         self.state_file.tidy(&self.state)?;
         Ok(applied)

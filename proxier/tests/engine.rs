@@ -11,6 +11,8 @@ mod node;
 #[path = "engine/world.rs"]
 mod world;
 
+use std::collections::BTreeSet;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proxier::dataplane::fake::Fault;
@@ -125,6 +127,29 @@ proptest! {
                 node.sync();
                 node.plan_is_the_one_from_scratch();
             }
+        }
+    }
+
+    /// Whatever becomes local is refused where no frontend is before, and until after; in the next
+    /// process, too.
+    #[test]
+    fn no_address_is_open_between_two_writes(
+        rounds in vec((vec(happening(), 1..6), 0..6_u8), 1..20),
+    ) {
+        let mut node = Node::start();
+        for (happenings, way) in rounds {
+            for happening in happenings {
+                let event = node.world.happen(happening);
+                node.tell(event);
+            }
+            match way {
+                0 => node.restart(),
+                1 => node.kernel.die_after(3),
+                _ => {}
+            }
+            node.sync();
+            node.kernel.behave();
+            prop_assert_eq!(node.kernel.open_addresses(), BTreeSet::new());
         }
     }
 

@@ -17,6 +17,7 @@ mod packets {
     mod load;
     mod node;
     pub(super) mod observed;
+    mod order;
     mod replacement;
     pub(super) mod scene;
     mod sctp;

@@ -32,6 +32,8 @@ pub struct FakeKernel {
     pub rules_generation: u32,
     /// What was swept from connection tracking.
     pub swept: Vec<Stale>,
+    /// Whether it refuses to sweep.
+    pub refuses_sweeps: bool,
     /// How many Ops were applied and packet rules set, successful or not.
     pub writes: usize,
     /// How often all of it was read.
@@ -97,6 +99,9 @@ impl Dataplane for FakeKernel {
 
     /// There are no flows in memory; what would be stale is noted.
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
+        if self.refuses_sweeps {
+            return Err(Failure::kernel(Errno::NOMEM, "sweeping"));
+        }
         self.swept.push(stale.clone());
         Ok(Swept::default())
     }

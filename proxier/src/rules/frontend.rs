@@ -57,7 +57,8 @@ pub(super) fn parts(place: &Place, frontend: &Frontend, config: &Config) -> Part
     parts
 }
 
-fn key(place: &Place) -> Key {
+/// The frontend at `place` in maps.
+pub(super) fn key(place: &Place) -> Key {
     Key::new([
         place.address.into(),
         Value::Protocol(place.protocol),

@@ -9,17 +9,21 @@ use std::sync::Arc;
 use super::chains::{firewall_mark, skeleton};
 use super::frontend::parts;
 use super::names::{
-    HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
+    GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
 };
 use super::{Config, Endpoints, Frontend, Place};
 use crate::nftables::{Chain, Change, Data, Element, Key, Set, Table, Value, Verdict};
 use crate::packed::pack;
 
+mod lingering;
+
+use lingering::Lingering;
+
 /// The rules that a node needs, and how they differ from those it had.
 ///
 /// A change costs what it changes: setting a frontend looks at that frontend's parts only. The order
 /// of changes does not matter; the table is always the one that [`table`] gives for the same
-/// frontends and addresses.
+/// frontends and addresses, and what lingers beside that ([`Ruleset::tighten_frontend`]).
 #[derive(Clone, Debug)]
 pub struct Ruleset {
     config: Config,
@@ -32,6 +36,7 @@ pub struct Ruleset {
     /// The sum of the hashes of everything in the table.
     fingerprint: Fingerprint,
     before: Before,
+    lingering: Lingering,
 }
 
 /// What a table says, in a few bytes: equal tables have equal ones in the same build of the program.
@@ -81,6 +86,7 @@ impl Ruleset {
             marks: BTreeMap::new(),
             pingable: BTreeMap::new(),
             before: Before::default(),
+            lingering: Lingering::default(),
         }
     }
 
@@ -134,6 +140,12 @@ impl Ruleset {
 
     /// Sets or removes a frontend.
     pub fn set_frontend(&mut self, place: Place, frontend: Option<Frontend>) {
+        self.put_frontend(place, frontend);
+        self.release_guard(&place);
+    }
+
+    /// The same, but a guard that it needs no more lingers.
+    fn put_frontend(&mut self, place: Place, frontend: Option<Frontend>) {
         let before = match &frontend {
             Some(frontend) => self.frontends.insert(place, frontend.clone()),
             None => self.frontends.remove(&place),
@@ -141,18 +153,22 @@ impl Ruleset {
         if before == frontend {
             return;
         }
+        let guarded = GUARDED.of(place.family());
         if let Some(before) = before {
-            let parts = parts(&place, &before, &self.config);
-            for (set, element) in parts.elements {
-                self.set_element(set, element.key, None);
-            }
-            if let Some(chain) = parts.chain {
-                self.remove_chain(&chain.name);
+            for (set, element) in parts(&place, &before, &self.config).elements {
+                if set == guarded {
+                    self.lingering.guards.insert(place);
+                } else {
+                    self.set_element(set, element.key, None);
+                }
             }
             self.count(&place, &before, Count::Down);
         }
         if let Some(frontend) = frontend {
             let parts = parts(&place, &frontend, &self.config);
+            if parts.elements.iter().any(|(set, _)| *set == guarded) {
+                self.release_guard(&place);
+            }
             for (set, Element { key, data }) in parts.elements {
                 let data = data.map(|data| self.shared(data));
                 self.set_element(set, key, Some(data));
@@ -170,6 +186,7 @@ impl Ruleset {
         let key = Key::new([address.into()]);
         let set = SERVICE_ADDRESSES.of(address.into());
         self.set_element(set, key, is_one.then_some(None));
+        self.release_address(&address);
     }
 
     /// Sets whether an endpoint on this node has `address`.

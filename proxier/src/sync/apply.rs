@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::compare::first_addresses;
-use super::{Applied, Error, Proxier, drained, draining};
+use super::{Applied, Error, Input, Proxier, drained, draining};
 use crate::conntrack::{Stale, Swept};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::op::Op;
@@ -18,9 +18,9 @@ impl<D: Dataplane> Proxier<D> {
         self.adopt(&ops)?;
         let ahead = self.go_ahead(&ops);
         let mut outcomes = self.dataplane.apply(&ops[..ahead]);
-        let rules = self.program_rules(&mut ops, ahead, now);
+        let tightened = self.program_rules(&mut ops, ahead, now);
         outcomes.extend(self.dataplane.apply(&ops[ahead..]));
-        let mut records = std::mem::take(&mut self.unwritten);
+        let mut records = Vec::new();
         let mut results = outcomes.iter();
         // The Ops of a virtual server follow each other. Those of addresses have none.
         for run in ops.chunk_by(|a, b| a.service_key() == b.service_key()) {
@@ -38,10 +38,14 @@ impl<D: Dataplane> Proxier<D> {
             }
         }
         self.retries.settle();
-        self.state_file.append(&records)?;
+        let loosened = self.loosen_rules(now);
         let flows = self.sweep_flows(&ops, &outcomes, now);
+        self.unwritten.append(&mut records);
+        // What cannot be written now is written with the next records.
+        self.state_file.append(&self.unwritten)?;
+        self.unwritten.clear();
         Ok(Applied {
-            rules,
+            rules: loosened.or(tightened),
             flows,
             ops,
             outcomes,
@@ -66,17 +70,26 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    /// Sets the packet rules before the frontends that need them. While the kernel has not got them,
-    /// no address becomes local that not everybody may use. The Ops that went `ahead` stay.
+    /// Sets the packet rules before the frontends that need them, but for what only loosens them.
+    /// While the kernel has not got them, no address becomes local that not everybody may use. The
+    /// Ops that went `ahead` stay.
     fn program_rules(
         &mut self,
         ops: &mut Vec<Op>,
         ahead: usize,
         now: Duration,
     ) -> Option<Result<(), Failure>> {
+        let territory = self.territory();
         let packets = self.packets.as_mut()?;
         let was_in_step = packets.is_in_step();
-        let outcome = packets.program(&mut self.dataplane, now);
+        let (owned, input) = (&self.state.owned, self.input);
+        packets.guard_leftovers(&self.known, self.planner.desired(), |key| {
+            input == Input::Whole && territory.is_ours(key, owned)
+        });
+        // What needs no Op of this round need not wait for one.
+        packets.release(&self.known);
+        let outcome = self.set_rules(now);
+        let packets = self.packets.as_ref()?;
         if !packets.is_in_step() {
             let restricted = self.planner.desired().restricted();
             let waits = |op: &Op| matches!(op, Op::AddAddress(it, _) if restricted.contains(it));
@@ -90,16 +103,35 @@ impl<D: Dataplane> Proxier<D> {
                 .extend(self.planner.desired().restricted());
             self.retries.at_once(now);
         }
-        let Ok(Some(generation)) = outcome.as_ref()? else {
-            return outcome.map(|outcome| outcome.map(drop));
-        };
-        let fingerprint = packets.fingerprint();
-        self.state.rules = Some((*generation, fingerprint));
-        self.unwritten.push(Record::Rules {
-            generation: *generation,
-            fingerprint,
-        });
-        Some(Ok(()))
+        outcome
+    }
+
+    /// Takes out of the packet rules what the Ops made superfluous. What did not take effect keeps
+    /// its guards until it does.
+    fn loosen_rules(&mut self, now: Duration) -> Option<Result<(), Failure>> {
+        let packets = self.packets.as_mut()?;
+        // Rules that are not in step are set as a whole when they are tried again.
+        if !packets.release(&self.known) || !packets.is_in_step() {
+            return None;
+        }
+        self.set_rules(now)
+    }
+
+    /// Sets what changed in the packet rules, and sees to it that it is recorded.
+    fn set_rules(&mut self, now: Duration) -> Option<Result<(), Failure>> {
+        let packets = self.packets.as_mut()?;
+        let outcome = packets.program(&mut self.dataplane, now)?;
+        if let Ok(Some(generation)) = outcome {
+            let fingerprint = packets.fingerprint();
+            self.state.rules = Some((generation, fingerprint));
+            let is_older = |record: &Record| matches!(record, Record::Rules { .. });
+            self.unwritten.retain(|record| !is_older(record));
+            self.unwritten.push(Record::Rules {
+                generation,
+                fingerprint,
+            });
+        }
+        Some(outcome.map(drop))
     }
 
     /// Forgets UDP and SCTP flows whose endpoint is gone, or whose frontend is new, and answers that
@@ -116,11 +148,11 @@ impl<D: Dataplane> Proxier<D> {
             .map(|(op, _)| op);
         for op in done {
             self.strays.learn(op, now);
-            if Stale::concerns(op) {
-                self.unswept.push(*op);
+            if let Some(key) = op.service_key().filter(|_| Stale::concerns(op)) {
+                self.unswept.insert(key, *op);
             }
         }
-        let mut stale = Stale::of(&self.unswept, self.planner.desired());
+        let mut stale = Stale::of(self.unswept.values(), self.planner.desired());
         stale.set_back(self.strays.due(now));
         if stale.is_empty() {
             self.unswept.clear();

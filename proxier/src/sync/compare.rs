@@ -58,7 +58,7 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    fn territory(&self) -> Territory {
+    pub(super) fn territory(&self) -> Territory {
         Territory {
             ours: self.snapshot.service_ranges().collect(),
             excluded: self.excluded.clone(),

@@ -21,7 +21,8 @@ impl<D: Dataplane> Proxier<D> {
             self.call_back(*key);
         }
         if let Some(packets) = &mut self.packets {
-            packets.follow(&changed, self.planner.desired(), self.snapshot.node());
+            let desired = self.planner.desired();
+            packets.follow(&changed, desired, self.snapshot.node(), self.input);
         }
         self.pending.extend(&changed);
     }
@@ -62,11 +63,9 @@ impl<D: Dataplane> Proxier<D> {
         for key in drains.into_iter().chain(retries) {
             let found = self.dataplane.virtual_server(&key)?;
             let gone = self.state.drains.counted(&key, found.as_ref(), now);
-            let gone: Vec<Record> = gone
-                .iter()
-                .filter_map(|destination| drained(key, *destination))
-                .collect();
-            self.state_file.append(&gone)?;
+            let gone = gone.iter();
+            self.unwritten
+                .extend(gone.filter_map(|destination| drained(key, *destination)));
             match found {
                 Some(found) => self.known.virtual_servers.insert(key, found.server),
                 None => self.known.virtual_servers.remove(&key),

@@ -1,7 +1,7 @@
 //! A kernel in memory that outlives its proxiers and misbehaves on demand.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use ipvs_netlink as ipvs;
 use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::dataplane::{Dataplane, Failure, Outcome};
-use proxier::nftables::{Change, Table};
+use proxier::nftables::{Change, Key, Table};
 use proxier::observed::{Connections, Found, Observed};
 use proxier::op::Op;
 use proxier::plan::Machine;
@@ -27,9 +27,27 @@ struct Inner {
     dies_at: Option<usize>,
     /// What the state file said when it died.
     at_death: Option<Vec<u8>>,
+    /// Addresses that were local after some write, and not refused where no frontend is.
+    open: BTreeSet<IpAddr>,
 }
 
 impl Inner {
+    /// Sees which addresses are local and not refused.
+    fn look(&mut self) {
+        let FakeKernel { state, rules, .. } = &self.kernel;
+        let is_open = |address: &&IpAddr| {
+            let set = match address {
+                IpAddr::V4(_) => "service-addresses-4",
+                IpAddr::V6(_) => "service-addresses-6",
+            };
+            let key = Key::new([(**address).into()]);
+            let set = rules.as_ref().and_then(|rules| rules.sets.get(set));
+            set.is_none_or(|set| !set.elements.contains_key(&key))
+        };
+        let open = state.addresses.keys().filter(is_open);
+        self.open.extend(open);
+    }
+
     /// Fails once the process is to die, and keeps the state file as it is then.
     fn live(&mut self) -> Result<(), Failure> {
         if self.dies_at.is_none_or(|at| self.kernel.writes < at) {
@@ -77,6 +95,7 @@ impl Kernel {
             state_file: state_file.to_owned(),
             dies_at: None,
             at_death: None,
+            open: BTreeSet::new(),
         })))
     }
 
@@ -91,6 +110,11 @@ impl Kernel {
 
     pub(crate) fn rules(&self) -> Option<Table> {
         self.0.borrow().kernel.rules.clone()
+    }
+
+    /// The addresses that were local at any time without being refused where no frontend is.
+    pub(crate) fn open_addresses(&self) -> BTreeSet<IpAddr> {
+        self.0.borrow().open.clone()
     }
 
     pub(crate) fn has_foreign(&self) -> bool {
@@ -213,13 +237,17 @@ impl Dataplane for Kernel {
     fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
-        inner.kernel.change_rules(table, changes)
+        let result = inner.kernel.change_rules(table, changes);
+        inner.look();
+        result
     }
 
     fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
-        inner.kernel.replace_rules(table)
+        let result = inner.kernel.replace_rules(table);
+        inner.look();
+        result
     }
 
     fn delete_rules(&mut self) -> Result<(), Failure> {
@@ -235,7 +263,10 @@ impl Dataplane for Kernel {
         let mut outcomes = Vec::new();
         for op in ops {
             match inner.live() {
-                Ok(()) => outcomes.extend(inner.kernel.apply(&[*op])),
+                Ok(()) => {
+                    outcomes.extend(inner.kernel.apply(&[*op]));
+                    inner.look();
+                }
                 Err(dead) => outcomes.push(Err(dead.into())),
             }
         }

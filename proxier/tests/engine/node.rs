@@ -150,7 +150,8 @@ impl Node {
     fn rules_are_what_they_should_be(&self) {
         let mut packets = Packets::new(packets::Config::default());
         let node = self.proxier.snapshot().node();
-        packets.follow(&Changed::default(), self.proxier.desired(), node);
+        let desired = self.proxier.desired();
+        packets.follow(&Changed::default(), desired, node, Input::Whole);
         assert_eq!(self.kernel.rules().as_ref(), Some(packets.table()));
     }
 
