@@ -15,6 +15,7 @@ mod packets {
     mod forward;
     mod icmp;
     mod load;
+    mod marks;
     mod node;
     pub(super) mod observed;
     pub(super) mod scene;
@@ -213,49 +214,6 @@ fn told_by(mode: LocalMode) {
         config.local_mode = mode;
     });
     inside_and_outside_differ(&scene);
-}
-
-/// Somebody else's rules: they drop what is forwarded unless it is known, mark everything, and note
-/// what leaves with a mark that is not theirs. (The kernel's own multicast reports have any.)
-const OTHERS: &str = "
-    table inet others {
-        set strange {
-            type mark . inet_proto . ifname
-            flags dynamic
-            size 100
-        }
-        chain forward {
-            type filter hook forward priority filter; policy drop
-            ct state established,related accept
-            ip saddr 10.244.2.0/24 accept
-            ip6 saddr fd00:244:2::/48 accept
-        }
-        chain stranger {
-            type filter hook prerouting priority -301
-            meta mark set 0x00010000
-        }
-        chain stranger-own {
-            type filter hook output priority -301
-            oifname != \"lo\" meta mark 0 meta mark set 0x00010000
-        }
-        chain note {
-            type filter hook postrouting priority 400
-            meta l4proto { tcp, udp } meta mark != 0x00010000 meta mark != 0 \
-                add @strange { meta mark . meta l4proto . oifname }
-        }
-    }
-";
-
-#[test]
-fn marks_and_drops_of_others_do_no_harm() {
-    lab::test(|| {
-        let scene = Scene::conformance(DUAL);
-        scene.nft(OTHERS);
-        inside_and_outside_differ(&scene);
-        let list = ["/usr/sbin/nft", "list", "set", "inet", "others", "strange"];
-        let listed = scene.client("node").exec(&list);
-        assert!(!listed.contains("elements"), "{listed}");
-    });
 }
 
 #[test]
