@@ -2,11 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeSet;
-use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
-
-use proxier::model::Protocol;
 use proxier::packets::LocalMode;
 use proxier::plan::ServiceAddresses;
 
@@ -20,10 +15,11 @@ mod packets {
     pub(super) mod observed;
     pub(super) mod scene;
     mod sctp;
+    mod stale;
 }
 
 use packets::observed;
-use packets::scene::{Answers, Scene, flows};
+use packets::scene::{Answers, Scene};
 
 const CLUSTER: &str = include_str!("conformance/cluster.yaml");
 const KUBE_PROXY: &str = include_str!("conformance/kube-proxy-1.36.2.json");
@@ -227,88 +223,5 @@ fn what_has_no_source_ranges_stays_open_while_they_change() {
             let shut = &load_balancer[round % 4..][..1];
             check(&scene, "ext2", shut, &["timeout"]);
         }
-    });
-}
-
-/// A client that keeps asking from one port, as resolvers do.
-struct Resolver(UdpSocket);
-
-impl Resolver {
-    fn of(scene: &Scene, client: &str, to: &str) -> Self {
-        let to: SocketAddr = to.parse().unwrap();
-        Self(scene.client(client).run(|| {
-            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = UdpSocket::bind(any).unwrap();
-            let patience = Some(Duration::from_millis(300));
-            socket.set_read_timeout(patience).unwrap();
-            socket.connect(to).unwrap();
-            socket
-        }))
-    }
-
-    /// Who answers, if anybody does.
-    fn ask(&self) -> Option<String> {
-        self.0.send(b"?\n").ok()?;
-        let mut line = [0; 128];
-        let length = self.0.recv(&mut line).ok()?;
-        let line = String::from_utf8_lossy(&line[..length]).into_owned();
-        Some(line.split(' ').next().unwrap().to_owned())
-    }
-}
-
-#[test]
-fn stale_flows_go_and_no_others() {
-    lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        let web = Resolver::of(&scene, "pod3", "10.96.1.1:53");
-        let web6 = Resolver::of(&scene, "pod3", "[fd00:10:96::1]:53");
-        let local = Resolver::of(&scene, "ext", "198.51.100.4:53");
-        let direct = Resolver::of(&scene, "ext", "10.244.1.2:5353");
-        for resolver in [&web, &web6, &local, &direct] {
-            assert!(resolver.ask().is_some());
-        }
-        let flows = || flows(Protocol::Udp);
-        let before = flows();
-        assert_eq!(before.len(), 4, "{before:?}");
-
-        // Both endpoints of `web` are replaced by pod3, in IPv4.
-        let moved = DUAL.replacen(
-            "- {addresses: [10.244.1.2], nodeName: node-a}\n\
-             - {addresses: [10.244.2.2], nodeName: node-b}",
-            "- {addresses: [10.244.1.4], nodeName: node-a}",
-            1,
-        );
-        assert_ne!(moved, DUAL);
-        scene.program(&moved);
-        let left = flows();
-        assert!(
-            !left.iter().any(|flow| flow.starts_with("10.96.1.1:53 ")),
-            "{left:?}"
-        );
-        let others = |flows: &BTreeSet<String>| -> Vec<String> {
-            let kept = flows.iter().filter(|it| !it.starts_with("10.96.1.1:53 "));
-            kept.cloned().collect()
-        };
-        assert_eq!(others(&left), others(&before));
-        assert_eq!(web.ask().as_deref(), Some("pod3"));
-        assert!(flows().len() > others(&left).len(), "the new flow stays");
-
-        // The Service goes, and its flows with it.
-        let gone = moved.replacen(
-            "metadata: {name: web}",
-            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
-            1,
-        );
-        scene.program(&gone);
-        let left = flows();
-        let of_web = ["10.96.1.1:53 ", "[fd00:10:96::1]:53 "];
-        assert!(
-            !left
-                .iter()
-                .any(|it| of_web.iter().any(|web| it.starts_with(web))),
-            "{left:?}"
-        );
-        assert!(left.iter().any(|it| it.starts_with("198.51.100.4:53 ")));
-        assert!(left.iter().any(|it| it.starts_with("10.244.1.2:5353 ")));
     });
 }

@@ -10,8 +10,6 @@ use proxier::plan::ServiceAddresses;
 use super::scene::Scene;
 use crate::{DUAL, at, check};
 
-const FORMS: [ServiceAddresses; 2] = [ServiceAddresses::Routes, ServiceAddresses::Dummy];
-
 /// The node's own as web's external IPs and as its load balancer's, in both families.
 fn with_own_addresses() -> String {
     let manifests = DUAL
@@ -58,38 +56,45 @@ fn own_daemons_are_reached(scene: &Scene) {
 
 #[test]
 fn own_addresses_that_services_have_too_are_never_filtered() {
-    lab::test(|| {
-        for form in FORMS {
-            let manifests = with_own_addresses();
-            let mut scene = Scene::with(&manifests, form, |_| {});
-            own_daemons_are_reached(&scene);
-            for (v4, v6) in OWN {
-                let web = at(v4, v6, 80, 53);
-                for client in ["ext", "pod3", "node"] {
-                    check(&scene, client, &web, &["pod1/node", "podB1/node"]);
-                }
-            }
-            // Without endpoints, only the Service's ports are refused.
-            let without = manifests.replacen("metadata: {name: web-", "metadata: {name: other-", 2);
-            let without = without.replacen("service-name: web}", "service-name: other}", 2);
-            scene.program(&without);
-            own_daemons_are_reached(&scene);
-            let (v4, v6) = OWN[0];
-            check(&scene, "ext", &at(v4, v6, 80, 53), &["refused"]);
+    never_filtered(ServiceAddresses::Routes);
+}
 
-            // The addresses do not go with the Service.
-            let gone = manifests.replacen(
-                "metadata: {name: web}",
-                "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
-                1,
-            );
-            assert_ne!(gone, manifests);
-            scene.program(&gone);
-            own_daemons_are_reached(&scene);
-            let listed = scene.client("node").exec(&["ip", "address", "show"]);
-            for address in OWN.iter().flat_map(|(v4, v6)| [v4, v6]) {
-                assert!(listed.contains(&format!("{address}/")), "{listed}");
+#[test]
+fn own_addresses_are_never_filtered_where_services_have_a_device() {
+    never_filtered(ServiceAddresses::Dummy);
+}
+
+fn never_filtered(form: ServiceAddresses) {
+    lab::test(|| {
+        let manifests = with_own_addresses();
+        let mut scene = Scene::with(&manifests, form, |_| {});
+        own_daemons_are_reached(&scene);
+        for (v4, v6) in OWN {
+            let web = at(v4, v6, 80, 53);
+            for client in ["ext", "pod3", "node"] {
+                check(&scene, client, &web, &["pod1/node", "podB1/node"]);
             }
+        }
+        // Without endpoints, only the Service's ports are refused.
+        let without = manifests.replacen("metadata: {name: web-", "metadata: {name: other-", 2);
+        let without = without.replacen("service-name: web}", "service-name: other}", 2);
+        scene.program(&without);
+        own_daemons_are_reached(&scene);
+        let (v4, v6) = OWN[0];
+        check(&scene, "ext", &at(v4, v6, 80, 53), &["refused"]);
+
+        // The addresses do not go with the Service.
+        let gone = manifests.replacen(
+            "metadata: {name: web}",
+            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
+            1,
+        );
+        assert_ne!(gone, manifests);
+        scene.program(&gone);
+        own_daemons_are_reached(&scene);
+        let listed = scene.client("node").exec(&["ip", "address", "show"]);
+        for address in OWN.iter().flat_map(|(v4, v6)| [v4, v6]) {
+            assert!(listed.contains(&format!("{address}/")), "{listed}");
         }
     });
 }
@@ -127,26 +132,40 @@ const WITHOUT_ENDPOINTS: [&str; 4] = [
     "2001:db8:51::6",
 ];
 
-#[test]
-fn service_addresses_with_endpoints_answer_ping_where_they_shall() {
+fn answers_ping(form: ServiceAddresses, answer_ping: bool) {
     lab::test(|| {
-        for form in FORMS {
-            for answer_ping in [true, false] {
-                let scene = Scene::with(DUAL, form, |config| config.answer_ping = answer_ping);
-                for address in WITH_ENDPOINTS {
-                    for client in ["ext", "pod3"] {
-                        let answers = pings(&scene, client, address);
-                        assert_eq!(answers, answer_ping, "{client} to {address}, {form:?}");
-                    }
-                }
-                for address in WITHOUT_ENDPOINTS {
-                    assert!(!pings(&scene, "ext", address), "{address}, {form:?}");
-                }
-                assert!(pings(&scene, "ext", "172.18.0.2"));
-                assert!(pings(&scene, "ext", "fd00:172:18::2"));
+        let scene = Scene::with(DUAL, form, |config| config.answer_ping = answer_ping);
+        for address in WITH_ENDPOINTS {
+            for client in ["ext", "pod3"] {
+                let answers = pings(&scene, client, address);
+                assert_eq!(answers, answer_ping, "{client} to {address}");
             }
         }
+        for address in WITHOUT_ENDPOINTS {
+            assert!(!pings(&scene, "ext", address), "{address}");
+        }
+        assert!(pings(&scene, "ext", "172.18.0.2") && pings(&scene, "ext", "fd00:172:18::2"));
     });
+}
+
+#[test]
+fn service_addresses_with_endpoints_answer_ping_where_they_shall() {
+    answers_ping(ServiceAddresses::Routes, true);
+}
+
+#[test]
+fn service_addresses_of_a_device_answer_ping_where_they_shall() {
+    answers_ping(ServiceAddresses::Dummy, true);
+}
+
+#[test]
+fn no_service_address_answers_ping_by_itself() {
+    answers_ping(ServiceAddresses::Routes, false);
+}
+
+#[test]
+fn no_service_address_of_a_device_answers_ping_by_itself() {
+    answers_ping(ServiceAddresses::Dummy, false);
 }
 
 /// Ports of Services that are node ports of another one: of web and, from inside by firewall mark, of
@@ -221,41 +240,49 @@ fn a_port_that_is_a_node_port_elsewhere_is_nothing_special() {
 
 #[test]
 fn masqueraded_connections_have_no_node_port_as_their_source() {
+    sources_are_no_node_ports("UDP");
+}
+
+#[test]
+fn masqueraded_associations_have_no_node_port_as_their_source() {
+    sources_are_no_node_ports("SCTP");
+}
+
+/// Over TCP and `protocol`.
+fn sources_are_no_node_ports(protocol: &str) {
     lab::test(|| {
-        for protocol in ["UDP", "SCTP"] {
-            let manifests = DUAL.replace("protocol: UDP", &format!("protocol: {protocol}"));
-            let scene = Scene::with(&manifests, ServiceAddresses::Routes, |config| {
-                config.node_ports = 2_000..=65_000;
-            });
-            for pod in ["pod1", "podB1"] {
-                scene.client(pod).serve_sctp(5353);
-            }
-            let ext = scene.client("ext");
-            let idle: SocketAddr = "172.18.0.2:2000".parse().unwrap();
-            assert_eq!(ext.ask_tcp(idle), Answer::Refused);
-            for address in [
-                "198.51.100.1",
-                "2001:db8:51::1",
-                "10.96.1.1",
-                "fd00:10:96::1",
-            ] {
-                let address = address.parse().unwrap();
-                for _ in 0..15 {
-                    let dns = SocketAddr::new(address, 53);
-                    let answers = [
-                        ext.ask_tcp(SocketAddr::new(address, 80)),
-                        match protocol {
-                            "UDP" => ext.ask_udp(dns),
-                            _ => ext.ask_sctp(dns),
-                        },
-                    ];
-                    for answer in answers {
-                        match answer {
-                            Answer::Reply { source, .. } => {
-                                assert!((1024..2000).contains(&source.port()), "{source}");
-                            }
-                            other => panic!("{address}, TCP or {protocol}: {other}"),
+        let manifests = DUAL.replace("protocol: UDP", &format!("protocol: {protocol}"));
+        let scene = Scene::with(&manifests, ServiceAddresses::Routes, |config| {
+            config.node_ports = 2_000..=65_000;
+        });
+        for pod in ["pod1", "podB1"] {
+            scene.client(pod).serve_sctp(5353);
+        }
+        let ext = scene.client("ext");
+        let idle: SocketAddr = "172.18.0.2:2000".parse().unwrap();
+        assert_eq!(ext.ask_tcp(idle), Answer::Refused);
+        for address in [
+            "198.51.100.1",
+            "2001:db8:51::1",
+            "10.96.1.1",
+            "fd00:10:96::1",
+        ] {
+            let address = address.parse().unwrap();
+            for _ in 0..15 {
+                let dns = SocketAddr::new(address, 53);
+                let answers = [
+                    ext.ask_tcp(SocketAddr::new(address, 80)),
+                    match protocol {
+                        "UDP" => ext.ask_udp(dns),
+                        _ => ext.ask_sctp(dns),
+                    },
+                ];
+                for answer in answers {
+                    match answer {
+                        Answer::Reply { source, .. } => {
+                            assert!((1024..2000).contains(&source.port()), "{source}");
                         }
+                        other => panic!("{address}, TCP or {protocol}: {other}"),
                     }
                 }
             }
