@@ -2,29 +2,26 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeSet;
-use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
-
-use lab::net::Answer;
-use proxier::model::Protocol;
 use proxier::packets::LocalMode;
 use proxier::plan::ServiceAddresses;
 
 mod packets {
+    mod addresses;
     mod forward;
     mod icmp;
     mod load;
+    mod marks;
     mod node;
     pub(super) mod observed;
     mod order;
     mod replacement;
     pub(super) mod scene;
     mod sctp;
+    mod stale;
 }
 
 use packets::observed;
-use packets::scene::{Answers, Scene, flows};
+use packets::scene::{Answers, Scene};
 
 const CLUSTER: &str = include_str!("conformance/cluster.yaml");
 const KUBE_PROXY: &str = include_str!("conformance/kube-proxy-1.36.2.json");
@@ -162,7 +159,6 @@ fn with_addresses_on_a_device_and_everything_masqueraded() {
     lab::test(|| {
         let scene = Scene::with(DUAL, ServiceAddresses::Dummy, |config| {
             config.masquerade_all = true;
-            config.answer_ping = true;
         });
         let masqueraded = ["pod1/node", "podB1/node"];
         let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
@@ -174,24 +170,6 @@ fn with_addresses_on_a_device_and_everything_masqueraded() {
         check(&scene, "node", &local, &["pod2/node", "podB1/node"]);
         let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
         check(&scene, "node", &ranged, &["pod1/node"]);
-
-        let pings = |address: &str| {
-            let ping = ["ping", "-c", "1", "-W", "1", address];
-            let run = || {
-                std::process::Command::new(ping[0])
-                    .args(&ping[1..])
-                    .output()
-            };
-            scene.client("ext").run(run).unwrap().status.success()
-        };
-        if std::process::Command::new("ping")
-            .arg("-V")
-            .output()
-            .is_ok()
-        {
-            assert!(pings("10.96.1.1") && pings("fd00:10:96::1"));
-            assert!(!pings("10.96.4.1"), "it has no endpoints");
-        }
     });
 }
 
@@ -215,69 +193,6 @@ fn told_by(mode: LocalMode) {
         config.local_mode = mode;
     });
     inside_and_outside_differ(&scene);
-}
-
-/// Somebody else's rules: they drop what is forwarded unless it is known, mark everything, and note
-/// what leaves with a mark that is not theirs. (The kernel's own multicast reports have any.)
-const OTHERS: &str = "
-    table inet others {
-        set strange {
-            type mark . inet_proto . ifname
-            flags dynamic
-            size 100
-        }
-        chain forward {
-            type filter hook forward priority filter; policy drop
-            ct state established,related accept
-            ip saddr 10.244.2.0/24 accept
-            ip6 saddr fd00:244:2::/48 accept
-        }
-        chain stranger {
-            type filter hook prerouting priority -301
-            meta mark set 0x00010000
-        }
-        chain stranger-own {
-            type filter hook output priority -301
-            oifname != \"lo\" meta mark 0 meta mark set 0x00010000
-        }
-        chain note {
-            type filter hook postrouting priority 400
-            meta l4proto { tcp, udp } meta mark != 0x00010000 meta mark != 0 \
-                add @strange { meta mark . meta l4proto . oifname }
-        }
-    }
-";
-
-#[test]
-fn marks_and_drops_of_others_do_no_harm() {
-    lab::test(|| {
-        let scene = Scene::conformance(DUAL);
-        scene.nft(OTHERS);
-        inside_and_outside_differ(&scene);
-        let list = ["/usr/sbin/nft", "list", "set", "inet", "others", "strange"];
-        let listed = scene.client("node").exec(&list);
-        assert!(!listed.contains("elements"), "{listed}");
-    });
-}
-
-#[test]
-fn masqueraded_connections_have_no_node_port_as_their_source() {
-    lab::test(|| {
-        let scene = Scene::with(DUAL, ServiceAddresses::Routes, |config| {
-            config.node_ports = 2_000..=65_000;
-        });
-        let to: SocketAddr = "172.18.0.2:2000".parse().unwrap();
-        assert_eq!(scene.client("ext").ask_tcp(to), Answer::Refused);
-        for _ in 0..30 {
-            let to: SocketAddr = "198.51.100.1:80".parse().unwrap();
-            match scene.client("ext").ask_tcp(to) {
-                Answer::Reply { source, .. } => {
-                    assert!((1024..2000).contains(&source.port()), "{source}");
-                }
-                other => panic!("{other}"),
-            }
-        }
-    });
 }
 
 /// Source ranges are about load-balancer addresses alone. A Service's other addresses stay open to
@@ -310,88 +225,5 @@ fn what_has_no_source_ranges_stays_open_while_they_change() {
             let shut = &load_balancer[round % 4..][..1];
             check(&scene, "ext2", shut, &["timeout"]);
         }
-    });
-}
-
-/// A client that keeps asking from one port, as resolvers do.
-struct Resolver(UdpSocket);
-
-impl Resolver {
-    fn of(scene: &Scene, client: &str, to: &str) -> Self {
-        let to: SocketAddr = to.parse().unwrap();
-        Self(scene.client(client).run(|| {
-            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = UdpSocket::bind(any).unwrap();
-            let patience = Some(Duration::from_millis(300));
-            socket.set_read_timeout(patience).unwrap();
-            socket.connect(to).unwrap();
-            socket
-        }))
-    }
-
-    /// Who answers, if anybody does.
-    fn ask(&self) -> Option<String> {
-        self.0.send(b"?\n").ok()?;
-        let mut line = [0; 128];
-        let length = self.0.recv(&mut line).ok()?;
-        let line = String::from_utf8_lossy(&line[..length]).into_owned();
-        Some(line.split(' ').next().unwrap().to_owned())
-    }
-}
-
-#[test]
-fn stale_flows_go_and_no_others() {
-    lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        let web = Resolver::of(&scene, "pod3", "10.96.1.1:53");
-        let web6 = Resolver::of(&scene, "pod3", "[fd00:10:96::1]:53");
-        let local = Resolver::of(&scene, "ext", "198.51.100.4:53");
-        let direct = Resolver::of(&scene, "ext", "10.244.1.2:5353");
-        for resolver in [&web, &web6, &local, &direct] {
-            assert!(resolver.ask().is_some());
-        }
-        let flows = || flows(Protocol::Udp);
-        let before = flows();
-        assert_eq!(before.len(), 4, "{before:?}");
-
-        // Both endpoints of `web` are replaced by pod3, in IPv4.
-        let moved = DUAL.replacen(
-            "- {addresses: [10.244.1.2], nodeName: node-a}\n\
-             - {addresses: [10.244.2.2], nodeName: node-b}",
-            "- {addresses: [10.244.1.4], nodeName: node-a}",
-            1,
-        );
-        assert_ne!(moved, DUAL);
-        scene.program(&moved);
-        let left = flows();
-        assert!(
-            !left.iter().any(|flow| flow.starts_with("10.96.1.1:53 ")),
-            "{left:?}"
-        );
-        let others = |flows: &BTreeSet<String>| -> Vec<String> {
-            let kept = flows.iter().filter(|it| !it.starts_with("10.96.1.1:53 "));
-            kept.cloned().collect()
-        };
-        assert_eq!(others(&left), others(&before));
-        assert_eq!(web.ask().as_deref(), Some("pod3"));
-        assert!(flows().len() > others(&left).len(), "the new flow stays");
-
-        // The Service goes, and its flows with it.
-        let gone = moved.replacen(
-            "metadata: {name: web}",
-            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
-            1,
-        );
-        scene.program(&gone);
-        let left = flows();
-        let of_web = ["10.96.1.1:53 ", "[fd00:10:96::1]:53 "];
-        assert!(
-            !left
-                .iter()
-                .any(|it| of_web.iter().any(|web| it.starts_with(web))),
-            "{left:?}"
-        );
-        assert!(left.iter().any(|it| it.starts_with("198.51.100.4:53 ")));
-        assert!(left.iter().any(|it| it.starts_with("10.244.1.2:5353 ")));
     });
 }

@@ -11,6 +11,8 @@ mod changes;
 mod daemon;
 #[path = "survival/dice.rs"]
 mod dice;
+#[path = "survival/foreign.rs"]
+mod foreign;
 #[path = "survival/forward.rs"]
 mod forward;
 #[path = "survival/repair.rs"]

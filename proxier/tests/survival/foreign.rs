@@ -1,0 +1,182 @@
+//! Packet rules of others are the same, byte for byte, while the program runs and after it has
+//! cleaned up, but for the rule that it puts into a chain that drops.
+
+use std::path::Path;
+
+use lab::net::{Answer, Cluster};
+
+use super::daemon::{Daemon, web_key};
+use super::{AT_ONCE, POD1, POD2};
+
+/// A filter with everything that listings show: elements, verdicts, comments, a limit, an object.
+const OF_NFT: &str = "
+    table inet others {
+        comment \"somebody's\"
+        counter seen {
+            comment \"of all that is forwarded\"
+        }
+        set friends {
+            type ipv4_addr . inet_service
+            flags interval
+            elements = { 192.0.2.0/24 . 443, 198.51.100.9 . 1-1024 }
+        }
+        map ways {
+            type inet_proto : verdict
+            elements = { tcp : jump strangers, icmp : accept }
+        }
+        chain strangers {
+            ip6 saddr 2001:db8:bad::/48 drop comment \"known\"
+            limit rate 5/minute counter accept
+        }
+        chain forward {
+            type filter hook forward priority filter; policy drop
+            counter
+            ip saddr . tcp dport @friends accept
+            meta l4proto vmap @ways
+            tcp dport 22 meta mark set 0x7 accept
+        }
+        chain output {
+            type route hook output priority mangle; policy accept
+            meta mark 0x99 meta priority set 1:2
+        }
+    }
+    table ip ours-too {
+        chain nat {
+            type nat hook postrouting priority srcnat; policy accept
+            ip saddr 10.9.0.0/16 masquerade
+        }
+    }
+";
+
+/// As Docker and administrators leave it.
+const OF_IPTABLES: [&str; 8] = [
+    "iptables-nft -P FORWARD DROP",
+    "iptables-nft -A FORWARD -p tcp --dport 22 -m comment --comment ssh -j ACCEPT",
+    "iptables-nft -N DOCKER-USER",
+    "iptables-nft -A DOCKER-USER -s 192.0.2.0/24 -j RETURN",
+    "iptables-nft -t nat -A POSTROUTING -s 10.9.0.0/16 -j MASQUERADE",
+    "iptables-nft -t mangle -A PREROUTING -i eth7 -j MARK --set-xmark 0x10/0xff",
+    "ip6tables-nft -P FORWARD DROP",
+    "ip6tables-nft -A FORWARD -p udp --dport 123 -j ACCEPT",
+];
+
+/// In the rule that chains get, and in nothing else.
+const OUR_RULE: &str = "ipvs-proxier: answers of endpoints";
+
+/// What others have on the node, with the numbers that the kernel gave it.
+struct Others<'a> {
+    cluster: &'a Cluster,
+    has_iptables: bool,
+}
+
+impl<'a> Others<'a> {
+    fn settle(cluster: &'a Cluster) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), OF_NFT).unwrap();
+        let load = ["/usr/sbin/nft", "-f", file.path().to_str().unwrap()];
+        cluster.node.exec(&load);
+        let others = Self {
+            cluster,
+            // A kernel without it has no extensions of iptables either, which its rules here need.
+            has_iptables: Path::new("/proc/net/ip_tables_names").exists(),
+        };
+        if others.has_iptables {
+            for command in OF_IPTABLES {
+                others.on_node(command);
+            }
+        }
+        others
+    }
+
+    fn on_node(&self, command: &str) -> String {
+        let command = format!("PATH=/usr/sbin:/usr/bin:/bin; {command}");
+        self.cluster.node.exec(&["/bin/sh", "-c", &command])
+    }
+
+    /// How many of their chains drop the answers of endpoints.
+    fn obstacles(&self) -> usize {
+        if self.has_iptables { 3 } else { 1 }
+    }
+
+    /// All there is on the node.
+    fn everything(&self) -> String {
+        self.on_node("nft -s -a list ruleset") + &self.saved()
+    }
+
+    /// What iptables would bring back, without the times of day that it writes and the packets that
+    /// it has counted.
+    fn saved(&self) -> String {
+        if !self.has_iptables {
+            return String::new();
+        }
+        self.on_node(r"(iptables-nft-save; ip6tables-nft-save) | sed '/^#/d; s/ \[[0-9:]*\]$//'")
+    }
+
+    /// All but the program's own table, each of iptables' tables in its words.
+    fn foreign(&self) -> String {
+        let tables = ["inet others", "ip ours-too"];
+        let listed = tables.map(|table| self.on_node(&format!("nft -s -a list table {table}")));
+        listed.concat() + &self.saved()
+    }
+}
+
+/// Counters count, so the listings are without them.
+#[test]
+fn packet_rules_of_others_are_left_byte_for_byte() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let others = Others::settle(&cluster);
+        let everything = others.everything();
+        let foreign = others.foreign();
+        assert!(!everything.contains(OUR_RULE));
+
+        let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
+        let mut daemon = Daemon::new(&flags);
+        daemon.endpoints(&[POD1]);
+        let runs = |daemon: &Daemon, endpoint: (u8, u8)| {
+            daemon.await_endpoints(&[endpoint]);
+            daemon.eventually("answers of endpoints pass", || {
+                matches!(cluster.pod3.ask_tcp("10.96.1.1:80"), Answer::Reply { .. })
+            });
+            let now = others.foreign();
+            let is_ours = |line: &&str| line.contains(OUR_RULE);
+            let ours = now.lines().filter(is_ours).count();
+            assert_eq!(ours, others.obstacles(), "{now}");
+            let theirs: Vec<&str> = now.lines().filter(|line| !is_ours(line)).collect();
+            assert_eq!(theirs, foreign.lines().collect::<Vec<_>>());
+        };
+        let opened = |daemon: &Daemon| {
+            let count = || others.foreign().matches(OUR_RULE).count();
+            daemon.eventually("every chain has our rule", || count() == others.obstacles());
+        };
+        daemon.start();
+        opened(&daemon);
+        runs(&daemon, POD1);
+        daemon.endpoints(&[POD2]);
+        runs(&daemon, POD2);
+        // It meets its own rules again.
+        daemon.kill();
+        daemon.start();
+        daemon.endpoints(&[POD1]);
+        runs(&daemon, POD1);
+        // It finds that its own table is gone, and makes it anew.
+        others.on_node("nft delete table inet ipvs-proxier");
+        daemon.eventually("the table is back", || {
+            others.on_node("nft list tables").contains("ipvs-proxier")
+        });
+        runs(&daemon, POD1);
+        daemon.api.delete(&web_key());
+        daemon.eventually("the Service is gone", || {
+            cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_none()
+        });
+
+        daemon.terminate();
+        let cleanup = daemon.command("cleanup").output().unwrap();
+        assert!(cleanup.status.success(), "{cleanup:?}");
+        let left = others.everything();
+        assert_eq!(
+            left.lines().collect::<Vec<_>>(),
+            everything.lines().collect::<Vec<_>>()
+        );
+    });
+}
