@@ -20,15 +20,19 @@ use super::message::frame;
 use super::sys::*;
 
 mod chain;
+mod elements;
+mod extension;
 mod legacy;
 mod opening;
+mod rule;
 mod rules;
 
 pub use chain::ForwardChain;
 pub(super) use chain::is_dropping;
+use elements::{Elements, Sets};
 use opening::Dialect;
 pub(super) use opening::is_ours;
-use rules::Rules;
+use rules::{Missing, Rules};
 
 /// Sees to the forward chains of the network namespace in which this was opened.
 #[derive(Debug)]
@@ -107,7 +111,7 @@ impl Forwarding {
                 self.delete(&chain, &rules)?;
                 seen.closed.push(chain.clone());
             }
-            if !drops || self.accepts(&chain, &rules)? {
+            if !drops || self.accepts(&chain, rules)? {
                 continue;
             }
             let refusal = match self.treatment {
@@ -158,17 +162,31 @@ impl Forwarding {
         Ok(chains)
     }
 
-    /// Whether `chain`, whose own rules are `rules`, accepts established connections somewhere.
-    fn accepts(&mut self, chain: &ForwardChain, rules: &Rules) -> Result<bool, Error> {
-        match rules.accept(chain.name()) {
-            Some(accepts) => Ok(accepts),
-            None => Ok(self.rules(chain, None)?.accept(chain.name()) == Some(true)),
+    /// Whether `chain`, whose own rules are `rules`, is sure to accept established connections.
+    fn accepts(&mut self, chain: &ForwardChain, mut rules: Rules) -> Result<bool, Error> {
+        let mut sets = Sets::new();
+        loop {
+            match rules.accept(chain.name(), &sets) {
+                Ok(accepts) => return Ok(accepts),
+                Err(Missing::Rules) => {
+                    rules = self.rules(chain, None)?;
+                    // Names that the kernel gave may be others' by now.
+                    sets.clear();
+                }
+                Err(Missing::Set(name)) => {
+                    let elements = self.elements(chain, &name)?;
+                    sets.insert(name, elements);
+                }
+            }
         }
     }
 
     /// The rules of `chain`'s table, or of one chain in it.
     fn rules(&mut self, chain: &ForwardChain, only: Option<&str>) -> Result<Rules, Error> {
-        let mut rules = Rules::default();
+        let mut rules = match only {
+            Some(_) => Rules::default(),
+            None => Rules::all(),
+        };
         self.transport.dump(
             (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETRULE,
             "reading the rules of a forward chain",
@@ -184,6 +202,24 @@ impl Forwarding {
             |rules, message| rules.read(message.payload),
         )?;
         Ok(rules)
+    }
+
+    /// The elements of a set in `chain`'s table.
+    fn elements(&mut self, chain: &ForwardChain, set: &str) -> Result<Elements, Error> {
+        let mut elements = Elements::default();
+        self.transport.dump(
+            (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETSETELEM,
+            "reading a set of connection states",
+            |writer| {
+                writer.header(&[chain.family(), 0, 0, 0]);
+                writer.string(NFTA_SET_ELEM_LIST_TABLE, chain.table());
+                writer.string(NFTA_SET_ELEM_LIST_SET, set);
+            },
+            Elements::clear,
+            &mut elements,
+            |elements, message| elements.read(message.payload),
+        )?;
+        Ok(elements)
     }
 
     /// Puts our rule at the head of `chain`. Answers why the kernel did not want it, if it did not.

@@ -239,6 +239,135 @@ fn with_each_chain(node: &Host, mut each: impl FnMut(&str, bool)) {
     }
 }
 
+/// Rules before a policy of drop, in the words of nft or as conditions of iptables' ACCEPT, each with
+/// whether all established connections pass. The chain `none` accepts nobody.
+const PROVEN: [(&str, &str, bool); 38] = [
+    ("iptables", "-m conntrack --ctstate ESTABLISHED", true),
+    ("iptables", "-m conntrack --ctstate DNAT,ESTABLISHED", true),
+    (
+        "iptables",
+        "-m comment --comment x -m state --state RELATED,ESTABLISHED",
+        true,
+    ),
+    ("iptables", "-m state --state ESTABLISHED", true),
+    ("iptables", "-m conntrack --ctstate NEW", false),
+    ("iptables", "-m conntrack --ctstate DNAT", false),
+    ("iptables", "-m conntrack --ctstate RELATED", false),
+    (
+        "iptables",
+        "-m conntrack ! --ctstate ESTABLISHED,RELATED",
+        false,
+    ),
+    (
+        "iptables",
+        "-m conntrack --ctstate ESTABLISHED --ctproto 6",
+        false,
+    ),
+    (
+        "iptables",
+        "-m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL",
+        false,
+    ),
+    ("iptables", "-m conntrack --ctproto 17", false),
+    ("iptables", "-m state --state NEW", false),
+    ("iptables", "-m state ! --state ESTABLISHED", false),
+    (
+        "iptables",
+        "-i eth7 -m conntrack --ctstate ESTABLISHED",
+        false,
+    ),
+    ("nft", "counter accept", true),
+    ("nft", "ct state != new accept", true),
+    ("nft", "ct state & (new | invalid) == 0 accept", true),
+    ("nft", "ct state { new, established } accept", true),
+    ("nft", "ct state != { new, invalid } accept", true),
+    ("nft", "ct state @good accept", true),
+    ("nft", "ct state vmap @fates", true),
+    ("nft", "ct state vmap { established : jump one }", true),
+    ("nft", "ct state vmap { established : goto one }", true),
+    (
+        "nft",
+        "ct state new drop; ct state established return; accept",
+        false,
+    ),
+    ("nft", "ct state { new, untracked } accept", false),
+    ("nft", "ct state != established accept", false),
+    ("nft", "ct state != { established, related } accept", false),
+    ("nft", "ct state related accept", false),
+    ("nft", "ct state > related accept", false),
+    ("nft", "ct state established reject; accept", false),
+    ("nft", "ct state established,related drop; accept", false),
+    (
+        "nft",
+        "ct state . meta l4proto { established . tcp } accept",
+        false,
+    ),
+    ("nft", "ct direction original accept", false),
+    ("nft", "ct state vmap { invalid : drop }", false),
+    (
+        "nft",
+        "ct state vmap { new : accept, invalid : drop }",
+        false,
+    ),
+    ("nft", "ct state vmap { established : jump none }", false),
+    (
+        "nft",
+        "ct state vmap { established : goto none }; accept",
+        false,
+    ),
+    (
+        "nft",
+        "jump none; meta mark 5 ct state established accept",
+        false,
+    ),
+];
+
+#[test]
+fn a_rule_counts_only_where_it_is_proven_to_accept() {
+    lab::test(|| {
+        let node = lab::net::node("node-a");
+        let mut forwarding = Forwarding::open(Treatment::Warn).unwrap();
+        let has_iptables = Path::new("/proc/net/ip_tables_names").exists();
+        for (tool, rules, accepts) in PROVEN {
+            nft(&node, "flush ruleset");
+            match tool {
+                "nft" => nft(
+                    &node,
+                    &format!(
+                        "table inet others {{
+                            set good {{ type ct_state; elements = {{ established }}; }}
+                            map fates {{
+                                type ct_state : verdict
+                                elements = {{ new : drop, established : accept }}
+                            }}
+                            chain one {{ accept; }}
+                            chain none {{ counter; tcp dport 22 accept; }}
+                            chain forward {{
+                                type filter hook forward priority 0; policy drop; {rules};
+                            }}
+                        }}"
+                    ),
+                ),
+                // A kernel without iptables' extensions has no such rules.
+                _ if !has_iptables => continue,
+                _ => {
+                    for program in ["iptables-nft", "ip6tables-nft"] {
+                        let commands = format!(
+                            "cd /usr/sbin; ./{program} -P FORWARD DROP; \
+                             ./{program} -A FORWARD {rules} -j ACCEPT"
+                        );
+                        node.exec(&["/bin/sh", "-ec", &commands]);
+                    }
+                }
+            }
+            let chains = if tool == "nft" { 1 } else { 2 };
+            let found = forwarding.see_to().unwrap().obstacles.len();
+            let expected = if accepts { 0 } else { chains };
+            assert_eq!(found, expected, "{tool} {rules}");
+        }
+    });
+}
+
 #[test]
 fn chains_without_the_rule_are_found() {
     lab::test(|| {

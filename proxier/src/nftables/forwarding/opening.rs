@@ -4,6 +4,7 @@ use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
 
 use super::chain::ForwardChain;
+use super::extension::{REVISION, conntrack};
 use crate::nftables::expression::write_rule;
 use crate::nftables::message::contents;
 use crate::nftables::rule::{Match, Rule, Verdict};
@@ -41,7 +42,7 @@ pub(super) fn write(writer: &mut Writer<'_>, chain: &ForwardChain, dialect: Dial
         let rule = match dialect {
             Dialect::Nft => Rule::new([Match::Reply.into(), Match::Established.into(), accept]),
             Dialect::Iptables => {
-                write_extension(expressions, "conntrack", 3, &conntrack());
+                write_extension(expressions, "conntrack", REVISION, &conntrack());
                 write_extension(expressions, "comment", 0, &comment());
                 Rule::new([accept])
             }
@@ -94,31 +95,7 @@ fn comment() -> Vec<u8> {
     info
 }
 
-// `struct xt_conntrack_mtinfo3` of linux/netfilter/xt_conntrack.h: its length as iptables pads it, and
-// where its fields are that say what is compared.
-const MTINFO3: usize = 168;
-const MATCH_FLAGS: usize = 146;
-const INVERT_FLAGS: usize = 148;
-const STATE_MASK: usize = 150;
-const XT_CONNTRACK_STATE: u16 = 1 << 0;
-const XT_CONNTRACK_DIRECTION: u16 = 1 << 12;
-const XT_CONNTRACK_STATE_BITS: u16 = 1 << 1 | 1 << 2;
-
 const XT_MAX_COMMENT_LEN: usize = 256;
-
-/// `-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY`
-fn conntrack() -> [u8; MTINFO3] {
-    let mut info = [0; MTINFO3];
-    for (place, value) in [
-        (MATCH_FLAGS, XT_CONNTRACK_STATE | XT_CONNTRACK_DIRECTION),
-        // The other direction than that of the first packet.
-        (INVERT_FLAGS, XT_CONNTRACK_DIRECTION),
-        (STATE_MASK, XT_CONNTRACK_STATE_BITS),
-    ] {
-        info[place..place + 2].copy_from_slice(&value.to_ne_bytes());
-    }
-    info
-}
 
 /// Writes a comparison by one of iptables' extensions.
 fn write_extension(expressions: &mut Writer<'_>, name: &str, revision: u32, info: &[u8]) {
@@ -130,24 +107,4 @@ fn write_extension(expressions: &mut Writer<'_>, name: &str, revision: u32, info
             data.bytes(NFTA_MATCH_INFO, info);
         });
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The data of the expressions that `iptables -I FORWARD -m conntrack --ctstate
-    /// RELATED,ESTABLISHED --ctdir REPLY -j ACCEPT` (1.8.9) sends, less what is 0 at the begin.
-    const RECORDED: [u8; 22] = [
-        0x01, 0x10, 0x00, 0x10, 0x06, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    ];
-
-    #[test]
-    #[cfg(target_endian = "little")]
-    fn the_bytes_are_those_of_iptables() {
-        let bytes = conntrack();
-        let (zeros, rest) = bytes.split_at(MTINFO3 - RECORDED.len());
-        assert!(zeros.iter().all(|byte| *byte == 0));
-        assert_eq!(rest, RECORDED);
-    }
 }
