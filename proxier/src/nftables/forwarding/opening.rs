@@ -1,7 +1,8 @@
 //! The rule that lets answers pass: `ct direction reply ct state established,related accept`.
 
-use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
+use ipvs_netlink::{Error, Refusal};
+use rustix::io::Errno;
 
 use super::chain::ForwardChain;
 use super::extension::{REVISION, conntrack};
@@ -22,14 +23,22 @@ pub(super) enum Dialect {
     Iptables,
 }
 
-impl Dialect {
-    /// Those that `chain` may have, best first.
-    pub(super) fn of(chain: &ForwardChain) -> &'static [Self] {
-        match chain.program() {
-            // Where the kernel lacks iptables' extensions, iptables is of no use to anybody there.
-            Some(_) => &[Self::Iptables, Self::Nft],
-            None => &[Self::Nft],
+/// Has `put` try to give `chain` our rule. Answers why the kernel did not want it, if it did not.
+///
+/// Any rule in nft's dialect would keep iptables from its own table. So it comes into question only
+/// where the kernel lacks iptables' extensions, and iptables is of no use to anybody.
+pub(super) fn put_best(
+    chain: &ForwardChain,
+    mut put: impl FnMut(Dialect) -> Result<Option<Refusal>, Error>,
+) -> Result<Option<Refusal>, Error> {
+    if chain.program().is_none() {
+        return put(Dialect::Nft);
+    }
+    match put(Dialect::Iptables)? {
+        Some(refusal) if [Errno::NOENT, Errno::OPNOTSUPP].contains(&refusal.errno) => {
+            Ok(put(Dialect::Nft)?.and(Some(refusal)))
         }
+        result => Ok(result),
     }
 }
 
@@ -107,4 +116,51 @@ fn write_extension(expressions: &mut Writer<'_>, name: &str, revision: u32, info
             data.bytes(NFTA_MATCH_INFO, info);
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nft_writes_where_iptables_cannot_and_nowhere_else_of_its_own() {
+        use Dialect::{Iptables, Nft};
+
+        let of_iptables = ForwardChain::new(NFPROTO_IPV4, "filter", "FORWARD");
+        let of_nft = ForwardChain::new(NFPROTO_INET, "filter", "forward");
+        for (chain, refused, expected) in [
+            (&of_nft, None, &[Nft][..]),
+            (&of_nft, Some((Nft, Errno::NOENT)), &[Nft]),
+            (&of_iptables, None, &[Iptables]),
+            (
+                &of_iptables,
+                Some((Iptables, Errno::NOENT)),
+                &[Iptables, Nft],
+            ),
+            (
+                &of_iptables,
+                Some((Iptables, Errno::OPNOTSUPP)),
+                &[Iptables, Nft],
+            ),
+            (&of_iptables, Some((Iptables, Errno::NOMEM)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::INTR)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::AGAIN)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::BUSY)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::PERM)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::INVAL)), &[Iptables]),
+        ] {
+            let mut tried = Vec::new();
+            let result = put_best(chain, |dialect| {
+                tried.push(dialect);
+                let refused = refused.filter(|(which, _)| *which == dialect);
+                Ok(refused.map(|(_, errno)| Refusal {
+                    errno,
+                    detail: None,
+                }))
+            });
+            assert_eq!(tried, expected, "{chain}, {refused:?}");
+            let is_in = refused.is_none() || tried.len() > 1;
+            assert_eq!(result.unwrap().is_none(), is_in, "{chain}, {refused:?}");
+        }
+    }
 }
