@@ -8,12 +8,17 @@ use crate::nftables::Forwarding;
 /// No two looks are closer: whoever fights for a chain must not keep us busy.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Sees to forward chains of others at every full resync, and soon after one has changed.
+/// After a look that went wrong somewhere comes the next one so soon.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Sees to forward chains of others at every full resync, soon after one has changed, and again when
+/// it could not.
 #[derive(Debug)]
 pub(super) struct Forward {
     forwarding: Forwarding,
     last: Option<Duration>,
     has_changed: bool,
+    has_failed: bool,
 }
 
 impl Forward {
@@ -22,6 +27,7 @@ impl Forward {
             forwarding,
             last: None,
             has_changed: false,
+            has_failed: false,
         }
     }
 
@@ -32,14 +38,20 @@ impl Forward {
 
     /// When to look before the next resync, in time since boot.
     pub(super) fn due(&self) -> Option<Duration> {
-        let soon = self.last.map_or(Duration::ZERO, |last| last + PAUSE);
-        self.has_changed.then_some(soon)
+        let after = |pause| self.last.map_or(Duration::ZERO, |last| last + pause);
+        match (self.has_changed, self.has_failed) {
+            (true, _) => Some(after(PAUSE)),
+            (false, true) => Some(after(RETRY)),
+            (false, false) => None,
+        }
     }
 
     /// Looks at `now`, in time since boot.
     pub(super) fn see_to(&mut self, now: Duration, journal: &mut Journal) {
         self.last = Some(now);
         self.has_changed = false;
-        journal.forwarding(self.forwarding.see_to());
+        let seen = self.forwarding.see_to();
+        self.has_failed = (seen.as_ref()).map_or(true, |seen| !seen.failures.is_empty());
+        journal.forwarding(seen, now);
     }
 }

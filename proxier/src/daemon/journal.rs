@@ -1,12 +1,13 @@
 //! What the log says of rounds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use ipvs_netlink::Error;
 
 use crate::conntrack::Swept;
 use crate::dataplane::Dataplane;
-use crate::nftables::{Obstacle, Seen};
+use crate::nftables::{ForwardChain, Obstacle, Seen};
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
@@ -14,6 +15,9 @@ use crate::sysctl;
 
 /// A round with more Ops than this is summed up; the single Ops are there at level `debug`.
 const TOLD_ONE_BY_ONE: usize = 50;
+
+/// A chain that gets our rule back within this time is fought for: that it does is said once.
+const FIGHT: Duration = Duration::from_secs(600);
 
 /// Remembers what was said, so that what lasts is said once.
 #[derive(Debug, Default)]
@@ -23,6 +27,10 @@ pub(super) struct Journal {
     complaints: Vec<String>,
     /// What was said of chains of others.
     obstacles: BTreeSet<Obstacle>,
+    /// What was said of looks at them that went wrong.
+    failures: BTreeSet<String>,
+    /// When they last got a rule of ours.
+    opened: BTreeMap<ForwardChain, Duration>,
     /// Of whose tables was said that they cannot be read.
     unreadable: Vec<&'static str>,
 }
@@ -85,17 +93,20 @@ impl Journal {
         self.complaints = complaints;
     }
 
-    /// Writes down which chains of others stood in the way, or do.
-    pub(super) fn forwarding(&mut self, seen: Result<Seen, Error>) {
+    /// Writes down which chains of others stood in the way, or do, at `now` in time since boot.
+    pub(super) fn forwarding(&mut self, seen: Result<Seen, Error>, now: Duration) {
         let seen = match seen {
             Ok(seen) => seen,
-            // The rules themselves say so if the kernel has no nf_tables at all.
-            Err(error) => return tracing::debug!("seeing to forward chains: {error}"),
+            Err(error) => return self.failed_to_see([error.to_string()].into()),
         };
-        for chain in &seen.opened {
-            tracing::info!(
-                "{chain} drops what is forwarded: it has got a rule for the answers of endpoints"
-            );
+        self.opened.retain(|_, last| now < *last + FIGHT);
+        for chain in seen.opened {
+            let words = "drops what is forwarded: it has got a rule for the answers of endpoints";
+            match self.opened.contains_key(&chain) {
+                false => tracing::info!("{chain} {words}"),
+                true => tracing::debug!("{chain} {words} again"),
+            }
+            self.opened.insert(chain, now);
         }
         for chain in &seen.closed {
             tracing::info!("{chain}: our rule is removed");
@@ -103,6 +114,7 @@ impl Journal {
         for obstacle in seen.obstacles.difference(&self.obstacles) {
             tracing::warn!("{obstacle}");
         }
+        self.failed_to_see(seen.failures);
         for program in &seen.unreadable {
             if !self.unreadable.contains(program) {
                 tracing::warn!(
@@ -114,6 +126,13 @@ impl Journal {
         }
         self.obstacles = seen.obstacles;
         self.unreadable = seen.unreadable;
+    }
+
+    fn failed_to_see(&mut self, failures: BTreeSet<String>) {
+        for failure in failures.difference(&self.failures) {
+            tracing::warn!("seeing to forward chains: {failure}; trying again");
+        }
+        self.failures = failures;
     }
 
     fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {

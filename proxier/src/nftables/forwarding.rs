@@ -20,15 +20,18 @@ use super::message::frame;
 use super::sys::*;
 
 mod chain;
+mod elements;
+mod extension;
 mod legacy;
 mod opening;
+mod rule;
 mod rules;
 
 pub use chain::ForwardChain;
 pub(super) use chain::is_dropping;
-use opening::Dialect;
+use elements::{Elements, Sets};
 pub(super) use opening::is_ours;
-use rules::Rules;
+use rules::{Missing, Rules};
 
 /// Sees to the forward chains of the network namespace in which this was opened.
 #[derive(Debug)]
@@ -56,6 +59,8 @@ pub struct Seen {
     pub closed: Vec<ForwardChain>,
     /// These drop answers.
     pub obstacles: BTreeSet<Obstacle>,
+    /// Why there are chains that could not be seen to. Another look may help.
+    pub failures: BTreeSet<String>,
     /// The table `filter` of these programs is in use, and may drop answers, too.
     pub unreadable: Vec<&'static str>,
 }
@@ -90,61 +95,81 @@ impl Forwarding {
     /// looked at further.
     ///
     /// # Errors
-    /// Those of the socket and of the dumps. What the kernel refuses for one chain is among the
-    /// [`Seen::obstacles`].
+    /// When the chains cannot be listed. What goes wrong with one of them is among the
+    /// [`Seen::failures`], and what the kernel refuses for good among the [`Seen::obstacles`].
     pub fn see_to(&mut self) -> Result<Seen, Error> {
         let mut seen = Seen {
             unreadable: legacy::in_use(),
             ..Seen::default()
         };
         for (chain, drops) in self.chains()? {
-            let rules = self.rules(&chain, Some(chain.name()))?;
-            let keeps_ours = drops && self.treatment == Treatment::Accept;
-            if !rules.ours.is_empty() {
-                if keeps_ours {
-                    continue;
-                }
-                self.delete(&chain, &rules)?;
-                seen.closed.push(chain.clone());
+            if let Err(error) = self.see_to_one(&chain, drops, &mut seen) {
+                seen.failures.insert(format!("{chain}: {error}"));
             }
-            if !drops || self.accepts(&chain, &rules)? {
-                continue;
-            }
-            let refusal = match self.treatment {
-                Treatment::Accept => match self.insert(&chain)? {
-                    None => {
-                        seen.opened.push(chain);
-                        continue;
-                    }
-                    Some(refusal) => Some(refusal.to_string()),
-                },
-                Treatment::Warn => None,
-            };
-            seen.obstacles.insert(Obstacle { chain, refusal });
         }
         Ok(seen)
+    }
+
+    fn see_to_one(
+        &mut self,
+        chain: &ForwardChain,
+        drops: bool,
+        seen: &mut Seen,
+    ) -> Result<(), Error> {
+        let rules = self.rules(chain, Some(chain.name()))?;
+        let keeps_ours = drops && self.treatment == Treatment::Accept;
+        if !rules.ours.is_empty() {
+            if keeps_ours {
+                return Ok(());
+            }
+            self.delete(chain, &rules)?;
+            seen.closed.push(chain.clone());
+        }
+        if !drops || self.accepts(chain, rules)? {
+            return Ok(());
+        }
+        let refusal = match self.treatment {
+            Treatment::Accept => match self.insert(chain)? {
+                None => {
+                    seen.opened.push(chain.clone());
+                    return Ok(());
+                }
+                Some(refusal) => Some(refusal.to_string()),
+            },
+            Treatment::Warn => None,
+        };
+        let chain = chain.clone();
+        seen.obstacles.insert(Obstacle { chain, refusal });
+        Ok(())
     }
 
     /// Removes our rules from all chains, and says which had one.
     ///
     /// # Errors
-    /// Those of the socket, of the dumps, and of the removals.
+    /// Those of the socket, of the dumps, and of the removals; the last one, after all chains.
     pub fn clear(&mut self) -> Result<Vec<ForwardChain>, Error> {
-        let mut closed = Vec::new();
+        let mut result = Ok(Vec::new());
         for (chain, _) in self.chains()? {
-            let rules = self.rules(&chain, Some(chain.name()))?;
-            if !rules.ours.is_empty() {
-                self.delete(&chain, &rules)?;
-                closed.push(chain);
+            match (self.clear_one(&chain), &mut result) {
+                (Ok(true), Ok(closed)) => closed.push(chain),
+                (Ok(_), _) => {}
+                (Err(error), _) => result = Err(error),
             }
         }
-        Ok(closed)
+        result
+    }
+
+    /// Answers whether there was a rule of ours.
+    fn clear_one(&mut self, chain: &ForwardChain) -> Result<bool, Error> {
+        let rules = self.rules(chain, Some(chain.name()))?;
+        self.delete(chain, &rules)?;
+        Ok(!rules.ours.is_empty())
     }
 
     /// The forward chains that there are, and whether their policy is drop.
     fn chains(&mut self) -> Result<Vec<(ForwardChain, bool)>, Error> {
         let mut chains = Vec::new();
-        self.transport.dump(
+        let dumped = self.transport.dump(
             (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETCHAIN,
             "reading the packet filter's chains",
             |writer| writer.header(&[NFPROTO_UNSPEC, 0, 0, 0]),
@@ -154,21 +179,41 @@ impl Forwarding {
                 chains.extend(chain::read(message.payload)?);
                 Ok(())
             },
-        )?;
-        Ok(chains)
+        );
+        match dumped {
+            // There is no nf_tables (`nfnetlink_rcv_msg`), so there are none. That it lacks is for
+            // our own rules to say.
+            Err(error) if error.is_invalid() => Ok(Vec::new()),
+            Err(error) => Err(error),
+            Ok(()) => Ok(chains),
+        }
     }
 
-    /// Whether `chain`, whose own rules are `rules`, accepts established connections somewhere.
-    fn accepts(&mut self, chain: &ForwardChain, rules: &Rules) -> Result<bool, Error> {
-        match rules.accept(chain.name()) {
-            Some(accepts) => Ok(accepts),
-            None => Ok(self.rules(chain, None)?.accept(chain.name()) == Some(true)),
+    /// Whether `chain`, whose own rules are `rules`, is sure to accept established connections.
+    fn accepts(&mut self, chain: &ForwardChain, mut rules: Rules) -> Result<bool, Error> {
+        let mut sets = Sets::new();
+        loop {
+            match rules.accept(chain.name(), &sets) {
+                Ok(accepts) => return Ok(accepts),
+                Err(Missing::Rules) => {
+                    rules = self.rules(chain, None)?;
+                    // Names that the kernel gave may be others' by now.
+                    sets.clear();
+                }
+                Err(Missing::Set(name)) => {
+                    let elements = self.elements(chain, &name)?;
+                    sets.insert(name, elements);
+                }
+            }
         }
     }
 
     /// The rules of `chain`'s table, or of one chain in it.
     fn rules(&mut self, chain: &ForwardChain, only: Option<&str>) -> Result<Rules, Error> {
-        let mut rules = Rules::default();
+        let mut rules = match only {
+            Some(_) => Rules::default(),
+            None => Rules::all(),
+        };
         self.transport.dump(
             (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETRULE,
             "reading the rules of a forward chain",
@@ -186,21 +231,44 @@ impl Forwarding {
         Ok(rules)
     }
 
-    /// Puts our rule at the head of `chain`. Answers why the kernel did not want it, if it did not.
+    /// The elements of a set in `chain`'s table.
+    fn elements(&mut self, chain: &ForwardChain, set: &str) -> Result<Elements, Error> {
+        let mut elements = Elements::default();
+        self.transport.dump(
+            (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETSETELEM,
+            "reading a set of connection states",
+            |writer| {
+                writer.header(&[chain.family(), 0, 0, 0]);
+                writer.string(NFTA_SET_ELEM_LIST_TABLE, chain.table());
+                writer.string(NFTA_SET_ELEM_LIST_SET, set);
+            },
+            Elements::clear,
+            &mut elements,
+            |elements, message| elements.read(message.payload),
+        )?;
+        Ok(elements)
+    }
+
+    /// Puts our rule at the head of `chain`. Answers why the kernel does not want it, if it does not;
+    /// what may be otherwise the next time is an error.
     fn insert(&mut self, chain: &ForwardChain) -> Result<Option<Refusal>, Error> {
-        let mut refusal = None;
-        for &dialect in Dialect::of(chain) {
-            let refused = self.change(NFT_MSG_NEWRULE, NLM_F_CREATE, |writer| {
+        let refused = opening::put_best(chain, |dialect| {
+            self.change(NFT_MSG_NEWRULE, NLM_F_CREATE, |writer| {
                 writer.header(&[chain.family(), 0, 0, 0]);
                 opening::write(writer, chain, dialect);
-            })?;
-            let Some(refused) = refused else {
-                return Ok(None);
-            };
-            // A kernel without iptables' extensions knows the other dialect.
-            refusal.get_or_insert(refused);
+            })
+        })?;
+        let Some(refusal) = refused else {
+            return Ok(None);
+        };
+        let error = Error::Refused {
+            doing: "adding our rule".into(),
+            refusal: refusal.clone(),
+        };
+        if error.is_transient() {
+            return Err(error);
         }
-        Ok(refusal)
+        Ok(Some(refusal))
     }
 
     fn delete(&mut self, chain: &ForwardChain, rules: &Rules) -> Result<(), Error> {
@@ -214,7 +282,7 @@ impl Forwarding {
             match refused {
                 Some(refusal) if refusal.errno != Errno::NOENT => {
                     return Err(Error::Refused {
-                        doing: format!("removing our rule from {chain}"),
+                        doing: "removing our rule".into(),
                         refusal,
                     });
                 }

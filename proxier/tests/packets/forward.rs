@@ -39,7 +39,7 @@ fn drop_by_iptables(node: &Host) {
 }
 
 /// Clients of every kind reach every kind of Service.
-fn everybody_hears_answers(scene: &Scene) {
+fn everybody_hears_answers(scene: &mut Scene) {
     let both = ["pod1/client", "podB1/client"];
     let masqueraded = ["pod1/node", "podB1/node"];
     let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
@@ -64,6 +64,20 @@ fn everybody_hears_answers(scene: &Scene) {
     // Refusals are the node's own words, which nobody forwards.
     let empty = at("198.51.100.6", "2001:db8:51::6", 80, 53);
     check(scene, "ext", &empty, &["refused"]);
+
+    // The same Services, with SCTP in the place of UDP.
+    for pod in ["pod1", "pod2", "pod3", "podB1"] {
+        scene.client(pod).serve_sctp(5353);
+    }
+    scene.program(&DUAL.replace("protocol: UDP", "protocol: SCTP"));
+    let sctp = |v4: &str, v6: &str| [format!("sctp {v4}:53"), format!("sctp [{v6}]:53")];
+    let cluster_ip = sctp("10.96.1.1", "fd00:10:96::1");
+    check(scene, "pod3", &cluster_ip, &both);
+    for client in ["ext", "node"] {
+        check(scene, client, &cluster_ip, &masqueraded);
+    }
+    let local = sctp("198.51.100.4", "2001:db8:51::4");
+    check(scene, "ext", &local, &["pod2/client"]);
 }
 
 /// Nobody but processes of the node does.
@@ -87,9 +101,9 @@ fn only_the_node_hears_answers(scene: &Scene) {
 #[test]
 fn one_rule_for_established_connections_is_enough_for_everybody() {
     lab::test(|| {
-        let scene = Scene::conformance(DUAL);
+        let mut scene = Scene::conformance(DUAL);
         scene.nft(&policy_drop("ct state established,related accept"));
-        everybody_hears_answers(&scene);
+        everybody_hears_answers(&mut scene);
         let list = ["/usr/sbin/nft", "list", "table", "inet", "others"];
         let requests = scene.client("node").exec(&list);
         assert!(
@@ -115,11 +129,11 @@ fn without_it_only_the_node_itself_hears_the_answers() {
 #[test]
 fn a_chain_of_nft_that_drops_gets_a_rule_for_the_answers() {
     lab::test(|| {
-        let scene = Scene::conformance(DUAL);
+        let mut scene = Scene::conformance(DUAL);
         scene.nft(&policy_drop(""));
         let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
         assert_eq!(opened(&forwarding.see_to().unwrap()), ["inet others"]);
-        everybody_hears_answers(&scene);
+        everybody_hears_answers(&mut scene);
         let outside = "tcp 10.244.1.2:8080".to_owned();
         check(&scene, "ext", &[outside], &["timeout"]);
 
@@ -134,8 +148,7 @@ fn a_chain_of_nft_that_drops_gets_a_rule_for_the_answers() {
 #[test]
 fn a_chain_of_iptables_that_drops_gets_a_rule_that_iptables_reads() {
     lab::test(|| {
-        let scene = Scene::conformance(DUAL);
-        let node = scene.client("node");
+        let mut scene = Scene::conformance(DUAL);
         let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
         if !Path::new("/proc/net/ip_tables_names").exists() {
             // A kernel without iptables' extensions, so without iptables: nft's words do.
@@ -145,14 +158,15 @@ fn a_chain_of_iptables_that_drops_gets_a_rule_that_iptables_reads() {
                     .replace("forward {", "FORWARD {"),
             );
             assert_eq!(opened(&forwarding.see_to().unwrap()), ["ip filter"]);
-            return everybody_hears_answers(&scene);
+            return everybody_hears_answers(&mut scene);
         }
-        drop_by_iptables(node);
-        let before = saved(node);
+        drop_by_iptables(scene.client("node"));
+        let before = saved(scene.client("node"));
         let seen = forwarding.see_to().unwrap();
         assert_eq!(opened(&seen), ["ip filter", "ip6 filter"]);
-        everybody_hears_answers(&scene);
+        everybody_hears_answers(&mut scene);
 
+        let node = scene.client("node");
         for program in ["/usr/sbin/iptables-nft", "/usr/sbin/ip6tables-nft"] {
             let listed = node.exec(&[program, "-S", "FORWARD"]);
             let lines: Vec<&str> = listed.lines().collect();
@@ -237,6 +251,135 @@ fn with_each_chain(node: &Host, mut each: impl FnMut(&str, bool)) {
             each(&format!("{family} others"), accepts);
         }
     }
+}
+
+/// Rules before a policy of drop, in the words of nft or as conditions of iptables' ACCEPT, each with
+/// whether all established connections pass. The chain `none` accepts nobody.
+const PROVEN: [(&str, &str, bool); 38] = [
+    ("iptables", "-m conntrack --ctstate ESTABLISHED", true),
+    ("iptables", "-m conntrack --ctstate DNAT,ESTABLISHED", true),
+    (
+        "iptables",
+        "-m comment --comment x -m state --state RELATED,ESTABLISHED",
+        true,
+    ),
+    ("iptables", "-m state --state ESTABLISHED", true),
+    ("iptables", "-m conntrack --ctstate NEW", false),
+    ("iptables", "-m conntrack --ctstate DNAT", false),
+    ("iptables", "-m conntrack --ctstate RELATED", false),
+    (
+        "iptables",
+        "-m conntrack ! --ctstate ESTABLISHED,RELATED",
+        false,
+    ),
+    (
+        "iptables",
+        "-m conntrack --ctstate ESTABLISHED --ctproto 6",
+        false,
+    ),
+    (
+        "iptables",
+        "-m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL",
+        false,
+    ),
+    ("iptables", "-m conntrack --ctproto 17", false),
+    ("iptables", "-m state --state NEW", false),
+    ("iptables", "-m state ! --state ESTABLISHED", false),
+    (
+        "iptables",
+        "-i eth7 -m conntrack --ctstate ESTABLISHED",
+        false,
+    ),
+    ("nft", "counter accept", true),
+    ("nft", "ct state != new accept", true),
+    ("nft", "ct state & (new | invalid) == 0 accept", true),
+    ("nft", "ct state { new, established } accept", true),
+    ("nft", "ct state != { new, invalid } accept", true),
+    ("nft", "ct state @good accept", true),
+    ("nft", "ct state vmap @fates", true),
+    ("nft", "ct state vmap { established : jump one }", true),
+    ("nft", "ct state vmap { established : goto one }", true),
+    (
+        "nft",
+        "ct state new drop; ct state established return; accept",
+        false,
+    ),
+    ("nft", "ct state { new, untracked } accept", false),
+    ("nft", "ct state != established accept", false),
+    ("nft", "ct state != { established, related } accept", false),
+    ("nft", "ct state related accept", false),
+    ("nft", "ct state > related accept", false),
+    ("nft", "ct state established reject; accept", false),
+    ("nft", "ct state established,related drop; accept", false),
+    (
+        "nft",
+        "ct state . meta l4proto { established . tcp } accept",
+        false,
+    ),
+    ("nft", "ct direction original accept", false),
+    ("nft", "ct state vmap { invalid : drop }", false),
+    (
+        "nft",
+        "ct state vmap { new : accept, invalid : drop }",
+        false,
+    ),
+    ("nft", "ct state vmap { established : jump none }", false),
+    (
+        "nft",
+        "ct state vmap { established : goto none }; accept",
+        false,
+    ),
+    (
+        "nft",
+        "jump none; meta mark 5 ct state established accept",
+        false,
+    ),
+];
+
+#[test]
+fn a_rule_counts_only_where_it_is_proven_to_accept() {
+    lab::test(|| {
+        let node = lab::net::node("node-a");
+        let mut forwarding = Forwarding::open(Treatment::Warn).unwrap();
+        let has_iptables = Path::new("/proc/net/ip_tables_names").exists();
+        for (tool, rules, accepts) in PROVEN {
+            nft(&node, "flush ruleset");
+            match tool {
+                "nft" => nft(
+                    &node,
+                    &format!(
+                        "table inet others {{
+                            set good {{ type ct_state; elements = {{ established }}; }}
+                            map fates {{
+                                type ct_state : verdict
+                                elements = {{ new : drop, established : accept }}
+                            }}
+                            chain one {{ accept; }}
+                            chain none {{ counter; tcp dport 22 accept; }}
+                            chain forward {{
+                                type filter hook forward priority 0; policy drop; {rules};
+                            }}
+                        }}"
+                    ),
+                ),
+                // A kernel without iptables' extensions has no such rules.
+                _ if !has_iptables => continue,
+                _ => {
+                    for program in ["iptables-nft", "ip6tables-nft"] {
+                        let commands = format!(
+                            "cd /usr/sbin; ./{program} -P FORWARD DROP; \
+                             ./{program} -A FORWARD {rules} -j ACCEPT"
+                        );
+                        node.exec(&["/bin/sh", "-ec", &commands]);
+                    }
+                }
+            }
+            let chains = if tool == "nft" { 1 } else { 2 };
+            let found = forwarding.see_to().unwrap().obstacles.len();
+            let expected = if accepts { 0 } else { chains };
+            assert_eq!(found, expected, "{tool} {rules}");
+        }
+    });
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The rule that lets answers pass: `ct direction reply ct state established,related accept`.
 
-use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
+use ipvs_netlink::{Error, Refusal};
+use rustix::io::Errno;
 
 use super::chain::ForwardChain;
+use super::extension::{REVISION, conntrack};
 use crate::nftables::expression::write_rule;
 use crate::nftables::message::contents;
 use crate::nftables::rule::{Match, Rule, Verdict};
@@ -21,14 +23,22 @@ pub(super) enum Dialect {
     Iptables,
 }
 
-impl Dialect {
-    /// Those that `chain` may have, best first.
-    pub(super) fn of(chain: &ForwardChain) -> &'static [Self] {
-        match chain.program() {
-            // Where the kernel lacks iptables' extensions, iptables is of no use to anybody there.
-            Some(_) => &[Self::Iptables, Self::Nft],
-            None => &[Self::Nft],
+/// Has `put` try to give `chain` our rule. Answers why the kernel did not want it, if it did not.
+///
+/// Any rule in nft's dialect would keep iptables from its own table. So it comes into question only
+/// where the kernel lacks iptables' extensions, and iptables is of no use to anybody.
+pub(super) fn put_best(
+    chain: &ForwardChain,
+    mut put: impl FnMut(Dialect) -> Result<Option<Refusal>, Error>,
+) -> Result<Option<Refusal>, Error> {
+    if chain.program().is_none() {
+        return put(Dialect::Nft);
+    }
+    match put(Dialect::Iptables)? {
+        Some(refusal) if [Errno::NOENT, Errno::OPNOTSUPP].contains(&refusal.errno) => {
+            Ok(put(Dialect::Nft)?.and(Some(refusal)))
         }
+        result => Ok(result),
     }
 }
 
@@ -41,7 +51,7 @@ pub(super) fn write(writer: &mut Writer<'_>, chain: &ForwardChain, dialect: Dial
         let rule = match dialect {
             Dialect::Nft => Rule::new([Match::Reply.into(), Match::Established.into(), accept]),
             Dialect::Iptables => {
-                write_extension(expressions, "conntrack", 3, &conntrack());
+                write_extension(expressions, "conntrack", REVISION, &conntrack());
                 write_extension(expressions, "comment", 0, &comment());
                 Rule::new([accept])
             }
@@ -94,31 +104,7 @@ fn comment() -> Vec<u8> {
     info
 }
 
-// `struct xt_conntrack_mtinfo3` of linux/netfilter/xt_conntrack.h: its length as iptables pads it, and
-// where its fields are that say what is compared.
-const MTINFO3: usize = 168;
-const MATCH_FLAGS: usize = 146;
-const INVERT_FLAGS: usize = 148;
-const STATE_MASK: usize = 150;
-const XT_CONNTRACK_STATE: u16 = 1 << 0;
-const XT_CONNTRACK_DIRECTION: u16 = 1 << 12;
-const XT_CONNTRACK_STATE_BITS: u16 = 1 << 1 | 1 << 2;
-
 const XT_MAX_COMMENT_LEN: usize = 256;
-
-/// `-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY`
-fn conntrack() -> [u8; MTINFO3] {
-    let mut info = [0; MTINFO3];
-    for (place, value) in [
-        (MATCH_FLAGS, XT_CONNTRACK_STATE | XT_CONNTRACK_DIRECTION),
-        // The other direction than that of the first packet.
-        (INVERT_FLAGS, XT_CONNTRACK_DIRECTION),
-        (STATE_MASK, XT_CONNTRACK_STATE_BITS),
-    ] {
-        info[place..place + 2].copy_from_slice(&value.to_ne_bytes());
-    }
-    info
-}
 
 /// Writes a comparison by one of iptables' extensions.
 fn write_extension(expressions: &mut Writer<'_>, name: &str, revision: u32, info: &[u8]) {
@@ -136,18 +122,45 @@ fn write_extension(expressions: &mut Writer<'_>, name: &str, revision: u32, info
 mod tests {
     use super::*;
 
-    /// The data of the expressions that `iptables -I FORWARD -m conntrack --ctstate
-    /// RELATED,ESTABLISHED --ctdir REPLY -j ACCEPT` (1.8.9) sends, less what is 0 at the begin.
-    const RECORDED: [u8; 22] = [
-        0x01, 0x10, 0x00, 0x10, 0x06, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    ];
-
     #[test]
-    #[cfg(target_endian = "little")]
-    fn the_bytes_are_those_of_iptables() {
-        let bytes = conntrack();
-        let (zeros, rest) = bytes.split_at(MTINFO3 - RECORDED.len());
-        assert!(zeros.iter().all(|byte| *byte == 0));
-        assert_eq!(rest, RECORDED);
+    fn nft_writes_where_iptables_cannot_and_nowhere_else_of_its_own() {
+        use Dialect::{Iptables, Nft};
+
+        let of_iptables = ForwardChain::new(NFPROTO_IPV4, "filter", "FORWARD");
+        let of_nft = ForwardChain::new(NFPROTO_INET, "filter", "forward");
+        for (chain, refused, expected) in [
+            (&of_nft, None, &[Nft][..]),
+            (&of_nft, Some((Nft, Errno::NOENT)), &[Nft]),
+            (&of_iptables, None, &[Iptables]),
+            (
+                &of_iptables,
+                Some((Iptables, Errno::NOENT)),
+                &[Iptables, Nft],
+            ),
+            (
+                &of_iptables,
+                Some((Iptables, Errno::OPNOTSUPP)),
+                &[Iptables, Nft],
+            ),
+            (&of_iptables, Some((Iptables, Errno::NOMEM)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::INTR)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::AGAIN)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::BUSY)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::PERM)), &[Iptables]),
+            (&of_iptables, Some((Iptables, Errno::INVAL)), &[Iptables]),
+        ] {
+            let mut tried = Vec::new();
+            let result = put_best(chain, |dialect| {
+                tried.push(dialect);
+                let refused = refused.filter(|(which, _)| *which == dialect);
+                Ok(refused.map(|(_, errno)| Refusal {
+                    errno,
+                    detail: None,
+                }))
+            });
+            assert_eq!(tried, expected, "{chain}, {refused:?}");
+            let is_in = refused.is_none() || tried.len() > 1;
+            assert_eq!(result.unwrap().is_none(), is_in, "{chain}, {refused:?}");
+        }
     }
 }
