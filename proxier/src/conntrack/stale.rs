@@ -50,15 +50,18 @@ impl Stale {
                 _ => {}
             }
         }
-        if !marks.is_empty() {
-            // Flows to a virtual server of a mark carry the address that its clients dialled.
-            for (key, server) in &desired.virtual_servers {
-                if desired
-                    .mark(server)
-                    .is_some_and(|mark| marks.contains(&mark))
-                {
-                    stale.add(key, desired);
-                }
+        if marks.is_empty() {
+            return stale;
+        }
+        // Flows to a virtual server of a mark carry the address that its clients dialled. Whose mark
+        // it was that is gone is not known any more: it may have been anybody's who has none now.
+        let wanted = desired.virtual_servers.values();
+        let used: BTreeSet<u32> = wanted.filter_map(|it| desired.mark(it)).collect();
+        let is_gone = marks.iter().any(|mark| !used.contains(mark));
+        for (key, server) in &desired.virtual_servers {
+            let mark = desired.mark(server);
+            if mark.map_or(is_gone, |mark| marks.contains(&mark)) {
+                stale.add(key, desired);
             }
         }
         stale
@@ -263,6 +266,21 @@ mod tests {
         assert!(!is_stale("10.96.0.10:54", "10.244.1.2:53"), "another port");
         assert!(!is_stale("8.8.8.8:53", "8.8.8.8:53"), "nothing of ours");
         let tcp = flow(Protocol::Tcp, "10.96.0.10:53", "10.244.1.2:53");
+        assert!(!stale.has(&tcp));
+    }
+
+    #[test]
+    fn without_its_mark_a_frontend_has_its_own_endpoints_left() {
+        let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
+        let web = key(ipvs::Protocol::Tcp, "10.96.0.10:80");
+        let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &["10.244.1.3:80"])]);
+        let (family, mark) = (ipvs::Family::V4, 7);
+        let gone = Op::DeleteService(ipvs::ServiceKey::Mark { family, mark });
+        let stale = Stale::of(&[gone], &desired);
+        let is_stale = |by| stale.has(&flow(Protocol::Udp, "10.96.0.10:53", by));
+        assert!(is_stale("10.244.2.2:53"), "an endpoint of the mark's alone");
+        assert!(!is_stale("10.244.1.3:53"));
+        let tcp = flow(Protocol::Tcp, "10.96.0.10:80", "10.244.2.2:80");
         assert!(!stale.has(&tcp));
     }
 
