@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::change::Change;
 use super::existing;
-use super::message::{Base, Grouping, Transaction, contents, transaction};
+use super::message::{Base, Grouping, Transaction, contents, message_type, transaction};
 use super::sys::*;
 use super::table::Table;
 
@@ -105,8 +105,9 @@ impl Client {
         self.transport.port()
     }
 
-    /// The number of the packet filter's state that our last transaction led to; `None` before the
-    /// first, and after one that failed.
+    /// The number of the packet filter's state that our last transaction led to, or that
+    /// [`Client::restore`] began with where it had nothing to change; `None` before the first, and after
+    /// one that failed.
     pub fn generation(&self) -> Option<u32> {
         self.generation
     }
@@ -118,11 +119,10 @@ impl Client {
     /// # Errors
     /// Those of the kernel.
     pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
-        let generation = self.read_generation()?;
+        self.generation = Some(self.read_generation()?);
         let Some(there) = existing::read(&mut self.transport, &self.table, table)? else {
             return self.replace(table);
         };
-        self.generation = Some(generation);
         match self.apply(&there.difference(table)) {
             // Somebody was faster.
             Err(error) if error.is_out_of_step() => self.replace(table),
@@ -135,20 +135,7 @@ impl Client {
     /// # Errors
     /// The socket's, and the kernel's but for `ENOENT`.
     pub fn exists(&mut self) -> Result<bool, Error> {
-        let kind = (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETTABLE;
-        let answer = self.transport.query(
-            kind,
-            "looking for our table",
-            |writer| {
-                writer.header(&[NFPROTO_INET, 0, 0, 0]);
-                writer.string(NFTA_TABLE_NAME, &self.table);
-            },
-            |_| Ok(true),
-        );
-        match answer {
-            Err(error) if error.errno() == Some(Errno::NOENT) => Ok(false),
-            other => other,
-        }
+        Ok(existing::flags(&mut self.transport, &self.table)?.is_some())
     }
 
     /// Carries out all of `changes`, or none, in one moment that no packet falls into.
@@ -236,7 +223,7 @@ impl Client {
     /// # Errors
     /// The socket's and the kernel's.
     pub fn read_generation(&mut self) -> Result<u32, Error> {
-        let kind = (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETGEN;
+        let kind = message_type(NFT_MSG_GETGEN);
         self.transport.query(
             kind,
             "reading the packet filter's generation",

@@ -15,7 +15,7 @@ use ipvs_netlink::transport::{Message, Transport};
 use rustix::io::Errno;
 
 use super::expression::read_verdict;
-use super::message::contents;
+use super::message::{contents, message_type};
 use super::rule::Rule;
 use super::set::{Data, Key, Kind, Set};
 use super::sys::*;
@@ -33,14 +33,15 @@ pub(super) fn read(
     name: &str,
     wanted: &Table,
 ) -> Result<Option<Table>, Error> {
+    // One with flags is none of ours: a dormant one does nothing, for example.
+    if flags(transport, name)? != Some(0) {
+        return Ok(None);
+    }
     let mut reader = Reader {
         transport,
         table: name,
         wanted,
     };
-    if !reader.is_plain()? {
-        return Ok(None);
-    }
     let Some(mut table) = reader.chains()? else {
         return Ok(None);
     };
@@ -58,6 +59,29 @@ pub(super) fn read(
         set.elements = elements;
     }
     Ok(Some(table))
+}
+
+/// The flags of the table `name`; `None` when there is no such table.
+///
+/// # Errors
+/// The socket's, and the kernel's but for `ENOENT`.
+pub(super) fn flags(transport: &mut Transport, name: &str) -> Result<Option<u32>, Error> {
+    let answer = transport.query(
+        message_type(NFT_MSG_GETTABLE),
+        "looking for our table",
+        |writer| {
+            writer.header(&[NFPROTO_INET, 0, 0, 0]);
+            writer.string(NFTA_TABLE_NAME, name);
+        },
+        |message| {
+            let flags = find(contents(message.payload), NFTA_TABLE_FLAGS)?;
+            flags.map_or(Ok(0), |flags| flags.u32_be())
+        },
+    );
+    match answer {
+        Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 /// What a rule of ours is known by: an item of userdata that nft passes over.
@@ -80,28 +104,6 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Whether the table is there, without flags: a dormant one does nothing, for example.
-    fn is_plain(&mut self) -> Result<bool, Error> {
-        let table = self.table;
-        let answer = self.transport.query(
-            message(NFT_MSG_GETTABLE),
-            "looking for our table",
-            |writer| {
-                writer.header(&[NFPROTO_INET, 0, 0, 0]);
-                writer.string(NFTA_TABLE_NAME, table);
-            },
-            |message| {
-                let flags = find(contents(message.payload), NFTA_TABLE_FLAGS)?;
-                let flags = flags.map(|flags| flags.u32_be()).transpose()?;
-                Ok(flags.unwrap_or_default() == 0)
-            },
-        );
-        match answer {
-            Err(error) if error.errno() == Some(Errno::NOENT) => Ok(false),
-            other => other,
-        }
-    }
-
     /// The table's chains, without rules; `None` when packets come through one that is not wanted so.
     fn chains(&mut self) -> Result<Option<Table>, Error> {
         let (name, wanted) = (self.table, self.wanted);
@@ -240,12 +242,8 @@ impl Reader<'_> {
             body(writer);
         };
         self.transport
-            .dump(message(kind), doing, body, clear, found, each)
+            .dump(message_type(kind), doing, body, clear, found, each)
     }
-}
-
-fn message(kind: u16) -> u16 {
-    (NFNL_SUBSYS_NFTABLES << 8) | kind
 }
 
 /// A chain without rules, if it is in `table`, and whether packets come to it as is wanted.

@@ -16,7 +16,7 @@ use ipvs_netlink::{Error, Refusal};
 use netlink_packet_core::NLM_F_CREATE;
 use rustix::io::Errno;
 
-use super::message::frame;
+use super::message::{frame, message_type};
 use super::sys::*;
 
 mod chain;
@@ -170,7 +170,7 @@ impl Forwarding {
     fn chains(&mut self) -> Result<Vec<(ForwardChain, bool)>, Error> {
         let mut chains = Vec::new();
         let dumped = self.transport.dump(
-            (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETCHAIN,
+            message_type(NFT_MSG_GETCHAIN),
             "reading the packet filter's chains",
             |writer| writer.header(&[NFPROTO_UNSPEC, 0, 0, 0]),
             Vec::clear,
@@ -215,7 +215,7 @@ impl Forwarding {
             None => Rules::all(),
         };
         self.transport.dump(
-            (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETRULE,
+            message_type(NFT_MSG_GETRULE),
             "reading the rules of a forward chain",
             |writer| {
                 writer.header(&[chain.family(), 0, 0, 0]);
@@ -235,7 +235,7 @@ impl Forwarding {
     fn elements(&mut self, chain: &ForwardChain, set: &str) -> Result<Elements, Error> {
         let mut elements = Elements::default();
         self.transport.dump(
-            (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETSETELEM,
+            message_type(NFT_MSG_GETSETELEM),
             "reading a set of connection states",
             |writer| {
                 writer.header(&[chain.family(), 0, 0, 0]);
@@ -301,7 +301,7 @@ impl Forwarding {
     ) -> Result<Option<Refusal>, Error> {
         let mut batch = Batch::new();
         frame(&mut batch, NFNL_MSG_BATCH_BEGIN, |_| {})?;
-        batch.push((NFNL_SUBSYS_NFTABLES << 8) | kind, flags, body)?;
+        batch.push(message_type(kind), flags, body)?;
         frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
         match self.transport.run_whole(&mut batch, 1)?.into_iter().next() {
             None => Ok(None),

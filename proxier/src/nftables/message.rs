@@ -110,6 +110,11 @@ pub fn transaction_length(table: &str, changes: impl IntoIterator<Item = Change>
     Ok(encoded.batch.as_bytes().len())
 }
 
+/// The type of a message of nf_tables of this kind, such as [`NFT_MSG_NEWRULE`].
+pub(super) fn message_type(kind: u16) -> u16 {
+    (NFNL_SUBSYS_NFTABLES << 8) | kind
+}
+
 /// Appends the begin or the end of a transaction.
 pub(super) fn frame(
     batch: &mut Batch,
@@ -173,11 +178,11 @@ impl Encoder<'_> {
             | NFT_MSG_NEWSETELEM => NLM_F_CREATE,
             _ => 0,
         };
-        let kind = (NFNL_SUBSYS_NFTABLES << 8) | kind;
-        self.batch.push(kind, flags | create, |writer| {
-            writer.header(&[NFPROTO_INET, 0, 0, 0]);
-            body(writer);
-        })
+        self.batch
+            .push(message_type(kind), flags | create, |writer| {
+                writer.header(&[NFPROTO_INET, 0, 0, 0]);
+                body(writer);
+            })
     }
 
     /// Encodes changes that are alike.

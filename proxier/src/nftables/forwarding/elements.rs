@@ -26,8 +26,6 @@ pub(super) struct Elements {
     has_others: bool,
 }
 
-const NFTA_SET_ELEM_USERDATA: u16 = 6;
-
 impl Elements {
     pub(super) fn clear(&mut self) {
         *self = Self::default();
