@@ -15,6 +15,7 @@ use crate::nftables;
 use crate::observed::{Found, Observed};
 use crate::op::Op;
 use crate::plan::{Desired, Machine};
+use crate::rules::Surplus;
 
 pub mod fake;
 pub mod linux;
@@ -75,7 +76,8 @@ pub trait Dataplane {
     /// When that cannot be found out.
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure>;
 
-    /// Changes our packet rules in one moment: all of `changes` or none. `table` is what comes out.
+    /// Changes our packet rules in one moment: all of `changes` or none. `table` is what comes out, but
+    /// for a `surplus` that stays.
     /// Answers the number of the state then, where it is known.
     ///
     /// # Errors
@@ -84,14 +86,19 @@ pub trait Dataplane {
         &mut self,
         table: &nftables::Table,
         changes: &[nftables::Change],
+        surplus: Surplus,
     ) -> Result<Option<u32>, Failure>;
 
-    /// Makes `table` our packet rules, whatever they were, and touches only what differs; answers as
-    /// [`Dataplane::change_rules`].
+    /// Makes `table` our packet rules, whatever they were, but for a `surplus` that stays, and touches
+    /// only what differs; answers as [`Dataplane::change_rules`].
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure>;
+    fn replace_rules(
+        &mut self,
+        table: &nftables::Table,
+        surplus: Surplus,
+    ) -> Result<Option<u32>, Failure>;
 
     /// Deletes our packet rules, if there are any.
     ///

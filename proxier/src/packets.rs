@@ -23,7 +23,9 @@ use crate::nftables::Table;
 use crate::observed::Observed;
 use crate::plan::{Changed, Desired};
 use crate::retry::Wait;
-use crate::rules::{self, DetectLocal, Frontend, MasqueradeBit, Place, Ruleset};
+use crate::rules::{
+    self, DetectLocal, Endpoints, Frontend, MasqueradeBit, Place, Ruleset, Surplus,
+};
 use crate::sync::Input;
 
 /// What the operator chose.
@@ -110,6 +112,9 @@ pub struct Packets {
     /// What the plan does not have any more and the rules still do, since only part of the input is
     /// known.
     held: Changed,
+    /// What becomes of rules in the kernel that these do not have: they stay until all input was
+    /// known once, since they are perhaps those of what is not known yet.
+    surplus: Surplus,
     /// When rules that the kernel refused are set again.
     retry: Wait,
 }
@@ -137,6 +142,7 @@ impl Packets {
             config,
             kernel: Kernel::Unknown,
             held: Changed::default(),
+            surplus: Surplus::Stays,
             retry: Wait::default(),
         }
     }
@@ -158,6 +164,9 @@ impl Packets {
         if input == Input::Whole {
             let held = std::mem::take(&mut self.held);
             self.take_in(&held, desired, input);
+            if std::mem::replace(&mut self.surplus, Surplus::Goes) == Surplus::Stays {
+                self.distrust();
+            }
         }
         if !is_remade || input == Input::Partial {
             self.take_in(changed, desired, input);
@@ -244,9 +253,11 @@ impl Packets {
         }
     }
 
-    /// Where the kernel's rules are not known: guards what is there and neither planned nor held,
-    /// virtual servers only if they are `doomed`. Others may have left it with guards, and with ones
-    /// that would go before it does.
+    /// Where the kernel's rules are not known: sees to what is there and neither planned nor held.
+    ///
+    /// It is guarded until it goes, virtual servers only if they are `doomed`: the process before may
+    /// have left it with guards, and with ones that would go sooner. Until all input was known once
+    /// nothing goes, and what serves is not refused because its endpoints are not known.
     ///
     /// # Cost
     /// Linear in what is there; nothing where the rules are known.
@@ -259,6 +270,10 @@ impl Packets {
         if self.is_in_step() {
             return;
         }
+        if self.surplus == Surplus::Stays {
+            self.hold_serving(known);
+            return self.ruleset.forget_changes();
+        }
         let is_wanted = |key: &&ipvs::ServiceKey| desired.virtual_servers.contains_key(key);
         let left = known.virtual_servers.keys().filter(|key| !is_wanted(key));
         for place in left.filter(|key| is_doomed(key)).filter_map(place) {
@@ -269,6 +284,25 @@ impl Packets {
             self.ruleset.guard_address(address);
         }
         self.ruleset.forget_changes();
+    }
+
+    /// Lets frontends serve on that have somebody to do so, though nobody is known.
+    fn hold_serving(&mut self, known: &Observed) {
+        for (key, server) in &known.virtual_servers {
+            let is_serving = server.destinations.iter().any(|it| it.weight > 0);
+            let place = place(key).filter(|_| is_serving);
+            let frontend = place.and_then(|place| Some((place, self.ruleset.frontend(&place)?)));
+            if let Some((place, frontend)) = frontend
+                && frontend.endpoints != Endpoints::Some
+            {
+                let served = Frontend {
+                    endpoints: Endpoints::Some,
+                    ..frontend.clone()
+                };
+                self.ruleset.set_frontend(place, Some(served));
+                self.held.virtual_servers.insert(*key);
+            }
+        }
     }
 
     /// Takes out the guards whose work is done: those of frontends that are gone, or have somebody to
@@ -328,7 +362,7 @@ impl Packets {
         );
         let table = first.table();
         // What fails here fails when all rules are set, too, and is told and tried again there.
-        let is_done = dataplane.replace_rules(table).is_ok();
+        let is_done = dataplane.replace_rules(table, self.surplus).is_ok();
         self.kernel = match is_done {
             true => Kernel::Part(Box::new(table.clone())),
             false => Kernel::Unknown,
@@ -343,9 +377,9 @@ impl Packets {
         }
     }
 
-    /// Tells the rules as they should be from others.
-    pub fn fingerprint(&self) -> rules::Fingerprint {
-        self.ruleset.fingerprint()
+    /// Tells the rules as they should be from others; `None` while the kernel may have more.
+    pub fn fingerprint(&self) -> Option<rules::Fingerprint> {
+        (self.surplus == Surplus::Goes).then(|| self.ruleset.fingerprint())
     }
 
     /// The rules as they should be; prints in nft's syntax.
@@ -374,13 +408,15 @@ impl Packets {
                 if changes.is_empty() {
                     return None;
                 }
-                dataplane.change_rules(self.ruleset.table(), &changes)
+                dataplane.change_rules(self.ruleset.table(), &changes, self.surplus)
             }
             Kernel::Part(part) => {
                 let table = self.ruleset.table();
-                dataplane.change_rules(table, &part.difference(table))
+                dataplane.change_rules(table, &part.difference(table), self.surplus)
             }
-            Kernel::Nothing | Kernel::Unknown => dataplane.replace_rules(self.ruleset.table()),
+            Kernel::Nothing | Kernel::Unknown => {
+                dataplane.replace_rules(self.ruleset.table(), self.surplus)
+            }
         };
         if outcome.is_ok() {
             self.agree();

@@ -36,8 +36,10 @@ mod chains;
 mod frontend;
 mod names;
 mod ruleset;
+mod surplus;
 
 pub use ruleset::{Fingerprint, Ruleset, table};
+pub use surplus::Surplus;
 
 /// The name of the table (family `inet`).
 pub const TABLE: &str = "ipvs-proxier";

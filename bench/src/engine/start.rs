@@ -15,6 +15,7 @@ use proxier::observed::Found;
 use proxier::op::Op;
 use proxier::packets;
 use proxier::plan::{Machine, ServiceAddresses};
+use proxier::rules::Surplus;
 use proxier::state_file::StateFile;
 use proxier::store::{self, Event, Interner};
 use proxier::sync::{Input, Proxier};
@@ -157,12 +158,17 @@ impl Dataplane for Watched {
         self.linux.rules_generation()
     }
 
-    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Result<Option<u32>, Failure> {
-        self.write(|linux| linux.change_rules(table, changes))
+    fn change_rules(
+        &mut self,
+        table: &Table,
+        changes: &[Change],
+        surplus: Surplus,
+    ) -> Result<Option<u32>, Failure> {
+        self.write(|linux| linux.change_rules(table, changes, surplus))
     }
 
-    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
-        self.write(|linux| linux.replace_rules(table))
+    fn replace_rules(&mut self, table: &Table, surplus: Surplus) -> Result<Option<u32>, Failure> {
+        self.write(|linux| linux.replace_rules(table, surplus))
     }
 
     fn delete_rules(&mut self) -> Result<(), Failure> {

@@ -16,6 +16,7 @@ use crate::nftables::{Change, Table};
 use crate::observed::{Connections, Found, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
+use crate::rules::Surplus;
 
 /// The kernel in memory.
 #[derive(Clone, Debug, Default)]
@@ -80,15 +81,20 @@ impl Dataplane for FakeKernel {
     }
 
     /// Refuses changes that do not lead from the rules there are to `table`.
-    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Result<Option<u32>, Failure> {
-        let rules = self.rules.clone();
-        let is_right = rules.is_some_and(|rules| rules.difference(table) == changes);
+    fn change_rules(
+        &mut self,
+        table: &Table,
+        changes: &[Change],
+        surplus: Surplus,
+    ) -> Result<Option<u32>, Failure> {
+        let is_right = self.rules.is_some() && self.rules_differ(table, surplus) == changes;
         let judgement = refuse_if(!is_right, Errno::NOENT);
-        self.write_rules(table, judgement)
+        self.write_rules(changes, judgement)
     }
 
-    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
-        self.write_rules(table, Ok(()))
+    fn replace_rules(&mut self, table: &Table, surplus: Surplus) -> Result<Option<u32>, Failure> {
+        let changes = self.rules_differ(table, surplus);
+        self.write_rules(&changes, Ok(()))
     }
 
     fn delete_rules(&mut self) -> Result<(), Failure> {
@@ -135,13 +141,21 @@ impl FakeKernel {
         }
     }
 
+    /// What leads from the rules there are to `table`, but for a surplus that stays.
+    fn rules_differ(&self, table: &Table, surplus: Surplus) -> Vec<Change> {
+        let mut there = self.rules.clone().unwrap_or_default();
+        surplus.hide(&mut there, table);
+        there.difference(table)
+    }
+
     fn write_rules(
         &mut self,
-        table: &Table,
+        changes: &[Change],
         judgement: Result<(), Errno>,
     ) -> Result<Option<u32>, Failure> {
         self.write(&"setting packet rules", judgement, |kernel| {
-            kernel.rules = Some(table.clone());
+            let rules = kernel.rules.get_or_insert_default();
+            changes.iter().for_each(|change| rules.apply(change));
             kernel.rules_generation += 1;
         })?;
         Ok(Some(self.rules_generation))

@@ -10,7 +10,8 @@ use crate::conntrack::{Stale, Swept};
 use crate::observed::Found;
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
-use crate::{conntrack, nftables, rules};
+use crate::rules::{self, Surplus};
+use crate::{conntrack, nftables};
 
 mod addresses;
 pub mod monitor;
@@ -90,19 +91,25 @@ impl Dataplane for Linux {
         &mut self,
         table: &nftables::Table,
         changes: &[nftables::Change],
+        surplus: Surplus,
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(changes) {
             Err(error) if error.is_out_of_step() => {
                 tracing::warn!("{error}; reading all packet rules back");
-                return self.replace_rules(table);
+                return self.replace_rules(table, surplus);
             }
             other => other?,
         }
         Ok(self.rules.generation())
     }
 
-    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure> {
-        self.rules.restore(table)?;
+    fn replace_rules(
+        &mut self,
+        table: &nftables::Table,
+        surplus: Surplus,
+    ) -> Result<Option<u32>, Failure> {
+        self.rules
+            .restore(table, |there| surplus.hide(there, table))?;
         Ok(self.rules.generation())
     }
 

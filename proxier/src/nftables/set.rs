@@ -69,6 +69,11 @@ impl Key {
         Self(parts.into_iter().collect())
     }
 
+    /// Its parts.
+    pub fn parts(&self) -> &[Value] {
+        &self.0
+    }
+
     /// Its bytes. In a concatenation, each part begins on a multiple of four.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(24);

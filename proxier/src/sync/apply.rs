@@ -121,8 +121,8 @@ impl<D: Dataplane> Proxier<D> {
     fn set_rules(&mut self, now: Duration) -> Option<Result<(), Failure>> {
         let packets = self.packets.as_mut()?;
         let outcome = packets.program(&mut self.dataplane, now)?;
-        if let Ok(Some(generation)) = outcome {
-            let fingerprint = packets.fingerprint();
+        if let (Ok(Some(generation)), Some(fingerprint)) = (&outcome, packets.fingerprint()) {
+            let generation = *generation;
             self.state.rules = Some((generation, fingerprint));
             let is_older = |record: &Record| matches!(record, Record::Rules { .. });
             self.unwritten.retain(|record| !is_older(record));

@@ -264,6 +264,64 @@ fn what_is_known_counts_while_other_input_cannot_be_read() {
     assert_eq!(rules(&proxier), then);
 }
 
+/// A process that takes over what one that served everything left.
+fn successor(state: &Path, documents: &[&str], input: Input) -> Fake {
+    let kernel = serving(state).dataplane;
+    let mut next = proxier(kernel, state);
+    told(&mut next, documents, input);
+    next
+}
+
+#[test]
+fn rules_stay_when_a_process_starts_with_part_of_the_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let partial = [&[NODE][..], &[NODE, SERVICE], &[NODE, SLICE], &[SERVICE]];
+    for (number, partial) in partial.into_iter().enumerate() {
+        let state = directory.path().join(number.to_string());
+        let mut next = successor(&state, partial, Input::Partial);
+        let before = next.dataplane.clone();
+        for round in 1..3 {
+            assert_eq!(next.resync(round * START).unwrap().ops, []);
+            assert_eq!(next.dataplane.state, before.state);
+            assert_eq!(next.dataplane.rules, before.rules, "with {partial:?} alone");
+        }
+        // Another start does no better, and no worse.
+        let mut next = proxier(next.dataplane, &state);
+        told(&mut next, partial, Input::Partial);
+        next.sync(START).unwrap();
+        assert_eq!(next.dataplane.rules, before.rules, "with {partial:?} alone");
+        told(&mut next, &[NODE, SERVICE, SLICE], Input::Whole);
+        assert_eq!(next.sync(START).unwrap().ops, []);
+        assert_eq!(next.dataplane.rules, before.rules);
+        told(&mut next, &[NODE], Input::Whole);
+        comes_to_rest(&mut next, START);
+    }
+}
+
+#[test]
+fn what_is_known_counts_when_a_process_starts_with_part_of_the_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    let open = SERVICE.replace("  loadBalancerSourceRanges: [203.0.113.0/24]\n", "");
+    let mut next = successor(&state, &[NODE, &open, SLICE], Input::Partial);
+    next.sync(START).unwrap();
+    assert_eq!(next.dataplane.rules, Some(from_scratch(&next)));
+    // Nothing of it is taken for all there should be.
+    let service = |name: &str, last: u8| {
+        let service = open.replace("name: ranged", &format!("name: {name}"));
+        let service = service.replace("10.96.3.1", &format!("10.96.3.{last}"));
+        service.replace("198.51.100.5", &format!("198.51.100.{last}"))
+    };
+    let other = service("other", 6);
+    told(&mut next, &[NODE, &other], Input::Partial);
+    next.sync(START).unwrap();
+    let mut last = proxier(next.dataplane, &state);
+    told(&mut last, &[NODE, &other], Input::Whole);
+    last.sync(START).unwrap();
+    assert_eq!(last.dataplane.rules, Some(from_scratch(&last)));
+    assert!(!rules(&last).contains(FRONTEND));
+}
+
 /// On Linux, nothing can ever be written to this file.
 const FULL: &str = "/dev/full";
 

@@ -14,6 +14,7 @@ use proxier::nftables::{Change, Key, Table};
 use proxier::observed::{Connections, Found, Observed};
 use proxier::op::Op;
 use proxier::plan::Machine;
+use proxier::rules::Surplus;
 
 /// A handle on it.
 #[derive(Clone, Debug)]
@@ -234,18 +235,23 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.rules_generation()
     }
 
-    fn change_rules(&mut self, table: &Table, changes: &[Change]) -> Result<Option<u32>, Failure> {
+    fn change_rules(
+        &mut self,
+        table: &Table,
+        changes: &[Change],
+        surplus: Surplus,
+    ) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
-        let result = inner.kernel.change_rules(table, changes);
+        let result = inner.kernel.change_rules(table, changes, surplus);
         inner.look();
         result
     }
 
-    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
+    fn replace_rules(&mut self, table: &Table, surplus: Surplus) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
-        let result = inner.kernel.replace_rules(table);
+        let result = inner.kernel.replace_rules(table, surplus);
         inner.look();
         result
     }

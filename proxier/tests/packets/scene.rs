@@ -20,7 +20,9 @@ use tempfile::TempDir;
 pub(crate) struct Scene {
     pub(crate) cluster: Cluster,
     pub(crate) proxier: Proxier<Linux>,
-    _state: TempDir,
+    form: ServiceAddresses,
+    packets: packets::Config,
+    state: TempDir,
 }
 
 /// What became of a number of questions.
@@ -71,29 +73,24 @@ impl Scene {
             ..packets::Config::default()
         };
         configure(&mut packets);
-        let config = plan::Config {
-            node_name: "node-a".into(),
-            scheduler: "rr".parse().unwrap(),
-            node_port_addresses: plan::NodePortAddresses::default(),
-            service_addresses: form,
-            // As `--drain-timeout` has it.
-            drain: Duration::from_secs(3_600),
-        };
         let state = tempfile::tempdir().unwrap();
-        let file = StateFile::new(state.path().join("state"));
-        let linux = Linux::open(form).unwrap();
         let settings = sysctl::wanted(&sysctl::Config::default(), KernelVersion(6, 1), 1);
         let report = Roots::default().apply(&settings);
         assert_eq!(report.complaints(), Vec::<String>::new());
         let mut scene = Self {
+            proxier: start(form, &packets, &state),
             cluster,
-            proxier: Proxier::new(linux, config, file)
-                .unwrap()
-                .filtering(packets),
-            _state: state,
+            form,
+            packets,
+            state,
         };
         scene.program(manifests);
         scene
+    }
+
+    /// Puts a process in the place of the one there was, which takes over what that left.
+    pub(crate) fn restart(&mut self) {
+        self.proxier = start(self.form, &self.packets, &self.state);
     }
 
     /// Makes `manifests` what the node serves.
@@ -144,6 +141,21 @@ impl Scene {
         }
         answers
     }
+}
+
+fn start(form: ServiceAddresses, packets: &packets::Config, state: &TempDir) -> Proxier<Linux> {
+    let config = plan::Config {
+        node_name: "node-a".into(),
+        scheduler: "rr".parse().unwrap(),
+        node_port_addresses: plan::NodePortAddresses::default(),
+        service_addresses: form,
+        // As `--drain-timeout` has it.
+        drain: Duration::from_secs(3_600),
+    };
+    let file = StateFile::new(state.path().join("state"));
+    Proxier::new(Linux::open(form).unwrap(), config, file)
+        .unwrap()
+        .filtering(packets.clone())
 }
 
 /// Makes `manifests` what `proxier`'s node serves.

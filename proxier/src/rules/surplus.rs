@@ -1,0 +1,164 @@
+//! What the kernel has beside the rules that are wanted, where not all that is wanted is known.
+//!
+//! A process that starts with part of its input does not know the other frontends, but the kernel has
+//! their virtual servers and, from the process before, their rules. Both stay.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::names::{FRONTENDS, GUARDED, INSIDE, INSIDE_MARKS, inside};
+use crate::model::Family;
+use crate::nftables::{Data, Key, Set, Table, Value, Verdict};
+
+/// What becomes of rules that are there and not wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Surplus {
+    /// They go.
+    Goes,
+    /// Those of frontends, addresses, endpoints and health checks that are not known stay. Those that
+    /// known frontends had go.
+    Stays,
+}
+
+impl Surplus {
+    /// Takes out of `there` what is not in `wanted` and stays, so that nothing is done about it.
+    pub fn hide(self, there: &mut Table, wanted: &Table) {
+        if self == Self::Goes {
+            return;
+        }
+        // The chains that hidden elements lead to.
+        let mut needed = BTreeSet::new();
+        for set in there.sets.values_mut() {
+            if &*set.name != INSIDE_MARKS {
+                hide_elements(set, wanted, &mut needed);
+            }
+        }
+        if let Some(marks) = there.sets.get_mut(INSIDE_MARKS) {
+            let is_needed =
+                |part: &Value| matches!(part, Value::Mark(mark) if needed.contains(&inside(*mark)));
+            marks.elements.retain(|key, _| {
+                has(wanted, INSIDE_MARKS, key) || !key.parts().iter().any(is_needed)
+            });
+        }
+        there
+            .chains
+            .retain(|name, _| wanted.chains.contains_key(name) || !needed.contains(name));
+    }
+}
+
+fn hide_elements(set: &mut Set, wanted: &Table, needed: &mut BTreeSet<Arc<str>>) {
+    let name = set.name.clone();
+    let frontends = frontends_of(&name);
+    set.elements.retain(|key, data| {
+        let stands = has(wanted, &name, key) || frontends.is_some_and(|it| has(wanted, it, key));
+        if let Some(Data::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) = data
+            && !stands
+        {
+            needed.insert(chain.clone());
+        }
+        stands
+    });
+}
+
+/// The set of all frontends, if the set `name` is one of some frontends.
+fn frontends_of(name: &str) -> Option<&'static str> {
+    let families = [Family::V4, Family::V6].into_iter();
+    let mut of_some =
+        families.filter(|family| [GUARDED, INSIDE].iter().any(|it| it.of(*family) == name));
+    of_some.next().map(|family| FRONTENDS.of(family))
+}
+
+fn has(table: &Table, set: &str, key: &Key) -> bool {
+    let set = table.sets.get(set);
+    set.is_some_and(|set| set.elements.contains_key(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Protocol, TrafficPolicy};
+    use crate::nftables::Networks;
+    use crate::rules::{Config, Endpoints, Frontend, Kind, Place, table};
+
+    fn place(last: u8) -> Place {
+        Place {
+            address: [198, 51, 100, last].into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+        }
+    }
+
+    /// One with source ranges, and a firewall mark for clients inside.
+    fn frontend(mark: u32) -> Frontend {
+        let ranges = "203.0.113.0/24".parse().unwrap();
+        Frontend {
+            kind: Kind::External,
+            policy: TrafficPolicy::Local,
+            endpoints: Endpoints::Elsewhere,
+            source_ranges: Some(Networks::new(Family::V4, [ranges])),
+            inside: Some(mark),
+        }
+    }
+
+    /// The rules for frontends at these addresses, which answer to ping if somebody serves them.
+    fn rules(frontends: &[(u8, Frontend)]) -> Table {
+        let frontends: Vec<_> = frontends
+            .iter()
+            .map(|(last, frontend)| (place(*last), frontend.clone()))
+            .collect();
+        let addresses = frontends.iter().map(|(place, _)| place.address);
+        let endpoint = [10, 244, 1, u8::try_from(frontends.len()).unwrap()].into();
+        let port = 32_000 + u16::try_from(frontends.len()).unwrap();
+        table(
+            &Config::default(),
+            frontends.iter().map(|(place, frontend)| (place, frontend)),
+            addresses,
+            [endpoint],
+            [port],
+        )
+    }
+
+    fn open() -> Frontend {
+        Frontend {
+            endpoints: Endpoints::Some,
+            source_ranges: None,
+            inside: None,
+            ..frontend(0)
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_stays_and_what_is_known_counts() {
+        let there = rules(&[(1, frontend(0x8000_0001)), (2, frontend(0x8000_0002))]);
+        for known in [frontend(0x8000_0001), frontend(0x8000_0003), open()] {
+            let wanted = rules(&[(1, known.clone())]);
+            let mut seen = there.clone();
+            Surplus::Stays.hide(&mut seen, &wanted);
+            let mut after = there.clone();
+            for change in seen.difference(&wanted) {
+                after.apply(&change);
+            }
+            let mut expected = rules(&[(1, known), (2, frontend(0x8000_0002))]);
+            // Those that were known before and those that are now.
+            let both = rules(&[]);
+            for set in [
+                super::super::names::HAIRPIN.of(Family::V4),
+                super::super::names::HEALTH_CHECK_PORTS,
+            ] {
+                let elements = [&there, &wanted].map(|table| table.sets[set].elements.clone());
+                let of_set = both.sets[set].clone();
+                let elements = elements.into_iter().flatten().collect();
+                expected.add_set(Set { elements, ..of_set });
+            }
+            assert_eq!(after, expected);
+        }
+    }
+
+    #[test]
+    fn nothing_is_hidden_that_goes() {
+        let there = rules(&[(1, frontend(0x8000_0001))]);
+        let mut seen = there.clone();
+        Surplus::Goes.hide(&mut seen, &rules(&[]));
+        assert_eq!(seen, there);
+    }
+}
