@@ -103,6 +103,14 @@ impl ServiceKey {
             Self::Mark { family, .. } => family,
         }
     }
+
+    /// The address of the virtual server, unless it has a firewall mark.
+    pub fn address(&self) -> Option<IpAddr> {
+        match *self {
+            Self::Address { address, .. } => Some(address),
+            Self::Mark { .. } => None,
+        }
+    }
 }
 
 /// As the kernel's users write it: `TCP 10.96.0.1:443`, `UDP [fd00::1]:53`, `FWM 0x1 IPv6`.

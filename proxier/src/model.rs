@@ -11,8 +11,10 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 mod annotations;
+mod protocol;
 
 pub use annotations::{Annotations, SchedulerFlags, TopologyKey, Weights};
+pub use protocol::Protocol;
 
 /// The name of an object; prints as `namespace/name`, or `name` where it is in no namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,27 +61,6 @@ impl fmt::Display for ServicePortName {
             "" => self.service.fmt(f),
             port => write!(f, "{}:{port}", self.service),
         }
-    }
-}
-
-/// A transport protocol that a Service can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        })
     }
 }
 

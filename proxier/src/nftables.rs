@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Everything is data that can be built, compared and printed without a socket; only [`Client`],
-//! [`Watch`] and [`Forwarding`] talk to the kernel. A [`Client`] changes one table, its own, and never
-//! looks at others; [`Forwarding`] looks at their forward chains and adds at most one rule to each.
+//! [`Watch`] and [`Forwarding`] talk to the kernel. A [`Client`] changes one table, its own, and
+//! reads it back ([`Client::restore`]); [`Forwarding`] looks at forward chains of others and adds at
+//! most one rule to each.
 //! The vocabulary is what [`crate::rules`] needs: family `inet`, sets and maps of concatenated keys,
 //! networks, marks, masquerade, rejection.
 //!
@@ -36,7 +37,7 @@ pub use forwarding::{ForwardChain, Forwarding, Obstacle, Seen, Treatment};
 pub use message::transaction_length;
 pub use networks::Networks;
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
-pub use set::{Data, Element, Key, Kind, Set};
+pub use set::{Element, Key, Kind, Set};
 pub use table::{Chain, Hook, Table};
 pub use value::{Type, Value};
 pub use watch::{Tampering, Watch};

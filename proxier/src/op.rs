@@ -72,10 +72,7 @@ impl Op {
             Self::AddAddress(address, _)
             | Self::SetAddress(address, _)
             | Self::DeleteAddress(address) => Some(address),
-            _ => match self.service_key()? {
-                ipvs::ServiceKey::Address { address, .. } => Some(address),
-                _ => None,
-            },
+            _ => self.service_key()?.address(),
         }
     }
 

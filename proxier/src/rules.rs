@@ -19,8 +19,8 @@
 //!
 //! The table is called [`TABLE`]. It has no rules for forwarded packets: requests never take that
 //! way, IPVS sends them itself; answers do, as packets of established connections. Verdicts of one
-//! table cannot overrule another's, so a table of somebody else that drops forwarded packets has to
-//! let established connections pass, as such tables do.
+//! table cannot overrule another's, so a chain of somebody else that drops forwarded packets has to
+//! let established connections pass; [`crate::nftables::Forwarding`] sees to that.
 //!
 //! [`Ruleset`] keeps the table and says what each change of a frontend changes in it. Guards and
 //! addresses that are not needed any more linger there until what they protect is gone.

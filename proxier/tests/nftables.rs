@@ -277,7 +277,7 @@ fn a_refused_change_is_named_and_nothing_is_done() {
         let before = nftables::dump::table(TABLE);
         let port = |port| Element {
             key: Key::new([Value::Port(port)]),
-            data: None,
+            verdict: None,
         };
         let set = std::sync::Arc::<str>::from("health-check-ports");
         let missing = Change::DeleteElement(set.clone(), port(3).key);
@@ -331,7 +331,7 @@ fn others_may_change_their_rules_at_the_same_time() {
             });
             for port in 1..300 {
                 let key = Key::new([Value::Port(port)]);
-                let element = Element { key, data: None };
+                let element = Element { key, verdict: None };
                 let change = Change::AddElement(set.clone(), element);
                 client.apply(&[change]).unwrap();
             }
@@ -407,7 +407,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
         let add = |key: &Key| {
             let element = Element {
                 key: key.clone(),
-                data: None,
+                verdict: None,
             };
             Change::AddElement(set.clone(), element)
         };

@@ -7,7 +7,7 @@ use ipvs_netlink::batch::Batch;
 use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
 use ipvs_netlink::{Errno, Error, Result};
 
-use super::flow::{Flow, number, read};
+use super::flow::{Flow, read};
 use super::stale::{Part, Stale};
 use super::sys::*;
 use crate::model::{Family, Protocol};
@@ -143,7 +143,7 @@ fn write_filter(writer: &mut Writer<'_>, part: Part) {
             flags |= CTA_FILTER_F_CTA_IP_SRC;
         }
         tuple.nested(CTA_TUPLE_PROTO, |protocol| {
-            protocol.u8(CTA_PROTO_NUM, number(part.protocol));
+            protocol.u8(CTA_PROTO_NUM, part.protocol.number());
             if let Some(source) = part.source {
                 protocol.u16_be(CTA_PROTO_SRC_PORT, source.port());
                 flags |= CTA_FILTER_F_CTA_PROTO_SRC_PORT;

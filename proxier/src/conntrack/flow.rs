@@ -93,7 +93,7 @@ fn tuple(attribute: &Attribute<'_>) -> Result<Option<(Protocol, Tuple)>> {
                 (CTA_TUPLE_IP, CTA_IP_V4_DST) => destination = Some(v4(&field)?),
                 (CTA_TUPLE_IP, CTA_IP_V6_SRC) => source = Some(v6(&field)?),
                 (CTA_TUPLE_IP, CTA_IP_V6_DST) => destination = Some(v6(&field)?),
-                (CTA_TUPLE_PROTO, CTA_PROTO_NUM) => protocol = known(field.u8()?),
+                (CTA_TUPLE_PROTO, CTA_PROTO_NUM) => protocol = Protocol::of_number(field.u8()?),
                 (CTA_TUPLE_PROTO, CTA_PROTO_SRC_PORT) => source_port = field.u16_be()?,
                 (CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT) => destination_port = field.u16_be()?,
                 _ => {}
@@ -120,22 +120,4 @@ fn v4(attribute: &Attribute<'_>) -> Result<IpAddr> {
 
 fn v6(attribute: &Attribute<'_>) -> Result<IpAddr> {
     Ok(Ipv6Addr::from(attribute.array::<16>()?).into())
-}
-
-fn known(number: u8) -> Option<Protocol> {
-    match number {
-        IPPROTO_TCP => Some(Protocol::Tcp),
-        IPPROTO_UDP => Some(Protocol::Udp),
-        IPPROTO_SCTP => Some(Protocol::Sctp),
-        _ => None,
-    }
-}
-
-/// The number of a protocol in IP headers.
-pub(super) fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => IPPROTO_TCP,
-        Protocol::Udp => IPPROTO_UDP,
-        Protocol::Sctp => IPPROTO_SCTP,
-    }
 }

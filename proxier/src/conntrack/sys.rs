@@ -34,7 +34,3 @@ pub(super) const CTA_FILTER_F_CTA_PROTO_SRC_PORT: u32 = 1 << 4;
 
 /// Of `linux/netfilter/nf_conntrack_common.h`.
 pub(super) const IPS_SEEN_REPLY: u32 = 1 << 1;
-
-pub(super) const IPPROTO_TCP: u8 = 6;
-pub(super) const IPPROTO_UDP: u8 = 17;
-pub(super) const IPPROTO_SCTP: u8 = 132;

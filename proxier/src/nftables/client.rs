@@ -14,9 +14,12 @@ use super::table::Table;
 /// How often a transaction is tried again that somebody else's came before.
 const TRIES: u32 = 32;
 
+/// How often a table is read that somebody else changes at the same time, before it is made anew.
+const READS: u32 = 3;
+
 /// One table of the network namespace in which this was opened.
 ///
-/// It is the only table that is ever changed through this, and the only one that is looked at.
+/// It is the only table that is ever changed through this.
 #[derive(Debug)]
 pub struct Client {
     transport: Transport,
@@ -123,18 +126,21 @@ impl Client {
     pub fn restore(
         &mut self,
         table: &Table,
-        hide: impl FnOnce(&mut Table),
+        hide: impl Fn(&mut Table),
     ) -> Result<(), TransactionError> {
-        self.generation = Some(self.read_generation()?);
-        let Some(mut there) = existing::read(&mut self.transport, &self.table, table)? else {
-            return self.replace(table);
-        };
-        hide(&mut there);
-        match self.apply(&there.difference(table)) {
-            // Somebody was faster.
-            Err(error) if error.is_out_of_step() => self.replace(table),
-            other => other,
+        for _ in 0..READS {
+            self.generation = Some(self.read_generation()?);
+            let Some(mut there) = existing::read(&mut self.transport, &self.table, table)? else {
+                break;
+            };
+            hide(&mut there);
+            match self.apply(&there.difference(table)) {
+                // Somebody was faster.
+                Err(error) if error.is_out_of_step() => {}
+                other => return other,
+            }
         }
+        self.replace(table)
     }
 
     /// Whether the table exists.

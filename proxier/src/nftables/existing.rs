@@ -16,8 +16,8 @@ use rustix::io::Errno;
 
 use super::expression::read_verdict;
 use super::message::{contents, message_type};
-use super::rule::Rule;
-use super::set::{Data, Key, Kind, Set};
+use super::rule::{Rule, Verdict};
+use super::set::{Key, Kind, Set};
 use super::sys::*;
 use super::table::{Chain, Table};
 
@@ -84,18 +84,20 @@ pub(super) fn flags(transport: &mut Transport, name: &str) -> Result<Option<u32>
     }
 }
 
-/// What a rule of ours is known by: an item of userdata that nft passes over.
+/// What a rule of ours and of this version is known by: an item of userdata that nft passes over.
 pub(super) fn userdata(rule: &Rule) -> [u8; 10] {
     /// A kind that libnftnl gives no meaning (its own are counted from 0).
     const KIND: u8 = 0xf0;
     let mut hasher = DefaultHasher::new();
+    // Another version may write the same rule in other bytes.
+    env!("CARGO_PKG_VERSION").hash(&mut hasher);
     rule.to_string().hash(&mut hasher);
     let mut bytes = [KIND, 8, 0, 0, 0, 0, 0, 0, 0, 0];
     bytes[2..].copy_from_slice(&hasher.finish().to_be_bytes());
     bytes
 }
 
-type Elements = BTreeMap<Key, Option<Data>>;
+type Elements = BTreeMap<Key, Option<Verdict>>;
 
 struct Reader<'a> {
     transport: &'a mut Transport,
@@ -248,13 +250,18 @@ impl Reader<'_> {
 
 /// A chain without rules, if it is in `table`, and whether packets come to it as is wanted.
 fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(bool, Chain)>, Error> {
-    let (mut name, mut its_table, mut kind) = ("", "", "");
+    let its_table = find(contents(payload), NFTA_CHAIN_TABLE)?;
+    // To the kernel names are just bytes. A name in our table that cannot be read is none of ours.
+    let is_ours = |its_table: Attribute<'_>| its_table.string().is_ok_and(|it| it == table);
+    if !its_table.is_some_and(is_ours) {
+        return Ok(None);
+    }
+    let (mut name, mut kind) = ("", "");
     let (mut hook, mut policy) = (None, None);
     for attribute in contents(payload) {
         let attribute = attribute?;
         match attribute.kind {
-            NFTA_CHAIN_TABLE => its_table = attribute.string()?,
-            NFTA_CHAIN_NAME => name = attribute.string()?,
+            NFTA_CHAIN_NAME => name = attribute.string().unwrap_or_default(),
             NFTA_CHAIN_TYPE => kind = attribute.string()?,
             NFTA_CHAIN_POLICY => policy = Some(attribute.u32_be()?),
             NFTA_CHAIN_HOOK => {
@@ -267,9 +274,6 @@ fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(boo
             }
             _ => {}
         }
-    }
-    if its_table != table {
-        return Ok(None);
     }
     let there = hook.map(|(number, priority)| (kind, number, priority.cast_signed(), policy));
     let accept = Some(NF_ACCEPT.cast_unsigned());
@@ -287,12 +291,15 @@ fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(boo
 #[expect(clippy::option_option, reason = "two questions with an answer each")]
 fn read_set(payload: &[u8], wanted: &Table) -> Result<Option<Option<Set>>, Error> {
     let (mut name, mut flags, mut key) = ("", 0, 0);
+    let (mut timeout, mut size) = (None, None);
     for attribute in contents(payload) {
         let attribute = attribute?;
         match attribute.kind {
-            NFTA_SET_NAME => name = attribute.string()?,
+            NFTA_SET_NAME => name = attribute.string().unwrap_or_default(),
             NFTA_SET_FLAGS => flags = attribute.u32_be()?,
             NFTA_SET_KEY_TYPE => key = attribute.u32_be()?,
+            NFTA_SET_TIMEOUT => timeout = Some(u64::from_be_bytes(attribute.array()?)),
+            NFTA_SET_DESC => size = find(attribute.nested(), NFTA_SET_DESC_SIZE)?,
             _ => {}
         }
     }
@@ -301,13 +308,18 @@ fn read_set(payload: &[u8], wanted: &Table) -> Result<Option<Option<Set>>, Error
     }
     let wanted = wanted.sets.get(name);
     let wanted = wanted.filter(|set| set.kind.flags() == flags && set.key_type() == key);
+    let limits = timeout.zip(size.map(|size| size.u32_be()).transpose()?);
+    let wanted = wanted.filter(|set| set.kind.limits() == limits);
     Ok(Some(wanted.map(|set| {
         Set::new(set.name.clone(), set.key.clone(), set.kind)
     })))
 }
 
 /// An element of `set`; `None` when it is none that a set of ours can have.
-fn read_element(element: &Attribute<'_>, set: &Set) -> Result<Option<(Key, Option<Data>)>, Error> {
+fn read_element(
+    element: &Attribute<'_>,
+    set: &Set,
+) -> Result<Option<(Key, Option<Verdict>)>, Error> {
     let (mut key, mut data) = (None, None);
     for part in element.nested() {
         let part = part?;
@@ -318,14 +330,10 @@ fn read_element(element: &Attribute<'_>, set: &Set) -> Result<Option<(Key, Optio
         }
     }
     let key = key.and_then(|key| Key::decode(&set.key, key.value));
-    let data = match (set.kind, data) {
+    let verdict = match (set.kind, data) {
         (Kind::Set, None) => Some(None),
-        (Kind::Verdicts, Some(data)) => read_verdict(&data)?.map(|it| Some(Data::Verdict(it))),
-        (Kind::Marks, Some(data)) => match find(data.nested(), NFTA_DATA_VALUE)? {
-            Some(value) => Some(Some(Data::Mark(value.u32()?))),
-            None => None,
-        },
+        (Kind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
         _ => None,
     };
-    Ok(key.zip(data))
+    Ok(key.zip(verdict))
 }

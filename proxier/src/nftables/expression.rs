@@ -9,7 +9,7 @@ use ipvs_netlink::attr::{Attribute, Writer, find};
 use super::networks::Networks;
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 use super::sys::*;
-use super::value::{Type, Value, number};
+use super::value::{Type, Value};
 use crate::model::{Family, Protocol};
 
 /// A set without a name that one rule looks into. It has to be made before the rule, in the same
@@ -149,7 +149,7 @@ impl Expressions<'_, '_> {
             Match::Protocol(protocols) => {
                 self.load(Selector::Protocol, FIRST);
                 match protocols[..] {
-                    [protocol] => self.compare(Relation::Is, &[number(protocol)]),
+                    [protocol] => self.compare(Relation::Is, &[protocol.number()]),
                     _ => self.lookup(Found::Anonymous(Relation::Is), None),
                 }
             }

@@ -12,11 +12,11 @@ use super::change::Change;
 use super::existing::userdata;
 use super::expression::{ANONYMOUS, Anonymous, Content, anonymous_sets, write_rule, write_verdict};
 use super::networks::Networks;
-use super::set::{Data, Element, Kind, Set};
+use super::set::{Element, Kind, Set};
 use super::sys::*;
 use super::table::Hook;
-use super::value::{Type, number};
-use crate::model::Family;
+use super::value::Type;
+use crate::model::{Family, Protocol};
 
 /// An attribute holds 65,535 bytes; an element takes less than 400.
 const ELEMENTS_PER_MESSAGE: usize = 128;
@@ -252,8 +252,8 @@ impl Encoder<'_> {
         let elements: Vec<Bare> = match &set.content {
             Content::Networks(networks) => interval_elements(networks),
             Content::Protocols(protocols) => {
-                let element = |&protocol| Bare {
-                    key: vec![number(protocol)],
+                let element = |protocol: &Protocol| Bare {
+                    key: vec![protocol.number()],
                     flags: 0,
                 };
                 protocols.iter().map(element).collect()
@@ -346,14 +346,13 @@ fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
     match set.kind {
         Kind::Set => {}
         Kind::Verdicts => writer.u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
-        Kind::Marks | Kind::Learned { .. } => {
+        Kind::Learned { .. } => {
             writer.u32_be(NFTA_SET_DATA_TYPE, Type::Mark.number());
             writer.u32_be(NFTA_SET_DATA_LEN, 4);
         }
     }
     writer.u32_be(NFTA_SET_ID, id);
-    if let Kind::Learned { timeout, size } = set.kind {
-        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    if let Some((millis, size)) = set.kind.limits() {
         writer.bytes(NFTA_SET_TIMEOUT, &millis.to_be_bytes());
         writer.nested(NFTA_SET_DESC, |description| {
             description.u32_be(NFTA_SET_DESC_SIZE, size);
@@ -412,12 +411,8 @@ fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, changes: &[Ch
 
 fn write_element(writer: &mut Writer<'_>, element: &Element) {
     write_value(writer, NFTA_SET_ELEM_KEY, &element.key.encode());
-    match &element.data {
-        None => {}
-        Some(Data::Mark(mark)) => write_value(writer, NFTA_SET_ELEM_DATA, &mark.to_ne_bytes()),
-        Some(Data::Verdict(verdict)) => {
-            writer.nested(NFTA_SET_ELEM_DATA, |data| write_verdict(data, verdict));
-        }
+    if let Some(verdict) = &element.verdict {
+        writer.nested(NFTA_SET_ELEM_DATA, |data| write_verdict(data, verdict));
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Set {
     /// What a key leads to.
     pub kind: Kind,
     /// Its elements; none where packets make them ([`Kind::Learned`]).
-    pub elements: BTreeMap<Key, Option<Data>>,
+    pub elements: BTreeMap<Key, Option<Verdict>>,
 }
 
 /// What a key of a set leads to.
@@ -32,8 +32,6 @@ pub enum Kind {
     Set,
     /// A verdict.
     Verdicts,
-    /// A packet mark.
-    Marks,
     /// A packet mark that rules put in and that is forgotten some time later.
     Learned {
         /// How long after its last use; whole milliseconds.
@@ -48,9 +46,17 @@ impl Kind {
     pub(super) fn flags(self) -> u32 {
         match self {
             Self::Set => 0,
-            Self::Verdicts | Self::Marks => NFT_SET_MAP,
+            Self::Verdicts => NFT_SET_MAP,
             Self::Learned { .. } => NFT_SET_MAP | NFT_SET_TIMEOUT | NFT_SET_EVAL,
         }
+    }
+
+    /// The milliseconds for which it remembers an element, and how many at most.
+    pub(super) fn limits(self) -> Option<(u64, u32)> {
+        let Self::Learned { timeout, size } = self else {
+            return None;
+        };
+        Some((u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), size))
     }
 
     /// Whether it is a map in nft's words.
@@ -108,46 +114,28 @@ impl fmt::Display for Key {
     }
 }
 
-/// What a key leads to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Data {
-    /// A verdict.
-    Verdict(Verdict),
-    /// A packet mark.
-    Mark(u32),
-}
-
-impl fmt::Display for Data {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Verdict(verdict) => verdict.fmt(f),
-            Self::Mark(mark) => Value::Mark(*mark).fmt(f),
-        }
-    }
-}
-
-/// An element of a set, with its data where it is a map.
+/// An element of a set, with its verdict where it is a map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     /// Its key.
     pub key: Key,
     /// What the key leads to.
-    pub data: Option<Data>,
+    pub verdict: Option<Verdict>,
 }
 
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_element(f, &self.key, self.data.as_ref())
+        write_element(f, &self.key, self.verdict.as_ref())
     }
 }
 
 pub(super) fn write_element(
     f: &mut fmt::Formatter<'_>,
     key: &Key,
-    data: Option<&Data>,
+    verdict: Option<&Verdict>,
 ) -> fmt::Result {
-    match data {
-        Some(data) => write!(f, "{key} : {data}"),
+    match verdict {
+        Some(verdict) => write!(f, "{key} : {verdict}"),
         None => key.fmt(f),
     }
 }
@@ -192,7 +180,6 @@ impl fmt::Display for Definition<'_> {
         match kind {
             Kind::Set => Ok(()),
             Kind::Verdicts => f.write_str(" : verdict"),
-            Kind::Marks => f.write_str(" : mark"),
             Kind::Learned { timeout, size } => {
                 let mark = if is_typeof { "meta mark" } else { "mark" };
                 write!(f, " : {mark}; size {size}; flags dynamic,timeout; timeout ")?;

@@ -175,9 +175,7 @@ pub(super) const NFTA_GEN_PROC_NAME: u16 = 3;
 
 pub(super) const IPPROTO_ICMP: u8 = 1;
 pub(super) const IPPROTO_TCP: u8 = 6;
-pub(super) const IPPROTO_UDP: u8 = 17;
 pub(super) const IPPROTO_ICMPV6: u8 = 58;
-pub(super) const IPPROTO_SCTP: u8 = 132;
 pub(super) const ICMP_ECHO: u8 = 8;
 pub(super) const ICMPV6_ECHO_REQUEST: u8 = 128;
 

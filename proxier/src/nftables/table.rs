@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::change::Change;
-use super::rule::Rule;
-use super::set::{Data, Element, Key, Set, write_element};
+use super::rule::{Rule, Verdict};
+use super::set::{Element, Key, Set, write_element};
 
 /// A table of family `inet`; prints as `nft list table` does.
 ///
@@ -159,8 +159,8 @@ impl Table {
         for set in self.sets.values() {
             let after = wanted.sets.get(&set.name);
             let after = after.filter(|after| after.is_defined_as(set));
-            for (key, data) in &set.elements {
-                if after.and_then(|after| after.elements.get(key)) != Some(data) {
+            for (key, verdict) in &set.elements {
+                if after.and_then(|after| after.elements.get(key)) != Some(verdict) {
                     changes.push(Change::DeleteElement(set.name.clone(), key.clone()));
                 }
             }
@@ -196,14 +196,14 @@ impl Table {
         let new_chains = new_chains.filter(move |chain| !is_kept(chain));
         let elements = wanted.sets.values().flat_map(move |set| {
             let before = kept_set(set);
-            let is_new = move |(key, data): &(&Key, &Option<Data>)| {
-                before.and_then(|before| before.elements.get(*key)) != Some(*data)
+            let is_new = move |(key, verdict): &(&Key, &Option<Verdict>)| {
+                before.and_then(|before| before.elements.get(*key)) != Some(*verdict)
             };
             let new = set.elements.iter().filter(is_new);
-            new.map(|(key, data)| {
+            new.map(|(key, verdict)| {
                 let element = Element {
                     key: key.clone(),
-                    data: data.clone(),
+                    verdict: verdict.clone(),
                 };
                 Change::AddElement(set.name.clone(), element)
             })
@@ -234,7 +234,7 @@ impl Table {
             Change::AddElement(set, element) => {
                 if let Some(set) = self.sets.get_mut(set) {
                     set.elements
-                        .insert(element.key.clone(), element.data.clone());
+                        .insert(element.key.clone(), element.verdict.clone());
                 }
             }
             Change::DeleteElement(set, key) => {
@@ -298,13 +298,13 @@ fn write_set(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
     for line in set.definition().to_string().split("; ") {
         writeln!(f, "\t\t{line}")?;
     }
-    for (index, (key, data)) in set.elements.iter().enumerate() {
+    for (index, (key, verdict)) in set.elements.iter().enumerate() {
         f.write_str(if index == 0 {
             "\t\telements = { "
         } else {
             ",\n\t\t\t     "
         })?;
-        write_element(f, key, data.as_ref())?;
+        write_element(f, key, verdict.as_ref())?;
     }
     if !set.elements.is_empty() {
         writeln!(f, " }}")?;

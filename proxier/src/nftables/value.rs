@@ -79,7 +79,7 @@ impl Value {
         match self {
             Self::V4(address) => bytes.extend_from_slice(&address.octets()),
             Self::V6(address) => bytes.extend_from_slice(&address.octets()),
-            Self::Protocol(protocol) => bytes.push(number(protocol)),
+            Self::Protocol(protocol) => bytes.push(protocol.number()),
             Self::Port(port) => bytes.extend_from_slice(&port.to_be_bytes()),
             Self::Mark(mark) => bytes.extend_from_slice(&mark.to_ne_bytes()),
         }
@@ -93,9 +93,8 @@ impl Value {
             Type::Address(Family::V4) => Self::V4(<[u8; 4]>::try_from(bytes).ok()?.into()),
             Type::Address(Family::V6) => Self::V6(<[u8; 16]>::try_from(bytes).ok()?.into()),
             Type::Protocol => {
-                let known = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
-                let mut known = known.filter(|protocol| [number(*protocol)] == bytes);
-                Self::Protocol(known.next()?)
+                let [number] = bytes.try_into().ok()?;
+                Self::Protocol(Protocol::of_number(number)?)
             }
             Type::Port => Self::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
             Type::Mark => Self::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
@@ -123,15 +122,6 @@ impl fmt::Display for Value {
             Self::Port(port) => port.fmt(f),
             Self::Mark(mark) => write!(f, "{mark:#010x}"),
         }
-    }
-}
-
-/// The number of a protocol in IP headers.
-pub(super) fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => super::sys::IPPROTO_TCP,
-        Protocol::Udp => super::sys::IPPROTO_UDP,
-        Protocol::Sctp => super::sys::IPPROTO_SCTP,
     }
 }
 

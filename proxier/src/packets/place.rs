@@ -8,17 +8,13 @@ use crate::rules::Place;
 /// The virtual server that is there.
 pub(super) fn key(place: &Place) -> ipvs::ServiceKey {
     ipvs::ServiceKey::Address {
-        protocol: match place.protocol {
-            Protocol::Tcp => ipvs::Protocol::Tcp,
-            Protocol::Udp => ipvs::Protocol::Udp,
-            Protocol::Sctp => ipvs::Protocol::Sctp,
-        },
+        protocol: u16::from(place.protocol.number()).into(),
         address: place.address,
         port: place.port,
     }
 }
 
-/// Where a virtual server with an address is.
+/// Where a virtual server is, if it has an address and a Service can have its protocol.
 pub(super) fn place(key: &ipvs::ServiceKey) -> Option<Place> {
     let ipvs::ServiceKey::Address {
         protocol,
@@ -28,16 +24,10 @@ pub(super) fn place(key: &ipvs::ServiceKey) -> Option<Place> {
     else {
         return None;
     };
-    let protocol = match protocol {
-        ipvs::Protocol::Tcp => Protocol::Tcp,
-        ipvs::Protocol::Udp => Protocol::Udp,
-        ipvs::Protocol::Sctp => Protocol::Sctp,
-        // None that a Service can have.
-        _ => return None,
-    };
+    let number = u8::try_from(u16::from(protocol)).ok()?;
     Some(Place {
         address,
-        protocol,
+        protocol: Protocol::of_number(number)?,
         port,
     })
 }

@@ -202,7 +202,7 @@ impl Asking<'_> {
             inside: destinations.mark.filter(|_| is_split),
         };
         let key = ipvs::ServiceKey::Address {
-            protocol: protocol(port.protocol),
+            protocol: u16::from(port.protocol.number()).into(),
             address,
             port: number,
         };
@@ -264,7 +264,7 @@ impl Asking<'_> {
 ///
 /// Packets carry it for the moment between our hook and IPVS only, so that every value but 0 is
 /// free. Should two Service ports ever meet in one, the older one has it.
-fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
+pub fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
     let text = format!("{owner}/{protocol}/{family:?}");
     let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -287,13 +287,5 @@ fn ipvs_family(family: Family) -> ipvs::Family {
     match family {
         Family::V4 => ipvs::Family::V4,
         Family::V6 => ipvs::Family::V6,
-    }
-}
-
-fn protocol(protocol: Protocol) -> ipvs::Protocol {
-    match protocol {
-        Protocol::Tcp => ipvs::Protocol::Tcp,
-        Protocol::Udp => ipvs::Protocol::Udp,
-        Protocol::Sctp => ipvs::Protocol::Sctp,
     }
 }

@@ -7,7 +7,7 @@ use super::names::{
 };
 use super::{Config, Endpoints, Frontend, Kind, Place};
 use crate::model::TrafficPolicy;
-use crate::nftables::{Chain, Data, Element, Key, Match, Networks, Relation, Rule, Value, Verdict};
+use crate::nftables::{Chain, Element, Key, Match, Networks, Relation, Rule, Value, Verdict};
 
 /// What belongs to one frontend alone.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) fn parts(place: &Place, frontend: &Frontend, config: &Config) -> Part
     let mut add = |set, verdict| {
         let element = Element {
             key: key(place),
-            data: Some(Data::Verdict(verdict)),
+            verdict: Some(verdict),
         };
         parts.elements.push((set, element));
     };

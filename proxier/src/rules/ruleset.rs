@@ -12,7 +12,7 @@ use super::names::{
     GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
 };
 use super::{Config, Endpoints, Frontend, Place};
-use crate::nftables::{Chain, Change, Data, Element, Key, Set, Table, Value, Verdict};
+use crate::nftables::{Chain, Change, Element, Key, Set, Table, Value, Verdict};
 use crate::packed::pack;
 
 mod lingering;
@@ -45,7 +45,7 @@ pub type Fingerprint = u64;
 /// What the touched parts of the table were when changes were taken or forgotten last.
 #[derive(Clone, Debug, Default)]
 struct Before {
-    elements: BTreeMap<(Arc<str>, Key), Option<Option<Data>>>,
+    elements: BTreeMap<(Arc<str>, Key), Option<Option<Verdict>>>,
     chains: BTreeMap<Arc<str>, Option<Chain>>,
 }
 
@@ -105,15 +105,16 @@ impl Ruleset {
         // Both as small tables of the touched parts, whose difference is the answer.
         let (mut old, mut new) = (Table::default(), Table::default());
         let before = std::mem::take(&mut self.before);
-        for ((name, key), data) in before.elements {
+        for ((name, key), verdict) in before.elements {
             let Some(set) = self.table.sets.get(&name) else {
                 continue;
             };
             let now = set.elements.get(&key).cloned();
-            for (table, data) in [(&mut old, data), (&mut new, now)] {
+            for (table, verdict) in [(&mut old, verdict), (&mut new, now)] {
                 let empty = || Set::new(set.name.clone(), set.key.clone(), set.kind);
                 let part = table.sets.entry(name.clone()).or_insert_with(empty);
-                part.elements.extend(data.map(|data| (key.clone(), data)));
+                part.elements
+                    .extend(verdict.map(|verdict| (key.clone(), verdict)));
             }
         }
         for (name, chain) in before.chains {
@@ -169,9 +170,9 @@ impl Ruleset {
             if parts.elements.iter().any(|(set, _)| *set == guarded) {
                 self.release_guard(&place);
             }
-            for (set, Element { key, data }) in parts.elements {
-                let data = data.map(|data| self.shared(data));
-                self.set_element(set, key, Some(data));
+            for (set, Element { key, verdict }) in parts.elements {
+                let verdict = verdict.map(|verdict| self.shared(verdict));
+                self.set_element(set, key, Some(verdict));
             }
             if let Some(chain) = parts.chain {
                 self.add_chain(chain);
@@ -225,32 +226,30 @@ impl Ruleset {
     }
 
     /// The same with the chain's own copy of its name, which most elements have in common.
-    fn shared(&self, data: Data) -> Data {
-        match data {
-            Data::Verdict(Verdict::Goto(name)) => {
+    fn shared(&self, verdict: Verdict) -> Verdict {
+        match verdict {
+            Verdict::Goto(name) => {
                 let known = self.table.chains.get_key_value(&name);
-                Data::Verdict(Verdict::Goto(
-                    known.map_or(name, |(known, _)| known.clone()),
-                ))
+                Verdict::Goto(known.map_or(name, |(known, _)| known.clone()))
             }
             other => other,
         }
     }
 
-    fn set_element(&mut self, name: &str, key: Key, data: Option<Option<Data>>) {
+    fn set_element(&mut self, name: &str, key: Key, verdict: Option<Option<Verdict>>) {
         let Some(set) = self.table.sets.get_mut(name) else {
             return;
         };
-        let hash = |data: &Option<Option<Data>>| match data.clone() {
-            Some(data) => {
+        let hash = |verdict: &Option<Option<Verdict>>| match verdict.clone() {
+            Some(verdict) => {
                 let key = key.clone();
-                fingerprint(&[&name, &Element { key, data }])
+                fingerprint(&[&name, &Element { key, verdict }])
             }
             None => 0,
         };
-        let now = hash(&data);
-        let before = match data {
-            Some(data) => set.elements.insert(key.clone(), data),
+        let now = hash(&verdict);
+        let before = match verdict {
+            Some(verdict) => set.elements.insert(key.clone(), verdict),
             None => set.elements.remove(&key),
         };
         let gone = hash(&before);

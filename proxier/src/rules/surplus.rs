@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::names::{FRONTENDS, GUARDED, INSIDE, INSIDE_MARKS, inside};
 use crate::model::Family;
-use crate::nftables::{Data, Key, Set, Table, Value, Verdict};
+use crate::nftables::{Key, Set, Table, Value, Verdict};
 
 /// What becomes of rules that are there and not wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +49,9 @@ impl Surplus {
 fn hide_elements(set: &mut Set, wanted: &Table, needed: &mut BTreeSet<Arc<str>>) {
     let name = set.name.clone();
     let frontends = frontends_of(&name);
-    set.elements.retain(|key, data| {
+    set.elements.retain(|key, verdict| {
         let stands = has(wanted, &name, key) || frontends.is_some_and(|it| has(wanted, it, key));
-        if let Some(Data::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) = data
+        if let Some(Verdict::Jump(chain) | Verdict::Goto(chain)) = verdict
             && !stands
         {
             needed.insert(chain.clone());

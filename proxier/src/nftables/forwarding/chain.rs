@@ -87,13 +87,13 @@ impl fmt::Display for ForwardChain {
 /// The chain that a message describes, and whether its policy is drop, if it is at the forward hook.
 pub(super) fn read(payload: &[u8]) -> Result<Option<(ForwardChain, bool)>, Error> {
     let family = payload.first().copied().unwrap_or_default();
-    let (mut table, mut name) = ("", "");
+    let (mut table, mut name) = (None, None);
     let (mut hook, mut policy) = (None, None);
     for attribute in contents(payload) {
         let attribute = attribute?;
         match attribute.kind {
-            NFTA_CHAIN_TABLE => table = attribute.string()?,
-            NFTA_CHAIN_NAME => name = attribute.string()?,
+            NFTA_CHAIN_TABLE => table = Some(attribute.value),
+            NFTA_CHAIN_NAME => name = Some(attribute.value),
             NFTA_CHAIN_POLICY => policy = Some(attribute.u32_be()?),
             NFTA_CHAIN_HOOK => hook = find(attribute.nested(), NFTA_HOOK_HOOKNUM)?,
             _ => {}
@@ -106,10 +106,17 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForwardChain, bool)>, Error
     }
     let chain = ForwardChain {
         family,
-        table: table.into(),
-        name: name.into(),
+        table: readable(table),
+        name: readable(name),
     };
     Ok(Some((chain, policy == Some(NF_DROP.cast_unsigned()))))
+}
+
+/// A name, as far as it can be read: to the kernel it is just bytes. By any other the kernel finds
+/// nothing, and says so of this chain alone.
+fn readable(name: Option<&[u8]>) -> String {
+    let name = String::from_utf8_lossy(name.unwrap_or_default());
+    name.trim_end_matches('\0').to_owned()
 }
 
 /// Whether a message describes a chain that drops what is forwarded.

@@ -12,7 +12,7 @@ use super::super::frontend::key;
 use super::super::names::{GUARDED, REFUSE, SERVICE_ADDRESSES, ranges};
 use super::super::{Frontend, Place};
 use super::Ruleset;
-use crate::nftables::{Chain, Data, Key, Rule, Verdict};
+use crate::nftables::{Chain, Key, Rule, Verdict};
 
 /// The parts of a table that linger.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +51,7 @@ impl Ruleset {
         let name = ranges(&place);
         let refuse = Verdict::Goto(REFUSE.into());
         self.add_chain(Chain::new(name.clone(), [Rule::new([refuse.into()])]));
-        let jump = Data::Verdict(Verdict::Jump(name));
+        let jump = Verdict::Jump(name);
         self.set_element(set, key(&place), Some(Some(jump)));
         self.lingering.guards.insert(place);
     }
