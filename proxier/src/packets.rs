@@ -20,12 +20,13 @@ use crate::retry::Wait;
 use crate::rules::{self, Place, Ruleset, Surplus};
 
 mod config;
-mod follow;
+mod held;
 mod place;
+mod wanted;
 
 pub use config::{Config, LocalMode};
-use follow::take;
 use place::place;
+use wanted::take;
 
 /// The packet rules, and how far the kernel has them.
 #[derive(Debug)]
@@ -40,6 +41,9 @@ pub struct Packets {
     /// What becomes of rules in the kernel that these do not have: they stay until all input was
     /// known once, since they are perhaps those of what is not known yet.
     surplus: Surplus,
+    /// Whether nobody can say yet who is a client inside the cluster, since the Node's object may be
+    /// among what cannot be read.
+    is_blind: bool,
     /// When rules that the kernel refused are set again.
     retry: Wait,
 }
@@ -68,6 +72,7 @@ impl Packets {
             kernel: Kernel::Unknown,
             held: Changed::default(),
             surplus: Surplus::Stays,
+            is_blind: false,
             retry: Wait::default(),
         }
     }
@@ -148,6 +153,10 @@ impl Packets {
         now: Duration,
     ) -> Option<Result<Option<u32>, Failure>> {
         if self.retry.due().is_some_and(|due| now < due) {
+            return None;
+        }
+        if self.is_blind && self.kernel != Kernel::Nothing {
+            // The rules of a process that saw more are better than these.
             return None;
         }
         let outcome = match &self.kernel {

@@ -33,6 +33,7 @@ mod style;
 pub use health::HealthCheck;
 pub use node_ports::{InvalidNodePortAddresses, NodePortAddresses};
 pub use planner::{Changed, Planner};
+pub use service::mark;
 
 /// What the operator chose, as far as planning is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,18 +151,18 @@ impl Desired {
         (inside.owner == server.owner).then_some(mark)
     }
 
-    /// The addresses that not everybody may use (`loadBalancerSourceRanges`).
-    pub fn restricted(&self) -> BTreeSet<IpAddr> {
-        let servers = self.virtual_servers.values();
-        let restricted = servers.filter(|server| {
+    /// The virtual servers that not everybody may use (`loadBalancerSourceRanges`), and their
+    /// addresses.
+    pub fn restricted(&self) -> (BTreeSet<ipvs::ServiceKey>, BTreeSet<IpAddr>) {
+        let is_restricted = |server: &VirtualServer| {
             let rules = server.rules.as_ref();
             rules.is_some_and(|rules| rules.source_ranges.is_some())
-        });
-        let address = |server: &VirtualServer| match server.service.key {
-            ipvs::ServiceKey::Address { address, .. } => Some(address),
-            _ => None,
         };
-        restricted.filter_map(address).collect()
+        let restricted = self.virtual_servers.iter();
+        let restricted = restricted.filter(|(_, server)| is_restricted(server));
+        let keys: BTreeSet<_> = restricted.map(|(key, _)| *key).collect();
+        let addresses = keys.iter().filter_map(ipvs::ServiceKey::address).collect();
+        (keys, addresses)
     }
 
     /// What the packet rules have to know of the virtual server `key`.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use crate::observed::Observed;
 use crate::op::Op;
 
 /// How long after it has gone the strays of an endpoint may be alive: for the time of its slowest
@@ -48,18 +49,17 @@ struct Back {
 }
 
 impl Strays {
-    /// Draws the conclusions of an Op that took effect at `now`.
-    pub fn learn(&mut self, op: &Op, now: Duration) {
+    /// Draws the conclusions of an Op that took effect at `now`; `known` is what was there before.
+    pub fn learn(&mut self, op: &Op, known: &Observed, now: Duration) {
         match *op {
             Op::DeleteDestination(key, endpoint) if may_be_udp(&key) => {
-                let endpoint = (endpoint.address, endpoint.port).into();
-                self.back.remove(&endpoint);
-                if self.gone.len() >= MOST && now != self.tidied {
-                    self.tidied = now;
-                    self.gone.retain(|_, gone| now < *gone + REMEMBERED);
-                }
-                if self.gone.len() < MOST {
-                    self.gone.insert(endpoint, now);
+                self.goes((endpoint.address, endpoint.port).into(), now);
+            }
+            Op::DeleteService(key) if may_be_udp(&key) => {
+                let server = known.virtual_servers.get(&key);
+                let endpoints = server.iter().flat_map(|server| &*server.destinations);
+                for endpoint in endpoints {
+                    self.goes((endpoint.key.address, endpoint.key.port).into(), now);
                 }
             }
             Op::AddDestination(key, destination) if may_be_udp(&key) => {
@@ -75,6 +75,17 @@ impl Strays {
                 }
             }
             _ => {}
+        }
+    }
+
+    fn goes(&mut self, endpoint: SocketAddr, now: Duration) {
+        self.back.remove(&endpoint);
+        if self.gone.len() >= MOST && now != self.tidied {
+            self.tidied = now;
+            self.gone.retain(|_, gone| now < *gone + REMEMBERED);
+        }
+        if self.gone.len() < MOST {
+            self.gone.insert(endpoint, now);
         }
     }
 
@@ -147,15 +158,33 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn learn(strays: &mut Strays, op: &Op, now: Duration) {
+        strays.learn(op, &Observed::default(), now);
+    }
+
+    #[test]
+    fn with_a_service_all_of_its_endpoints_go() {
+        let udp = key(ipvs::Protocol::Udp);
+        let mut known = Observed::default();
+        let service = ipvs::Service::new(udp, "rr".parse().unwrap());
+        for op in [Op::AddService(service), comes(udp, 1), comes(udp, 2)] {
+            known.record(&op);
+        }
+        let mut strays = Strays::default();
+        strays.learn(&Op::DeleteService(udp), &known, SECOND);
+        learn(&mut strays, &comes(udp, 2), 2 * SECOND);
+        assert_eq!(strays.due(2 * SECOND), BTreeSet::from([endpoint(2)]));
+    }
+
     #[test]
     fn who_comes_back_is_looked_at_at_once_and_again() {
         let udp = key(ipvs::Protocol::Udp);
         let mut strays = Strays::default();
         for op in [goes(udp, 1), comes(udp, 2)] {
-            strays.learn(&op, SECOND);
+            learn(&mut strays, &op, SECOND);
         }
         assert_eq!(strays.next_due(), None, "nobody is back");
-        strays.learn(&comes(udp, 1), 10 * SECOND);
+        learn(&mut strays, &comes(udp, 1), 10 * SECOND);
         let one = BTreeSet::from([endpoint(1)]);
         for look in [10, 11, 15] {
             assert_eq!(strays.next_due(), Some(look * SECOND));
@@ -174,8 +203,8 @@ mod tests {
     fn a_look_that_failed_is_made_later() {
         let udp = key(ipvs::Protocol::Udp);
         let mut strays = Strays::default();
-        strays.learn(&goes(udp, 1), SECOND);
-        strays.learn(&comes(udp, 1), SECOND);
+        learn(&mut strays, &goes(udp, 1), SECOND);
+        learn(&mut strays, &comes(udp, 1), SECOND);
         let one = strays.due(SECOND);
         strays.put_off(&one, 9 * SECOND);
         assert_eq!(strays.next_due(), Some(9 * SECOND));
@@ -193,12 +222,12 @@ mod tests {
         let tcp = key(ipvs::Protocol::Tcp);
         let mut strays = Strays::default();
         for op in [goes(udp, 1), goes(udp, 2), goes(tcp, 3)] {
-            strays.learn(&op, SECOND);
+            learn(&mut strays, &op, SECOND);
         }
-        strays.learn(&comes(udp, 2), 2 * SECOND);
-        strays.learn(&goes(udp, 2), 2 * SECOND);
-        strays.learn(&comes(tcp, 3), 2 * SECOND);
-        strays.learn(&comes(udp, 1), 61 * SECOND);
+        learn(&mut strays, &comes(udp, 2), 2 * SECOND);
+        learn(&mut strays, &goes(udp, 2), 2 * SECOND);
+        learn(&mut strays, &comes(tcp, 3), 2 * SECOND);
+        learn(&mut strays, &comes(udp, 1), 61 * SECOND);
         assert_eq!(strays.next_due(), None);
     }
 
@@ -210,7 +239,7 @@ mod tests {
             for number in 0..count {
                 let address: [u8; 4] = u32::to_be_bytes(number);
                 let endpoint: SocketAddr = (address, 53).into();
-                strays.learn(&Op::DeleteDestination(udp, endpoint.into()), now);
+                learn(strays, &Op::DeleteDestination(udp, endpoint.into()), now);
             }
         };
         go(&mut strays, 5_000, SECOND);

@@ -28,6 +28,7 @@ impl<D: Dataplane> Proxier<D> {
                 match outcome {
                     Ok(()) => {
                         self.learn(op, now, &mut records);
+                        self.strays.learn(op, &self.known, now);
                         self.known.record(op);
                     }
                     Err(failure) => self.fail(op, failure, now),
@@ -71,8 +72,8 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Sets the packet rules before the frontends that need them, but for what only loosens them.
-    /// While the kernel has not got them, no address becomes local that not everybody may use. The
-    /// Ops that went `ahead` stay.
+    /// While the kernel has not got them, no frontend comes that not everybody may use. The Ops that
+    /// went `ahead` stay.
     fn program_rules(
         &mut self,
         ops: &mut Vec<Op>,
@@ -81,7 +82,6 @@ impl<D: Dataplane> Proxier<D> {
     ) -> Option<Result<(), Failure>> {
         let territory = self.territory();
         let packets = self.packets.as_mut()?;
-        let was_in_step = packets.is_in_step();
         let (owned, input) = (&self.state.owned, self.input);
         packets.guard_leftovers(&self.known, self.planner.desired(), |key| {
             input == Input::Whole && territory.is_ours(key, owned)
@@ -89,21 +89,30 @@ impl<D: Dataplane> Proxier<D> {
         // What needs no Op of this round need not wait for one.
         packets.release(&self.known);
         let outcome = self.set_rules(now);
-        let packets = self.packets.as_ref()?;
-        if !packets.is_in_step() {
-            let restricted = self.planner.desired().restricted();
-            let waits = |op: &Op| matches!(op, Op::AddAddress(it, _) if restricted.contains(it));
-            let mut others = ops.split_off(ahead);
-            others.retain(|op| !waits(op));
-            ops.append(&mut others);
-        } else if !was_in_step {
-            // What was held back is among what is missing.
-            self.pending
-                .addresses
-                .extend(self.planner.desired().restricted());
-            self.retries.at_once(now);
+        if !self.packets.as_ref()?.is_in_step() {
+            self.hold_back(ops, ahead);
         }
         outcome
+    }
+
+    /// Takes the Ops that bring a frontend that not everybody may use out of those after the first
+    /// `ahead`; they come again with the next round.
+    fn hold_back(&mut self, ops: &mut Vec<Op>, ahead: usize) {
+        let (keys, addresses) = self.planner.desired().restricted();
+        let others = ops.split_off(ahead);
+        for op in others {
+            match (op.service_key(), op) {
+                (Some(key), _)
+                    if keys.contains(&key) && !self.known.virtual_servers.contains_key(&key) =>
+                {
+                    self.pending.virtual_servers.insert(key);
+                }
+                (_, Op::AddAddress(address, _)) if addresses.contains(&address) => {
+                    self.pending.addresses.insert(address);
+                }
+                _ => ops.push(op),
+            }
+        }
     }
 
     /// Takes out of the packet rules what the Ops made superfluous. What did not take effect keeps
@@ -147,7 +156,6 @@ impl<D: Dataplane> Proxier<D> {
             .filter(|(_, outcome)| outcome.is_ok())
             .map(|(op, _)| op);
         for op in done {
-            self.strays.learn(op, now);
             if let Some(key) = op.service_key().filter(|_| Stale::concerns(op)) {
                 self.unswept.insert(key, *op);
             }

@@ -22,7 +22,8 @@ impl<D: Dataplane> Proxier<D> {
         }
         if let Some(packets) = &mut self.packets {
             let desired = self.planner.desired();
-            packets.follow(&changed, desired, self.snapshot.node(), self.input);
+            let node = self.snapshot.node();
+            packets.follow(&changed, desired, node, &self.machine, self.input);
         }
         self.pending.extend(&changed);
     }
@@ -87,18 +88,16 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    /// Finds out whether the packet rules have to be set anew: they are gone, or this process has not
-    /// set any yet and somebody has changed something since the last one did.
+    /// Finds out whether the packet rules have to be looked at: they are gone, or somebody has changed
+    /// something, be it in another table, since we did last.
     fn look_at_rules(&mut self) -> Result<(), Error> {
         let Some(packets) = &mut self.packets else {
             return Ok(());
         };
         match (self.dataplane.rules_generation()?, self.state.rules) {
             (None, _) => packets.lost(),
-            (Some(now), Some((then, fingerprint))) if now == then && !packets.is_in_step() => {
-                packets.trust(fingerprint);
-            }
-            _ => {}
+            (Some(now), Some((then, fingerprint))) if now == then => packets.trust(fingerprint),
+            (Some(_), _) => packets.distrust(),
         }
         Ok(())
     }

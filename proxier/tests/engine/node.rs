@@ -151,7 +151,8 @@ impl Node {
         let mut packets = Packets::new(packets::Config::default());
         let node = self.proxier.snapshot().node();
         let desired = self.proxier.desired();
-        packets.follow(&Changed::default(), desired, node, Input::Whole);
+        let machine = self.proxier.machine();
+        packets.follow(&Changed::default(), desired, node, machine, Input::Whole);
         assert_eq!(self.kernel.rules().as_ref(), Some(packets.table()));
     }
 

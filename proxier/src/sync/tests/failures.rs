@@ -1,0 +1,86 @@
+//! What is learnt of failures, and of what others do.
+
+use super::*;
+
+/// On Linux, nothing can ever be written to this file.
+const FULL: &str = "/dev/full";
+
+#[test]
+fn what_is_learnt_while_the_state_file_is_full_is_not_forgotten() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
+    let mut proxier = serving(&path);
+    let swept = proxier.dataplane.swept.len();
+    proxier.state_file = StateFile::new(FULL);
+    // The rules change with it, which is to be recorded.
+    told(&mut proxier, &[NODE, SERVICE], Input::Whole);
+    proxier.sync(START).unwrap_err();
+    assert_eq!(proxier.dataplane.swept.len(), swept + 1);
+    let back = SLICE.replace("]}]", "]}, {addresses: [10.244.1.3]}]");
+    told(&mut proxier, &[NODE, SERVICE, &back], Input::Whole);
+    proxier.sync(START).unwrap_err();
+    let last = proxier.dataplane.swept.last();
+    let strays = last.map(|stale| stale.back().len());
+    assert_eq!(strays, Some(1), "it went, and is back");
+
+    proxier.state_file = StateFile::new(&path);
+    proxier.sync(START).unwrap();
+    assert_eq!(StateFile::new(&path).load().unwrap(), proxier.state);
+    assert_eq!(proxier.unwritten, []);
+}
+
+#[test]
+fn sweeps_that_fail_again_and_again_cost_no_more_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = serving(&directory.path().join("state"));
+    proxier.dataplane.refuses_sweeps = true;
+    for round in 0..50_u8 {
+        let other = SLICE.replace("10.244.1.2", &format!("10.244.2.{round}"));
+        told(&mut proxier, &[NODE, SERVICE, &other], Input::Whole);
+        let applied = proxier.sync(START).unwrap();
+        assert!(matches!(applied.flows, Some(Err(_))), "{applied:?}");
+        assert_eq!(proxier.unswept.len(), 2, "one for each frontend");
+    }
+    proxier.dataplane.refuses_sweeps = false;
+    let due = proxier.next_due().unwrap();
+    let applied = proxier.sync(due).unwrap();
+    assert!(matches!(applied.flows, Some(Ok(_))), "{applied:?}");
+    assert!(proxier.unswept.is_empty());
+}
+
+#[test]
+fn what_others_changed_unnoticed_is_found_when_the_machine_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = serving(&directory.path().join("state"));
+    let kernel = &mut proxier.dataplane;
+    let rules = kernel.rules.as_mut().unwrap();
+    rules.sets.values_mut().for_each(|set| set.elements.clear());
+    kernel.rules_generation += 1;
+    proxier.resync(START).unwrap();
+    assert_eq!(proxier.dataplane.rules, Some(from_scratch(&proxier)));
+    let writes = proxier.dataplane.writes;
+    proxier.resync(START).unwrap();
+    assert_eq!(proxier.dataplane.writes, writes, "read in vain");
+}
+
+#[test]
+fn nobody_gets_in_at_the_machines_own_address_while_rules_fail() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut kernel = FakeKernel::default();
+    kernel.machine.addresses.insert([198, 51, 100, 5].into());
+    kernel.rules = Some(Table::default());
+    kernel.faults.insert(0, Fault::Refused);
+    let mut proxier = proxier(kernel, &directory.path().join("state"));
+    told(&mut proxier, &[NODE, SERVICE, SLICE], Input::Whole);
+    let applied = proxier.sync(START).unwrap();
+    assert_eq!(applied.failures().count(), 1, "the rules");
+    let serves = |proxier: &Fake| {
+        let mut keys = proxier.dataplane.state.virtual_servers.keys();
+        keys.any(|key| key.to_string() == "UDP 198.51.100.5:53")
+    };
+    assert!(!serves(&proxier));
+    let due = proxier.next_due().unwrap();
+    assert_eq!(proxier.sync(due).unwrap().failures().count(), 0);
+    assert!(serves(&proxier));
+    assert_eq!(proxier.dataplane.rules, Some(from_scratch(&proxier)));
+}
