@@ -5,7 +5,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proxier::model::{Family, TrafficPolicy};
@@ -386,10 +386,8 @@ fn a_foreign_hand_in_our_table_is_noticed() {
             client.replace(&table).unwrap();
             assert_eq!(watch.read().unwrap(), []);
             nft(command, "").unwrap();
-            let start = Instant::now();
-            assert!(wait(&watch, Duration::from_secs(1)), "{command:?}");
+            assert!(wait(&watch, Duration::from_secs(20)), "{command:?}");
             let news = watch.read().unwrap();
-            assert!(start.elapsed() < Duration::from_secs(1));
             let [news] = &news[..] else {
                 panic!("{news:?}");
             };
@@ -418,7 +416,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
             let changes: Vec<Change> = keys.iter().map(delete).collect();
             stranger.apply(&changes).unwrap();
         }
-        assert!(wait(&watch, Duration::from_secs(1)));
+        assert!(wait(&watch, Duration::from_secs(20)));
         assert!(watch.read().unwrap().contains(&Tampering::Unknown));
         client.replace(&table).unwrap();
         let _own = watch.read().unwrap();

@@ -22,6 +22,9 @@ use trace::{Scenario, Trace};
 /// How long each kernel is asked.
 const TIME: Duration = Duration::from_secs(40);
 
+/// So many scenarios are played however slow the machine is, or one would count for too much.
+const FEWEST: usize = 50;
+
 /// Rather many short scenarios.
 const EXTENT: Extent = Extent {
     picks: 80,
@@ -75,7 +78,7 @@ fn play_and_compare() -> String {
     let mut traces: BTreeMap<&str, Trace> = BTreeMap::new();
     let (mut played, mut unclear) = (0, 0);
     let begun = kernel::now();
-    while begun.elapsed() < TIME {
+    while begun.elapsed() < TIME || played < FEWEST {
         let scheduler = *dice.choose(&schedulers);
         let number = dice.draw(0..=u32::MAX - 1);
         let plan = Plan::draw(scheduler, number, EXTENT, seed);

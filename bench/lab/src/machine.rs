@@ -248,4 +248,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// From start to taking jobs; half a second on an idle machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
-const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(60);

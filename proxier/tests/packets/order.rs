@@ -10,24 +10,15 @@ use proxier::dataplane::linux::Linux;
 use proxier::sync::{Input, Proxier};
 use proxier::{clock, manifests};
 
-use super::scene::{Scene, program};
+use super::scene::{Scene, program, without_service};
 use crate::{DUAL, at, check};
 
 /// How often a Service goes and comes.
 const TIMES: usize = 100;
 
-/// [`DUAL`] without Service ranged.
-fn without_ranged() -> String {
-    let label = "labels: {service.kubernetes.io/service-proxy-name: another}";
-    let name = "metadata: {name: ranged";
-    let gone = DUAL.replacen(&format!("{name}}}"), &format!("{name}, {label}}}"), 1);
-    assert_ne!(gone, DUAL);
-    gone
-}
-
 /// Lets Service ranged go and come.
 fn go_and_come(proxier: &mut Proxier<Linux>) {
-    let gone = without_ranged();
+    let gone = without_service("ranged");
     for _ in 0..TIMES {
         for manifests in [&*gone, DUAL] {
             program(proxier, manifests);

@@ -1,32 +1,36 @@
 //! Endpoints that are replaced while resolvers send questions without end.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::load::{meanwhile, socket};
-use super::scene::{Scene, program};
+use super::scene::{Scene, program, without_service};
 use crate::DUAL;
 
 /// How often the only endpoint is replaced by another, which has been it before.
 const REPLACEMENTS: usize = 30;
 
-/// How long each is the endpoint. Where something is in the way of its flows, it is for as long.
+/// How long each is the endpoint. Where something is in the way of its flows, it is for half a minute.
 const WHILE: Duration = Duration::from_millis(400);
 
 /// Between two questions of a resolver.
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// How many questions in a row may be lost where an endpoint goes: those of 100 ms, for a machine that
-/// is busy; a tenth of it is usual.
+/// How many questions in a row may be lost where an endpoint goes, beside those that were asked while
+/// the program changed it: those of 100 ms, for a machine that is busy; a tenth of it is usual.
 const IN_FLIGHT: usize = 25;
 
-/// What a resolver heard.
+/// How long a question has to arrive: less than anything that is in its way stays there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a resolver asked and heard.
 #[derive(Debug, Default)]
 struct Heard {
-    /// How many questions it asked, all from one port.
-    asked: usize,
+    /// When it asked its questions, all from one port.
+    questions: Vec<Instant>,
     /// The most that it asked from one answer to the next.
     longest_silence: usize,
     /// Who answered, and when.
@@ -41,7 +45,7 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Heard {
     while !is_over.load(Ordering::Relaxed) {
         // A process of the node is told when its datagram is dropped; that is one more that is lost.
         let _ = socket.send(b"?\n");
-        heard.asked += 1;
+        heard.questions.push(Instant::now());
         silence += 1;
         thread::sleep(PAUSE);
         let mut line = [0; 128];
@@ -72,28 +76,86 @@ fn a_rolling_replacement_loses_no_more_than_what_is_in_flight() {
             (&*cluster.node, "10.96.1.1:53"),
         ];
         let pods = [("pod1", "1::2", "node-a"), ("podB1", "2::2", "node-b")];
+        // From when to when the program was about each replacement, and who was there then.
         let mut replaced = Vec::new();
         let change = || {
             for round in 0..REPLACEMENTS {
                 let (name, pod, node) = pods[round % 2];
+                let since = Instant::now();
                 program(proxier, &served_by(&[(pod, node)]));
-                let since = Instant::now() + WHILE / 2;
-                thread::sleep(WHILE);
                 replaced.push((since..Instant::now(), name));
+                thread::sleep(WHILE);
             }
         };
         let heard = meanwhile(&clients, resolver, change);
         for ((_, to), heard) in clients.iter().zip(&heard) {
-            let summary = (heard.asked, heard.answers.len(), heard.longest_silence);
-            println!("{to}: {summary:?} asked, answered, longest silence");
-            assert!(heard.longest_silence <= IN_FLIGHT, "{to}: {summary:?}");
-            let lost = heard.asked.saturating_sub(heard.answers.len());
-            assert!(lost <= REPLACEMENTS * IN_FLIGHT / 5, "{to}: {summary:?}");
-            // Nobody hears an endpoint that is gone, but for what was under way.
-            for (while_there, name) in &replaced {
-                let heard = heard.answers.iter();
-                let strangers = heard.filter(|(at, who)| while_there.contains(at) && who != name);
-                assert_eq!(strangers.count(), 0, "{to}: others than {name}");
+            println!("{to}: {}", heard.little_is_lost(&replaced));
+            for (nth, (change, name)) in replaced.iter().enumerate() {
+                let end = replaced.get(nth + 1).map(|(next, _)| next.start);
+                let answers = heard.answers.iter();
+                let late = answers
+                    .filter(|(at, _)| *at > change.end && end.is_none_or(|end| *at < end))
+                    .filter(|(_, who)| who != name);
+                let late = late.count();
+                assert!(late <= IN_FLIGHT, "{to}: {late} of others than {name}");
+            }
+        }
+    });
+}
+
+impl Heard {
+    /// No more is lost than what is in flight while one of `changes` is made. Answers how much.
+    fn little_is_lost(&self, changes: &[(Range<Instant>, &str)]) -> String {
+        let during = |(change, _): &(Range<Instant>, &str)| {
+            let questions = self.questions.iter();
+            questions.filter(|at| change.contains(at)).count()
+        };
+        let asked = self.questions.len();
+        let lost = asked.saturating_sub(self.answers.len());
+        let (silence, most) = (self.longest_silence, changes.iter().map(during).max());
+        let all: usize = changes.iter().map(during).sum();
+        let summary = format!(
+            "{lost} of {asked} lost, at most {silence} in a row; {all} asked during changes"
+        );
+        assert!(lost <= all + REPLACEMENTS * IN_FLIGHT / 5, "{summary}");
+        assert!(silence <= most.unwrap() + IN_FLIGHT, "{summary}");
+        summary
+    }
+}
+
+/// An answer that comes when its endpoint, or the Service, is gone is not in the way of questions when
+/// that is back.
+#[test]
+fn late_answers_are_in_nobodys_way() {
+    lab::test(|| {
+        // The test's own server, which answers when it is asked to.
+        let (dns, slow) = ("port: 5353, protocol: UDP", "port: 5400, protocol: UDP");
+        let one = served_by(&[("1::2", "node-a")]).replace(dns, slow);
+        let another = served_by(&[("2::2", "node-b")]).replace(dns, slow);
+        let mut scene = Scene::conformance(&one);
+        for away in [another, without_service("web")] {
+            for (server, to) in [
+                ("10.244.1.2:5400", "10.96.1.1:53"),
+                ("[fd00:244:1::2]:5400", "[fd00:10:96::1]:53"),
+            ] {
+                let bind = || UdpSocket::bind(server).unwrap();
+                let server = scene.client("pod1").run(bind);
+                server.set_read_timeout(Some(PATIENCE)).unwrap();
+                let hears = || server.recv_from(&mut [0; 8]).map(|(_, from)| from);
+                let to = to.parse().unwrap();
+                let client = scene.client("pod3").run(|| socket(to));
+                // What was refused before is an error when the next is sent.
+                let ask = || while client.send(b"?\n").is_err() {};
+                ask();
+                let from = hears().unwrap();
+                scene.program(&away);
+                // With this, IPVS forgets that the client's questions went to the endpoint.
+                ask();
+                thread::sleep(WHILE);
+                server.send_to(b"late\n", from).unwrap();
+                scene.program(&one);
+                ask();
+                assert_eq!(hears().unwrap(), from, "{to} is silent");
             }
         }
     });

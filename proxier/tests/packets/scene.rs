@@ -16,6 +16,8 @@ use proxier::sysctl::{self, KernelVersion, Roots};
 use proxier::{clock, conntrack};
 use tempfile::TempDir;
 
+use crate::DUAL;
+
 /// The network, and the program's parts on its node.
 pub(crate) struct Scene {
     pub(crate) cluster: Cluster,
@@ -156,6 +158,15 @@ fn start(form: ServiceAddresses, packets: &packets::Config, state: &TempDir) -> 
     Proxier::new(Linux::open(form).unwrap(), config, file)
         .unwrap()
         .filtering(packets.clone())
+}
+
+/// [`DUAL`] without the Service `name`.
+pub(crate) fn without_service(name: &str) -> String {
+    let label = "labels: {service.kubernetes.io/service-proxy-name: another}";
+    let name = format!("metadata: {{name: {name}");
+    let gone = DUAL.replacen(&format!("{name}}}"), &format!("{name}, {label}}}"), 1);
+    assert_ne!(gone, DUAL);
+    gone
 }
 
 /// Makes `manifests` what `proxier`'s node serves.

@@ -22,7 +22,8 @@ impl Resolver {
         Self(scene.client(client).run(|| {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            let patience = Some(Duration::from_millis(300));
+            // Nobody here is to hear nothing.
+            let patience = Some(Duration::from_secs(10));
             socket.set_read_timeout(patience).unwrap();
             socket.connect(to).unwrap();
             socket

@@ -10,8 +10,9 @@ use tempfile::TempDir;
 
 use super::alone::alone;
 
-/// How long anything may take that should happen at once; the lab is slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long anything may take that should happen at once, on a slow machine: longer than the program
+/// waits before it asks an API server again that was away.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// An API server, and the program that follows it, started and killed at will.
 pub(crate) struct Daemon {

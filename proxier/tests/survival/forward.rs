@@ -77,7 +77,8 @@ fn answers_pass_whatever_becomes_of_the_firewall() {
         daemon.kill();
         connections.live("the program's death");
         daemon.start();
-        std::thread::sleep(Duration::from_secs(2));
+        nft("flush chain inet others forward");
+        has_rule(&daemon);
         connections.live("its return");
         assert_eq!(list().matches("ipvs-proxier").count(), 1);
         daemon.terminate();
@@ -156,8 +157,8 @@ fn a_chain_that_drops_answers_is_told_of_once() {
         nft("insert rule inet others forward ct state established,related accept");
         assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
 
-        // Whoever takes the rule away again is told again.
-        std::thread::sleep(Duration::from_secs(3));
+        // Whoever takes the rule away again is told again, once the program has seen it.
+        std::thread::sleep(Duration::from_secs(6));
         assert_eq!(times(), 1, "{}", daemon.log());
         nft("flush chain inet others forward");
         daemon.eventually("the log names it again", || times() == 2);

@@ -90,7 +90,7 @@ impl Follower {
         self.until("synced", |status| {
             status.is_synced() && status.service_cidrs.is_synced() && status.node.is_synced()
         });
-        while let Ok(_message) = self.messages.recv_timeout(Duration::from_millis(100)) {}
+        while let Ok(_message) = self.messages.recv_timeout(Duration::from_secs(1)) {}
     }
 
     /// Nothing is told for a while.

@@ -90,13 +90,16 @@ fn bookmarks_spare_lists_after_a_compaction() {
     for index in 0..100 {
         server.apply(slice(&format!("web-{index}")));
     }
-    std::thread::sleep(Duration::from_millis(200));
+    // The second word from now on is certainly news.
+    let hear = || {
+        for _ in 0..2 {
+            let now = Some(Instant::now());
+            follower.until("heard of it", |status| status.services.heard > now);
+        }
+    };
+    hear();
     server.compact();
-    // The second word after that is certainly news.
-    for _ in 0..2 {
-        let now = Some(Instant::now());
-        follower.until("heard of it", |status| status.services.heard > now);
-    }
+    hear();
     let revision = server.revision();
     let asked = server.requests().len();
     server.cut();

@@ -17,7 +17,8 @@ use crate::kernel::doors::{self, Doors};
 use crate::kernel::ledger::Load;
 use crate::kernel::lives::Live;
 use crate::kernel::now;
-use crate::kernel::setup::{MARK, Setup, Traffic};
+use crate::kernel::play::CLOCK_DOUBT_MS;
+use crate::kernel::setup::{DAY_SECS, MARK, Setup, Traffic};
 use crate::trace::{Connections, Event, Flavour, Limits, Name, Pick, Scenario};
 
 /// As long as no scenario lasts.
@@ -191,6 +192,13 @@ impl Director {
             Traffic::Tcp => self.connect(source, destination)?,
             Traffic::Udp | Traffic::OnePacket => self.send(source, destination)?,
         };
+        // For the kernel it was perhaps later than for us, if this machine stood still meanwhile.
+        let took = u64::try_from(self.age().as_millis())? - at_ms;
+        let is_timed = self.setup.expiration_secs < DAY_SECS;
+        ensure!(
+            !is_timed || took <= tick_ms + CLOCK_DOUBT_MS,
+            "a pick took {took} ms"
+        );
         // Whatever else the servers' connections did, they did it before or after: nobody knows.
         let grown = self.grown()?;
         let expected = match (self.setup.traffic, answer) {

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(3200);
 
 /// How near to the expiration two picks may be before the kernel's clock and ours could disagree
 /// about which side of it they are on.
-const CLOCK_DOUBT_MS: u64 = 100;
+pub(crate) const CLOCK_DOUBT_MS: u64 = 100;
 
 /// The ports that clients use: none of a server, which listens at every address.
 const CLIENT_PORTS: RangeInclusive<u32> = 10_000..=65_000;

@@ -1,7 +1,7 @@
 //! Clients. They run in the calling thread's namespace.
 
 use std::{
-    io::{BufRead, BufReader, ErrorKind, Write},
+    io::{self, BufRead, BufReader, ErrorKind, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
@@ -25,7 +25,6 @@ impl Connection {
     }
 
     fn over(stream: TcpStream) -> Result<Self, Answer> {
-        stream.set_read_timeout(Some(PATIENCE))?;
         let mut connection = Self {
             stream: BufReader::new(stream),
             greeting: Answer::Reset,
@@ -52,7 +51,11 @@ impl Connection {
 
     fn listen(&mut self) -> Answer {
         let mut line = Vec::new();
-        match self.stream.read_until(b'\n', &mut line) {
+        let set_timeout = |stream: &mut BufReader<TcpStream>, timeout| {
+            stream.get_ref().set_read_timeout(Some(timeout))
+        };
+        let read = |stream: &mut BufReader<TcpStream>| stream.read_until(b'\n', &mut line);
+        match patiently(&mut self.stream, set_timeout, read) {
             Ok(0) => Answer::Reset,
             Ok(_) => Answer::parse(&line),
             Err(error) => error.into(),
@@ -76,24 +79,19 @@ fn greeting(connection: Result<Connection, Answer>) -> Answer {
 }
 
 pub(super) fn ask_udp(address: SocketAddr) -> Answer {
-    let exchange = || {
+    let exchange = || -> io::Result<Answer> {
         let any = match address {
             SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
         };
-        let socket = UdpSocket::bind(any)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        let mut socket = UdpSocket::bind(any)?;
         // Only a connected socket hears ICMP.
         socket.connect(address)?;
         socket.send(b"?\n")?;
         let mut line = [0; 512];
-        loop {
-            match socket.recv(&mut line) {
-                Ok(length) => return Ok(Answer::parse(&line[..length])),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let set_timeout = |socket: &mut UdpSocket, timeout| socket.set_read_timeout(Some(timeout));
+        let length = patiently(&mut socket, set_timeout, |socket| socket.recv(&mut line))?;
+        Ok(Answer::parse(&line[..length]))
     };
     exchange().unwrap_or_else(Answer::from)
 }
@@ -101,3 +99,28 @@ pub(super) fn ask_udp(address: SocketAddr) -> Answer {
 /// How long a client waits: for a lost SYN to be repeated, which takes a second, and not much longer,
 /// as silence is what many a test expects.
 const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// After that, a client looks so often again, each time for so long. Where the machine stops the lab
+/// for longer than [`PATIENCE`], that is over before the one who answers has had a turn.
+const MORE_LOOKS: u32 = 20;
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Reads from `socket` until there is something, or has been nothing for long enough.
+fn patiently<S>(
+    socket: &mut S,
+    set_timeout: impl Fn(&mut S, Duration) -> io::Result<()>,
+    mut read: impl FnMut(&mut S) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut looks = MORE_LOOKS;
+    set_timeout(socket, PATIENCE)?;
+    loop {
+        match read(socket) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock && looks > 0 => {
+                looks -= 1;
+                set_timeout(socket, LOOK)?;
+            }
+            other => return other,
+        }
+    }
+}

@@ -62,6 +62,8 @@ async fn accept(
     let mut outages = control.clone();
     loop {
         let is_outage = tokio::select! {
+            biased;
+            _ = outages.wait_for(|control| !control.is_listening) => true,
             accepted = listener.accept() => {
                 if let Ok((stream, _)) = accepted {
                     let secure = acceptor.clone();
@@ -69,7 +71,6 @@ async fn accept(
                 }
                 false
             }
-            _ = outages.wait_for(|control| !control.is_listening) => true,
         };
         if is_outage {
             drop(listener);
