@@ -3,10 +3,11 @@
 //! Both set the same table, in turn, several rounds, each in a network namespace of its own:
 //!
 //! * *whole*: the table of all Services, from nothing, in one transaction;
-//! * *element*: one more frontend in that table.
+//! * *element*: one more frontend in that table;
+//! * *read*: all of it read back, as for a resync while others change their rules; by nft, listed.
 //!
 //! The clock runs for what each does from the rules as a value, or as a text, until the kernel has
-//! them.
+//! them, and back.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -50,10 +51,14 @@ struct Figures {
     whole_nft_secs: f64,
     element_secs: f64,
     element_nft_secs: f64,
+    read_secs: f64,
+    read_nft_secs: f64,
     /// How many times faster than `nft -f` with the whole table.
     times_whole: f64,
     /// How many times faster than `nft -f` with one element.
     times_element: f64,
+    /// How many times faster than `nft list`.
+    times_read: f64,
     /// Bytes of the transaction per Service, for all and for half of them.
     bytes_per_service: f64,
     bytes_per_service_of_half: f64,
@@ -64,6 +69,7 @@ struct Figures {
 struct Round {
     whole: Duration,
     element: Duration,
+    read: Duration,
 }
 
 impl Flags {
@@ -91,6 +97,7 @@ impl Flags {
         }
         let whole = |rounds: &[Round]| median(rounds.iter().map(|it| it.whole));
         let element = |rounds: &[Round]| median(rounds.iter().map(|it| it.element));
+        let read = |rounds: &[Round]| median(rounds.iter().map(|it| it.read));
         let bytes = |services: u32| -> anyhow::Result<f64> {
             let rules = rules(services);
             let length = transaction_length(TABLE, rules.table().creation())?;
@@ -104,8 +111,11 @@ impl Flags {
             whole_nft_secs: whole(&nfts),
             element_secs: element(&ours),
             element_nft_secs: element(&nfts),
+            read_secs: read(&ours),
+            read_nft_secs: read(&nfts),
             times_whole: whole(&nfts) / whole(&ours),
             times_element: element(&nfts) / element(&ours),
+            times_read: read(&nfts) / read(&ours),
             bytes_per_service: bytes(self.services)?,
             bytes_per_service_of_half: bytes(self.services / 2)?,
         })
@@ -123,8 +133,18 @@ impl Flags {
         rules.set_frontend(place(self.services), Some(frontend()));
         client.apply(&rules.take_changes())?;
         let element = start.elapsed();
+
+        let generation = client.generation();
+        let start = Instant::now();
+        client.restore(rules.table(), |_| {})?;
+        let read = start.elapsed();
+        ensure!(client.generation() == generation, "something was changed");
         check(self.services + 1)?;
-        Ok(Round { whole, element })
+        Ok(Round {
+            whole,
+            element,
+            read,
+        })
     }
 
     fn nft(&self) -> anyhow::Result<Round> {
@@ -144,8 +164,16 @@ impl Flags {
         let start = Instant::now();
         nft(&text)?;
         let element = start.elapsed();
+
+        let start = Instant::now();
+        list(&["table", "inet", TABLE])?;
+        let read = start.elapsed();
         check(self.services + 1)?;
-        Ok(Round { whole, element })
+        Ok(Round {
+            whole,
+            element,
+            read,
+        })
     }
 }
 
@@ -196,15 +224,22 @@ fn nft(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Runs `nft list`.
+fn list(what: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new("nft")
+        .arg("list")
+        .args(what)
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .output()
+        .context("running nft")?;
+    ensure!(output.status.success(), "nft list: {}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
 /// Sees to it that the kernel has as many frontends as were set.
 fn check(expected: u32) -> anyhow::Result<()> {
-    let output = Command::new("nft")
-        .args(["list", "map", "inet", TABLE, "frontends-4"])
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        .output()?;
-    let found = String::from_utf8_lossy(&output.stdout)
-        .matches(" : goto")
-        .count();
+    let listed = list(&["map", "inet", TABLE, "frontends-4"])?;
+    let found = listed.matches(" : goto").count();
     ensure!(found == expected as usize, "{found} frontends");
     Ok(())
 }
@@ -226,11 +261,12 @@ impl Figures {
             "rules of {services} services, Linux {kernel}, median of {rounds}\n\n\
              {:>16}  {:>10}  {:>10}\n\
              {:>16}  {:>8.1}ms  {:>8.1}ms   {:.1} times faster (target 5)\n\
-             {:>16}  {:>8.2}ms  {:>8.2}ms   {:.1} times faster (target 5)\n\n\
+             {:>16}  {:>8.2}ms  {:>8.2}ms   {:.1} times faster (target 5)\n\
+             {:>16}  {:>8.1}ms  {:>8.1}ms   {:.1} times faster\n\n\
              transaction: {:.1} bytes per service; {:.1} for half as many services\n",
             "",
             "ours",
-            "nft -f",
+            "nft",
             "whole",
             self.whole_secs * 1e3,
             self.whole_nft_secs * 1e3,
@@ -239,6 +275,10 @@ impl Figures {
             self.element_secs * 1e3,
             self.element_nft_secs * 1e3,
             self.times_element,
+            "read",
+            self.read_secs * 1e3,
+            self.read_nft_secs * 1e3,
+            self.times_read,
             self.bytes_per_service,
             self.bytes_per_service_of_half,
         )

@@ -205,6 +205,8 @@ pub struct StateFile {
     path: PathBuf,
     journal: Option<File>,
     lines: usize,
+    /// Whether it lacks what could not be added.
+    is_behind: bool,
 }
 
 /// Why the state file could not be read or written.
@@ -222,6 +224,7 @@ impl StateFile {
             path: path.into(),
             journal: None,
             lines: 0,
+            is_behind: false,
         }
     }
 
@@ -254,11 +257,21 @@ impl StateFile {
         Ok(state)
     }
 
-    /// Adds `records`. One system call for every thousand; none when there are no records.
+    /// Adds `records`, which led to `state`. One system call for every thousand; none when there are no
+    /// records. Where records could not be added before, all of the state is written instead.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    pub fn append(&mut self, records: &[Record]) -> Result<(), Error> {
+    /// When the file cannot be written. Nobody has to keep the records: the next call makes it good.
+    pub fn append(&mut self, records: &[Record], state: &State) -> Result<(), Error> {
+        if self.is_behind {
+            return self.rewrite(state);
+        }
+        let added = self.add(records);
+        self.is_behind = added.is_err();
+        added
+    }
+
+    fn add(&mut self, records: &[Record]) -> Result<(), Error> {
         if records.is_empty() {
             return Ok(());
         }
@@ -283,12 +296,17 @@ impl StateFile {
         if self.lines <= 2 * needed + SLACK {
             return Ok(());
         }
+        self.rewrite(state)
+    }
+
+    fn rewrite(&mut self, state: &State) -> Result<(), Error> {
         let records = state.records();
         let mut text = Vec::new();
         let replaced = encode(&records, &mut text).and_then(|()| replace(&self.path, &text));
         replaced.map_err(|source| self.error(source))?;
         self.journal = None;
         self.lines = records.len();
+        self.is_behind = false;
         Ok(())
     }
 
@@ -308,9 +326,7 @@ impl StateFile {
         let file = match self.journal.take() {
             Some(file) => file,
             None => {
-                if let Some(directory) = self.path.parent() {
-                    std::fs::create_dir_all(directory)?;
-                }
+                create_directory(&self.path)?;
                 let mut options = File::options();
                 let mut file = options.create(true).append(true).open(&self.path)?;
                 if self.lines > 0 {
@@ -338,7 +354,13 @@ fn encode(records: &[Record], text: &mut Vec<u8>) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Creates the directory that `path` is in, where it is not there.
+fn create_directory(path: &Path) -> std::io::Result<()> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)
+}
+
 fn replace(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    create_directory(path)?;
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(text)?;
@@ -373,6 +395,10 @@ mod tests {
         }
     }
 
+    fn append(file: &mut StateFile, records: &[Record]) {
+        file.append(records, &State::default()).unwrap();
+    }
+
     fn names(state: &State) -> Vec<&str> {
         state.owned.iter().map(|(_, name)| name).collect()
     }
@@ -383,15 +409,16 @@ mod tests {
         let path = directory.path().join("run/state");
         let mut file = StateFile::new(&path);
         assert_eq!(file.load().unwrap(), State::default());
-        file.append(&[own(1, "a/b"), own(2, "a/c:x"), drain(2, 70)])
-            .unwrap();
-        file.append(&[Record::Disown { server: server(1) }, drain(2, 90)])
-            .unwrap();
+        append(&mut file, &[own(1, "a/b"), own(2, "a/c:x"), drain(2, 70)]);
+        append(
+            &mut file,
+            &[Record::Disown { server: server(1) }, drain(2, 90)],
+        );
         let mark = Record::Own {
             server: Key::Mark { mark: 7, v6: true },
             service: "a/d".into(),
         };
-        file.append(&[mark]).unwrap();
+        append(&mut file, &[mark]);
         let state = StateFile::new(&path).load().unwrap();
         assert_eq!(names(&state), ["a/c:x", "a/d"]);
         let (key, _, drain) = state.drains.iter().next().unwrap();
@@ -407,7 +434,7 @@ mod tests {
         std::fs::write(&path, format!("{whole}\n{}", &whole[..20])).unwrap();
         let mut file = StateFile::new(&path);
         assert_eq!(names(&file.load().unwrap()), ["a/b"]);
-        file.append(&[own(3, "a/e")]).unwrap();
+        append(&mut file, &[own(3, "a/e")]);
         assert_eq!(
             names(&StateFile::new(&path).load().unwrap()),
             ["a/b", "a/e"]
@@ -420,16 +447,39 @@ mod tests {
         let path = directory.path().join("state");
         let mut file = StateFile::new(&path);
         for _ in 0..600 {
-            file.append(&[own(9, "x/y"), Record::Disown { server: server(9) }])
-                .unwrap();
+            append(
+                &mut file,
+                &[own(9, "x/y"), Record::Disown { server: server(9) }],
+            );
         }
-        file.append(&[own(1, "a/b"), drain(1, 5)]).unwrap();
+        append(&mut file, &[own(1, "a/b"), drain(1, 5)]);
         let state = StateFile::new(&path).load().unwrap();
         file.tidy(&state).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
-        file.append(&[own(2, "a/c")]).unwrap();
+        append(&mut file, &[own(2, "a/c")]);
         let state = StateFile::new(&path).load().unwrap();
         assert_eq!(names(&state), ["a/b", "a/c"]);
         assert_eq!(state.drains.iter().count(), 1);
+    }
+
+    #[test]
+    fn what_could_not_be_added_is_written_with_everything_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let blocked = directory.path().join("run");
+        std::fs::write(&blocked, "no folder").unwrap();
+        let path = blocked.join("state");
+        let mut file = StateFile::new(&path);
+        let mut state = State::default();
+        for record in [own(1, "a/b"), own(2, "a/c")] {
+            state.take(record.clone());
+            file.append(&[record], &state).unwrap_err();
+        }
+        // Not even if there is nothing to add.
+        file.append(&[], &state).unwrap_err();
+        std::fs::remove_file(blocked).unwrap();
+        file.append(&[], &state).unwrap();
+        state.take(own(3, "a/d"));
+        file.append(&[own(3, "a/d")], &state).unwrap();
+        assert_eq!(StateFile::new(&path).load().unwrap(), state);
     }
 }

@@ -49,7 +49,7 @@ pub struct Proxier<D> {
     pending: Changed,
     state: State,
     state_file: StateFile,
-    /// What was learnt and is to be written with the next records.
+    /// What was learnt and is still to be written down.
     unwritten: Vec<Record>,
     /// The virtual servers whose stale flows are still to be forgotten, with an Op that made them so:
     /// one of each, or they would be ever more while that fails.
@@ -130,8 +130,8 @@ pub enum Error {
     /// The machine could not be read.
     #[error(transparent)]
     Dataplane(#[from] Failure),
-    /// Something could not be recorded. If that was what is ours, nothing was programmed: it could
-    /// not be told from foreign virtual servers later.
+    /// Something could not be recorded. What is new was not programmed then, since it could not be told
+    /// from foreign virtual servers later; the rest was.
     #[error(transparent)]
     State(#[from] state_file::Error),
 }
@@ -278,8 +278,8 @@ impl<D: Dataplane> Proxier<D> {
     /// Reads the machine back as [`Proxier::resync`] does where what it has is not known.
     ///
     /// # Errors
-    /// When the machine cannot be read or ownership cannot be recorded; nothing was changed then. When
-    /// what was learnt cannot be recorded; the next round does it. Ops that fail are not errors here
+    /// When the machine cannot be read; nothing was changed then. When what was learnt cannot be
+    /// recorded ([`Error::State`]); the next round does it. Ops that fail are not errors here
     /// but outcomes, and are tried again when due.
     ///
     /// # Cost

@@ -15,7 +15,17 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(5);
 
 impl<D: Dataplane> Proxier<D> {
     pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
-        self.adopt(&ops)?;
+        if self.adopt(&ops).is_err() {
+            // What cannot be recorded as ours could not be told from what is foreign later. That it
+            // cannot is told when the rest is recorded.
+            let known = &self.known.virtual_servers;
+            hold_back(&mut ops, 0, &mut self.pending, |op| {
+                match op.service_key() {
+                    Some(key) => !known.contains_key(&key),
+                    None => matches!(op, Op::AddAddress(..)),
+                }
+            });
+        }
         let ahead = self.go_ahead(&ops);
         let mut outcomes = self.dataplane.apply(&ops[..ahead]);
         let tightened = self.program_rules(&mut ops, ahead, now);
@@ -42,9 +52,7 @@ impl<D: Dataplane> Proxier<D> {
         let loosened = self.loosen_rules(now);
         let flows = self.sweep_flows(&ops, &outcomes, now);
         self.unwritten.append(&mut records);
-        // What cannot be written now is written with the next records.
-        self.state_file.append(&self.unwritten)?;
-        self.unwritten.clear();
+        self.write_records()?;
         Ok(Applied {
             rules: loosened.or(tightened),
             flows,
@@ -90,29 +98,14 @@ impl<D: Dataplane> Proxier<D> {
         packets.release(&self.known);
         let outcome = self.set_rules(now);
         if !self.packets.as_ref()?.is_in_step() {
-            self.hold_back(ops, ahead);
+            let (keys, addresses) = self.planner.desired().restricted();
+            let known = &self.known.virtual_servers;
+            hold_back(ops, ahead, &mut self.pending, |op| match op.service_key() {
+                Some(key) => keys.contains(&key) && !known.contains_key(&key),
+                None => matches!(op, Op::AddAddress(it, _) if addresses.contains(it)),
+            });
         }
         outcome
-    }
-
-    /// Takes the Ops that bring a frontend that not everybody may use out of those after the first
-    /// `ahead`; they come again with the next round.
-    fn hold_back(&mut self, ops: &mut Vec<Op>, ahead: usize) {
-        let (keys, addresses) = self.planner.desired().restricted();
-        let others = ops.split_off(ahead);
-        for op in others {
-            match (op.service_key(), op) {
-                (Some(key), _)
-                    if keys.contains(&key) && !self.known.virtual_servers.contains_key(&key) =>
-                {
-                    self.pending.virtual_servers.insert(key);
-                }
-                (_, Op::AddAddress(address, _)) if addresses.contains(&address) => {
-                    self.pending.addresses.insert(address);
-                }
-                _ => ops.push(op),
-            }
-        }
     }
 
     /// Takes out of the packet rules what the Ops made superfluous. What did not take effect keeps
@@ -133,8 +126,6 @@ impl<D: Dataplane> Proxier<D> {
         if let (Ok(Some(generation)), Some(fingerprint)) = (&outcome, packets.fingerprint()) {
             let generation = *generation;
             self.state.rules = Some((generation, fingerprint));
-            let is_older = |record: &Record| matches!(record, Record::Rules { .. });
-            self.unwritten.retain(|record| !is_older(record));
             self.unwritten.push(Record::Rules {
                 generation,
                 fingerprint,
@@ -182,8 +173,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Records as ours what is about to be programmed.
     fn adopt(&mut self, ops: &[Op]) -> Result<(), Error> {
-        let mut records = Vec::new();
-        let mut last = None;
+        let (mut last, mut count) = (None, 0);
         for key in ops.iter().filter_map(Op::service_key) {
             if last == Some(key) {
                 continue;
@@ -197,15 +187,24 @@ impl<D: Dataplane> Proxier<D> {
             }
             let name = wanted.owner.to_string();
             self.state.owned.insert(key, &name);
-            records.extend(Key::new(key).map(|server| Record::Own {
-                server,
-                service: name.into(),
-            }));
+            self.unwritten
+                .extend(Key::new(key).map(|server| Record::Own {
+                    server,
+                    service: name.into(),
+                }));
+            count += 1;
         }
-        if records.len() > self.state.owned.len() / 2 {
+        if count > self.state.owned.len() / 2 {
             self.state.owned.pack();
         }
-        Ok(self.state_file.append(&records)?)
+        self.write_records()
+    }
+
+    /// Writes down what was learnt.
+    fn write_records(&mut self) -> Result<(), Error> {
+        let written = self.state_file.append(&self.unwritten, &self.state);
+        self.unwritten.clear();
+        Ok(written?)
     }
 
     /// Draws the conclusions of an Op that took effect.
@@ -253,5 +252,17 @@ impl<D: Dataplane> Proxier<D> {
             return;
         }
         self.retries.add(op, now);
+    }
+}
+
+/// Takes the Ops that have to wait out of those after the first `ahead`; they come again with the next
+/// round.
+fn hold_back(ops: &mut Vec<Op>, ahead: usize, pending: &mut Changed, waits: impl Fn(&Op) -> bool) {
+    for op in ops.split_off(ahead) {
+        match (op.service_key(), op.address()) {
+            _ if !waits(&op) => ops.push(op),
+            (Some(key), _) => drop(pending.virtual_servers.insert(key)),
+            (None, address) => pending.addresses.extend(address),
+        }
     }
 }

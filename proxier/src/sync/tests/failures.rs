@@ -2,16 +2,15 @@
 
 use super::*;
 
-/// On Linux, nothing can ever be written to this file.
-const FULL: &str = "/dev/full";
-
 #[test]
-fn what_is_learnt_while_the_state_file_is_full_is_not_forgotten() {
+fn what_is_learnt_while_the_state_file_cannot_be_written_is_not_forgotten() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("state");
+    let blocked = directory.path().join("blocked");
+    std::fs::write(&blocked, "no folder").unwrap();
     let mut proxier = serving(&path);
     let swept = proxier.dataplane.swept.len();
-    proxier.state_file = StateFile::new(FULL);
+    proxier.state_file = StateFile::new(blocked.join("state"));
     // The rules change with it, which is to be recorded.
     told(&mut proxier, &[NODE, SERVICE], Input::Whole);
     proxier.sync(START).unwrap_err();
@@ -23,9 +22,24 @@ fn what_is_learnt_while_the_state_file_is_full_is_not_forgotten() {
     let strays = last.map(|stale| stale.back().len());
     assert_eq!(strays, Some(1), "it went, and is back");
 
-    proxier.state_file = StateFile::new(&path);
+    // What is new could not be told from what is foreign later; the rest goes on.
+    let before = proxier.dataplane.state.clone();
+    let other = SERVICE.replace("name: ranged", "name: other");
+    let other = other.replace("3.1", "3.9").replace("51.100.5", "51.100.9");
+    told(&mut proxier, &[NODE, SERVICE, SLICE, &other], Input::Whole);
+    for _ in 0..2 {
+        proxier.sync(START).unwrap_err();
+        let now = &proxier.dataplane.state;
+        assert_eq!(now.addresses, before.addresses);
+        let keys = |state: &Observed| -> Vec<_> { state.virtual_servers.keys().copied().collect() };
+        assert_eq!(keys(now), keys(&before));
+        assert_ne!(now.virtual_servers, before.virtual_servers);
+    }
+    std::fs::remove_file(&blocked).unwrap();
     proxier.sync(START).unwrap();
-    assert_eq!(StateFile::new(&path).load().unwrap(), proxier.state);
+    assert_eq!(proxier.dataplane.state.virtual_servers.len(), 4);
+    let written = StateFile::new(blocked.join("state")).load().unwrap();
+    assert_eq!(written, proxier.state);
     assert_eq!(proxier.unwritten, []);
 }
 
