@@ -14,6 +14,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use serde::{Deserialize, Serialize};
 
+use crate::dataplane::Failure;
 use crate::drain::Drains;
 use crate::owned::Owned;
 use crate::rules::Fingerprint;
@@ -215,6 +216,15 @@ pub struct StateFile {
 pub struct Error {
     path: PathBuf,
     source: std::io::Error,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self {
+            errno: rustix::io::Errno::from_io_error(&error.source),
+            message: error.to_string(),
+        }
+    }
 }
 
 impl StateFile {

@@ -22,7 +22,7 @@ use crate::owned::Owned;
 use crate::packets::{self, Packets};
 use crate::plan::{Changed, Config, Desired, Machine, Planner};
 use crate::problem::Problem;
-use crate::retry::Retries;
+use crate::retry::{Retries, Wait};
 use crate::state_file::{self, Key, Record, State, StateFile};
 use crate::store::{Event, Snapshot, Touched};
 
@@ -51,6 +51,8 @@ pub struct Proxier<D> {
     state_file: StateFile,
     /// What was learnt and is still to be written down.
     unwritten: Vec<Record>,
+    /// When that is tried again that could not be written down.
+    record_again: Wait,
     /// The virtual servers whose stale flows are still to be forgotten, with an Op that made them so:
     /// one of each, or they would be ever more while that fails.
     unswept: BTreeMap<ipvs::ServiceKey, Op>,
@@ -96,6 +98,9 @@ pub struct Applied {
     pub ops: Vec<Op>,
     /// What became of each Op, in order.
     pub outcomes: Vec<Outcome>,
+    /// Why it could not be recorded, if it could not. What is new was not programmed then, since it could
+    /// not be told from foreign virtual servers later.
+    pub unrecorded: Option<Failure>,
     /// What somebody else had changed behind our back, where this round makes it good.
     pub drifted: Changed,
 }
@@ -109,7 +114,8 @@ impl Applied {
             .iter()
             .filter_map(|outcome| outcome.as_ref().err());
         let flows = self.flows.iter().filter_map(|result| result.as_ref().err());
-        rules.chain(ops.map(|failure| &**failure)).chain(flows)
+        let ops = ops.map(|failure| &**failure);
+        rules.chain(ops).chain(flows).chain(&self.unrecorded)
     }
 
     /// Whether `op` repairs what somebody else changed.
@@ -130,8 +136,7 @@ pub enum Error {
     /// The machine could not be read.
     #[error(transparent)]
     Dataplane(#[from] Failure),
-    /// Something could not be recorded. What is new was not programmed then, since it could not be told
-    /// from foreign virtual servers later; the rest was.
+    /// What is ours could not be read.
     #[error(transparent)]
     State(#[from] state_file::Error),
 }
@@ -155,6 +160,7 @@ impl<D: Dataplane> Proxier<D> {
             state,
             state_file,
             unwritten: Vec::new(),
+            record_again: Wait::default(),
             unswept: BTreeMap::new(),
             strays: Strays::default(),
             excluded: Vec::new(),
@@ -261,6 +267,7 @@ impl<D: Dataplane> Proxier<D> {
             .chain(drain)
             .chain(rules)
             .chain(strays)
+            .chain(self.record_again.due())
             .min()
     }
 
@@ -278,9 +285,8 @@ impl<D: Dataplane> Proxier<D> {
     /// Reads the machine back as [`Proxier::resync`] does where what it has is not known.
     ///
     /// # Errors
-    /// When the machine cannot be read; nothing was changed then. When what was learnt cannot be
-    /// recorded ([`Error::State`]); the next round does it. Ops that fail are not errors here
-    /// but outcomes, and are tried again when due.
+    /// When the machine cannot be read; nothing was changed then. What fails otherwise is no error here
+    /// but told in [`Applied`], and tried again when due.
     ///
     /// # Cost
     /// Proportional to the Services touched. An endpoint that comes: two system calls. One that
@@ -294,12 +300,7 @@ impl<D: Dataplane> Proxier<D> {
         self.recognise_pending_drains(now);
         let pending = std::mem::take(&mut self.pending);
         let ops = self.diff_of(&pending);
-        let result = self.apply(ops, now);
-        if result.is_err() {
-            // Perhaps nothing was programmed; then it is still to be done.
-            self.pending.extend(&pending);
-        }
-        result
+        Ok(self.apply(ops, now))
     }
 
     /// Reads the machine back, and programs whatever differs from the plan, who ever changed it.
@@ -326,12 +327,11 @@ impl<D: Dataplane> Proxier<D> {
             }
         }
         let ops = self.whole_diff();
-        let applied = self.apply(ops, now);
-        // What is still to be done then shows when the machine is read back.
-        self.is_known &= applied.is_ok();
-        let mut applied = applied?;
+        let mut applied = self.apply(ops, now);
         applied.drifted = drifted;
-        self.state_file.tidy(&self.state)?;
+        if let Err(error) = self.state_file.tidy(&self.state) {
+            applied.unrecorded.get_or_insert_with(|| error.into());
+        }
         Ok(applied)
     }
 }

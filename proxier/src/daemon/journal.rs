@@ -51,6 +51,9 @@ impl Journal {
             Some(Ok(Swept { deleted, .. })) => tracing::info!(deleted, "stale flows forgotten"),
             Some(Err(failure)) => tracing::error!("connection tracking: {failure}"),
         }
+        if let Some(failure) = &applied.unrecorded {
+            tracing::error!("{failure}");
+        }
         for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
             let named = NamedOp::new(op, proxier.desired(), proxier.owned());
             match outcome {

@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use super::compare::first_addresses;
-use super::{Applied, Error, Input, Proxier, drained, draining};
+use super::{Applied, Input, Proxier, drained, draining};
 use crate::conntrack::{Stale, Swept};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::op::Op;
 use crate::plan::Changed;
+use crate::retry::Wait;
 use crate::state_file::{Key, Record};
 
 /// How soon flows are looked through again after that failed.
 const SWEEP_AGAIN: Duration = Duration::from_secs(5);
 
 impl<D: Dataplane> Proxier<D> {
-    pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Result<Applied, Error> {
+    pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Applied {
         if self.adopt(&ops).is_err() {
-            // What cannot be recorded as ours could not be told from what is foreign later. That it
-            // cannot is told when the rest is recorded.
+            // What cannot be recorded as ours could not be told from what is foreign later.
             let known = &self.known.virtual_servers;
             hold_back(&mut ops, 0, &mut self.pending, |op| {
                 match op.service_key() {
@@ -52,14 +52,19 @@ impl<D: Dataplane> Proxier<D> {
         let loosened = self.loosen_rules(now);
         let flows = self.sweep_flows(&ops, &outcomes, now);
         self.unwritten.append(&mut records);
-        self.write_records()?;
-        Ok(Applied {
+        let unrecorded = self.write_records().err();
+        match unrecorded {
+            Some(_) => self.record_again.failed(now),
+            None => self.record_again = Wait::default(),
+        }
+        Applied {
             rules: loosened.or(tightened),
             flows,
             ops,
             outcomes,
+            unrecorded,
             drifted: Changed::default(),
-        })
+        }
     }
 
     /// On a node that starts: sets the rules of the addresses that come before all others, and says
@@ -172,7 +177,7 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Records as ours what is about to be programmed.
-    fn adopt(&mut self, ops: &[Op]) -> Result<(), Error> {
+    fn adopt(&mut self, ops: &[Op]) -> Result<(), Failure> {
         let (mut last, mut count) = (None, 0);
         for key in ops.iter().filter_map(Op::service_key) {
             if last == Some(key) {
@@ -201,10 +206,14 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Writes down what was learnt.
-    fn write_records(&mut self) -> Result<(), Error> {
+    fn write_records(&mut self) -> Result<(), Failure> {
         let written = self.state_file.append(&self.unwritten, &self.state);
         self.unwritten.clear();
-        Ok(written?)
+        written.map_err(|error| {
+            let mut failure = Failure::from(error);
+            failure.message += "; nothing new is programmed until it can be written";
+            failure
+        })
     }
 
     /// Draws the conclusions of an Op that took effect.

@@ -13,11 +13,12 @@ fn what_is_learnt_while_the_state_file_cannot_be_written_is_not_forgotten() {
     proxier.state_file = StateFile::new(blocked.join("state"));
     // The rules change with it, which is to be recorded.
     told(&mut proxier, &[NODE, SERVICE], Input::Whole);
-    proxier.sync(START).unwrap_err();
+    let is_recorded = |applied: &Applied| applied.unrecorded.is_none();
+    assert!(!is_recorded(&proxier.sync(START).unwrap()));
     assert_eq!(proxier.dataplane.swept.len(), swept + 1);
     let back = SLICE.replace("]}]", "]}, {addresses: [10.244.1.3]}]");
     told(&mut proxier, &[NODE, SERVICE, &back], Input::Whole);
-    proxier.sync(START).unwrap_err();
+    assert!(!is_recorded(&proxier.sync(START).unwrap()));
     let last = proxier.dataplane.swept.last();
     let strays = last.map(|stale| stale.back().len());
     assert_eq!(strays, Some(1), "it went, and is back");
@@ -28,7 +29,8 @@ fn what_is_learnt_while_the_state_file_cannot_be_written_is_not_forgotten() {
     let other = other.replace("3.1", "3.9").replace("51.100.5", "51.100.9");
     told(&mut proxier, &[NODE, SERVICE, SLICE, &other], Input::Whole);
     for _ in 0..2 {
-        proxier.sync(START).unwrap_err();
+        let applied = proxier.sync(START).unwrap();
+        assert_eq!(applied.failures().count(), 1, "{applied:?}");
         let now = &proxier.dataplane.state;
         assert_eq!(now.addresses, before.addresses);
         let keys = |state: &Observed| -> Vec<_> { state.virtual_servers.keys().copied().collect() };
@@ -36,7 +38,9 @@ fn what_is_learnt_while_the_state_file_cannot_be_written_is_not_forgotten() {
         assert_ne!(now.virtual_servers, before.virtual_servers);
     }
     std::fs::remove_file(&blocked).unwrap();
-    proxier.sync(START).unwrap();
+    let due = proxier.next_due().unwrap();
+    assert!(is_recorded(&proxier.sync(due).unwrap()));
+    assert_eq!(proxier.record_again.due(), None);
     assert_eq!(proxier.dataplane.state.virtual_servers.len(), 4);
     let written = StateFile::new(blocked.join("state")).load().unwrap();
     assert_eq!(written, proxier.state);
