@@ -44,13 +44,12 @@ impl Flags {
             Proxier::new(linux, nothing, self.state.file())?.excluding(self.ipvs_exclude_cidrs);
         // Told of nothing, it wants nothing.
         let applied = proxier.resync(clock::since_boot())?;
-        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
-            match outcome {
-                Ok(()) => {
-                    tracing::info!("{}", NamedOp::new(op, proxier.desired(), proxier.owned()))
-                }
-                Err(failure) => tracing::error!("{failure}"),
-            }
+        let outcomes = applied.ops.iter().zip(&applied.outcomes);
+        for (op, _) in outcomes.filter(|(_, outcome)| outcome.is_ok()) {
+            tracing::info!("{}", NamedOp::new(op, proxier.desired(), proxier.owned()));
+        }
+        for failure in applied.failures() {
+            tracing::error!("{failure}");
         }
         if applied.failures().next().is_some() {
             return Ok(ExitCode::FAILURE);
