@@ -86,7 +86,7 @@ pub trait Dataplane {
         &mut self,
         table: &nftables::Table,
         changes: &[nftables::Change],
-        surplus: Surplus,
+        surplus: &Surplus,
     ) -> Result<Option<u32>, Failure>;
 
     /// Makes `table` our packet rules, whatever they were, but for a `surplus` that stays, and touches
@@ -97,7 +97,7 @@ pub trait Dataplane {
     fn replace_rules(
         &mut self,
         table: &nftables::Table,
-        surplus: Surplus,
+        surplus: &Surplus,
     ) -> Result<Option<u32>, Failure>;
 
     /// Deletes our packet rules, if there are any.

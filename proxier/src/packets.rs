@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dataplane::{Dataplane, Failure};
@@ -41,9 +42,6 @@ pub struct Packets {
     /// What becomes of rules in the kernel that these do not have: they stay until all input was
     /// known once, since they are perhaps those of what is not known yet.
     surplus: Surplus,
-    /// Whether nobody can say yet who is a client inside the cluster, since the Node's object may be
-    /// among what cannot be read.
-    is_blind: bool,
     /// When rules that the kernel refused are set again.
     retry: Wait,
 }
@@ -71,8 +69,9 @@ impl Packets {
             config,
             kernel: Kernel::Unknown,
             held: Changed::default(),
-            surplus: Surplus::Stays,
-            is_blind: false,
+            surplus: Surplus::Stays {
+                own: Arc::default(),
+            },
             retry: Wait::default(),
         }
     }
@@ -115,7 +114,7 @@ impl Packets {
         );
         let table = first.table();
         // What fails here fails when all rules are set, too, and is told and tried again there.
-        let is_done = dataplane.replace_rules(table, self.surplus).is_ok();
+        let is_done = dataplane.replace_rules(table, &self.surplus).is_ok();
         self.kernel = match is_done {
             true => Kernel::Part(Box::new(table.clone())),
             false => Kernel::Unknown,
@@ -155,24 +154,20 @@ impl Packets {
         if self.retry.due().is_some_and(|due| now < due) {
             return None;
         }
-        if self.is_blind && self.kernel != Kernel::Nothing {
-            // The rules of a process that saw more are better than these.
-            return None;
-        }
         let outcome = match &self.kernel {
             Kernel::InStep => {
                 let changes = self.ruleset.take_changes();
                 if changes.is_empty() {
                     return None;
                 }
-                dataplane.change_rules(self.ruleset.table(), &changes, self.surplus)
+                dataplane.change_rules(self.ruleset.table(), &changes, &self.surplus)
             }
             Kernel::Part(part) => {
                 let table = self.ruleset.table();
-                dataplane.change_rules(table, &part.difference(table), self.surplus)
+                dataplane.change_rules(table, &part.difference(table), &self.surplus)
             }
             Kernel::Nothing | Kernel::Unknown => {
-                dataplane.replace_rules(self.ruleset.table(), self.surplus)
+                dataplane.replace_rules(self.ruleset.table(), &self.surplus)
             }
         };
         if outcome.is_ok() {

@@ -98,8 +98,8 @@ pub struct Applied {
     pub ops: Vec<Op>,
     /// What became of each Op, in order.
     pub outcomes: Vec<Outcome>,
-    /// Why it could not be recorded, if it could not. What is new was not programmed then, since it could
-    /// not be told from foreign virtual servers later.
+    /// Why it could not be recorded, if it could not. It is tried again; a process that starts before
+    /// that takes what is new for foreign, unless it is in the cluster's service ranges.
     pub unrecorded: Option<Failure>,
     /// What somebody else had changed behind our back, where this round makes it good.
     pub drifted: Changed,

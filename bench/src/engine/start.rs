@@ -162,12 +162,12 @@ impl Dataplane for Watched {
         &mut self,
         table: &Table,
         changes: &[Change],
-        surplus: Surplus,
+        surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         self.write(|linux| linux.change_rules(table, changes, surplus))
     }
 
-    fn replace_rules(&mut self, table: &Table, surplus: Surplus) -> Result<Option<u32>, Failure> {
+    fn replace_rules(&mut self, table: &Table, surplus: &Surplus) -> Result<Option<u32>, Failure> {
         self.write(|linux| linux.replace_rules(table, surplus))
     }
 

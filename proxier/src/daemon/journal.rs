@@ -52,7 +52,9 @@ impl Journal {
             Some(Err(failure)) => tracing::error!("connection tracking: {failure}"),
         }
         if let Some(failure) = &applied.unrecorded {
-            tracing::error!("{failure}");
+            tracing::error!(
+                "{failure}; until it can be written, a new process would take what is new for foreign"
+            );
         }
         for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
             let named = NamedOp::new(op, proxier.desired(), proxier.owned());

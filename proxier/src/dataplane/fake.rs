@@ -85,14 +85,14 @@ impl Dataplane for FakeKernel {
         &mut self,
         table: &Table,
         changes: &[Change],
-        surplus: Surplus,
+        surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         let is_right = self.rules.is_some() && self.rules_differ(table, surplus) == changes;
         let judgement = refuse_if(!is_right, Errno::NOENT);
         self.write_rules(changes, judgement)
     }
 
-    fn replace_rules(&mut self, table: &Table, surplus: Surplus) -> Result<Option<u32>, Failure> {
+    fn replace_rules(&mut self, table: &Table, surplus: &Surplus) -> Result<Option<u32>, Failure> {
         let changes = self.rules_differ(table, surplus);
         self.write_rules(&changes, Ok(()))
     }
@@ -142,7 +142,7 @@ impl FakeKernel {
     }
 
     /// What leads from the rules there are to `table`, but for a surplus that stays.
-    fn rules_differ(&self, table: &Table, surplus: Surplus) -> Vec<Change> {
+    fn rules_differ(&self, table: &Table, surplus: &Surplus) -> Vec<Change> {
         let mut there = self.rules.clone().unwrap_or_default();
         surplus.hide(&mut there, table);
         there.difference(table)

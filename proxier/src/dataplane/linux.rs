@@ -91,7 +91,7 @@ impl Dataplane for Linux {
         &mut self,
         table: &nftables::Table,
         changes: &[nftables::Change],
-        surplus: Surplus,
+        surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(changes) {
             Err(error) if error.is_out_of_step() => {
@@ -106,7 +106,7 @@ impl Dataplane for Linux {
     fn replace_rules(
         &mut self,
         table: &nftables::Table,
-        surplus: Surplus,
+        surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         self.rules
             .restore(table, |there| surplus.hide(there, table))?;

@@ -108,9 +108,9 @@ impl Client {
         self.transport.port()
     }
 
-    /// The number of the packet filter's state that our last transaction led to, or that
-    /// [`Client::restore`] began with where it had nothing to change; `None` before the first, and after
-    /// one that failed.
+    /// The number of the packet filter's state in which our table is what our last transaction made of
+    /// it, or what [`Client::restore`] found where it had nothing to change. `None` before the first, and
+    /// after one that failed or that somebody else's came before.
     pub fn generation(&self) -> Option<u32> {
         self.generation
     }
@@ -190,6 +190,7 @@ impl Client {
         changes: impl Fn() -> I,
     ) -> Result<(), TransactionError> {
         let mut grouping = Grouping::Together;
+        let mut is_overtaken = false;
         for _ in 0..TRIES {
             let generation = match self.generation.take() {
                 Some(expected) => expected,
@@ -198,13 +199,17 @@ impl Client {
             let mut encoded = transaction(&self.table, base, changes(), generation, grouping)?;
             let Some((place, answer)) = self.send(&mut encoded)? else {
                 // Each transaction counts up by one, and leaves out 0 (`nf_tables_commit`).
-                self.generation = Some(generation.checked_add(1).unwrap_or(1));
+                let now = generation.checked_add(1).unwrap_or(1);
+                // What those who came before did to what stays of the table is not known.
+                let is_known = !is_overtaken || base != Base::Existing;
+                self.generation = is_known.then_some(now);
                 return Ok(());
             };
             let NoAnswer::Refused(refusal) = answer else {
                 return Err(Error::AnswersLost.into());
             };
             if refusal.errno == Errno::RESTART {
+                is_overtaken = true;
                 continue;
             }
             let subject = encoded.subjects.get(place).cloned().unwrap_or_default();

@@ -1,12 +1,13 @@
 //! What the rules should be: they follow the plan, and what is there while that goes or is not known.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
 use super::held::kept;
 use super::place::{key, place};
-use super::{LocalMode, Packets};
+use super::{Kernel, Packets};
 use crate::model::Node;
 use crate::observed::Observed;
 use crate::plan::{Changed, Desired, Machine};
@@ -32,18 +33,22 @@ impl Packets {
         if input == Input::Whole {
             let held = std::mem::take(&mut self.held);
             self.take_in(&held, desired, machine, input);
-            if std::mem::replace(&mut self.surplus, Surplus::Goes) == Surplus::Stays {
+            if std::mem::replace(&mut self.surplus, Surplus::Goes) != Surplus::Goes {
                 self.distrust();
             }
         } else {
             self.release_own(machine);
         }
-        if self.surplus == Surplus::Stays && *changed != Changed::default() {
-            // The kernel may have other rules already for what was not known before.
-            self.distrust();
+        if let Surplus::Stays { own } = &mut self.surplus {
+            if **own != machine.addresses {
+                *own = Arc::new(machine.addresses.clone());
+                self.kernel = Kernel::Unknown;
+            }
+            if *changed != Changed::default() {
+                // The kernel may have other rules already for what was not known before.
+                self.distrust();
+            }
         }
-        let may_have_insiders = self.choice.local_mode == LocalMode::NodeCidr && node.is_none();
-        self.is_blind = may_have_insiders && self.surplus == Surplus::Stays;
         if !is_remade || input == Input::Partial {
             self.take_in(changed, desired, machine, input);
         }
@@ -126,12 +131,13 @@ impl Packets {
         &mut self,
         known: &Observed,
         desired: &Desired,
+        machine: &Machine,
         is_doomed: impl Fn(&ipvs::ServiceKey) -> bool,
     ) {
         if self.is_in_step() {
             return;
         }
-        if self.surplus == Surplus::Stays {
+        if self.surplus != Surplus::Goes {
             self.hold_serving(known, desired);
             return self.ruleset.forget_changes();
         }
@@ -140,9 +146,11 @@ impl Packets {
         for place in left.filter(|key| is_doomed(key)).filter_map(place) {
             self.ruleset.guard(place);
         }
-        let left = known.addresses.keys();
-        for &address in left.filter(|address| !desired.addresses.contains_key(address)) {
-            self.ruleset.guard_address(address);
+        for &address in known.addresses.keys() {
+            let is_own = machine.addresses.contains(&address);
+            if !is_own && !desired.addresses.contains_key(&address) {
+                self.ruleset.guard_address(address);
+            }
         }
         self.ruleset.forget_changes();
     }

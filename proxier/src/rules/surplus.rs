@@ -4,33 +4,37 @@
 //! their virtual servers and, from the process before, their rules. Both stay.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::names::{FRONTENDS, GUARDED, INSIDE, INSIDE_MARKS, inside};
+use super::names::{FRONTENDS, GUARDED, INSIDE, INSIDE_MARKS, SERVICE_ADDRESSES, inside};
 use crate::model::Family;
 use crate::nftables::{Key, Set, Table, Value, Verdict};
 
 /// What becomes of rules that are there and not wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Surplus {
     /// They go.
     Goes,
-    /// Those of frontends, addresses, endpoints and health checks that are not known stay. Those that
-    /// known frontends had go.
-    Stays,
+    /// Those of frontends, addresses, endpoints and health checks that are not known stay. Known
+    /// frontends are guarded by the rules that are wanted alone.
+    Stays {
+        /// The machine's own addresses: these are no service addresses, whatever is not known.
+        own: Arc<BTreeSet<IpAddr>>,
+    },
 }
 
 impl Surplus {
     /// Takes out of `there` what is not in `wanted` and stays, so that nothing is done about it.
-    pub fn hide(self, there: &mut Table, wanted: &Table) {
-        if self == Self::Goes {
+    pub fn hide(&self, there: &mut Table, wanted: &Table) {
+        let Self::Stays { own } = self else {
             return;
-        }
+        };
         // The chains that hidden elements lead to.
         let mut needed = BTreeSet::new();
         for set in there.sets.values_mut() {
             if &*set.name != INSIDE_MARKS {
-                hide_elements(set, wanted, &mut needed);
+                hide_elements(set, wanted, own, &mut needed);
             }
         }
         if let Some(marks) = there.sets.get_mut(INSIDE_MARKS) {
@@ -46,11 +50,26 @@ impl Surplus {
     }
 }
 
-fn hide_elements(set: &mut Set, wanted: &Table, needed: &mut BTreeSet<Arc<str>>) {
+fn hide_elements(
+    set: &mut Set,
+    wanted: &Table,
+    own: &BTreeSet<IpAddr>,
+    needed: &mut BTreeSet<Arc<str>>,
+) {
     let name = set.name.clone();
     let frontends = frontends_of(&name);
+    let is_of_services = [Family::V4, Family::V6]
+        .iter()
+        .any(|family| SERVICE_ADDRESSES.of(*family) == &*name);
+    let is_own = |part: &Value| match part {
+        Value::V4(address) => own.contains(&(*address).into()),
+        Value::V6(address) => own.contains(&(*address).into()),
+        _ => false,
+    };
     set.elements.retain(|key, verdict| {
-        let stands = has(wanted, &name, key) || frontends.is_some_and(|it| has(wanted, it, key));
+        let is_known = frontends.is_some_and(|it| has(wanted, it, key))
+            || is_of_services && key.parts().iter().any(is_own);
+        let stands = is_known || has(wanted, &name, key);
         if let Some(Verdict::Jump(chain) | Verdict::Goto(chain)) = verdict
             && !stands
         {
@@ -127,13 +146,28 @@ mod tests {
         }
     }
 
+    fn stays(own: &[IpAddr]) -> Surplus {
+        let own = own.iter().copied().collect();
+        Surplus::Stays { own: Arc::new(own) }
+    }
+
+    #[test]
+    fn the_machines_own_addresses_do_not_stay() {
+        let there = rules(&[(1, open()), (2, open())]);
+        let mut seen = there.clone();
+        stays(&[place(2).address]).hide(&mut seen, &rules(&[]));
+        let addresses = &seen.sets[SERVICE_ADDRESSES.of(Family::V4)].elements;
+        let left: Vec<String> = addresses.keys().map(ToString::to_string).collect();
+        assert_eq!(left, ["198.51.100.2"]);
+    }
+
     #[test]
     fn what_is_not_known_stays_and_what_is_known_counts() {
         let there = rules(&[(1, frontend(0x8000_0001)), (2, frontend(0x8000_0002))]);
         for known in [frontend(0x8000_0001), frontend(0x8000_0003), open()] {
             let wanted = rules(&[(1, known.clone())]);
             let mut seen = there.clone();
-            Surplus::Stays.hide(&mut seen, &wanted);
+            stays(&[]).hide(&mut seen, &wanted);
             let mut after = there.clone();
             for change in seen.difference(&wanted) {
                 after.apply(&change);

@@ -16,16 +16,7 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(5);
 
 impl<D: Dataplane> Proxier<D> {
     pub(super) fn apply(&mut self, mut ops: Vec<Op>, now: Duration) -> Applied {
-        if self.adopt(&ops).is_err() {
-            // What cannot be recorded as ours could not be told from what is foreign later.
-            let known = &self.known.virtual_servers;
-            hold_back(&mut ops, 0, &mut self.pending, |op| {
-                match op.service_key() {
-                    Some(key) => !known.contains_key(&key),
-                    None => matches!(op, Op::AddAddress(..)),
-                }
-            });
-        }
+        self.adopt(&ops);
         let ahead = self.go_ahead(&ops);
         let mut outcomes = self.dataplane.apply(&ops[..ahead]);
         let tightened = self.program_rules(&mut ops, ahead, now);
@@ -96,7 +87,7 @@ impl<D: Dataplane> Proxier<D> {
         let territory = self.territory();
         let packets = self.packets.as_mut()?;
         let (owned, input) = (&self.state.owned, self.input);
-        packets.guard_leftovers(&self.known, self.planner.desired(), |key| {
+        packets.guard_leftovers(&self.known, self.planner.desired(), &self.machine, |key| {
             input == Input::Whole && territory.is_ours(key, owned)
         });
         // What needs no Op of this round need not wait for one.
@@ -176,8 +167,9 @@ impl<D: Dataplane> Proxier<D> {
         Some(result)
     }
 
-    /// Records as ours what is about to be programmed.
-    fn adopt(&mut self, ops: &[Op]) -> Result<(), Failure> {
+    /// Records as ours what is about to be programmed, so that a process that dies meanwhile leaves
+    /// nothing that the next one takes for foreign.
+    fn adopt(&mut self, ops: &[Op]) {
         let (mut last, mut count) = (None, 0);
         for key in ops.iter().filter_map(Op::service_key) {
             if last == Some(key) {
@@ -202,18 +194,15 @@ impl<D: Dataplane> Proxier<D> {
         if count > self.state.owned.len() / 2 {
             self.state.owned.pack();
         }
-        self.write_records()
+        // What fails here is tried once more at the end of the round.
+        let _ = self.write_records();
     }
 
     /// Writes down what was learnt.
     fn write_records(&mut self) -> Result<(), Failure> {
         let written = self.state_file.append(&self.unwritten, &self.state);
         self.unwritten.clear();
-        written.map_err(|error| {
-            let mut failure = Failure::from(error);
-            failure.message += "; nothing new is programmed until it can be written";
-            failure
-        })
+        Ok(written?)
     }
 
     /// Draws the conclusions of an Op that took effect.

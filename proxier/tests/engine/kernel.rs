@@ -239,7 +239,7 @@ impl Dataplane for Kernel {
         &mut self,
         table: &Table,
         changes: &[Change],
-        surplus: Surplus,
+        surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
@@ -248,7 +248,7 @@ impl Dataplane for Kernel {
         result
     }
 
-    fn replace_rules(&mut self, table: &Table, surplus: Surplus) -> Result<Option<u32>, Failure> {
+    fn replace_rules(&mut self, table: &Table, surplus: &Surplus) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
         let result = inner.kernel.replace_rules(table, surplus);

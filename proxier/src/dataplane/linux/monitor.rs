@@ -53,8 +53,8 @@ pub fn addresses(
 /// in a thread that ends when `changed` says `false`. `port` is the socket by which we change them.
 ///
 /// # Errors
-/// When the socket cannot be opened. Should it fail later, that is logged, and a deleted table is
-/// found at the next resync only.
+/// When the socket cannot be opened. Should it fail later, that is logged, and what is changed is found
+/// at the next resync only.
 pub fn rules(
     port: u32,
     mut changed: impl FnMut(Tampering) -> bool + Send + 'static,

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::nftables::Key;
-use crate::packets::LocalMode;
 
 #[test]
 fn rules_stay_while_part_of_the_input_cannot_be_read() {
@@ -177,37 +176,6 @@ fn what_is_read_later_counts_too() {
 }
 
 #[test]
-fn clients_inside_stay_known_when_a_process_starts_without_its_node() {
-    let directory = tempfile::tempdir().unwrap();
-    let state = directory.path().join("state");
-    let node = format!("{NODE}spec: {{podCIDRs: [10.244.1.0/24]}}\n");
-    let config = || packets::Config {
-        local_mode: LocalMode::NodeCidr,
-        ..packets::Config::default()
-    };
-    let mut first = proxier(FakeKernel::default(), &state).filtering(config());
-    told(&mut first, &[&node, SERVICE, SLICE], Input::Whole);
-    first.sync(START).unwrap();
-    let before = rules(&first);
-    assert!(before.contains("10.244.1.0/24"), "{before}");
-    let mut next = proxier(first.dataplane, &state).filtering(config());
-    told(&mut next, &[SERVICE, SLICE], Input::Partial);
-    next.sync(START).unwrap();
-    assert_eq!(rules(&next), before);
-    // Where there are no rules yet, those that are known are better than none.
-    let mut fresh = proxier(FakeKernel::default(), &directory.path().join("fresh"));
-    fresh = fresh.filtering(config());
-    told(&mut fresh, &[SERVICE, SLICE], Input::Partial);
-    fresh.sync(START).unwrap();
-    assert!(rules(&fresh).contains(GUARD));
-    for proxier in [&mut next, &mut fresh] {
-        told(proxier, &[&node, SERVICE, SLICE], Input::Whole);
-        proxier.sync(START).unwrap();
-        assert_eq!(rules(proxier), before);
-    }
-}
-
-#[test]
 fn an_address_that_becomes_the_machines_own_is_not_held() {
     let directory = tempfile::tempdir().unwrap();
     let address = std::net::IpAddr::from([198, 51, 100, 5]);
@@ -238,5 +206,28 @@ fn an_address_that_becomes_the_machines_own_is_not_held() {
         told(&mut proxier, &[NODE], Input::Partial);
         proxier.resync(START).unwrap();
         assert!(!is_refused(&proxier));
+        // Nor when all rules are looked at again.
+        proxier.dataplane.rules_generation += 1;
+        proxier.resync(START).unwrap();
+        assert!(!is_refused(&proxier));
+    }
+}
+
+#[test]
+fn a_process_that_starts_then_does_not_hold_it_either() {
+    let directory = tempfile::tempdir().unwrap();
+    for (number, is_late) in [false, true].into_iter().enumerate() {
+        let state = directory.path().join(number.to_string());
+        let mut next = successor(&state, &[NODE], Input::Partial);
+        if is_late {
+            next.sync(START).unwrap();
+            assert!(rules(&next).contains("{ 10.96.3.1,\n\t\t\t     198.51.100.5 }"));
+        }
+        let own = [198, 51, 100, 5].into();
+        next.dataplane.machine.addresses.insert(own);
+        next.resync(START).unwrap();
+        let rules = rules(&next);
+        assert!(rules.contains("elements = { 10.96.3.1 }"), "{rules}");
+        assert!(rules.contains(GUARD), "{rules}");
     }
 }
