@@ -24,12 +24,12 @@ const PATIENCE: Duration = Duration::from_secs(8);
 
 /// What became of the questions of a client.
 #[derive(Debug, Default)]
-struct Tally {
-    asked: usize,
+pub(super) struct Tally {
+    pub(super) asked: usize,
     /// Which of them were not answered.
     lost: Vec<usize>,
     /// Those that were answered, and should not have been.
-    let_through: usize,
+    pub(super) let_through: usize,
 }
 
 impl Tally {
@@ -112,15 +112,15 @@ fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     tally
 }
 
-/// Asks with a new flow each time, and does not wait for answers, which it is not to get.
-fn intruder(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+/// Asks with a new flow each time, after a `pause`, and does not wait for answers, which it is not to
+/// get.
+pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, pause: Duration) -> Tally {
     let (mut tally, mut open) = (Tally::default(), VecDeque::new());
     let is_let_through = |socket: &UdpSocket| socket.recv(&mut [0; 128]).is_ok();
     while !is_over.load(Ordering::Relaxed) {
         let socket = socket(to);
         socket.set_nonblocking(true).unwrap();
-        // Not so fast that the queues of the lab's links are full, which others use, too.
-        thread::sleep(Duration::from_millis(1));
+        thread::sleep(pause);
         // What is dropped on its way out of this host is an error here.
         if socket.send(b"?\n").is_ok() {
             tally.asked += 1;
@@ -157,6 +157,9 @@ fn source_ranges_hold_while_they_change() {
             }
         };
         let newcomers = meanwhile(&allowed, newcomer, || {
+            // Not so fast that the queues of the lab's links are full, which others use, too.
+            let pause = Duration::from_millis(1);
+            let intruder = |to, is_over: &_| intruder(to, is_over, pause);
             intruders = meanwhile(&refused, intruder, change);
         });
         let asked = |tallies: &[Tally]| tallies.iter().map(|it| it.asked).sum::<usize>();

@@ -1,7 +1,6 @@
 //! Rules and frontends that change together: nobody gets in between.
 
-use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use proxier::dataplane::linux::Linux;
 use proxier::sync::{Input, Proxier};
 use proxier::{clock, manifests};
 
+use super::load::{Tally, intruder, meanwhile};
 use super::scene::{Scene, program, without_service};
 use crate::{DUAL, at, check};
 
@@ -27,45 +27,15 @@ fn go_and_come(proxier: &mut Proxier<Linux>) {
     }
 }
 
-/// What became of the tries of somebody who is not to be let in.
-#[derive(Debug, Default)]
-struct Tries {
-    made: usize,
-    succeeded: usize,
-}
-
-/// Asks with a new flow each time, and does not wait for answers.
-fn intruder(to: SocketAddr, is_over: &AtomicBool) -> Tries {
-    let (mut tries, mut open) = (Tries::default(), VecDeque::new());
-    let is_answered = |socket: &UdpSocket| socket.recv(&mut [0; 128]).is_ok();
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    while !is_over.load(Ordering::Relaxed) {
-        let socket = UdpSocket::bind(any).unwrap();
-        socket.connect(to).unwrap();
-        socket.set_nonblocking(true).unwrap();
-        if socket.send(b"?\n").is_ok() {
-            tries.made += 1;
-            open.push_back(socket);
-        }
-        if open.len() > 200 {
-            let oldest = open.pop_front();
-            tries.succeeded += usize::from(oldest.is_some_and(|it| is_answered(&it)));
-        }
-    }
-    thread::sleep(Duration::from_millis(300));
-    tries.succeeded += open.iter().filter(|it| is_answered(it)).count();
-    tries
-}
-
 /// Connects to a port where only a process of the node listens, again and again.
-fn visitor(to: SocketAddr, is_over: &AtomicBool) -> Tries {
-    let mut tries = Tries::default();
+fn visitor(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+    let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) {
-        tries.made += 1;
+        tally.asked += 1;
         let is_let_in = TcpStream::connect_timeout(&to, Duration::from_millis(50)).is_ok();
-        tries.succeeded += usize::from(is_let_in);
+        tally.let_through += usize::from(is_let_in);
     }
-    tries
+    tally
 }
 
 #[test]
@@ -79,43 +49,26 @@ fn source_ranges_and_service_addresses_hold_while_their_service_goes_and_comes()
             cluster, proxier, ..
         } = &mut scene;
         let outsider = &*cluster.ext2;
-        let is_over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let is_over = &is_over;
-            type Way = fn(SocketAddr, &AtomicBool) -> Tries;
-            let tried = [
-                ("198.51.100.5:53", intruder as Way),
-                ("[2001:db8:51::5]:53", intruder),
-                ("198.51.100.5:9999", visitor),
-                ("[2001:db8:51::5]:9999", visitor),
-            ];
-            let tried = tried.map(|(to, way)| {
-                let address = to.parse().unwrap();
-                let thread = scope.spawn(move || outsider.run(|| way(address, is_over)));
-                (to, thread)
-            });
-            let over = Over(is_over);
-            go_and_come(proxier);
-            drop(over);
-            let tries = tried.map(|(to, thread)| (to, thread.join().unwrap()));
-            for (to, tries) in &tries {
-                assert!(tries.made > TIMES, "{to}: {tries:?}");
-            }
-            let is_kept_out = tries.iter().all(|(_, tries)| tries.succeeded == 0);
-            assert!(is_kept_out, "{tries:?}");
-        });
+        let tried = [
+            "198.51.100.5:53",
+            "[2001:db8:51::5]:53",
+            "198.51.100.5:9999",
+            "[2001:db8:51::5]:9999",
+        ];
+        let tried = tried.map(|to| (outsider, to));
+        let way = |to: SocketAddr, is_over: &_| match to.port() {
+            53 => intruder(to, is_over, Duration::ZERO),
+            _ => visitor(to, is_over),
+        };
+        let tallies = meanwhile(&tried, way, || go_and_come(proxier));
+        for ((_, to), tally) in tried.iter().zip(&tallies) {
+            assert!(tally.asked > TIMES, "{to}: {tally:?}");
+        }
+        let is_kept_out = tallies.iter().all(|tally| tally.let_through == 0);
+        assert!(is_kept_out, "{tallies:?}");
         let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
         check(&scene, "ext", &ranged, &["pod1/node"]);
     });
-}
-
-/// Says so when it is over, be it by a panic.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// A document of `manifests` that has `word` cannot be read.
