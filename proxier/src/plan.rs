@@ -33,7 +33,7 @@ mod style;
 pub use health::HealthCheck;
 pub use node_ports::{InvalidNodePortAddresses, NodePortAddresses};
 pub use planner::{Changed, Planner};
-pub use service::mark;
+pub use service::{mark, serve};
 
 /// What the operator chose, as far as planning is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]

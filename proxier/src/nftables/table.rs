@@ -130,6 +130,12 @@ impl Table {
         self.chains.insert(chain.name.clone(), chain);
     }
 
+    /// Whether the set `set` is there and has an element `key`.
+    pub fn has_element(&self, set: &str, key: &Key) -> bool {
+        let set = self.sets.get(set);
+        set.is_some_and(|set| set.elements.contains_key(key))
+    }
+
     /// How to make it from nothing, in an order that the kernel accepts. There may be very many
     /// changes, so they are made one by one.
     pub fn creation(&self) -> impl Iterator<Item = Change> + '_ {

@@ -6,7 +6,7 @@ use super::Packets;
 use super::place::place;
 use crate::model::{Family, TrafficPolicy};
 use crate::observed::Observed;
-use crate::plan::{Desired, Machine, mark};
+use crate::plan::{Desired, Machine, mark, serve};
 use crate::rules::{Endpoints, Frontend, Kind, Ruleset};
 
 impl Packets {
@@ -76,7 +76,7 @@ impl Packets {
 /// Whether new connections find somebody at the virtual server `key`.
 fn serves(known: &Observed, key: &ipvs::ServiceKey) -> bool {
     let server = known.virtual_servers.get(key);
-    server.is_some_and(|server| server.destinations.iter().any(|it| it.weight > 0))
+    server.is_some_and(|server| serve(&server.destinations))
 }
 
 /// The rules of a frontend while only part of the input is known: what stays of those that it had

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
+use super::Packets;
 use super::held::kept;
 use super::place::{key, place};
-use super::{Kernel, Packets};
 use crate::model::Node;
 use crate::observed::Observed;
 use crate::plan::{Changed, Desired, Machine};
@@ -40,12 +40,12 @@ impl Packets {
             self.release_own(machine);
         }
         if let Surplus::Stays { own } = &mut self.surplus {
-            if **own != machine.addresses {
+            let is_moved = **own != machine.addresses;
+            if is_moved {
                 *own = Arc::new(machine.addresses.clone());
-                self.kernel = Kernel::Unknown;
             }
-            if *changed != Changed::default() {
-                // The kernel may have other rules already for what was not known before.
+            // The kernel may have other rules already for what was not known before.
+            if is_moved || *changed != Changed::default() {
                 self.distrust();
             }
         }

@@ -273,7 +273,7 @@ pub fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 
 }
 
 /// Whether some of `destinations` get new connections.
-fn serve(destinations: &[ipvs::Destination]) -> bool {
+pub fn serve(destinations: &[ipvs::Destination]) -> bool {
     destinations
         .iter()
         .any(|destination| destination.weight > 0)

@@ -19,6 +19,12 @@ impl PerFamily {
             Family::V6 => self.v6,
         }
     }
+
+    /// The family whose set has this name.
+    pub(super) fn family_of(self, name: &str) -> Option<Family> {
+        let mut families = [Family::V4, Family::V6].into_iter();
+        families.find(|family| self.of(*family) == name)
+    }
 }
 
 macro_rules! per_family {

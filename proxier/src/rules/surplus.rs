@@ -8,8 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::names::{FRONTENDS, GUARDED, INSIDE, INSIDE_MARKS, SERVICE_ADDRESSES, inside};
-use crate::model::Family;
-use crate::nftables::{Key, Set, Table, Value, Verdict};
+use crate::nftables::{Set, Table, Value, Verdict};
 
 /// What becomes of rules that are there and not wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +40,7 @@ impl Surplus {
             let is_needed =
                 |part: &Value| matches!(part, Value::Mark(mark) if needed.contains(&inside(*mark)));
             marks.elements.retain(|key, _| {
-                has(wanted, INSIDE_MARKS, key) || !key.parts().iter().any(is_needed)
+                wanted.has_element(INSIDE_MARKS, key) || !key.parts().iter().any(is_needed)
             });
         }
         there
@@ -58,18 +57,16 @@ fn hide_elements(
 ) {
     let name = set.name.clone();
     let frontends = frontends_of(&name);
-    let is_of_services = [Family::V4, Family::V6]
-        .iter()
-        .any(|family| SERVICE_ADDRESSES.of(*family) == &*name);
+    let is_of_services = SERVICE_ADDRESSES.family_of(&name).is_some();
     let is_own = |part: &Value| match part {
         Value::V4(address) => own.contains(&(*address).into()),
         Value::V6(address) => own.contains(&(*address).into()),
         _ => false,
     };
     set.elements.retain(|key, verdict| {
-        let is_known = frontends.is_some_and(|it| has(wanted, it, key))
+        let is_known = frontends.is_some_and(|it| wanted.has_element(it, key))
             || is_of_services && key.parts().iter().any(is_own);
-        let stands = is_known || has(wanted, &name, key);
+        let stands = is_known || wanted.has_element(&name, key);
         if let Some(Verdict::Jump(chain) | Verdict::Goto(chain)) = verdict
             && !stands
         {
@@ -81,21 +78,15 @@ fn hide_elements(
 
 /// The set of all frontends, if the set `name` is one of some frontends.
 fn frontends_of(name: &str) -> Option<&'static str> {
-    let families = [Family::V4, Family::V6].into_iter();
-    let mut of_some =
-        families.filter(|family| [GUARDED, INSIDE].iter().any(|it| it.of(*family) == name));
-    of_some.next().map(|family| FRONTENDS.of(family))
-}
-
-fn has(table: &Table, set: &str, key: &Key) -> bool {
-    let set = table.sets.get(set);
-    set.is_some_and(|set| set.elements.contains_key(key))
+    let of_some = [GUARDED, INSIDE].into_iter();
+    let family = of_some.filter_map(|it| it.family_of(name)).next();
+    family.map(|family| FRONTENDS.of(family))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Protocol, TrafficPolicy};
+    use crate::model::{Family, Protocol, TrafficPolicy};
     use crate::nftables::Networks;
     use crate::rules::{Config, Endpoints, Frontend, Kind, Place, table};
 

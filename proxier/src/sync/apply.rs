@@ -94,14 +94,27 @@ impl<D: Dataplane> Proxier<D> {
         packets.release(&self.known);
         let outcome = self.set_rules(now);
         if !self.packets.as_ref()?.is_in_step() {
-            let (keys, addresses) = self.planner.desired().restricted();
-            let known = &self.known.virtual_servers;
-            hold_back(ops, ahead, &mut self.pending, |op| match op.service_key() {
-                Some(key) => keys.contains(&key) && !known.contains_key(&key),
-                None => matches!(op, Op::AddAddress(it, _) if addresses.contains(it)),
-            });
+            self.hold_back(ops, ahead);
         }
         outcome
+    }
+
+    /// Takes the Ops that bring a frontend that not everybody may use out of those after the first
+    /// `ahead`; they come again with the next round.
+    fn hold_back(&mut self, ops: &mut Vec<Op>, ahead: usize) {
+        let (keys, addresses) = self.planner.desired().restricted();
+        let (known, pending) = (&self.known.virtual_servers, &mut self.pending);
+        for op in ops.split_off(ahead) {
+            match (op.service_key(), op) {
+                (Some(key), _) if keys.contains(&key) && !known.contains_key(&key) => {
+                    pending.virtual_servers.insert(key);
+                }
+                (None, Op::AddAddress(address, _)) if addresses.contains(&address) => {
+                    pending.addresses.insert(address);
+                }
+                _ => ops.push(op),
+            }
+        }
     }
 
     /// Takes out of the packet rules what the Ops made superfluous. What did not take effect keeps
@@ -194,8 +207,10 @@ impl<D: Dataplane> Proxier<D> {
         if count > self.state.owned.len() / 2 {
             self.state.owned.pack();
         }
-        // What fails here is tried once more at the end of the round.
-        let _ = self.write_records();
+        if count > 0 {
+            // What fails here is tried once more at the end of the round.
+            let _ = self.write_records();
+        }
     }
 
     /// Writes down what was learnt.
@@ -250,17 +265,5 @@ impl<D: Dataplane> Proxier<D> {
             return;
         }
         self.retries.add(op, now);
-    }
-}
-
-/// Takes the Ops that have to wait out of those after the first `ahead`; they come again with the next
-/// round.
-fn hold_back(ops: &mut Vec<Op>, ahead: usize, pending: &mut Changed, waits: impl Fn(&Op) -> bool) {
-    for op in ops.split_off(ahead) {
-        match (op.service_key(), op.address()) {
-            _ if !waits(&op) => ops.push(op),
-            (Some(key), _) => drop(pending.virtual_servers.insert(key)),
-            (None, address) => pending.addresses.extend(address),
-        }
     }
 }

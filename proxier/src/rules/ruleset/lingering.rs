@@ -31,7 +31,7 @@ impl Ruleset {
     /// As [`Ruleset::set_service_address`], but an address that is none any more lingers.
     pub fn tighten_service_address(&mut self, address: IpAddr, is_one: bool) {
         let set = SERVICE_ADDRESSES.of(address.into());
-        if is_one || !self.has_element(set, &Key::new([address.into()])) {
+        if is_one || !self.table.has_element(set, &Key::new([address.into()])) {
             self.set_service_address(address, is_one);
         } else {
             self.lingering.addresses.insert(address);
@@ -45,7 +45,7 @@ impl Ruleset {
     /// in force the kernel's element stays and the rules change in one moment.
     pub fn guard(&mut self, place: Place) {
         let set = GUARDED.of(place.family());
-        if self.frontends.contains_key(&place) || self.has_element(set, &key(&place)) {
+        if self.frontends.contains_key(&place) || self.table.has_element(set, &key(&place)) {
             return;
         }
         let name = ranges(&place);
@@ -59,7 +59,7 @@ impl Ruleset {
     /// Refuses new connections to an address that somebody else left, for as long as it lingers.
     pub fn guard_address(&mut self, address: IpAddr) {
         let set = SERVICE_ADDRESSES.of(address.into());
-        if !self.has_element(set, &Key::new([address.into()])) {
+        if !self.table.has_element(set, &Key::new([address.into()])) {
             self.set_service_address(address, true);
             self.lingering.addresses.insert(address);
         }
@@ -108,11 +108,6 @@ impl Ruleset {
 
     pub(super) fn release_address(&mut self, address: &IpAddr) {
         self.lingering.addresses.remove(address);
-    }
-
-    fn has_element(&self, set: &str, key: &Key) -> bool {
-        let set = self.table.sets.get(set);
-        set.is_some_and(|set| set.elements.contains_key(key))
     }
 }
 
