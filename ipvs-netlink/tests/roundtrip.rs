@@ -15,7 +15,7 @@ use ipvs_netlink::sys::{
     IPVS_STATS_ATTR_CONNS, IPVS_STATS_ATTR_INBYTES, IPVS_STATS_ATTR_OUTBYTES, IPVS_SVC_ATTR_STATS,
     IPVS_SVC_ATTR_STATS64,
 };
-use ipvs_netlink::transport::examine;
+use ipvs_netlink::transport::decode_datagram;
 use ipvs_netlink::{
     Change, ClientMask, Daemon, Destination, DestinationKey, Family, Forwarding, Service,
     ServiceFlags, ServiceKey, Stats, Tunnel, TunnelFlags,
@@ -171,7 +171,7 @@ proptest! {
         let _ = read_service(&value(&bytes));
         let _ = read_destination(&value(&bytes), Family::V6);
         let _ = read_daemon(&value(&bytes));
-        let _ = examine(&bytes, 0, 4);
+        let _ = decode_datagram(&bytes, 0, 4);
     }
 
     #[test]
