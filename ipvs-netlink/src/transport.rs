@@ -160,7 +160,7 @@ impl Transport {
         let first = self.next_sequence(count);
         for index in 0..count {
             let number = first.wrapping_add(u32::try_from(index).unwrap_or(u32::MAX));
-            batch.address(index, number, index == acknowledged);
+            batch.number(index, number, index == acknowledged);
         }
         self.ensure_send_buffer(batch.bytes.len())?;
         self.send(&batch.bytes)?;
@@ -227,7 +227,7 @@ impl Transport {
     ) -> Result<T> {
         let mut batch = self.single(kind, 0, body)?;
         let first = self.next_sequence(1);
-        batch.address(0, first, false);
+        batch.number(0, first, false);
         self.send(&batch.bytes)?;
         self.scratch = batch;
         loop {
@@ -280,7 +280,7 @@ impl Transport {
     ) -> Result<Dump> {
         let mut batch = self.single(kind, NLM_F_DUMP, body)?;
         let sequence = self.next_sequence(1);
-        batch.address(0, sequence, false);
+        batch.number(0, sequence, false);
         self.send(&batch.bytes)?;
         self.scratch = batch;
         let mut result = Ok(Dump::Complete);
@@ -315,7 +315,7 @@ impl Transport {
         for index in 0..count {
             // Sequence numbers wrap around; `count` is at most `REQUESTS_PER_SEND`.
             let number = sequence.wrapping_add(u32::try_from(index).unwrap_or(u32::MAX));
-            batch.address(first + index, number, index + 1 == count);
+            batch.number(first + index, number, index + 1 == count);
         }
         let (start, end) = (batch.start(first), batch.ends[first + count - 1]);
         self.send(&batch.bytes[start..end])?;
