@@ -49,7 +49,11 @@ pub fn manifests(
 
 fn news(loaded: Loaded) -> News {
     News::Objects {
-        input: Input::given(&loaded.problems),
+        input: if loaded.is_whole {
+            Input::Whole
+        } else {
+            Input::Partial
+        },
         events: loaded.events,
         problems: loaded.problems,
     }

@@ -40,14 +40,25 @@ pub struct Options {
     pub node_name: Arc<str>,
 }
 
-/// What was in the manifests.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The objects of the manifests.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// All Services, then all EndpointSlices, each as one reset; the places of all nodes, where a
-    /// Service asks for them; then our Node, if it was there.
+    /// One event for all Services, one for all EndpointSlices, one for the locations of all nodes if
+    /// a Service needs them, and one for our Node if there is one.
+    ///
+    /// If the manifests are whole, each list is an [`Update::Reset`]. Otherwise it is an
+    /// [`Update::Merge`], so that a [`Snapshot`](crate::store::Snapshot) keeps the last readable
+    /// content of what cannot be read now.
+    ///
+    /// [`Update::Reset`]: crate::store::Update::Reset
+    /// [`Update::Merge`]: crate::store::Update::Merge
     pub events: Vec<Event>,
-    /// What was wrong with files, documents and objects that became no event.
+    /// The problems of files and documents, of Endpoints and of our Node. Services and EndpointSlices
+    /// carry theirs in the events.
     pub problems: Vec<Problem>,
+    /// Whether every file, document and object could be read. A bad field does not count: it costs
+    /// only itself.
+    pub is_whole: bool,
 }
 
 /// Why there is nothing to load.

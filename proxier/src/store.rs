@@ -32,31 +32,34 @@ impl<T: Clone> Parsed<T> {
     }
 }
 
-/// A change of one kind of object.
+/// An update of the objects of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change<T> {
-    /// The object is new or differs.
+pub enum Update<T> {
+    /// Adds or replaces one object.
     Apply(Parsed<T>),
-    /// The object is gone.
+    /// Deletes one object.
     Delete(ObjectName),
-    /// These are all objects of the kind; any other one is gone. A relist is one such event.
+    /// Replaces all objects of the kind: an object that the list lacks is deleted. A relist is one
+    /// such update.
     Reset(Vec<Parsed<T>>),
+    /// Adds or replaces these objects and deletes none: the list is known to be incomplete.
+    Merge(Vec<Parsed<T>>),
 }
 
 /// What the world can tell the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A change of Services.
-    Services(Change<Service>),
+    Services(Update<Service>),
     /// A change of EndpointSlices.
-    EndpointSlices(Change<EndpointSlice>),
+    EndpointSlices(Update<EndpointSlice>),
     /// Our own node's object.
     Node(Node),
     /// A change of the ranges that cluster IPs are taken from.
-    ServiceCidrs(Change<ServiceCidr>),
+    ServiceCidrs(Update<ServiceCidr>),
     /// A change of where other nodes are; told only while a Service asks for it
     /// ([`Snapshot::needs_other_nodes`]).
-    Nodes(Change<NodePlace>),
+    Nodes(Update<NodePlace>),
 }
 
 /// The Services whose plan has to be made again.
@@ -113,7 +116,7 @@ impl Snapshot {
     pub fn apply(&mut self, event: Event, touched: &mut Touched) {
         match event {
             Event::Services(change) => {
-                self.has_services |= matches!(change, Change::Reset(_));
+                self.has_services |= matches!(change, Update::Reset(_));
                 let asking = &mut self.asking_for_nodes;
                 self.services.update(change, |name, old, new| {
                     touched.add(name);
@@ -122,7 +125,7 @@ impl Snapshot {
                 });
             }
             Event::EndpointSlices(change) => {
-                let is_all = matches!(change, Change::Reset(_));
+                let is_all = matches!(change, Update::Reset(_));
                 self.has_slices |= is_all;
                 let slices_of = &mut self.slices_of;
                 self.slices.update(change, |name, old, new| {
@@ -158,8 +161,20 @@ impl Snapshot {
         }
     }
 
-    /// Whether all Services and EndpointSlices have been told once. What is missing in less than
-    /// that may exist.
+    /// Marks the snapshot complete as it is.
+    ///
+    /// For a start with input of which a part cannot be read, on a machine without state of ours:
+    /// nothing is lost there when the readable part is served. A later [`Update::Reset`] deletes
+    /// what it lacks, as ever.
+    pub fn accept_partial(&mut self) {
+        self.has_services = true;
+        self.has_slices = true;
+    }
+
+    /// Returns whether the snapshot holds all Services and EndpointSlices.
+    ///
+    /// Before that, an object that is missing here may exist. A [`Update::Reset`] of both kinds
+    /// completes the snapshot, and so does [`Snapshot::accept_partial`]; a [`Update::Merge`] does not.
     pub fn is_complete(&self) -> bool {
         self.has_services && self.has_slices
     }
@@ -270,26 +285,23 @@ impl<T: Clone + PartialEq> Objects<T> {
     /// Applies `change` and shows each difference: the object's name, what it was and what it is.
     fn update(
         &mut self,
-        change: Change<T>,
+        change: Update<T>,
         mut differs: impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
     ) {
         match change {
-            Change::Apply(mut new) => {
-                let old = self.parsed.get(&new.name);
-                new.hold_to(old);
-                if old != Some(&new) {
-                    differs(&new.name, old, Some(&new));
-                    self.judge(&new.name, &new.problems);
-                    self.parsed.insert(new.name.clone(), new);
+            Update::Apply(new) => self.replace(new, &mut differs),
+            Update::Merge(some) => {
+                for new in some {
+                    self.replace(new, &mut differs);
                 }
             }
-            Change::Delete(name) => {
+            Update::Delete(name) => {
                 if let Some(old) = self.parsed.remove(&name) {
                     differs(&name, Some(&old), None);
                     self.faulty.remove(&name);
                 }
             }
-            Change::Reset(all) => {
+            Update::Reset(all) => {
                 let mut before = std::mem::take(&mut self.parsed);
                 self.faulty.clear();
                 // Named twice, the later counts. Collected, a map has no half-empty nodes; that is
@@ -311,6 +323,20 @@ impl<T: Clone + PartialEq> Objects<T> {
                     differs(&name, Some(&old), None);
                 }
             }
+        }
+    }
+
+    fn replace(
+        &mut self,
+        mut new: Parsed<T>,
+        differs: &mut impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
+    ) {
+        let old = self.parsed.get(&new.name);
+        new.hold_to(old);
+        if old != Some(&new) {
+            differs(&new.name, old, Some(&new));
+            self.judge(&new.name, &new.problems);
+            self.parsed.insert(new.name.clone(), new);
         }
     }
 }
@@ -414,7 +440,7 @@ mod tests {
     }
 
     /// Applies a change of slices; answers the names of the Services it touched.
-    fn apply(snapshot: &mut Snapshot, change: Change<EndpointSlice>) -> Vec<String> {
+    fn apply(snapshot: &mut Snapshot, change: Update<EndpointSlice>) -> Vec<String> {
         let mut touched = Touched::none();
         snapshot.apply(Event::EndpointSlices(change), &mut touched);
         match touched {
@@ -427,15 +453,15 @@ mod tests {
     fn a_slice_may_move_to_another_service() {
         let snapshot = &mut Snapshot::default();
         for (name, service) in [("b", "web"), ("a", "web"), ("c", "db")] {
-            let change = Change::Apply(slice(name, service));
+            let change = Update::Apply(slice(name, service));
             assert_eq!(apply(snapshot, change), [service]);
         }
-        let touched = apply(snapshot, Change::Apply(slice("b", "db")));
+        let touched = apply(snapshot, Update::Apply(slice("b", "db")));
         assert_eq!(touched, ["db", "web"]);
         assert_eq!(names(snapshot, "web"), ["a"]);
         assert_eq!(names(snapshot, "db"), ["b", "c"]);
         let gone = ObjectName::new("default", "a");
-        assert_eq!(apply(snapshot, Change::Delete(gone)), ["web"]);
+        assert_eq!(apply(snapshot, Update::Delete(gone)), ["web"]);
         assert_eq!(names(snapshot, "web"), [""; 0]);
     }
 
@@ -443,11 +469,11 @@ mod tests {
     fn a_relist_touches_what_it_changes() {
         let snapshot = &mut Snapshot::default();
         let all = || vec![slice("a", "web"), slice("b", "db"), slice("c", "db")];
-        assert_eq!(apply(snapshot, Change::Reset(all())), ["db", "web"]);
-        assert_eq!(apply(snapshot, Change::Reset(all())), [""; 0]);
-        assert_eq!(apply(snapshot, Change::Apply(slice("a", "web"))), [""; 0]);
+        assert_eq!(apply(snapshot, Update::Reset(all())), ["db", "web"]);
+        assert_eq!(apply(snapshot, Update::Reset(all())), [""; 0]);
+        assert_eq!(apply(snapshot, Update::Apply(slice("a", "web"))), [""; 0]);
         let fewer = all().drain(..2).collect();
-        assert_eq!(apply(snapshot, Change::Reset(fewer)), ["db"]);
+        assert_eq!(apply(snapshot, Update::Reset(fewer)), ["db"]);
         assert_eq!(names(snapshot, "db"), ["b"]);
     }
 
@@ -463,14 +489,14 @@ mod tests {
             problems.map(|problem| problem.object.to_string()).collect()
         };
         let all = vec![faulty("b"), slice("c", "web"), faulty("a")];
-        apply(snapshot, Change::Reset(all));
+        apply(snapshot, Update::Reset(all));
         assert_eq!(objects(snapshot), ["a", "b"]);
-        apply(snapshot, Change::Apply(faulty("c")));
-        apply(snapshot, Change::Apply(slice("a", "web")));
+        apply(snapshot, Update::Apply(faulty("c")));
+        apply(snapshot, Update::Apply(slice("a", "web")));
         assert_eq!(objects(snapshot), ["b", "c"]);
-        apply(snapshot, Change::Delete(ObjectName::new("default", "b")));
+        apply(snapshot, Update::Delete(ObjectName::new("default", "b")));
         assert_eq!(objects(snapshot), ["c"]);
-        apply(snapshot, Change::Reset(vec![slice("c", "web")]));
+        apply(snapshot, Update::Reset(vec![slice("c", "web")]));
         assert_eq!(objects(snapshot), [""; 0]);
     }
 
@@ -483,10 +509,10 @@ mod tests {
             ..slice(name, "web")
         };
         let all = vec![slice("a", "web"), unreadable("b")];
-        assert_eq!(apply(snapshot, Change::Reset(all)), ["web"]);
-        assert_eq!(apply(snapshot, Change::Apply(unreadable("a"))), ["web"]);
+        assert_eq!(apply(snapshot, Update::Reset(all)), ["web"]);
+        assert_eq!(apply(snapshot, Update::Apply(unreadable("a"))), ["web"]);
         let relist = vec![unreadable("a"), unreadable("b")];
-        assert_eq!(apply(snapshot, Change::Reset(relist)), [""; 0]);
+        assert_eq!(apply(snapshot, Update::Reset(relist)), [""; 0]);
         assert_eq!(names(snapshot, "web"), ["a"]);
         assert_eq!(snapshot.problems().count(), 2);
         // What needs nothing of this node is no riddle.
@@ -494,17 +520,58 @@ mod tests {
             object: None,
             ..slice("a", "web")
         };
-        assert_eq!(apply(snapshot, Change::Apply(nothing)), ["web"]);
+        assert_eq!(apply(snapshot, Update::Apply(nothing)), ["web"]);
         assert_eq!(names(snapshot, "web"), [""; 0]);
+    }
+
+    #[test]
+    fn a_merge_keeps_absent_objects() {
+        let snapshot = &mut Snapshot::default();
+        let all = vec![slice("a", "web"), slice("b", "db"), slice("c", "db")];
+        apply(snapshot, Update::Reset(all.clone()));
+        let part = vec![slice("b", "db"), slice("c", "web"), slice("d", "new")];
+        assert_eq!(apply(snapshot, Update::Merge(part)), ["db", "new", "web"]);
+        assert_eq!(names(snapshot, "web"), ["a", "c"]);
+        assert_eq!(names(snapshot, "db"), ["b"]);
+        assert_eq!(names(snapshot, "new"), ["d"]);
+        assert_eq!(apply(snapshot, Update::Merge(Vec::new())), [""; 0]);
+        // The next whole list deletes what it lacks.
+        assert_eq!(apply(snapshot, Update::Reset(all)), ["db", "new", "web"]);
+        assert_eq!(names(snapshot, "db"), ["b", "c"]);
+        assert_eq!(names(snapshot, "new"), [""; 0]);
+    }
+
+    #[test]
+    fn a_merge_touches_only_differences() {
+        let snapshot = &mut Snapshot::default();
+        let all = vec![slice("a", "web"), slice("b", "db")];
+        apply(snapshot, Update::Reset(all.clone()));
+        assert_eq!(apply(snapshot, Update::Merge(all)), [""; 0]);
+        let part = vec![slice("a", "web"), slice("c", "db")];
+        assert_eq!(apply(snapshot, Update::Merge(part)), ["db"]);
+    }
+
+    #[test]
+    fn a_merge_does_not_complete_a_snapshot() {
+        let mut snapshot = Snapshot::default();
+        apply(&mut snapshot, Update::Merge(vec![slice("a", "web")]));
+        let services = Event::Services(Update::Merge(Vec::new()));
+        snapshot.apply(services, &mut Touched::none());
+        assert!(!snapshot.is_complete());
+        snapshot.accept_partial();
+        assert!(snapshot.is_complete());
+        assert_eq!(names(&snapshot, "web"), ["a"]);
+        assert_eq!(apply(&mut snapshot, Update::Reset(Vec::new())), ["web"]);
+        assert!(snapshot.is_complete());
     }
 
     #[test]
     fn complete_once_services_and_slices_were_listed() {
         let mut snapshot = Snapshot::default();
-        apply(&mut snapshot, Change::Apply(slice("a", "web")));
-        apply(&mut snapshot, Change::Reset(vec![]));
+        apply(&mut snapshot, Update::Apply(slice("a", "web")));
+        apply(&mut snapshot, Update::Reset(vec![]));
         assert!(!snapshot.is_complete());
-        let services = Event::Services(Change::Reset(vec![]));
+        let services = Event::Services(Update::Reset(vec![]));
         snapshot.apply(services, &mut Touched::none());
         assert!(snapshot.is_complete());
     }

@@ -76,17 +76,6 @@ pub enum Input {
     Partial,
 }
 
-impl Input {
-    /// What input that cost these problems as a whole is.
-    pub fn given(unread: &[Problem]) -> Self {
-        if unread.is_empty() {
-            Self::Whole
-        } else {
-            Self::Partial
-        }
-    }
-}
-
 /// An applied round.
 #[derive(Clone, Debug, Default)]
 pub struct Applied {
@@ -209,6 +198,9 @@ impl<D: Dataplane> Proxier<D> {
     pub fn take(&mut self, events: impl IntoIterator<Item = Event>, input: Input) {
         for event in events {
             self.snapshot.apply(event, &mut self.touched);
+        }
+        if input == Input::Partial {
+            self.snapshot.accept_partial();
         }
         if self.input != input {
             self.input = input;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each kind of object is listed once and watched from there on, by a [`follower`](Watch) of its own
-//! over a connection of its own. A list is one [`Change::Reset`](crate::store::Change::Reset); where
+//! over a connection of its own. A list is one [`Update::Reset`](crate::store::Update::Reset); where
 //! the server can stream lists they come over the watch itself, otherwise in pages. Answers are cut
 //! into objects while they arrive and each object is parsed at once, so memory does not grow with
 //! the length of an answer.
@@ -109,7 +109,7 @@ impl Default for Timeouts {
     reason = "nearly all are events; boxing each would cost more than it saves"
 )]
 pub enum Message {
-    /// The cluster changed; the first [`Reset`](crate::store::Change::Reset) of a kind is the first
+    /// The cluster changed; the first [`Reset`](crate::store::Update::Reset) of a kind is the first
     /// complete view of it.
     Event(Event),
     /// All that is wrong with objects of one kind and that no [`Event`] carries: problems of our

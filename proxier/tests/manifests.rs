@@ -12,7 +12,7 @@ use proxier::manifests::{self, Loaded, Options};
 use proxier::model;
 use proxier::model::{EndpointSlice, Node, Service};
 use proxier::problem::Problem;
-use proxier::store::{Change, Event, Parsed};
+use proxier::store::{Event, Parsed, Update};
 
 #[path = "manifests/assigned.rs"]
 mod assigned;
@@ -90,16 +90,29 @@ fn problems(loaded: &Loaded) -> Vec<String> {
 }
 
 fn objects(loaded: &Loaded) -> (&[Parsed<Service>], &[Parsed<EndpointSlice>], Option<&Node>) {
-    match &loaded.events[..] {
+    let (services, slices, rest) = match &loaded.events[..] {
         [
-            Event::Services(Change::Reset(services)),
-            Event::EndpointSlices(Change::Reset(slices)),
-        ] => (services, slices, None),
-        [
-            Event::Services(Change::Reset(services)),
-            Event::EndpointSlices(Change::Reset(slices)),
-            Event::Node(node),
-        ] => (services, slices, Some(node)),
+            Event::Services(services),
+            Event::EndpointSlices(slices),
+            rest @ ..,
+        ] => (
+            list_of(services, loaded.is_whole),
+            list_of(slices, loaded.is_whole),
+            rest,
+        ),
+        other => panic!("{other:#?}"),
+    };
+    match rest {
+        [] => (services, slices, None),
+        [Event::Node(node)] => (services, slices, Some(node)),
+        other => panic!("{other:#?}"),
+    }
+}
+
+fn list_of<T: std::fmt::Debug>(update: &Update<T>, is_whole: bool) -> &[Parsed<T>] {
+    match update {
+        Update::Reset(all) if is_whole => all,
+        Update::Merge(some) if !is_whole => some,
         other => panic!("{other:#?}"),
     }
 }

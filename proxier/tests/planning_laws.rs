@@ -14,7 +14,7 @@ use proptest::sample::{Select, select, subsequence};
 use proxier::manifests::{self, Options};
 use proxier::model::{Endpoint, EndpointSlice, Node, Service, ServicePortName, TrafficPolicy};
 use proxier::plan::{Config, Frontend, Machine, Planner, VirtualServer, desired};
-use proxier::store::{Change, Event, Parsed, Snapshot, Touched};
+use proxier::store::{Event, Parsed, Snapshot, Touched, Update};
 
 #[path = "kube_proxy_cases/scene.rs"]
 mod scene;
@@ -212,6 +212,10 @@ enum Happening {
     MoveSlice(usize),
     RestoreSlice(usize),
     Forget,
+    /// Only so many Services can be read, from the index on.
+    MergeServices(usize, usize),
+    /// Only so many slices can be read, from the index on.
+    MergeSlices(usize, usize),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -226,6 +230,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => at().prop_map(MoveSlice),
         2 => at().prop_map(RestoreSlice),
         1 => Just(Forget),
+        1 => (at(), 0..40_usize).prop_map(|(at, count)| MergeServices(at, count)),
+        1 => (at(), 0..40_usize).prop_map(|(at, count)| MergeSlices(at, count)),
     ]
 }
 
@@ -250,8 +256,8 @@ impl Conformance {
         let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);
         for event in loaded.events {
             match event {
-                Event::Services(Change::Reset(all)) => services = all,
-                Event::EndpointSlices(Change::Reset(all)) => slices = all,
+                Event::Services(Update::Reset(all)) => services = all,
+                Event::EndpointSlices(Update::Reset(all)) => slices = all,
                 Event::Node(own) => node = Some(own),
                 other => panic!("{other:?}"),
             }
@@ -270,9 +276,9 @@ impl Conformance {
         let slice = |at: usize| &self.slices[at % self.slices.len()];
         match *happening {
             Happening::DeleteService(at) => {
-                Event::Services(Change::Delete(service(at).name.clone()))
+                Event::Services(Update::Delete(service(at).name.clone()))
             }
-            Happening::RestoreService(at) => Event::Services(Change::Apply(service(at).clone())),
+            Happening::RestoreService(at) => Event::Services(Update::Apply(service(at).clone())),
             Happening::SpoilService(at) => {
                 let mut spoilt = service(at).clone();
                 if let (Some(object), Some(next)) = (&mut spoilt.object, &service(at + 1).object) {
@@ -280,12 +286,12 @@ impl Conformance {
                     object.cluster_ips.clone_from(&next.cluster_ips);
                     object.external_ips.clone_from(&next.external_ips);
                 }
-                Event::Services(Change::Apply(spoilt))
+                Event::Services(Update::Apply(spoilt))
             }
             Happening::DeleteSlice(at) => {
-                Event::EndpointSlices(Change::Delete(slice(at).name.clone()))
+                Event::EndpointSlices(Update::Delete(slice(at).name.clone()))
             }
-            Happening::RestoreSlice(at) => Event::EndpointSlices(Change::Apply(slice(at).clone())),
+            Happening::RestoreSlice(at) => Event::EndpointSlices(Update::Apply(slice(at).clone())),
             Happening::SpoilSlice(at) => {
                 let mut spoilt = slice(at).clone();
                 if let Some(object) = &mut spoilt.object {
@@ -294,18 +300,30 @@ impl Conformance {
                         endpoint.is_ready = false;
                     }
                 }
-                Event::EndpointSlices(Change::Apply(spoilt))
+                Event::EndpointSlices(Update::Apply(spoilt))
             }
             Happening::MoveSlice(at) => {
                 let mut moved = slice(at).clone();
                 if let (Some(object), Some(next)) = (&mut moved.object, &slice(at + 1).object) {
                     object.service = next.service.clone();
                 }
-                Event::EndpointSlices(Change::Apply(moved))
+                Event::EndpointSlices(Update::Apply(moved))
             }
-            Happening::Forget => Event::Services(Change::Reset(Vec::new())),
+            Happening::Forget => Event::Services(Update::Reset(Vec::new())),
+            Happening::MergeServices(at, count) => {
+                Event::Services(Update::Merge(part(&self.services, at, count)))
+            }
+            Happening::MergeSlices(at, count) => {
+                Event::EndpointSlices(Update::Merge(part(&self.slices, at, count)))
+            }
         }
     }
+}
+
+/// Returns `count` of `objects`, from index `at` on, modulo their number.
+fn part<T: Clone>(objects: &[T], at: usize, count: usize) -> Vec<T> {
+    let from = objects.iter().cycle().skip(at % objects.len());
+    from.take(count).cloned().collect()
 }
 
 proptest! {
@@ -335,9 +353,9 @@ proptest! {
         }
         snapshot.apply(Event::Node(cluster.node.clone()), &mut touched);
         if is_relisted {
-            let all = Change::Reset(cluster.slices.clone());
+            let all = Update::Reset(cluster.slices.clone());
             snapshot.apply(Event::EndpointSlices(all), &mut touched);
-            let all = Change::Reset(cluster.services.clone());
+            let all = Update::Reset(cluster.services.clone());
             snapshot.apply(Event::Services(all), &mut touched);
         } else {
             for at in 0..cluster.services.len().max(cluster.slices.len()) {
@@ -350,10 +368,13 @@ proptest! {
         let mut straight = Snapshot::default();
         for event in [
             Event::Node(cluster.node.clone()),
-            Event::Services(Change::Reset(cluster.services.clone())),
-            Event::EndpointSlices(Change::Reset(cluster.slices.clone())),
+            Event::Services(Update::Reset(cluster.services.clone())),
+            Event::EndpointSlices(Update::Reset(cluster.slices.clone())),
         ] {
             straight.apply(event, &mut Touched::none());
+        }
+        if is_relisted {
+            prop_assert_eq!(&snapshot, &straight);
         }
         let wanted = desired(&straight, &machine, planner.config());
         prop_assert_eq!((planner.desired().clone(), planner.problems(&snapshot)), wanted);

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use anyhow::ensure;
 use proxier::api;
 use proxier::model::{self, ObjectName, Protocol, TrafficPolicy};
-use proxier::store::{Change, Event, Interner, Parsed};
+use proxier::store::{Event, Interner, Parsed, Update};
 use serde_json::{Value, json};
 
 /// The node of the measured daemon.
@@ -157,8 +157,8 @@ impl Cluster {
         };
         Ok(vec![
             Event::Node(node),
-            Event::Services(Change::Reset(services)),
-            Event::EndpointSlices(Change::Reset(slices)),
+            Event::Services(Update::Reset(services)),
+            Event::EndpointSlices(Update::Reset(slices)),
         ])
     }
 

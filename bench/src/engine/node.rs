@@ -10,7 +10,7 @@ use proxier::dataplane::Dataplane;
 use proxier::packets;
 use proxier::plan::{Config, NodePortAddresses, ServiceAddresses};
 use proxier::state_file::StateFile;
-use proxier::store::{Change, Event, Interner};
+use proxier::store::{Event, Interner, Update};
 use proxier::sync::Proxier;
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ impl<D: Dataplane> Node<D> {
     /// Passes a slice to the daemon, as JSON from the watch, and runs a round.
     pub(crate) fn hear(&mut self, slice: &[u8]) -> anyhow::Result<()> {
         let parsed = parse_slice(slice, &mut self.interner)?;
-        let event = Event::EndpointSlices(Change::Apply(parsed));
+        let event = Event::EndpointSlices(Update::Apply(parsed));
         self.daemon.take(News::Event(event));
         self.round()
     }

@@ -107,8 +107,8 @@ fn api_service(interner: &mut Interner) -> anyhow::Result<[Event; 2]> {
     });
     let slice = parse_slice(slice.to_string().as_bytes(), interner)?;
     Ok([
-        Event::Services(store::Change::Apply(service)),
-        Event::EndpointSlices(store::Change::Apply(slice)),
+        Event::Services(store::Update::Apply(service)),
+        Event::EndpointSlices(store::Update::Apply(slice)),
     ])
 }
 

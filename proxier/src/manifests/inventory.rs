@@ -9,7 +9,7 @@ use super::{Loaded, Options, addresses, node_ports};
 use crate::api;
 use crate::model::{self, ObjectName};
 use crate::problem::{Problem, Source};
-use crate::store::{Change, Event, Interner, Parsed};
+use crate::store::{Event, Interner, Parsed, Update};
 
 /// What was read so far.
 #[derive(Default)]
@@ -22,6 +22,8 @@ pub(super) struct Inventory {
     /// Services whose Endpoints object was mirrored by a control plane already.
     mirrored: BTreeSet<ObjectName>,
     problems: Vec<Problem>,
+    /// Whether a file, a document or an object could not be read.
+    is_partial: bool,
 }
 
 /// An object and where it was found.
@@ -43,15 +45,22 @@ impl Inventory {
                 line,
             };
             let taken = object.and_then(|object| self.take(object, &source));
-            self.problems
-                .extend(taken.err().map(|problem| place(problem, &source)));
+            if let Err(problem) = taken {
+                self.refuse(place(problem, &source));
+            }
         }
     }
 
     /// Takes note of a file that could not be read.
     pub(super) fn refuse_file(&mut self, file: &str, reason: &str) {
         let message = format!("{reason}; the file is skipped");
-        self.problems.push(Problem::new(file, "", "", message));
+        self.refuse(Problem::new(file, "", "", message));
+    }
+
+    /// Notes input that could not be read, so that objects may be missing.
+    fn refuse(&mut self, problem: Problem) {
+        self.is_partial = true;
+        self.problems.push(problem);
     }
 
     fn take(&mut self, object: Object, source: &Source) -> Result<(), Problem> {
@@ -97,7 +106,7 @@ impl Inventory {
         node_ports::assign(&mut self.services);
         self.mirror();
         let mut services = Vec::with_capacity(self.services.len());
-        for (name, placed) in self.services {
+        for (name, placed) in std::mem::take(&mut self.services) {
             let place = |problem| place(problem, &placed.source);
             let mut problems: Vec<Problem> = placed.problems.into_iter().map(place).collect();
             let mut object = None;
@@ -123,26 +132,30 @@ impl Inventory {
         let own = options.node_name.to_lowercase();
         let places = services.iter().any(asks);
         let places = places.then(|| places_of(&self.nodes, &own, &mut self.interner));
-        let slices = self.slices.into_values();
-        let mut events = vec![
-            Event::Services(Change::Reset(services)),
-            Event::EndpointSlices(Change::Reset(slices.collect())),
-        ];
-        events.extend(places.map(|places| Event::Nodes(Change::Reset(places))));
+        let mut own_node = None;
         if let Some(placed) = self.nodes.remove(&own) {
             let place = |problem| place(problem, &placed.source);
             self.problems.extend(placed.problems.into_iter().map(place));
             match placed.object.parse(&mut self.interner) {
                 Ok((node, problems)) => {
                     self.problems.extend(problems.into_iter().map(place));
-                    events.push(Event::Node(node));
+                    own_node = Some(node);
                 }
-                Err(problem) => self.problems.push(place(problem)),
+                Err(problem) => self.refuse(place(problem)),
             }
         }
+        let is_whole = !self.is_partial;
+        let slices = self.slices.into_values().collect();
+        let mut events = vec![
+            Event::Services(update(services, is_whole)),
+            Event::EndpointSlices(update(slices, is_whole)),
+        ];
+        events.extend(places.map(|places| Event::Nodes(update(places, is_whole))));
+        events.extend(own_node.map(Event::Node));
         Loaded {
             events,
             problems: self.problems,
+            is_whole,
         }
     }
 
@@ -160,7 +173,7 @@ impl Inventory {
                 continue;
             }
             match placed.object.mirror(&mut self.interner) {
-                Err(problem) => self.problems.push(place(problem)),
+                Err(problem) => self.refuse(place(problem)),
                 Ok(slices) => {
                     for mut slice in slices {
                         slice.problems = slice.problems.into_iter().map(place).collect();
@@ -169,6 +182,14 @@ impl Inventory {
                 }
             }
         }
+    }
+}
+
+fn update<T>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
+    if is_whole {
+        Update::Reset(objects)
+    } else {
+        Update::Merge(objects)
     }
 }
 

@@ -16,7 +16,7 @@ use super::resource::{self, Head, Line, ListHead, Name, Resource, Version, What}
 use super::status::{Entry, State};
 use super::{Message, Timeouts};
 use crate::problem::Problem;
-use crate::store::{Change, Interner, Parsed};
+use crate::store::{Interner, Parsed, Update};
 
 /// What all followers use.
 pub(super) struct Shared {
@@ -55,7 +55,7 @@ pub(super) struct Follower<'a, R> {
 /// What one line of a watch came to.
 enum Told<T> {
     /// A change, and the resource version after it, if it could be read.
-    Change(Change<T>, Option<String>),
+    Change(Update<T>, Option<String>),
     /// Nothing but the resource version.
     Progress(String),
     /// The same, at the end of a streaming list.
@@ -113,7 +113,7 @@ impl<'a, R: Resource> Follower<'a, R> {
 
     /// Tells that there is nothing, and starts the status over.
     pub(super) async fn forget(mut self) {
-        self.tell(Change::Reset(Vec::new())).await;
+        self.tell(Update::Reset(Vec::new())).await;
         let (kind, problems) = (R::PLURAL, Vec::new());
         self.shared.send(Message::Problems { kind, problems }).await;
         self.entry.clear();
@@ -148,7 +148,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn do_without(&mut self, failure: &Failure) {
         if !self.entry.is_synced() {
             tracing::info!(objects = R::PLURAL, "going on without: {failure}");
-            self.tell(Change::Reset(Vec::new())).await;
+            self.tell(Update::Reset(Vec::new())).await;
             self.entry.listed();
         }
         self.entry.state(State::Absent);
@@ -315,7 +315,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             What::Added | What::Modified => Ok(match self.read(json) {
                 Some(parsed) => {
                     let version = head.ok().map(|head| head.metadata.resource_version);
-                    Told::Change(Change::Apply(parsed), version)
+                    Told::Change(Update::Apply(parsed), version)
                 }
                 None => Told::Nothing,
             }),
@@ -326,7 +326,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                 let name = self
                     .shared
                     .with_interner(|interner| gone.metadata.object_name(interner));
-                Ok(Told::Change(Change::Delete(name), version))
+                Ok(Told::Change(Update::Delete(name), version))
             }
             What::Bookmark => {
                 let version = head
@@ -365,7 +365,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             version,
             "listed"
         );
-        self.tell(Change::Reset(objects)).await;
+        self.tell(Update::Reset(objects)).await;
         self.entry.listed();
         self.advance(Some(version));
     }
@@ -377,7 +377,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
-    async fn tell(&mut self, change: Change<R::Object>) {
+    async fn tell(&mut self, change: Update<R::Object>) {
         self.shared.renew_interner(Self::MAX_SHARING);
         if let Some(event) = R::event(change, &mut self.problems) {
             self.shared.send(Message::Event(event)).await;
@@ -419,11 +419,12 @@ impl Shared {
 }
 
 /// Takes a change into a list that is not complete yet.
-fn gather<T>(objects: &mut Vec<Parsed<T>>, change: Change<T>) {
+fn gather<T>(objects: &mut Vec<Parsed<T>>, change: Update<T>) {
     match change {
         // One that is told twice counts as it was told last.
-        Change::Apply(parsed) => objects.push(parsed),
-        Change::Delete(name) => objects.retain(|parsed| parsed.name != name),
-        Change::Reset(all) => *objects = all,
+        Update::Apply(parsed) => objects.push(parsed),
+        Update::Delete(name) => objects.retain(|parsed| parsed.name != name),
+        Update::Reset(all) => *objects = all,
+        Update::Merge(some) => objects.extend(some),
     }
 }

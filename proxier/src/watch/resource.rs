@@ -8,7 +8,7 @@ use super::json::MAX_OBJECT;
 use crate::api;
 use crate::model::{self, ObjectName};
 use crate::problem::Problem;
-use crate::store::{Change, Event, Interner, Parsed};
+use crate::store::{Event, Interner, Parsed, Update};
 
 /// JSON objects as they are stored.
 pub(super) const WHOLE: &str = "application/json";
@@ -46,7 +46,7 @@ pub(super) trait Resource: Send + 'static {
 
     /// Tells of a change; `None` when nobody needs to hear of it. Problems that the event cannot
     /// carry become `problems`.
-    fn event(change: Change<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event>;
+    fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event>;
 }
 
 /// All Services but those that another proxy serves and headless ones: the selectors of kube-proxy
@@ -67,7 +67,7 @@ impl Resource for Services {
         wire.parse(interner)
     }
 
-    fn event(change: Change<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
+    fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::Services(change))
     }
 }
@@ -89,7 +89,7 @@ impl Resource for EndpointSlices {
         wire.parse(interner)
     }
 
-    fn event(change: Change<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
+    fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::EndpointSlices(change))
     }
 }
@@ -116,14 +116,14 @@ impl Resource for OwnNode {
 
     /// A node that is gone, or cannot be read, stays as it was last seen, as with kube-proxy: its
     /// traffic goes on.
-    fn event(change: Change<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event> {
+    fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event> {
         let node = match change {
-            Change::Apply(node) => {
+            Update::Apply(node) => {
                 problems.clear();
                 Some(node)
             }
-            Change::Reset(all) => all.into_iter().next(),
-            Change::Delete(_) => None,
+            Update::Reset(all) | Update::Merge(all) => all.into_iter().next(),
+            Update::Delete(_) => None,
         }?;
         problems.extend(node.problems);
         node.object.map(Event::Node)
@@ -146,7 +146,7 @@ impl Resource for ServiceCidrs {
         wire.parse(interner)
     }
 
-    fn event(change: Change<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
+    fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::ServiceCidrs(change))
     }
 }
@@ -167,7 +167,7 @@ impl Resource for Nodes {
         wire.parse(interner)
     }
 
-    fn event(change: Change<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
+    fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::Nodes(change))
     }
 }

@@ -11,7 +11,7 @@ use proxier::model::{
     Endpoint, EndpointSlice, Location, ObjectName, Protocol, Service, ServicePort, SlicePort,
     TrafficPolicy,
 };
-use proxier::store::{Change, Event, Parsed};
+use proxier::store::{Event, Parsed, Update};
 
 /// The objects as the API server has them.
 #[derive(Debug, Default)]
@@ -151,31 +151,31 @@ impl World {
     pub(crate) fn happen(&mut self, happening: Happening) -> Option<Event> {
         Some(match happening {
             Happening::Service(service) => {
-                let event = Event::Services(Change::Apply(parsed((&service.name, &service))));
+                let event = Event::Services(Update::Apply(parsed((&service.name, &service))));
                 self.services.insert(service.name.clone(), service);
                 event
             }
             Happening::NoService(name) => {
                 self.services.remove(&name)?;
-                Event::Services(Change::Delete(name))
+                Event::Services(Update::Delete(name))
             }
             Happening::Slice(slice) => {
-                let event = Event::EndpointSlices(Change::Apply(parsed((&slice.name, &slice))));
+                let event = Event::EndpointSlices(Update::Apply(parsed((&slice.name, &slice))));
                 self.slices.insert(slice.name.clone(), slice);
                 event
             }
             Happening::NoSlice(name) => {
                 self.slices.remove(&name)?;
-                Event::EndpointSlices(Change::Delete(name))
+                Event::EndpointSlices(Update::Delete(name))
             }
         })
     }
 
     pub(crate) fn all_services(&self) -> Event {
-        Event::Services(Change::Reset(self.services.iter().map(parsed).collect()))
+        Event::Services(Update::Reset(self.services.iter().map(parsed).collect()))
     }
 
     pub(crate) fn all_slices(&self) -> Event {
-        Event::EndpointSlices(Change::Reset(self.slices.iter().map(parsed).collect()))
+        Event::EndpointSlices(Update::Reset(self.slices.iter().map(parsed).collect()))
     }
 }

@@ -33,7 +33,7 @@ use proxier::plan::{
 };
 use proxier::problem::Problem;
 use proxier::rules::Endpoints;
-use proxier::store::{Change, Event, Interner, Snapshot, Touched};
+use proxier::store::{Event, Interner, Snapshot, Touched, Update};
 use serde_json::{Map, Value, json};
 
 /// The name of the node that is planned for.
@@ -142,12 +142,12 @@ impl Scene {
             "node" => {
                 let node: api::NodeLabels = read(node(&words));
                 let parsed = node.parse(&mut self.interner).unwrap();
-                self.tell("node", words.bare[0], Event::Nodes(Change::Apply(parsed)));
+                self.tell("node", words.bare[0], Event::Nodes(Update::Apply(parsed)));
             }
             "service" => {
                 let service: api::Service = read(service(&words));
                 let parsed = service.parse(&mut self.interner).unwrap();
-                self.tell(verb, words.bare[0], Event::Services(Change::Apply(parsed)));
+                self.tell(verb, words.bare[0], Event::Services(Update::Apply(parsed)));
             }
             "slice" => {
                 let slice: api::EndpointSlice = read(slice(&words));
@@ -155,7 +155,7 @@ impl Scene {
                 self.tell(
                     verb,
                     words.bare[0],
-                    Event::EndpointSlices(Change::Apply(parsed)),
+                    Event::EndpointSlices(Update::Apply(parsed)),
                 );
             }
             "delete" => self.delete(words.bare[0], words.bare[1]),
@@ -186,8 +186,8 @@ impl Scene {
         let (namespace, own) = name.split_once('/').unwrap();
         let object = ObjectName::new(namespace, own);
         let event = match kind {
-            "service" => Event::Services(Change::Delete(object)),
-            "slice" => Event::EndpointSlices(Change::Delete(object)),
+            "service" => Event::Services(Update::Delete(object)),
+            "slice" => Event::EndpointSlices(Update::Delete(object)),
             _ => panic!("delete {kind}"),
         };
         self.snapshot.apply(event, &mut self.touched);

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use proxier::manifests::{self, Error};
+use proxier::manifests::{self, Error, Loaded};
+use proxier::store::{Snapshot, Touched};
 
 use super::{objects, options, problems};
 
@@ -58,6 +59,115 @@ fn a_directory_is_read_in_order_and_not_descended_into() {
             "D/c.json:1: Service default/b: the object was already given; this later one counts",
         ]
     );
+}
+
+/// A directory of manifests, loaded into one snapshot again and again.
+struct Reloaded {
+    directory: tempfile::TempDir,
+    snapshot: Snapshot,
+}
+
+impl Reloaded {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            snapshot: Snapshot::default(),
+        }
+    }
+
+    fn write(&self, file: &str, content: impl AsRef<[u8]>) {
+        fs::write(self.directory.path().join(file), content).unwrap();
+    }
+
+    /// Loads the directory. Returns whether it was whole, and the Services of the snapshot then.
+    fn load(&mut self) -> (bool, Vec<String>) {
+        let loaded = manifests::load(self.directory.path(), &options()).unwrap();
+        let is_whole = loaded.is_whole;
+        for event in loaded.events {
+            self.snapshot.apply(event, &mut Touched::none());
+        }
+        let services = self.snapshot.services();
+        let name = |service: &proxier::model::Service| service.name.name.to_string();
+        (is_whole, services.map(name).collect())
+    }
+}
+
+#[test]
+fn an_unreadable_file_keeps_its_last_readable_content() {
+    let mut manifests = Reloaded::new();
+    manifests.write("a.yaml", service("a"));
+    manifests.write("b.yaml", service("b"));
+    let both = vec!["a".to_owned(), "b".to_owned()];
+    assert_eq!(manifests.load(), (true, both.clone()));
+    assert!(manifests.snapshot.is_complete());
+
+    manifests.write("b.yaml", b"# caf\xe9\n");
+    assert_eq!(manifests.load(), (false, both.clone()), "not UTF-8");
+    manifests.write("b.yaml", "kind: [");
+    assert_eq!(manifests.load(), (false, both.clone()), "no YAML");
+    manifests.write("b.yaml", service("b").replace("Service", "Servise"));
+    assert_eq!(manifests.load(), (false, both), "an unknown kind");
+
+    // Other files keep their effect meanwhile.
+    manifests.write("a.yaml", service("c"));
+    let three = ["a", "b", "c"].map(str::to_owned).to_vec();
+    assert_eq!(manifests.load(), (false, three));
+
+    manifests.write("b.yaml", service("b"));
+    assert_eq!(manifests.load(), (true, vec!["b".into(), "c".into()]));
+}
+
+#[test]
+fn a_start_with_an_unreadable_file_does_not_complete_the_snapshot() {
+    let mut manifests = Reloaded::new();
+    manifests.write("a.yaml", service("a"));
+    manifests.write("b.yaml", "kind: [");
+    assert_eq!(manifests.load(), (false, vec!["a".to_owned()]));
+    assert!(!manifests.snapshot.is_complete());
+    manifests.write("b.yaml", service("b"));
+    assert_eq!(manifests.load(), (true, vec!["a".into(), "b".into()]));
+    assert!(manifests.snapshot.is_complete());
+}
+
+#[test]
+fn only_unreadable_objects_make_a_load_partial() {
+    let parse = |text: &str| -> Loaded { manifests::parse(text, "f", &options()) };
+    let node = "apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\n";
+    let endpoints = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\n";
+    for (what, text) in [
+        ("a Service twice", format!("{0}---\n{0}", service("a"))),
+        ("Endpoints twice", format!("{endpoints}---\n{endpoints}")),
+        (
+            "a node address",
+            format!("{node}status: {{addresses: [{{type: InternalIP, address: x}}]}}"),
+        ),
+        (
+            "a cluster IP",
+            format!("{}spec: {{clusterIP: x}}", service("a")),
+        ),
+    ] {
+        let loaded = parse(&text);
+        assert!(loaded.is_whole, "{what}");
+        assert_ne!(problems(&loaded), [""; 0], "{what}");
+    }
+    for (what, text) in [
+        ("broken YAML", "kind: [".to_owned()),
+        ("text", "hello".to_owned()),
+        ("no kind", "apiVersion: v1".to_owned()),
+        (
+            "a Node without a name",
+            "apiVersion: v1\nkind: Node".to_owned(),
+        ),
+        ("a Node of the wrong form", format!("{node}status: []")),
+        (
+            "Endpoints of the wrong form",
+            format!("{endpoints}subsets: 5"),
+        ),
+    ] {
+        let loaded = parse(&text);
+        assert!(!loaded.is_whole, "{what}");
+        assert_ne!(problems(&loaded), [""; 0], "{what}");
+    }
 }
 
 #[test]

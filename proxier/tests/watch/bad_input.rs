@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api_server::{ApiServer, Key};
-use proxier::store::{Change, Event};
+use proxier::store::{Event, Update};
 use proxier::watch::Message;
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ fn a_bad_object_costs_no_more_than_itself() {
         assert_eq!(follower.services(), "apply a/bad?!");
         server.put(key("Service", "bad"), bad(json!("x")));
         let object = follower.next("Service", |message| match message {
-            Message::Event(Event::Services(Change::Apply(parsed))) => Some(parsed),
+            Message::Event(Event::Services(Update::Apply(parsed))) => Some(parsed),
             _ => None,
         });
         let text = object.problems[0].to_string();

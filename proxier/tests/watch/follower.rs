@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
 use proxier::problem::Problem;
-use proxier::store::{Change, Event, Parsed};
+use proxier::store::{Event, Parsed, Update};
 use proxier::watch::{self, Config, Message, Server, Status, Timeouts, Watch};
 
 /// Longer than anything here should take, with two busy cores.
@@ -138,7 +138,7 @@ pub(crate) fn config(server: &ApiServer) -> Config {
 
 /// `reset [a/b, a/c?]`, `apply a/b`, `delete a/b`; objects of which nothing can be used with `?`,
 /// those with problems with `!`.
-pub(crate) fn brief<T>(change: &Change<T>) -> String {
+pub(crate) fn brief<T>(change: &Update<T>) -> String {
     let name = |parsed: &Parsed<T>| {
         let mut text = parsed.name.to_string();
         text.extend(parsed.object.is_none().then_some('?'));
@@ -146,9 +146,9 @@ pub(crate) fn brief<T>(change: &Change<T>) -> String {
         text
     };
     match change {
-        Change::Apply(parsed) => format!("apply {}", name(parsed)),
-        Change::Delete(gone) => format!("delete {gone}"),
-        Change::Reset(all) => {
+        Update::Apply(parsed) => format!("apply {}", name(parsed)),
+        Update::Delete(gone) => format!("delete {gone}"),
+        Update::Reset(all) => {
             let all: Vec<_> = all.iter().map(name).collect();
             format!("reset [{}]", all.join(", "))
         }

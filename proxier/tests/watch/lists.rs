@@ -1,7 +1,7 @@
 //! What is listed, and when.
 
 use api_server::ApiServer;
-use proxier::store::{Change, Event};
+use proxier::store::{Event, Update};
 use proxier::watch::{Message, State, Status};
 use serde_json::{Value, json};
 
@@ -98,7 +98,7 @@ fn other_nodes_are_followed_while_asked_for_and_only_their_metadata() {
     assert_eq!(follower.nodes(), "reset [them, us]");
     server.apply(node("more", "192.0.2.3"));
     let place = follower.next("node", |message| match message {
-        Message::Event(Event::Nodes(Change::Apply(parsed))) => parsed.object,
+        Message::Event(Event::Nodes(Update::Apply(parsed))) => parsed.object,
         _ => None,
     });
     assert_eq!(

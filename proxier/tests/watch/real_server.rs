@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use api_server::tls;
-use proxier::store::{Change, Event};
+use proxier::store::{Event, Update};
 use proxier::watch::{Message, State};
 use serde_json::{Value, json};
 
@@ -127,7 +127,7 @@ fn what_a_real_server_says_of_an_endpoint_is_understood() {
     full["ports"] = json!([{"name": "http", "port": 8080}]);
     plane.create(SLICES, &full);
     let told = follower.next("EndpointSlice", |message| match message {
-        Message::Event(Event::EndpointSlices(Change::Apply(parsed))) => Some(parsed),
+        Message::Event(Event::EndpointSlices(Update::Apply(parsed))) => Some(parsed),
         _ => None,
     });
     assert_eq!(told.problems, []);

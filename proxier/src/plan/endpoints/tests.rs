@@ -6,7 +6,7 @@ use crate::model::{
     Annotations, EndpointSlice, Location, Node, NodePlace, ObjectName, Protocol, SlicePort,
     TrafficPolicy, Weights,
 };
-use crate::store::{Change, Event, Parsed, Touched};
+use crate::store::{Event, Parsed, Touched, Update};
 
 /// A Service with one unnamed TCP port, seen from node `here` in zone `a` of region `r`.
 struct Scene {
@@ -42,7 +42,7 @@ impl Scene {
                 }],
                 endpoints: endpoints.iter().map(|words| endpoint(words)).collect(),
             };
-            scene.tell(Event::EndpointSlices(Change::Apply(parsed(name, slice))));
+            scene.tell(Event::EndpointSlices(Update::Apply(parsed(name, slice))));
         }
         scene
     }
@@ -70,7 +70,7 @@ impl Scene {
                 region: Some(region.into()),
             };
             let name = ObjectName::new("", node);
-            self.tell(Event::Nodes(Change::Apply(parsed(name, place))));
+            self.tell(Event::Nodes(Update::Apply(parsed(name, place))));
         }
         self
     }
