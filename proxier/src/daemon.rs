@@ -308,7 +308,7 @@ impl<D: Dataplane> Daemon<D> {
         if let Some(forward) = &mut self.forward
             && (is_resync || forward.due().is_some_and(|due| due <= now))
         {
-            forward.see_to(now, &mut self.journal);
+            forward.apply(now, &mut self.journal);
         }
         match result {
             Ok(applied) => {

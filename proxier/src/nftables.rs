@@ -32,7 +32,7 @@ mod watch;
 
 pub use change::{Change, InTable};
 pub use client::{Client, TransactionError};
-pub use forwarding::{ForwardChain, Forwarding, Obstacle, Seen, Treatment};
+pub use forwarding::{DroppingChain, ForwardChain, ForwardReport, Forwarding, Treatment};
 pub use message::transaction_length;
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 pub use set::{Element, Key, Kind, Set};

@@ -55,8 +55,8 @@ impl Flags {
             return Ok(ExitCode::FAILURE);
         }
         proxier.dataplane().delete_rules()?;
-        for chain in Forwarding::open(Treatment::Warn)?.clear()? {
-            tracing::info!("{chain}: our rule is removed");
+        for chain in Forwarding::open(Treatment::Warn)?.remove_rules()? {
+            tracing::info!("{chain}: removed our rule");
         }
         self.state.file().remove()?;
         Ok(ExitCode::SUCCESS)

@@ -7,7 +7,7 @@ use ipvs_netlink::Error;
 
 use crate::conntrack::Swept;
 use crate::dataplane::Dataplane;
-use crate::nftables::{ForwardChain, Obstacle, Seen};
+use crate::nftables::{DroppingChain, ForwardChain, ForwardReport};
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
@@ -16,8 +16,9 @@ use crate::sysctl;
 /// A round with more Ops than this is summed up; the single Ops are there at level `debug`.
 const TOLD_ONE_BY_ONE: usize = 50;
 
-/// A chain that gets our rule back within this time is fought for: that it does is said once.
-const FIGHT: Duration = Duration::from_secs(600);
+/// If our rule is inserted again into a chain within this time, another program keeps removing it. Only
+/// the first insertion is logged at level `info`.
+const REINSERTION: Duration = Duration::from_secs(600);
 
 /// Remembers what was said, so that what lasts is said once.
 #[derive(Debug, Default)]
@@ -25,14 +26,14 @@ pub(super) struct Journal {
     reported: Vec<Problem>,
     /// What was said of kernel settings.
     complaints: Vec<String>,
-    /// What was said of chains of others.
-    obstacles: BTreeSet<Obstacle>,
-    /// What was said of looks at them that went wrong.
-    failures: BTreeSet<String>,
-    /// When they last got a rule of ours.
-    opened: BTreeMap<ForwardChain, Duration>,
-    /// Of whose tables was said that they cannot be read.
-    unreadable: Vec<&'static str>,
+    /// The forward chains whose policy was reported.
+    dropping: BTreeSet<DroppingChain>,
+    /// The failures at forward chains that were reported.
+    forward_failures: BTreeSet<String>,
+    /// The forward chains with our rule, and when it was inserted last.
+    inserted: BTreeMap<ForwardChain, Duration>,
+    /// The programs of iptables-legacy that were reported.
+    legacy_programs: Vec<&'static str>,
 }
 
 impl Journal {
@@ -98,46 +99,47 @@ impl Journal {
         self.complaints = complaints;
     }
 
-    /// Writes down which chains of others stood in the way, or do, at `now` in time since boot.
-    pub(super) fn forwarding(&mut self, seen: Result<Seen, Error>, now: Duration) {
-        let seen = match seen {
-            Ok(seen) => seen,
-            Err(error) => return self.failed_to_see([error.to_string()].into()),
+    /// Logs a check of the forward chains at `now`, in time since boot.
+    pub(super) fn forwarding(&mut self, report: Result<ForwardReport, Error>, now: Duration) {
+        let report = match report {
+            Ok(report) => report,
+            Err(error) => return self.forward_failures([error.to_string()].into()),
         };
-        self.opened.retain(|_, last| now < *last + FIGHT);
-        for chain in seen.opened {
-            let words = "drops what is forwarded: it has got a rule for the answers of endpoints";
-            match self.opened.contains_key(&chain) {
+        self.inserted.retain(|_, last| now < *last + REINSERTION);
+        for chain in report.inserted {
+            let words = "drops forwarded packets by its policy; inserted our rule for the answers of \
+                         endpoints";
+            match self.inserted.contains_key(&chain) {
                 false => tracing::info!("{chain} {words}"),
                 true => tracing::debug!("{chain} {words} again"),
             }
-            self.opened.insert(chain, now);
+            self.inserted.insert(chain, now);
         }
-        for chain in &seen.closed {
-            tracing::info!("{chain}: our rule is removed");
+        for chain in &report.removed {
+            tracing::info!("{chain}: removed our rule");
         }
-        for obstacle in seen.obstacles.difference(&self.obstacles) {
-            tracing::warn!("{obstacle}");
+        for chain in report.dropping.difference(&self.dropping) {
+            tracing::warn!("{chain}");
         }
-        self.failed_to_see(seen.failures);
-        for program in &seen.unreadable {
-            if !self.unreadable.contains(program) {
+        self.forward_failures(report.failures);
+        for program in &report.legacy_programs {
+            if !self.legacy_programs.contains(program) {
                 tracing::warn!(
-                    "the table filter of {program} is in use, which cannot be read: should its chain \
-                     FORWARD drop the answers of endpoints, they pass after `{program} -I FORWARD -m \
-                     conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT`"
+                    "the table filter of {program} is in use and cannot be read; if its chain FORWARD \
+                     drops the answers of endpoints, run `{program} -I FORWARD -m conntrack --ctstate \
+                     ESTABLISHED,RELATED -j ACCEPT`"
                 );
             }
         }
-        self.obstacles = seen.obstacles;
-        self.unreadable = seen.unreadable;
+        self.dropping = report.dropping;
+        self.legacy_programs = report.legacy_programs;
     }
 
-    fn failed_to_see(&mut self, failures: BTreeSet<String>) {
-        for failure in failures.difference(&self.failures) {
-            tracing::warn!("seeing to forward chains: {failure}; trying again");
+    fn forward_failures(&mut self, failures: BTreeSet<String>) {
+        for failure in failures.difference(&self.forward_failures) {
+            tracing::warn!("checking forward chains: {failure}; trying again");
         }
-        self.failures = failures;
+        self.forward_failures = failures;
     }
 
     fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {

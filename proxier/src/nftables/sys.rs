@@ -74,7 +74,6 @@ pub(super) const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
 pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
-pub(super) const NFTA_SET_ELEM_USERDATA: u16 = 6;
 pub(super) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 
 pub(super) const NFT_DATA_VERDICT: u32 = 0xffff_ff00;

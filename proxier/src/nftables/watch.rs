@@ -58,7 +58,7 @@ impl Tampering {
         matches!(self, Self::Changed { .. } | Self::Unknown)
     }
 
-    /// Whether [`super::Forwarding::see_to`] may find something to do.
+    /// Whether [`super::Forwarding::apply`] may find something to do.
     pub fn concerns_forwarding(&self) -> bool {
         matches!(self, Self::Forwarding | Self::Unknown)
     }
@@ -149,8 +149,8 @@ fn hear(
         return;
     }
     found.in_forward |= match kind {
-        NFT_MSG_NEWCHAIN => forwarding::is_dropping(notice.payload),
-        NFT_MSG_DELRULE => forwarding::is_ours(notice.payload),
+        NFT_MSG_NEWCHAIN => forwarding::has_drop_policy(notice.payload),
+        NFT_MSG_DELRULE => forwarding::author(notice.payload).is_some(),
         _ => false,
     };
     // The name of the table is the first attribute of every object.
