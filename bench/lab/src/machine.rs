@@ -41,9 +41,10 @@ mod boot_line;
 mod line;
 mod log;
 mod memory;
+mod processor;
 mod running;
 
-use self::{line::Line, log::Log};
+use self::{line::Line, log::Log, processor::Claim};
 pub use self::{
     memory::Memory,
     running::{Control, Event, Input, Running, Silence},
@@ -72,6 +73,8 @@ pub struct Machine {
     child: Mutex<Child>,
     group: Pid,
     next_job: AtomicU32,
+    /// `None` for a machine with several processors.
+    _processor: Option<Claim>,
 }
 
 impl Machine {
@@ -98,9 +101,16 @@ impl Machine {
             .stdin(OwnedFd::from(theirs))
             .stdout(log_writer.try_clone().context("copying a pipe")?)
             .stderr(log_writer);
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("starting the kernel {}", config.kernel.display()))?;
+        let processor = match config.cpus {
+            1 => Some(Claim::new()?),
+            _ => None,
+        };
+        let spawned = match &processor {
+            Some(processor) => processor.run(|| command.spawn())?,
+            None => command.spawn(),
+        };
+        let mut child =
+            spawned.with_context(|| format!("starting the kernel {}", config.kernel.display()))?;
         // The command keeps our copies of the kernel's ends; while they are open, none of them
         // tells us that the kernel is gone.
         drop(command);
@@ -126,6 +136,7 @@ impl Machine {
             child: Mutex::new(child),
             group,
             next_job: AtomicU32::new(1),
+            _processor: processor,
         };
         thread::Builder::new()
             .name("lab-line".into())
