@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
+use proxier::filter::{FilterConfig, Ruleset, TABLE};
+use proxier::frontend::Frontend;
 use proxier::model::{Protocol, TrafficPolicy};
 use proxier::nftables::{Change, Client, transaction_length};
-use proxier::rules::{Config, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
+use proxier::plan::{Admission, Endpoints, Scope};
 use serde::Serialize;
 
 use crate::figures::{self, median};
@@ -132,16 +134,16 @@ impl Flags {
         let start = Instant::now();
         client.replace(rules.table())?;
         let whole = start.elapsed();
-        rules.take_changes();
+        rules.take_commands();
 
         let start = Instant::now();
-        rules.set_frontend(place(self.services), Some(frontend()));
-        client.apply(&rules.take_changes())?;
+        rules.set_frontend(frontend(self.services), Some(admission()));
+        client.apply(&rules.take_commands())?;
         let element = start.elapsed();
 
         let generation = client.generation();
         let start = Instant::now();
-        client.restore(rules.table(), |_| {})?;
+        client.restore(rules.table())?;
         let read = start.elapsed();
         ensure!(
             client.generation() == generation,
@@ -161,11 +163,11 @@ impl Flags {
         let start = Instant::now();
         nft(&text)?;
         let whole = start.elapsed();
-        rules.take_changes();
+        rules.take_commands();
 
-        rules.set_frontend(place(self.services), Some(frontend()));
+        rules.set_frontend(frontend(self.services), Some(admission()));
         let text: String = rules
-            .take_changes()
+            .take_commands()
             .iter()
             .map(|change: &Change| format!("{}\n", change.in_table(TABLE)))
             .collect();
@@ -187,32 +189,32 @@ impl Flags {
 
 /// Returns the packet rules of `services` Services.
 fn rules(services: u32) -> Ruleset {
-    let mut rules = Ruleset::new(Config::default());
+    let mut rules = Ruleset::new(&FilterConfig::default(), None);
     for number in 0..services {
-        let place = place(number);
-        rules.set_frontend(place, Some(frontend()));
-        rules.set_service_address(place.address, true);
+        let frontend = frontend(number);
+        rules.set_frontend(frontend, Some(admission()));
+        rules.add_service_address(frontend.address);
     }
     rules
 }
 
 /// Returns the frontend of Service number `number`; its address is in 10.96.0.0/12.
-fn place(number: u32) -> Place {
+fn frontend(number: u32) -> Frontend {
     let address = Ipv4Addr::from(0x0a60_0000 | (number & 0x000f_ffff));
-    Place {
+    Frontend {
         address: IpAddr::V4(address),
         protocol: Protocol::Tcp,
         port: 443,
     }
 }
 
-fn frontend() -> Frontend {
-    Frontend {
-        kind: Kind::ClusterIp,
+fn admission() -> Admission {
+    Admission {
+        scope: Scope::Internal,
         policy: TrafficPolicy::Cluster,
-        endpoints: Endpoints::Some,
+        endpoints: Endpoints::Usable,
         source_ranges: None,
-        inside: None,
+        inside_mark: None,
     }
 }
 

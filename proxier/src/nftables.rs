@@ -22,6 +22,7 @@ mod client;
 mod existing;
 mod expression;
 mod forwarding;
+pub mod hash;
 mod message;
 mod rule;
 mod set;

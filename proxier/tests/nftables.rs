@@ -8,9 +8,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proxier::model::{Family, Networks, TrafficPolicy};
+use proxier::filter::{FilterConfig, LocalMode, Ruleset, TABLE};
+use proxier::frontend::Frontend;
+use proxier::model::{Family, Networks, Node, TrafficPolicy};
 use proxier::nftables::{Change, Client, Element, Key, Table, Tampering, Value, Watch};
-use proxier::rules::{self, Config, DetectLocal, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
+use proxier::plan::{Admission, Endpoints, Scope};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 mod nftables {
@@ -39,10 +41,10 @@ fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
     }
 }
 
-fn place(frontend: &str) -> Place {
-    let (protocol, address) = frontend.split_once(' ').unwrap();
+fn frontend(text: &str) -> Frontend {
+    let (protocol, address) = text.split_once(' ').unwrap();
     let address: std::net::SocketAddr = address.parse().unwrap();
-    Place {
+    Frontend {
         protocol: match protocol {
             "tcp" => proxier::model::Protocol::Tcp,
             "udp" => proxier::model::Protocol::Udp,
@@ -53,13 +55,13 @@ fn place(frontend: &str) -> Place {
     }
 }
 
-fn frontend(kind: Kind, policy: TrafficPolicy) -> Frontend {
-    Frontend {
-        kind,
+fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
+    Admission {
+        scope,
         policy,
-        endpoints: Endpoints::Some,
+        endpoints: Endpoints::Usable,
         source_ranges: None,
-        inside: None,
+        inside_mark: None,
     }
 }
 
@@ -69,36 +71,35 @@ fn ranges(family: Family, list: &[&str]) -> Option<Networks> {
 }
 
 /// A table in which everything occurs that can.
-fn everything(detect_local: DetectLocal) -> Table {
+fn everything(local_mode: LocalMode) -> Table {
     use TrafficPolicy::{Cluster, Local};
-    let config = Config {
-        detect_local,
+    let config = FilterConfig {
+        local_mode,
         answer_ping: true,
-        node_addresses: vec!["172.18.0.2".parse().unwrap()],
-        ..Config::default()
+        ..FilterConfig::default()
     };
-    let cluster_ip = frontend(Kind::ClusterIp, Cluster);
-    let external = frontend(Kind::External, Cluster);
-    let local = Frontend {
-        endpoints: Endpoints::Elsewhere,
-        inside: Some(0x8000_0001),
-        ..frontend(Kind::External, Local)
+    let cluster_ip = admission(Scope::Internal, Cluster);
+    let external = admission(Scope::External, Cluster);
+    let local = Admission {
+        endpoints: Endpoints::RemoteOnly,
+        inside_mark: Some(0x8000_0001),
+        ..admission(Scope::External, Local)
     };
     let frontends = [
-        (place("tcp 10.96.0.1:443"), cluster_ip.clone()),
-        (place("udp 10.96.0.10:53"), cluster_ip.clone()),
-        (place("sctp [fd00:10:96::1]:7777"), cluster_ip.clone()),
+        (frontend("tcp 10.96.0.1:443"), cluster_ip.clone()),
+        (frontend("udp 10.96.0.10:53"), cluster_ip.clone()),
+        (frontend("sctp [fd00:10:96::1]:7777"), cluster_ip.clone()),
         (
-            place("tcp 10.96.0.9:80"),
-            Frontend {
+            frontend("tcp 10.96.0.9:80"),
+            Admission {
                 endpoints: Endpoints::None,
                 ..cluster_ip
             },
         ),
-        (place("tcp 172.18.0.2:30080"), external.clone()),
+        (frontend("tcp 172.18.0.2:30080"), external.clone()),
         (
-            place("tcp 198.51.100.12:80"),
-            Frontend {
+            frontend("tcp 198.51.100.12:80"),
+            Admission {
                 source_ranges: ranges(
                     Family::V4,
                     &["203.0.113.0/24", "172.18.0.0/15", "0.0.0.0/31"],
@@ -107,34 +108,49 @@ fn everything(detect_local: DetectLocal) -> Table {
             },
         ),
         (
-            place("tcp [2001:db8::12]:80"),
-            Frontend {
+            frontend("tcp [2001:db8::12]:80"),
+            Admission {
                 source_ranges: ranges(Family::V6, &["2001:db8:113::/48", "ffff::/17"]),
                 ..external.clone()
             },
         ),
         (
-            place("tcp 198.51.100.13:80"),
-            Frontend {
+            frontend("tcp 198.51.100.13:80"),
+            Admission {
                 source_ranges: ranges(Family::V4, &["10.0.0.0/9"]),
                 endpoints: Endpoints::None,
                 ..external
             },
         ),
-        (place("tcp 198.51.100.19:80"), local.clone()),
-        (place("udp [fd00:172:18::2]:30054"), local),
+        (frontend("tcp 198.51.100.19:80"), local.clone()),
+        (frontend("udp [fd00:172:18::2]:30054"), local),
     ];
     let addresses = |list: &[&str]| {
         let parsed = list.iter().map(|text| text.parse().unwrap());
         parsed.collect::<Vec<std::net::IpAddr>>()
     };
-    rules::table(
-        &config,
-        frontends.iter().map(|(place, frontend)| (place, frontend)),
-        addresses(&["10.96.0.1", "198.51.100.12", "fd00:10:96::1"]),
-        addresses(&["10.244.1.2", "fd00:244:1::2"]),
-        [31_999],
-    )
+    let mut rules = Ruleset::new(&config, Some(&node()));
+    for (frontend, admission) in frontends {
+        rules.set_frontend(frontend, Some(admission));
+    }
+    for address in addresses(&["10.96.0.1", "198.51.100.12", "fd00:10:96::1"]) {
+        rules.add_service_address(address);
+    }
+    for address in addresses(&["10.244.1.2", "fd00:244:1::2"]) {
+        rules.add_local_endpoint(address);
+    }
+    rules.add_health_check_port(31_999);
+    rules.table().clone()
+}
+
+fn node() -> Node {
+    Node {
+        name: "node-a".into(),
+        addresses: vec!["172.18.0.2".parse().unwrap()],
+        zone: None,
+        region: None,
+        pod_cidrs: Vec::new(),
+    }
 }
 
 /// The lines of a table, with the elements of sets, which the kernel keeps in no order, sorted and
@@ -174,13 +190,13 @@ fn assert_same(left: &[String], right: &[String]) {
     assert_eq!(left.len(), right.len());
 }
 
-fn modes() -> [DetectLocal; 4] {
+fn modes() -> [LocalMode; 4] {
     let networks = ["10.244.0.0/16", "fd00:244::/31"];
     [
-        DetectLocal::Networks(networks.map(|text| text.parse().unwrap()).into()),
-        DetectLocal::Networks(Vec::new()),
-        DetectLocal::Bridge("cni0".into()),
-        DetectLocal::InterfacePrefix("veth".into()),
+        LocalMode::ClusterCidr(networks.map(|text| text.parse().unwrap()).into()),
+        LocalMode::ClusterCidr(Vec::new()),
+        LocalMode::BridgeInterface("cni0".into()),
+        LocalMode::InterfaceNamePrefix("veth".into()),
     ]
 }
 
@@ -436,25 +452,25 @@ fn a_node_in_nft_words() {
 
 #[test]
 fn changes_in_nft_words() {
-    let mut rules = Ruleset::new(Config::default());
-    rules.take_changes();
-    let web = place("tcp 198.51.100.12:80");
+    let mut rules = Ruleset::new(&FilterConfig::default(), None);
+    rules.take_commands();
+    let web = frontend("tcp 198.51.100.12:80");
     let mut text = String::new();
     let mut told = |rules: &mut Ruleset, what: &str| {
         text += &format!("# {what}\n");
-        for change in rules.take_changes() {
+        for change in rules.take_commands() {
             text += &format!("{}\n", change.in_table(TABLE));
         }
     };
-    let open = frontend(Kind::External, TrafficPolicy::Cluster);
-    let ranged = |list: &[&str]| Frontend {
+    let open = admission(Scope::External, TrafficPolicy::Cluster);
+    let ranged = |list: &[&str]| Admission {
         source_ranges: ranges(Family::V4, list),
         ..open.clone()
     };
-    let local = Frontend {
+    let local = Admission {
         policy: TrafficPolicy::Local,
-        endpoints: Endpoints::Elsewhere,
-        inside: Some(7),
+        endpoints: Endpoints::RemoteOnly,
+        inside_mark: Some(7),
         ..open.clone()
     };
     rules.set_frontend(web, Some(open.clone()));
@@ -469,9 +485,11 @@ fn changes_in_nft_words() {
     told(&mut rules, "becomes local without an endpoint here");
     rules.set_frontend(web, None);
     told(&mut rules, "goes");
-    rules.set_service_address("10.96.0.1".parse().unwrap(), true);
-    rules.set_local_endpoint("fd00::1".parse().unwrap(), true);
-    rules.set_health_check_port(31_999, true);
+    rules.release(|_, _| true, |_| true);
+    told(&mut rules, "its guard is released");
+    rules.add_service_address("10.96.0.1".parse().unwrap());
+    rules.add_local_endpoint("fd00::1".parse().unwrap());
+    rules.add_health_check_port(31_999);
     told(&mut rules, "others come");
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
@@ -480,12 +498,12 @@ fn changes_in_nft_words() {
 }
 
 /// A small world, so that random frontends meet.
-fn any_frontend() -> impl Strategy<Value = Option<Frontend>> {
-    let kind = prop_oneof![Just(Kind::ClusterIp), Just(Kind::External)];
+fn any_admission() -> impl Strategy<Value = Option<Admission>> {
+    let scope = prop_oneof![Just(Scope::Internal), Just(Scope::External)];
     let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
     let endpoints = prop_oneof![
-        Just(Endpoints::Some),
-        Just(Endpoints::Elsewhere),
+        Just(Endpoints::Usable),
+        Just(Endpoints::RemoteOnly),
         Just(Endpoints::None)
     ];
     let source_ranges = proptest::option::of(prop_oneof![
@@ -494,39 +512,38 @@ fn any_frontend() -> impl Strategy<Value = Option<Frontend>> {
         Just(vec![]),
     ]);
     let frontend = (
-        kind,
+        scope,
         policy,
         endpoints,
         source_ranges,
         proptest::option::of(1..3_u32),
     );
     proptest::option::of(
-        frontend.prop_map(|(kind, policy, endpoints, list, inside)| Frontend {
-            kind,
+        frontend.prop_map(|(scope, policy, endpoints, list, inside_mark)| Admission {
+            scope,
             policy,
             endpoints,
             source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
-            inside,
+            inside_mark,
         }),
     )
 }
 
-fn config() -> Config {
-    Config {
+fn config() -> FilterConfig {
+    FilterConfig {
         answer_ping: true,
-        node_addresses: vec!["172.18.0.2".parse().unwrap()],
-        ..Config::default()
+        ..FilterConfig::default()
     }
 }
 
 /// Steps: which of four places gets which frontend.
-fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Frontend>)>>> {
-    let step = proptest::collection::vec((0..4_u8, any_frontend()), 1..4);
+fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Admission>)>>> {
+    let step = proptest::collection::vec((0..4_u8, any_admission()), 1..4);
     proptest::collection::vec(step, 1..8)
 }
 
-fn nth_place(nth: u8) -> Place {
-    place(
+fn nth_frontend(nth: u8) -> Frontend {
+    frontend(
         [
             "tcp 10.0.0.1:80",
             "tcp 10.0.0.1:81",
@@ -536,8 +553,12 @@ fn nth_place(nth: u8) -> Place {
     )
 }
 
-fn from_scratch(frontends: &std::collections::BTreeMap<Place, Frontend>) -> Table {
-    rules::table(&config(), frontends, [], [], [])
+fn from_scratch(frontends: &std::collections::BTreeMap<Frontend, Admission>) -> Table {
+    let mut rules = Ruleset::new(&config(), Some(&node()));
+    for (&frontend, admission) in frontends {
+        rules.set_frontend(frontend, Some(admission.clone()));
+    }
+    rules.table().clone()
 }
 
 proptest! {
@@ -545,24 +566,25 @@ proptest! {
     /// and the changes lead there.
     #[test]
     fn changes_add_up(steps in steps()) {
-        let mut rules = Ruleset::new(config());
+        let mut rules = Ruleset::new(&config(), Some(&node()));
         let mut applied = rules.table().clone();
         let mut frontends = std::collections::BTreeMap::new();
         for step in steps {
-            for (nth, frontend) in step {
-                let place = nth_place(nth);
-                rules.set_frontend(place, frontend.clone());
-                match frontend {
-                    Some(frontend) => frontends.insert(place, frontend),
-                    None => frontends.remove(&place),
+            for (nth, admission) in step {
+                let frontend = nth_frontend(nth);
+                rules.set_frontend(frontend, admission.clone());
+                match admission {
+                    Some(admission) => frontends.insert(frontend, admission),
+                    None => frontends.remove(&frontend),
                 };
             }
+            rules.release(|_, _| true, |_| true);
             prop_assert_eq!(rules.table(), &from_scratch(&frontends));
-            for change in rules.take_changes() {
+            for change in rules.take_commands() {
                 applied.apply(&change);
             }
             prop_assert_eq!(rules.table(), &applied);
-            prop_assert_eq!(rules.take_changes(), []);
+            prop_assert_eq!(rules.take_commands(), []);
         }
     }
 }
@@ -575,13 +597,14 @@ fn the_kernel_follows_changes() {
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let mut client = Client::open(TABLE).unwrap();
         for _ in 0..20 {
-            let mut rules = Ruleset::new(config());
+            let mut rules = Ruleset::new(&config(), Some(&node()));
             client.replace(rules.table()).unwrap();
             for step in steps().new_tree(&mut runner).unwrap().current() {
-                for (nth, frontend) in step {
-                    rules.set_frontend(nth_place(nth), frontend);
+                for (nth, admission) in step {
+                    rules.set_frontend(nth_frontend(nth), admission);
                 }
-                client.apply(&rules.take_changes()).unwrap();
+                rules.release(|_, _| true, |_| true);
+                client.apply(&rules.take_commands()).unwrap();
             }
             let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
             assert_same(

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use proxier::daemon::{Daemon, News, Periods};
+use proxier::daemon::{Daemon, Message, Periods};
 use proxier::dataplane::Dataplane;
-use proxier::packets;
-use proxier::plan::{Config, NodePortAddresses, ServiceAddresses};
-use proxier::state_file::StateFile;
+use proxier::filter::FilterConfig;
+use proxier::ledger::LedgerFile;
+use proxier::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use proxier::store::{Event, Interner, Update};
 use proxier::sync::Proxier;
 use serde::{Deserialize, Serialize};
@@ -43,8 +43,8 @@ impl Step {
 }
 
 /// Returns the planner's configuration for [`NODE`]; removed destinations drain for `drain`.
-pub(crate) fn config(drain: Duration) -> anyhow::Result<Config> {
-    Ok(Config {
+pub(crate) fn config(drain: Duration) -> anyhow::Result<PlanConfig> {
+    Ok(PlanConfig {
         node_name: NODE.into(),
         scheduler: "rr".parse()?,
         node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
@@ -66,8 +66,8 @@ impl<D: Dataplane> Node<D> {
     pub(crate) fn start(dataplane: D, cluster: Cluster) -> anyhow::Result<Self> {
         let config = config(Duration::from_secs(3_600))?;
         let state = super::temporary("state");
-        let proxier = Proxier::new(dataplane, config, StateFile::new(&state))?
-            .filtering(packets::Config::default());
+        let proxier = Proxier::new(dataplane, config, LedgerFile::new(&state))?
+            .filtering(FilterConfig::default());
         let periods = Periods {
             // So long that only `read_back` starts a resync.
             sync: Duration::from_secs(1_000_000),
@@ -80,7 +80,7 @@ impl<D: Dataplane> Node<D> {
             state,
         };
         for event in cluster.events(&mut node.interner)? {
-            node.daemon.take(News::Event(event));
+            node.daemon.receive(Message::Event(event));
         }
         node.round().context("programming the cluster")?;
         Ok(node)
@@ -90,7 +90,7 @@ impl<D: Dataplane> Node<D> {
     pub(crate) fn hear(&mut self, slice: &[u8]) -> anyhow::Result<()> {
         let parsed = parse_slice(slice, &mut self.interner)?;
         let event = Event::EndpointSlices(Update::Apply(parsed));
-        self.daemon.take(News::Event(event));
+        self.daemon.receive(Message::Event(event));
         self.round()
     }
 
@@ -107,7 +107,7 @@ impl<D: Dataplane> Node<D> {
 
     /// Runs a resync.
     pub(crate) fn read_back(&mut self) -> anyhow::Result<()> {
-        self.daemon.take(News::MachineChanged);
+        self.daemon.receive(Message::MachineChanged);
         self.round()
     }
 }

@@ -10,15 +10,14 @@ use proxier::api;
 use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::linux::Linux;
 use proxier::dataplane::{Dataplane, Failure, Outcome};
+use proxier::filter::FilterConfig;
+use proxier::ledger::LedgerFile;
 use proxier::nftables::{Change, Table};
-use proxier::observed::Found;
+use proxier::observed::CountedServer;
 use proxier::op::Op;
-use proxier::packets;
 use proxier::plan::{Machine, ServiceAddresses};
-use proxier::rules::Surplus;
-use proxier::state_file::StateFile;
 use proxier::store::{self, Event, Interner};
-use proxier::sync::{Input, Proxier};
+use proxier::sync::Proxier;
 use serde_json::json;
 
 use super::cluster::{Cluster, NODE_ADDRESS, parse_slice};
@@ -62,9 +61,9 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
         end: Duration::ZERO,
         usable: None,
     };
-    let mut proxier = Proxier::new(watched, config, StateFile::new(&state))?
-        .filtering(packets::Config::default());
-    proxier.take(events, Input::Whole);
+    let mut proxier =
+        Proxier::new(watched, config, LedgerFile::new(&state))?.filtering(FilterConfig::default());
+    proxier.receive(events);
     let applied = proxier.sync(Duration::ZERO)?;
     std::fs::remove_file(&state)?;
     let failures = applied.failures().count();
@@ -147,11 +146,11 @@ impl Dataplane for Watched {
         self.linux.machine()
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         self.linux.virtual_servers(each)
     }
 
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         self.linux.virtual_server(key)
     }
 
@@ -163,17 +162,12 @@ impl Dataplane for Watched {
         self.linux.rules_generation()
     }
 
-    fn change_rules(
-        &mut self,
-        table: &Table,
-        changes: &[Change],
-        surplus: &Surplus,
-    ) -> Result<Option<u32>, Failure> {
-        self.write(|linux| linux.change_rules(table, changes, surplus))
+    fn change_rules(&mut self, table: &Table, commands: &[Change]) -> Result<Option<u32>, Failure> {
+        self.write(|linux| linux.change_rules(table, commands))
     }
 
-    fn replace_rules(&mut self, table: &Table, surplus: &Surplus) -> Result<Option<u32>, Failure> {
-        self.write(|linux| linux.replace_rules(table, surplus))
+    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
+        self.write(|linux| linux.replace_rules(table))
     }
 
     fn delete_rules(&mut self) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::journal::Journal;
+use super::log::RoundLog;
 use crate::nftables::Forwarding;
 
 /// The shortest time between two checks, so that a program that keeps flushing a chain cannot keep
@@ -48,11 +48,11 @@ impl Forward {
     }
 
     /// Checks all chains at `now`, in time since boot.
-    pub(super) fn apply(&mut self, now: Duration, journal: &mut Journal) {
+    pub(super) fn apply(&mut self, now: Duration, log: &mut RoundLog) {
         self.last_check = Some(now);
         self.has_changed = false;
         let report = self.forwarding.apply();
         self.has_failed = (report.as_ref()).map_or(true, |report| !report.failures.is_empty());
-        journal.forwarding(report, now);
+        log.forwarding(report, now);
     }
 }

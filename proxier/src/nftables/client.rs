@@ -119,21 +119,14 @@ impl Client {
     /// meanwhile see what stays. Something there that is none of ours costs all of it
     /// ([`Client::replace`]).
     ///
-    /// What `hide` takes out of what is there stays, unless all has to go.
-    ///
     /// # Errors
     /// Those of the kernel.
-    pub fn restore(
-        &mut self,
-        table: &Table,
-        hide: impl Fn(&mut Table),
-    ) -> Result<(), TransactionError> {
+    pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
         for _ in 0..READS {
             self.generation = Some(self.read_generation()?);
-            let Some(mut there) = existing::read(&mut self.transport, &self.table, table)? else {
+            let Some(there) = existing::read(&mut self.transport, &self.table, table)? else {
                 break;
             };
-            hide(&mut there);
             match self.apply(&there.difference(table)) {
                 // Somebody was faster.
                 Err(error) if error.is_out_of_step() => {}

@@ -123,6 +123,13 @@ pub struct Element {
     pub verdict: Option<Verdict>,
 }
 
+/// An element of a set, which has no verdict.
+impl From<Key> for Element {
+    fn from(key: Key) -> Self {
+        Self { key, verdict: None }
+    }
+}
+
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_element(f, &self.key, self.verdict.as_ref())

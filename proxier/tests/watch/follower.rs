@@ -152,5 +152,6 @@ pub(crate) fn brief<T>(change: &Update<T>) -> String {
             let all: Vec<_> = all.iter().map(name).collect();
             format!("reset [{}]", all.join(", "))
         }
+        Update::Merge(_) => panic!("a watch never sends a part"),
     }
 }

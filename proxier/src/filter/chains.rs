@@ -1,40 +1,77 @@
-//! The chains and sets that are there whatever the Services are.
+//! The chains and sets that do not depend on any Service.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::config::{FilterConfig, LocalMode, NodeFacts};
 use super::names::*;
-use super::{Config, DetectLocal};
 use crate::model::{Cidr, Family, Networks, Protocol};
 use crate::nftables::{
     Chain, Hook, Kind, Match, NewMark, Reject, Relation, Rule, Selector, Set, Statement, Table,
     Type, Verdict,
 };
 
-/// Before IPVS (98) and after everything else that filters.
+/// Before IPVS (98, `ip_vs_in` in `net/netfilter/ipvs/ip_vs_core.c`) and after all filters.
 const BEFORE_IPVS_INPUT: Hook = Hook::Input(97);
-/// Right before IPVS (-98), and after those who change destinations (-100).
+/// Before IPVS (-98), and after other programs' destination NAT (-100).
 const BEFORE_IPVS_OUTPUT: Hook = Hook::Output(-99);
-/// After IPVS (99) has given a packet to a process of this node.
+/// After IPVS (99) delivered a packet to a process of this node.
 const AFTER_IPVS_INPUT: Hook = Hook::Input(101);
-/// The first thing that happens to what IPVS sends on.
+/// Before every other chain that sees the packets that IPVS forwards.
 const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
-/// Where destinations are not yet changed by anybody, and connections are known (-200).
+/// Before any destination NAT (-100), and after conntrack knows the connection (-200).
 const OUTPUT: Hook = Hook::Output(-110);
 const INPUT: Hook = Hook::Input(0);
-/// After the source was changed (100), the last chance before the packet leaves.
+/// After source NAT (100): the last hook before the packet leaves.
 const LEAVING: Hook = Hook::Postrouting(300);
 
-/// How long a mark is remembered: far longer than a packet is between two hooks.
-const REMEMBERED: Duration = Duration::from_secs(60);
-/// For how many connections at most. Beyond, packets lose the mark they had.
-const MOST_REMEMBERED: u32 = 65_536;
+/// How long a packet's earlier mark is kept. A packet needs microseconds from hook to hook.
+const MARK_TIMEOUT: Duration = Duration::from_secs(60);
+/// For how many connections earlier marks are kept. Packets of further connections lose theirs.
+const MAX_MARKS: u32 = 65_536;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// The table of a node without Services.
-pub(super) fn skeleton(config: &Config) -> Table {
+/// The clients inside the cluster, as packets show them on this node.
+enum Inside<'a> {
+    /// Their source address is in one of these networks.
+    Networks(&'a [Cidr]),
+    /// They come in by this interface.
+    Bridge(&'a Arc<str>),
+    /// They come in by an interface whose name starts so.
+    InterfacePrefix(&'a Arc<str>),
+}
+
+impl<'a> Inside<'a> {
+    fn on(config: &'a FilterConfig, node: &'a NodeFacts) -> Self {
+        match &config.local_mode {
+            LocalMode::ClusterCidr(networks) => Self::Networks(networks),
+            LocalMode::NodeCidr => Self::Networks(&node.pod_cidrs),
+            LocalMode::BridgeInterface(name) => Self::Bridge(name),
+            LocalMode::InterfaceNamePrefix(prefix) => Self::InterfacePrefix(prefix),
+        }
+    }
+
+    /// The matches of which any one recognises a packet from inside.
+    fn matches(&self) -> Vec<Match> {
+        match *self {
+            Self::Networks(networks) => FAMILIES
+                .into_iter()
+                .filter_map(|family| networks_of(family, networks))
+                .map(|networks| Match::Source(Relation::Is, networks))
+                .collect(),
+            Self::Bridge(name) => vec![Match::InputInterface(Relation::Is, name.clone())],
+            Self::InterfacePrefix(prefix) => {
+                vec![Match::InputInterfacePrefix(Relation::Is, prefix.clone())]
+            }
+        }
+    }
+}
+
+/// Returns the table of a node without Services.
+pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
+    let inside = Inside::on(config, node);
     let mut table = Table::default();
     for family in FAMILIES {
         sets(&mut table, family);
@@ -46,8 +83,8 @@ pub(super) fn skeleton(config: &Config) -> Table {
             MARKS_BEFORE,
             Type::ConnectionId,
             Kind::Learned {
-                timeout: REMEMBERED,
-                size: MOST_REMEMBERED,
+                timeout: MARK_TIMEOUT,
+                size: MAX_MARKS,
             },
         ),
     ] {
@@ -56,7 +93,7 @@ pub(super) fn skeleton(config: &Config) -> Table {
     for chain in [
         Chain::at("input", INPUT, input(config)),
         Chain::at("output", OUTPUT, admission()),
-        Chain::at("inside-input", BEFORE_IPVS_INPUT, inside_input(config)),
+        Chain::at("inside-input", BEFORE_IPVS_INPUT, inside_input(&inside)),
         Chain::at(
             "inside-output",
             BEFORE_IPVS_OUTPUT,
@@ -70,13 +107,13 @@ pub(super) fn skeleton(config: &Config) -> Table {
         ),
         Chain::at("postrouting", Hook::SourceNat, postrouting(config)),
         Chain::at("leaving", LEAVING, [clear_bit(config)]),
-        Chain::new(CLUSTER_IP, cluster_ip(config)),
+        Chain::new(CLUSTER_IP, cluster_ip(config, &inside)),
         Chain::new(EXTERNAL, [rule([goto(MASQUERADE)])]),
         Chain::new(LOCAL_ONLY, from_service_addresses()),
         Chain::new(MASQUERADE, masquerade(config)),
         Chain::new(REFUSE, refuse()),
-        Chain::new(NOT_HERE, not_here(config)),
-        Chain::new(INSIDE_CHAIN, inside()),
+        Chain::new(NOT_HERE, not_here(&inside)),
+        Chain::new(INSIDE_CHAIN, inside_marks()),
         Chain::new(RESTORE, restore()),
     ] {
         table.add_chain(chain);
@@ -101,7 +138,7 @@ fn sets(table: &mut Table, family: Family) {
     table.add_set(Set::new(HAIRPIN.of(family), pair, Kind::Set));
 }
 
-/// What every client has to pass on the way to a frontend.
+/// The rules that admit every client's packets to a frontend.
 fn admission() -> Vec<Rule> {
     let mut rules = Vec::new();
     for family in FAMILIES {
@@ -113,7 +150,7 @@ fn admission() -> Vec<Rule> {
     rules
 }
 
-fn input(config: &Config) -> Vec<Rule> {
+fn input(config: &FilterConfig) -> Vec<Rule> {
     let mut rules = admission();
     rules.push(rule([
         Statement::In {
@@ -134,29 +171,31 @@ fn input(config: &Config) -> Vec<Rule> {
     rules
 }
 
-/// Connections to cluster IPs of clients that are not inside come back by other ways than this node,
-/// so they are masqueraded; so are those of the node, unless inside means its addresses, too.
-fn cluster_ip(config: &Config) -> Vec<Rule> {
+/// Masquerades connections to cluster IPs from outside the cluster.
+///
+/// Their answers would not return through this node otherwise. Connections of the node itself are
+/// masqueraded too, unless its addresses count as inside.
+fn cluster_ip(config: &FilterConfig, inside: &Inside<'_>) -> Vec<Rule> {
     if config.masquerade_all {
         return vec![rule([goto(MASQUERADE)])];
     }
-    match &config.detect_local {
-        DetectLocal::Networks(networks) => FAMILIES
+    match *inside {
+        Inside::Networks(networks) => FAMILIES
             .map(|family| match networks_of(family, networks) {
                 Some(inside) => {
                     let outside = Match::Source(Relation::IsNot, inside);
                     rule([outside.into(), goto(MASQUERADE)])
                 }
-                // Nobody is recognised. At least what comes from a service address can only come
-                // back to this node.
+                // No client is recognised as inside. Masqueraded is only the source that is sure
+                // to be this node.
                 None => from_service_address(family),
             })
             .into(),
-        DetectLocal::Bridge(name) => {
+        Inside::Bridge(name) => {
             let outside = Match::InputInterface(Relation::IsNot, name.clone());
             vec![rule([outside.into(), goto(MASQUERADE)])]
         }
-        DetectLocal::InterfacePrefix(prefix) => {
+        Inside::InterfacePrefix(prefix) => {
             let outside = Match::InputInterfacePrefix(Relation::IsNot, prefix.clone());
             vec![rule([outside.into(), goto(MASQUERADE)])]
         }
@@ -167,7 +206,9 @@ fn from_service_addresses() -> Vec<Rule> {
     FAMILIES.map(from_service_address).into()
 }
 
-/// A process of this node whose source is a service address, which nobody else could answer.
+/// Masquerades a process of this node whose source is a service address.
+///
+/// An endpoint on another node has that address too and would answer to itself.
 fn from_service_address(family: Family) -> Rule {
     let from = Statement::In {
         key: [Selector::Source(family)].into(),
@@ -176,8 +217,8 @@ fn from_service_address(family: Family) -> Rule {
     rule([from, goto(MASQUERADE)])
 }
 
-/// What comes from a loopback address stays on this node, and could not come back with another.
-fn masquerade(config: &Config) -> Vec<Rule> {
+/// Sets the masquerade bit, but not on packets from loopback addresses: those stay on this node.
+fn masquerade(config: &FilterConfig) -> Vec<Rule> {
     let loopback = [(Family::V4, "127.0.0.0/8"), (Family::V6, "::1/128")];
     let loopback = loopback.map(|(family, network)| {
         let networks = Networks::new(family, network.parse::<Cidr>());
@@ -189,7 +230,7 @@ fn masquerade(config: &Config) -> Vec<Rule> {
     vec![v4, v6, rule([Statement::SetMark(mark)])]
 }
 
-/// Connections that were made before live on: they may be draining.
+/// Rejects new connections. Established ones pass: their destination may be draining.
 fn refuse() -> Vec<Rule> {
     let tcp = Match::Protocol([Protocol::Tcp].into());
     vec![
@@ -199,41 +240,28 @@ fn refuse() -> Vec<Rule> {
     ]
 }
 
-/// Silence instead of a refusal: a load balancer that has just stopped using this node sends the
-/// repeated SYN to another, and the client never notices.
-fn not_here(config: &Config) -> Vec<Rule> {
+/// Drops new connections from outside the cluster.
+///
+/// A rejection would reach the client. After a drop, the client repeats its SYN, which a load
+/// balancer that has just removed this node sends to another one.
+fn not_here(inside: &Inside<'_>) -> Vec<Rule> {
     let mut rules = vec![
         rule([Match::Established.into(), Verdict::Return.into()]),
         rule([Match::SourceIsLocal.into(), Verdict::Return.into()]),
     ];
-    for inside in from_inside(config) {
+    for inside in inside.matches() {
         rules.push(rule([inside.into(), Verdict::Return.into()]));
     }
     rules.push(rule([Verdict::Drop.into()]));
     rules
 }
 
-fn inside_input(config: &Config) -> Vec<Rule> {
+fn inside_input(inside: &Inside<'_>) -> Vec<Rule> {
     let to_chain = |inside: Match| rule([inside.into(), goto(INSIDE_CHAIN)]);
-    from_inside(config).into_iter().map(to_chain).collect()
+    inside.matches().into_iter().map(to_chain).collect()
 }
 
-/// The comparisons any of which tells that a packet comes from a client inside the cluster.
-fn from_inside(config: &Config) -> Vec<Match> {
-    match &config.detect_local {
-        DetectLocal::Networks(networks) => FAMILIES
-            .into_iter()
-            .filter_map(|family| networks_of(family, networks))
-            .map(|networks| Match::Source(Relation::Is, networks))
-            .collect(),
-        DetectLocal::Bridge(name) => vec![Match::InputInterface(Relation::Is, name.clone())],
-        DetectLocal::InterfacePrefix(prefix) => {
-            vec![Match::InputInterfacePrefix(Relation::Is, prefix.clone())]
-        }
-    }
-}
-
-fn inside() -> Vec<Rule> {
+fn inside_marks() -> Vec<Rule> {
     FAMILIES
         .map(|family| rule([frontend_map(family, INSIDE)]))
         .into()
@@ -258,7 +286,7 @@ fn restore() -> Vec<Rule> {
     ]
 }
 
-/// The chain that gives packets the firewall mark `mark`.
+/// Returns the chain that sets the firewall mark `mark`, and keeps the mark a packet had before.
 pub(super) fn firewall_mark(mark: u32) -> Chain {
     let remember = Statement::Remember {
         map: MARKS_BEFORE.into(),
@@ -266,7 +294,7 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
         data: Selector::Mark,
     };
     Chain::new(
-        super::names::inside(mark),
+        inside(mark),
         [
             rule([Match::Marked.into(), remember]),
             rule([Statement::SetMark(NewMark::To(mark))]),
@@ -274,7 +302,7 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
     )
 }
 
-fn postrouting(config: &Config) -> Vec<Rule> {
+fn postrouting(config: &FilterConfig) -> Vec<Rule> {
     let ported = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
     let masquerade = || Statement::Masquerade {
         ports: masquerade_ports(&config.node_ports),
@@ -282,8 +310,8 @@ fn postrouting(config: &Config) -> Vec<Rule> {
     let marked = Match::HasMark(config.masquerade_bit.mark());
     let mut rules = vec![rule([marked.into(), ported().into(), masquerade()])];
     for family in FAMILIES {
-        // A Pod that reaches itself has to answer to somebody else, or it would not see that the
-        // answer belongs to its own question.
+        // A Pod that is its own endpoint sees its own address as the source, answers directly, and
+        // the answer never passes IPVS. So its connections to itself are masqueraded.
         let itself = Statement::In {
             key: [Selector::Source(family), Selector::Destination(family)].into(),
             set: HAIRPIN.of(family).into(),
@@ -293,19 +321,19 @@ fn postrouting(config: &Config) -> Vec<Rule> {
     rules
 }
 
-/// The larger of the two ranges of unprivileged ports that node ports leave free.
+/// Returns the larger of the two ranges of unprivileged ports that node ports leave free.
 fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     let below = 1024..=node_ports.start().saturating_sub(1);
     let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
     match (below.len(), above.len()) {
-        // Node ports everywhere leave no choice.
+        // The node ports leave no range free.
         (0, 0..=1) => 1024..=u16::MAX,
         (low, high) if low > high => below,
         _ => above,
     }
 }
 
-fn clear_bit(config: &Config) -> Rule {
+fn clear_bit(config: &FilterConfig) -> Rule {
     let bit = config.masquerade_bit.mark();
     let cleared = Statement::SetMark(NewMark::Without(bit));
     rule([Match::HasMark(bit).into(), cleared])
@@ -348,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masqueraded_connections_get_no_node_port() {
+    fn masquerading_never_chooses_a_node_port() {
         assert_eq!(masquerade_ports(&(30_000..=32_767)), 32_768..=65_535);
         assert_eq!(masquerade_ports(&(40_000..=65_535)), 1024..=39_999);
         assert_eq!(masquerade_ports(&(60_000..=61_000)), 1024..=59_999);

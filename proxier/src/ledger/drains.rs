@@ -1,15 +1,15 @@
-//! Removed endpoints on their way out.
+//! Removed endpoints that keep their connections.
 //!
 //! ```text
 //!            removed                no connection left, or deadline
-//! wanted ─────────────▶ draining ─────────────────────────────────▶ over ──deleted──▶ gone
-//!    ▲  weight as planned  │ weight 0
-//!    └─────────────────────┘ wanted again
+//! desired ─────────────▶ draining ─────────────────────────────────▶ over ──deleted──▶ gone
+//!    ▲  weight as planned   │ weight 0
+//!    └──────────────────────┘ desired again
 //! ```
 //!
-//! A draining destination gets no new connection and keeps those it has. IPVS would drop the packets
-//! of a deleted one's. Time is passed in: as the time since boot, which means the same to the
-//! process that is started next.
+//! A draining destination gets no new connection and keeps those it has. If it were deleted at once,
+//! IPVS would drop the packets of its connections (`ip_vs_in_hook`, `expire_nodest_conn`). Times are
+//! durations since boot, which mean the same to the next process.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::observed::Found;
+use crate::observed::CountedServer;
+use crate::timer::Timer;
 
-/// How soon a draining destination's connections are counted for the first time, and how often while
-/// they keep ending.
-const FIRST_LOOK: Duration = Duration::from_secs(1);
+/// The first pause between two counts of connections.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often they are counted in the end; every look costs five system calls per virtual server.
-const LAST_LOOK: Duration = Duration::from_secs(30);
+/// The longest pause; every count costs five system calls per virtual server.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// All draining destinations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,31 +33,39 @@ pub struct Drains {
 }
 
 /// The draining destinations of one virtual server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Server {
     destinations: BTreeMap<ipvs::DestinationKey, Drain>,
-    /// When their connections are counted next, and how long that was put off.
-    look_at: Duration,
-    wait: Duration,
+    /// When their connections are counted next.
+    count: Timer,
 }
 
-/// How far a destination is on its way out.
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            destinations: BTreeMap::new(),
+            count: Timer::doubling(FIRST_PAUSE, LONGEST_PAUSE),
+        }
+    }
+}
+
+/// How far the drain of a destination is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// When it goes whatever connections it has, in time since boot.
+    /// When the destination is deleted even if it has connections.
     pub deadline: Duration,
-    /// Whether it may go now.
+    /// Whether the destination may be deleted now.
     pub is_over: bool,
 }
 
 impl Drains {
-    /// How far a destination is; `None` when it is not draining.
+    /// Returns the drain of a destination; `None` if it does not drain.
     pub fn get(&self, key: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> Option<Drain> {
         let server = self.servers.get(key)?;
         server.destinations.get(destination).copied()
     }
 
-    /// The draining destinations of a virtual server.
+    /// Returns the draining destinations of a virtual server.
     pub fn of(&self, key: &ipvs::ServiceKey) -> Vec<ipvs::DestinationKey> {
         let server = self.servers.get(key);
         server.map_or_else(Vec::new, |server| {
@@ -65,9 +73,37 @@ impl Drains {
         })
     }
 
-    /// A destination has weight 0 now and drains until `deadline`. Answers whether that is new: one
-    /// that drains already keeps its own deadline.
-    pub fn begin(
+    /// The virtual servers that have draining destinations.
+    pub fn virtual_servers(&self) -> impl Iterator<Item = &ipvs::ServiceKey> {
+        self.servers.keys()
+    }
+
+    /// Returns the virtual servers whose connections are to be counted at `now`.
+    pub fn due(&self, now: Duration) -> Vec<ipvs::ServiceKey> {
+        let due = self.servers.iter();
+        due.filter(|(_, server)| server.count.is_due(now))
+            .map(|(key, _)| *key)
+            .collect()
+    }
+
+    /// When connections are to be counted next.
+    pub fn next_due(&self) -> Option<Duration> {
+        let timers = self.servers.values().map(|server| server.count.due());
+        timers.flatten().min()
+    }
+
+    /// Every draining destination.
+    pub fn iter(
+        &self,
+    ) -> impl Iterator<Item = (ipvs::ServiceKey, ipvs::DestinationKey, Drain)> + '_ {
+        self.servers.iter().flat_map(|(key, server)| {
+            let destinations = server.destinations.iter();
+            destinations.map(|(destination, drain)| (*key, *destination, *drain))
+        })
+    }
+
+    /// Returns whether that is new: a destination that drains already keeps its deadline.
+    pub(super) fn begin(
         &mut self,
         key: ipvs::ServiceKey,
         destination: ipvs::DestinationKey,
@@ -82,13 +118,17 @@ impl Drains {
             deadline,
             is_over: deadline <= now,
         });
-        server.wait = FIRST_LOOK;
-        server.look_at = now + FIRST_LOOK;
+        server.count.reset();
+        server.count.back_off(now);
         true
     }
 
-    /// A destination is wanted, or gone. Answers whether it was draining.
-    pub fn end(&mut self, key: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> bool {
+    /// Returns whether the destination was draining.
+    pub(super) fn end(
+        &mut self,
+        key: &ipvs::ServiceKey,
+        destination: &ipvs::DestinationKey,
+    ) -> bool {
         let Some(server) = self.servers.get_mut(key) else {
             return false;
         };
@@ -99,32 +139,17 @@ impl Drains {
         was_draining
     }
 
-    /// A virtual server is gone, and its destinations with it.
-    pub fn end_all(&mut self, key: &ipvs::ServiceKey) {
+    pub(super) fn end_all(&mut self, key: &ipvs::ServiceKey) {
         self.servers.remove(key);
     }
 
-    /// The virtual servers whose connections are to be counted now.
-    pub fn due(&self, now: Duration) -> Vec<ipvs::ServiceKey> {
-        let due = self.servers.iter();
-        due.filter(|(_, server)| server.look_at <= now)
-            .map(|(key, _)| *key)
-            .collect()
-    }
-
-    /// When connections are to be counted next.
-    pub fn next_due(&self) -> Option<Duration> {
-        self.servers.values().map(|server| server.look_at).min()
-    }
-
-    /// The connections of a virtual server's destinations were counted: what has none left, or no
-    /// time, is over.
+    /// Ends drains by the connections counted at `now`, and those past their deadline.
     ///
-    /// Answers the draining destinations that turned out not to exist any more.
-    pub fn counted(
+    /// Returns the draining destinations that no longer exist.
+    pub(super) fn counted(
         &mut self,
         key: &ipvs::ServiceKey,
-        found: Option<&Found>,
+        found: Option<&CountedServer>,
         now: Duration,
     ) -> Vec<ipvs::DestinationKey> {
         let Some(server) = self.servers.get_mut(key) else {
@@ -142,22 +167,15 @@ impl Drains {
                 next_deadline = next_deadline.min(drain.deadline);
             }
         }
-        server.look_at = (now + server.wait).min(next_deadline).max(now + FIRST_LOOK);
-        server.wait = (server.wait * 2).min(LAST_LOOK);
+        server.count.back_off(now);
+        // In time for the deadline, but never at once: the deletion may fail again and again.
+        server
+            .count
+            .no_later_than(next_deadline.max(now + FIRST_PAUSE));
         for destination in &gone {
             self.end(key, destination);
         }
         gone
-    }
-
-    /// Every draining destination.
-    pub fn iter(
-        &self,
-    ) -> impl Iterator<Item = (ipvs::ServiceKey, ipvs::DestinationKey, Drain)> + '_ {
-        self.servers.iter().flat_map(|(key, server)| {
-            let destinations = server.destinations.iter();
-            destinations.map(|(destination, drain)| (*key, *destination, *drain))
-        })
     }
 }
 
@@ -182,10 +200,10 @@ mod tests {
         }
     }
 
-    fn found(last: u8, active: u32, inactive: u32) -> Found {
+    fn found(last: u8, active: u32, inactive: u32) -> CountedServer {
         let scheduler = ipvs::SchedulerName::new("rr").unwrap();
         let destinations = vec![ipvs::Destination::new(destination(last), 0)];
-        Found {
+        CountedServer {
             server: ObservedServer {
                 service: ipvs::Service::new(KEY, scheduler),
                 destinations: destinations.into(),
@@ -199,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn over_when_the_last_connection_is_gone() {
+    fn a_drain_is_over_when_the_last_connection_is_gone() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(10), seconds(70));
         assert_eq!(drains.due(seconds(10)), []);
@@ -213,22 +231,22 @@ mod tests {
     }
 
     #[test]
-    fn over_at_the_deadline_which_is_looked_for_in_time() {
+    fn a_drain_is_over_at_its_deadline_and_is_counted_then() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(0), seconds(100));
-        let mut looks = 0;
+        let mut counts = 0;
         while !is_over(&drains, 1) {
             let now = drains.next_due().unwrap();
             assert!(now <= seconds(100));
             drains.counted(&KEY, Some(&found(1, 1, 0)), now);
-            looks += 1;
+            counts += 1;
         }
         // 1, 2, 4, .. 30 seconds apart.
-        assert!(looks < 12, "{looks}");
+        assert!(counts < 12, "{counts}");
     }
 
     #[test]
-    fn at_once_without_time() {
+    fn a_drain_without_time_is_over_at_once() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(5), seconds(5));
         assert!(is_over(&drains, 1));
@@ -244,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_deleted_is_forgotten() {
+    fn a_destination_that_another_program_deleted_no_longer_drains() {
         let mut drains = Drains::default();
         for last in [1, 2] {
             drains.begin(KEY, destination(last), seconds(0), seconds(60));

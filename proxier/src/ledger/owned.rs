@@ -1,8 +1,7 @@
-//! Which virtual servers are ours.
+//! The virtual servers that are ours.
 //!
-//! The kernel keeps no owner with a virtual server, so we do, and remember it in the
-//! [state file](crate::state_file). Addresses need no such record: our routes carry our protocol
-//! number, our addresses sit on our device.
+//! Addresses need no such record: our routes carry our protocol number, our addresses sit on our
+//! device.
 
 use std::collections::BTreeMap;
 
@@ -11,29 +10,29 @@ use ipvs_netlink as ipvs;
 use crate::model::{Cidr, ServicePortName};
 use crate::packed::pack;
 
-/// The virtual servers that we created or adopted, with the Service port each serves.
+/// The virtual servers that we created or adopted, each with the Service port it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
     names: BTreeMap<ipvs::ServiceKey, Box<str>>,
 }
 
 impl Owned {
-    /// The Service port that a virtual server serves or served, as `namespace/name:port`.
+    /// Returns the Service port of an owned virtual server, as `namespace/name:port`.
     pub fn name(&self, key: &ipvs::ServiceKey) -> Option<&str> {
         self.names.get(key).map(|name| &**name)
     }
 
-    /// Whether a virtual server is ours.
+    /// Whether a virtual server is owned.
     pub fn contains(&self, key: &ipvs::ServiceKey) -> bool {
         self.names.contains_key(key)
     }
 
-    /// Whether a virtual server is ours, for that Service port.
-    pub fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+    /// Whether a virtual server is owned and serves `owner`.
+    pub(super) fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
         let Some(name) = self.name(key) else {
             return false;
         };
-        // Compared piece by piece: asked for every change, it should not allocate.
+        // Compared in pieces: every change asks, and must not allocate for it.
         let namespace = name.strip_prefix(&*owner.service.namespace);
         let service = namespace
             .and_then(|rest| rest.strip_prefix('/'))
@@ -45,53 +44,47 @@ impl Owned {
         }
     }
 
-    /// Takes in a virtual server. Answers whether that is news.
-    pub fn insert(&mut self, key: ipvs::ServiceKey, name: &str) -> bool {
-        if self.name(&key) == Some(name) {
-            return false;
-        }
-        self.names.insert(key, name.into());
-        true
+    pub(super) fn insert(&mut self, key: ipvs::ServiceKey, service: Box<str>) {
+        self.names.insert(key, service);
     }
 
-    /// How many they are.
+    /// Returns whether the virtual server was owned.
+    pub(super) fn remove(&mut self, key: &ipvs::ServiceKey) -> bool {
+        self.names.remove(key).is_some()
+    }
+
+    /// How many virtual servers are owned.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Whether there is none.
+    /// Whether no virtual server is owned.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// Takes no more memory than has to be; for after many were taken in.
-    pub fn pack(&mut self) {
+    pub(super) fn pack(&mut self) {
         pack(&mut self.names);
     }
 
-    /// Forgets a virtual server. Answers whether that is news.
-    pub fn remove(&mut self, key: &ipvs::ServiceKey) -> bool {
-        self.names.remove(key).is_some()
-    }
-
-    /// All of them, in order.
+    /// Every owned virtual server with its Service port, in order of the keys.
     pub fn iter(&self) -> impl Iterator<Item = (&ipvs::ServiceKey, &str)> {
         self.names.iter().map(|(key, name)| (key, &**name))
     }
 }
 
-/// Whose virtual servers are, judged by their addresses.
+/// The address ranges that decide about ownership beside the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Territory {
-    /// Ranges whose virtual servers are ours even when we do not remember them: nobody else serves
-    /// the cluster IPs of this cluster. They make good for a lost state file.
+    /// The cluster's service ranges. A virtual server in them is ours without a record: no other
+    /// program serves this cluster's cluster IPs. So a lost ledger costs nothing there.
     pub ours: Vec<Cidr>,
-    /// Ranges whose virtual servers are never deleted (`--ipvs-exclude-cidrs`).
+    /// Ranges in which no virtual server is ever deleted (`--ipvs-exclude-cidrs`).
     pub excluded: Vec<Cidr>,
 }
 
 impl Territory {
-    /// Whether a virtual server may be deleted when no Service wants it.
+    /// Whether a stale virtual server may be deleted.
     pub fn is_ours(&self, key: &ipvs::ServiceKey, owned: &Owned) -> bool {
         let within = |ranges: &[Cidr]| match *key {
             ipvs::ServiceKey::Address { address, .. } => {
@@ -116,8 +109,7 @@ mod tests {
         };
         let range = |text: &str| vec![Cidr::parse(text).unwrap()];
         let mut owned = Owned::default();
-        assert!(owned.insert(key([192, 0, 2, 1]), "a/b"));
-        assert!(!owned.insert(key([192, 0, 2, 1]), "a/b"));
+        owned.insert(key([192, 0, 2, 1]), "a/b".into());
         let mut territory = Territory {
             ours: range("10.96.0.0/16"),
             excluded: range("10.96.7.0/24"),

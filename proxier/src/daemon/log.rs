@@ -1,4 +1,4 @@
-//! What the log says of rounds.
+//! The log of rounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,18 +13,19 @@ use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
 use crate::sysctl;
 
-/// A round with more Ops than this is summed up; the single Ops are there at level `debug`.
-const TOLD_ONE_BY_ONE: usize = 50;
+/// A round with more Ops than this is summed up; its Ops are logged at level `debug`.
+const MAX_LINES: usize = 50;
 
 /// If our rule is inserted again into a chain within this time, another program keeps removing it. Only
 /// the first insertion is logged at level `info`.
 const REINSERTION: Duration = Duration::from_secs(600);
 
-/// Remembers what was said, so that what lasts is said once.
+/// Writes log lines, each lasting condition once.
 #[derive(Debug, Default)]
-pub(super) struct Journal {
-    reported: Vec<Problem>,
-    /// What was said of kernel settings.
+pub(super) struct RoundLog {
+    /// The Problems that were reported.
+    problems: Vec<Problem>,
+    /// The complaints about kernel settings that were reported.
     complaints: Vec<String>,
     /// The forward chains whose policy was reported.
     dropping: BTreeSet<DroppingChain>,
@@ -36,11 +37,11 @@ pub(super) struct Journal {
     legacy_programs: Vec<&'static str>,
 }
 
-impl Journal {
-    /// Writes down a round. Answers whether all of it took effect.
-    pub(super) fn write<D: Dataplane>(&mut self, applied: &Applied, proxier: &Proxier<D>) -> bool {
+impl RoundLog {
+    /// Logs a round. Returns whether all of it took effect.
+    pub(super) fn round<D: Dataplane>(&mut self, applied: &Applied, proxier: &Proxier<D>) -> bool {
         self.report_problems(proxier);
-        let is_short = applied.ops.len() <= TOLD_ONE_BY_ONE;
+        let is_short = applied.ops.len() <= MAX_LINES;
         let mut repaired: u64 = 0;
         match &applied.rules {
             Some(Ok(())) => tracing::debug!("packet rules set"),
@@ -49,20 +50,21 @@ impl Journal {
         }
         match &applied.flows {
             Some(Ok(Swept { deleted: 0, .. })) | None => {}
-            Some(Ok(Swept { deleted, .. })) => tracing::info!(deleted, "stale flows forgotten"),
+            Some(Ok(Swept { deleted, .. })) => tracing::info!(deleted, "stale flows deleted"),
             Some(Err(failure)) => tracing::error!("connection tracking: {failure}"),
         }
         if let Some(failure) = &applied.unrecorded {
             tracing::error!(
-                "{failure}; until it can be written, a new process would take what is new for foreign"
+                "cannot write the {failure}; a restart before this is fixed would leave the new virtual \
+                 servers unmanaged"
             );
         }
         for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
-            let named = NamedOp::new(op, proxier.desired(), proxier.owned());
+            let named = NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
             match outcome {
                 Ok(()) if applied.is_repair(op) => {
                     repaired += 1;
-                    tracing::warn!("repaired what somebody else changed: {named}");
+                    tracing::warn!("repaired drift: {named}");
                 }
                 Ok(()) if is_short => tracing::info!("{named}"),
                 Ok(()) => tracing::debug!("{named}"),
@@ -82,7 +84,7 @@ impl Journal {
         failed == 0
     }
 
-    /// Writes down what became of kernel settings.
+    /// Logs the kernel settings that were written, and those that could not be.
     pub(super) fn settings(&mut self, report: &sysctl::Report) {
         for (setting, before) in &report.written {
             match before {
@@ -145,10 +147,10 @@ impl Journal {
     fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {
         let problems = proxier.problems();
         for problem in &problems {
-            if self.reported.binary_search(problem).is_err() {
+            if self.problems.binary_search(problem).is_err() {
                 tracing::warn!("{problem}");
             }
         }
-        self.reported = problems;
+        self.problems = problems;
     }
 }

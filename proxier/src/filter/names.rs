@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Place;
+use crate::frontend::Frontend;
 use crate::model::Family;
 
 /// Sets that exist once per family.
@@ -19,12 +19,6 @@ impl PerFamily {
             Family::V6 => self.v6,
         }
     }
-
-    /// The family whose set has this name.
-    pub(super) fn family_of(self, name: &str) -> Option<Family> {
-        let mut families = [Family::V4, Family::V6].into_iter();
-        families.find(|family| self.of(*family) == name)
-    }
 }
 
 macro_rules! per_family {
@@ -36,51 +30,51 @@ macro_rules! per_family {
     };
 }
 
-/// Every frontend, and whose connections to it are masqueraded.
+/// Every frontend, with the chain that decides about masquerading.
 pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
-/// The frontends that not everybody may use.
+/// The frontends that some clients may not use now, with the chain that decides.
 pub(super) const GUARDED: PerFamily = per_family!("guarded");
-/// The frontends that have other endpoints for clients inside the cluster.
+/// The frontends whose clients inside the cluster reach other endpoints.
 pub(super) const INSIDE: PerFamily = per_family!("inside");
-/// The addresses that are local for the sake of services only.
+/// The addresses that are local for Services only.
 pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
-/// Those that answer to ping.
+/// The service addresses that answer pings.
 pub(super) const PINGABLE: PerFamily = per_family!("pingable");
-/// Each endpoint on this node, as source and destination.
+/// Each endpoint on this node, as a pair of source and destination.
 pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
-/// The ports of this node where load balancers ask for health.
+/// The health-check node ports.
 pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
 /// The firewall marks in use.
 pub(super) const INSIDE_MARKS: &str = "inside-marks";
-/// The marks that packets had before they got a firewall mark, by connection.
+/// The mark that packets of a connection had before they got a firewall mark.
 pub(super) const MARKS_BEFORE: &str = "marks-before";
 
 /// Connections to cluster IPs.
 pub(super) const CLUSTER_IP: &str = "cluster-ip";
-/// Connections from anywhere to frontends under policy Cluster.
+/// Connections to external frontends with policy Cluster.
 pub(super) const EXTERNAL: &str = "external";
-/// Connections to frontends under policy Local.
+/// Connections to external frontends with policy Local.
 pub(super) const LOCAL_ONLY: &str = "local-only";
 /// Sets the masquerade bit.
 pub(super) const MASQUERADE: &str = "mark-masquerade";
-/// Refuses new connections.
+/// Rejects new connections.
 pub(super) const REFUSE: &str = "refuse";
 /// Drops new connections from outside the cluster.
 pub(super) const NOT_HERE: &str = "not-here";
-/// Gives packets of clients inside the cluster their firewall mark.
+/// Sets the firewall mark of packets from clients inside the cluster.
 pub(super) const INSIDE_CHAIN: &str = "inside";
-/// Gives a packet the mark back that it had before.
+/// Restores the mark that a packet had before its firewall mark.
 pub(super) const RESTORE: &str = "restore";
 
-/// The chain that lets certain sources pass to `place`.
-pub(super) fn ranges(place: &Place) -> Arc<str> {
+/// The chain that admits certain sources to `frontend`.
+pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
     // Names may not contain colons.
-    let address = place.address.to_string().replace(':', "_");
-    let protocol = place.protocol.to_string().to_lowercase();
-    format!("ranges-{protocol}-{address}-{}", place.port).into()
+    let address = frontend.address.to_string().replace(':', "_");
+    let protocol = frontend.protocol.to_string().to_lowercase();
+    format!("ranges-{protocol}-{address}-{}", frontend.port).into()
 }
 
-/// The chain that gives packets this firewall mark.
+/// The chain that sets this firewall mark.
 pub(super) fn inside(mark: u32) -> Arc<str> {
     format!("inside-{mark:08x}").into()
 }
