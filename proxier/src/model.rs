@@ -317,7 +317,7 @@ impl Node {
 
 /// Where a node is: all that has to be known of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodePlace {
+pub struct NodeLocation {
     /// Its name.
     pub name: Arc<str>,
     /// Label `topology.kubernetes.io/region`.
