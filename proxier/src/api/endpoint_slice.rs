@@ -213,7 +213,7 @@ impl Endpoint {
             return None;
         };
         // A field's path costs an allocation, so it is formatted only for invalid endpoints: a
-        // cluster has 100,000 valid ones.
+        // large cluster has 100,000 valid ones.
         let address = match text.as_str().and_then(super::parse_address) {
             Some(address) if why_unusable_or_link_local(address).is_none() => address,
             _ => {

@@ -27,7 +27,7 @@ pub(super) fn place(key: &ipvs::ServiceKey) -> Option<Place> {
     let number = u8::try_from(u16::from(protocol)).ok()?;
     Some(Place {
         address,
-        protocol: Protocol::of_number(number)?,
+        protocol: Protocol::from_number(number)?,
         port,
     })
 }

@@ -29,7 +29,7 @@ impl<D: Dataplane> Proxier<D> {
                 match outcome {
                     Ok(()) => {
                         self.learn(op, now, &mut records);
-                        self.strays.learn(op, &self.known, now);
+                        self.strays.record(op, &self.known, now);
                         self.known.record(op);
                     }
                     Err(failure) => self.fail(op, failure, now),
@@ -156,12 +156,12 @@ impl<D: Dataplane> Proxier<D> {
             .filter(|(_, outcome)| outcome.is_ok())
             .map(|(op, _)| op);
         for op in done {
-            if let Some(key) = op.service_key().filter(|_| Stale::concerns(op)) {
+            if let Some(key) = op.service_key().filter(|_| Stale::may_result_from(op)) {
                 self.unswept.insert(key, *op);
             }
         }
-        let mut stale = Stale::of(self.unswept.values(), self.planner.desired());
-        stale.set_back(self.strays.due(now));
+        let mut stale = Stale::from_ops(self.unswept.values(), self.planner.desired());
+        stale.set_returned(self.strays.due(now));
         if stale.is_empty() {
             self.unswept.clear();
             return None;
@@ -170,11 +170,11 @@ impl<D: Dataplane> Proxier<D> {
         match &result {
             Ok(_) => {
                 self.unswept.clear();
-                self.strays.looked(stale.back());
+                self.strays.record_sweep(stale.returned());
             }
             Err(_) => {
                 self.retries.at_once(now + SWEEP_AGAIN);
-                self.strays.put_off(stale.back(), now + SWEEP_AGAIN);
+                self.strays.postpone(stale.returned(), now + SWEEP_AGAIN);
             }
         }
         Some(result)

@@ -28,7 +28,7 @@ impl Backoff {
     ///
     /// `calm` is the time since the last wait ended, and `asked` the server's `Retry-After`. The wait is
     /// random between half and all of the current limit, and not less than `asked`. If `calm` exceeds
-    /// the limit and [`Self::CALM`], the limit is reset first.
+    /// both the limit and [`Self::CALM`], the limit is reset first.
     pub(super) fn wait(&mut self, calm: Duration, asked: Option<Duration>) -> Duration {
         if calm > self.next.max(Self::CALM) {
             self.next = Self::FIRST;

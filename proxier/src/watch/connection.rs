@@ -22,7 +22,7 @@ use super::{Server, Timeouts};
 const MAX_ERROR_BODY: usize = 64 << 10;
 
 /// The size of hyper's read buffer, in bytes, which also bounds a response's head. Each connection
-/// keeps the buffer while it is open, so this counts five times in the process's memory.
+/// keeps the buffer while it is open, so it counts once per followed kind.
 const MAX_READ: usize = 64 << 10;
 
 /// Time limit for reading the configuration; only a credential plugin needs more than milliseconds.

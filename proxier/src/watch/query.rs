@@ -15,7 +15,7 @@ pub(super) enum Since {
     Any,
     /// Not older than this resource version, so that the store never goes back in time.
     Seen(String),
-    /// The newest, read from etcd.
+    /// The newest: a consistent read.
     Newest,
 }
 

@@ -153,7 +153,7 @@ impl Resource for ServiceCidrs {
     }
 }
 
-/// The locations of all nodes, from their metadata: a complete Node is ten times as large.
+/// The locations of all nodes. Only their metadata is requested.
 pub(super) struct Nodes;
 
 impl Resource for Nodes {

@@ -145,12 +145,11 @@ pub(crate) fn brief<T>(change: &Update<T>) -> String {
         text.extend((!parsed.problems.is_empty()).then_some('!'));
         text
     };
+    let names = |list: &[Parsed<T>]| list.iter().map(name).collect::<Vec<_>>().join(", ");
     match change {
         Update::Apply(parsed) => format!("apply {}", name(parsed)),
         Update::Delete(gone) => format!("delete {gone}"),
-        Update::Reset(all) => {
-            let all: Vec<_> = all.iter().map(name).collect();
-            format!("reset [{}]", all.join(", "))
-        }
+        Update::Reset(all) => format!("reset [{}]", names(all)),
+        Update::Merge(some) => format!("merge [{}]", names(some)),
     }
 }

@@ -20,7 +20,7 @@ fn what_is_learnt_while_the_state_file_cannot_be_written_is_not_forgotten() {
     told(&mut proxier, &[NODE, SERVICE, &back], Input::Whole);
     assert!(!is_recorded(&proxier.sync(START).unwrap()));
     let last = proxier.dataplane.swept.last();
-    let strays = last.map(|stale| stale.back().len());
+    let strays = last.map(|stale| stale.returned().len());
     assert_eq!(strays, Some(1), "it went, and is back");
 
     // What is new does not wait for it.
