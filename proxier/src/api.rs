@@ -1,13 +1,12 @@
-//! Kubernetes objects as they are on the wire, and how they are read.
+//! Kubernetes objects on the wire, and their parsing into the [model](crate::model).
 //!
-//! The types hold only the fields a node needs; everything else is skipped while deserializing.
-//! They are total: a field that is missing, `null` or of the wrong scalar type deserializes all the
-//! same, so that one bad field costs no more than itself. Only a list or a mapping in the wrong
-//! place makes an object unreadable. What the fields mean, and what is done about bad ones, is
-//! decided when the objects are parsed into [`crate::model`]; the rules are kube-proxy's, and where
-//! a bad value needs an answer, the API server's validation and defaulting give it.
+//! The types hold only the fields that a node needs; serde skips all others. A field that is
+//! missing, `null` or of the wrong scalar type still deserializes, so a bad field affects only
+//! itself. Only a list or mapping in the wrong place makes an object unreadable. Parsing into the
+//! model decides what the fields mean and replaces bad values. The rules are those of kube-proxy and,
+//! for bad values, of the API server's validation and defaulting.
 //!
-//! The types know nothing of files: the API server's JSON and manifests go through the same code.
+//! The types do not depend on files: JSON of the API server and manifests are parsed by the same code.
 
 mod address;
 pub mod annotations;
@@ -33,7 +32,7 @@ pub(crate) use service::{ServiceSpec, parse_family};
 
 use serde::{Deserialize, Deserializer};
 
-/// Reads `null` like a missing field, as the API server does.
+/// Deserializes `null` like a missing field, as the API server does.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

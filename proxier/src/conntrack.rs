@@ -1,8 +1,8 @@
-//! Forgetting connections whose endpoint is gone.
+//! Deletes connection-tracking entries that lead to removed endpoints.
 //!
-//! IPVS leaves an entry in the kernel's connection tracking for each flow. A UDP client that keeps
-//! sending keeps its flow alive, and with it the way to an endpoint that is gone, or to no endpoint
-//! at all. TCP notices and connects again; UDP and SCTP flows have to be deleted.
+//! IPVS creates an entry in the kernel's connection tracking for each flow. A UDP client that keeps
+//! sending keeps its entry alive, and its packets then go to the removed endpoint, or to none. A TCP
+//! client notices the failure and opens a new connection; UDP and SCTP flows must be deleted.
 //!
 //! ```text
 //!   Ops, Desired ──▶ Stale ──▶ Client::sweep: one pass over the table, then deletions

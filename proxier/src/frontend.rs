@@ -39,7 +39,7 @@ impl Frontend {
         let number = u8::try_from(u16::from(protocol)).ok()?;
         Some(Self {
             address,
-            protocol: Protocol::of_number(number)?,
+            protocol: Protocol::from_number(number)?,
             port,
         })
     }

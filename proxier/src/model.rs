@@ -1,8 +1,8 @@
-//! What the API server says, reduced to what a node needs.
+//! The cluster's objects, reduced to what a node needs.
 //!
-//! Plain values: no Kubernetes API type, no IPVS type, no I/O. Everything here is already valid;
-//! [`crate::api`] parses objects into these types and reports as [`crate::problem::Problem`] what it
-//! had to leave out.
+//! The types are plain values without Kubernetes API types, IPVS types or I/O, and always valid.
+//! [`crate::api`] parses objects into them and reports invalid parts as
+//! [`Problem`](crate::problem::Problem)s.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,17 +18,17 @@ pub use annotations::{Annotations, SchedulerFlags, TopologyKey, Weights};
 pub use networks::Networks;
 pub use protocol::Protocol;
 
-/// The name of an object; prints as `namespace/name`, or `name` where it is in no namespace.
+/// The name of an object; prints as `namespace/name`, or `name` if it is cluster-scoped.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
-    /// The namespace; empty for objects of the whole cluster, such as Nodes.
+    /// The namespace; empty for cluster-scoped objects, such as Nodes.
     pub namespace: Arc<str>,
     /// The name inside the namespace.
     pub name: Arc<str>,
 }
 
 impl ObjectName {
-    /// The object `name` in `namespace`.
+    /// Returns the name of the object `name` in `namespace`.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -46,14 +46,14 @@ impl fmt::Display for ObjectName {
     }
 }
 
-/// One port of one Service: the unit that is planned; prints as `namespace/name:port`.
+/// The name of a Service's port, the unit of planning; prints as `namespace/name:port`.
 ///
 /// Kubernetes requires port names to be unique inside a Service; a single port may be unnamed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePortName {
     /// The Service.
     pub service: ObjectName,
-    /// The port's name, empty when unnamed.
+    /// The port's name; empty if unnamed.
     pub port: Arc<str>,
 }
 
@@ -89,11 +89,11 @@ impl From<IpAddr> for Family {
 pub struct Cidr(IpNetwork);
 
 impl Cidr {
-    /// Reads `address/length`, tolerating white space around it (as the API server does for source
+    /// Parses `address/length`, ignoring white space around it (as the API server does for source
     /// ranges).
     ///
     /// # Errors
-    /// When the text is not an address, a slash and a prefix length; a bare address is refused.
+    /// If the text is not an address, a slash and a prefix length.
     pub fn parse(text: &str) -> Result<Self, InvalidCidr> {
         let text = text.trim();
         let (_, length) = text.split_once('/').ok_or(InvalidCidr)?;
@@ -106,28 +106,28 @@ impl Cidr {
             .map_err(|_| InvalidCidr)
     }
 
-    /// The network's first address.
+    /// Returns the network's first address.
     pub fn network(&self) -> IpAddr {
         self.0.network()
     }
 
-    /// The prefix length in bits.
+    /// Returns the prefix length in bits.
     pub fn prefix_len(&self) -> u8 {
         self.0.prefix()
     }
 
-    /// The network's family.
+    /// Returns the network's family.
     pub fn family(&self) -> Family {
         self.network().into()
     }
 
-    /// Whether `address` lies in the network; never across families.
+    /// Returns whether `address` is in the network; `false` for the other family.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(address)
     }
 }
 
-/// The network of that address alone.
+/// Converts to the network that contains only the address.
 impl From<IpAddr> for Cidr {
     fn from(address: IpAddr) -> Self {
         Self(address.into())
@@ -148,59 +148,58 @@ impl std::str::FromStr for Cidr {
     }
 }
 
-/// The text is not a network in CIDR form.
+/// The error of parsing a [`Cidr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a network in CIDR form, such as 10.96.0.0/12 or fd00::/112")]
 pub struct InvalidCidr;
 
-/// Which endpoints may serve a kind of traffic (`internalTrafficPolicy`, `externalTrafficPolicy`).
+/// The endpoints that may serve traffic (`internalTrafficPolicy`, `externalTrafficPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrafficPolicy {
     /// All endpoints of the cluster.
     #[default]
     Cluster,
-    /// Only endpoints on the node that the traffic entered.
+    /// Only endpoints on the node that receives the traffic.
     Local,
 }
 
-/// A Service that this node has to serve.
+/// A Service that this node serves.
 ///
 /// # Invariant
-/// Has at least one cluster IP. Headless and `ExternalName` Services and those with a foreign
-/// `service.kubernetes.io/service-proxy-name` never become one of these.
+/// Has at least one cluster IP. Headless and `ExternalName` Services and those with the label
+/// `service.kubernetes.io/service-proxy-name` are never converted to this type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its name.
     pub name: ObjectName,
-    /// `metadata.creationTimestamp` in its RFC 3339 form (UTC, whole seconds), so that text order
-    /// is time order. When two Services claim the same address and port the older one gets it.
+    /// `metadata.creationTimestamp` as RFC 3339 (UTC, whole seconds), whose text order is time
+    /// order. If two Services claim a frontend, the older one gets it.
     pub created: Option<Box<str>>,
     /// Cluster IPs, at most one per family.
     pub cluster_ips: Vec<IpAddr>,
     /// Its ports, in the object's order; (protocol, port) and names are unique.
     pub ports: Vec<ServicePort>,
-    /// How long a client stays with an endpoint after its last connection, in seconds; `None`
-    /// without affinity. 1 to 86,400.
+    /// The timeout of session affinity in seconds, 1 to 86,400; `None` without affinity.
     pub affinity_secs: Option<u32>,
-    /// Who serves traffic to the cluster IPs.
+    /// The endpoints of traffic to the cluster IPs.
     pub internal_policy: TrafficPolicy,
-    /// Who serves traffic to external IPs, load-balancer addresses and node ports.
+    /// The endpoints of traffic to external IPs, load-balancer addresses and node ports.
     pub external_policy: TrafficPolicy,
-    /// `spec.externalIPs`, without duplicates; of the families of the cluster IPs only.
+    /// `spec.externalIPs` of the cluster IPs' families, without duplicates.
     pub external_ips: Vec<IpAddr>,
-    /// `status.loadBalancer.ingress` addresses of mode VIP, without duplicates; of the families of
-    /// the cluster IPs only.
+    /// Addresses of `status.loadBalancer.ingress` with mode VIP, of the cluster IPs' families,
+    /// without duplicates.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`; a family without any is open to every source.
+    /// `spec.loadBalancerSourceRanges`; a family without a range accepts every source.
     pub source_ranges: Vec<Cidr>,
-    /// `spec.healthCheckNodePort`, where it applies.
+    /// `spec.healthCheckNodePort`, if the type and the external policy require one.
     pub health_check_node_port: Option<u16>,
-    /// What its annotations ask for; `None` for most Services.
+    /// The options of its annotations; `None` for most Services.
     pub annotations: Option<Box<Annotations>>,
 }
 
 impl Service {
-    /// Whether its plan depends on where other nodes are.
+    /// Returns whether its plan depends on the regions of other nodes.
     pub fn needs_regions(&self) -> bool {
         let annotations = self.annotations.as_deref();
         let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
@@ -211,31 +210,31 @@ impl Service {
 /// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name, empty when unnamed.
+    /// Its name; empty if unnamed.
     pub name: Arc<str>,
     /// Its protocol.
     pub protocol: Protocol,
-    /// The port that clients address; never 0.
+    /// The port that clients use; never 0.
     pub port: u16,
     /// The node port, if the Service has one; never 0.
     pub node_port: Option<u16>,
 }
 
-/// Some of the endpoints of a Service, of one family.
+/// Endpoints of a Service, of one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// The slice's own name.
+    /// The slice's name.
     pub name: ObjectName,
-    /// The name of the Service in the slice's namespace (label `kubernetes.io/service-name`).
+    /// The Service's name, in the slice's namespace (label `kubernetes.io/service-name`).
     pub service: Arc<str>,
-    /// The ports that every endpoint of the slice listens on.
+    /// The ports of every endpoint of the slice.
     pub ports: Vec<SlicePort>,
     /// The endpoints, in the object's order.
     pub endpoints: Vec<Endpoint>,
 }
 
 impl EndpointSlice {
-    /// The Service whose endpoints these are.
+    /// Returns the Service of the endpoints.
     pub fn service_name(&self) -> ObjectName {
         ObjectName {
             namespace: self.name.namespace.clone(),
@@ -247,32 +246,32 @@ impl EndpointSlice {
 /// A port of an [`EndpointSlice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
-    /// The name of the Service port it belongs to, empty when unnamed.
+    /// The name of the Service port; empty if unnamed.
     pub name: Arc<str>,
     /// Its protocol.
     pub protocol: Protocol,
-    /// The port the endpoints listen on; never 0.
+    /// The port on which the endpoints listen; never 0.
     pub port: u16,
 }
 
-/// A server behind a Service, usually a Pod.
+/// An endpoint of a Service, usually a Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Its address.
     pub address: IpAddr,
-    /// Ready for traffic.
+    /// Condition `ready`: accepts traffic and is not terminating.
     pub is_ready: bool,
-    /// Answers, even if it is terminating.
+    /// Condition `serving`: accepts traffic, even if it is terminating.
     pub is_serving: bool,
-    /// On its way out.
+    /// Condition `terminating`.
     pub is_terminating: bool,
-    /// Where it runs; one value for all endpoints of a node.
+    /// Its node and zone, shared by all endpoints of the node.
     pub location: Arc<Location>,
-    /// Where the control plane wants it used; `None` without hints (most endpoints).
+    /// Its topology hints; `None` for most endpoints.
     pub hints: Option<Box<Hints>>,
 }
 
-/// Where an [`Endpoint`] runs.
+/// The location of an [`Endpoint`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Location {
     /// The node, if known.
@@ -284,13 +283,13 @@ pub struct Location {
 /// Topology hints of an [`Endpoint`] (KEP-2433, KEP-3015).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// Zones whose clients should use the endpoint; empty = no zone hint.
+    /// Zones whose clients should use the endpoint; empty without a zone hint.
     pub zones: Vec<Arc<str>>,
-    /// Nodes whose clients should use the endpoint; empty = no node hint.
+    /// Nodes whose clients should use the endpoint; empty without a node hint.
     pub nodes: Vec<Arc<str>>,
 }
 
-/// A node's object: usually our own.
+/// A node, usually our own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Its name.
@@ -301,12 +300,12 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// Label `topology.kubernetes.io/region`.
     pub region: Option<Arc<str>>,
-    /// `spec.podCIDRs`: where the addresses of its pods come from.
+    /// `spec.podCIDRs`: the networks of its Pods.
     pub pod_cidrs: Vec<Cidr>,
 }
 
 impl Node {
-    /// The node's main address of `family`: what `--nodeport-addresses=primary` means.
+    /// Returns the node's first address of `family`, as `--nodeport-addresses=primary` selects.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         self.addresses
             .iter()
@@ -315,16 +314,16 @@ impl Node {
     }
 }
 
-/// Where a node is: all that has to be known of the others.
+/// The location of a node other than ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodePlace {
+pub struct NodeLocation {
     /// Its name.
     pub name: Arc<str>,
     /// Label `topology.kubernetes.io/region`.
     pub region: Option<Arc<str>>,
 }
 
-/// Networks that the cluster takes cluster IPs from.
+/// Networks from which the cluster allocates cluster IPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidr {
     /// The object's name.
@@ -338,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cidr_drops_host_bits_and_refuses_bare_addresses() {
+    fn a_cidr_drops_host_bits_and_needs_a_length() {
         assert_eq!(
             Cidr::parse("10.0.0.5/8").unwrap(),
             Cidr::parse(" 10.0.0.0/8 ").unwrap()

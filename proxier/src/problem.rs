@@ -1,25 +1,25 @@
-//! Malformed or conflicting input that was worked around.
+//! Malformed or conflicting input, and what was done instead.
 
 use std::fmt;
 
-/// Something in the input that could not be used as it is, and what is done instead.
+/// A value in the input that cannot be used, and what is done instead.
 ///
-/// A Problem never stops anything: the rest of the object and all other objects are served.
+/// A Problem affects only its field or object: all others are served.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The object, as `Kind namespace/name`; a place in a file when the object could not be read.
+    /// The object, as `Kind namespace/name`, or a place in a file if the object is unreadable.
     pub object: String,
-    /// The path of the field, such as `spec.externalIPs[0]`; empty when the whole object is meant.
+    /// The path of the field, such as `spec.externalIPs[0]`; empty for the whole object.
     pub field: String,
     /// The field's value, shortened to [`Problem::MAX_VALUE`] characters.
     pub value: String,
     /// What is wrong with it and what is done instead; lower case, no full stop.
     pub message: String,
-    /// Where the object was read, if from a file.
+    /// The place of the object, if it was read from a file.
     pub source: Option<Source>,
 }
 
-/// A place in a manifest file.
+/// A line of a manifest file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
     /// The file's path.
@@ -35,12 +35,12 @@ impl fmt::Display for Source {
 }
 
 impl Problem {
-    /// The longest value that is kept, in characters; more is cut and marked.
+    /// The maximum length of a value in characters; a longer one is truncated and marked.
     pub const MAX_VALUE: usize = 120;
 
-    /// A problem with `field` of `object`.
+    /// Returns a problem with `field` of `object`.
     ///
-    /// `object` and `value` are shortened, so that hostile input cannot fill logs or memory.
+    /// `object` and `value` are truncated, so that hostile input cannot fill logs or memory.
     pub fn new(
         object: impl fmt::Display,
         field: impl Into<String>,
@@ -56,7 +56,7 @@ impl Problem {
         }
     }
 
-    /// The same problem, with the place in a file where its object was read.
+    /// Sets the place of the object.
     pub fn at(mut self, source: Source) -> Self {
         self.source = Some(source);
         self

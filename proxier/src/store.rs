@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::model::{
-    Cidr, EndpointSlice, Location, Node, NodePlace, ObjectName, Service, ServiceCidr,
+    Cidr, EndpointSlice, Location, Node, NodeLocation, ObjectName, Service, ServiceCidr,
 };
 use crate::packed::pack;
 use crate::problem::Problem;
@@ -59,7 +59,7 @@ pub enum Event {
     ServiceCidrs(Update<ServiceCidr>),
     /// A change of where other nodes are; told only while a Service asks for it
     /// ([`Snapshot::needs_other_nodes`]).
-    Nodes(Update<NodePlace>),
+    Nodes(Update<NodeLocation>),
 }
 
 /// The Services whose plan has to be made again.
@@ -102,7 +102,7 @@ pub struct Snapshot {
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     node: Option<Node>,
     service_cidrs: Objects<ServiceCidr>,
-    nodes: Objects<NodePlace>,
+    nodes: Objects<NodeLocation>,
     has_services: bool,
     has_slices: bool,
     /// How many Services ask where other nodes are.

@@ -1,7 +1,7 @@
-//! The kernel settings that services need: read first, written only where they differ.
+//! The kernel settings that services need. A setting is written only if it differs.
 //!
-//! [`wanted`] is a pure function of what the operator chose, the kernel's version and the number of
-//! processors; [`Roots::apply`] does it. The list is kube-proxy's.
+//! [`desired_settings`] is a pure function of the configuration, the kernel's version and the number
+//! of processors. [`Roots::apply`] writes the settings. The list is kube-proxy's.
 
 use std::fmt;
 use std::io;
@@ -10,48 +10,48 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// What the operator chose.
+/// The operator's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Config {
-    /// Service addresses are not announced on any link (`--ipvs-strict-arp`).
+pub struct SysctlConfig {
+    /// Whether to send no ARP replies for service addresses (`--ipvs-strict-arp`).
     pub strict_arp: bool,
     /// Connection tracking.
     pub conntrack: Conntrack,
 }
 
-/// The settings of connection tracking (`conntrack` in kube-proxy's configuration). `None`, and a
-/// time of 0, leave the kernel's own.
+/// The settings of connection tracking (`conntrack` in kube-proxy's configuration). `None` and a
+/// time of 0 keep the kernel's value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conntrack {
-    /// How many connections per processor are tracked at most; 0 leaves the kernel's limit.
+    /// The limit of tracked connections per processor; 0 keeps the kernel's limit.
     pub max_per_core: Option<u32>,
-    /// How many are tracked at most, where `max_per_core` gives less.
+    /// The lower bound of the limit that results from `max_per_core`.
     pub min: Option<u32>,
-    /// How long an idle TCP connection is remembered; whole seconds.
+    /// The timeout of an idle TCP connection; rounded down to seconds.
     pub tcp_established: Option<Duration>,
-    /// How long a half-closed one is; whole seconds.
+    /// The timeout of a TCP connection in CLOSE_WAIT; rounded down to seconds.
     pub tcp_close_wait: Option<Duration>,
-    /// Packets outside the TCP window are no reason to call them invalid.
+    /// Whether packets outside the TCP window are valid.
     pub tcp_be_liberal: bool,
-    /// How long a UDP flow without an answer is remembered; whole seconds.
+    /// The timeout of a UDP flow without a reply; rounded down to seconds.
     pub udp: Option<Duration>,
-    /// How long one with answers is; whole seconds.
+    /// The timeout of a UDP flow with replies; rounded down to seconds.
     pub udp_stream: Option<Duration>,
 }
 
-/// kube-proxy's bound of what it asks of the kernel.
-const MOST_CONNECTIONS: u32 = 1_048_576;
+/// kube-proxy's upper limit of `nf_conntrack_max`.
+const MAX_CONNECTIONS: u32 = 1_048_576;
 
-/// A setting, and what it should be.
+/// A setting and its desired value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Where it is.
+    /// The setting.
     pub file: File,
-    /// What it should be.
-    pub value: Wanted,
+    /// Its desired value.
+    pub value: DesiredValue,
 }
 
-/// Where a setting is.
+/// The file of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum File {
     /// Under `/proc/sys`.
@@ -60,21 +60,21 @@ pub enum File {
     Module(&'static str),
 }
 
-/// What a setting should be.
+/// The desired value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// This.
+pub enum DesiredValue {
+    /// Exactly this value.
     Exactly(u64),
-    /// This or more.
+    /// This value or a larger one.
     AtLeast(u64),
 }
 
-/// A version of the kernel: its first two numbers.
+/// The first two numbers of a kernel version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelVersion(pub u32, pub u32);
 
 impl KernelVersion {
-    /// Reads a release, such as `6.1.0-18-amd64`.
+    /// Parses a release, such as `6.1.0-18-amd64`.
     pub fn parse(release: &str) -> Option<Self> {
         let mut numbers = release
             .split(|character: char| !character.is_ascii_digit())
@@ -83,24 +83,29 @@ impl KernelVersion {
     }
 }
 
-/// The settings that a node needs, in the order in which to write them.
-pub fn wanted(config: &Config, kernel: KernelVersion, processors: u32) -> Vec<Setting> {
+/// Returns the settings that a node needs, in the order in which to write them.
+pub fn desired_settings(
+    config: &SysctlConfig,
+    kernel: KernelVersion,
+    processors: u32,
+) -> Vec<Setting> {
     use File::{Module, Sysctl};
     let mut settings = Vec::new();
     let mut set = |file, value| settings.push(Setting { file, value });
-    let exactly = Wanted::Exactly;
+    let exactly = DesiredValue::Exactly;
 
-    // Without it nothing that IPVS sends is masqueraded.
+    // IPVS leaves its packets untracked unless this is set, so none of them would be masqueraded.
     set(Sysctl("net/ipv4/vs/conntrack"), exactly(1));
-    // Reused ports cost a second of delay or a wrong endpoint, until the kernel learnt to tell
-    // (Linux 5.9, "ipvs: allow connection reuse for unconfirmed conntrack"). Before 4.1 there is no
-    // such setting.
+    // Before Linux 5.9 ("ipvs: allow connection reuse for unconfirmed conntrack"), a reused client
+    // port costs a second of delay or reaches the wrong endpoint. Before 4.1 the setting does not
+    // exist.
     if (KernelVersion(4, 1)..KernelVersion(5, 9)).contains(&kernel) {
         set(Sysctl("net/ipv4/vs/conn_reuse_mode"), exactly(0));
     }
-    // What was sent to a removed destination finds another one at once.
+    // A connection whose destination was removed expires at its next packet, so that the client's
+    // retry gets another destination.
     set(Sysctl("net/ipv4/vs/expire_nodest_conn"), exactly(1));
-    // Affinity does not hold clients to a destination that is going.
+    // Session affinity does not send new connections to a draining destination.
     set(Sysctl("net/ipv4/vs/expire_quiescent_template"), exactly(1));
     set(Sysctl("net/ipv4/ip_forward"), exactly(1));
     if config.strict_arp {
@@ -109,11 +114,11 @@ pub fn wanted(config: &Config, kernel: KernelVersion, processors: u32) -> Vec<Se
     }
 
     let conntrack = &config.conntrack;
-    if let Some(most) = most_connections(conntrack, processors) {
+    if let Some(most) = max_connections(conntrack, processors) {
         let most = u64::from(most);
         set(Sysctl("net/netfilter/nf_conntrack_max"), exactly(most));
         let hash_size = Module("nf_conntrack/parameters/hashsize");
-        set(hash_size, Wanted::AtLeast(most / 4));
+        set(hash_size, DesiredValue::AtLeast(most / 4));
     }
     if conntrack.tcp_be_liberal {
         set(
@@ -143,19 +148,19 @@ pub fn wanted(config: &Config, kernel: KernelVersion, processors: u32) -> Vec<Se
     settings
 }
 
-/// `conntrack.maxPerCore` and `.min` as kube-proxy takes them: the bound wins over a larger minimum
-/// only when the processors alone go beyond it.
-fn most_connections(conntrack: &Conntrack, processors: u32) -> Option<u32> {
+/// Combines `conntrack.maxPerCore` and `.min` as kube-proxy does: [`MAX_CONNECTIONS`] limits only the
+/// product with the processors, not a larger minimum.
+fn max_connections(conntrack: &Conntrack, processors: u32) -> Option<u32> {
     let per_core = conntrack.max_per_core.filter(|&most| most > 0)?;
     let scaled = per_core.saturating_mul(processors);
-    if scaled > MOST_CONNECTIONS {
-        return Some(MOST_CONNECTIONS);
+    if scaled > MAX_CONNECTIONS {
+        return Some(MAX_CONNECTIONS);
     }
     let most = scaled.max(conntrack.min.unwrap_or(0));
     (most > 0).then_some(most)
 }
 
-/// Where the settings of the machine are.
+/// The directories of the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
     sysctl: PathBuf,
@@ -168,28 +173,28 @@ impl Default for Roots {
     }
 }
 
-/// What became of the settings.
+/// The result of applying settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What was written, with the value before, if it could be read.
+    /// The settings that were written, with their previous values, if readable.
     pub written: Vec<(Setting, Option<u64>)>,
-    /// What is not as it should be.
-    pub refused: Vec<Refused>,
+    /// The settings that could not be written.
+    pub failed: Vec<FailedSetting>,
 }
 
 /// A setting that could not be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct FailedSetting {
     /// The setting.
     pub setting: Setting,
-    /// The value that it has, if it could be read.
+    /// Its current value, if readable.
     pub found: Option<u64>,
-    /// Why.
+    /// The reason.
     pub errno: Option<Errno>,
 }
 
 impl Roots {
-    /// The settings of another machine, or of a test.
+    /// Returns other directories, for tests.
     pub fn at(sysctl: impl Into<PathBuf>, module: impl Into<PathBuf>) -> Self {
         Self {
             sysctl: sysctl.into(),
@@ -197,9 +202,9 @@ impl Roots {
         }
     }
 
-    /// Makes `settings` what they should be, and says what that took.
+    /// Writes those of `settings` whose values differ, and returns the result.
     ///
-    /// Writes nothing where nothing differs; a failure stops nothing else.
+    /// A failure does not affect the other settings.
     pub fn apply(&self, settings: &[Setting]) -> Report {
         let mut report = Report::default();
         for &setting in settings {
@@ -210,7 +215,7 @@ impl Roots {
             }
             match write(&path, setting.value.number()) {
                 Ok(()) => report.written.push((setting, found)),
-                Err(error) => report.refused.push(Refused {
+                Err(error) => report.failed.push(FailedSetting {
                     setting,
                     found,
                     errno: Errno::from_io_error(&error),
@@ -228,7 +233,7 @@ impl Roots {
     }
 }
 
-/// The machine's kernel, as `/proc/sys/kernel/osrelease` has it.
+/// Returns the version of the running kernel.
 pub fn kernel() -> Option<KernelVersion> {
     let uname = rustix::system::uname();
     KernelVersion::parse(uname.release().to_str().ok()?)
@@ -239,12 +244,13 @@ fn read(path: &Path) -> Option<u64> {
 }
 
 fn write(path: &Path, value: u64) -> io::Result<()> {
-    // Not created: a setting that the kernel does not have is not made by making a file.
+    // `create` is not set: outside of /proc a file would be created for a setting that the kernel
+    // lacks.
     let mut file = std::fs::OpenOptions::new().write(true).open(path)?;
     io::Write::write_all(&mut file, value.to_string().as_bytes())
 }
 
-impl Wanted {
+impl DesiredValue {
     fn is_met_by(self, found: u64) -> bool {
         match self {
             Self::Exactly(value) => found == value,
@@ -259,7 +265,7 @@ impl Wanted {
     }
 }
 
-/// As `sysctl -w` takes it, or a path with its value.
+/// The argument of `sysctl -w`, or a path with its value.
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = self.value.number();
@@ -271,35 +277,35 @@ impl fmt::Display for Setting {
 }
 
 impl Report {
-    /// What an operator should know, one line for each reason. Empty when all is well.
-    pub fn complaints(&self) -> Vec<String> {
-        let is_locked = |refused: &&Refused| {
+    /// Returns one line for each reason of a failure; empty without failures.
+    pub fn warnings(&self) -> Vec<String> {
+        let is_locked = |failed: &&FailedSetting| {
             matches!(
-                refused.errno,
+                failed.errno,
                 Some(Errno::ROFS | Errno::ACCESS | Errno::PERM)
             )
         };
         let mut lines = Vec::new();
         let locked: Vec<String> = self
-            .refused
+            .failed
             .iter()
             .filter(is_locked)
-            .map(|refused| refused.setting.to_string())
+            .map(|failed| failed.setting.to_string())
             .collect();
         if !locked.is_empty() {
             lines.push(format!(
-                "kernel settings are read-only for this process (a container has to be privileged \
-                 for that); set them on the node: {}",
+                "kernel settings are read-only for this process (only a privileged container can write \
+                 them); set them on the node: {}",
                 locked.join(" ")
             ));
         }
-        for refused in self.refused.iter().filter(|refused| !is_locked(refused)) {
-            let reason = match refused.errno {
-                Some(Errno::NOENT) => "this kernel has no such setting".to_owned(),
+        for failed in self.failed.iter().filter(|failed| !is_locked(failed)) {
+            let reason = match failed.errno {
+                Some(Errno::NOENT) => "this kernel lacks the setting".to_owned(),
                 Some(errno) => io::Error::from(errno).to_string(),
-                None => "it could not be written".to_owned(),
+                None => "writing failed".to_owned(),
             };
-            lines.push(format!("{}: {reason}", refused.setting));
+            lines.push(format!("{}: {reason}", failed.setting));
         }
         lines
     }
@@ -309,27 +315,27 @@ impl Report {
 mod tests {
     use super::*;
 
-    fn lines(config: &Config, kernel: KernelVersion) -> Vec<String> {
-        let settings = wanted(config, kernel, 4);
+    fn lines(config: &SysctlConfig, kernel: KernelVersion) -> Vec<String> {
+        let settings = desired_settings(config, kernel, 4);
         settings.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn what_kube_proxy_sets() {
+    fn the_settings_are_those_of_kube_proxy() {
         let always = [
             "net.ipv4.vs.conntrack=1",
             "net.ipv4.vs.expire_nodest_conn=1",
             "net.ipv4.vs.expire_quiescent_template=1",
             "net.ipv4.ip_forward=1",
         ];
-        let plain = Config::default();
+        let plain = SysctlConfig::default();
         assert_eq!(lines(&plain, KernelVersion(6, 1)), always);
         assert_eq!(lines(&plain, KernelVersion(5, 9)), always);
         assert_eq!(lines(&plain, KernelVersion(3, 10)), always);
         for old in [KernelVersion(4, 1), KernelVersion(5, 8)] {
             assert_eq!(lines(&plain, old)[1], "net.ipv4.vs.conn_reuse_mode=0");
         }
-        let strict = Config {
+        let strict = SysctlConfig {
             strict_arp: true,
             conntrack: Conntrack {
                 max_per_core: Some(32_768),
@@ -357,14 +363,14 @@ mod tests {
     }
 
     #[test]
-    fn connections_scale_with_processors() {
+    fn the_connection_limit_scales_with_processors() {
         let most = |max_per_core, min, processors| {
             let conntrack = Conntrack {
                 max_per_core,
                 min,
                 ..Conntrack::default()
             };
-            most_connections(&conntrack, processors)
+            max_connections(&conntrack, processors)
         };
         assert_eq!(most(None, Some(131_072), 8), None);
         assert_eq!(most(Some(0), Some(131_072), 8), None);
@@ -375,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn releases() {
+    fn kernel_releases_are_parsed() {
         let version = KernelVersion::parse;
         assert_eq!(
             version("6.1.0-18-amd64").unwrap_or(KernelVersion(0, 0)),
@@ -402,35 +408,35 @@ mod tests {
         let settings = [
             Setting {
                 file: File::Sysctl("net/ipv4/vs/conntrack"),
-                value: Wanted::Exactly(1),
+                value: DesiredValue::Exactly(1),
             },
             Setting {
                 file: File::Sysctl("net/ipv4/ip_forward"),
-                value: Wanted::Exactly(1),
+                value: DesiredValue::Exactly(1),
             },
             Setting {
                 file: File::Sysctl("net/ipv4/missing"),
-                value: Wanted::Exactly(1),
+                value: DesiredValue::Exactly(1),
             },
         ];
         let report = roots.apply(&settings);
         assert_eq!(report.written, [(settings[0], Some(0))]);
         assert_eq!(
-            report.complaints(),
-            ["net.ipv4.missing=1: this kernel has no such setting"]
+            report.warnings(),
+            ["net.ipv4.missing=1: this kernel lacks the setting"]
         );
         assert!(!at("net/ipv4/missing").exists());
         assert_eq!(roots.apply(&settings[..2]), Report::default());
     }
 
     #[test]
-    fn more_than_enough_is_left_alone() {
+    fn a_value_above_the_minimum_is_kept() {
         let (directory, roots) = sandbox();
         std::fs::create_dir(directory.path().join("module")).unwrap();
         let path = directory.path().join("module/size");
         let setting = Setting {
             file: File::Module("size"),
-            value: Wanted::AtLeast(100),
+            value: DesiredValue::AtLeast(100),
         };
         std::fs::write(&path, "200").unwrap();
         assert_eq!(roots.apply(&[setting]), Report::default());
@@ -440,18 +446,18 @@ mod tests {
 
     #[test]
     fn read_only_settings_are_explained_in_one_line() {
-        let settings = wanted(&Config::default(), KernelVersion(6, 1), 1);
-        let refused = settings.iter().map(|&setting| Refused {
+        let settings = desired_settings(&SysctlConfig::default(), KernelVersion(6, 1), 1);
+        let failed = settings.iter().map(|&setting| FailedSetting {
             setting,
             found: Some(0),
             errno: Some(Errno::ROFS),
         });
         let report = Report {
             written: Vec::new(),
-            refused: refused.collect(),
+            failed: failed.collect(),
         };
-        let [line] = &report.complaints()[..] else {
-            panic!("{:?}", report.complaints());
+        let [line] = &report.warnings()[..] else {
+            panic!("{:?}", report.warnings());
         };
         assert!(line.contains("read-only") && line.contains("net.ipv4.ip_forward=1"));
     }

@@ -1,4 +1,4 @@
-//! Following a real API server.
+//! A client that lists and watches the API server.
 //!
 //! ```text
 //!  API server ──JSON──▶ connection ──bytes──▶ json ──object──▶ resource ──▶ Message ──▶ the daemon
@@ -7,17 +7,17 @@
 //!                                             arrive
 //! ```
 //!
-//! Each kind of object is listed once and watched from there on, by a [`follower`](Watch) of its own
-//! over a connection of its own. A list is one [`Update::Reset`](crate::store::Update::Reset); where
-//! the server can stream lists they come over the watch itself, otherwise in pages. Answers are cut
-//! into objects while they arrive and each object is parsed at once, so memory does not grow with
-//! the length of an answer.
+//! A follower per kind lists the objects once and then watches them, over its own connection. A
+//! list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
+//! (KEP-3157), the list arrives over the watch; otherwise it arrives in pages. Responses are split
+//! into objects as bytes arrive, and each object is parsed at once, so memory does not grow with the
+//! length of a response.
 //!
-//! From the first list on nothing that the server does takes anything away: failures are waited out
-//! and told in [`Watch::status`]. A watch goes on where it broke off; only when the server has
-//! forgotten that place does a list follow.
+//! After the first list, a failure of the server removes no object: the follower retries with backoff
+//! and reports the failure in [`Watch::status`]. A watch resumes at its last resource version. The
+//! follower lists again only when the server no longer has that version.
 //!
-//! All of it runs on one thread. Where the receiver does not keep up, reading stops.
+//! All of it runs on one thread. If the receiver falls behind, the followers stop reading.
 
 mod backoff;
 mod connection;
@@ -40,61 +40,61 @@ use tokio::sync::{mpsc, oneshot, watch};
 use self::connection::Connection;
 use self::follower::{Follower, Shared};
 use self::resource::{EndpointSlices, Nodes, OwnNode, ServiceCidrs, Services};
-use self::status::Board;
+use self::status::StatusBoard;
 use crate::problem::Problem;
 use crate::store::Event;
 
-pub use self::status::{Followed, State, Status};
+pub use self::status::{FollowState, KindStatus, Status};
 
-/// What to follow, and where.
+/// Which API server to follow, and how.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Where the API server is.
+pub struct WatchConfig {
+    /// The API server and its credentials.
     pub server: Server,
-    /// The name of our own node; without one no node is followed.
+    /// The name of our own Node; if empty, no Node is followed.
     pub node_name: String,
-    /// How long to wait for what.
+    /// Time limits.
     pub timeouts: Timeouts,
 }
 
-/// Where the API server is and how to be let in.
+/// The API server's address and credentials.
 ///
-/// With neither field set, the environment of a Pod says it: the server's address is a cluster IP
-/// then, which somebody else must serve until we do.
+/// If neither field is set, both come from the environment of the Pod. The address is then a cluster
+/// IP, so another proxy must serve it until this one does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Server {
-    /// A kubeconfig file (`--kubeconfig`); its current context counts.
+    /// A kubeconfig file (`--kubeconfig`), of which the current context is used.
     pub kubeconfig: Option<PathBuf>,
-    /// A URL, or `host:port` for plain HTTP (`--master`): overrides the kubeconfig's address.
+    /// A URL, or `host:port` for plain HTTP (`--master`). Overrides the kubeconfig's address.
     pub master: Option<String>,
 }
 
-/// How long to wait for what.
+/// Time limits of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a TCP connection.
+    /// For opening a TCP connection.
     pub connect: Duration,
-    /// For the head of an answer, and for more of a list that has begun. The API server itself
-    /// gives up after 60 s.
-    pub answer: Duration,
-    /// For a peer that is gone without a word: an established connection over which nothing comes
-    /// back, not even by TCP, is given up within this time.
+    /// For a response's head, and between two chunks of a list. The API server itself gives up after
+    /// 60 s.
+    pub response: Duration,
+    /// For detecting a dead peer: a connection on which not even TCP acknowledgements arrive is
+    /// closed within this time.
     pub dead_peer: Duration,
-    /// For the next line of a watch, from a server that lives but does not answer. The API server
-    /// sends a bookmark about every minute even where nothing happens.
+    /// Between two lines of a watch. Detects a server that acknowledges TCP segments but sends no
+    /// data. The API server sends a bookmark about every minute, even if no object changes.
     pub silence: Duration,
-    /// How long the server is asked to keep up a watch: between this and twice as long, by chance.
-    /// Rounded to seconds.
+    /// The shortest duration of a watch that is requested from the server. Each watch requests a
+    /// random duration between this and twice this, in whole seconds.
     pub watch: Duration,
 }
 
-/// Half-open connections are noticed within 30 s where TCP can tell, and within 150 s where it
-/// cannot.
+/// Half-open connections are detected within 30 s by TCP. A server that hangs is detected within
+/// 150 s: more than two intervals between bookmarks.
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
-            answer: Duration::from_secs(60),
+            response: Duration::from_secs(60),
             dead_peer: Duration::from_secs(30),
             silence: Duration::from_secs(150),
             watch: Duration::from_secs(300),
@@ -102,30 +102,30 @@ impl Default for Timeouts {
     }
 }
 
-/// What is told to the daemon.
+/// A message to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::large_enum_variant,
     reason = "nearly all are events; boxing each would cost more than it saves"
 )]
 pub enum Message {
-    /// The cluster changed; the first [`Reset`](crate::store::Update::Reset) of a kind is the first
-    /// complete view of it.
+    /// Objects changed. The first [`Reset`](crate::store::Update::Reset) of a kind is its first
+    /// complete list.
     Event(Event),
-    /// All that is wrong with objects of one kind and that no [`Event`] carries: problems of our
-    /// own Node, and objects whose name cannot be read. Replaces what was said of the kind before.
+    /// All problems of one kind that no [`Event`] carries: problems of our own Node, and objects
+    /// without a readable name. Replaces the previous list of the kind.
     Problems {
         /// The kind, in the plural.
         kind: &'static str,
-        /// In the order in which they were found; at most 100.
+        /// In the order of detection; at most 100.
         problems: Vec<Problem>,
     },
 }
 
-/// Why nothing can be followed.
+/// Why the watch could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kubeconfig, a certificate or a credential cannot be used, or there is none.
+    /// The kubeconfig, a certificate or a credential is missing or invalid.
     #[error("API server: {0}")]
     Configuration(String),
     /// The thread could not be started.
@@ -133,27 +133,27 @@ pub enum Error {
     Thread(#[from] std::io::Error),
 }
 
-/// The running watch; ends when it is dropped.
+/// A running watch. Dropping it stops it.
 #[derive(Debug)]
 pub struct Watch {
-    board: Arc<Board>,
+    board: Arc<StatusBoard>,
     other_nodes: watch::Sender<bool>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Starts to follow the API server that `config` names, and sends what it tells to `messages`.
+/// Starts a thread that follows the API server of `config` and sends to `messages`.
 ///
-/// The channel bounds how far reading may be ahead of the receiver. When the receiver is dropped,
-/// the watch ends; when the watch ends, the sender is dropped.
+/// The capacity of the channel bounds how many messages are read ahead. If the receiver is dropped,
+/// the watch stops. When the watch stops, it drops the sender.
 ///
 /// # Errors
-/// When the configuration cannot be read. A server that does not answer is no error.
-pub fn start<M>(config: Config, messages: SyncSender<M>) -> Result<Watch, Error>
+/// If the configuration cannot be read. An unreachable server is not an error.
+pub fn start<M>(config: WatchConfig, messages: SyncSender<M>) -> Result<Watch, Error>
 where
     M: From<Message> + Send + 'static,
 {
-    let board = Arc::new(Board::default());
+    let board = Arc::new(StatusBoard::default());
     let (other_nodes, wants_other_nodes) = watch::channel(false);
     let (stop, stopped) = oneshot::channel();
     let (opened, result) = std::sync::mpsc::sync_channel(1);
@@ -164,7 +164,7 @@ where
         .max_blocking_threads(4)
         .thread_keep_alive(Duration::from_secs(1))
         .build()?;
-    let told = board.clone();
+    let thread_board = board.clone();
     let thread = std::thread::Builder::new()
         .name("watch".into())
         .spawn(move || {
@@ -172,10 +172,17 @@ where
             let work = async {
                 let is_open = connection.open().await;
                 let may_go_on = is_open.is_ok();
-                // The receiver waits for exactly this.
+                // Cannot fail: `start` blocks until it receives this.
                 let _ = opened.send(is_open);
                 if may_go_on {
-                    follow(connection, &config, &told, wants_other_nodes, messages).await;
+                    follow(
+                        connection,
+                        &config,
+                        &thread_board,
+                        wants_other_nodes,
+                        messages,
+                    )
+                    .await;
                 }
             };
             runtime.block_on(async {
@@ -184,7 +191,7 @@ where
                     _ = stopped => {}
                 }
             });
-            // A name that is being resolved, a plugin that hangs: nothing to wait for.
+            // A blocked name resolution or credential plugin must not delay the stop.
             runtime.shutdown_background();
         })?;
     let watch = Watch {
@@ -200,15 +207,15 @@ where
     }
 }
 
-/// Follows everything until nobody listens any more.
+/// Follows all kinds until the receiver of `messages` is dropped.
 async fn follow<M: From<Message>>(
     connection: Connection,
-    config: &Config,
-    board: &Board,
+    config: &WatchConfig,
+    board: &StatusBoard,
     wants_other_nodes: watch::Receiver<bool>,
     messages: SyncSender<M>,
 ) {
-    // One message is parsed ahead; the caller's channel is the queue.
+    // Capacity 1: the caller's channel is the queue, and its size the caller's choice.
     let (sender, receiver) = mpsc::channel(1);
     let shared = Shared {
         connection,
@@ -230,12 +237,12 @@ async fn follow<M: From<Message>>(
         Follower::<Nodes>::new(&shared, &board.nodes)
     });
     tokio::select! {
-        () = pass_on(receiver, messages) => {}
+        () = forward(receiver, messages) => {}
         _ = async { tokio::join!(services.run(), slices.run(), cidrs.run(), own_node, other_nodes) } => {}
     }
 }
 
-/// Follows nodes while `wanted`, and forgets them in between.
+/// Follows Nodes while `wanted` is true; deletes them from the store when it becomes false.
 async fn while_wanted<'a>(
     mut wanted: watch::Receiver<bool>,
     follower: impl Fn() -> Follower<'a, Nodes>,
@@ -243,15 +250,17 @@ async fn while_wanted<'a>(
     while wanted.wait_for(|&wanted| wanted).await.is_ok() {
         tokio::select! {
             () = follower().run() => {}
-            _ = wanted.wait_for(|&wanted| !wanted) => follower().forget().await,
+            _ = wanted.wait_for(|&wanted| !wanted) => follower().clear().await,
         }
     }
 }
 
-/// Hands messages to the daemon, which is no async code, and holds them back while its queue is
-/// full. Ends when the daemon hung up.
-async fn pass_on<M: From<Message>>(mut from: mpsc::Receiver<Message>, to: SyncSender<M>) {
-    const FULL: Duration = Duration::from_millis(2);
+/// Forwards messages to the daemon's blocking channel until its receiver is dropped.
+///
+/// A full channel is polled every 2 ms: `SyncSender` has no async `send`, and a blocking one would
+/// keep the thread from noticing a stop.
+async fn forward<M: From<Message>>(mut from: mpsc::Receiver<Message>, to: SyncSender<M>) {
+    const PAUSE: Duration = Duration::from_millis(2);
     while let Some(message) = from.recv().await {
         let mut message = M::from(message);
         loop {
@@ -260,15 +269,15 @@ async fn pass_on<M: From<Message>>(mut from: mpsc::Receiver<Message>, to: SyncSe
                 Err(TrySendError::Full(message)) => message,
                 Err(TrySendError::Disconnected(_)) => return,
             };
-            tokio::time::sleep(FULL).await;
+            tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
 impl Watch {
-    /// Switches on or off that the places of all nodes are followed
-    /// ([`Event::Nodes`]); off at the start. When it is switched off,
-    /// an empty `Reset` follows.
+    /// Switches following of all Nodes' locations ([`Event::Nodes`]) on or off.
+    ///
+    /// It is off at the start. Switching it off sends an empty `Reset`.
     pub fn set_other_nodes(&self, wanted: bool) {
         self.other_nodes.send_if_modified(|is_wanted| {
             let differs = *is_wanted != wanted;
@@ -277,12 +286,12 @@ impl Watch {
         });
     }
 
-    /// How things are.
+    /// Returns the status of each follower.
     pub fn status(&self) -> Status {
         self.board.status()
     }
 
-    /// Ends the watch and waits for its thread, which takes no notable time. No message is sent
+    /// Stops the watch and waits for its thread, which ends within milliseconds. No message is sent
     /// afterwards.
     pub fn stop(mut self) {
         self.end();
@@ -291,7 +300,7 @@ impl Watch {
     fn end(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // A panic in there was printed by the thread and ended the channel.
+            // The thread has printed its own panic, and the receiver notices the closed channel.
             let _ = thread.join();
         }
     }

@@ -1,12 +1,13 @@
-//! Addresses and networks as Kubernetes reads them.
+//! Parsing of addresses and networks by Kubernetes' rules.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::model::Cidr;
 
-/// Reads an address the way Kubernetes has always stored them: IPv4 octets may have leading zeros
-/// (and stay decimal), and an IPv4-mapped IPv6 address is that IPv4 address. Scoped IPv6 addresses
-/// are refused.
+/// Parses an address with the leniency of Go before 1.17, which stored objects rely on.
+///
+/// IPv4 octets may have leading zeros and are decimal. An IPv4-mapped IPv6 address becomes the IPv4
+/// address. A scoped IPv6 address is rejected.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     let address = match text.rsplit_once(':') {
         None => IpAddr::V4(parse_v4(text)?),
@@ -18,7 +19,7 @@ pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Reads a network with the same tolerance; white space around it is ignored.
+/// Parses a network with the same leniency; ignores white space around it.
 pub(super) fn parse_network(text: &str) -> Option<Cidr> {
     let (address, length) = text.trim().split_once('/')?;
     let length: u8 = match length {
@@ -36,9 +37,8 @@ pub(super) fn parse_network(text: &str) -> Option<Cidr> {
     Cidr::parse(&format!("{canonical}/{length}")).ok()
 }
 
-/// Why `address` can never be served or reached through a Service, if it cannot: it means nothing,
-/// or something else on every machine.
-pub(super) fn unusable(address: IpAddr) -> Option<&'static str> {
+/// Returns why `address` cannot be part of a Service, or `None` if it can.
+pub(super) fn why_unusable(address: IpAddr) -> Option<&'static str> {
     let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
     if address.is_unspecified() {
         Some("is the unspecified address")
@@ -51,9 +51,11 @@ pub(super) fn unusable(address: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Why `address` cannot be an endpoint, cluster IP or external IP: also link-local addresses, which
-/// mean something else on every link. The API server refuses the same.
-pub(super) fn special(address: IpAddr) -> Option<&'static str> {
+/// Returns why `address` cannot be an endpoint, cluster IP or external IP, or `None` if it can.
+///
+/// As [`why_unusable`], plus link-local addresses, which identify a host only with an interface. The
+/// API server rejects the same addresses.
+pub(super) fn why_unusable_or_link_local(address: IpAddr) -> Option<&'static str> {
     let is_link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
@@ -61,7 +63,7 @@ pub(super) fn special(address: IpAddr) -> Option<&'static str> {
     if is_link_local {
         Some("is a link-local address")
     } else {
-        unusable(address)
+        why_unusable(address)
     }
 }
 
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_sloppily() {
+    fn addresses_are_parsed_leniently() {
         for (text, canonical) in [
             ("10.0.0.1", "10.0.0.1"),
             ("010.000.00.01", "10.0.0.1"),
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_read_sloppily() {
+    fn networks_are_parsed_leniently() {
         for (text, canonical) in [
             (" 10.1.2.3/28\t", "10.1.2.0/28"),
             ("010.0.0.0/8", "10.0.0.0/8"),

@@ -1,9 +1,9 @@
-//! The annotations of a Service that choose what Kubernetes has no field for.
+//! Annotations of a Service for options that Kubernetes has no field for.
 //!
 //! All are optional, and all values are strings (quote numbers in YAML). White space around a value
-//! and around the entries of a list is ignored. A value that cannot be used is a Problem, and the
-//! cluster's default applies as if the annotation were not there; so is any other name under the
-//! prefix `ipvs-proxier.io/`, because it is likely a misspelled one.
+//! and around list entries is ignored. An invalid value is a Problem, and the cluster's default
+//! applies. An unknown name with the prefix `ipvs-proxier.io/` is a Problem too, because it is
+//! probably misspelled.
 //!
 //! | annotation | value | default |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | [`WEIGHTS`] | weights by address, node or zone | 1 for every endpoint |
 //! | [`DRAIN_SECONDS`] | 0 to 86,400 | the daemon's drain time |
 //! | [`IDLE_TIMEOUT`] | 1 to 86,400 | the kernel's timeouts |
-//! | [`TOPOLOGY_KEYS`] | how near endpoints must be | anywhere, as hints say |
+//! | [`TOPOLOGY_KEYS`] | the preferred locations of endpoints | topology hints |
 //!
 //! ```yaml
 //! apiVersion: v1
@@ -34,26 +34,27 @@ use super::scalar::Scalar;
 use crate::model::{Annotations, SchedulerFlags, TopologyKey};
 use crate::store::Interner;
 
-/// What the names of all our annotations begin with.
+/// The prefix of all annotations of this proxy.
 pub const PREFIX: &str = "ipvs-proxier.io/";
 
-/// The IPVS scheduler of the Service's virtual servers: a name such as `rr`, `wrr`, `lc`, `wlc`,
-/// `sh`, `mh`, of at most 15 letters, digits, `-` and `_`.
+/// The IPVS scheduler of the Service's virtual servers, such as `rr`, `wrr`, `lc`, `wlc`, `sh` or
+/// `mh`: at most 15 letters, digits, `-` and `_`.
 ///
-/// Whether the kernel has it shows when it is programmed; where it has not, the cluster's default
-/// is used and that is reported.
+/// If the kernel lacks the scheduler, the cluster's default is used and a Problem is reported. The
+/// kernel loads schedulers on demand, so this is known only after the first attempt.
 ///
 /// ```yaml
 /// ipvs-proxier.io/scheduler: wlc
 /// ```
 pub const SCHEDULER: &str = "scheduler";
 
-/// Flags of the schedulers `sh` and `mh`, separated by commas; a Problem when [`SCHEDULER`] names
-/// another one.
+/// Flags of the schedulers `sh` and `mh`, separated by commas; a Problem if [`SCHEDULER`] names
+/// another scheduler.
 ///
-/// `fallback`: a client whose endpoint takes no connections gets another one instead of an error.
-/// `port`: the client's port is hashed too, so that its connections spread. `none`: neither. They
-/// replace the default flags, of which only `mh` has one: `port`, as in kube-proxy.
+/// `fallback`: if the selected endpoint accepts no connections, another one is selected instead of
+/// rejecting the client. `port`: the client's port is hashed too, which spreads one client's
+/// connections. `none`: neither. The value replaces the default flags: `port` for `mh`, as in
+/// kube-proxy, and none for `sh`.
 ///
 /// ```yaml
 /// ipvs-proxier.io/scheduler: mh
@@ -61,10 +62,12 @@ pub const SCHEDULER: &str = "scheduler";
 /// ```
 pub const SCHEDULER_FLAGS: &str = "scheduler-flags";
 
-/// How many new connections endpoints get in relation to each other, for the schedulers that heed
-/// weights (`rr`, `lc` and `dh` heed no weight but 0, and other weights for them are a Problem): entries of the form `<which>:<weight>`, separated by commas, at most 1,000 of them.
+/// The relative numbers of new connections of the endpoints: entries of the form `<key>:<weight>`,
+/// separated by commas, at most 1,000.
 ///
-/// | which | endpoints |
+/// The schedulers `rr`, `lc` and `dh` ignore weights except 0; other weights for them are a Problem.
+///
+/// | key | endpoints |
 /// |---|---|
 /// | `10.0.0.1`, `[fd00::1]` | with that address; IPv6 in brackets |
 /// | `10.0.0.0/24`, `[fd00::/64]` | in that network |
@@ -72,58 +75,59 @@ pub const SCHEDULER_FLAGS: &str = "scheduler-flags";
 /// | `zone=<name>` | in that zone |
 /// | `*` | all others; their weight is 1 without this entry |
 ///
-/// The most exact entry counts, wherever it stands: an address before a network, a longer prefix
-/// before a shorter one, any of these before a node, a node before a zone, a zone before `*`. Two
-/// entries for the same thing are a mistake. Weights are 0 to 65,535; an endpoint of weight 0 gets
-/// no new connections and keeps those it has. Whether an endpoint is chosen at all does not depend
-/// on weights: if all chosen ones have weight 0, clients are refused.
+/// The most specific entry applies, in any order of entries: an address before a network, a longer
+/// prefix before a shorter one, a network before a node, a node before a zone, a zone before `*`. A
+/// key may occur only once. Weights are 0 to 65,535. An endpoint of weight 0 gets no new connections
+/// and keeps the existing ones. Weights do not influence which endpoints are selected: if all
+/// selected ones have weight 0, clients are rejected.
 ///
 /// ```yaml
 /// ipvs-proxier.io/weights: "zone=a:3, zone=b:1, node=n7:0, 10.0.0.1:10, [fd00::/64]:2, *:1"
 /// ```
 pub const WEIGHTS: &str = "weights";
 
-/// How long an endpoint that left the Service keeps its TCP connections, in seconds from 0 to
-/// 86,400; 0 takes it out at once.
+/// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes it
+/// at once.
 ///
 /// ```yaml
 /// ipvs-proxier.io/drain-seconds: "600"
 /// ```
 pub const DRAIN_SECONDS: &str = "drain-seconds";
 
-/// After how many seconds without a packet a connection may be forgotten, from 1 to 86,400.
+/// The idle timeout of connections, in seconds from 1 to 86,400.
 ///
-/// The kernel's IPVS has one such time for all TCP connections and one for all UDP flows of a
-/// network namespace, and none per Service. So this is for where connections are ours to end, in
-/// userspace; where the kernel's IPVS is programmed it is a Problem and nothing else.
+/// Only the userspace dataplane can apply it. The kernel's IPVS has one timeout for all TCP
+/// connections and one for all UDP flows of a network namespace, so there the annotation only
+/// produces a Problem.
 ///
 /// ```yaml
 /// ipvs-proxier.io/idle-timeout: "3600"
 /// ```
 pub const IDLE_TIMEOUT: &str = "idle-timeout";
 
-/// How near endpoints must be: a list of keys, separated by commas, the first choice first. The
-/// endpoints of the first key that leaves any serve; when no key does, none serve.
+/// The preferred locations of endpoints: a list of keys, separated by commas, in order of preference.
+/// The first key that matches an endpoint selects the endpoints. If no key matches, no endpoint
+/// serves.
 ///
 /// | key | endpoints |
 /// |---|---|
 /// | `kubernetes.io/hostname` | on this node |
 /// | `topology.kubernetes.io/zone` | in this node's zone |
 /// | `topology.kubernetes.io/region` | on nodes in this node's region |
-/// | `*` | all; only at the end |
+/// | `*` | all; must be the last key |
 ///
-/// An endpoint of this node is near by every key; any other one whose place is unknown by none but
-/// `*`. While Node objects cannot be read, all endpoints are near by the keys that need them, and
-/// that is a Problem: better served from afar than refused. Being ready counts more than being near: terminating endpoints are asked only when no key
-/// leaves a ready one. The keys replace topology hints
-/// (`spec.trafficDistribution`), and they restrict what the traffic policies allow, not widen it.
-///
+/// An endpoint on this node matches every key. Any other endpoint of unknown location matches only
+/// `*`. If Node objects cannot be read, all endpoints match the keys that need them, and that is a
+/// Problem: a distant endpoint is better than a rejected client. Readiness precedes location:
+/// terminating endpoints are used only if no key matches a ready one. The keys replace topology
+/// hints (`spec.trafficDistribution`). They restrict the endpoints that the traffic policies allow
+/// and never add to them.
 /// ```yaml
 /// ipvs-proxier.io/topology-keys: "topology.kubernetes.io/zone, topology.kubernetes.io/region, *"
 /// ```
 pub const TOPOLOGY_KEYS: &str = "topology-keys";
 
-/// All names, without the prefix.
+/// All names without the prefix.
 const NAMES: [&str; 6] = [
     SCHEDULER,
     SCHEDULER_FLAGS,
@@ -133,14 +137,14 @@ const NAMES: [&str; 6] = [
     TOPOLOGY_KEYS,
 ];
 
-/// The longest time that can be asked for: a day.
+/// The longest accepted time: a day.
 const MAX_SECS: u32 = 86_400;
-/// The longest name of a scheduler that the kernel can look up.
+/// The longest scheduler name: the kernel's `IP_VS_SCHEDNAME_MAXLEN` less the final NUL.
 const MAX_SCHEDULER: usize = 15;
-/// The schedulers that have flags.
-const HASHING: [&str; 2] = ["sh", "mh"];
+/// The schedulers with flags.
+const SCHEDULERS_WITH_FLAGS: [&str; 2] = ["sh", "mh"];
 
-/// Reads the annotations of a Service; `None` when there is nothing of ours among them.
+/// Parses the annotations of a Service. Returns `None` if it has no valid one of this proxy.
 pub(super) fn read(
     wire: &metadata::Annotations,
     interner: &mut Interner,
@@ -149,30 +153,35 @@ pub(super) fn read(
     let mut read = Annotations::default();
     for (name, value) in &wire.ours {
         match &**name {
-            SCHEDULER => read.scheduler = usable(name, value, scheduler, findings),
-            SCHEDULER_FLAGS => read.scheduler_flags = usable(name, value, flags, findings),
+            SCHEDULER => read.scheduler = parse_or_default(name, value, scheduler, findings),
+            SCHEDULER_FLAGS => {
+                read.scheduler_flags = parse_or_default(name, value, flags, findings)
+            }
             WEIGHTS => {
                 let parse = |text: &str| weights::parse(text, interner);
-                read.weights = usable(name, value, parse, findings);
+                read.weights = parse_or_default(name, value, parse, findings);
             }
             DRAIN_SECONDS => {
-                read.drain_secs = usable(name, value, |text| seconds(text, 0), findings);
+                read.drain_secs = parse_or_default(name, value, |text| seconds(text, 0), findings);
             }
             IDLE_TIMEOUT => {
-                read.idle_timeout_secs = usable(name, value, |text| seconds(text, 1), findings);
+                read.idle_timeout_secs =
+                    parse_or_default(name, value, |text| seconds(text, 1), findings);
             }
-            TOPOLOGY_KEYS => read.topology_keys = usable(name, value, topology_keys, findings),
+            TOPOLOGY_KEYS => {
+                read.topology_keys = parse_or_default(name, value, topology_keys, findings)
+            }
             _ => {
-                let message = format!("is none of {}; ignored", NAMES.join(", "));
+                let message = format!("is not one of {}; ignored", NAMES.join(", "));
                 findings.add(FIELD, format_args!("{PREFIX}{name}"), message);
             }
         }
     }
     if let (Some(scheduler), Some(_)) = (&read.scheduler, read.scheduler_flags)
-        && !HASHING.contains(&&**scheduler)
+        && !SCHEDULERS_WITH_FLAGS.contains(&&**scheduler)
     {
         let field = format!("{FIELD}[{PREFIX}{SCHEDULER_FLAGS}]");
-        let message = "is for the schedulers sh and mh only; ignored";
+        let message = "has no flags, only sh and mh have; the flags are ignored";
         findings.add(field, scheduler, message);
         read.scheduler_flags = None;
     }
@@ -181,8 +190,8 @@ pub(super) fn read(
 
 const FIELD: &str = "metadata.annotations";
 
-/// What `parse` makes of a value; what it has against it becomes a Problem.
-fn usable<T>(
+/// Parses a value with `parse`. An error becomes a Problem.
+fn parse_or_default<T>(
     name: &str,
     value: &Scalar,
     parse: impl FnOnce(&str) -> Result<T, String>,
@@ -209,7 +218,7 @@ fn scheduler(text: &str) -> Result<Box<str>, String> {
         Ok(text.into())
     } else {
         Err(format!(
-            "is not the name of a scheduler: at most {MAX_SCHEDULER} letters, digits, - and _"
+            "is not a scheduler name of at most {MAX_SCHEDULER} letters, digits, - and _"
         ))
     }
 }
@@ -239,7 +248,7 @@ fn seconds(text: &str, least: u32) -> Result<u32, String> {
         .ok_or_else(|| format!("is not a whole number from {least} to {MAX_SECS}"))
 }
 
-/// A number of plain digits: no sign, no blanks.
+/// Parses a number of digits only: no sign, no white space.
 fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_digits.then(|| text.parse().ok()).flatten()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::address::special;
+use super::address::why_unusable_or_link_local;
 use super::findings::Findings;
 use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
@@ -16,7 +16,7 @@ use crate::model::{self, Family, Hints};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
 
-/// Who manages slices that copy a legacy Endpoints object.
+/// The manager of slices that copy a legacy Endpoints object.
 const MIRRORING_CONTROLLER: &str = "endpointslicemirroring-controller.k8s.io";
 
 /// `discovery.k8s.io/v1` `EndpointSlice`.
@@ -79,14 +79,13 @@ struct Hint {
 }
 
 impl EndpointSlice {
-    /// Reads the object.
+    /// Parses the object.
     ///
-    /// Only the first address of an endpoint counts: the others were never given a meaning. A slice
-    /// of type `FQDN` holds nothing this proxy could reach and is passed over without a word, as is
-    /// a slice of a headless Service.
+    /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning for
+    /// the others. A slice of type `FQDN` or of a headless Service yields no object and no problem.
     ///
     /// # Errors
-    /// When the object has no valid name, so that nothing can be said about it.
+    /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::EndpointSlice>, Problem> {
         let name = self.metadata.object_name("EndpointSlice", interner)?;
         let mut findings = Findings::new("EndpointSlice", &name);
@@ -98,7 +97,7 @@ impl EndpointSlice {
         })
     }
 
-    /// The Service whose Endpoints object this slice is a copy of, if it is one.
+    /// Returns the Service whose Endpoints object this slice copies, if it is a copy.
     pub(crate) fn mirrored_service(&self) -> Option<&str> {
         let labels = &self.metadata.labels;
         let is_copy = labels.managed_by.as_str() == Some(MIRRORING_CONTROLLER);
@@ -157,9 +156,9 @@ impl EndpointSlice {
     }
 }
 
-/// Reads the ports found at `at`, in the object's order.
+/// Parses the ports at the path `at`, in the object's order.
 ///
-/// A port without a name is the unnamed one: the API server fills the name in, manifests need not.
+/// A port without a name is the unnamed one: the API server adds the empty name, manifests need not.
 pub(super) fn slice_ports(
     at: &str,
     wire: &[SlicePort],
@@ -183,7 +182,7 @@ pub(super) fn slice_ports(
             findings.add(
                 format!("{at}.name"),
                 name,
-                "was already given; the port is skipped",
+                "is the name of an earlier port too; the port is skipped",
             );
             continue;
         }
@@ -213,12 +212,13 @@ impl Endpoint {
             );
             return None;
         };
-        // Most endpoints are fine, and there are many: the path is only written for the others.
+        // A field's path costs an allocation, so it is formatted only for invalid endpoints: a
+        // large cluster has 100,000 valid ones.
         let address = match text.as_str().and_then(super::parse_address) {
-            Some(address) if special(address).is_none() => address,
+            Some(address) if why_unusable_or_link_local(address).is_none() => address,
             _ => {
                 let field = format!("endpoints[{index}].addresses[0]");
-                findings.address(&field, text, special, instead)?
+                findings.address(&field, text, why_unusable_or_link_local, instead)?
             }
         };
         if Family::from(address) != family {
@@ -270,14 +270,14 @@ impl Endpoint {
         }
         let zone = self.zone.as_str().filter(|zone| is_zone(zone));
         if zone.is_none() {
-            let message = "is not a zone; the endpoint's zone is taken as unknown";
+            let message = "is not a zone; the endpoint's zone is unknown";
             findings.add(format!("endpoints[{index}].zone"), &self.zone, message);
         }
         zone
     }
 }
 
-/// The node an endpoint runs on, in lower case.
+/// Parses the name of an endpoint's node, in lower case.
 pub(super) fn node_name<'a>(
     field: impl FnOnce() -> String,
     value: &'a Scalar,
@@ -298,7 +298,7 @@ pub(super) fn node_name<'a>(
     findings.add(
         field(),
         value,
-        "is not a node's name; the endpoint's node is taken as unknown",
+        "is not a node name; the endpoint's node is unknown",
     );
     None
 }

@@ -1,11 +1,11 @@
-//! Legacy Endpoints objects on the wire, and the slices that stand for them.
+//! Legacy Endpoints objects on the wire, and their mirroring to EndpointSlices.
 //!
-//! In a cluster the control plane mirrors such objects to EndpointSlices and a proxy never sees
-//! them. Where there is no control plane the mirroring is done here, by the same rules.
+//! In a cluster the control plane mirrors them, and a proxy reads only the slices. Manifests have no
+//! control plane, so the mirroring is done here, by the same rules.
 
 use serde::Deserialize;
 
-use super::address::special;
+use super::address::why_unusable_or_link_local;
 use super::endpoint_slice::{SlicePort, node_name, slice_ports};
 use super::findings::Findings;
 use super::metadata::Metadata;
@@ -15,7 +15,7 @@ use crate::model::{self, Family, ObjectName};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
 
-/// How many addresses of a subset are mirrored, as in the control plane.
+/// The maximum number of mirrored addresses of a subset, as in the control plane.
 const MAX_ADDRESSES: usize = 1000;
 
 /// `v1` `Endpoints`.
@@ -47,24 +47,24 @@ struct SubsetAddress {
 }
 
 impl Endpoints {
-    /// Whether the object asks for a copy: it carries neither the label
+    /// Returns whether the object may be mirrored: it has neither the label
     /// `endpointslice.kubernetes.io/skip-mirror` nor the annotation of a leader election.
     ///
-    /// The control plane also wants its Service to exist and to have no selector, which the object
-    /// itself cannot tell.
+    /// The control plane also requires that its Service exists and has no selector, which the
+    /// caller must check.
     pub(crate) fn wants_mirror(&self) -> bool {
         self.metadata.labels.skip_mirror.to_string() != "true"
             && self.metadata.annotations.leader == Scalar::Absent
     }
 
-    /// The slices that stand for the object: one per subset and family that has addresses, in the
-    /// object's order, named `<name>-mirrored-<subset>-<family>`.
+    /// Returns the slices of the object: one per subset and family with addresses, in the object's
+    /// order, named `<name>-mirrored-<subset>-<family>`.
     ///
-    /// The problems are the Endpoints object's; they are in the first slice, which therefore exists
-    /// whenever there is something to say.
+    /// The first slice carries the problems of the Endpoints object. If there are problems but no
+    /// addresses, it is a slice without an object.
     ///
     /// # Errors
-    /// When the object has no valid name, so that nothing can be said about it.
+    /// If the object has no valid name.
     pub fn mirror(
         &self,
         interner: &mut Interner,
@@ -118,7 +118,9 @@ impl Subset {
                 Some(place) => format!("{at}.notReadyAddresses[{place}]"),
             };
             if v4.len() + v6.len() == MAX_ADDRESSES {
-                let message = format!("the subset has more than {MAX_ADDRESSES}; the rest is left");
+                let message = format!(
+                    "exceeds {MAX_ADDRESSES} addresses of the subset; this and later ones are ignored"
+                );
                 findings.add(at, &address.ip, message);
                 break;
             }
@@ -152,12 +154,17 @@ impl SubsetAddress {
         findings: &mut Findings,
     ) -> Option<model::Endpoint> {
         let instead = "the address is skipped";
-        let address = findings.address(&format!("{at}.ip"), &self.ip, special, instead)?;
+        let address = findings.address(
+            &format!("{at}.ip"),
+            &self.ip,
+            why_unusable_or_link_local,
+            instead,
+        )?;
         let field = || format!("{at}.nodeName");
         Some(model::Endpoint {
             address,
             is_ready,
-            // The copies leave the other conditions out, and proxies read that as these values.
+            // The control plane's copies lack these conditions, and these are the API's defaults.
             is_serving: true,
             is_terminating: false,
             location: {

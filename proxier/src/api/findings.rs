@@ -1,4 +1,4 @@
-//! Reading fields of one object, and remembering what was wrong with them.
+//! Parsing of an object's fields with a list of its problems.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -9,12 +9,12 @@ use super::scalar::Scalar;
 use crate::model::Protocol;
 use crate::problem::Problem;
 
-/// How much of what is wrong with one object is listed.
+/// The maximum number of problems that are listed for one object.
 const MAX_PROBLEMS: usize = 100;
 
-/// What was wrong with one object, collected while its fields are read.
+/// The problems of one object, collected while its fields are parsed.
 ///
-/// Every reader says in `instead` what is done about a bad value.
+/// The parameter `instead` of the methods says what replaces a bad value.
 pub(super) struct Findings {
     object: String,
     problems: Vec<Problem>,
@@ -40,7 +40,7 @@ impl Findings {
                     .push(Problem::new(&self.object, field, value, message));
             }
             MAX_PROBLEMS => {
-                let message = "more is wrong with this object; it is not listed";
+                let message = "has more problems, which are not listed";
                 self.problems
                     .push(Problem::new(&self.object, "", "", message));
             }
@@ -48,7 +48,7 @@ impl Findings {
         }
     }
 
-    /// A string; `None` when absent, and when it is of another type.
+    /// Parses a string. Returns `None` if it is absent or of another type.
     pub(super) fn text<'a>(
         &mut self,
         field: &str,
@@ -62,7 +62,7 @@ impl Findings {
         text
     }
 
-    /// An address that `refuse` has nothing against.
+    /// Parses an address for which `refuse` returns no reason.
     pub(super) fn address(
         &mut self,
         field: &str,
@@ -81,7 +81,7 @@ impl Findings {
         Some(address)
     }
 
-    /// A port from 1 to 65535.
+    /// Parses a port from 1 to 65535.
     pub(super) fn port(&mut self, field: &str, value: &Scalar, instead: &str) -> Option<u16> {
         let port = match value {
             Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),
@@ -93,7 +93,7 @@ impl Findings {
         port
     }
 
-    /// A port's name; empty when absent.
+    /// Parses a port's name, which is empty if absent.
     pub(super) fn port_name<'a>(
         &mut self,
         field: &str,
@@ -110,7 +110,7 @@ impl Findings {
         name
     }
 
-    /// A protocol; TCP when absent.
+    /// Parses a protocol, which is TCP if absent.
     pub(super) fn protocol(
         &mut self,
         field: &str,
@@ -131,7 +131,7 @@ impl Findings {
         None
     }
 
-    /// A boolean; `default` when absent, and when it is something else.
+    /// Parses a boolean. Returns `default` if it is absent or of another type.
     pub(super) fn flag(&mut self, field: &str, value: &Scalar, default: bool) -> bool {
         match value {
             Scalar::Absent => default,
@@ -140,15 +140,14 @@ impl Findings {
                 self.add(
                     field,
                     value,
-                    format!("is not true or false; taken as {default}"),
+                    format!("is not true or false; {default} is used"),
                 );
                 default
             }
         }
     }
 
-    /// One of a few words; the first, which is the default, when absent and when it is no such
-    /// word.
+    /// Parses one of `words`. Returns the first if the value is absent or none of them.
     pub(super) fn choice<T: Copy, const N: usize>(
         &mut self,
         field: &str,
@@ -169,14 +168,14 @@ impl Findings {
                 self.add(
                     field,
                     value,
-                    format!("is not one of {list}; taken as {default_word}"),
+                    format!("is not one of {list}; {default_word} is used"),
                 );
                 default
             }
         }
     }
 
-    /// Everything that was found.
+    /// Returns the problems.
     pub(super) fn into_problems(self) -> Vec<Problem> {
         self.problems
     }

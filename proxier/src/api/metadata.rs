@@ -1,4 +1,4 @@
-//! What all objects have in common.
+//! The metadata of objects.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::model::ObjectName;
 use crate::problem::Problem;
 use crate::store::Interner;
 
-/// The annotation by which leader elections mark the objects they (ab)use.
+/// The annotation of an object that serves only as the lock of a leader election.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
 /// `metadata` of an object.
@@ -30,7 +30,7 @@ pub struct Metadata {
     pub(crate) annotations: Annotations,
 }
 
-/// The labels that are read, each where it means something.
+/// The labels that some kind uses.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
 pub(crate) struct Labels {
@@ -50,16 +50,16 @@ pub(crate) struct Labels {
     pub(crate) region: Scalar,
 }
 
-/// The annotations that are read.
+/// The annotations that are used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Annotations {
-    /// `control-plane.alpha.kubernetes.io/leader`: the object is not what it seems.
+    /// `control-plane.alpha.kubernetes.io/leader`: the object is only a lock.
     pub(crate) leader: Scalar,
-    /// Ours, by their names without the prefix, in the object's order.
+    /// Those of this proxy, by their names without the prefix, in the object's order.
     pub(super) ours: Vec<(Box<str>, Scalar)>,
 }
 
-/// By hand, because of the names only those that begin with our prefix are kept, known or not.
+/// Written by hand, because all names with our prefix are kept, known or not, and no others.
 impl<'de> Deserialize<'de> for Annotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(AnnotationsVisitor)
@@ -94,10 +94,10 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
 }
 
 impl Metadata {
-    /// The object's name; an object without a namespace is in `default`, where kubectl puts it.
+    /// Returns the object's name. An object without a namespace is in `default`, as for kubectl.
     ///
     /// # Errors
-    /// When the name or the namespace is none that the API server would accept.
+    /// If the API server would reject the name or the namespace.
     pub(crate) fn object_name(
         &self,
         kind: &str,
@@ -120,10 +120,10 @@ impl Metadata {
         })
     }
 
-    /// The name of an object that is in no namespace.
+    /// Returns the name of a cluster-scoped object.
     ///
     /// # Errors
-    /// When the name is none that the API server would accept.
+    /// If the API server would reject the name.
     pub(crate) fn cluster_name(&self, kind: &str) -> Result<&str, Problem> {
         self.name
             .as_str()
@@ -134,7 +134,7 @@ impl Metadata {
             })
     }
 
-    /// The same as the name of an object in no namespace.
+    /// Returns the same as an [`ObjectName`].
     ///
     /// # Errors
     /// As [`Metadata::cluster_name`].
@@ -147,18 +147,14 @@ impl Metadata {
         Ok(ObjectName::new(interner.intern(""), interner.intern(name)))
     }
 
-    /// `creationTimestamp` in the form that sorts by time.
+    /// Returns `creationTimestamp` as text that sorts by time.
     pub(super) fn created(&self, findings: &mut Findings) -> Option<Box<str>> {
         let field = "metadata.creationTimestamp";
-        let text = findings.text(field, &self.creation_timestamp, "taken as unknown")?;
+        let text = findings.text(field, &self.creation_timestamp, "ignored")?;
         if is_utc_second(text) {
             return Some(text.into());
         }
-        findings.add(
-            field,
-            text,
-            "is not a UTC time in whole seconds; taken as unknown",
-        );
+        findings.add(field, text, "is not a UTC time in whole seconds; ignored");
         None
     }
 
@@ -172,14 +168,14 @@ impl Metadata {
     }
 }
 
-/// Whether `text` is a DNS label (RFC 1123): the form of namespaces and port names.
+/// Returns whether `text` is a DNS label (RFC 1123), as namespaces and port names are.
 pub(super) fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_name_part(text)
 }
 
-/// Whether `text` is a DNS name in lower case (RFC 1123 subdomain): the form of object names.
+/// Returns whether `text` is an RFC 1123 subdomain, as object names are.
 ///
-/// Only the whole is limited in length, as in the API server's validation.
+/// Only the total length is limited, as in the API server's validation.
 pub(super) fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_name_part)
 }
@@ -192,7 +188,7 @@ fn is_name_part(part: &str) -> bool {
         && !part.ends_with('-')
 }
 
-/// Whether `text` is a time such as `2026-11-21T02:54:59Z`, the only form the API server writes.
+/// Returns whether `text` is a time such as `2026-11-21T02:54:59Z`, the API server's only format.
 fn is_utc_second(text: &str) -> bool {
     let pattern = b"dddd-dd-ddTdd:dd:ddZ";
     text.len() == pattern.len()

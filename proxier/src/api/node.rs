@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::address::{parse_network, unusable};
+use super::address::{parse_network, why_unusable};
 use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
@@ -25,8 +25,8 @@ pub struct Node {
     status: NodeStatus,
 }
 
-/// `v1` `Node`, of which only the labels count: any other node's. A `meta.k8s.io/v1`
-/// `PartialObjectMetadata` is read just as well.
+/// `v1` `Node` reduced to its labels, for nodes other than ours. Also deserializes from a
+/// `meta.k8s.io/v1` `PartialObjectMetadata`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
 pub struct NodeLabels {
@@ -58,10 +58,10 @@ struct NodeAddress {
 }
 
 impl Node {
-    /// Reads the object: internal addresses first, then external ones; host names are passed over.
+    /// Parses the object: internal addresses, then external ones; host names are ignored.
     ///
     /// # Errors
-    /// When the object has no valid name, so that nothing can be said about it.
+    /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<(model::Node, Vec<Problem>), Problem> {
         let name = self.metadata.cluster_name("Node")?;
         let mut findings = Findings::new("Node", name);
@@ -72,7 +72,7 @@ impl Node {
                     continue;
                 }
                 let field = format!("status.addresses[{index}].address");
-                let address = findings.address(&field, &entry.address, unusable, "left out");
+                let address = findings.address(&field, &entry.address, why_unusable, "ignored");
                 addresses.extend(address.filter(|address| !addresses.contains(address)));
             }
         }
@@ -80,30 +80,33 @@ impl Node {
         let node = model::Node {
             name: interner.intern(name),
             addresses,
-            zone: place("zone", &labels.zone, interner, &mut findings),
-            region: place("region", &labels.region, interner, &mut findings),
+            zone: zone_or_region("zone", &labels.zone, interner, &mut findings),
+            region: zone_or_region("region", &labels.region, interner, &mut findings),
             pod_cidrs: self.pod_cidrs(&mut findings),
         };
         Ok((node, findings.into_problems()))
     }
 
-    /// Where the node is, as of any other one.
+    /// Parses the node's location.
     ///
     /// # Errors
     /// As [`NodeLabels::parse`].
-    pub fn place(&self, interner: &mut Interner) -> Result<Parsed<model::NodePlace>, Problem> {
+    pub fn location(
+        &self,
+        interner: &mut Interner,
+    ) -> Result<Parsed<model::NodeLocation>, Problem> {
         let metadata = self.metadata.clone();
         NodeLabels { metadata }.parse(interner)
     }
 
-    /// The list, or the older single field where there is none.
+    /// Parses `spec.podCIDRs`, or the older `spec.podCIDR` if the list is empty.
     fn pod_cidrs(&self, findings: &mut Findings) -> Vec<Cidr> {
         let spec = &self.spec;
         let mut networks = Vec::new();
         let mut read = |field: &str, text: &Scalar| match text.as_str().and_then(parse_network) {
             Some(network) if networks.contains(&network) => {}
             Some(network) => networks.push(network),
-            None => findings.add(field, text, "is not a network in CIDR form; left out"),
+            None => findings.add(field, text, "is not a network in CIDR form; ignored"),
         };
         if spec.pod_cidrs.is_empty() && !spec.pod_cidr.is_blank() {
             read("spec.podCIDR", &spec.pod_cidr);
@@ -116,17 +119,17 @@ impl Node {
 }
 
 impl NodeLabels {
-    /// Reads the object.
+    /// Parses the object.
     ///
     /// # Errors
-    /// When the object has no valid name, so that nothing can be said about it.
-    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::NodePlace>, Problem> {
+    /// If the object has no valid name.
+    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::NodeLocation>, Problem> {
         let name = self.metadata.cluster_object_name("Node", interner)?;
         let mut findings = Findings::new("Node", &name);
         let region = &self.metadata.labels.region;
-        let object = model::NodePlace {
+        let object = model::NodeLocation {
             name: name.name.clone(),
-            region: place("region", region, interner, &mut findings),
+            region: zone_or_region("region", region, interner, &mut findings),
         };
         Ok(Parsed {
             name,
@@ -136,8 +139,8 @@ impl NodeLabels {
     }
 }
 
-/// The zone or region that a label names.
-fn place(
+/// Parses the label of a zone or region.
+fn zone_or_region(
     what: &str,
     label: &Scalar,
     interner: &mut Interner,
@@ -146,15 +149,15 @@ fn place(
     if label.is_blank() {
         return None;
     }
-    let place = label.as_str().filter(|text| is_zone(text));
-    if place.is_none() {
+    let name = label.as_str().filter(|text| is_zone(text));
+    if name.is_none() {
         let field = format!("metadata.labels[topology.kubernetes.io/{what}]");
         findings.add(field, label, format!("is not a {what}; the node has none"));
     }
-    place.map(|text| interner.intern(text))
+    name.map(|text| interner.intern(text))
 }
 
-/// Whether `text` can name a zone or a region.
+/// Returns whether `text` can name a zone or a region.
 pub(super) fn is_zone(text: &str) -> bool {
     (1..=253).contains(&text.len())
 }

@@ -1,13 +1,13 @@
-//! A single value of whatever type the writer gave it.
+//! A value of any scalar type.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
-/// A string, number or boolean as it was written, or nothing.
+/// A string, number or boolean as it was written, or its absence.
 ///
-/// Keeping the written type lets a reader tell `80` from `"80"` and name the field that holds the
-/// wrong one, where a typed field would make the whole object unreadable.
+/// Keeping the written type distinguishes `80` from `"80"`, so that a Problem can name the field with
+/// the wrong one. A typed field would make the whole object unreadable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Scalar {
     /// Missing or `null`.
@@ -15,7 +15,7 @@ pub(crate) enum Scalar {
     Absent,
     /// `true` or `false`.
     Boolean(bool),
-    /// A whole number; one that is out of reach is the nearest that is not.
+    /// A whole number, clamped to the range of `i128`.
     Integer(i128),
     /// Any other number.
     Float(f64),
@@ -24,7 +24,7 @@ pub(crate) enum Scalar {
 }
 
 impl Scalar {
-    /// The string, if it is one.
+    /// Returns the string, if the value is one.
     pub(crate) fn as_str(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -32,8 +32,8 @@ impl Scalar {
         }
     }
 
-    /// Whether there is no value: missing, `null` or an empty string, which are the same to the API
-    /// server wherever a string is optional.
+    /// Returns whether the value is missing, `null` or an empty string. The API server treats them
+    /// alike wherever a string is optional.
     pub(crate) fn is_blank(&self) -> bool {
         match self {
             Self::Absent => true,
@@ -55,7 +55,7 @@ impl From<u16> for Scalar {
     }
 }
 
-/// The value without quotes; nothing when absent.
+/// The value without quotes; empty if absent.
 impl fmt::Display for Scalar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -18,7 +18,7 @@ use crate::model::{self, TrafficPolicy};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
 
-/// How long a client stays with an endpoint when the object does not say (the API's default).
+/// The API's default of `spec.sessionAffinityConfig.clientIP.timeoutSeconds`.
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
 /// The longest affinity that the API accepts: a day.
 const MAX_AFFINITY_SECS: u32 = 86_400;
@@ -117,14 +117,13 @@ enum Type {
 }
 
 impl Service {
-    /// Reads the object.
+    /// Parses the object.
     ///
-    /// Nothing is served, and that is no problem, when the Service is headless, of type
-    /// `ExternalName`, or left to another proxy by the label
-    /// `service.kubernetes.io/service-proxy-name`.
+    /// A headless Service, one of type `ExternalName` and one with the label
+    /// `service.kubernetes.io/service-proxy-name` of another proxy yield no object and no problem.
     ///
     /// # Errors
-    /// When the object has no valid name, so that nothing can be said about it.
+    /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Service>, Problem> {
         let name = self.metadata.object_name("Service", interner)?;
         let mut findings = Findings::new("Service", &name);
@@ -136,7 +135,7 @@ impl Service {
         })
     }
 
-    /// Whether anybody is to have an address of the Service, this proxy or another.
+    /// Returns whether the Service has cluster IPs, no matter which proxy serves it.
     pub(crate) fn has_addresses(&self) -> bool {
         let is_headless = |ip: &Scalar| ip.as_str() == Some("None");
         !is_headless(&self.spec.cluster_ip)
@@ -144,7 +143,7 @@ impl Service {
             && self.spec.r#type.as_str() != Some("ExternalName")
     }
 
-    /// Whether the control plane chooses the endpoints, by labels of pods.
+    /// Returns whether the control plane selects the endpoints by Pod labels.
     pub(crate) fn has_selector(&self) -> bool {
         !self.spec.selector.is_empty()
     }
@@ -171,9 +170,9 @@ impl Service {
         );
         let cluster_ips = addresses::cluster_ips(spec, findings);
         if cluster_ips.is_empty() {
-            // What was written and cannot be used has its own Problem already.
+            // A cluster IP that is present but invalid has its own Problem already.
             if spec.cluster_ip.is_blank() {
-                let message = "no cluster IP; the Service is not served";
+                let message = "is missing; the Service is not served";
                 findings.add("spec.clusterIP", &spec.cluster_ip, message);
             }
             return None;
@@ -186,7 +185,7 @@ impl Service {
         let internal_policy = findings.choice(field, &spec.internal_traffic_policy, policies);
         let field = "spec.externalTrafficPolicy";
         let mut external_policy = findings.choice(field, &spec.external_traffic_policy, policies);
-        // The field says nothing where clients outside the cluster have no way in.
+        // The API ignores the field if clients outside the cluster cannot reach the Service.
         if kind == Type::ClusterIp && spec.external_ips.is_empty() {
             external_policy = TrafficPolicy::Cluster;
         }
@@ -231,14 +230,14 @@ impl Service {
             findings.add(
                 "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
                 timeout,
-                format!("is not 1 to {MAX_AFFINITY_SECS}; taken as {DEFAULT_AFFINITY_SECS}"),
+                format!("is not 1 to {MAX_AFFINITY_SECS}; {DEFAULT_AFFINITY_SECS} is used"),
             );
             DEFAULT_AFFINITY_SECS
         }))
     }
 
     fn health_check_node_port(&self, findings: &mut Findings) -> Option<u16> {
-        let instead = "load balancers have no health check of the Service";
+        let instead = "the Service has no health check";
         findings.port(
             "spec.healthCheckNodePort",
             &self.spec.health_check_node_port,

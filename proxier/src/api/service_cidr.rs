@@ -29,11 +29,13 @@ struct ServiceCidrSpec {
 }
 
 impl ServiceCidr {
-    /// Reads the object. One that is being deleted counts as long as it is there: addresses from it
-    /// may still be in use, and that is what holds it back.
+    /// Parses the object.
+    ///
+    /// A ServiceCIDR with a deletion timestamp is used like any other: its finalizer keeps it while
+    /// addresses of its ranges are in use.
     ///
     /// # Errors
-    /// When the object has no valid name, so that nothing can be said about it.
+    /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::ServiceCidr>, Problem> {
         let name = self.metadata.cluster_object_name("ServiceCIDR", interner)?;
         let mut findings = Findings::new("ServiceCIDR", &name);
@@ -44,7 +46,7 @@ impl ServiceCidr {
                 Some(range) => ranges.push(range),
                 None => {
                     let field = format!("spec.cidrs[{index}]");
-                    findings.add(field, text, "is not a network in CIDR form; left out");
+                    findings.add(field, text, "is not a network in CIDR form; ignored");
                 }
             }
         }

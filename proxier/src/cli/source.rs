@@ -49,7 +49,7 @@ impl SourceFlags {
             follow::manifests(path.clone(), options, listener).context("--manifests")?;
             return Ok(None);
         }
-        let config = watch::Config {
+        let config = watch::WatchConfig {
             server: watch::Server {
                 kubeconfig: self.kubeconfig.clone(),
                 master: self.master.clone(),

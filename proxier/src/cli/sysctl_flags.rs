@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::DurationFlag;
-use crate::sysctl::{self, Config, Conntrack, KernelVersion, Setting};
+use crate::sysctl::{self, Conntrack, KernelVersion, Setting, SysctlConfig};
 
 /// Flags about kernel settings; names, meaning and defaults are kube-proxy's.
 #[derive(Args, Debug)]
@@ -49,7 +49,7 @@ impl SysctlFlags {
     /// What this machine's kernel should be set to.
     pub(super) fn settings(&self) -> Vec<Setting> {
         let time = |flag: DurationFlag| Some(flag.0).filter(|time| *time > Duration::ZERO);
-        let config = Config {
+        let config = SysctlConfig {
             strict_arp: self.ipvs_strict_arp,
             conntrack: Conntrack {
                 max_per_core: Some(self.conntrack_max_per_core),
@@ -65,6 +65,6 @@ impl SysctlFlags {
         let processors = u32::try_from(processors).unwrap_or(u32::MAX);
         // A kernel that does not say its version is a new one.
         let kernel = sysctl::kernel().unwrap_or(KernelVersion(u32::MAX, 0));
-        sysctl::wanted(&config, kernel, processors)
+        sysctl::desired_settings(&config, kernel, processors)
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's connection tracking table.
+//! The kernel's connection-tracking table.
 
 use std::net::IpAddr;
 
@@ -8,22 +8,22 @@ use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
 use ipvs_netlink::{Errno, Error, Result};
 
 use super::flow::{Flow, read};
-use super::stale::{Part, Stale};
+use super::stale::{DumpScope, Stale};
 use super::sys::*;
 use crate::model::{Family, Protocol};
 
-/// The connection tracking table of the network namespace in which this was opened.
+/// A client of the connection-tracking table of the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Client {
     transport: Transport,
 }
 
-/// What a sweep came to.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// How many flows were looked at.
+    /// The number of flows that the kernel listed.
     pub seen: usize,
-    /// How many are gone now.
+    /// The number of flows that were deleted or ended meanwhile.
     pub deleted: usize,
 }
 
@@ -38,23 +38,26 @@ impl Client {
         })
     }
 
-    /// Deletes every flow that `stale` has, and no other.
+    /// Deletes the flows that `stale` contains.
     ///
-    /// A flow that ends meanwhile counts as deleted. One pass over the table for each family and
-    /// protocol that `stale` is about, usually one in all; flows of other protocols do not leave the
-    /// kernel (Linux 5.8 and later).
+    /// A flow that ends meanwhile counts as deleted.
+    ///
+    /// # Cost
+    /// One dump of the table per family and protocol of `stale`, usually one. Since Linux 5.8 the
+    /// kernel filters the dump, so flows of other protocols are not copied to us.
     ///
     /// # Errors
-    /// Those of the socket; the first refusal, after everything else was deleted.
+    /// Errors of the socket. If the kernel rejects deletions, the first error, after all others were
+    /// tried.
     pub fn sweep(&mut self, stale: &Stale) -> Result<Swept> {
         let mut swept = Swept::default();
         let mut found = Vec::new();
-        for part in stale.parts() {
+        for scope in stale.scopes() {
             let mut seen = 0;
             let mut here = Vec::new();
-            self.each(part, |flow| {
+            self.each(scope, |flow| {
                 seen += 1;
-                if stale.has(&flow) {
+                if stale.contains(&flow) {
                     here.push(flow);
                 }
             })?;
@@ -65,34 +68,34 @@ impl Client {
         Ok(swept)
     }
 
-    /// All flows of `protocol` between addresses of `family`.
+    /// Returns all flows of `protocol` between addresses of `family`.
     ///
     /// # Errors
-    /// Those of the socket and of the dump.
+    /// Errors of the socket and of the dump.
     pub fn flows(&mut self, family: Family, protocol: Protocol) -> Result<Vec<Flow>> {
         let mut flows = Vec::new();
-        let part = Part {
+        let scope = DumpScope {
             family,
             protocol,
             source: None,
         };
-        self.each(part, |flow| flows.push(flow))?;
+        self.each(scope, |flow| flows.push(flow))?;
         Ok(flows)
     }
 
-    fn each(&mut self, part: Part, mut each: impl FnMut(Flow)) -> Result<()> {
+    fn each(&mut self, scope: DumpScope, mut each: impl FnMut(Flow)) -> Result<()> {
         let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_GET;
         self.transport.dump(
             kind,
             "reading the tracked connections",
-            |writer| write_filter(writer, part),
-            // The kernel does not mark these dumps as interrupted; what it lists twice is deleted
-            // once and then gone.
+            |writer| write_filter(writer, scope),
+            // ctnetlink never sets NLM_F_DUMP_INTR. A flow that is listed twice is deleted once;
+            // the second deletion returns ENOENT.
             |()| {},
             &mut (),
             |(), message| {
                 let flow = read(message.payload.get(4..).unwrap_or_default())?;
-                flow.filter(|flow| flow.protocol == part.protocol)
+                flow.filter(|flow| flow.protocol == scope.protocol)
                     .map(&mut each);
                 Ok(())
             },
@@ -130,12 +133,12 @@ fn header(writer: &mut Writer<'_>, family: Family) {
     writer.header(&[family, 0, 0, 0]);
 }
 
-/// The body of a dump of a part of the flows.
-fn write_filter(writer: &mut Writer<'_>, part: Part) {
-    header(writer, part.family);
+/// Writes the body of a dump request for the flows of `scope`.
+fn write_filter(writer: &mut Writer<'_>, scope: DumpScope) {
+    header(writer, scope.family);
     let mut flags = CTA_FILTER_F_CTA_PROTO_NUM;
     writer.nested(CTA_TUPLE_ORIG, |tuple| {
-        if let Some(source) = part.source {
+        if let Some(source) = scope.source {
             tuple.nested(CTA_TUPLE_IP, |address| match source.ip() {
                 IpAddr::V4(source) => address.bytes(CTA_IP_V4_SRC, &source.octets()),
                 IpAddr::V6(source) => address.bytes(CTA_IP_V6_SRC, &source.octets()),
@@ -143,8 +146,8 @@ fn write_filter(writer: &mut Writer<'_>, part: Part) {
             flags |= CTA_FILTER_F_CTA_IP_SRC;
         }
         tuple.nested(CTA_TUPLE_PROTO, |protocol| {
-            protocol.u8(CTA_PROTO_NUM, part.protocol.number());
-            if let Some(source) = part.source {
+            protocol.u8(CTA_PROTO_NUM, scope.protocol.number());
+            if let Some(source) = scope.source {
                 protocol.u16_be(CTA_PROTO_SRC_PORT, source.port());
                 flags |= CTA_FILTER_F_CTA_PROTO_SRC_PORT;
             }
@@ -155,7 +158,8 @@ fn write_filter(writer: &mut Writer<'_>, part: Part) {
     });
 }
 
-/// The body of a request to delete this flow and no other that has the same tuple by then.
+/// Writes the body of a request to delete `flow`. The id makes it fail if the tuple belongs to a
+/// newer flow by then.
 fn write_flow(writer: &mut Writer<'_>, flow: &Flow) {
     header(writer, flow.original.destination.ip().into());
     writer.bytes(CTA_TUPLE_ORIG | NESTED, &flow.handle.original);

@@ -1,4 +1,4 @@
-//! A tracked connection, as the kernel tells of it.
+//! Tracked connections as the kernel lists them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -13,27 +13,27 @@ use crate::model::Protocol;
 pub struct Flow {
     /// Its protocol.
     pub protocol: Protocol,
-    /// What the client sends.
+    /// The addresses of the client's packets.
     pub original: Tuple,
-    /// What is expected back.
+    /// The addresses of the expected replies.
     pub reply: Tuple,
-    /// Whether anything came back.
+    /// Whether a reply was seen.
     pub is_answered: bool,
-    /// What the kernel has to be told to find it again, and no other.
+    /// The attributes that identify the flow in a request.
     pub(super) handle: Handle,
 }
 
-/// Where packets of one direction come from and go to.
+/// The addresses of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
-    /// Where they come from.
+    /// The source.
     pub source: SocketAddr,
-    /// Where they go.
+    /// The destination.
     pub destination: SocketAddr,
 }
 
 impl Tuple {
-    /// The other direction.
+    /// Returns the tuple with source and destination swapped.
     pub fn reversed(self) -> Self {
         Self {
             source: self.destination,
@@ -42,7 +42,7 @@ impl Tuple {
     }
 }
 
-/// The attributes that name one tracked connection, as the kernel gave them.
+/// The attributes that identify one tracked connection, as the kernel sent them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Handle {
     pub(super) original: Box<[u8]>,
@@ -50,8 +50,8 @@ pub(super) struct Handle {
     pub(super) zone: Option<[u8; 2]>,
 }
 
-/// Reads a message of a dump, without its fixed header; `None` for what no Service port can be: ICMP
-/// and other protocols without ports.
+/// Parses a message of a dump, without its fixed header. Returns `None` for protocols that a Service
+/// port cannot have, such as ICMP.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
     let (mut original, mut reply) = (None, None);
     let mut is_answered = false;
@@ -93,7 +93,7 @@ fn tuple(attribute: &Attribute<'_>) -> Result<Option<(Protocol, Tuple)>> {
                 (CTA_TUPLE_IP, CTA_IP_V4_DST) => destination = Some(v4(&field)?),
                 (CTA_TUPLE_IP, CTA_IP_V6_SRC) => source = Some(v6(&field)?),
                 (CTA_TUPLE_IP, CTA_IP_V6_DST) => destination = Some(v6(&field)?),
-                (CTA_TUPLE_PROTO, CTA_PROTO_NUM) => protocol = Protocol::of_number(field.u8()?),
+                (CTA_TUPLE_PROTO, CTA_PROTO_NUM) => protocol = Protocol::from_number(field.u8()?),
                 (CTA_TUPLE_PROTO, CTA_PROTO_SRC_PORT) => source_port = field.u16_be()?,
                 (CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT) => destination_port = field.u16_be()?,
                 _ => {}

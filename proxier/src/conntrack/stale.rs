@@ -1,4 +1,4 @@
-//! Which flows have to go: a pure function of what was changed and what should be.
+//! The flows that must be deleted: a pure function of applied Ops and the desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,34 +10,34 @@ use crate::model::{Family, Protocol};
 use crate::op::Op;
 use crate::plan::{Desired, VirtualServer};
 
-/// Frontends with flows that may have to go, and the endpoints at which flows may stay.
+/// The frontends with stale flows, and per frontend the endpoints whose flows stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
     frontends: BTreeMap<(Protocol, SocketAddr), BTreeSet<SocketAddr>>,
-    /// UDP endpoints that came back, whose strays go ([`super::Strays`]).
-    back: BTreeSet<SocketAddr>,
+    /// UDP endpoints that were added again, whose stray flows are stale ([`super::Strays`]).
+    returned: BTreeSet<SocketAddr>,
 }
 
-/// Flows that are looked through together.
+/// The flows of one dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Part {
+pub(super) struct DumpScope {
     pub(super) family: Family,
     pub(super) protocol: Protocol,
-    /// Only those that began there.
+    /// If set, only flows with this source.
     pub(super) source: Option<SocketAddr>,
 }
 
-/// Each look for one endpoint's flows makes the kernel walk through its whole table, though it tells
-/// of few.
-const MOST_SINGLY: usize = 8;
+/// Up to this many endpoints are dumped one by one. Each such dump makes the kernel walk its whole
+/// table, even if it lists few flows.
+const MAX_SINGLE_DUMPS: usize = 8;
 
 impl Stale {
-    /// What became stale by `ops`, which took effect and of which `desired` is the aim.
+    /// Returns the flows that became stale by the successful `ops`, which lead to `desired`.
     ///
-    /// Only UDP and SCTP: TCP connections of a removed endpoint may drain, and end by themselves. A
-    /// frontend counts when it lost a destination, when it is gone, and when it is new: clients may
-    /// have been sending to its address before, and their flows lead nowhere.
-    pub fn of<'a>(ops: impl IntoIterator<Item = &'a Op>, desired: &Desired) -> Self {
+    /// Only UDP and SCTP flows become stale: TCP connections to a removed endpoint may drain and end by
+    /// themselves. A frontend is included if it lost a destination, was deleted or was created. Before
+    /// it was created, clients may have sent packets to its address, and those flows have no endpoint.
+    pub fn from_ops<'a>(ops: impl IntoIterator<Item = &'a Op>, desired: &Desired) -> Self {
         let mut stale = Self::default();
         let mut marks = BTreeSet::new();
         for key in ops.into_iter().filter_map(frontend) {
@@ -46,15 +46,15 @@ impl Stale {
                 ipvs::ServiceKey::Mark { mark, .. } => {
                     marks.insert(mark);
                 }
-                // There are no others.
+                // `ServiceKey` is non-exhaustive; IPVS has no third kind.
                 _ => {}
             }
         }
         if marks.is_empty() {
             return stale;
         }
-        // Flows to a virtual server of a mark carry the address that its clients dialled. Whose mark
-        // it was that is gone is not known any more: it may have been anybody's who has none now.
+        // A flow to a virtual server of a mark is tracked with the address that the client used. The
+        // frontend of a deleted mark is unknown by now: it may be any that has no mark.
         let wanted = desired.virtual_servers.values();
         let used: BTreeSet<u32> = wanted.filter_map(|it| desired.mark(it)).collect();
         let is_gone = marks.iter().any(|mark| !used.contains(mark));
@@ -67,8 +67,8 @@ impl Stale {
         stale
     }
 
-    /// Whether flows may have become stale by `op`.
-    pub fn concerns(op: &Op) -> bool {
+    /// Returns whether `op` may make flows stale.
+    pub fn may_result_from(op: &Op) -> bool {
         match frontend(op) {
             Some(ipvs::ServiceKey::Address { protocol, .. }) => protocol != ipvs::Protocol::Tcp,
             Some(_) => true,
@@ -76,8 +76,8 @@ impl Stale {
         }
     }
 
-    /// Flows of `protocol` to `frontend` are stale unless they lead to one of `endpoints`.
-    pub fn set(
+    /// Marks flows of `protocol` to `frontend` stale, except those to `endpoints`.
+    pub fn set_frontend(
         &mut self,
         protocol: Protocol,
         frontend: SocketAddr,
@@ -117,68 +117,70 @@ impl Stale {
             keys.map(|key| (key.address, key.port).into()).collect()
         };
         let endpoints = server.into_iter().chain(inside).flat_map(of);
-        self.set(protocol, (address, port).into(), endpoints);
+        self.set_frontend(protocol, (address, port).into(), endpoints);
     }
 
-    /// Strays of these UDP endpoints are stale, too.
-    pub fn set_back(&mut self, endpoints: BTreeSet<SocketAddr>) {
-        self.back = endpoints;
+    /// Marks the stray flows of these UDP endpoints stale.
+    pub fn set_returned(&mut self, endpoints: BTreeSet<SocketAddr>) {
+        self.returned = endpoints;
     }
 
-    /// The UDP endpoints whose strays are stale.
-    pub fn back(&self) -> &BTreeSet<SocketAddr> {
-        &self.back
+    /// Returns the UDP endpoints whose stray flows are stale.
+    pub fn returned(&self) -> &BTreeSet<SocketAddr> {
+        &self.returned
     }
 
-    /// Whether no flow is stale.
+    /// Returns whether no flow is stale.
     pub fn is_empty(&self) -> bool {
-        self.frontends.is_empty() && self.back.is_empty()
+        self.frontends.is_empty() && self.returned.is_empty()
     }
 
-    /// Whether `flow` has to go: it was made for one of the frontends, and its answers come from
-    /// somewhere else than the frontend's endpoints; or it is a stray.
-    pub fn has(&self, flow: &Flow) -> bool {
+    /// Returns whether `flow` must be deleted: it was created for one of the frontends and its replies
+    /// come from an address that is not one of the frontend's endpoints, or it is a stray.
+    pub fn contains(&self, flow: &Flow) -> bool {
         let frontend = (flow.protocol, flow.original.destination);
         let endpoints = self.frontends.get(&frontend);
-        let leads_elsewhere = |it: &BTreeSet<_>| !it.contains(&flow.reply.source);
-        endpoints.is_some_and(leads_elsewhere) || self.is_stray(flow)
+        let has_other_endpoint = |it: &BTreeSet<_>| !it.contains(&flow.reply.source);
+        endpoints.is_some_and(has_other_endpoint) || self.is_stray(flow)
     }
 
-    /// What an endpoint sends of its own accord looks like a stray, too, until it is answered. As it
-    /// is not translated, its answer still comes, unless a firewall wants to know the flow.
+    /// Returns whether `flow` is a stray of a returned endpoint.
+    ///
+    /// A flow that the endpoint opens itself matches too until it is answered. Deleting it is harmless:
+    /// it is not translated, so the reply arrives anyway, unless a firewall requires the entry.
     fn is_stray(&self, flow: &Flow) -> bool {
         flow.protocol == Protocol::Udp
             && !flow.is_answered
             && flow.reply == flow.original.reversed()
-            && self.back.contains(&flow.original.source)
+            && self.returned.contains(&flow.original.source)
     }
 
-    /// The parts of the kernel's table in which to look. An endpoint's strays are found by its
-    /// address, unless there are many or all flows have to be looked at anyway.
-    pub(super) fn parts(&self) -> BTreeSet<Part> {
-        let whole = |protocol, address: &SocketAddr| Part {
+    /// Returns the dumps that list all candidates. The strays of an endpoint are listed by its
+    /// address, unless there are many endpoints or a dump lists all flows anyway.
+    pub(super) fn scopes(&self) -> BTreeSet<DumpScope> {
+        let whole = |protocol, address: &SocketAddr| DumpScope {
             family: address.ip().into(),
             protocol,
             source: None,
         };
         let frontends = self.frontends.keys();
-        let mut parts: BTreeSet<Part> = frontends
+        let mut scopes: BTreeSet<DumpScope> = frontends
             .map(|(protocol, frontend)| whole(*protocol, frontend))
             .collect();
-        for endpoint in &self.back {
+        for endpoint in &self.returned {
             let all = whole(Protocol::Udp, endpoint);
-            if self.back.len() > MOST_SINGLY {
-                parts.insert(all);
-            } else if !parts.contains(&all) {
+            if self.returned.len() > MAX_SINGLE_DUMPS {
+                scopes.insert(all);
+            } else if !scopes.contains(&all) {
                 let source = Some(*endpoint);
-                parts.insert(Part { source, ..all });
+                scopes.insert(DumpScope { source, ..all });
             }
         }
-        parts
+        scopes
     }
 }
 
-/// The virtual server whose flows may have become stale by `op`.
+/// Returns the virtual server whose flows `op` may make stale.
 fn frontend(op: &Op) -> Option<ipvs::ServiceKey> {
     match *op {
         Op::AddService(service) => Some(service.key),
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_to_removed_endpoints_and_frontends_go() {
+    fn flows_to_removed_endpoints_and_frontends_are_stale() {
         let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
         let gone = key(ipvs::Protocol::Udp, "10.96.0.11:53");
         let desired = desired(&[(dns, &["10.244.1.3:53"])]);
@@ -256,36 +258,39 @@ mod tests {
             Op::DeleteDestination(dns, destination("10.244.1.2:53").key),
             Op::DeleteService(gone),
         ];
-        let stale = Stale::of(&ops, &desired);
-        let is_stale = |to, by| stale.has(&flow(Protocol::Udp, to, by));
+        let stale = Stale::from_ops(&ops, &desired);
+        let is_stale = |to, by| stale.contains(&flow(Protocol::Udp, to, by));
         assert!(is_stale("10.96.0.10:53", "10.244.1.2:53"));
         assert!(is_stale("10.96.0.10:53", "10.244.1.3:54"), "another port");
-        assert!(is_stale("10.96.0.10:53", "10.96.0.10:53"), "led nowhere");
-        assert!(is_stale("10.96.0.11:53", "10.244.1.3:53"), "gone Service");
+        assert!(is_stale("10.96.0.10:53", "10.96.0.10:53"), "no endpoint");
+        assert!(
+            is_stale("10.96.0.11:53", "10.244.1.3:53"),
+            "deleted Service"
+        );
         assert!(!is_stale("10.96.0.10:53", "10.244.1.3:53"));
         assert!(!is_stale("10.96.0.10:54", "10.244.1.2:53"), "another port");
-        assert!(!is_stale("8.8.8.8:53", "8.8.8.8:53"), "nothing of ours");
+        assert!(!is_stale("8.8.8.8:53", "8.8.8.8:53"), "not a frontend");
         let tcp = flow(Protocol::Tcp, "10.96.0.10:53", "10.244.1.2:53");
-        assert!(!stale.has(&tcp));
+        assert!(!stale.contains(&tcp));
     }
 
     #[test]
-    fn without_its_mark_a_frontend_has_its_own_endpoints_left() {
+    fn deleting_a_mark_makes_only_flows_to_its_endpoints_stale() {
         let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
         let web = key(ipvs::Protocol::Tcp, "10.96.0.10:80");
         let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &["10.244.1.3:80"])]);
         let (family, mark) = (ipvs::Family::V4, 7);
         let gone = Op::DeleteService(ipvs::ServiceKey::Mark { family, mark });
-        let stale = Stale::of(&[gone], &desired);
-        let is_stale = |by| stale.has(&flow(Protocol::Udp, "10.96.0.10:53", by));
-        assert!(is_stale("10.244.2.2:53"), "an endpoint of the mark's alone");
+        let stale = Stale::from_ops(&[gone], &desired);
+        let is_stale = |by| stale.contains(&flow(Protocol::Udp, "10.96.0.10:53", by));
+        assert!(is_stale("10.244.2.2:53"), "an endpoint of the mark only");
         assert!(!is_stale("10.244.1.3:53"));
         let tcp = flow(Protocol::Tcp, "10.96.0.10:80", "10.244.2.2:80");
-        assert!(!stale.has(&tcp));
+        assert!(!stale.contains(&tcp));
     }
 
     #[test]
-    fn what_takes_no_endpoint_away_makes_nothing_stale() {
+    fn ops_that_remove_no_udp_endpoint_make_no_flow_stale() {
         let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
         let web = key(ipvs::Protocol::Tcp, "10.96.0.10:80");
         let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &[])]);
@@ -296,50 +301,50 @@ mod tests {
             Op::DeleteService(web),
             Op::DeleteAddress("10.96.0.10".parse().unwrap()),
         ];
-        assert!(Stale::of(&ops, &desired).is_empty());
+        assert!(Stale::from_ops(&ops, &desired).is_empty());
     }
 
     #[test]
-    fn only_the_parts_that_matter_are_looked_through() {
+    fn only_the_needed_scopes_are_dumped() {
         let mut stale = Stale::default();
-        stale.set(Protocol::Udp, "10.96.0.10:53".parse().unwrap(), []);
-        stale.set(Protocol::Udp, "10.96.0.11:53".parse().unwrap(), []);
-        let udp = Part {
+        stale.set_frontend(Protocol::Udp, "10.96.0.10:53".parse().unwrap(), []);
+        stale.set_frontend(Protocol::Udp, "10.96.0.11:53".parse().unwrap(), []);
+        let udp = DumpScope {
             family: Family::V4,
             protocol: Protocol::Udp,
             source: None,
         };
-        assert_eq!(stale.parts(), BTreeSet::from([udp]));
+        assert_eq!(stale.scopes(), BTreeSet::from([udp]));
 
-        // Strays are sought singly, but not where all flows are looked at, or for many endpoints.
+        // Strays are dumped by endpoint, except if all flows are dumped or there are many endpoints.
         let [four, six]: [SocketAddr; 2] =
             ["10.244.1.2:53", "[fd00::2]:53"].map(|it| it.parse().unwrap());
-        stale.set_back([four, six].into());
-        let six = Part {
+        stale.set_returned([four, six].into());
+        let six = DumpScope {
             family: Family::V6,
             source: Some(six),
             ..udp
         };
-        assert_eq!(stale.parts(), BTreeSet::from([udp, six]));
+        assert_eq!(stale.scopes(), BTreeSet::from([udp, six]));
         let mut many = Stale::default();
-        many.set_back((0..20).map(|port| ([10, 244, 1, 2], port).into()).collect());
-        assert_eq!(many.parts(), BTreeSet::from([udp]));
+        many.set_returned((0..20).map(|port| ([10, 244, 1, 2], port).into()).collect());
+        assert_eq!(many.scopes(), BTreeSet::from([udp]));
     }
 
     #[test]
-    fn strays_are_unanswered_untranslated_and_of_an_endpoint_that_is_back() {
+    fn a_stray_is_unanswered_untranslated_and_from_a_returned_endpoint() {
         let mut stale = Stale::default();
         let endpoint = "10.244.1.2:53".parse().unwrap();
-        stale.set_back([endpoint].into());
+        stale.set_returned([endpoint].into());
         let mut stray = flow(Protocol::Udp, "10.244.1.4:5000", "10.244.1.4:5000");
         stray.original.source = endpoint;
         stray.reply.destination = endpoint;
         stray.is_answered = false;
-        assert!(stale.has(&stray));
+        assert!(stale.contains(&stray));
         let but = |change: fn(&mut Flow)| {
             let mut flow = stray.clone();
             change(&mut flow);
-            stale.has(&flow)
+            stale.contains(&flow)
         };
         assert!(!but(|it| it.is_answered = true));
         assert!(!but(|it| it.protocol = Protocol::Tcp));

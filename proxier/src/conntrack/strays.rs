@@ -1,10 +1,10 @@
-//! Endpoints that come back, and answers of theirs that nobody expects any more.
+//! Late replies of removed UDP endpoints that block new flows when the endpoint returns.
 //!
-//! When an endpoint goes, its flows are deleted. An answer that is on its way then begins a flow of
-//! its own, from the endpoint to the client: a stray. That does no harm unless the endpoint comes
-//! back within the half minute that the stray lives. New flows from the client's port to the endpoint
-//! then have the same tuple, and the kernel drops their packets (`__nf_conntrack_confirm`). So strays
-//! of an endpoint that comes back are deleted, and looked for again while answers may still be late.
+//! When an endpoint is removed, its flows are deleted. A reply that is still in flight then creates a
+//! flow of its own, from the endpoint to the client: a stray. It is harmless unless the endpoint is
+//! added again within the 30 s that the stray lives. Then a new flow from the client's port to the
+//! endpoint has the same tuple, and the kernel drops its packets (`__nf_conntrack_confirm`). So the
+//! strays of a returned endpoint are deleted, several times while replies may still be in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,116 +15,116 @@ use ipvs_netlink as ipvs;
 use crate::observed::Observed;
 use crate::op::Op;
 
-/// How long after it has gone the strays of an endpoint may be alive: for the time of its slowest
-/// answers, and then for that of a flow without an answer (`nf_conntrack_udp_timeout`, 30 s).
-const REMEMBERED: Duration = Duration::from_secs(60);
+/// How long after its removal an endpoint may have strays: the time of its slowest replies, plus the
+/// lifetime of an unanswered flow (`nf_conntrack_udp_timeout`, 30 s).
+const STRAY_LIFETIME: Duration = Duration::from_secs(60);
 
-/// So many endpoints are remembered at most. Those that go beyond that are not looked for.
-const MOST: usize = 4_096;
+/// The maximum number of remembered endpoints. Strays of further ones are not deleted.
+const MAX_REMEMBERED: usize = 4_096;
 
-/// When strays are looked for after an endpoint came back.
-const LOOKS: [Duration; 3] = [
+/// When to delete strays, in time since the endpoint returned.
+const SWEEPS: [Duration; 3] = [
     Duration::ZERO,
     Duration::from_secs(1),
     Duration::from_secs(5),
 ];
 
-/// Which UDP endpoints have gone a short while ago, and which of them are back.
+/// The UDP endpoints that were removed recently, and those of them that returned.
 #[derive(Clone, Debug, Default)]
 pub struct Strays {
-    gone: BTreeMap<SocketAddr, Duration>,
-    /// When those were dropped last whose strays have died.
+    removed: BTreeMap<SocketAddr, Duration>,
+    /// When expired entries of `removed` were dropped last.
     tidied: Duration,
-    back: BTreeMap<SocketAddr, Back>,
+    returned: BTreeMap<SocketAddr, Returned>,
 }
 
-/// An endpoint that is back.
+/// A returned endpoint.
 #[derive(Clone, Copy, Debug)]
-struct Back {
+struct Returned {
     since: Duration,
-    /// How many [`LOOKS`] are done.
-    looks: usize,
-    /// When to look next.
+    /// The number of completed [`SWEEPS`].
+    sweeps: usize,
+    /// When the next sweep is due.
     due: Duration,
 }
 
 impl Strays {
-    /// Draws the conclusions of an Op that took effect at `now`; `known` is what was there before.
-    pub fn learn(&mut self, op: &Op, known: &Observed, now: Duration) {
+    /// Records an Op that took effect at `now`; `known` is the kernel's state before it.
+    pub fn record(&mut self, op: &Op, known: &Observed, now: Duration) {
         match *op {
             Op::DeleteDestination(key, endpoint) if may_be_udp(&key) => {
-                self.goes((endpoint.address, endpoint.port).into(), now);
+                self.remove_endpoint((endpoint.address, endpoint.port).into(), now);
             }
             Op::DeleteService(key) if may_be_udp(&key) => {
                 let server = known.virtual_servers.get(&key);
                 let endpoints = server.iter().flat_map(|server| &*server.destinations);
                 for endpoint in endpoints {
-                    self.goes((endpoint.key.address, endpoint.key.port).into(), now);
+                    self.remove_endpoint((endpoint.key.address, endpoint.key.port).into(), now);
                 }
             }
             Op::AddDestination(key, destination) if may_be_udp(&key) => {
                 let endpoint = (destination.key.address, destination.key.port).into();
-                let gone = self.gone.remove(&endpoint);
-                if gone.is_some_and(|gone| now < gone + REMEMBERED) {
-                    let back = Back {
+                let gone = self.removed.remove(&endpoint);
+                if gone.is_some_and(|gone| now < gone + STRAY_LIFETIME) {
+                    let returned = Returned {
                         since: now,
-                        looks: 0,
-                        due: now + LOOKS[0],
+                        sweeps: 0,
+                        due: now + SWEEPS[0],
                     };
-                    self.back.insert(endpoint, back);
+                    self.returned.insert(endpoint, returned);
                 }
             }
             _ => {}
         }
     }
 
-    fn goes(&mut self, endpoint: SocketAddr, now: Duration) {
-        self.back.remove(&endpoint);
-        if self.gone.len() >= MOST && now != self.tidied {
+    fn remove_endpoint(&mut self, endpoint: SocketAddr, now: Duration) {
+        self.returned.remove(&endpoint);
+        if self.removed.len() >= MAX_REMEMBERED && now != self.tidied {
             self.tidied = now;
-            self.gone.retain(|_, gone| now < *gone + REMEMBERED);
+            self.removed.retain(|_, gone| now < *gone + STRAY_LIFETIME);
         }
-        if self.gone.len() < MOST {
-            self.gone.insert(endpoint, now);
+        if self.removed.len() < MAX_REMEMBERED {
+            self.removed.insert(endpoint, now);
         }
     }
 
-    /// The endpoints whose strays are to be looked for at `now`.
+    /// Returns the endpoints whose strays are due for deletion at `now`.
     pub fn due(&self, now: Duration) -> BTreeSet<SocketAddr> {
-        let due = self.back.iter();
-        let due = due.filter(|(_, back)| back.due <= now);
+        let due = self.returned.iter();
+        let due = due.filter(|(_, returned)| returned.due <= now);
         due.map(|(&endpoint, _)| endpoint).collect()
     }
 
-    /// The strays of these endpoints have been deleted.
-    pub fn looked(&mut self, endpoints: &BTreeSet<SocketAddr>) {
-        self.back.retain(|endpoint, back| {
+    /// Records that the strays of `endpoints` were deleted.
+    pub fn record_sweep(&mut self, endpoints: &BTreeSet<SocketAddr>) {
+        self.returned.retain(|endpoint, returned| {
             if !endpoints.contains(endpoint) {
                 return true;
             }
-            back.looks += 1;
-            let next = LOOKS.get(back.looks);
-            back.due = back.since + next.copied().unwrap_or_default();
+            returned.sweeps += 1;
+            let next = SWEEPS.get(returned.sweeps);
+            returned.due = returned.since + next.copied().unwrap_or_default();
             next.is_some()
         });
     }
 
-    /// The strays of these endpoints could not be deleted; they are looked for again `later`.
-    pub fn put_off(&mut self, endpoints: &BTreeSet<SocketAddr>, later: Duration) {
+    /// Schedules the next sweep of `endpoints` at `later`, after a failed one.
+    pub fn postpone(&mut self, endpoints: &BTreeSet<SocketAddr>, later: Duration) {
         for endpoint in endpoints {
-            if let Some(back) = self.back.get_mut(endpoint) {
-                back.due = later;
+            if let Some(returned) = self.returned.get_mut(endpoint) {
+                returned.due = later;
             }
         }
     }
 
-    /// When strays are to be looked for next.
+    /// Returns when the next sweep is due.
     pub fn next_due(&self) -> Option<Duration> {
-        self.back.values().map(|back| back.due).min()
+        self.returned.values().map(|returned| returned.due).min()
     }
 }
 
-/// A virtual server of a mark may be of any protocol.
+/// Returns whether the virtual server may serve UDP; one of a mark may.
 fn may_be_udp(key: &ipvs::ServiceKey) -> bool {
     match key {
         ipvs::ServiceKey::Address { protocol, .. } => *protocol == ipvs::Protocol::Udp,
@@ -148,43 +148,43 @@ mod tests {
         ([10, 244, 0, last], 53).into()
     }
 
-    fn goes(key: ipvs::ServiceKey, last: u8) -> Op {
+    fn remove(key: ipvs::ServiceKey, last: u8) -> Op {
         Op::DeleteDestination(key, endpoint(last).into())
     }
 
-    fn comes(key: ipvs::ServiceKey, last: u8) -> Op {
+    fn add(key: ipvs::ServiceKey, last: u8) -> Op {
         Op::AddDestination(key, ipvs::Destination::new(endpoint(last).into(), 1))
     }
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn learn(strays: &mut Strays, op: &Op, now: Duration) {
-        strays.learn(op, &Observed::default(), now);
+    fn record(strays: &mut Strays, op: &Op, now: Duration) {
+        strays.record(op, &Observed::default(), now);
     }
 
     #[test]
-    fn with_a_service_all_of_its_endpoints_go() {
+    fn deleting_a_virtual_server_removes_all_its_endpoints() {
         let udp = key(ipvs::Protocol::Udp);
         let mut known = Observed::default();
         let service = ipvs::Service::new(udp, "rr".parse().unwrap());
-        for op in [Op::AddService(service), comes(udp, 1), comes(udp, 2)] {
+        for op in [Op::AddService(service), add(udp, 1), add(udp, 2)] {
             known.record(&op);
         }
         let mut strays = Strays::default();
-        strays.learn(&Op::DeleteService(udp), &known, SECOND);
-        learn(&mut strays, &comes(udp, 2), 2 * SECOND);
+        strays.record(&Op::DeleteService(udp), &known, SECOND);
+        record(&mut strays, &add(udp, 2), 2 * SECOND);
         assert_eq!(strays.due(2 * SECOND), BTreeSet::from([endpoint(2)]));
     }
 
     #[test]
-    fn who_comes_back_is_looked_at_at_once_and_again() {
+    fn a_returned_endpoint_is_swept_at_once_and_twice_more() {
         let udp = key(ipvs::Protocol::Udp);
         let mut strays = Strays::default();
-        for op in [goes(udp, 1), comes(udp, 2)] {
-            learn(&mut strays, &op, SECOND);
+        for op in [remove(udp, 1), add(udp, 2)] {
+            record(&mut strays, &op, SECOND);
         }
-        assert_eq!(strays.next_due(), None, "nobody is back");
-        learn(&mut strays, &comes(udp, 1), 10 * SECOND);
+        assert_eq!(strays.next_due(), None, "no endpoint returned");
+        record(&mut strays, &add(udp, 1), 10 * SECOND);
         let one = BTreeSet::from([endpoint(1)]);
         for look in [10, 11, 15] {
             assert_eq!(strays.next_due(), Some(look * SECOND));
@@ -194,57 +194,57 @@ mod tests {
                     .is_empty()
             );
             assert_eq!(strays.due(look * SECOND), one);
-            strays.looked(&one);
+            strays.record_sweep(&one);
         }
         assert_eq!(strays.next_due(), None);
     }
 
     #[test]
-    fn a_look_that_failed_is_made_later() {
+    fn a_failed_sweep_is_repeated_later() {
         let udp = key(ipvs::Protocol::Udp);
         let mut strays = Strays::default();
-        learn(&mut strays, &goes(udp, 1), SECOND);
-        learn(&mut strays, &comes(udp, 1), SECOND);
+        record(&mut strays, &remove(udp, 1), SECOND);
+        record(&mut strays, &add(udp, 1), SECOND);
         let one = strays.due(SECOND);
-        strays.put_off(&one, 9 * SECOND);
+        strays.postpone(&one, 9 * SECOND);
         assert_eq!(strays.next_due(), Some(9 * SECOND));
-        for _ in LOOKS {
-            // The others are due at once then.
+        for _ in SWEEPS {
+            // The remaining sweeps are overdue by then.
             assert_eq!(strays.due(9 * SECOND), one);
-            strays.looked(&one);
+            strays.record_sweep(&one);
         }
         assert_eq!(strays.next_due(), None);
     }
 
     #[test]
-    fn nobody_is_looked_at_who_was_away_for_long_or_goes_again_or_speaks_tcp() {
+    fn endpoints_that_return_late_or_leave_again_or_use_tcp_are_not_swept() {
         let udp = key(ipvs::Protocol::Udp);
         let tcp = key(ipvs::Protocol::Tcp);
         let mut strays = Strays::default();
-        for op in [goes(udp, 1), goes(udp, 2), goes(tcp, 3)] {
-            learn(&mut strays, &op, SECOND);
+        for op in [remove(udp, 1), remove(udp, 2), remove(tcp, 3)] {
+            record(&mut strays, &op, SECOND);
         }
-        learn(&mut strays, &comes(udp, 2), 2 * SECOND);
-        learn(&mut strays, &goes(udp, 2), 2 * SECOND);
-        learn(&mut strays, &comes(tcp, 3), 2 * SECOND);
-        learn(&mut strays, &comes(udp, 1), 61 * SECOND);
+        record(&mut strays, &add(udp, 2), 2 * SECOND);
+        record(&mut strays, &remove(udp, 2), 2 * SECOND);
+        record(&mut strays, &add(tcp, 3), 2 * SECOND);
+        record(&mut strays, &add(udp, 1), 61 * SECOND);
         assert_eq!(strays.next_due(), None);
     }
 
     #[test]
-    fn no_more_are_remembered_than_that() {
+    fn the_number_of_remembered_endpoints_is_limited() {
         let udp = key(ipvs::Protocol::Udp);
         let mut strays = Strays::default();
         let go = |strays: &mut Strays, count, now| {
             for number in 0..count {
                 let address: [u8; 4] = u32::to_be_bytes(number);
                 let endpoint: SocketAddr = (address, 53).into();
-                learn(strays, &Op::DeleteDestination(udp, endpoint.into()), now);
+                record(strays, &Op::DeleteDestination(udp, endpoint.into()), now);
             }
         };
         go(&mut strays, 5_000, SECOND);
-        assert_eq!(strays.gone.len(), MOST);
+        assert_eq!(strays.removed.len(), MAX_REMEMBERED);
         go(&mut strays, 10, 100 * SECOND);
-        assert_eq!(strays.gone.len(), 10, "others are past it");
+        assert_eq!(strays.removed.len(), 10, "the others expired");
     }
 }

@@ -92,7 +92,7 @@ impl RoundLog {
                 None => tracing::info!("set {setting}"),
             }
         }
-        let complaints = report.complaints();
+        let complaints = report.warnings();
         for complaint in &complaints {
             if !self.complaints.contains(complaint) {
                 tracing::warn!("{complaint}");

@@ -198,11 +198,11 @@ fn places_of(
     nodes: &BTreeMap<String, Placed<api::Node>>,
     own: &str,
     interner: &mut Interner,
-) -> Vec<Parsed<model::NodePlace>> {
+) -> Vec<Parsed<model::NodeLocation>> {
     let mut places = Vec::with_capacity(nodes.len());
     for (name, placed) in nodes {
         let place = |problem| place(problem, &placed.source);
-        if let Ok(mut parsed) = placed.object.place(interner) {
+        if let Ok(mut parsed) = placed.object.location(interner) {
             let problems = parsed.problems.into_iter().map(place);
             parsed.problems = problems.filter(|_| name != own).collect();
             places.push(parsed);

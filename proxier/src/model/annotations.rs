@@ -1,56 +1,56 @@
-//! What a Service's annotations ask for.
+//! The options of a Service's annotations.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::Cidr;
 
-/// The wishes of one Service that Kubernetes has no field for (annotations `ipvs-proxier.io/..`);
-/// `None` = the cluster's default.
+/// A Service's options for which Kubernetes has no field (annotations `ipvs-proxier.io/..`).
+/// `None` selects the cluster's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Annotations {
-    /// `scheduler`: an IPVS scheduler's name, 1 to 15 bytes. Whether this kernel has it shows when
-    /// it is programmed.
+    /// `scheduler`: an IPVS scheduler's name, 1 to 15 bytes. The kernel may lack it.
     pub scheduler: Option<Box<str>>,
-    /// `scheduler-flags`: in place of those that the scheduler gets by default.
+    /// `scheduler-flags`: replace the scheduler's default flags.
     pub scheduler_flags: Option<SchedulerFlags>,
-    /// `weights`: the endpoints' shares of new connections.
+    /// `weights`: the endpoints' weights.
     pub weights: Option<Weights>,
-    /// `drain-seconds`: how long a removed endpoint keeps its connections; 0 = not at all.
+    /// `drain-seconds`: how long a removed endpoint keeps its connections; 0 removes it at once.
     pub drain_secs: Option<u32>,
-    /// `idle-timeout`: after how many seconds without a packet a connection may be forgotten; at
-    /// least 1.
+    /// `idle-timeout`: the idle timeout of connections in seconds; at least 1.
     pub idle_timeout_secs: Option<u32>,
-    /// `topology-keys`: how near endpoints have to be, in order of preference; never empty, no key
-    /// twice, [`TopologyKey::Any`] only at the end.
+    /// `topology-keys`: the locations of endpoints in order of preference; never empty, without
+    /// duplicates, [`TopologyKey::Any`] only as the last.
     pub topology_keys: Option<Box<[TopologyKey]>>,
 }
 
-/// Flags of the hashing schedulers `sh` and `mh`; others have none.
+/// Flags of the schedulers `sh` and `mh`; others have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerFlags {
-    /// Where the hash chooses an endpoint that takes no connections, another one is chosen instead
-    /// of refusing the client (`ipvsadm`'s `sh-fallback`, `mh-fallback`).
+    /// If the selected endpoint accepts no connections, select another one instead of rejecting the
+    /// client (`ipvsadm`'s `sh-fallback`, `mh-fallback`).
     pub fallback: bool,
-    /// The client's port is hashed too, not only its address (`sh-port`, `mh-port`).
+    /// Hash the client's port too, not only its address (`sh-port`, `mh-port`).
     pub port: bool,
 }
 
-/// How many new connections an endpoint gets in relation to others. Of several rules for an
-/// endpoint the most exact counts: its address, else its node, else its zone, else the default.
+/// The weights of endpoints.
+///
+/// The most specific entry applies: an endpoint's address, else its node, else its zone, else the
+/// default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weights {
-    /// By address, longest prefixes first; no network twice.
+    /// By address, longest prefixes first; without duplicates.
     pub addresses: Box<[(Cidr, u16)]>,
-    /// By node name, in order of the names; no node twice.
+    /// By node, in order of names; without duplicates.
     pub nodes: Box<[(Arc<str>, u16)]>,
-    /// By zone, in order of the names; no zone twice.
+    /// By zone, in order of names; without duplicates.
     pub zones: Box<[(Arc<str>, u16)]>,
     /// Of all other endpoints.
     pub default: u16,
 }
 
-/// How near to this node an endpoint has to be.
+/// The location of endpoints relative to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TopologyKey {
     /// On this node.
@@ -64,10 +64,10 @@ pub enum TopologyKey {
 }
 
 impl TopologyKey {
-    /// All keys, the nearest first.
+    /// All keys, nearest first.
     pub const ALL: [Self; 4] = [Self::Hostname, Self::Zone, Self::Region, Self::Any];
 
-    /// The key as it is written.
+    /// Returns the key as written in the annotation.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Hostname => "kubernetes.io/hostname",

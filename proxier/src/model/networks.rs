@@ -1,27 +1,28 @@
-//! A set of addresses, made of networks of one family.
+//! A set of addresses as networks of one family.
 
 use std::fmt::{self, Display as _};
 use std::net::IpAddr;
 
 use super::{Cidr, Family};
 
-/// Networks of one family, in order, none of which lies in another and no two of which are halves
-/// of a bigger one; so the same addresses always make the same value.
+/// A set of addresses of one family, as ordered and disjoint networks.
+///
+/// Two networks that are the halves of a larger one are merged, so equal sets are equal values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Networks {
     family: Family,
     networks: Box<[Cidr]>,
 }
 
-/// The addresses from the first to the last of a range, both counted in.
+/// The first and the last address of a range.
 type Bounds = (u128, u128);
 
 impl Networks {
-    /// The addresses of those of `networks` that are of `family`.
+    /// Returns the addresses of those of `networks` that are of `family`.
     pub fn new(family: Family, networks: impl IntoIterator<Item = Cidr>) -> Self {
         let of_family = |network: &Cidr| network.family() == family;
         let mut sorted: Vec<Cidr> = networks.into_iter().filter(of_family).collect();
-        // A network sorts after the bigger ones that contain it.
+        // A network sorts after the larger ones that contain it.
         sorted.sort_by_key(|network| (number(network.network()), network.prefix_len()));
         let mut merged: Vec<Cidr> = Vec::with_capacity(sorted.len());
         for network in sorted {
@@ -45,24 +46,24 @@ impl Networks {
         }
     }
 
-    /// Their family.
+    /// Returns the family.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Whether there is no address.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty()
     }
 
-    /// Whether `address` is one of them.
+    /// Returns whether the set contains `address`.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.networks
             .iter()
             .any(|network| network.contains(address))
     }
 
-    /// The network, if it is one.
+    /// Returns the network, if there is exactly one.
     pub(crate) fn single(&self) -> Option<Cidr> {
         match self.networks[..] {
             [network] => Some(network),
@@ -70,7 +71,10 @@ impl Networks {
         }
     }
 
-    /// The ranges that the networks make up, in order, with gaps between them.
+    /// Returns the set as ordered ranges with gaps between them.
+    ///
+    /// Adjacent networks form one range: an nftables interval ends with an element of its own, which
+    /// would have the key of the next interval's start.
     pub(crate) fn ranges(&self) -> Vec<Bounds> {
         let mut ranges: Vec<Bounds> = Vec::with_capacity(self.networks.len());
         for &network in &self.networks {
@@ -84,7 +88,7 @@ impl Networks {
     }
 }
 
-/// The network of which these are the two halves.
+/// Returns the network of which these are the two halves, if there is one.
 fn joined(low: Cidr, high: Cidr) -> Option<Cidr> {
     let length = low.prefix_len().checked_sub(1)?;
     let both: Cidr = format!("{}/{length}", low.network()).parse().ok()?;
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn contained_and_adjacent_networks_become_one() {
+    fn contained_and_adjacent_networks_are_merged() {
         let check = |list: &[&str], expected: &str| {
             assert_eq!(networks(Family::V4, list).to_string(), expected);
         };
@@ -164,7 +168,7 @@ mod tests {
             &["192.0.2.1/32", "10.0.0.0/8", "fd00::/8"],
             "{ 10.0.0.0/8, 192.0.2.1 }",
         );
-        // Neighbours that are no halves of one network.
+        // Adjacent, but not the halves of one network.
         check(
             &["10.0.1.0/24", "10.0.2.0/24"],
             "{ 10.0.1.0/24, 10.0.2.0/24 }",

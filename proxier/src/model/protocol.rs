@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A transport protocol that a Service can name.
+/// A transport protocol of a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP.
@@ -14,7 +14,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Its number in IP headers.
+    /// Returns its number in IP headers.
     pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -23,8 +23,8 @@ impl Protocol {
         }
     }
 
-    /// The protocol of this number in IP headers, if it is one of a Service.
-    pub fn of_number(number: u8) -> Option<Self> {
+    /// Returns the protocol with this number in IP headers, if a Service port can have it.
+    pub fn from_number(number: u8) -> Option<Self> {
         let mut all = [Self::Tcp, Self::Udp, Self::Sctp].into_iter();
         all.find(|protocol| protocol.number() == number)
     }

@@ -94,7 +94,7 @@ impl Value {
             Type::Address(Family::V6) => Self::V6(<[u8; 16]>::try_from(bytes).ok()?.into()),
             Type::Protocol => {
                 let [number] = bytes.try_into().ok()?;
-                Self::Protocol(Protocol::of_number(number)?)
+                Self::Protocol(Protocol::from_number(number)?)
             }
             Type::Port => Self::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
             Type::Mark => Self::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),

@@ -39,8 +39,8 @@ impl Default for Flows {
 impl Flows {
     /// Notes what `op`, which took effect at `now`, makes stale. `observed` is the state before it.
     pub(super) fn note(&mut self, op: &Op, observed: &Observed, now: Duration) {
-        self.strays.learn(op, observed, now);
-        if let Some(key) = op.service_key().filter(|_| Stale::concerns(op)) {
+        self.strays.record(op, observed, now);
+        if let Some(key) = op.service_key().filter(|_| Stale::may_result_from(op)) {
             self.unswept.insert(key, *op);
         }
     }
@@ -54,8 +54,8 @@ impl Flows {
         desired: &Desired,
         now: Duration,
     ) -> Option<Result<Swept, Failure>> {
-        let mut stale = Stale::of(self.unswept.values(), desired);
-        stale.set_back(self.strays.due(now));
+        let mut stale = Stale::from_ops(self.unswept.values(), desired);
+        stale.set_returned(self.strays.due(now));
         if stale.is_empty() {
             self.unswept.clear();
             self.retry.reset();
@@ -65,11 +65,11 @@ impl Flows {
         match &result {
             Ok(_) => {
                 self.unswept.clear();
-                self.strays.looked(stale.back());
+                self.strays.record_sweep(stale.returned());
                 self.retry.reset();
             }
             Err(_) => {
-                self.strays.put_off(stale.back(), now + RETRY);
+                self.strays.postpone(stale.returned(), now + RETRY);
                 self.retry.back_off(now);
             }
         }

@@ -1,10 +1,11 @@
-//! How long to wait before the next attempt.
+//! Waiting times between attempts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Waits that double, each shortened by chance so that the nodes of a cluster do not come back in
-/// step: client-go's 0.8 s to 30 s.
+/// Exponential backoff with jitter: client-go's 0.8 s to 30 s.
+///
+/// The jitter keeps the nodes of a cluster from reconnecting at the same moment.
 #[derive(Debug)]
 pub(super) struct Backoff {
     next: Duration,
@@ -13,20 +14,21 @@ pub(super) struct Backoff {
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(800);
     const LONGEST: Duration = Duration::from_secs(30);
-    /// How long all must go well at least before waits start over.
+    /// The shortest time without failure after which the backoff is reset.
     const CALM: Duration = Duration::from_secs(10);
-    /// The longest wait a server may ask for.
+    /// Upper limit of a server's `Retry-After`.
     const LONGEST_ASKED: Duration = Duration::from_secs(120);
 
-    /// Starts at the shortest wait.
+    /// Returns a backoff at its shortest wait.
     pub(super) fn new() -> Self {
         Self { next: Self::FIRST }
     }
 
-    /// The wait before the next attempt, when the last one began `calm` ago: half of it certain,
-    /// half of it by chance, and not less than the server `asked` for.
+    /// Returns the wait before the next attempt and doubles the one after that.
     ///
-    /// Starts over when all went well for longer than the last two waits.
+    /// `calm` is the time since the last wait ended, and `asked` the server's `Retry-After`. The wait is
+    /// random between half and all of the current limit, and not less than `asked`. If `calm` exceeds
+    /// both the limit and [`Self::CALM`], the limit is reset first.
     pub(super) fn wait(&mut self, calm: Duration, asked: Option<Duration>) -> Duration {
         if calm > self.next.max(Self::CALM) {
             self.next = Self::FIRST;
@@ -34,16 +36,16 @@ impl Backoff {
         let longest = self.next;
         self.next = (longest * 2).min(Self::LONGEST);
         match asked.map(|asked| asked.min(Self::LONGEST_ASKED)) {
-            // Spread out what everybody was told alike.
-            Some(asked) if asked >= longest / 2 => by_chance(asked, asked + longest / 2),
-            _ => by_chance(longest / 2, longest),
+            // A restarting server sends all nodes the same `Retry-After`.
+            Some(asked) if asked >= longest / 2 => random_between(asked, asked + longest / 2),
+            _ => random_between(longest / 2, longest),
         }
     }
 }
 
-/// A duration from `shortest` to `longest`, by chance.
-pub(super) fn by_chance(shortest: Duration, longest: Duration) -> Duration {
-    // Hash keys are the standard library's only source of randomness, and good enough to spread.
+/// Returns a random duration from `shortest` to `longest`.
+pub(super) fn random_between(shortest: Duration, longest: Duration) -> Duration {
+    // The hash keys are the standard library's only source of randomness; jitter needs no better.
     let random = RandomState::new().hash_one(0);
     let steps = 1_000;
     let step = u32::try_from(random % u64::from(steps)).unwrap_or(0);
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubles_to_a_limit_spreads_and_starts_over() {
+    fn the_wait_doubles_up_to_a_limit_and_is_reset_after_success() {
         let mut backoff = Backoff::new();
         let mut longest = Backoff::FIRST;
         for _ in 0..20 {
@@ -66,13 +68,13 @@ mod tests {
         assert!(backoff.wait(Duration::from_secs(20), None) > 2 * Backoff::FIRST);
         assert!(backoff.wait(Duration::from_secs(31), None) <= Backoff::FIRST);
         let waits: std::collections::BTreeSet<_> = (0..20)
-            .map(|_| by_chance(Duration::ZERO, Backoff::LONGEST))
+            .map(|_| random_between(Duration::ZERO, Backoff::LONGEST))
             .collect();
         assert!(waits.len() > 5, "{waits:?}");
     }
 
     #[test]
-    fn a_server_may_ask_for_more_within_reason() {
+    fn retry_after_is_obeyed_up_to_a_limit() {
         let mut backoff = Backoff::new();
         let wait = backoff.wait(Duration::ZERO, Some(Duration::from_secs(7)));
         assert!((7..9).contains(&wait.as_secs()), "{wait:?}");

@@ -1,4 +1,4 @@
-//! The way to the API server: configuration, credentials, one request.
+//! The HTTP client of the API server: configuration, credentials, one request.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower::ServiceBuilder;
 
-use super::failure::{Failure, Refusal};
+use super::failure::{ApiRefusal, RequestFailure};
 use super::{Server, Timeouts};
 
-/// The most that is read of an answer that refuses, in bytes.
-const MAX_REFUSAL: usize = 64 << 10;
+/// The longest error response that is read, in bytes.
+const MAX_ERROR_BODY: usize = 64 << 10;
 
-/// The most that is read of an answer at once, in bytes, and the longest head of an answer. Each
-/// connection keeps that much for as long as it lasts.
+/// The size of hyper's read buffer, in bytes, which also bounds a response's head. Each connection
+/// keeps the buffer while it is open, so it counts once per followed kind.
 const MAX_READ: usize = 64 << 10;
 
-/// The longest that reading the configuration may take; only a credential plugin takes long.
+/// Time limit for reading the configuration; only a credential plugin needs more than milliseconds.
 const MAX_LOAD: Duration = Duration::from_secs(60);
 
-/// The way to the API server, shared by everything that is followed.
+/// The connection settings that all followers share.
 ///
-/// The files that describe it are read again after each failure that they may have caused: a
-/// rotated certificate or a moved server heals without a restart. A token file is read for every
-/// request (a few per minute), so a rotated token is used at once.
+/// The kubeconfig is read again after each failure that it may have caused, so a rotated certificate
+/// or a new address takes effect without a restart. A token file is read for every request (a few
+/// per minute), so a rotated token takes effect at once.
 #[derive(Debug)]
 pub(super) struct Connection {
     server: Server,
@@ -44,7 +44,7 @@ pub(super) struct Connection {
 struct Link {
     client: Client,
     token_file: Option<PathBuf>,
-    /// Tells links apart.
+    /// Distinguishes this link from a later one with the same settings.
     identity: Arc<()>,
 }
 
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Link {
 }
 
 impl Connection {
-    /// A connection that is opened by the first request.
+    /// Returns a connection that reads its configuration at the first request.
     pub(super) fn new(server: Server, timeouts: Timeouts) -> Self {
         Self {
             server,
@@ -64,13 +64,17 @@ impl Connection {
         }
     }
 
-    /// Reads the configuration, so that a wrong one is noticed before anything depends on it.
-    pub(super) async fn open(&self) -> Result<(), Failure> {
+    /// Reads the configuration, so that an invalid one is reported at start.
+    pub(super) async fn open(&self) -> Result<(), RequestFailure> {
         self.link().await.map(drop)
     }
 
-    /// Sends a GET request and gives the answer once its head says that it is no refusal.
-    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<Answer, Failure> {
+    /// Sends a GET request and returns the response after a head with status 200.
+    pub(super) async fn get(
+        &self,
+        path: &str,
+        accept: &str,
+    ) -> Result<ResponseStream, RequestFailure> {
         let link = self.link().await?;
         let result = link.get(path, accept, self.timeouts).await;
         if let Err(failure) = &result
@@ -81,7 +85,7 @@ impl Connection {
         result
     }
 
-    async fn link(&self) -> Result<Link, Failure> {
+    async fn link(&self) -> Result<Link, RequestFailure> {
         let mut link = self.link.lock().await;
         if let Some(link) = &*link {
             return Ok(link.clone());
@@ -89,19 +93,26 @@ impl Connection {
         let server = self.server.clone();
         let timeouts = self.timeouts;
         let runtime = tokio::runtime::Handle::current();
-        // Files are read and credential plugins run here: nothing that other requests may wait for.
+        // Reads files and runs credential plugins, which may block for seconds: the thread's other
+        // followers must go on meanwhile.
         let load = tokio::task::spawn_blocking(move || {
             runtime.block_on(async { Link::open(&server, timeouts).await })
         });
         let opened = match timeout(MAX_LOAD, load).await {
             Ok(Ok(result)) => result?,
-            Ok(Err(error)) => return Err(Failure::Configuration(error.to_string())),
-            Err(_) => return Err(Failure::Configuration("a credential plugin hangs".into())),
+            Ok(Err(error)) => return Err(RequestFailure::Configuration(error.to_string())),
+            Err(_) => {
+                let why = format!(
+                    "no result from the credential plugin in {} s",
+                    MAX_LOAD.as_secs()
+                );
+                return Err(RequestFailure::Configuration(why));
+            }
         };
         Ok(link.insert(opened).clone())
     }
 
-    /// Makes the next request read the configuration again, unless another one already did.
+    /// Makes the next request read the configuration again, unless `failed` was replaced already.
     async fn forget(&self, failed: &Link) {
         let mut link = self.link.lock().await;
         if matches!(&*link, Some(current) if Arc::ptr_eq(&current.identity, &failed.identity)) {
@@ -111,16 +122,17 @@ impl Connection {
 }
 
 impl Link {
-    async fn open(server: &Server, timeouts: Timeouts) -> Result<Self, Failure> {
+    async fn open(server: &Server, timeouts: Timeouts) -> Result<Self, RequestFailure> {
         let mut config = read(server).await?;
-        // Out of the environment, where it is meant for the world outside the cluster.
+        // kube takes it from HTTPS_PROXY, which on a node is for traffic that leaves the cluster.
         config.proxy_url = None;
-        // A token in the file itself wins, as in client-go.
+        // A token in the kubeconfig takes precedence, as in client-go.
         let token_file = match config.auth_info.token {
             Some(_) => None,
             None => config.auth_info.token_file.take().map(PathBuf::from),
         };
-        let wrong = |error: kube::Error| Failure::Configuration(Failure::chain(&error));
+        let wrong =
+            |error: kube::Error| RequestFailure::Configuration(RequestFailure::chain(&error));
         let http = connector(timeouts);
         let https = config
             .rustls_https_connector_with_connector(http)
@@ -142,49 +154,57 @@ impl Link {
         })
     }
 
-    async fn get(&self, path: &str, accept: &str, timeouts: Timeouts) -> Result<Answer, Failure> {
+    async fn get(
+        &self,
+        path: &str,
+        accept: &str,
+        timeouts: Timeouts,
+    ) -> Result<ResponseStream, RequestFailure> {
         let mut request = Request::get(path)
             .header(header::ACCEPT, accept)
             .header(header::USER_AGENT, USER_AGENT);
         if let Some(file) = &self.token_file {
-            let token = std::fs::read_to_string(file)
-                .map_err(|error| Failure::Configuration(format!("{}: {error}", file.display())))?;
+            let token = std::fs::read_to_string(file).map_err(|error| {
+                RequestFailure::Configuration(format!("{}: {error}", file.display()))
+            })?;
             let mut value = http::HeaderValue::try_from(format!("Bearer {}", token.trim()))
-                .map_err(|_| Failure::Configuration(format!("{}: no token", file.display())))?;
+                .map_err(|_| {
+                    RequestFailure::Configuration(format!("{}: not a token", file.display()))
+                })?;
             value.set_sensitive(true);
             request = request.header(header::AUTHORIZATION, value);
         }
         let request = request
             .body(Body::empty())
-            .map_err(|error| Failure::Configuration(error.to_string()))?;
-        let response = match timeout(timeouts.answer, self.client.send(request)).await {
+            .map_err(|error| RequestFailure::Configuration(error.to_string()))?;
+        let response = match timeout(timeouts.response, self.client.send(request)).await {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(Failure::Unreachable(cause(&error))),
-            Err(_) => return Err(Failure::Silent(timeouts.answer)),
+            Ok(Err(error)) => return Err(RequestFailure::Unreachable(cause(&error))),
+            Err(_) => return Err(RequestFailure::Silent(timeouts.response)),
         };
         let status = response.status();
-        let answer = Answer::new(response);
+        let answer = ResponseStream::new(response);
         if status == StatusCode::OK {
             return Ok(answer);
         }
-        Err(Failure::Refused(
-            answer.refusal(status, timeouts.answer).await,
+        Err(RequestFailure::Refused(
+            answer.refusal(status, timeouts.response).await,
         ))
     }
 }
 
-/// What the API server's logs name as the client.
+/// The client's name in the API server's logs.
 const USER_AGENT: &str = concat!("ipvs-proxier/", env!("CARGO_PKG_VERSION"));
 
-/// An answer whose body is still arriving.
-pub(super) struct Answer {
+/// A response whose body is still arriving.
+pub(super) struct ResponseStream {
     retry_after: Option<Duration>,
     body: Body,
 }
 
-impl Answer {
+impl ResponseStream {
     fn new(response: Response<Body>) -> Self {
-        // The other form, a date, is not used by the API server.
+        // The API server always sends seconds, never the other form, a date.
         let retry_after = response.headers().get(header::RETRY_AFTER);
         let secs = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
         Self {
@@ -193,16 +213,16 @@ impl Answer {
         }
     }
 
-    /// The next bytes of the body, `None` at its end. Nothing for as long as `bound` is a failure.
+    /// Returns the next bytes of the body, or `None` at its end. Fails if none arrive within `bound`.
     pub(super) async fn next(
         &mut self,
         bound: Duration,
-    ) -> Result<Option<impl std::ops::Deref<Target = [u8]> + use<>>, Failure> {
+    ) -> Result<Option<impl std::ops::Deref<Target = [u8]> + use<>>, RequestFailure> {
         loop {
             match timeout(bound, self.body.frame()).await {
-                Err(_) => return Err(Failure::Silent(bound)),
+                Err(_) => return Err(RequestFailure::Silent(bound)),
                 Ok(None) => return Ok(None),
-                Ok(Some(Err(error))) => return Err(Failure::Cut(cause(&error))),
+                Ok(Some(Err(error))) => return Err(RequestFailure::Cut(cause(&error))),
                 Ok(Some(Ok(frame))) => {
                     if let Ok(bytes) = frame.into_data() {
                         return Ok(Some(bytes));
@@ -212,35 +232,41 @@ impl Answer {
         }
     }
 
-    /// The whole body, if it is not longer than `most` bytes.
-    pub(super) async fn text(&mut self, most: usize, bound: Duration) -> Result<Vec<u8>, Failure> {
+    /// Returns the rest of the body; fails if it is longer than `most` bytes.
+    pub(super) async fn text(
+        &mut self,
+        most: usize,
+        bound: Duration,
+    ) -> Result<Vec<u8>, RequestFailure> {
         let mut text = Vec::new();
         while let Some(bytes) = self.next(bound).await? {
             text.extend_from_slice(&bytes);
             if text.len() > most {
-                return Err(Failure::Malformed("answer too long".into()));
+                return Err(RequestFailure::Malformed("the body is too long".into()));
             }
         }
         Ok(text)
     }
 
-    async fn refusal(mut self, status: StatusCode, bound: Duration) -> Refusal {
-        // What the status code says counts even where the body never comes.
-        let text = self.text(MAX_REFUSAL, bound).await.unwrap_or_default();
-        Refusal::read(Some(status.as_u16()), &text, self.retry_after)
+    async fn refusal(mut self, status: StatusCode, bound: Duration) -> ApiRefusal {
+        // The status code alone decides what to do, should the body never arrive.
+        let text = self.text(MAX_ERROR_BODY, bound).await.unwrap_or_default();
+        ApiRefusal::read(Some(status.as_u16()), &text, self.retry_after)
     }
 }
 
 fn cause(error: &kube::Error) -> String {
-    // The outermost error says only that a service failed.
+    // The outermost error says only "ServiceError".
     match error {
-        kube::Error::Service(inner) => Failure::chain(&**inner),
-        other => Failure::chain(other),
+        kube::Error::Service(inner) => RequestFailure::chain(&**inner),
+        other => RequestFailure::chain(other),
     }
 }
 
-/// Plain TCP that notices a dead peer: unanswered data after `timeouts.dead_peer`, an idle
-/// connection within about the same time. The kernel counts in seconds, the least is one.
+/// Returns a TCP connector that detects a dead peer within about `timeouts.dead_peer`.
+///
+/// `TCP_USER_TIMEOUT` covers unacknowledged data, and keepalive probes cover an idle connection. The
+/// kernel counts keepalive times in seconds, so each is at least one.
 fn connector(timeouts: Timeouts) -> HttpConnector {
     let probes = 3;
     let second = Duration::from_secs(1);
@@ -257,17 +283,17 @@ fn connector(timeouts: Timeouts) -> HttpConnector {
     http
 }
 
-async fn read(server: &Server) -> Result<Config, Failure> {
+async fn read(server: &Server) -> Result<Config, RequestFailure> {
     let mut config = match &server.kubeconfig {
         Some(path) => {
             let wrong = |error: kube::config::KubeconfigError| {
-                let why = Failure::chain(&error);
-                Failure::Configuration(format!("kubeconfig {}: {why}", path.display()))
+                let why = RequestFailure::chain(&error);
+                RequestFailure::Configuration(format!("kubeconfig {}: {why}", path.display()))
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
             if names_proxy(&kubeconfig) {
                 let why = format!("kubeconfig {}: proxy-url is not supported", path.display());
-                return Err(Failure::Configuration(why));
+                return Err(RequestFailure::Configuration(why));
             }
             let options = KubeConfigOptions::default();
             let read = Config::from_custom_kubeconfig(kubeconfig, &options).await;
@@ -275,8 +301,8 @@ async fn read(server: &Server) -> Result<Config, Failure> {
         }
         None if server.master.is_some() => Config::new(http::Uri::from_static("http://localhost")),
         None => Config::incluster_env().map_err(|error| {
-            let why = Failure::chain(&error);
-            Failure::Configuration(format!("no kubeconfig, and not in a cluster: {why}"))
+            let why = RequestFailure::chain(&error);
+            RequestFailure::Configuration(format!("no kubeconfig, and not in a cluster: {why}"))
         })?,
     };
     if let Some(master) = &server.master {
@@ -285,7 +311,7 @@ async fn read(server: &Server) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Whether the current context leads through an HTTP or SOCKS proxy.
+/// Returns whether the current context uses an HTTP or SOCKS proxy.
 fn names_proxy(kubeconfig: &Kubeconfig) -> bool {
     let current = kubeconfig.current_context.as_deref();
     let mut contexts = kubeconfig.contexts.iter();
@@ -298,13 +324,14 @@ fn names_proxy(kubeconfig: &Kubeconfig) -> bool {
         .is_some_and(|url| !url.is_empty())
 }
 
-/// Reads `--master`: a URL, or `host:port` for plain HTTP.
-fn parse_master(text: &str) -> Result<http::Uri, Failure> {
+/// Parses `--master`: a URL, or `host:port` for plain HTTP.
+fn parse_master(text: &str) -> Result<http::Uri, RequestFailure> {
     let with_scheme = match text.contains("://") {
         true => text.to_owned(),
         false => format!("http://{text}"),
     };
-    let wrong = || Failure::Configuration(format!("{text:?} is not the URL of an API server"));
+    let wrong =
+        || RequestFailure::Configuration(format!("{text:?} is not the URL of an API server"));
     let uri: http::Uri = with_scheme.parse().map_err(|_| wrong())?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => Ok(uri),
@@ -317,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_server_may_be_given_as_url_or_host_and_port() {
+    fn master_is_a_url_or_host_and_port() {
         let master = |text| parse_master(text).map(|uri| uri.to_string());
         assert_eq!(master("127.0.0.1:8080").unwrap(), "http://127.0.0.1:8080/");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Why an attempt to list or watch ended.
+//! Failures of list and watch requests.
 
 use std::error::Error;
 use std::fmt;
@@ -6,44 +6,46 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Why an attempt to list or watch ended before its time.
+/// Why a list or watch request failed.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// The kubeconfig, a certificate or a credential cannot be used.
+pub(super) enum RequestFailure {
+    /// The kubeconfig, a certificate or a credential is missing or invalid.
     Configuration(String),
-    /// No answer: name resolution, connection, TLS.
+    /// No response: name resolution, connection or TLS failed.
     Unreachable(String),
-    /// No answer, or not a byte more of one, for this long.
+    /// The server sent no byte for this long.
     Silent(Duration),
-    /// The connection broke in the middle of an answer.
+    /// The connection broke in the middle of a response.
     Cut(String),
-    /// The server refused, at once or in the middle of a watch.
-    Refused(Refusal),
-    /// The answer is not what the API promises.
+    /// The server returned an error, as the response or as a watch's `ERROR` event.
+    Refused(ApiRefusal),
+    /// The response does not follow the API.
     Malformed(String),
 }
 
-/// What the server said when it refused: the parts of a `meta.k8s.io/v1` `Status` that matter.
+/// An error that the server returned: the parts of `meta.k8s.io/v1` `Status` that are used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct ApiRefusal {
     /// The HTTP status code.
     pub(super) code: u16,
-    /// The reason in one word, such as `Expired`.
+    /// The machine-readable reason, such as `Expired`.
     pub(super) reason: String,
-    /// The message for people.
+    /// The human-readable message.
     pub(super) message: String,
-    /// How long the server wants to be left alone.
+    /// After how long the server accepts another attempt.
     pub(super) retry_after: Option<Duration>,
-    /// Whether the server says that it has not reached the asked resource version.
+    /// Whether the details name the cause `ResourceVersionTooLarge`.
     has_newer_version_cause: bool,
 }
 
-impl Refusal {
+impl ApiRefusal {
     /// The longest message that is kept, in bytes.
     const MAX_MESSAGE: usize = 300;
 
-    /// Reads the body of an answer with status `code`, which may be anything, or the object of an
-    /// `ERROR` event, whose own code counts when `code` is `None`.
+    /// Parses a `Status` from the body of a response with HTTP status `code`, or from the object of
+    /// an `ERROR` event, for which `code` is `None` and its own code is used.
+    ///
+    /// Never fails: a proxy's HTML page is kept as the message.
     pub(super) fn read(code: Option<u16>, body: &[u8], retry_after: Option<Duration>) -> Self {
         let status: Status = serde_json::from_slice(body).unwrap_or_default();
         let details = status.details.unwrap_or_default();
@@ -63,42 +65,42 @@ impl Refusal {
         }
     }
 
-    /// The history since the asked resource version is gone (compaction, an expired `continue`).
+    /// Returns whether the requested resource version or `continue` token has expired.
     pub(super) fn is_gone(&self) -> bool {
         self.code == 410 || ["Expired", "Gone"].contains(&self.reason.as_str())
     }
 
-    /// The asked resource version is one that the server has not reached: it was restored from a
-    /// backup, or lags.
+    /// Returns whether the server has not reached the requested resource version: it was restored
+    /// from a backup, or its cache lags.
     pub(super) fn is_too_new(&self) -> bool {
-        // Servers before 1.20 say it in the message only.
+        // Servers before 1.20 send no cause, only this message.
         self.has_newer_version_cause || self.message.contains("Too large resource version")
     }
 
-    /// The server does not know our credentials.
+    /// Returns whether the server rejected our credentials.
     pub(super) fn is_unauthorized(&self) -> bool {
         self.code == 401
     }
 
-    /// The server has no such resource, or we may not read it.
+    /// Returns whether the server lacks the resource or denies access to it.
     pub(super) fn is_withheld(&self) -> bool {
         [403, 404].contains(&self.code)
     }
 
-    /// The server does not understand the request.
+    /// Returns whether the server rejected the request's parameters.
     pub(super) fn is_invalid(&self) -> bool {
         [400, 422].contains(&self.code)
     }
 }
 
-impl Failure {
-    /// An I/O or protocol error with all that led to it.
+impl RequestFailure {
+    /// Returns an error's message with those of all its sources.
     pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
         let mut text = error.to_string();
         let mut next = error.source();
         while let Some(source) = next {
             let cause = source.to_string();
-            // Many errors repeat their source in their own text.
+            // Many errors already contain the text of their source.
             if !text.ends_with(&cause) {
                 text.push_str(": ");
                 text.push_str(&cause);
@@ -108,26 +110,26 @@ impl Failure {
         shorten(text)
     }
 
-    /// The server ended a watch; `json` is the object of its `ERROR` event.
+    /// Returns the failure of a watch's `ERROR` event with the object `json`.
     pub(super) fn refused_midway(json: &[u8]) -> Self {
-        Self::Refused(Refusal::read(None, json, None))
+        Self::Refused(ApiRefusal::read(None, json, None))
     }
 
-    /// The refusal, if it is one.
-    pub(super) fn refusal(&self) -> Option<&Refusal> {
+    /// Returns the server's error, if the server returned one.
+    pub(super) fn refusal(&self) -> Option<&ApiRefusal> {
         match self {
             Self::Refused(refusal) => Some(refusal),
             _ => None,
         }
     }
 
-    /// How long the server wants to be left alone.
+    /// Returns after how long the server accepts another attempt.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         self.refusal()?.retry_after
     }
 
-    /// Whether another way to the server (address, certificate, credential) may help, so that the
-    /// configuration is to be read again.
+    /// Returns whether a new address, certificate or credential may help, so that the configuration
+    /// must be read again.
     pub(super) fn concerns_connection(&self) -> bool {
         match self {
             Self::Configuration(_) | Self::Unreachable(_) | Self::Silent(_) => true,
@@ -137,21 +139,21 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Configuration(why) => f.write_str(why),
             Self::Unreachable(why) => write!(f, "no connection: {why}"),
-            Self::Silent(bound) => write!(f, "silent for {} s", bound.as_secs()),
+            Self::Silent(bound) => write!(f, "no data for {} s", bound.as_secs()),
             Self::Cut(why) => write!(f, "connection lost: {why}"),
             Self::Refused(refusal) => refusal.fmt(f),
-            Self::Malformed(why) => write!(f, "malformed answer: {why}"),
+            Self::Malformed(why) => write!(f, "malformed response: {why}"),
         }
     }
 }
 
 /// `410 Expired: too old resource version: 1 (7)`
-impl fmt::Display for Refusal {
+impl fmt::Display for ApiRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.code)?;
         if !self.reason.is_empty() {
@@ -185,8 +187,8 @@ struct Cause {
 }
 
 fn shorten(mut text: String) -> String {
-    if text.len() > Refusal::MAX_MESSAGE {
-        let mut end = Refusal::MAX_MESSAGE;
+    if text.len() > ApiRefusal::MAX_MESSAGE {
+        let mut end = ApiRefusal::MAX_MESSAGE;
         while !text.is_char_boundary(end) {
             end -= 1;
         }
@@ -201,27 +203,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_told_apart() {
-        let expired = br#"{"kind":"Status","status":"Failure","code":410,"reason":"Expired",
+    fn api_errors_are_classified() {
+        let expired = br#"{"kind":"Status","status":"RequestFailure","code":410,"reason":"Expired",
             "message":"too old resource version: 1 (7)"}"#;
-        let refusal = Refusal::read(None, expired, None);
+        let refusal = ApiRefusal::read(None, expired, None);
         assert!(refusal.is_gone() && !refusal.is_too_new() && !refusal.is_invalid());
-        let text = Failure::Refused(refusal).to_string();
+        let text = RequestFailure::Refused(refusal).to_string();
         assert_eq!(text, "410 Expired: too old resource version: 1 (7)");
 
         let too_new = br#"{"code":504,"reason":"Timeout","message":"Timeout: x",
             "details":{"causes":[{"reason":"ResourceVersionTooLarge"}],"retryAfterSeconds":1}}"#;
-        let refusal = Refusal::read(Some(504), too_new, None);
+        let refusal = ApiRefusal::read(Some(504), too_new, None);
         assert!(refusal.is_too_new() && !refusal.is_gone());
         assert_eq!(refusal.retry_after, Some(Duration::from_secs(1)));
 
         let page = "<html>é".repeat(1_000);
-        let refusal = Refusal::read(Some(502), page.as_bytes(), Some(Duration::from_secs(9)));
+        let refusal = ApiRefusal::read(Some(502), page.as_bytes(), Some(Duration::from_secs(9)));
         assert_eq!(refusal.code, 502);
         assert_eq!(refusal.retry_after, Some(Duration::from_secs(9)));
         assert!(refusal.message.len() < 310 && refusal.message.starts_with("<html>"));
-        // Types that are not as promised cost only what they hold.
-        let refusal = Refusal::read(Some(401), br#"{"code":"x"}"#, None);
+        // A field of the wrong type does not hide the status code.
+        let refusal = ApiRefusal::read(Some(401), br#"{"code":"x"}"#, None);
         assert!(refusal.is_unauthorized());
     }
 }

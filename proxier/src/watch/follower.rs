@@ -1,4 +1,4 @@
-//! Listing one kind of object and watching it from there on.
+//! Lists the objects of one kind and watches them.
 
 use std::marker::PhantomData;
 use std::sync::{Mutex, PoisonError};
@@ -6,75 +6,79 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::backoff::{Backoff, by_chance};
-use super::connection::{Answer, Connection};
-use super::failure::Failure;
-use super::json::{LineCutter, ListCutter};
+use super::backoff::{Backoff, random_between};
+use super::connection::{Connection, ResponseStream};
+use super::failure::RequestFailure;
+use super::json::{LineSplitter, ListSplitter};
 use super::next::{Next, blames_stream};
 use super::query::{Query, Since};
-use super::resource::{self, Head, Line, ListHead, Name, Resource, Version, What};
-use super::status::{Entry, State};
+use super::resource::{
+    self, EventType, Head, ListEnvelope, NameMetadata, Resource, VersionMetadata, WatchEvent,
+};
+use super::status::{Entry, FollowState};
 use super::{Message, Timeouts};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed, Update};
 
-/// What all followers use.
+/// What all followers share.
 pub(super) struct Shared {
     pub(super) connection: Connection,
     pub(super) timeouts: Timeouts,
     pub(super) messages: mpsc::Sender<Message>,
-    pub(super) interner: Mutex<Sharing>,
+    pub(super) interner: Mutex<SharedInterner>,
 }
 
-/// Strings that objects have in common.
+/// The interner, and how often it was used.
 #[derive(Default)]
-pub(super) struct Sharing {
+pub(super) struct SharedInterner {
     interner: Interner,
-    /// How many changes were read with it.
+    /// The number of objects parsed with it.
     changes: u32,
 }
 
-/// Follows one kind of object.
+/// Lists and watches one kind.
 pub(super) struct Follower<'a, R> {
     shared: &'a Shared,
     entry: &'a Entry,
-    /// Which objects, beyond the kind's own selectors.
+    /// A field selector beside the kind's own selectors.
     fields: Option<String>,
     next: Next,
     backoff: Backoff,
-    /// When the last wait was over.
+    /// When the last backoff ended.
     resumed: Instant,
-    /// When a streaming list failed.
+    /// When a streaming list failed last.
     stream_failed: Option<Instant>,
-    /// What is wrong and no event carries; and what was told of it.
+    /// The problems that no event carries, and those that were sent last.
     problems: Vec<Problem>,
-    told_problems: Vec<Problem>,
+    sent_problems: Vec<Problem>,
     resource: PhantomData<R>,
 }
 
-/// What one line of a watch came to.
-enum Told<T> {
-    /// A change, and the resource version after it, if it could be read.
+/// A parsed line of a watch.
+enum ParsedEvent<T> {
+    /// A change, and its resource version if that is readable.
     Change(Update<T>, Option<String>),
-    /// Nothing but the resource version.
+    /// A bookmark's resource version.
     Progress(String),
-    /// The same, at the end of a streaming list.
+    /// The resource version of the bookmark that ends a streaming list.
     Complete(String),
     /// An object without a name.
     Nothing,
 }
 
 impl<'a, R: Resource> Follower<'a, R> {
-    /// How long pages are preferred after a streaming list failed: a server may be upgraded.
-    const NO_STREAMS: Duration = Duration::from_secs(600);
-    /// A watch that ends sooner is not worth the name.
+    /// How long to list in pages after a streaming list failed. Not for ever: the server may be
+    /// upgraded.
+    const STREAM_RETRY: Duration = Duration::from_secs(600);
+    /// A watch that ends sooner counts as failed, so that the backoff limits the rate of requests.
     const SHORTEST_WATCH: Duration = Duration::from_millis(500);
-    /// How often objects that may not be there are looked for: this to twice as long.
-    const LOOK_AGAIN: Duration = Duration::from_secs(300);
-    /// How many problems are kept that no event carries.
+    /// The wait before an absent optional kind is requested again: between this and twice this.
+    const ABSENT_RETRY: Duration = Duration::from_secs(300);
+    /// The maximum number of problems that no event carries.
     const MAX_PROBLEMS: usize = 100;
-    /// After how many changes strings are shared anew, so that old names are let go.
-    const MAX_SHARING: u32 = 100_000;
+    /// The number of parsed objects after which the interner is replaced: it would keep the names
+    /// of deleted nodes and zones for ever.
+    const MAX_INTERNER_USES: u32 = 100_000;
 
     pub(super) fn new(shared: &'a Shared, entry: &'a Entry) -> Self {
         Self {
@@ -86,18 +90,18 @@ impl<'a, R: Resource> Follower<'a, R> {
             resumed: Instant::now(),
             stream_failed: None,
             problems: Vec::new(),
-            told_problems: Vec::new(),
+            sent_problems: Vec::new(),
             resource: PhantomData,
         }
     }
 
-    /// Follows only the object called `name`.
+    /// Selects only the object called `name`.
     pub(super) fn named(mut self, name: &str) -> Self {
         self.fields = Some(format!("metadata.name={name}"));
         self
     }
 
-    /// Follows for ever.
+    /// Follows the kind; never returns.
     pub(super) async fn run(mut self) {
         loop {
             let ended = match self.next.clone() {
@@ -111,29 +115,29 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
-    /// Tells that there is nothing, and starts the status over.
-    pub(super) async fn forget(mut self) {
-        self.tell(Update::Reset(Vec::new())).await;
+    /// Sends an empty list and resets the status.
+    pub(super) async fn clear(mut self) {
+        self.send(Update::Reset(Vec::new())).await;
         let (kind, problems) = (R::PLURAL, Vec::new());
         self.shared.send(Message::Problems { kind, problems }).await;
         self.entry.clear();
     }
 
-    /// Decides how to go on after `failure`, and waits.
-    async fn recover(&mut self, failure: &Failure) {
+    /// Chooses the request that follows `failure`, and waits for the backoff.
+    async fn recover(&mut self, failure: &RequestFailure) {
         if R::IS_OPTIONAL
             && matches!(self.next, Next::List(_))
             && failure
                 .refusal()
                 .is_some_and(|refusal| refusal.is_withheld())
         {
-            return self.do_without(failure).await;
+            return self.continue_without(failure).await;
         }
         self.next = self.next.clone().after(failure);
         let wait = self
             .backoff
             .wait(self.resumed.elapsed(), failure.retry_after());
-        if self.entry.failed(failure.to_string()) {
+        if self.entry.record_failure(failure.to_string()) {
             tracing::warn!(
                 objects = R::PLURAL,
                 ?wait,
@@ -144,30 +148,30 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.resumed = Instant::now();
     }
 
-    /// Goes on as if there were no such objects, or as they were last seen.
-    async fn do_without(&mut self, failure: &Failure) {
+    /// Continues without an optional kind: with no objects, or with those that were listed before.
+    async fn continue_without(&mut self, failure: &RequestFailure) {
         if !self.entry.is_synced() {
-            tracing::info!(objects = R::PLURAL, "going on without: {failure}");
-            self.tell(Update::Reset(Vec::new())).await;
-            self.entry.listed();
+            tracing::info!(objects = R::PLURAL, "continuing without them: {failure}");
+            self.send(Update::Reset(Vec::new())).await;
+            self.entry.record_list();
         }
-        self.entry.state(State::Absent);
-        tokio::time::sleep(by_chance(Self::LOOK_AGAIN, 2 * Self::LOOK_AGAIN)).await;
+        self.entry.set_state(FollowState::Absent);
+        tokio::time::sleep(random_between(Self::ABSENT_RETRY, 2 * Self::ABSENT_RETRY)).await;
         self.resumed = Instant::now();
     }
 
     fn may_stream(&self) -> bool {
         self.stream_failed
-            .is_none_or(|failed| failed.elapsed() > Self::NO_STREAMS)
+            .is_none_or(|failed| failed.elapsed() > Self::STREAM_RETRY)
     }
 
     fn query(&self) -> Query {
         Query::new::<R>(self.fields.as_deref())
     }
 
-    /// Fetches all objects in pages.
-    async fn list(&mut self, since: &Since) -> Result<(), Failure> {
-        self.entry.state(State::Listing);
+    /// Lists all objects in pages.
+    async fn list(&mut self, since: &Since) -> Result<(), RequestFailure> {
+        self.entry.set_state(FollowState::Listing);
         self.problems.clear();
         let mut objects = Vec::new();
         let mut query = self.query().list(since);
@@ -183,32 +187,32 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
-    /// Fetches one page.
+    /// Requests one page of a list.
     async fn page(
         &mut self,
         query: &Query,
         objects: &mut Vec<Parsed<R::Object>>,
-    ) -> Result<resource::ListVersion, Failure> {
+    ) -> Result<resource::ListVersion, RequestFailure> {
         let (_, accept) = R::ACCEPT;
-        let bound = self.shared.timeouts.answer;
+        let bound = self.shared.timeouts.response;
         let mut answer = self.shared.connection.get(query.as_str(), accept).await?;
-        let mut cutter = ListCutter::default();
+        let mut cutter = ListSplitter::default();
         while let Some(bytes) = answer.next(bound).await? {
             cutter
                 .push(&bytes, |json| objects.extend(self.read(json)))
-                .map_err(|error| Failure::Malformed(error.to_string()))?;
+                .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
         }
-        self.entry.heard();
+        self.entry.record_contact();
         let envelope = cutter.finish();
-        let envelope = envelope.map_err(|error| Failure::Malformed(error.to_string()))?;
-        let list: ListHead = serde_json::from_slice(&envelope)
-            .map_err(|error| Failure::Malformed(format!("a list: {error}")))?;
+        let envelope = envelope.map_err(|error| RequestFailure::Malformed(error.to_string()))?;
+        let list: ListEnvelope = serde_json::from_slice(&envelope)
+            .map_err(|error| RequestFailure::Malformed(format!("a list: {error}")))?;
         Ok(list.metadata)
     }
 
-    /// Fetches all objects over a watch, and goes on watching.
-    async fn stream(&mut self, since: &Since) -> Result<(), Failure> {
-        self.entry.state(State::Listing);
+    /// Lists all objects over a watch, and continues with its changes.
+    async fn stream(&mut self, since: &Since) -> Result<(), RequestFailure> {
+        self.entry.set_state(FollowState::Listing);
         self.problems.clear();
         let query = self.query().stream(since, self.watch_time());
         let result = match self.open(&query).await {
@@ -219,7 +223,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             && blames_stream(failure)
         {
             self.stream_failed = Some(Instant::now());
-            let text = "streaming lists fail, going on with pages";
+            let text = "the streaming list failed, listing in pages";
             tracing::info!(objects = R::PLURAL, "{text}: {failure}");
             if failure
                 .refusal()
@@ -231,117 +235,120 @@ impl<'a, R: Resource> Follower<'a, R> {
         result
     }
 
-    /// Watches from `version` on until the server ends the watch.
-    async fn watch(&mut self, version: &str) -> Result<(), Failure> {
+    /// Watches the changes after `version` until the server ends the watch.
+    async fn watch(&mut self, version: &str) -> Result<(), RequestFailure> {
         let started = Instant::now();
         let query = self.query().watch(version, self.watch_time());
         let answer = self.open(&query).await?;
-        self.entry.state(State::Watching);
+        self.entry.set_state(FollowState::Watching);
         self.consume(answer, None).await?;
         match started.elapsed() < Self::SHORTEST_WATCH {
-            true => Err(Failure::Cut("the watch ended at once".into())),
+            true => Err(RequestFailure::Cut("the watch ended at once".into())),
             false => Ok(()),
         }
     }
 
-    /// How long the server is asked to watch: spread, so that not all nodes come back at once.
+    /// Returns the duration of the next watch. It is random, so that the watches of all nodes do not
+    /// end at the same moment.
     fn watch_time(&self) -> Duration {
         let shortest = self.shared.timeouts.watch;
-        by_chance(shortest, 2 * shortest)
+        random_between(shortest, 2 * shortest)
     }
 
-    async fn open(&self, query: &Query) -> Result<Answer, Failure> {
+    async fn open(&self, query: &Query) -> Result<ResponseStream, RequestFailure> {
         let (accept, _) = R::ACCEPT;
         self.shared.connection.get(query.as_str(), accept).await
     }
 
-    /// Reads a watch to its end. While a streaming list is incomplete its objects are `gathered`.
+    /// Reads a watch to its end. `initial` holds the objects of a streaming list until it is complete.
     async fn consume(
         &mut self,
-        mut answer: Answer,
-        mut gathered: Option<Vec<Parsed<R::Object>>>,
-    ) -> Result<(), Failure> {
-        let mut cutter = LineCutter::default();
+        mut answer: ResponseStream,
+        mut initial: Option<Vec<Parsed<R::Object>>>,
+    ) -> Result<(), RequestFailure> {
+        let mut cutter = LineSplitter::default();
         loop {
-            let bound = match gathered {
-                Some(_) => self.shared.timeouts.answer,
+            let bound = match initial {
+                Some(_) => self.shared.timeouts.response,
                 None => self.shared.timeouts.silence,
             };
             let Some(bytes) = answer.next(bound).await? else {
                 break;
             };
-            self.entry.heard();
+            self.entry.record_contact();
             cutter
                 .push(&bytes)
-                .map_err(|error| Failure::Malformed(error.to_string()))?;
+                .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
             while let Some(line) = cutter.next() {
-                let told = self.line(line)?;
-                match (told, &mut gathered) {
-                    (Told::Change(change, _), Some(gathered)) => gather(gathered, change),
-                    (Told::Change(change, version), None) => {
-                        self.entry.changed();
-                        self.tell(change).await;
+                let event = self.parse_event(line)?;
+                match (event, &mut initial) {
+                    (ParsedEvent::Change(change, _), Some(initial)) => {
+                        apply_to_list(initial, change)
+                    }
+                    (ParsedEvent::Change(change, version), None) => {
+                        self.entry.record_change();
+                        self.send(change).await;
                         self.advance(version);
                     }
-                    (Told::Complete(version), Some(objects)) => {
+                    (ParsedEvent::Complete(version), Some(objects)) => {
                         let objects = std::mem::take(objects);
-                        gathered = None;
+                        initial = None;
                         self.complete(objects, version).await;
-                        self.entry.state(State::Watching);
+                        self.entry.set_state(FollowState::Watching);
                     }
-                    (Told::Progress(version) | Told::Complete(version), None) => {
+                    (ParsedEvent::Progress(version) | ParsedEvent::Complete(version), None) => {
                         self.advance(Some(version));
                     }
-                    (Told::Nothing, None) => self.tell_problems().await,
-                    (Told::Progress(_) | Told::Nothing, Some(_)) => {}
+                    (ParsedEvent::Nothing, None) => self.send_problems().await,
+                    (ParsedEvent::Progress(_) | ParsedEvent::Nothing, Some(_)) => {}
                 }
             }
         }
-        match gathered {
-            Some(_) => Err(Failure::Cut("a streaming list ended early".into())),
+        match initial {
+            Some(_) => Err(RequestFailure::Cut("a streaming list ended early".into())),
             None => Ok(()),
         }
     }
 
-    /// Reads one line of a watch.
-    fn line(&mut self, line: &[u8]) -> Result<Told<R::Object>, Failure> {
+    /// Parses one line of a watch.
+    fn parse_event(&mut self, line: &[u8]) -> Result<ParsedEvent<R::Object>, RequestFailure> {
         let malformed =
-            |what: &str, error| Failure::Malformed(format!("{what} of a watch: {error}"));
-        let Line { what, object } =
+            |what: &str, error| RequestFailure::Malformed(format!("{what} of a watch: {error}"));
+        let WatchEvent { event_type, object } =
             serde_json::from_slice(line).map_err(|error| malformed("a line", error))?;
         let json = object.get().as_bytes();
-        let head = serde_json::from_slice::<Head<Version>>(json);
-        match what {
-            What::Added | What::Modified => Ok(match self.read(json) {
+        let head = serde_json::from_slice::<Head<VersionMetadata>>(json);
+        match event_type {
+            EventType::Added | EventType::Modified => Ok(match self.read(json) {
                 Some(parsed) => {
                     let version = head.ok().map(|head| head.metadata.resource_version);
-                    Told::Change(Update::Apply(parsed), version)
+                    ParsedEvent::Change(Update::Apply(parsed), version)
                 }
-                None => Told::Nothing,
+                None => ParsedEvent::Nothing,
             }),
-            What::Deleted => {
-                let gone: Head<Name> =
+            EventType::Deleted => {
+                let gone: Head<NameMetadata> =
                     serde_json::from_slice(json).map_err(|error| malformed("a deletion", error))?;
                 let version = head.ok().map(|head| head.metadata.resource_version);
                 let name = self
                     .shared
                     .with_interner(|interner| gone.metadata.object_name(interner));
-                Ok(Told::Change(Update::Delete(name), version))
+                Ok(ParsedEvent::Change(Update::Delete(name), version))
             }
-            What::Bookmark => {
+            EventType::Bookmark => {
                 let version = head
                     .map_err(|error| malformed("a bookmark", error))?
                     .metadata;
                 Ok(match version.ends_initial_events() {
-                    true => Told::Complete(version.resource_version),
-                    false => Told::Progress(version.resource_version),
+                    true => ParsedEvent::Complete(version.resource_version),
+                    false => ParsedEvent::Progress(version.resource_version),
                 })
             }
-            What::Error => Err(Failure::refused_midway(json)),
+            EventType::Error => Err(RequestFailure::refused_midway(json)),
         }
     }
 
-    /// Reads one object; `None` when it has no name, which is a problem then.
+    /// Parses one object. Returns `None` and notes a problem if its name is unreadable.
     fn read(&mut self, json: &[u8]) -> Option<Parsed<R::Object>> {
         let read = self
             .shared
@@ -357,7 +364,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
-    /// All objects are known, as of `version`.
+    /// Sends the complete list as of `version`.
     async fn complete(&mut self, objects: Vec<Parsed<R::Object>>, version: String) {
         tracing::debug!(
             objects = R::PLURAL,
@@ -365,29 +372,29 @@ impl<'a, R: Resource> Follower<'a, R> {
             version,
             "listed"
         );
-        self.tell(Update::Reset(objects)).await;
-        self.entry.listed();
+        self.send(Update::Reset(objects)).await;
+        self.entry.record_list();
         self.advance(Some(version));
     }
 
-    /// Everything up to `version` was told.
+    /// Notes that all changes up to `version` were sent.
     fn advance(&mut self, version: Option<String>) {
         if let Some(version) = version.filter(|version| !version.is_empty()) {
             self.next = Next::Watch(version);
         }
     }
 
-    async fn tell(&mut self, change: Update<R::Object>) {
-        self.shared.renew_interner(Self::MAX_SHARING);
+    async fn send(&mut self, change: Update<R::Object>) {
+        self.shared.limit_interner(Self::MAX_INTERNER_USES);
         if let Some(event) = R::event(change, &mut self.problems) {
             self.shared.send(Message::Event(event)).await;
         }
-        self.tell_problems().await;
+        self.send_problems().await;
     }
 
-    async fn tell_problems(&mut self) {
-        if self.problems != self.told_problems {
-            self.told_problems.clone_from(&self.problems);
+    async fn send_problems(&mut self) {
+        if self.problems != self.sent_problems {
+            self.sent_problems.clone_from(&self.problems);
             let problems = self.problems.clone();
             let kind = R::PLURAL;
             self.shared.send(Message::Problems { kind, problems }).await;
@@ -402,26 +409,26 @@ impl Shared {
         work(&mut sharing.interner)
     }
 
-    /// Lets go of strings after `most` uses; objects keep those that they hold.
-    fn renew_interner(&self, most: u32) {
+    /// Replaces the interner after `most` uses. Objects keep the strings they hold.
+    fn limit_interner(&self, most: u32) {
         let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
         if sharing.changes > most {
-            *sharing = Sharing::default();
+            *sharing = SharedInterner::default();
         }
     }
 
     async fn send(&self, message: Message) {
         if self.messages.send(message).await.is_err() {
-            // Nobody listens: whoever runs us is about to end us.
+            // The receiver was dropped; `forward` has returned, so this future is about to be dropped.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Takes a change into a list that is not complete yet.
-fn gather<T>(objects: &mut Vec<Parsed<T>>, change: Update<T>) {
+/// Applies a change to an incomplete list.
+fn apply_to_list<T>(objects: &mut Vec<Parsed<T>>, change: Update<T>) {
     match change {
-        // One that is told twice counts as it was told last.
+        // Duplicates are allowed: the store uses the last one of a `Reset`.
         Update::Apply(parsed) => objects.push(parsed),
         Update::Delete(name) => objects.retain(|parsed| parsed.name != name),
         Update::Reset(all) => *objects = all,

@@ -1,30 +1,30 @@
-//! Cutting answers into objects as their bytes arrive, so that no answer is ever held whole.
+//! Splits responses into objects while their bytes arrive, so that no response is in memory whole.
 
-/// The largest object that is accepted, in bytes: ten times what the API server stores (1.5 MiB,
-/// before it is spelled as JSON).
+/// The largest object that is accepted, in bytes: ten times etcd's request limit of 1.5 MiB, since
+/// JSON is larger than the stored protobuf.
 pub(super) const MAX_OBJECT: usize = 16 << 20;
 
-/// The most that may surround the objects of a list, in bytes.
+/// The largest size of a list without its items, in bytes.
 const MAX_ENVELOPE: usize = 1 << 20;
 
-/// Takes the elements out of the `items` of a list as they arrive.
+/// Splits a list into the elements of `items` while its bytes arrive.
 ///
-/// Keeps the element that is not complete yet and what surrounds the list; nothing else. It finds
-/// ends of elements by their brackets and reads nothing in them, so a broken element costs no more
-/// than itself as long as its brackets match. One larger than [`MAX_OBJECT`] is given cut off.
+/// Buffers only the incomplete element and the rest of the list. The splitter finds the end of an
+/// element by its brackets and parses nothing inside, so a malformed element does not affect the
+/// others as long as its brackets match. An element larger than [`MAX_OBJECT`] is truncated.
 #[derive(Debug, Default)]
-pub(super) struct ListCutter {
-    /// How many brackets are open.
+pub(super) struct ListSplitter {
+    /// The number of open brackets.
     depth: usize,
-    /// Inside a string, and whether its next character is escaped.
+    /// Set inside a string: whether its next character is escaped.
     string: Option<Escape>,
-    /// The array that is open at depth 2 is the list's.
+    /// Whether the array that is open at depth 2 is the value of `items`.
     in_items: bool,
-    /// The last string directly inside the list object.
+    /// The last string directly in the list object: the key, when a value begins.
     key: Vec<u8>,
-    /// The beginning of an element whose end has not arrived.
+    /// The bytes of the element that is incomplete.
     element: Vec<u8>,
-    /// All that is not inside `items`.
+    /// The list without its items.
     envelope: Vec<u8>,
 }
 
@@ -34,19 +34,19 @@ enum Escape {
     Next,
 }
 
-/// The answer is not a list, or one beyond all limits.
+/// The response is not a list, or it exceeds a limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a list: {0}")]
 pub(super) struct NotAList(pub(super) &'static str);
 
-impl ListCutter {
-    /// Takes the next bytes of the answer and gives `each` element that they complete.
+impl ListSplitter {
+    /// Consumes the next bytes of the response and calls `each` with every element they complete.
     pub(super) fn push(
         &mut self,
         bytes: &[u8],
         mut each: impl FnMut(&[u8]),
     ) -> Result<(), NotAList> {
-        // Where the open element starts in `bytes`; 0 when it began in earlier bytes.
+        // The index in `bytes` where the open element starts; 0 if it started in earlier bytes.
         let mut start = 0;
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
@@ -55,7 +55,7 @@ impl ListCutter {
             let here = at;
             at += 1;
             if self.string == Some(Escape::No) && was_inside {
-                // Most bytes are in strings in elements.
+                // Most bytes are in strings inside elements: skipping them at once is what makes this fast.
                 let rest = bytes.get(here..).unwrap_or_default();
                 let plain = rest
                     .iter()
@@ -77,7 +77,7 @@ impl ListCutter {
                         self.keep(tail);
                         each(&self.element);
                         self.element.clear();
-                        self.element.shrink_to(LineCutter::KEPT);
+                        self.element.shrink_to(LineSplitter::KEPT);
                     }
                     start = 0;
                 }
@@ -98,14 +98,14 @@ impl ListCutter {
         Ok(())
     }
 
-    /// Keeps more of the open element; one that is too large loses its end.
+    /// Appends to the open element and truncates it one byte above [`MAX_OBJECT`].
     fn keep(&mut self, bytes: &[u8]) {
         let room = (MAX_OBJECT + 1).saturating_sub(self.element.len());
         self.element
             .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
     }
 
-    /// What surrounded the elements: the list object with an empty `items`.
+    /// Returns the list object with an empty `items`.
     pub(super) fn finish(self) -> Result<Vec<u8>, NotAList> {
         if self.depth > 0 || self.envelope.is_empty() {
             return Err(NotAList("ends too early"));
@@ -124,7 +124,7 @@ impl ListCutter {
                 (Escape::No, b'\\') => Some(Escape::Next),
                 _ => Some(Escape::No),
             };
-            // Long ones are no key that matters.
+            // Only `items` is compared, so the rest of a long string is not needed.
             if self.depth == 1 && self.string.is_some() && self.key.len() < 64 {
                 self.key.push(byte);
             }
@@ -152,26 +152,26 @@ impl ListCutter {
     }
 }
 
-/// Puts lines together as their bytes arrive.
+/// Splits a watch into lines while its bytes arrive.
 #[derive(Debug, Default)]
-pub(super) struct LineCutter {
-    /// Bytes from `start` on are not taken yet.
+pub(super) struct LineSplitter {
+    /// The bytes before `start` have been returned.
     bytes: Vec<u8>,
     start: usize,
-    /// There is no end of line before this place.
+    /// The bytes between `start` and here contain no end of line.
     searched: usize,
 }
 
-/// A line is longer than any object could be.
+/// A line is longer than twice [`MAX_OBJECT`].
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a line of a watch is too long")]
 pub(super) struct TooLong;
 
-impl LineCutter {
-    /// Room that is kept for the next lines, in bytes; a larger one is given back.
+impl LineSplitter {
+    /// The buffer's capacity while it is nearly empty, in bytes.
     const KEPT: usize = 64 << 10;
 
-    /// Takes the next bytes.
+    /// Consumes the next bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
         self.drop_taken();
         if self.bytes.len() + bytes.len() > 2 * MAX_OBJECT {
@@ -181,8 +181,8 @@ impl LineCutter {
         Ok(())
     }
 
-    /// Lets go of what was taken. The next bytes may be long in coming, so room for many more is
-    /// given back at once.
+    /// Drops returned lines and shrinks the buffer. A watch may be silent for minutes afterwards, and
+    /// five watches that each kept the capacity of their largest object would add up.
     fn drop_taken(&mut self) {
         self.bytes.drain(..self.start);
         self.searched -= self.start;
@@ -192,7 +192,7 @@ impl LineCutter {
         }
     }
 
-    /// The next complete line that is not blank.
+    /// Returns the next complete line that is not blank.
     pub(super) fn next(&mut self) -> Option<&[u8]> {
         loop {
             let fresh = self.bytes.get(self.searched..)?;
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     fn cut(text: &str, size: usize) -> Result<(Vec<String>, String), NotAList> {
-        let mut cutter = ListCutter::default();
+        let mut cutter = ListSplitter::default();
         let mut elements = Vec::new();
         for bytes in text.as_bytes().chunks(size) {
             cutter.push(bytes, |element| {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_cut_wherever_the_bytes_break() {
+    fn elements_are_split_wherever_chunks_end() {
         let text = r#" {"kind":"items", "a":[{"items":[1]}], "items": [ {"a":"]}\"\\"} ,
             {"items":[{}],"b":{"c":["{"]}}, [7]
             ] , "metadata":{"items":[8],"resourceVersion":"5"}} "#;
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused_or_empty() {
+    fn a_response_that_is_not_a_list_is_rejected_or_has_no_elements() {
         assert_eq!(cut("", 1), Err(NotAList("ends too early")));
         assert_eq!(cut(r#"{"items":[{}"#, 3), Err(NotAList("ends too early")));
         assert_eq!(cut("}", 1), Err(NotAList("brackets do not match")));
@@ -261,8 +261,8 @@ mod tests {
     }
 
     #[test]
-    fn an_object_beyond_all_limits_is_cut_off() {
-        let mut cutter = ListCutter::default();
+    fn an_object_above_the_limit_is_truncated() {
+        let mut cutter = ListSplitter::default();
         let mut lengths = Vec::new();
         let piece = vec![b'x'; 1 << 20];
         cutter.push(br#"{"items":[{"a":""#, |_| ()).unwrap();
@@ -278,10 +278,10 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_put_together_wherever_the_bytes_break() {
+    fn lines_are_split_wherever_chunks_end() {
         let text = "one\n\n two\r\n\nthree\nunfinished";
         for size in 1..text.len() + 1 {
-            let mut cutter = LineCutter::default();
+            let mut cutter = LineSplitter::default();
             let mut lines = Vec::new();
             for bytes in text.as_bytes().chunks(size) {
                 cutter.push(bytes).unwrap();
@@ -294,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_line_is_refused() {
-        let mut cutter = LineCutter::default();
+    fn an_endless_line_is_rejected() {
+        let mut cutter = LineSplitter::default();
         let bytes = vec![b'x'; 1 << 20];
         let refused = (0..100).find(|_| cutter.push(&bytes).is_err());
         assert_eq!(refused, Some((2 * MAX_OBJECT) >> 20));

@@ -1,30 +1,30 @@
-//! How to go on after what happened.
+//! The next request of a follower.
 
-use super::failure::Failure;
+use super::failure::RequestFailure;
 use super::query::Since;
 
-/// What to do next.
+/// The next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// All objects have to be fetched.
+    /// List all objects.
     List(Since),
-    /// All changes up to this resource version were told.
+    /// Watch changes after this resource version.
     Watch(String),
 }
 
 impl Next {
-    /// What to do next when this failed.
+    /// Returns the request that follows when this one failed with `failure`.
     ///
-    /// A watch goes on where it was, unless the server has forgotten that place or a change may
-    /// have been missed.
-    pub(super) fn after(self, failure: &Failure) -> Self {
-        let is_malformed = matches!(failure, Failure::Malformed(_));
+    /// A watch resumes at its version, unless the server no longer has that version or the follower
+    /// may have missed a change.
+    pub(super) fn after(self, failure: &RequestFailure) -> Self {
+        let is_malformed = matches!(failure, RequestFailure::Malformed(_));
         let refusal = failure.refusal();
         let is_too_new = refusal.is_some_and(|refusal| refusal.is_too_new());
         let is_refused = refusal.is_some_and(|refusal| refusal.is_gone() || refusal.is_invalid());
         match self {
             _ if is_too_new => Self::List(Since::Newest),
-            // The state to list is gone, be it between two pages.
+            // The version of the list has expired, perhaps between two pages.
             Self::List(_) if is_refused => Self::List(Since::Newest),
             Self::Watch(version) if is_refused || is_malformed => Self::List(Since::Seen(version)),
             next => next,
@@ -32,12 +32,12 @@ impl Next {
     }
 }
 
-/// Whether a streaming list that failed so may do so because the server cannot stream.
-pub(super) fn blames_stream(failure: &Failure) -> bool {
+/// Returns whether `failure` may mean that the server cannot stream lists.
+pub(super) fn blames_stream(failure: &RequestFailure) -> bool {
     match failure {
-        Failure::Silent(_) | Failure::Cut(_) | Failure::Malformed(_) => true,
-        Failure::Refused(refusal) => refusal.is_invalid(),
-        Failure::Configuration(_) | Failure::Unreachable(_) => false,
+        RequestFailure::Silent(_) | RequestFailure::Cut(_) | RequestFailure::Malformed(_) => true,
+        RequestFailure::Refused(refusal) => refusal.is_invalid(),
+        RequestFailure::Configuration(_) | RequestFailure::Unreachable(_) => false,
     }
 }
 
@@ -45,22 +45,22 @@ pub(super) fn blames_stream(failure: &Failure) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use super::super::failure::Refusal;
+    use super::super::failure::ApiRefusal;
     use super::*;
 
-    fn refused(code: u16, body: &str) -> Failure {
-        Failure::Refused(Refusal::read(Some(code), body.as_bytes(), None))
+    fn refused(code: u16, body: &str) -> RequestFailure {
+        RequestFailure::Refused(ApiRefusal::read(Some(code), body.as_bytes(), None))
     }
 
     #[test]
-    fn a_list_follows_only_where_the_watch_cannot_go_on() {
+    fn a_list_follows_only_if_the_watch_cannot_resume() {
         let watch = || Next::Watch("7".into());
         let seen = || Next::List(Since::Seen("7".into()));
         let newest = || Next::List(Since::Newest);
-        let cut = Failure::Cut("reset".into());
-        let silent = Failure::Silent(Duration::from_secs(1));
+        let cut = RequestFailure::Cut("reset".into());
+        let silent = RequestFailure::Silent(Duration::from_secs(1));
         let too_new = r#"{"details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}}"#;
-        let malformed = Failure::Malformed("x".into());
+        let malformed = RequestFailure::Malformed("x".into());
         for (before, failure, after) in [
             (watch(), cut, watch()),
             (watch(), silent, watch()),
@@ -85,10 +85,10 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_server_without_streams_does_is_blamed_on_streams() {
+    fn only_failures_of_a_server_without_streaming_lists_switch_to_pages() {
         assert!(blames_stream(&refused(422, "")));
-        assert!(blames_stream(&Failure::Silent(Duration::ZERO)));
+        assert!(blames_stream(&RequestFailure::Silent(Duration::ZERO)));
         assert!(!blames_stream(&refused(503, "")));
-        assert!(!blames_stream(&Failure::Unreachable("x".into())));
+        assert!(!blames_stream(&RequestFailure::Unreachable("x".into())));
     }
 }

@@ -1,21 +1,21 @@
-//! What is asked of the server.
+//! Paths and queries of requests.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use super::resource::Resource;
 
-/// How many objects a page holds, unless the server answers from its cache, where it knows no pages.
+/// The page size, in objects. A server that answers from its cache ignores it.
 const PAGE: &str = "500";
 
-/// From when on a list is wanted.
+/// How recent a list must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Since {
-    /// Any state that the server has at hand: cheapest for the server, enough for a start.
+    /// Any state that the server has cached: the cheapest for the server, and enough at the start.
     Any,
-    /// One not older than this resource version, so that time never goes backwards.
+    /// Not older than this resource version, so that the store never goes back in time.
     Seen(String),
-    /// The newest.
+    /// The newest: a consistent read.
     Newest,
 }
 
@@ -24,7 +24,7 @@ pub(super) enum Since {
 pub(super) struct Query(String);
 
 impl Query {
-    /// All objects of a kind that the selectors let through; `fields` beyond the kind's own.
+    /// Returns a query for the objects of a kind that match its selectors and `fields`.
     pub(super) fn new<R: Resource>(fields: Option<&str>) -> Self {
         let mut query = Self(format!("{}?", R::PATH));
         if let Some(labels) = R::LABELS {
@@ -36,7 +36,7 @@ impl Query {
         query
     }
 
-    /// A list: its first page.
+    /// Requests the first page of a list.
     pub(super) fn list(mut self, since: &Since) -> Self {
         self.add("limit", PAGE);
         match since {
@@ -50,14 +50,14 @@ impl Query {
         self
     }
 
-    /// A list's next page.
+    /// Requests the next page of a list.
     pub(super) fn page(mut self, r#continue: &str) -> Self {
         self.add("limit", PAGE);
         self.add("continue", r#continue);
         self
     }
 
-    /// Changes after `version`, for about `time`.
+    /// Requests a watch of the changes after `version` that lasts `time`.
     pub(super) fn watch(mut self, version: &str, time: Duration) -> Self {
         self.add("watch", "1");
         self.add("allowWatchBookmarks", "true");
@@ -66,7 +66,7 @@ impl Query {
         self
     }
 
-    /// All objects as additions, a bookmark, then changes (KEP-3157).
+    /// Requests all objects as `ADDED` events, then a bookmark, then changes (KEP-3157).
     pub(super) fn stream(self, since: &Since, time: Duration) -> Self {
         let version = match since {
             Since::Seen(version) => version,
@@ -93,7 +93,7 @@ impl Query {
                 b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
                     self.0.push(char::from(byte));
                 }
-                // Writing to a string cannot fail.
+                // Writing to a `String` cannot fail.
                 _ => drop(write!(self.0, "%{byte:02X}")),
             }
         }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_and_versions_are_spelled_for_a_url() {
+    fn selectors_and_versions_are_percent_encoded() {
         let query = Query::new::<Services>(None).list(&Since::Any);
         assert_eq!(
             query.as_str(),

@@ -1,4 +1,4 @@
-//! What is watched, and how its objects are read.
+//! The kinds that are watched, and the parsing of their objects.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -10,47 +10,47 @@ use crate::model::{self, ObjectName};
 use crate::problem::Problem;
 use crate::store::{Event, Interner, Parsed, Update};
 
-/// JSON objects as they are stored.
-pub(super) const WHOLE: &str = "application/json";
-/// Only their metadata, from servers that can (all since 1.15).
+/// Media type of complete objects in JSON.
+pub(super) const FULL_OBJECTS: &str = "application/json";
+/// Media type of objects reduced to their metadata; servers before 1.15 return complete ones.
 pub(super) const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
                                    application/json";
-/// Only their metadata, as a list.
+/// Media type of a list of objects reduced to their metadata.
 pub(super) const METADATA_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
-/// A kind of object that can be listed and watched.
+/// A kind that can be listed and watched.
 pub(super) trait Resource: Send + 'static {
-    /// The object on the wire.
+    /// The type of its objects on the wire.
     type Wire: DeserializeOwned;
-    /// The object in the model.
+    /// The type of its objects in the model.
     type Object: Send;
 
     /// The kind's name.
     const KIND: &'static str;
-    /// The kind's name in the plural, for people.
+    /// The kind's plural name in messages.
     const PLURAL: &'static str;
-    /// Where the server has the objects.
+    /// The path of the collection.
     const PATH: &'static str;
-    /// Which are wanted, by their labels.
+    /// The label selector.
     const LABELS: Option<&'static str> = None;
-    /// Which are wanted, by their fields.
+    /// The field selector.
     const FIELDS: Option<&'static str> = None;
-    /// Whether a server may have no such objects, or withhold them, without harm.
+    /// Whether the proxy can do without the kind if the server lacks it or denies access.
     const IS_OPTIONAL: bool = false;
-    /// What is asked for when watching, and when listing.
-    const ACCEPT: (&'static str, &'static str) = (WHOLE, WHOLE);
+    /// The `Accept` header of a watch, and that of a list.
+    const ACCEPT: (&'static str, &'static str) = (FULL_OBJECTS, FULL_OBJECTS);
 
-    /// Reads an object.
+    /// Parses an object.
     fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem>;
 
-    /// Tells of a change; `None` when nobody needs to hear of it. Problems that the event cannot
-    /// carry become `problems`.
+    /// Converts an update to an event, or `None` if it changes nothing. Replaces `problems` by those
+    /// that the event cannot carry.
     fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event>;
 }
 
-/// All Services but those that another proxy serves and headless ones: the selectors of kube-proxy
-/// 1.36. The field selector needs a server of at least 1.23.
+/// All Services except headless ones and those of another proxy: the selectors of kube-proxy 1.36.
+/// The field selector needs a server of at least 1.23.
 pub(super) struct Services;
 
 impl Resource for Services {
@@ -72,8 +72,10 @@ impl Resource for Services {
     }
 }
 
-/// All EndpointSlices but those of headless Services, as kube-proxy 1.36. Those of Services that
-/// another proxy serves come along: their labels need not follow their Service's in time.
+/// All EndpointSlices except those of headless Services, as kube-proxy 1.36.
+///
+/// Slices of another proxy's Services are included: a slice's copy of that label may lag behind its
+/// Service's.
 pub(super) struct EndpointSlices;
 
 impl Resource for EndpointSlices {
@@ -94,7 +96,7 @@ impl Resource for EndpointSlices {
     }
 }
 
-/// Our own node, chosen by its name.
+/// Our own Node; the follower selects it by name.
 pub(super) struct OwnNode;
 
 impl Resource for OwnNode {
@@ -114,8 +116,8 @@ impl Resource for OwnNode {
         })
     }
 
-    /// A node that is gone, or cannot be read, stays as it was last seen, as with kube-proxy: its
-    /// traffic goes on.
+    /// A Node that was deleted or cannot be read keeps its last readable state, as in kube-proxy:
+    /// its traffic continues.
     fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event> {
         let node = match change {
             Update::Apply(node) => {
@@ -130,7 +132,7 @@ impl Resource for OwnNode {
     }
 }
 
-/// The ranges of cluster IPs; servers before 1.33 have no such objects.
+/// The ranges of cluster IPs; servers before 1.33 lack the kind.
 pub(super) struct ServiceCidrs;
 
 impl Resource for ServiceCidrs {
@@ -151,12 +153,12 @@ impl Resource for ServiceCidrs {
     }
 }
 
-/// Where all nodes are; only their metadata is asked for.
+/// The locations of all nodes. Only their metadata is requested.
 pub(super) struct Nodes;
 
 impl Resource for Nodes {
     type Wire = api::NodeLabels;
-    type Object = model::NodePlace;
+    type Object = model::NodeLocation;
 
     const KIND: &'static str = "Node";
     const PLURAL: &'static str = "Nodes";
@@ -172,20 +174,19 @@ impl Resource for Nodes {
     }
 }
 
-impl Name {
-    /// The name in the model's form.
+impl NameMetadata {
+    /// Converts to the model's name.
     pub(super) fn object_name(self, interner: &mut Interner) -> ObjectName {
         ObjectName::new(interner.intern(&self.namespace), self.name)
     }
 }
 
-/// Reads one object from its JSON.
+/// Parses one object from JSON.
 ///
-/// One that cannot be read for its form is an object of which only the name is known, with a
-/// Problem.
+/// An object of the wrong form becomes a [`Parsed`] with only a name and a Problem.
 ///
 /// # Errors
-/// When not even the name can be read, so that nothing can be said about it.
+/// If even the name cannot be read.
 pub(super) fn read<R: Resource>(
     json: &[u8],
     interner: &mut Interner,
@@ -194,11 +195,11 @@ pub(super) fn read<R: Resource>(
         Ok(wire) => return R::parse(&wire, interner),
         Err(error) => error,
     };
-    let head: Head<Name> = serde_json::from_slice(json).map_err(|_| {
+    let head: Head<NameMetadata> = serde_json::from_slice(json).map_err(|_| {
         let text = String::from_utf8_lossy(json.get(..512).unwrap_or(json));
         let message = match json.len() > MAX_OBJECT {
-            true => "is too large; skipped".to_owned(),
-            false => format!("has no name: {error}; skipped"),
+            true => format!("is larger than {} MiB; skipped", MAX_OBJECT >> 20),
+            false => format!("has no readable name: {error}; skipped"),
         };
         Problem::new(R::KIND, "", text, message)
     })?;
@@ -208,7 +209,7 @@ pub(super) fn read<R: Resource>(
         object,
         "",
         "",
-        format!("cannot be read: {error}; left as it was"),
+        format!("cannot be read: {error}; its last readable state stays in use"),
     );
     Ok(Parsed {
         name,
@@ -219,49 +220,49 @@ pub(super) fn read<R: Resource>(
 
 /// One line of a watch.
 #[derive(Deserialize)]
-pub(super) struct Line<'a> {
-    /// What happened.
+pub(super) struct WatchEvent<'a> {
+    /// The type of the event.
     #[serde(rename = "type")]
-    pub(super) what: What,
-    /// To what, unread.
+    pub(super) event_type: EventType,
+    /// The object, unparsed.
     #[serde(borrow)]
     pub(super) object: &'a RawValue,
 }
 
-/// What a line of a watch tells.
+/// The type of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub(super) enum What {
-    /// There is an object that we did not know, or that did not match before.
+pub(super) enum EventType {
+    /// The object is new, or it matches the selectors now.
     Added,
-    /// It differs from what we knew.
+    /// The object changed.
     Modified,
-    /// It is gone, or does not match any more.
+    /// The object was deleted, or it no longer matches the selectors.
     Deleted,
-    /// Nothing, up to a resource version.
+    /// No change up to the object's resource version.
     Bookmark,
-    /// The watch ends, for the reason that the object holds.
+    /// The watch failed; the object is a `Status`.
     Error,
 }
 
-/// An object, of which only the metadata counts.
+/// An object reduced to its metadata.
 #[derive(Deserialize)]
 pub(super) struct Head<M> {
     pub(super) metadata: M,
 }
 
-/// Which object.
+/// Metadata: the name.
 #[derive(Deserialize)]
-pub(super) struct Name {
+pub(super) struct NameMetadata {
     #[serde(default)]
     namespace: String,
     name: String,
 }
 
-/// Up to where a watch has told.
+/// Metadata: the resource version, and the mark of a streaming list's end.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Version {
+pub(super) struct VersionMetadata {
     pub(super) resource_version: String,
     #[serde(default)]
     annotations: Option<BookmarkAnnotations>,
@@ -273,21 +274,21 @@ struct BookmarkAnnotations {
     initial_events_end: Option<String>,
 }
 
-impl Version {
-    /// Whether all objects of a streaming list have been told.
+impl VersionMetadata {
+    /// Returns whether this bookmark ends the initial objects of a streaming list.
     pub(super) fn ends_initial_events(&self) -> bool {
         let annotation = self.annotations.as_ref();
         annotation.and_then(|all| all.initial_events_end.as_deref()) == Some("true")
     }
 }
 
-/// What surrounds the objects of a list.
+/// A list without its items.
 #[derive(Deserialize)]
-pub(super) struct ListHead {
+pub(super) struct ListEnvelope {
     pub(super) metadata: ListVersion,
 }
 
-/// Which state of the server a list shows, and whether there is more of it.
+/// A list's metadata.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ListVersion {
@@ -317,9 +318,9 @@ mod tests {
     }
 
     #[test]
-    fn bookmarks_say_when_the_initial_events_end() {
+    fn a_bookmark_marks_the_end_of_the_initial_events() {
         let version = |json: &str| {
-            serde_json::from_str::<Head<Version>>(json)
+            serde_json::from_str::<Head<VersionMetadata>>(json)
                 .unwrap()
                 .metadata
         };

@@ -1,31 +1,31 @@
-//! How following goes, for status pages and health checks.
+//! The state of followers, for status pages and health checks.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How following goes, by kind of object.
+/// The status of the watch, by kind.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     /// Services.
-    pub services: Followed,
+    pub services: KindStatus,
     /// EndpointSlices.
-    pub endpoint_slices: Followed,
+    pub endpoint_slices: KindStatus,
     /// Our own Node.
-    pub node: Followed,
+    pub node: KindStatus,
     /// ServiceCIDRs.
-    pub service_cidrs: Followed,
-    /// All Nodes, while asked for.
-    pub nodes: Followed,
+    pub service_cidrs: KindStatus,
+    /// All Nodes, while a Service needs their locations.
+    pub nodes: KindStatus,
 }
 
 impl Status {
-    /// Whether all that traffic depends on was seen completely: Services and EndpointSlices.
+    /// Returns whether Services and EndpointSlices were listed completely.
     pub fn is_synced(&self) -> bool {
         self.services.is_synced() && self.endpoint_slices.is_synced()
     }
 
-    /// Each kind with its name, in the plural.
-    pub fn kinds(&self) -> [(&'static str, &Followed); 5] {
+    /// Returns each kind's plural name and status.
+    pub fn kinds(&self) -> [(&'static str, &KindStatus); 5] {
         [
             ("Services", &self.services),
             ("EndpointSlices", &self.endpoint_slices),
@@ -36,53 +36,52 @@ impl Status {
     }
 }
 
-/// How following one kind of object goes.
+/// The status of one kind's follower.
 #[derive(Clone, Debug, Default)]
-pub struct Followed {
-    /// What is going on.
-    pub state: State,
-    /// When the last complete view was told; `None` before the first.
+pub struct KindStatus {
+    /// The current activity.
+    pub state: FollowState,
+    /// When the last complete list was sent; `None` before the first.
     pub synced: Option<Instant>,
-    /// When anything was last heard from the server: a list, a change, a bookmark. No more than
-    /// [`Timeouts::silence`](super::Timeouts::silence) ago while all is well.
+    /// When the server last sent a list, a change or a bookmark. No more than
+    /// [`Timeouts::silence`](super::Timeouts::silence) ago unless requests fail.
     pub heard: Option<Instant>,
-    /// When it failed the last time, and why.
+    /// The time of the last failure, and its reason.
     pub failed: Option<(Instant, String)>,
-    /// How many complete views were told.
+    /// The number of complete lists that were sent.
     pub lists: u64,
-    /// How many changes of single objects were told.
+    /// The number of changes of single objects that were sent.
     pub changes: u64,
-    /// How many attempts to list or watch failed.
+    /// The number of failed list and watch requests.
     pub failures: u64,
 }
 
-impl Followed {
-    /// Whether all objects of the kind were seen at least once.
+impl KindStatus {
+    /// Returns whether the kind was listed completely at least once.
     pub fn is_synced(&self) -> bool {
         self.synced.is_some()
     }
 }
 
-/// What is going on.
+/// The activity of a follower.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
-    /// Not asked for.
+pub enum FollowState {
+    /// The kind is not followed.
     #[default]
     Off,
-    /// All objects are being fetched.
+    /// Objects are being listed.
     Listing,
-    /// Changes arrive as they happen.
+    /// Changes are being watched.
     Watching,
-    /// Something failed; it is tried again soon.
+    /// A request failed; the next attempt follows after a backoff.
     Waiting,
-    /// The server has no such objects, or withholds them, which does no harm; looked for again from
-    /// time to time.
+    /// The server lacks the optional kind or denies access to it; tried again every 5 to 10 minutes.
     Absent,
 }
 
-/// Where followers write down how it goes.
+/// The status that followers write and [`Watch::status`](super::Watch::status) reads.
 #[derive(Debug, Default)]
-pub(super) struct Board {
+pub(super) struct StatusBoard {
     pub(super) services: Entry,
     pub(super) endpoint_slices: Entry,
     pub(super) node: Entry,
@@ -90,7 +89,7 @@ pub(super) struct Board {
     pub(super) nodes: Entry,
 }
 
-impl Board {
+impl StatusBoard {
     pub(super) fn status(&self) -> Status {
         Status {
             services: self.services.read(),
@@ -102,17 +101,17 @@ impl Board {
     }
 }
 
-/// One kind's place on the board.
+/// The status of one kind.
 #[derive(Debug, Default)]
-pub(super) struct Entry(Mutex<Followed>);
+pub(super) struct Entry(Mutex<KindStatus>);
 
 impl Entry {
-    fn read(&self) -> Followed {
+    fn read(&self) -> KindStatus {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Followed> {
-        // Plain data: whole whatever happened to a writer.
+    fn lock(&self) -> MutexGuard<'_, KindStatus> {
+        // Each write leaves valid data, so a writer's panic does not matter here.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -120,36 +119,36 @@ impl Entry {
         self.lock().is_synced()
     }
 
-    pub(super) fn state(&self, state: State) {
+    pub(super) fn set_state(&self, state: FollowState) {
         self.lock().state = state;
     }
 
-    pub(super) fn heard(&self) {
+    pub(super) fn record_contact(&self) {
         self.lock().heard = Some(Instant::now());
     }
 
-    pub(super) fn changed(&self) {
+    pub(super) fn record_change(&self) {
         self.lock().changes += 1;
     }
 
-    pub(super) fn listed(&self) {
+    pub(super) fn record_list(&self) {
         let mut followed = self.lock();
         followed.synced = Some(Instant::now());
         followed.lists += 1;
     }
 
-    /// Takes note of a failure; whether it is another one than before.
-    pub(super) fn failed(&self, why: String) -> bool {
+    /// Records a failure. Returns whether its reason differs from the last one.
+    pub(super) fn record_failure(&self, why: String) -> bool {
         let mut followed = self.lock();
-        followed.state = State::Waiting;
+        followed.state = FollowState::Waiting;
         followed.failures += 1;
         let last = followed.failed.replace((Instant::now(), why));
         let now = followed.failed.as_ref();
         last.map(|(_, why)| why).as_ref() != now.map(|(_, why)| why)
     }
 
-    /// Starts over.
+    /// Resets the status.
     pub(super) fn clear(&self) {
-        *self.lock() = Followed::default();
+        *self.lock() = KindStatus::default();
     }
 }

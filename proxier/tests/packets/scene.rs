@@ -76,9 +76,10 @@ impl Scene {
         };
         configure(&mut packets);
         let state = tempfile::tempdir().unwrap();
-        let settings = sysctl::wanted(&sysctl::Config::default(), KernelVersion(6, 1), 1);
+        let settings =
+            sysctl::desired_settings(&sysctl::SysctlConfig::default(), KernelVersion(6, 1), 1);
         let report = Roots::default().apply(&settings);
-        assert_eq!(report.complaints(), Vec::<String>::new());
+        assert_eq!(report.warnings(), Vec::<String>::new());
         let mut scene = Self {
             proxier: start(form, &packets, &state),
             cluster,

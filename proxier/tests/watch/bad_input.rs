@@ -86,7 +86,7 @@ fn nonsense_is_survived_and_asked_again() {
     }
     let follower = Follower::start(&server);
     for expected in [
-        "malformed answer: a line of a watch: EOF",
+        "malformed response: a line of a watch: EOF",
         "502: <html>Bad Gateway</html>",
         "connection lost: ",
         "429",

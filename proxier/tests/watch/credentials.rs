@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use api_server::{ApiServer, tls};
-use proxier::watch::{self, Config, Message, Server, Timeouts};
+use proxier::watch::{self, Message, Server, Timeouts, WatchConfig};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, until};
@@ -23,8 +23,8 @@ pub(crate) fn kubeconfig(server: &str, user: &Value) -> String {
     .to_string()
 }
 
-pub(crate) fn with_kubeconfig(path: &Path) -> Config {
-    Config {
+pub(crate) fn with_kubeconfig(path: &Path) -> WatchConfig {
+    WatchConfig {
         server: Server {
             kubeconfig: Some(path.to_owned()),
             master: None,
@@ -106,7 +106,7 @@ fn a_server_that_moved_is_found_through_the_kubeconfig() {
 fn a_configuration_that_cannot_be_used_is_told_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
-    let error = |config: Config| {
+    let error = |config: WatchConfig| {
         let (sender, _messages) = sync_channel::<Message>(1);
         watch::start(config, sender).unwrap_err().to_string()
     };
@@ -140,7 +140,7 @@ fn a_configuration_that_cannot_be_used_is_told_at_once() {
 }
 
 /// A user and a cluster with certificates, in files as kubelet has them.
-fn secure_kubeconfig(directory: &Path, server: &ApiServer, authority: &str) -> Config {
+fn secure_kubeconfig(directory: &Path, server: &ApiServer, authority: &str) -> WatchConfig {
     let write = |name: &str, text: &str| {
         let file = directory.join(name);
         std::fs::write(&file, text).unwrap();

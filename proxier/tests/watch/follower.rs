@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use api_server::ApiServer;
 use proxier::problem::Problem;
 use proxier::store::{Event, Parsed, Update};
-use proxier::watch::{self, Config, Message, Server, Status, Timeouts, Watch};
+use proxier::watch::{self, Message, Server, Status, Timeouts, Watch, WatchConfig};
 
 /// Longer than anything here should take, with two busy cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,7 +23,7 @@ impl Follower {
         Self::with(config(server))
     }
 
-    pub(crate) fn with(config: Config) -> Self {
+    pub(crate) fn with(config: WatchConfig) -> Self {
         let (sender, messages) = sync_channel(4);
         let watch = watch::start(config, sender).unwrap();
         Self { watch, messages }
@@ -125,8 +125,8 @@ pub(crate) fn until<T, D: Debug>(
     panic!("never {what}: {:#?}", shown());
 }
 
-pub(crate) fn config(server: &ApiServer) -> Config {
-    Config {
+pub(crate) fn config(server: &ApiServer) -> WatchConfig {
+    WatchConfig {
         server: Server {
             kubeconfig: None,
             master: Some(server.url()),
@@ -145,13 +145,11 @@ pub(crate) fn brief<T>(change: &Update<T>) -> String {
         text.extend((!parsed.problems.is_empty()).then_some('!'));
         text
     };
+    let names = |list: &[Parsed<T>]| list.iter().map(name).collect::<Vec<_>>().join(", ");
     match change {
         Update::Apply(parsed) => format!("apply {}", name(parsed)),
         Update::Delete(gone) => format!("delete {gone}"),
-        Update::Reset(all) => {
-            let all: Vec<_> = all.iter().map(name).collect();
-            format!("reset [{}]", all.join(", "))
-        }
-        Update::Merge(_) => panic!("a watch never sends a part"),
+        Update::Reset(all) => format!("reset [{}]", names(all)),
+        Update::Merge(some) => format!("merge [{}]", names(some)),
     }
 }

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Scheme};
-use proxier::watch::State;
+use proxier::watch::FollowState;
 
 use crate::follower::{Follower, config};
 use crate::objects::service;
@@ -41,6 +41,6 @@ fn a_peer_that_vanished_is_noticed_in_time_and_found_when_it_is_back() {
         master.exec(&["ip", "route", "del", "blackhole", "192.0.2.1/32"]);
         assert_eq!(follower.services(), "apply a/web");
         let services = follower.status().services;
-        assert_eq!((services.state, services.lists), (State::Watching, 1));
+        assert_eq!((services.state, services.lists), (FollowState::Watching, 1));
     });
 }

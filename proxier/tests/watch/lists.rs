@@ -2,7 +2,7 @@
 
 use api_server::ApiServer;
 use proxier::store::{Event, Update};
-use proxier::watch::{Message, State, Status};
+use proxier::watch::{FollowState, Message, Status};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, PATIENCE, brief};
@@ -117,7 +117,7 @@ fn other_nodes_are_followed_while_asked_for_and_only_their_metadata() {
     }
     follower.watch.set_other_nodes(false);
     assert_eq!(follower.nodes(), "reset []");
-    follower.until("off", |status| status.nodes.state == State::Off);
+    follower.until("off", |status| status.nodes.state == FollowState::Off);
     server.apply(node("most", "192.0.2.4"));
     follower.watch.set_other_nodes(true);
     assert_eq!(follower.nodes(), "reset [more, most, them, us]");

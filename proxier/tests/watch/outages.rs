@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api_server::ApiServer;
-use proxier::watch::State;
+use proxier::watch::FollowState;
 
 use crate::follower::{Follower, config};
 use crate::objects::{key, service};
@@ -22,7 +22,7 @@ fn an_outage_changes_nothing_and_ends_by_itself() {
     });
     let status = follower.status();
     assert!(status.is_synced());
-    assert_eq!(status.services.state, State::Waiting);
+    assert_eq!(status.services.state, FollowState::Waiting);
     let (_, why) = status.services.failed.unwrap();
     assert!(why.contains("Connection refused"), "{why}");
     follower.is_quiet();
@@ -39,7 +39,7 @@ fn a_server_that_is_there_but_says_nothing_is_given_up() {
     server.apply(service("web", 80));
     let mut config = config(&server);
     config.timeouts.silence = Duration::from_secs(6);
-    config.timeouts.answer = Duration::from_secs(6);
+    config.timeouts.response = Duration::from_secs(6);
     let follower = Follower::with(config);
     assert_eq!(follower.services(), "reset [a/web]");
     std::thread::sleep(Duration::from_secs(7));
@@ -50,7 +50,7 @@ fn a_server_that_is_there_but_says_nothing_is_given_up() {
     );
     server.freeze();
     let status = follower.until("noticed", |status| status.services.failures > 0);
-    assert_eq!(status.services.failed.unwrap().1, "silent for 6 s");
+    assert_eq!(status.services.failed.unwrap().1, "no data for 6 s");
     // Nor does it help to ask again.
     follower.until("asked again", |status| status.services.failures > 1);
     server.apply(service("web", 81));
@@ -70,7 +70,7 @@ fn what_the_server_withholds_is_done_without_or_waited_for() {
     let follower = Follower::start(&server);
     assert_eq!(follower.cidrs(), "reset []");
     let status = follower.until("refused", |status| {
-        status.services.failures > 0 && status.service_cidrs.state == State::Absent
+        status.services.failures > 0 && status.service_cidrs.state == FollowState::Absent
     });
     assert!(!status.is_synced() && status.service_cidrs.is_synced());
     let (_, why) = status.services.failed.unwrap();

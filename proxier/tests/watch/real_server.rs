@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use api_server::tls;
 use proxier::store::{Event, Update};
-use proxier::watch::{Message, State};
+use proxier::watch::{FollowState, Message};
 use serde_json::{Value, json};
 
 use self::control_plane::ControlPlane;
@@ -48,7 +48,7 @@ fn follow(plane: &ControlPlane) -> Follower {
         status.is_synced() && status.service_cidrs.is_synced() && status.node.is_synced()
     });
     let cidrs = status.service_cidrs.state;
-    assert!([State::Watching, State::Absent].contains(&cidrs));
+    assert!([FollowState::Watching, FollowState::Absent].contains(&cidrs));
     for (kind, followed) in status.kinds() {
         assert_eq!(followed.failures, 0, "{kind}: {followed:?}");
     }

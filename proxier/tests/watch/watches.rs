@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Request};
 use proxier::store::Event;
-use proxier::watch::{Message, State};
+use proxier::watch::{FollowState, Message};
 
 use crate::follower::{Follower, PATIENCE, brief, config, until};
 use crate::objects::{key, node, service, slice};
@@ -71,11 +71,11 @@ fn everything_is_listed_once_and_watched_from_there_on() {
     server.apply(node("them", "192.0.2.10"));
     follower.is_quiet();
     let status = follower.status();
-    assert_eq!(status.services.state, State::Watching);
+    assert_eq!(status.services.state, FollowState::Watching);
     assert_eq!((status.services.lists, status.services.changes), (1, 3));
     assert_eq!(
         (status.nodes.state, status.services.failures),
-        (State::Off, 0)
+        (FollowState::Off, 0)
     );
 }
 

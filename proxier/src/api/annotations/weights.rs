@@ -9,14 +9,14 @@ use crate::api::node::is_zone;
 use crate::model::{Cidr, Weights};
 use crate::store::Interner;
 
-/// How many entries are read: each is looked at for every endpoint.
+/// The maximum number of entries. Each entry is compared with every endpoint.
 const MAX_ENTRIES: usize = 1_000;
 
-/// Reads a list of entries `<which>:<weight>`.
+/// Parses a list of entries `<key>:<weight>`.
 ///
 /// # Errors
-/// What is wrong, to be put behind the value; one bad entry spoils the list, because the rest of it
-/// would shift the load in a way that nobody asked for.
+/// What is wrong, as the message of a Problem. One bad entry invalidates the list: to apply only the
+/// others would shift load in a way that the operator did not ask for.
 pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, String> {
     let (mut addresses, mut nodes, mut zones) = (Vec::new(), Vec::new(), Vec::new());
     let mut default = None;
@@ -29,14 +29,14 @@ pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, Stri
             .rsplit_once(':')
             .and_then(|(which, weight)| Some((which, number::<u16>(weight)?)))
             .ok_or_else(|| reason("that does not end in a colon and a weight from 0 to 65535"))?;
-        let is_second = match Which::parse(which, interner).map_err(reason)? {
-            Which::Address(network) => insert(&mut addresses, network, weight),
-            Which::Node(name) => insert(&mut nodes, name, weight),
-            Which::Zone(name) => insert(&mut zones, name, weight),
-            Which::Other => default.replace(weight).is_some(),
+        let is_duplicate = match WeightKey::parse(which, interner).map_err(reason)? {
+            WeightKey::Address(network) => insert(&mut addresses, network, weight),
+            WeightKey::Node(name) => insert(&mut nodes, name, weight),
+            WeightKey::Zone(name) => insert(&mut zones, name, weight),
+            WeightKey::Other => default.replace(weight).is_some(),
         };
-        if is_second {
-            return Err(reason("for the same as an earlier one"));
+        if is_duplicate {
+            return Err(reason("with the key of an earlier one"));
         }
     }
     addresses.sort_by_key(|(network, _)| std::cmp::Reverse(network.prefix_len()));
@@ -48,21 +48,21 @@ pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, Stri
     })
 }
 
-/// The endpoints that an entry is about.
-enum Which {
+/// The endpoints that an entry applies to.
+enum WeightKey {
     Address(Cidr),
     Node(Arc<str>),
     Zone(Arc<str>),
     Other,
 }
 
-impl Which {
+impl WeightKey {
     fn parse(text: &str, interner: &mut Interner) -> Result<Self, &'static str> {
         if text == "*" {
             return Ok(Self::Other);
         }
         if let Some(name) = text.strip_prefix("node=") {
-            // Nodes are called in lower case everywhere else too.
+            // kube-proxy lowers node names too: kubelet lowers its host's name.
             let name = name.to_lowercase();
             return match is_subdomain(&name) {
                 true => Ok(Self::Node(interner.intern(&name))),
@@ -88,11 +88,11 @@ impl Which {
         };
         network
             .map(Self::Address)
-            .ok_or("that is not about *, a node=, a zone=, an address or a network")
+            .ok_or("whose key is not *, node=, zone=, an address or a network")
     }
 }
 
-/// Puts an entry in order; answers whether there was one already.
+/// Inserts an entry in order. Returns whether the key was present already.
 fn insert<K: Ord>(sorted: &mut Vec<(K, u16)>, key: K, weight: u16) -> bool {
     match sorted.binary_search_by(|(other, _)| other.cmp(&key)) {
         Ok(_) => true,

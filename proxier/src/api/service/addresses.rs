@@ -1,22 +1,27 @@
-//! The addresses a Service is reached at, and who may reach it.
+//! The addresses of a Service, and the clients that may use them.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Ingress, ServiceSpec};
-use crate::api::address::{parse_network, special, unusable};
+use crate::api::address::{parse_network, why_unusable, why_unusable_or_link_local};
 use crate::api::findings::Findings;
 use crate::api::scalar::Scalar;
 use crate::model::{Cidr, Family};
 
-/// The cluster IPs, at most one per family: `clusterIPs`, or `clusterIP` where there is no list.
+/// Parses the cluster IPs, at most one per family: `clusterIPs`, or `clusterIP` without a list.
 pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = Vec::with_capacity(spec.cluster_ips.len());
     if spec.cluster_ips.is_empty() {
         if !spec.cluster_ip.is_blank() {
             let instead = "the Service is not served";
             let field = "spec.clusterIP";
-            addresses.extend(findings.address(field, &spec.cluster_ip, special, instead));
+            addresses.extend(findings.address(
+                field,
+                &spec.cluster_ip,
+                why_unusable_or_link_local,
+                instead,
+            ));
         }
         return addresses;
     }
@@ -32,7 +37,8 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Ip
     }
     for (index, text) in spec.cluster_ips.iter().enumerate() {
         let field = format!("spec.clusterIPs[{index}]");
-        let Some(address) = findings.address(&field, text, special, "left out") else {
+        let Some(address) = findings.address(&field, text, why_unusable_or_link_local, "ignored")
+        else {
             continue;
         };
         let family = Family::from(address);
@@ -41,10 +47,10 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Ip
             findings.add(
                 field,
                 text,
-                format!("is not of spec.ipFamilies[{index}]; left out"),
+                format!("is not of spec.ipFamilies[{index}]; ignored"),
             );
         } else if addresses.iter().any(|&other| Family::from(other) == family) {
-            findings.add(field, text, "is a second address of its family; left out");
+            findings.add(field, text, "is a second address of its family; ignored");
         } else {
             addresses.push(address);
         }
@@ -52,7 +58,7 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Ip
     addresses
 }
 
-/// A word of `ipFamilies`.
+/// Parses an entry of `ipFamilies`.
 pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
     match word.as_str()? {
         "IPv4" => Some(Family::V4),
@@ -61,17 +67,17 @@ pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
     }
 }
 
-/// Collects further addresses of a Service, without repetitions.
+/// Collects addresses of a Service without duplicates.
 ///
-/// A Service has endpoints of the families of its cluster IPs only, so that an address of another
-/// family is left out.
-struct Further<'a> {
+/// An address of a family without a cluster IP is ignored: the Service has no endpoints of that
+/// family.
+struct UniqueAddresses<'a> {
     cluster_ips: &'a [IpAddr],
     seen: HashSet<IpAddr>,
     addresses: Vec<IpAddr>,
 }
 
-impl<'a> Further<'a> {
+impl<'a> UniqueAddresses<'a> {
     fn new(cluster_ips: &'a [IpAddr]) -> Self {
         Self {
             cluster_ips,
@@ -88,38 +94,39 @@ impl<'a> Further<'a> {
         if self.cluster_ips.iter().any(is_of) {
             self.addresses.push(address);
         } else {
-            let message = "is of a family that the Service has no cluster IP of; left out";
+            let message = "is of a family without a cluster IP; ignored";
             findings.add(field, address, message);
         }
     }
 }
 
-/// The external IPs, without repetitions.
+/// Parses the external IPs, without duplicates.
 pub(super) fn external_ips(
     wire: &[Scalar],
     cluster_ips: &[IpAddr],
     findings: &mut Findings,
 ) -> Vec<IpAddr> {
-    let mut further = Further::new(cluster_ips);
+    let mut unique = UniqueAddresses::new(cluster_ips);
     for (index, text) in wire.iter().enumerate() {
         let field = format!("spec.externalIPs[{index}]");
-        if let Some(address) = findings.address(&field, text, special, "left out") {
-            further.add(&field, address, findings);
+        if let Some(address) = findings.address(&field, text, why_unusable_or_link_local, "ignored")
+        {
+            unique.add(&field, address, findings);
         }
     }
-    further.addresses
+    unique.addresses
 }
 
-/// The load balancer's addresses that arrive at nodes as they are, without repetitions.
+/// Parses the load-balancer addresses that packets still have when they reach a node.
 ///
-/// An ingress of mode `Proxy` rewrites the address before, one without `ip` is a name only. Some
-/// clouds use link-local addresses here, so these are allowed.
+/// An ingress of mode `Proxy` rewrites the destination address, and one without `ip` has only a host
+/// name; both yield no address. Link-local addresses are allowed, because some clouds use them.
 pub(super) fn ingress_ips(
     wire: &[Ingress],
     cluster_ips: &[IpAddr],
     findings: &mut Findings,
 ) -> Vec<IpAddr> {
-    let mut further = Further::new(cluster_ips);
+    let mut unique = UniqueAddresses::new(cluster_ips);
     for (index, ingress) in wire.iter().enumerate() {
         if ingress.ip.is_blank() {
             continue;
@@ -139,18 +146,18 @@ pub(super) fn ingress_ips(
             }
         }
         let field = format!("status.loadBalancer.ingress[{index}].ip");
-        if let Some(address) = findings.address(&field, &ingress.ip, unusable, "left out") {
-            further.add(&field, address, findings);
+        if let Some(address) = findings.address(&field, &ingress.ip, why_unusable, "ignored") {
+            unique.add(&field, address, findings);
         }
     }
-    further.addresses
+    unique.addresses
 }
 
-/// The networks whose clients may use the load balancer's addresses.
+/// Parses the networks of clients that may use the load-balancer addresses.
 ///
-/// The list counts per family, as in kube-proxy: a family without any network in it is open to
-/// everybody, and a network of length 0 opens its family, so that all its networks are dropped from
-/// the list. A list in which no network can be read must not open anything: it becomes the two
+/// The list applies per family, as in kube-proxy: a family without a network in the list is open to
+/// every client, and so is one with a network of length 0, which therefore yields no networks. If the
+/// list has entries but no valid one, it must not open the Service: the result is then the two
 /// unspecified addresses, which no client has.
 pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cidr> {
     let mut ranges: Vec<Cidr> = Vec::new();
@@ -160,7 +167,7 @@ pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cid
             Some(range) => ranges.extend(seen.insert(range).then_some(range)),
             None => {
                 let field = format!("spec.loadBalancerSourceRanges[{index}]");
-                findings.add(field, text, "is not a network in CIDR form; left out");
+                findings.add(field, text, "is not a network in CIDR form; ignored");
             }
         }
     }
@@ -168,9 +175,9 @@ pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cid
         findings.add(
             "spec.loadBalancerSourceRanges",
             "",
-            "names no network; nobody is let in",
+            "has no valid network; all clients are rejected",
         );
-        return nobody();
+        return no_client();
     }
     for family in [Family::V4, Family::V6] {
         if ranges
@@ -183,7 +190,7 @@ pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cid
     ranges
 }
 
-fn nobody() -> Vec<Cidr> {
+fn no_client() -> Vec<Cidr> {
     let v4 = format!("{}/32", Ipv4Addr::UNSPECIFIED);
     let v6 = format!("{}/128", Ipv6Addr::UNSPECIFIED);
     [v4, v6]

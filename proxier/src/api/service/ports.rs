@@ -8,7 +8,7 @@ use crate::api::scalar::Scalar;
 use crate::model;
 use crate::store::Interner;
 
-/// The usable ports, in the object's order; of two that collide the first is kept.
+/// Parses the ports, in the object's order; of two that conflict the first is kept.
 pub(super) fn ports(
     wire: &[ServicePort],
     interner: &mut Interner,
@@ -25,14 +25,15 @@ pub(super) fn ports(
         };
         let protocol = port.protocol;
         if numbers.contains(&(protocol, port.port)) {
-            let message = format!("{protocol} was already given; the port is skipped");
+            let message =
+                format!("is the {protocol} port of an earlier entry too; the port is skipped");
             findings.add(format!("{at}.port"), port.port, message);
             continue;
         }
         if names.contains(&port.name) {
             let message = match &*port.name {
-                "" => "is missing, and an earlier port has none either; the port is skipped",
-                _ => "was already given; the port is skipped",
+                "" => "is missing here and in an earlier port; the port is skipped",
+                _ => "is the name of an earlier port too; the port is skipped",
             };
             findings.add(format!("{at}.name"), &port.name, message);
             continue;
@@ -42,7 +43,7 @@ pub(super) fn ports(
         if let Some(node_port) = port.node_port
             && !node_ports.insert((protocol, node_port))
         {
-            let message = "was already given; the port has no node port";
+            let message = "is the node port of an earlier port too; the port has no node port";
             findings.add(format!("{at}.nodePort"), node_port, message);
             port.node_port = None;
         }
@@ -62,7 +63,7 @@ fn read(
     let protocol = findings.protocol(&format!("{at}.protocol"), &wire.protocol, instead)?;
     let port = findings.port(&format!("{at}.port"), &wire.port, instead)?;
     let node_port = match &wire.node_port {
-        // The API server's JSON leaves the field out; 0 is how its Go types say the same.
+        // In the API server's JSON the field is absent; in Go types an absent one is 0.
         Scalar::Absent | Scalar::Integer(0) => None,
         given => findings.port(
             &format!("{at}.nodePort"),

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::{
-    Annotations, EndpointSlice, Location, Node, NodePlace, ObjectName, Protocol, SlicePort,
+    Annotations, EndpointSlice, Location, Node, NodeLocation, ObjectName, Protocol, SlicePort,
     TrafficPolicy, Weights,
 };
 use crate::store::{Event, Parsed, Touched, Update};
@@ -65,7 +65,7 @@ impl Scene {
     /// Other nodes and their regions.
     fn regions(mut self, nodes: &[(&str, &str)]) -> Self {
         for &(node, region) in nodes {
-            let place = NodePlace {
+            let place = NodeLocation {
                 name: node.into(),
                 region: Some(region.into()),
             };

@@ -22,7 +22,7 @@ fn records_survive_while_the_ledger_cannot_be_written() {
     receive(&mut proxier, &[NODE, SERVICE, &back]);
     assert!(!is_recorded(&proxier.sync(START).unwrap()));
     let last = proxier.dataplane.swept.last();
-    let strays = last.map(|stale| stale.back().len());
+    let strays = last.map(|stale| stale.returned().len());
     assert_eq!(strays, Some(1), "removed, and back");
 
     // A new Service does not wait for the ledger.
