@@ -11,9 +11,11 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 mod annotations;
+mod networks;
 mod protocol;
 
 pub use annotations::{Annotations, SchedulerFlags, TopologyKey, Weights};
+pub use networks::Networks;
 pub use protocol::Protocol;
 
 /// The name of an object; prints as `namespace/name`, or `name` where it is in no namespace.

@@ -29,8 +29,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use crate::model::{Cidr, Family, Protocol, TrafficPolicy};
-use crate::nftables::Networks;
+use crate::model::{Cidr, Family, Networks, Protocol, TrafficPolicy};
 
 mod chains;
 mod frontend;

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proxier::model::{Family, TrafficPolicy};
-use proxier::nftables::{Change, Client, Element, Key, Networks, Table, Tampering, Value, Watch};
+use proxier::model::{Family, Networks, TrafficPolicy};
+use proxier::nftables::{Change, Client, Element, Key, Table, Tampering, Value, Watch};
 use proxier::rules::{self, Config, DetectLocal, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -6,11 +6,10 @@
 use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
 
-use super::networks::Networks;
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 use super::sys::*;
 use super::value::{Type, Value};
-use crate::model::{Family, Protocol};
+use crate::model::{Family, Networks, Protocol};
 
 /// A set without a name that one rule looks into. It has to be made before the rule, in the same
 /// transaction, and goes with it.

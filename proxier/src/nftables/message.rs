@@ -11,12 +11,11 @@ use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 use super::change::Change;
 use super::existing::userdata;
 use super::expression::{ANONYMOUS, Anonymous, Content, anonymous_sets, write_rule, write_verdict};
-use super::networks::Networks;
 use super::set::{Element, Kind, Set};
 use super::sys::*;
 use super::table::Hook;
 use super::value::Type;
-use crate::model::{Family, Protocol};
+use crate::model::{Family, Networks, Protocol};
 
 /// An attribute holds 65,535 bytes; an element takes less than 400.
 const ELEMENTS_PER_MESSAGE: usize = 128;

@@ -4,9 +4,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::networks::Networks;
 use super::value::{Value, name};
-use crate::model::{Family, Protocol};
+use crate::model::{Family, Networks, Protocol};
 
 /// A rule: statements from left to right, until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,8 +12,9 @@ use super::endpoints::{Chosen, EndpointSets};
 use super::health::HealthCheck;
 use super::style::Style;
 use super::{Frontend, VirtualServer};
-use crate::model::{Family, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy};
-use crate::nftables::Networks;
+use crate::model::{
+    Family, Networks, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
+};
 use crate::problem::Problem;
 use crate::rules;
 

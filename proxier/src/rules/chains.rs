@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::names::*;
 use super::{Config, DetectLocal};
-use crate::model::{Cidr, Family, Protocol};
+use crate::model::{Cidr, Family, Networks, Protocol};
 use crate::nftables::{
-    Chain, Hook, Kind, Match, Networks, NewMark, Reject, Relation, Rule, Selector, Set, Statement,
-    Table, Type, Verdict,
+    Chain, Hook, Kind, Match, NewMark, Reject, Relation, Rule, Selector, Set, Statement, Table,
+    Type, Verdict,
 };
 
 /// Before IPVS (98) and after everything else that filters.

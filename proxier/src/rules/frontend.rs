@@ -6,8 +6,8 @@ use super::names::{
     CLUSTER_IP, EXTERNAL, FRONTENDS, GUARDED, INSIDE, LOCAL_ONLY, NOT_HERE, REFUSE, inside, ranges,
 };
 use super::{Config, Endpoints, Frontend, Kind, Place};
-use crate::model::TrafficPolicy;
-use crate::nftables::{Chain, Element, Key, Match, Networks, Relation, Rule, Value, Verdict};
+use crate::model::{Networks, TrafficPolicy};
+use crate::nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
 
 /// What belongs to one frontend alone.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -86,8 +86,7 @@ fn frontends_of(name: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Family, Protocol, TrafficPolicy};
-    use crate::nftables::Networks;
+    use crate::model::{Family, Networks, Protocol, TrafficPolicy};
     use crate::rules::{Config, Endpoints, Frontend, Kind, Place, table};
 
     fn place(last: u8) -> Place {

@@ -114,8 +114,8 @@ impl Ruleset {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Family, Protocol, TrafficPolicy};
-    use crate::nftables::{Change, Networks};
+    use crate::model::{Family, Networks, Protocol, TrafficPolicy};
+    use crate::nftables::Change;
     use crate::rules::{Config, Endpoints, Kind};
 
     const PLACE: Place = Place {

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display as _};
 use std::net::IpAddr;
 
-use crate::model::{Cidr, Family};
+use super::{Cidr, Family};
 
 /// Networks of one family, in order, none of which lies in another and no two of which are halves
 /// of a bigger one; so the same addresses always make the same value.
@@ -63,7 +63,7 @@ impl Networks {
     }
 
     /// The network, if it is one.
-    pub(super) fn single(&self) -> Option<Cidr> {
+    pub(crate) fn single(&self) -> Option<Cidr> {
         match self.networks[..] {
             [network] => Some(network),
             _ => None,
@@ -71,7 +71,7 @@ impl Networks {
     }
 
     /// The ranges that the networks make up, in order, with gaps between them.
-    pub(super) fn ranges(&self) -> Vec<Bounds> {
+    pub(crate) fn ranges(&self) -> Vec<Bounds> {
         let mut ranges: Vec<Bounds> = Vec::with_capacity(self.networks.len());
         for &network in &self.networks {
             let (first, last) = bounds(network);
