@@ -11,13 +11,13 @@
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{self, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use proxier::model::{Protocol, TrafficPolicy};
-use proxier::nftables::{Change, Client, transaction_length};
+use proxier::nftables::{Client, Command, transaction_length};
 use proxier::rules::{Config, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
 use serde::Serialize;
 
@@ -136,7 +136,7 @@ impl Flags {
 
         let generation = client.generation();
         let start = Instant::now();
-        client.restore(rules.table(), |_| {})?;
+        client.restore(rules.table())?;
         let read = start.elapsed();
         ensure!(client.generation() == generation, "something was changed");
         check(self.services + 1)?;
@@ -159,7 +159,7 @@ impl Flags {
         let text: String = rules
             .take_changes()
             .iter()
-            .map(|change: &Change| format!("{}\n", change.in_table(TABLE)))
+            .map(|change: &Command| format!("{}\n", change.in_table(TABLE)))
             .collect();
         let start = Instant::now();
         nft(&text)?;
@@ -210,7 +210,7 @@ fn frontend() -> Frontend {
 
 /// Runs `nft -f -`.
 fn nft(text: &str) -> anyhow::Result<()> {
-    let mut child = Command::new("nft")
+    let mut child = process::Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
@@ -226,7 +226,7 @@ fn nft(text: &str) -> anyhow::Result<()> {
 
 /// Runs `nft list`.
 fn list(what: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new("nft")
+    let output = process::Command::new("nft")
         .arg("list")
         .args(what)
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")

@@ -85,7 +85,7 @@ pub trait Dataplane {
     fn change_rules(
         &mut self,
         table: &nftables::Table,
-        changes: &[nftables::Change],
+        changes: &[nftables::Command],
         surplus: &Surplus,
     ) -> Result<Option<u32>, Failure>;
 

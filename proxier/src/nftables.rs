@@ -1,7 +1,7 @@
 //! nf_tables: a table as a value, its text, and its way into the kernel.
 //!
 //! ```text
-//!   Table ──diff──▶ Vec<Change> ──message──▶ one transaction ──▶ kernel
+//!   Table ──diff──▶ Vec<Command> ──message──▶ one transaction ──▶ kernel
 //!     │ Display        │ Display               all of it or nothing
 //!     ▼                ▼
 //!   nft syntax       nft commands
@@ -17,11 +17,13 @@
 //! The kernel side is `net/netfilter/nf_tables_api.c` and `nfnetlink.c`; numbers and layouts are those
 //! of `include/uapi/linux/netfilter/nf_tables.h`.
 
-mod change;
+mod anonymous;
 mod client;
+mod command;
 mod existing;
 mod expression;
 mod forwarding;
+pub mod hash;
 mod message;
 mod rule;
 mod set;
@@ -30,12 +32,12 @@ mod table;
 mod value;
 mod watch;
 
-pub use change::{Change, InTable};
 pub use client::{Client, TransactionError};
+pub use command::Command;
 pub use forwarding::{DroppingChain, ForwardChain, ForwardReport, Forwarding, Treatment};
 pub use message::transaction_length;
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
-pub use set::{Element, Key, Kind, Set};
+pub use set::{Element, Key, Set, SetKind};
 pub use table::{Chain, Hook, Table};
 pub use value::{Type, Value};
 pub use watch::{Tampering, Watch};

@@ -3,13 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::{self, Stdio};
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 use proxier::model::{Family, Networks, TrafficPolicy};
-use proxier::nftables::{Change, Client, Element, Key, Table, Tampering, Value, Watch};
+use proxier::nftables::{Client, Command, Element, Key, Table, Tampering, Value, Watch};
 use proxier::rules::{self, Config, DetectLocal, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,7 +20,7 @@ mod nftables {
 
 /// Runs nft, and gives what it prints.
 fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
-    let mut child = Command::new("nft")
+    let mut child = process::Command::new("nft")
         .args(arguments)
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .stdin(Stdio::piped())
@@ -280,11 +280,11 @@ fn a_refused_change_is_named_and_nothing_is_done() {
             verdict: None,
         };
         let set = std::sync::Arc::<str>::from("health-check-ports");
-        let missing = Change::DeleteElement(set.clone(), port(3).key);
-        let mut changes: Vec<Change> = [1, 2]
-            .map(|it| Change::AddElement(set.clone(), port(it)))
+        let missing = Command::DeleteElement(set.clone(), port(3).key);
+        let mut changes: Vec<Command> = [1, 2]
+            .map(|it| Command::AddElement(set.clone(), port(it)))
             .into();
-        changes.push(Change::DeleteElement(set.clone(), port(1).key));
+        changes.push(Command::DeleteElement(set.clone(), port(1).key));
         changes.push(missing);
         let error = client.apply(&changes).unwrap_err();
         assert_eq!(
@@ -298,7 +298,7 @@ fn a_refused_change_is_named_and_nothing_is_done() {
         client.apply(&changes[..2]).unwrap();
         client.apply(&changes[..2]).unwrap();
 
-        let unknown = Change::DeleteChain("nobody".into());
+        let unknown = Command::DeleteChain("nobody".into());
         let error = client.apply(&[unknown]).unwrap_err();
         assert!(
             error
@@ -332,7 +332,7 @@ fn others_may_change_their_rules_at_the_same_time() {
             for port in 1..300 {
                 let key = Key::new([Value::Port(port)]);
                 let element = Element { key, verdict: None };
-                let change = Change::AddElement(set.clone(), element);
+                let change = Command::AddElement(set.clone(), element);
                 client.apply(&[change]).unwrap();
             }
             busy.join().unwrap();
@@ -357,7 +357,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
         let mut watch = Watch::open(TABLE, client.port()).unwrap();
         client.replace(&table).unwrap();
         client
-            .apply(&[Change::FlushChain("refuse".into())])
+            .apply(&[Command::FlushChain("refuse".into())])
             .unwrap();
         nft(&["-f", "-"], FOREIGN).unwrap();
         nft(&["delete", "table", "ip", TABLE], "").unwrap();
@@ -407,13 +407,13 @@ fn a_foreign_hand_in_our_table_is_noticed() {
                 key: key.clone(),
                 verdict: None,
             };
-            Change::AddElement(set.clone(), element)
+            Command::AddElement(set.clone(), element)
         };
-        let delete = |key: &Key| Change::DeleteElement(set.clone(), key.clone());
+        let delete = |key: &Key| Command::DeleteElement(set.clone(), key.clone());
         for _ in 0..2 {
-            let changes: Vec<Change> = keys.iter().map(add).collect();
+            let changes: Vec<Command> = keys.iter().map(add).collect();
             stranger.apply(&changes).unwrap();
-            let changes: Vec<Change> = keys.iter().map(delete).collect();
+            let changes: Vec<Command> = keys.iter().map(delete).collect();
             stranger.apply(&changes).unwrap();
         }
         assert!(wait(&watch, Duration::from_secs(20)));

@@ -10,7 +10,7 @@ use proxier::api;
 use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::linux::Linux;
 use proxier::dataplane::{Dataplane, Failure, Outcome};
-use proxier::nftables::{Change, Table};
+use proxier::nftables::{Command, Table};
 use proxier::observed::Found;
 use proxier::op::Op;
 use proxier::packets;
@@ -161,7 +161,7 @@ impl Dataplane for Watched {
     fn change_rules(
         &mut self,
         table: &Table,
-        changes: &[Change],
+        changes: &[Command],
         surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         self.write(|linux| linux.change_rules(table, changes, surplus))

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::{Dataplane, Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
-use crate::nftables::{Change, Table};
+use crate::nftables::{Command, Table};
 use crate::observed::{Connections, Found, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
@@ -84,7 +84,7 @@ impl Dataplane for FakeKernel {
     fn change_rules(
         &mut self,
         table: &Table,
-        changes: &[Change],
+        changes: &[Command],
         surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         let is_right = self.rules.is_some() && self.rules_differ(table, surplus) == changes;
@@ -142,7 +142,7 @@ impl FakeKernel {
     }
 
     /// What leads from the rules there are to `table`, but for a surplus that stays.
-    fn rules_differ(&self, table: &Table, surplus: &Surplus) -> Vec<Change> {
+    fn rules_differ(&self, table: &Table, surplus: &Surplus) -> Vec<Command> {
         let mut there = self.rules.clone().unwrap_or_default();
         surplus.hide(&mut there, table);
         there.difference(table)
@@ -150,7 +150,7 @@ impl FakeKernel {
 
     fn write_rules(
         &mut self,
-        changes: &[Change],
+        changes: &[Command],
         judgement: Result<(), Errno>,
     ) -> Result<Option<u32>, Failure> {
         self.write(&"setting packet rules", judgement, |kernel| {

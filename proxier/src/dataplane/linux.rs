@@ -90,7 +90,7 @@ impl Dataplane for Linux {
     fn change_rules(
         &mut self,
         table: &nftables::Table,
-        changes: &[nftables::Change],
+        changes: &[nftables::Command],
         surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(changes) {
@@ -109,7 +109,7 @@ impl Dataplane for Linux {
         surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         self.rules
-            .restore(table, |there| surplus.hide(there, table))?;
+            .restore_hiding(table, |there| surplus.hide(there, table))?;
         Ok(self.rules.generation())
     }
 

@@ -5,7 +5,7 @@ use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use rustix::io::Errno;
 
-use super::change::Change;
+use super::command::Command;
 use super::existing;
 use super::message::{Base, Grouping, Transaction, contents, message_type, transaction};
 use super::sys::*;
@@ -115,27 +115,36 @@ impl Client {
         self.generation
     }
 
-    /// Makes `table` of whatever has its name, and changes only what differs: packets that pass
-    /// meanwhile see what stays. Something there that is none of ours costs all of it
-    /// ([`Client::replace`]).
+    /// Makes the kernel's table equal to `table` and changes only what differs.
     ///
-    /// What `hide` takes out of what is there stays, unless all has to go.
+    /// Packets that pass meanwhile see what stays. If the kernel's table has something that ours never
+    /// has (a set of another type, a chain at another hook), the whole table is replaced
+    /// ([`Client::replace`]).
     ///
     /// # Errors
     /// Those of the kernel.
-    pub fn restore(
+    pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
+        self.restore_hiding(table, |_| {})
+    }
+
+    /// The same as [`Client::restore`], but leaves alone what `hide` removes from the kernel's table.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn restore_hiding(
         &mut self,
         table: &Table,
         hide: impl Fn(&mut Table),
     ) -> Result<(), TransactionError> {
         for _ in 0..READS {
             self.generation = Some(self.read_generation()?);
-            let Some(mut there) = existing::read(&mut self.transport, &self.table, table)? else {
+            let Some(mut existing) = existing::read(&mut self.transport, &self.table, table)?
+            else {
                 break;
             };
-            hide(&mut there);
-            match self.apply(&there.difference(table)) {
-                // Somebody was faster.
+            hide(&mut existing);
+            match self.apply(&existing.difference(table)) {
+                // Another transaction came between the read and ours.
                 Err(error) if error.is_out_of_step() => {}
                 other => return other,
             }
@@ -158,7 +167,7 @@ impl Client {
     ///
     /// # Errors
     /// [`TransactionError::is_out_of_step`] when the table is not as the changes suppose.
-    pub fn apply(&mut self, changes: &[Change]) -> Result<(), TransactionError> {
+    pub fn apply(&mut self, changes: &[Command]) -> Result<(), TransactionError> {
         if changes.is_empty() {
             return Ok(());
         }
@@ -173,7 +182,7 @@ impl Client {
     /// # Errors
     /// Those of the kernel.
     pub fn replace(&mut self, table: &Table) -> Result<(), TransactionError> {
-        self.commit(Base::Anew, || table.creation())
+        self.commit(Base::New, || table.creation())
     }
 
     /// Deletes the table; that there is none is not a failure.
@@ -181,15 +190,15 @@ impl Client {
     /// # Errors
     /// Those of the kernel.
     pub fn delete(&mut self) -> Result<(), TransactionError> {
-        self.commit(Base::Nothing, std::iter::empty)
+        self.commit(Base::Deleted, std::iter::empty)
     }
 
-    fn commit<I: Iterator<Item = Change>>(
+    fn commit<I: Iterator<Item = Command>>(
         &mut self,
         base: Base,
         changes: impl Fn() -> I,
     ) -> Result<(), TransactionError> {
-        let mut grouping = Grouping::Together;
+        let mut grouping = Grouping::ManyElements;
         let mut is_overtaken = false;
         for _ in 0..TRIES {
             let generation = match self.generation.take() {
@@ -215,7 +224,7 @@ impl Client {
             let subject = encoded.subjects.get(place).cloned().unwrap_or_default();
             if subject.len() > 1 {
                 // Which of them it is shows when each has a message of its own.
-                grouping = Grouping::Singly;
+                grouping = Grouping::OneCommand;
                 continue;
             }
             let change = subject.into_iter().next().and_then(|at| changes().nth(at));
@@ -255,7 +264,7 @@ impl Client {
         )
     }
 
-    fn words(&self, change: Option<&Change>) -> String {
+    fn words(&self, change: Option<&Command>) -> String {
         match change {
             Some(change) => change.in_table(&self.table).to_string(),
             None => format!("changing table inet {}", self.table),

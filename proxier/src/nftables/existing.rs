@@ -6,7 +6,6 @@
 //! both tables would let through. To change the rules of a chain that stays is.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use ipvs_netlink::Error;
@@ -15,9 +14,10 @@ use ipvs_netlink::transport::{Message, Transport};
 use rustix::io::Errno;
 
 use super::expression::read_verdict;
+use super::hash;
 use super::message::{contents, message_type};
 use super::rule::{Rule, Verdict};
-use super::set::{Key, Kind, Set};
+use super::set::{Key, Set, SetKind};
 use super::sys::*;
 use super::table::{Chain, Table};
 
@@ -50,7 +50,7 @@ pub(super) fn read(
         return Ok(None);
     }
     for set in table.sets.values_mut() {
-        if matches!(set.kind, Kind::Learned { .. }) {
+        if matches!(set.kind, SetKind::Learned { .. }) {
             continue;
         }
         let Some(elements) = reader.elements(set)? else {
@@ -84,16 +84,13 @@ pub(super) fn flags(transport: &mut Transport, name: &str) -> Result<Option<u32>
     }
 }
 
-/// What a rule of ours and of this version is known by: an item of userdata that nft passes over.
+/// Returns the userdata by which our rule is recognised: an item that nft ignores, with the rule's
+/// hash.
 pub(super) fn userdata(rule: &Rule) -> [u8; 10] {
-    /// A kind that libnftnl gives no meaning (its own are counted from 0).
+    /// A kind without a meaning in libnftnl, which counts its own from 0.
     const KIND: u8 = 0xf0;
-    let mut hasher = DefaultHasher::new();
-    // Another version may write the same rule in other bytes.
-    env!("CARGO_PKG_VERSION").hash(&mut hasher);
-    rule.to_string().hash(&mut hasher);
     let mut bytes = [KIND, 8, 0, 0, 0, 0, 0, 0, 0, 0];
-    bytes[2..].copy_from_slice(&hasher.finish().to_be_bytes());
+    bytes[2..].copy_from_slice(&hash::rule(rule).to_be_bytes());
     bytes
 }
 
@@ -331,8 +328,8 @@ fn read_element(
     }
     let key = key.and_then(|key| Key::decode(&set.key, key.value));
     let verdict = match (set.kind, data) {
-        (Kind::Set, None) => Some(None),
-        (Kind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
+        (SetKind::Set, None) => Some(None),
+        (SetKind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
         _ => None,
     };
     Ok(key.zip(verdict))

@@ -6,57 +6,14 @@
 use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
 
+use super::anonymous::{ANONYMOUS, AnonymousSet};
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 use super::sys::*;
-use super::value::{Type, Value};
-use crate::model::{Family, Networks, Protocol};
-
-/// A set without a name that one rule looks into. It has to be made before the rule, in the same
-/// transaction, and goes with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Anonymous {
-    /// By what the rule finds it; unique in the transaction.
-    pub(super) id: u32,
-    pub(super) key: Type,
-    pub(super) content: Content,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Content {
-    Networks(Networks),
-    Protocols(Box<[Protocol]>),
-}
-
-/// The name that stands for "give it one" (`nf_tables_set_alloc_name`).
-pub(super) const ANONYMOUS: &str = "__set%d";
-
-/// The sets that `rule` needs, with numbers from `next_id` on.
-pub(super) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<Anonymous> {
-    let contents = rule.statements().iter().filter_map(content);
-    contents
-        .map(|(key, content)| {
-            let id = *next_id;
-            *next_id += 1;
-            Anonymous { id, key, content }
-        })
-        .collect()
-}
-
-fn content(statement: &Statement) -> Option<(Type, Content)> {
-    match statement {
-        Statement::Match(Match::Source(_, networks)) if networks.single().is_none() => {
-            let key = Type::Address(networks.family());
-            Some((key, Content::Networks(networks.clone())))
-        }
-        Statement::Match(Match::Protocol(protocols)) if protocols.len() != 1 => {
-            Some((Type::Protocol, Content::Protocols(protocols.clone())))
-        }
-        _ => None,
-    }
-}
+use super::value::Value;
+use crate::model::{Family, Networks};
 
 /// Writes the expressions of `rule`, whose [`anonymous_sets`] are `sets`.
-pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[Anonymous]) {
+pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[AnonymousSet]) {
     let mut expressions = Expressions {
         writer,
         sets: sets.iter(),
@@ -87,7 +44,7 @@ impl Register {
 
 struct Expressions<'a, 'w> {
     writer: &'a mut Writer<'w>,
-    sets: std::slice::Iter<'a, Anonymous>,
+    sets: std::slice::Iter<'a, AnonymousSet>,
     /// The family that was compared already.
     family: Option<Family>,
 }

@@ -56,7 +56,7 @@ pub enum Statement {
     },
     /// Changes the packet's mark.
     SetMark(NewMark),
-    /// Remembers `data` under `key` in a map of kind [`super::Kind::Learned`].
+    /// Remembers `data` under `key` in a map of kind [`super::SetKind::Learned`].
     Remember {
         /// The map.
         map: Arc<str>,

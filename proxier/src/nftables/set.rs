@@ -20,14 +20,14 @@ pub struct Set {
     /// The types of the parts of its keys.
     pub key: Box<[Type]>,
     /// What a key leads to.
-    pub kind: Kind,
-    /// Its elements; none where packets make them ([`Kind::Learned`]).
+    pub kind: SetKind,
+    /// Its elements; none where packets make them ([`SetKind::Learned`]).
     pub elements: BTreeMap<Key, Option<Verdict>>,
 }
 
 /// What a key of a set leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SetKind {
     /// Nothing: a set.
     Set,
     /// A verdict.
@@ -41,7 +41,7 @@ pub enum Kind {
     },
 }
 
-impl Kind {
+impl SetKind {
     /// The kernel's flags of such a set.
     pub(super) fn flags(self) -> u32 {
         match self {
@@ -142,7 +142,7 @@ pub(super) fn write_element(
 
 impl Set {
     /// A set or map without elements.
-    pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[Type]>>, kind: Kind) -> Self {
+    pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[Type]>>, kind: SetKind) -> Self {
         Self {
             name: name.into(),
             key: key.into(),
@@ -178,9 +178,9 @@ impl fmt::Display for Definition<'_> {
         f.write_str(if is_typeof { "typeof " } else { "type " })?;
         write_joined(f, key, " . ")?;
         match kind {
-            Kind::Set => Ok(()),
-            Kind::Verdicts => f.write_str(" : verdict"),
-            Kind::Learned { timeout, size } => {
+            SetKind::Set => Ok(()),
+            SetKind::Verdicts => f.write_str(" : verdict"),
+            SetKind::Learned { timeout, size } => {
                 let mark = if is_typeof { "meta mark" } else { "mark" };
                 write!(f, " : {mark}; size {size}; flags dynamic,timeout; timeout ")?;
                 write_duration(f, *timeout)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::change::Change;
+use super::command::Command;
 use super::rule::{Rule, Verdict};
 use super::set::{Element, Key, Set, write_element};
 
@@ -138,7 +138,7 @@ impl Table {
 
     /// How to make it from nothing, in an order that the kernel accepts. There may be very many
     /// changes, so they are made one by one.
-    pub fn creation(&self) -> impl Iterator<Item = Change> + '_ {
+    pub fn creation(&self) -> impl Iterator<Item = Command> + '_ {
         NOTHING.additions(self)
     }
 
@@ -146,7 +146,7 @@ impl Table {
     ///
     /// A set or chain that is defined otherwise is deleted and made anew. Costs a look at every
     /// element; see [`crate::rules`] for changes that cost what they change.
-    pub fn difference(&self, wanted: &Self) -> Vec<Change> {
+    pub fn difference(&self, wanted: &Self) -> Vec<Command> {
         let mut changes = self.removals(wanted);
         changes.extend(self.additions(wanted));
         changes
@@ -154,12 +154,12 @@ impl Table {
 
     /// Nothing may be named by a rule or an element when it goes. So first the rules and elements
     /// that change, then what nothing needs any more.
-    fn removals(&self, wanted: &Self) -> Vec<Change> {
+    fn removals(&self, wanted: &Self) -> Vec<Command> {
         let mut changes = Vec::new();
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
             if !chain.rules.is_empty() && after.is_none_or(|after| after != chain) {
-                changes.push(Change::FlushChain(chain.name.clone()));
+                changes.push(Command::FlushChain(chain.name.clone()));
             }
         }
         for set in self.sets.values() {
@@ -167,27 +167,27 @@ impl Table {
             let after = after.filter(|after| after.is_defined_as(set));
             for (key, verdict) in &set.elements {
                 if after.and_then(|after| after.elements.get(key)) != Some(verdict) {
-                    changes.push(Change::DeleteElement(set.name.clone(), key.clone()));
+                    changes.push(Command::DeleteElement(set.name.clone(), key.clone()));
                 }
             }
         }
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
             if after.is_none_or(|after| after.hook != chain.hook) {
-                changes.push(Change::DeleteChain(chain.name.clone()));
+                changes.push(Command::DeleteChain(chain.name.clone()));
             }
         }
         for set in self.sets.values() {
             let after = wanted.sets.get(&set.name);
             if after.is_none_or(|after| !after.is_defined_as(set)) {
-                changes.push(Change::DeleteSet(set.name.clone()));
+                changes.push(Command::DeleteSet(set.name.clone()));
             }
         }
         changes
     }
 
     /// Nothing may be named before it is there. So first what is named, then what names it.
-    fn additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Change> + 'a {
+    fn additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Command> + 'a {
         let kept_set = |set: &Set| {
             let before = self.sets.get(&set.name);
             before.filter(|before| before.is_defined_as(set))
@@ -211,21 +211,21 @@ impl Table {
                     key: key.clone(),
                     verdict: verdict.clone(),
                 };
-                Change::AddElement(set.name.clone(), element)
+                Command::AddElement(set.name.clone(), element)
             })
         });
         let changed = wanted.chains.values();
         let changed = changed.filter(|chain| self.chains.get(&chain.name) != Some(*chain));
         let rules = changed.flat_map(|chain| {
             let rules = chain.rules.iter();
-            rules.map(|rule| Change::AddRule(chain.name.clone(), rule.clone()))
+            rules.map(|rule| Command::AddRule(chain.name.clone(), rule.clone()))
         });
         new_sets
             .map(|set| {
                 let empty = Set::new(set.name.clone(), set.key.clone(), set.kind);
-                Change::AddSet(Arc::new(empty))
+                Command::AddSet(Arc::new(empty))
             })
-            .chain(new_chains.map(|chain| Change::AddChain(chain.name.clone(), chain.hook)))
+            .chain(new_chains.map(|chain| Command::AddChain(chain.name.clone(), chain.hook)))
             .chain(elements)
             .chain(rules)
     }
@@ -233,33 +233,33 @@ impl Table {
     /// Does to this value what the kernel does to the real table.
     ///
     /// What names something that is not there changes nothing.
-    pub fn apply(&mut self, change: &Change) {
+    pub fn apply(&mut self, change: &Command) {
         match change {
-            Change::AddSet(set) => self.add_set(Set::clone(set)),
-            Change::DeleteSet(name) => drop(self.sets.remove(name)),
-            Change::AddElement(set, element) => {
+            Command::AddSet(set) => self.add_set(Set::clone(set)),
+            Command::DeleteSet(name) => drop(self.sets.remove(name)),
+            Command::AddElement(set, element) => {
                 if let Some(set) = self.sets.get_mut(set) {
                     set.elements
                         .insert(element.key.clone(), element.verdict.clone());
                 }
             }
-            Change::DeleteElement(set, key) => {
+            Command::DeleteElement(set, key) => {
                 if let Some(set) = self.sets.get_mut(set) {
                     set.elements.remove(key);
                 }
             }
-            Change::AddChain(name, hook) => self.add_chain(Chain {
+            Command::AddChain(name, hook) => self.add_chain(Chain {
                 name: name.clone(),
                 hook: *hook,
                 rules: Vec::new(),
             }),
-            Change::DeleteChain(name) => drop(self.chains.remove(name)),
-            Change::AddRule(chain, rule) => {
+            Command::DeleteChain(name) => drop(self.chains.remove(name)),
+            Command::AddRule(chain, rule) => {
                 if let Some(chain) = self.chains.get_mut(chain) {
                     chain.rules.push(rule.clone());
                 }
             }
-            Change::FlushChain(chain) => {
+            Command::FlushChain(chain) => {
                 if let Some(chain) = self.chains.get_mut(chain) {
                     chain.rules.clear();
                 }

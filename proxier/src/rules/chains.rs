@@ -8,7 +8,7 @@ use super::names::*;
 use super::{Config, DetectLocal};
 use crate::model::{Cidr, Family, Networks, Protocol};
 use crate::nftables::{
-    Chain, Hook, Kind, Match, NewMark, Reject, Relation, Rule, Selector, Set, Statement, Table,
+    Chain, Hook, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
     Type, Verdict,
 };
 
@@ -40,12 +40,12 @@ pub(super) fn skeleton(config: &Config) -> Table {
         sets(&mut table, family);
     }
     for (name, key, kind) in [
-        (HEALTH_CHECK_PORTS, Type::Port, Kind::Set),
-        (INSIDE_MARKS, Type::Mark, Kind::Set),
+        (HEALTH_CHECK_PORTS, Type::Port, SetKind::Set),
+        (INSIDE_MARKS, Type::Mark, SetKind::Set),
         (
             MARKS_BEFORE,
             Type::ConnectionId,
-            Kind::Learned {
+            SetKind::Learned {
                 timeout: REMEMBERED,
                 size: MOST_REMEMBERED,
             },
@@ -88,17 +88,17 @@ fn sets(table: &mut Table, family: Family) {
     let address = Type::Address(family);
     let frontend = [address, Type::Protocol, Type::Port];
     for (name, kind) in [
-        (FRONTENDS, Kind::Verdicts),
-        (GUARDED, Kind::Verdicts),
-        (INSIDE, Kind::Verdicts),
+        (FRONTENDS, SetKind::Verdicts),
+        (GUARDED, SetKind::Verdicts),
+        (INSIDE, SetKind::Verdicts),
     ] {
         table.add_set(Set::new(name.of(family), frontend, kind));
     }
     for name in [SERVICE_ADDRESSES, PINGABLE] {
-        table.add_set(Set::new(name.of(family), [address], Kind::Set));
+        table.add_set(Set::new(name.of(family), [address], SetKind::Set));
     }
     let pair = [address, address];
-    table.add_set(Set::new(HAIRPIN.of(family), pair, Kind::Set));
+    table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
 }
 
 /// What every client has to pass on the way to a frontend.

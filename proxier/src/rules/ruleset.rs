@@ -12,7 +12,7 @@ use super::names::{
     GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
 };
 use super::{Config, Endpoints, Frontend, Place};
-use crate::nftables::{Chain, Change, Element, Key, Set, Table, Value, Verdict};
+use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, Verdict};
 use crate::packed::pack;
 
 mod lingering;
@@ -101,7 +101,7 @@ impl Ruleset {
     }
 
     /// What changed since this was called before, in an order that the kernel accepts.
-    pub fn take_changes(&mut self) -> Vec<Change> {
+    pub fn take_changes(&mut self) -> Vec<Command> {
         // Both as small tables of the touched parts, whose difference is the answer.
         let (mut old, mut new) = (Table::default(), Table::default());
         let before = std::mem::take(&mut self.before);

@@ -10,7 +10,7 @@ use ipvs_netlink as ipvs;
 use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::dataplane::{Dataplane, Failure, Outcome};
-use proxier::nftables::{Change, Key, Table};
+use proxier::nftables::{Command, Key, Table};
 use proxier::observed::{Connections, Found, Observed};
 use proxier::op::Op;
 use proxier::plan::Machine;
@@ -238,7 +238,7 @@ impl Dataplane for Kernel {
     fn change_rules(
         &mut self,
         table: &Table,
-        changes: &[Change],
+        changes: &[Command],
         surplus: &Surplus,
     ) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();

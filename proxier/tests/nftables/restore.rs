@@ -20,18 +20,18 @@ fn what_is_as_it_should_be_is_not_touched() {
             let table = everything(mode);
             client.replace(&table).unwrap();
             let generation = client.read_generation().unwrap();
-            client.restore(&table, |_| {}).unwrap();
+            client.restore(&table).unwrap();
             assert_eq!(client.read_generation().unwrap(), generation);
             assert_eq!(client.generation(), Some(generation));
         }
         // From one mode to the next, and from nothing at all.
         for mode in modes() {
             let table = everything(mode);
-            client.restore(&table, |_| {}).unwrap();
+            client.restore(&table).unwrap();
             assert_same(&listed().0, &lines(&table.named(TABLE).to_string()));
         }
         client.delete().unwrap();
-        client.restore(&Table::default(), |_| {}).unwrap();
+        client.restore(&Table::default()).unwrap();
         assert!(client.exists().unwrap());
     });
 }
@@ -85,7 +85,7 @@ fn what_others_changed_is_brought_back() {
             let commands = commands.replace("inet T", &format!("inet {TABLE}"));
             let commands = commands.replace("; ", "\n").replace(";\n}", "; }");
             nft(&["-f", "-"], &commands).unwrap();
-            client.restore(&table, |_| {}).unwrap();
+            client.restore(&table).unwrap();
             let (after, number_after) = listed();
             assert_eq!(after, before, "{commands}");
             assert_eq!(number_after != number, is_made_anew, "{commands}");
@@ -101,10 +101,10 @@ fn a_table_that_nft_saved_and_brought_back_is_ours_again() {
         client.replace(&table).unwrap();
         let saved = nft(&["list", "ruleset"], "").unwrap();
         nft(&["-f", "-"], &format!("flush ruleset\n{saved}")).unwrap();
-        client.restore(&table, |_| {}).unwrap();
+        client.restore(&table).unwrap();
         assert_same(&listed().0, &lines(&table.named(TABLE).to_string()));
         let generation = client.read_generation().unwrap();
-        client.restore(&table, |_| {}).unwrap();
+        client.restore(&table).unwrap();
         assert_eq!(client.read_generation().unwrap(), generation);
     });
 }

@@ -115,7 +115,7 @@ impl Ruleset {
 mod tests {
     use super::*;
     use crate::model::{Family, Networks, Protocol, TrafficPolicy};
-    use crate::nftables::Change;
+    use crate::nftables::Command;
     use crate::rules::{Config, Endpoints, Kind};
 
     const PLACE: Place = Place {
@@ -154,7 +154,7 @@ mod tests {
 
     fn told(rules: &mut Ruleset) -> Vec<String> {
         let changes = rules.take_changes();
-        let words = |change: &Change| change.in_table("t").to_string();
+        let words = |change: &Command| change.in_table("t").to_string();
         changes.iter().map(words).collect()
     }
 
