@@ -1,4 +1,4 @@
-//! Our packet filter in a real kernel, beside nft's.
+//! Our tables in a real kernel, compared with nft's.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +18,7 @@ mod nftables {
     mod restore;
 }
 
-/// Runs nft, and gives what it prints.
+/// Runs nft and returns its output.
 fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
     let mut child = process::Command::new("nft")
         .args(arguments)
@@ -68,7 +68,7 @@ fn ranges(family: Family, list: &[&str]) -> Option<Networks> {
     Some(Networks::new(family, networks))
 }
 
-/// A table in which everything occurs that can.
+/// Returns a table with every kind of set, chain and rule.
 fn everything(detect_local: DetectLocal) -> Table {
     use TrafficPolicy::{Cluster, Local};
     let config = Config {
@@ -137,8 +137,8 @@ fn everything(detect_local: DetectLocal) -> Table {
     )
 }
 
-/// The lines of a table, with the elements of sets, which the kernel keeps in no order, sorted and
-/// one to a line.
+/// Returns the lines of a table, with one element in a line. Elements are sorted, because the kernel
+/// lists them in no particular order.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut elements: Option<Vec<String>> = None;
@@ -185,7 +185,7 @@ fn modes() -> [DetectLocal; 4] {
 }
 
 #[test]
-fn nft_prints_what_we_print() {
+fn nft_lists_our_table_as_we_print_it() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         for mode in modes() {
@@ -198,7 +198,7 @@ fn nft_prints_what_we_print() {
 }
 
 #[test]
-fn nft_makes_of_our_text_what_we_make_ourselves() {
+fn nft_sends_the_same_bytes_for_our_text() {
     lab::test(|| {
         for mode in modes() {
             let table = everything(mode);
@@ -213,7 +213,7 @@ fn nft_makes_of_our_text_what_we_make_ourselves() {
     });
 }
 
-/// Tables that are not ours, of several families, in nft's own words.
+/// Foreign tables of several families.
 const FOREIGN: &str = "
     table ip filter {
         chain FORWARD { type filter hook forward priority filter; policy accept; }
@@ -242,7 +242,7 @@ const FOREIGN: &str = "
     }
 ";
 
-/// Everything but our table, as nft lists it.
+/// Returns the foreign tables as nft lists them.
 fn foreign() -> String {
     nft(&["-s", "list", "table", "ip", "filter"], "").unwrap()
         + &nft(&["-s", "list", "table", "inet", "kube-proxy"], "").unwrap()
@@ -252,7 +252,7 @@ fn foreign() -> String {
 }
 
 #[test]
-fn tables_of_others_are_left_alone() {
+fn foreign_tables_stay_unchanged() {
     lab::test(|| {
         nft(&["-f", "-"], FOREIGN).unwrap();
         let all = || nft(&["-s", "-a", "list", "ruleset"], "").unwrap();
@@ -262,7 +262,7 @@ fn tables_of_others_are_left_alone() {
         assert_eq!(foreign(), before);
         client.delete().unwrap();
         assert_eq!(all(), everything_before);
-        // Nothing of ours, and so nothing to delete.
+        // Deleting a missing table succeeds.
         client.delete().unwrap();
         assert!(!client.exists().unwrap());
         assert_eq!(all(), everything_before);
@@ -270,7 +270,7 @@ fn tables_of_others_are_left_alone() {
 }
 
 #[test]
-fn a_refused_change_is_named_and_nothing_is_done() {
+fn a_refused_command_is_named_and_the_transaction_has_no_effect() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
@@ -281,12 +281,12 @@ fn a_refused_change_is_named_and_nothing_is_done() {
         };
         let set = std::sync::Arc::<str>::from("health-check-ports");
         let missing = Command::DeleteElement(set.clone(), port(3).key);
-        let mut changes: Vec<Command> = [1, 2]
+        let mut commands: Vec<Command> = [1, 2]
             .map(|it| Command::AddElement(set.clone(), port(it)))
             .into();
-        changes.push(Command::DeleteElement(set.clone(), port(1).key));
-        changes.push(missing);
-        let error = client.apply(&changes).unwrap_err();
+        commands.push(Command::DeleteElement(set.clone(), port(1).key));
+        commands.push(missing);
+        let error = client.apply(&commands).unwrap_err();
         assert_eq!(
             error.to_string(),
             "delete element inet ipvs-proxier health-check-ports { 3 }: \
@@ -294,9 +294,9 @@ fn a_refused_change_is_named_and_nothing_is_done() {
         );
         assert!(error.is_out_of_step());
         assert_same(&nftables::dump::table(TABLE), &before);
-        // What is there already may be added again.
-        client.apply(&changes[..2]).unwrap();
-        client.apply(&changes[..2]).unwrap();
+        // Adding existing elements succeeds.
+        client.apply(&commands[..2]).unwrap();
+        client.apply(&commands[..2]).unwrap();
 
         let unknown = Command::DeleteChain("nobody".into());
         let error = client.apply(&[unknown]).unwrap_err();
@@ -306,14 +306,14 @@ fn a_refused_change_is_named_and_nothing_is_done() {
                 .starts_with("delete chain inet ipvs-proxier nobody: No such file"),
             "{error}"
         );
-        // Without its table every change is out of step.
+        // Every command is out of step if the table is missing.
         client.delete().unwrap();
-        assert!(client.apply(&changes[..1]).unwrap_err().is_out_of_step());
+        assert!(client.apply(&commands[..1]).unwrap_err().is_out_of_step());
     });
 }
 
 #[test]
-fn others_may_change_their_rules_at_the_same_time() {
+fn transactions_succeed_while_another_program_changes_its_table() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
@@ -342,7 +342,7 @@ fn others_may_change_their_rules_at_the_same_time() {
     });
 }
 
-/// Waits for news as a daemon does: until the file descriptor says so.
+/// Waits until the file descriptor is readable, as the daemon does. Returns whether it is.
 fn wait(watch: &Watch, patience: Duration) -> bool {
     let mut fds = [PollFd::new(watch, PollFlags::IN)];
     let patience = Timespec::try_from(patience).unwrap();
@@ -350,7 +350,7 @@ fn wait(watch: &Watch, patience: Duration) -> bool {
 }
 
 #[test]
-fn a_foreign_hand_in_our_table_is_noticed() {
+fn changes_of_our_table_by_other_programs_are_noticed() {
     lab::test(|| {
         let table = everything(modes()[0].clone());
         let mut client = Client::open(TABLE).unwrap();
@@ -397,7 +397,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
                 "{command:?}: {news}"
             );
         }
-        // So much of it that the socket cannot hold it is told as such, and then all is well again.
+        // An overflow of the socket's buffer is reported, and later changes are noticed again.
         let mut stranger = Client::open(TABLE).unwrap();
         let set = std::sync::Arc::<str>::from("pingable-4");
         let address = |it: u32| Value::V4((0x0b00_0000 + it).into());
@@ -426,7 +426,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
 }
 
 #[test]
-fn a_node_in_nft_words() {
+fn the_table_of_a_node_in_nft_syntax() {
     let table = everything(modes()[0].clone());
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
@@ -435,13 +435,13 @@ fn a_node_in_nft_words() {
 }
 
 #[test]
-fn changes_in_nft_words() {
+fn incremental_changes_as_nft_commands() {
     let mut rules = Ruleset::new(Config::default());
     rules.take_changes();
     let web = place("tcp 198.51.100.12:80");
     let mut text = String::new();
-    let mut told = |rules: &mut Ruleset, what: &str| {
-        text += &format!("# {what}\n");
+    let mut write_changes = |rules: &mut Ruleset, title: &str| {
+        text += &format!("# {title}\n");
         for change in rules.take_changes() {
             text += &format!("{}\n", change.in_table(TABLE));
         }
@@ -458,28 +458,34 @@ fn changes_in_nft_words() {
         ..open.clone()
     };
     rules.set_frontend(web, Some(open.clone()));
-    told(&mut rules, "a load-balancer address");
+    write_changes(&mut rules, "a load-balancer address is added");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8"])));
-    told(&mut rules, "gets source ranges");
+    write_changes(&mut rules, "it gets source ranges");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    told(&mut rules, "gets others");
+    write_changes(&mut rules, "the source ranges change");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    told(&mut rules, "stays as it is");
+    write_changes(&mut rules, "the source ranges stay the same");
     rules.set_frontend(web, Some(local));
-    told(&mut rules, "becomes local without an endpoint here");
+    write_changes(
+        &mut rules,
+        "its policy becomes Local, without an endpoint on this node",
+    );
     rules.set_frontend(web, None);
-    told(&mut rules, "goes");
+    write_changes(&mut rules, "it is removed");
     rules.set_service_address("10.96.0.1".parse().unwrap(), true);
     rules.set_local_endpoint("fd00::1".parse().unwrap(), true);
     rules.set_health_check_port(31_999, true);
-    told(&mut rules, "others come");
+    write_changes(
+        &mut rules,
+        "addresses, endpoints and a health-check port are added",
+    );
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
         insta::assert_snapshot!("changes", text);
     });
 }
 
-/// A small world, so that random frontends meet.
+/// Frontends with few different values, so that random ones often share chains and elements.
 fn any_frontend() -> impl Strategy<Value = Option<Frontend>> {
     let kind = prop_oneof![Just(Kind::ClusterIp), Just(Kind::External)];
     let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
@@ -519,7 +525,7 @@ fn config() -> Config {
     }
 }
 
-/// Steps: which of four places gets which frontend.
+/// Steps, each a list of places (of four) with their new frontends.
 fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Frontend>)>>> {
     let step = proptest::collection::vec((0..4_u8, any_frontend()), 1..4);
     proptest::collection::vec(step, 1..8)
@@ -541,10 +547,9 @@ fn from_scratch(frontends: &std::collections::BTreeMap<Place, Frontend>) -> Tabl
 }
 
 proptest! {
-    /// However it came about, a table depends on the frontends that there are and on nothing else;
-    /// and the changes lead there.
+    /// The table depends only on the present frontends, not on past ones, and the commands lead to it.
     #[test]
-    fn changes_add_up(steps in steps()) {
+    fn incremental_changes_equal_a_new_table(steps in steps()) {
         let mut rules = Ruleset::new(config());
         let mut applied = rules.table().clone();
         let mut frontends = std::collections::BTreeMap::new();
@@ -567,9 +572,9 @@ proptest! {
     }
 }
 
-/// The kernel accepts every such change, and comes out where a new table would.
+/// The kernel accepts all commands, and its table is the one that a replacement would give.
 #[test]
-fn the_kernel_follows_changes() {
+fn the_kernel_accepts_incremental_changes() {
     lab::test(|| {
         use proptest::strategy::ValueTree as _;
         let mut runner = proptest::test_runner::TestRunner::deterministic();
@@ -592,7 +597,7 @@ fn the_kernel_follows_changes() {
     });
 }
 
-/// The sets and chains of a table, sorted: the kernel lists chains in the order of their making.
+/// Returns the sets and chains of a table, sorted, because the kernel lists chains by age.
 fn blocks(text: &str) -> Vec<String> {
     let inner = text.trim_end().trim_end_matches('}');
     let (_, inner) = inner.split_once('\n').unwrap();
