@@ -20,7 +20,7 @@ use clap::Args;
 use proxier::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::frontend::Frontend;
 use proxier::model::{Protocol, TrafficPolicy};
-use proxier::nftables::{Change, Client, transaction_length};
+use proxier::nftables::{self, Client, transaction_length};
 use proxier::plan::{Admission, Endpoints, Scope};
 use serde::Serialize;
 
@@ -169,7 +169,7 @@ impl Flags {
         let text: String = rules
             .take_commands()
             .iter()
-            .map(|change: &Change| format!("{}\n", change.in_table(TABLE)))
+            .map(|command: &nftables::Command| format!("{}\n", command.in_table(TABLE)))
             .collect();
         let start = Instant::now();
         nft(&text)?;

@@ -83,7 +83,7 @@ pub trait Dataplane {
     fn change_rules(
         &mut self,
         table: &nftables::Table,
-        commands: &[nftables::Change],
+        commands: &[nftables::Command],
     ) -> Result<Option<u32>, Failure>;
 
     /// Makes `table` our packet rules, whatever they were, and changes only what differs. Returns as

@@ -36,7 +36,7 @@ use ipvs_netlink as ipvs;
 
 use crate::frontend::Frontend;
 use crate::model::Node;
-use crate::nftables::{Change, Table};
+use crate::nftables::{Command, Table};
 use crate::observed::Observed;
 use crate::plan::{Admission, Changed, Desired, Machine};
 
@@ -69,7 +69,7 @@ pub struct Filter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// These commands, in one transaction.
-    Commands(Vec<Change>),
+    Commands(Vec<Command>),
     /// The whole table, whatever the kernel has.
     Table,
 }

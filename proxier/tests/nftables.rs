@@ -1,9 +1,9 @@
-//! Our packet filter in a real kernel, beside nft's.
+//! Our tables in a real kernel, compared with nft's.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::{self, Stdio};
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proxier::filter::{FilterConfig, LocalMode, Ruleset, TABLE};
 use proxier::frontend::Frontend;
 use proxier::model::{Family, Networks, Node, TrafficPolicy};
-use proxier::nftables::{Change, Client, Element, Key, Table, Tampering, Value, Watch};
+use proxier::nftables::{Client, Command, Element, Key, Table, Tampering, Value, Watch};
 use proxier::plan::{Admission, Endpoints, Scope};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,9 +20,9 @@ mod nftables {
     mod restore;
 }
 
-/// Runs nft, and gives what it prints.
+/// Runs nft and returns its output.
 fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
-    let mut child = Command::new("nft")
+    let mut child = process::Command::new("nft")
         .args(arguments)
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .stdin(Stdio::piped())
@@ -153,8 +153,8 @@ fn node() -> Node {
     }
 }
 
-/// The lines of a table, with the elements of sets, which the kernel keeps in no order, sorted and
-/// one to a line.
+/// Returns the lines of a table, with one element in a line. Elements are sorted, because the kernel
+/// lists them in no particular order.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut elements: Option<Vec<String>> = None;
@@ -201,7 +201,7 @@ fn modes() -> [LocalMode; 4] {
 }
 
 #[test]
-fn nft_prints_what_we_print() {
+fn nft_lists_our_table_as_we_print_it() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         for mode in modes() {
@@ -214,7 +214,7 @@ fn nft_prints_what_we_print() {
 }
 
 #[test]
-fn nft_makes_of_our_text_what_we_make_ourselves() {
+fn nft_sends_the_same_bytes_for_our_text() {
     lab::test(|| {
         for mode in modes() {
             let table = everything(mode);
@@ -229,7 +229,7 @@ fn nft_makes_of_our_text_what_we_make_ourselves() {
     });
 }
 
-/// Tables that are not ours, of several families, in nft's own words.
+/// Foreign tables of several families.
 const FOREIGN: &str = "
     table ip filter {
         chain FORWARD { type filter hook forward priority filter; policy accept; }
@@ -258,7 +258,7 @@ const FOREIGN: &str = "
     }
 ";
 
-/// Everything but our table, as nft lists it.
+/// Returns the foreign tables as nft lists them.
 fn foreign() -> String {
     nft(&["-s", "list", "table", "ip", "filter"], "").unwrap()
         + &nft(&["-s", "list", "table", "inet", "kube-proxy"], "").unwrap()
@@ -268,7 +268,7 @@ fn foreign() -> String {
 }
 
 #[test]
-fn tables_of_others_are_left_alone() {
+fn foreign_tables_stay_unchanged() {
     lab::test(|| {
         nft(&["-f", "-"], FOREIGN).unwrap();
         let all = || nft(&["-s", "-a", "list", "ruleset"], "").unwrap();
@@ -278,7 +278,7 @@ fn tables_of_others_are_left_alone() {
         assert_eq!(foreign(), before);
         client.delete().unwrap();
         assert_eq!(all(), everything_before);
-        // Nothing of ours, and so nothing to delete.
+        // Deleting a missing table succeeds.
         client.delete().unwrap();
         assert!(!client.exists().unwrap());
         assert_eq!(all(), everything_before);
@@ -286,7 +286,7 @@ fn tables_of_others_are_left_alone() {
 }
 
 #[test]
-fn a_refused_change_is_named_and_nothing_is_done() {
+fn a_refused_command_is_named_and_the_transaction_has_no_effect() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
@@ -296,11 +296,11 @@ fn a_refused_change_is_named_and_nothing_is_done() {
             verdict: None,
         };
         let set = std::sync::Arc::<str>::from("health-check-ports");
-        let missing = Change::DeleteElement(set.clone(), port(3).key);
-        let mut changes: Vec<Change> = [1, 2]
-            .map(|it| Change::AddElement(set.clone(), port(it)))
+        let missing = Command::DeleteElement(set.clone(), port(3).key);
+        let mut changes: Vec<Command> = [1, 2]
+            .map(|it| Command::AddElement(set.clone(), port(it)))
             .into();
-        changes.push(Change::DeleteElement(set.clone(), port(1).key));
+        changes.push(Command::DeleteElement(set.clone(), port(1).key));
         changes.push(missing);
         let error = client.apply(&changes).unwrap_err();
         assert_eq!(
@@ -310,11 +310,11 @@ fn a_refused_change_is_named_and_nothing_is_done() {
         );
         assert!(error.is_out_of_step());
         assert_same(&nftables::dump::table(TABLE), &before);
-        // What is there already may be added again.
+        // Adding existing elements succeeds.
         client.apply(&changes[..2]).unwrap();
         client.apply(&changes[..2]).unwrap();
 
-        let unknown = Change::DeleteChain("nobody".into());
+        let unknown = Command::DeleteChain("nobody".into());
         let error = client.apply(&[unknown]).unwrap_err();
         assert!(
             error
@@ -322,14 +322,14 @@ fn a_refused_change_is_named_and_nothing_is_done() {
                 .starts_with("delete chain inet ipvs-proxier nobody: No such file"),
             "{error}"
         );
-        // Without its table every change is out of step.
+        // Every command is out of step if the table is missing.
         client.delete().unwrap();
         assert!(client.apply(&changes[..1]).unwrap_err().is_out_of_step());
     });
 }
 
 #[test]
-fn others_may_change_their_rules_at_the_same_time() {
+fn transactions_succeed_while_another_program_changes_its_table() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
@@ -348,7 +348,7 @@ fn others_may_change_their_rules_at_the_same_time() {
             for port in 1..300 {
                 let key = Key::new([Value::Port(port)]);
                 let element = Element { key, verdict: None };
-                let change = Change::AddElement(set.clone(), element);
+                let change = Command::AddElement(set.clone(), element);
                 client.apply(&[change]).unwrap();
             }
             busy.join().unwrap();
@@ -358,7 +358,7 @@ fn others_may_change_their_rules_at_the_same_time() {
     });
 }
 
-/// Waits for news as a daemon does: until the file descriptor says so.
+/// Waits until the file descriptor is readable, as the daemon does. Returns whether it is.
 fn wait(watch: &Watch, patience: Duration) -> bool {
     let mut fds = [PollFd::new(watch, PollFlags::IN)];
     let patience = Timespec::try_from(patience).unwrap();
@@ -366,14 +366,14 @@ fn wait(watch: &Watch, patience: Duration) -> bool {
 }
 
 #[test]
-fn a_foreign_hand_in_our_table_is_noticed() {
+fn changes_of_our_table_by_other_programs_are_noticed() {
     lab::test(|| {
         let table = everything(modes()[0].clone());
         let mut client = Client::open(TABLE).unwrap();
         let mut watch = Watch::open(TABLE, client.port()).unwrap();
         client.replace(&table).unwrap();
         client
-            .apply(&[Change::FlushChain("refuse".into())])
+            .apply(&[Command::FlushChain("refuse".into())])
             .unwrap();
         nft(&["-f", "-"], FOREIGN).unwrap();
         nft(&["delete", "table", "ip", TABLE], "").unwrap();
@@ -413,7 +413,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
                 "{command:?}: {news}"
             );
         }
-        // So much of it that the socket cannot hold it is told as such, and then all is well again.
+        // An overflow of the socket's buffer is reported, and later changes are noticed again.
         let mut stranger = Client::open(TABLE).unwrap();
         let set = std::sync::Arc::<str>::from("pingable-4");
         let address = |it: u32| Value::V4((0x0b00_0000 + it).into());
@@ -423,13 +423,13 @@ fn a_foreign_hand_in_our_table_is_noticed() {
                 key: key.clone(),
                 verdict: None,
             };
-            Change::AddElement(set.clone(), element)
+            Command::AddElement(set.clone(), element)
         };
-        let delete = |key: &Key| Change::DeleteElement(set.clone(), key.clone());
+        let delete = |key: &Key| Command::DeleteElement(set.clone(), key.clone());
         for _ in 0..2 {
-            let changes: Vec<Change> = keys.iter().map(add).collect();
+            let changes: Vec<Command> = keys.iter().map(add).collect();
             stranger.apply(&changes).unwrap();
-            let changes: Vec<Change> = keys.iter().map(delete).collect();
+            let changes: Vec<Command> = keys.iter().map(delete).collect();
             stranger.apply(&changes).unwrap();
         }
         assert!(wait(&watch, Duration::from_secs(20)));
@@ -442,7 +442,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
 }
 
 #[test]
-fn a_node_in_nft_words() {
+fn the_table_of_a_node_in_nft_syntax() {
     let table = everything(modes()[0].clone());
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
@@ -456,7 +456,7 @@ fn changes_in_nft_words() {
     rules.take_commands();
     let web = frontend("tcp 198.51.100.12:80");
     let mut text = String::new();
-    let mut told = |rules: &mut Ruleset, what: &str| {
+    let mut write_changes = |rules: &mut Ruleset, what: &str| {
         text += &format!("# {what}\n");
         for change in rules.take_commands() {
             text += &format!("{}\n", change.in_table(TABLE));
@@ -474,23 +474,26 @@ fn changes_in_nft_words() {
         ..open.clone()
     };
     rules.set_frontend(web, Some(open.clone()));
-    told(&mut rules, "a load-balancer address");
+    write_changes(&mut rules, "a load-balancer address is added");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8"])));
-    told(&mut rules, "gets source ranges");
+    write_changes(&mut rules, "it gets source ranges");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    told(&mut rules, "gets others");
+    write_changes(&mut rules, "the source ranges change");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    told(&mut rules, "stays as it is");
+    write_changes(&mut rules, "the source ranges stay the same");
     rules.set_frontend(web, Some(local));
-    told(&mut rules, "becomes local without an endpoint here");
+    write_changes(
+        &mut rules,
+        "its policy becomes Local, without an endpoint on this node",
+    );
     rules.set_frontend(web, None);
-    told(&mut rules, "goes");
+    write_changes(&mut rules, "it is removed");
     rules.release(|_, _| true, |_| true);
-    told(&mut rules, "its guard is released");
+    write_changes(&mut rules, "its guard is released");
     rules.add_service_address("10.96.0.1".parse().unwrap());
     rules.add_local_endpoint("fd00::1".parse().unwrap());
     rules.add_health_check_port(31_999);
-    told(&mut rules, "others come");
+    write_changes(&mut rules, "addresses, endpoints and a health-check port are added");
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
         insta::assert_snapshot!("changes", text);
@@ -562,8 +565,7 @@ fn from_scratch(frontends: &std::collections::BTreeMap<Frontend, Admission>) -> 
 }
 
 proptest! {
-    /// However it came about, a table depends on the frontends that there are and on nothing else;
-    /// and the changes lead there.
+    /// The table depends only on the present frontends, not on past ones, and the commands lead to it.
     #[test]
     fn changes_add_up(steps in steps()) {
         let mut rules = Ruleset::new(&config(), Some(&node()));
@@ -589,9 +591,9 @@ proptest! {
     }
 }
 
-/// The kernel accepts every such change, and comes out where a new table would.
+/// The kernel accepts all commands, and its table is the one that a replacement would give.
 #[test]
-fn the_kernel_follows_changes() {
+fn the_kernel_accepts_incremental_changes() {
     lab::test(|| {
         use proptest::strategy::ValueTree as _;
         let mut runner = proptest::test_runner::TestRunner::deterministic();
@@ -615,7 +617,7 @@ fn the_kernel_follows_changes() {
     });
 }
 
-/// The sets and chains of a table, sorted: the kernel lists chains in the order of their making.
+/// Returns the sets and chains of a table, sorted, because the kernel lists chains by age.
 fn blocks(text: &str) -> Vec<String> {
     let inner = text.trim_end().trim_end_matches('}');
     let (_, inner) = inner.split_once('\n').unwrap();

@@ -12,7 +12,7 @@ use proxier::dataplane::linux::Linux;
 use proxier::dataplane::{Dataplane, Failure, Outcome};
 use proxier::filter::FilterConfig;
 use proxier::ledger::LedgerFile;
-use proxier::nftables::{Change, Table};
+use proxier::nftables::{Command, Table};
 use proxier::observed::CountedServer;
 use proxier::op::Op;
 use proxier::plan::{Machine, ServiceAddresses};
@@ -162,7 +162,11 @@ impl Dataplane for Watched {
         self.linux.rules_generation()
     }
 
-    fn change_rules(&mut self, table: &Table, commands: &[Change]) -> Result<Option<u32>, Failure> {
+    fn change_rules(
+        &mut self,
+        table: &Table,
+        commands: &[Command],
+    ) -> Result<Option<u32>, Failure> {
         self.write(|linux| linux.change_rules(table, commands))
     }
 

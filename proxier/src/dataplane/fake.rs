@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::{Dataplane, Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
-use crate::nftables::{Change, Table};
+use crate::nftables::{Command, Table};
 use crate::observed::{Connections, CountedServer, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
@@ -80,7 +80,11 @@ impl Dataplane for FakeKernel {
     }
 
     /// Refuses commands that do not lead from the present rules to `table`.
-    fn change_rules(&mut self, table: &Table, commands: &[Change]) -> Result<Option<u32>, Failure> {
+    fn change_rules(
+        &mut self,
+        table: &Table,
+        commands: &[Command],
+    ) -> Result<Option<u32>, Failure> {
         let is_right = self.rules.is_some() && self.commands_to(table) == commands;
         let judgement = refuse_if(!is_right, Errno::NOENT);
         self.write_rules(commands, judgement)
@@ -136,7 +140,7 @@ impl FakeKernel {
     }
 
     /// Returns the commands that lead from the present rules to `table`.
-    fn commands_to(&self, table: &Table) -> Vec<Change> {
+    fn commands_to(&self, table: &Table) -> Vec<Command> {
         match &self.rules {
             Some(rules) => rules.difference(table),
             None => Table::default().difference(table),
@@ -145,7 +149,7 @@ impl FakeKernel {
 
     fn write_rules(
         &mut self,
-        commands: &[Change],
+        commands: &[Command],
         judgement: Result<(), Errno>,
     ) -> Result<Option<u32>, Failure> {
         self.write(&"setting packet rules", judgement, |kernel| {

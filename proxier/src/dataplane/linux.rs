@@ -89,7 +89,7 @@ impl Dataplane for Linux {
     fn change_rules(
         &mut self,
         table: &nftables::Table,
-        commands: &[nftables::Change],
+        commands: &[nftables::Command],
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(commands) {
             Err(error) if error.is_out_of_step() => {

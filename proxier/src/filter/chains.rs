@@ -8,7 +8,7 @@ use super::config::{FilterConfig, LocalMode, NodeFacts};
 use super::names::*;
 use crate::model::{Cidr, Family, Networks, Protocol};
 use crate::nftables::{
-    Chain, Hook, Kind, Match, NewMark, Reject, Relation, Rule, Selector, Set, Statement, Table,
+    Chain, Hook, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
     Type, Verdict,
 };
 
@@ -77,12 +77,12 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         sets(&mut table, family);
     }
     for (name, key, kind) in [
-        (HEALTH_CHECK_PORTS, Type::Port, Kind::Set),
-        (INSIDE_MARKS, Type::Mark, Kind::Set),
+        (HEALTH_CHECK_PORTS, Type::Port, SetKind::Set),
+        (INSIDE_MARKS, Type::Mark, SetKind::Set),
         (
             MARKS_BEFORE,
             Type::ConnectionId,
-            Kind::Learned {
+            SetKind::Learned {
                 timeout: MARK_TIMEOUT,
                 size: MAX_MARKS,
             },
@@ -125,17 +125,17 @@ fn sets(table: &mut Table, family: Family) {
     let address = Type::Address(family);
     let frontend = [address, Type::Protocol, Type::Port];
     for (name, kind) in [
-        (FRONTENDS, Kind::Verdicts),
-        (GUARDED, Kind::Verdicts),
-        (INSIDE, Kind::Verdicts),
+        (FRONTENDS, SetKind::Verdicts),
+        (GUARDED, SetKind::Verdicts),
+        (INSIDE, SetKind::Verdicts),
     ] {
         table.add_set(Set::new(name.of(family), frontend, kind));
     }
     for name in [SERVICE_ADDRESSES, PINGABLE] {
-        table.add_set(Set::new(name.of(family), [address], Kind::Set));
+        table.add_set(Set::new(name.of(family), [address], SetKind::Set));
     }
     let pair = [address, address];
-    table.add_set(Set::new(HAIRPIN.of(family), pair, Kind::Set));
+    table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
 }
 
 /// The rules that admit every client's packets to a frontend.

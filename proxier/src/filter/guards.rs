@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::filter::FilterConfig;
     use crate::model::{Family, Networks, Protocol, TrafficPolicy};
-    use crate::nftables::Change;
+    use crate::nftables::Command;
     use crate::plan::{Endpoints, Scope};
 
     const FRONTEND: Frontend = Frontend {
@@ -133,7 +133,7 @@ mod tests {
 
     fn commands(rules: &mut Ruleset) -> Vec<String> {
         let commands = rules.take_commands();
-        let text = |command: &Change| command.in_table("t").to_string();
+        let text = |command: &Command| command.in_table("t").to_string();
         commands.iter().map(text).collect()
     }
 

@@ -13,7 +13,7 @@ use super::names::{
 };
 use crate::frontend::Frontend;
 use crate::model::Node;
-use crate::nftables::{Chain, Change, Element, Key, Set, Table, Value, Verdict, hash};
+use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, Verdict, hash};
 use crate::packed::pack;
 use crate::plan::{Admission, Endpoints};
 
@@ -87,7 +87,7 @@ impl Ruleset {
 
     /// Returns the commands for everything changed since the last call, in an order that the kernel
     /// accepts.
-    pub fn take_commands(&mut self) -> Vec<Change> {
+    pub fn take_commands(&mut self) -> Vec<Command> {
         // The touched parts make two small tables, whose difference is the answer.
         let (mut old, mut new) = (Table::default(), Table::default());
         let before = std::mem::take(&mut self.before);

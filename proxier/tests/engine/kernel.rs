@@ -10,7 +10,7 @@ use ipvs_netlink as ipvs;
 use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::dataplane::{Dataplane, Failure, Outcome};
-use proxier::nftables::{Change, Key, Table};
+use proxier::nftables::{Command, Key, Table};
 use proxier::observed::{Connections, CountedServer, Observed};
 use proxier::op::Op;
 use proxier::plan::Machine;
@@ -234,7 +234,11 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.rules_generation()
     }
 
-    fn change_rules(&mut self, table: &Table, commands: &[Change]) -> Result<Option<u32>, Failure> {
+    fn change_rules(
+        &mut self,
+        table: &Table,
+        commands: &[Command],
+    ) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
         let result = inner.kernel.change_rules(table, commands);
