@@ -132,8 +132,7 @@ fn refusals() {
         assert!(error.is_scheduler_missing());
         assert_eq!(
             error.to_string(),
-            "adding service TCP 10.9.0.2:80: the kernel has no scheduler or persistence engine of \
-             that name: ip_vs_nosuch"
+            "adding service TCP 10.9.0.2:80: the kernel could not load the module ip_vs_nosuch"
         );
         let engine = Some("nosuch".parse().unwrap());
         let error = client.set_service(&Service { engine, ..rr }).unwrap_err();
