@@ -77,8 +77,9 @@ impl Client {
         let mut outcomes = Vec::with_capacity(changes.len());
         for changes in changes.chunks(CHANGES_PER_BATCH) {
             let mut answers = self.run(changes)?;
-            // If the module was reloaded, all requests of the batch fail with ENOENT and none was
-            // executed. A single ENOENT more often means a missing destination or scheduler.
+            // If the module was reloaded, every request of the batch fails with ENOENT and none is
+            // executed, so the batch can be repeated. ENOENT for another reason (a missing
+            // destination or scheduler) leaves the family's number as it was.
             if answers.iter().all(is_not_found) && self.family_changed()? {
                 answers = self.run(changes)?;
             }

@@ -118,7 +118,7 @@ impl ServiceKey {
     }
 }
 
-/// Formats like `ipvsadm -L`: `TCP 10.96.0.1:443`, `UDP [fd00::1]:53`, `FWM 0x1 IPv6`.
+/// Formats like `ipvsadm -Ln`, but a mark in hexadecimal: `TCP 10.96.0.1:443`, `FWM 0x1 IPv6`.
 impl fmt::Display for ServiceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
