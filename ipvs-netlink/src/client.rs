@@ -25,7 +25,7 @@ use crate::sys::{
     IPVS_CMD_GET_SERVICE, IPVS_CMD_NEW_DAEMON, IPVS_CMD_SET_CONFIG, IPVS_CMD_ZERO,
     IPVS_GENL_VERSION,
 };
-use crate::transport::{Answer, DUMP_TRIES, Message, NoAnswer, Transport, protocols};
+use crate::transport::{Answer, DUMP_TRIES, Message, RequestError, Transport, protocols};
 
 /// A client for the IPVS of the network namespace in which it was opened.
 ///
@@ -452,18 +452,18 @@ fn has_no_duplicate(services: &[ServiceEntry]) -> bool {
 }
 
 fn is_not_found(answer: &Answer) -> bool {
-    matches!(answer, Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT)
+    matches!(answer, Err(RequestError::Refused(refusal)) if refusal.errno == Errno::NOENT)
 }
 
 /// Converts the failure of `change` to an [`Error`], with a variant for a missing module.
-fn explain(error: NoAnswer, change: &Change) -> Error {
+fn explain(error: RequestError, change: &Change) -> Error {
     let (Change::AddService(service) | Change::SetService(service)) = change else {
         return error.doing(change);
     };
     match error {
         // For these two commands ENOENT has no other cause (`ip_vs_add_service`,
         // `ip_vs_edit_service`); a missing virtual server is ESRCH.
-        NoAnswer::Refused(refusal) if refusal.errno == Errno::NOENT => Error::ModuleMissing {
+        RequestError::Refused(refusal) if refusal.errno == Errno::NOENT => Error::ModuleMissing {
             doing: change.to_string(),
             module: needed_modules(service),
         },

@@ -65,19 +65,19 @@ pub struct Transport {
 }
 
 /// The result of one request.
-pub type Answer = std::result::Result<(), NoAnswer>;
+pub type Answer = std::result::Result<(), RequestError>;
 
 /// Why a request failed or has an unknown result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum NoAnswer {
+pub enum RequestError {
     /// The kernel rejected the request.
     Refused(Refusal),
     /// The kernel dropped its answer; it may have executed the request.
     Lost,
 }
 
-impl NoAnswer {
+impl RequestError {
     /// Converts to an [`Error`] whose message begins with `doing`, for example `adding a route`.
     pub fn doing(self, doing: impl std::fmt::Display) -> Error {
         match self {
@@ -155,7 +155,7 @@ impl Transport {
         &mut self,
         batch: &mut Batch,
         acknowledged: usize,
-    ) -> Result<Vec<(usize, NoAnswer)>> {
+    ) -> Result<Vec<(usize, RequestError)>> {
         let count = batch.len();
         let first = self.next_sequence(count);
         for index in 0..count {
@@ -236,7 +236,7 @@ impl Transport {
             if let Some((_, message)) = answer.transpose()? {
                 if let Some(result) = acknowledgement(&message)? {
                     // An acknowledgement in place of the data: the data was dropped.
-                    let error = result.err().unwrap_or(NoAnswer::Lost);
+                    let error = result.err().unwrap_or(RequestError::Lost);
                     return Err(error.doing(doing));
                 }
                 return read(message.into());
@@ -325,7 +325,7 @@ impl Transport {
                 Err(Error::AnswersLost) => {
                     self.read_queued(sequence, answers, &mut answered);
                     for (answer, _) in answers.iter_mut().zip(&answered).filter(|(_, got)| !**got) {
-                        *answer = Err(NoAnswer::Lost);
+                        *answer = Err(RequestError::Lost);
                     }
                     return Ok(());
                 }
@@ -585,5 +585,5 @@ fn answer(code: i32, message: &Received<'_>, skip: usize) -> Answer {
         number @ 1..=4095 => Errno::from_raw_os_error(number),
         _ => Errno::PROTO,
     };
-    Err(NoAnswer::Refused(Refusal { errno, detail }))
+    Err(RequestError::Refused(Refusal { errno, detail }))
 }

@@ -126,7 +126,7 @@ fn a_second_dump_on_the_same_socket_is_rejected() {
         }
         let answers = client.transport().run(&mut batch).unwrap();
         let refused = |answer: &ipvs_netlink::transport::Answer| {
-            matches!(answer, Err(ipvs_netlink::transport::NoAnswer::Refused(refusal))
+            matches!(answer, Err(ipvs_netlink::transport::RequestError::Refused(refusal))
                 if refusal.errno == Errno::BUSY)
         };
         assert!(refused(&answers[1]), "{answers:?}");

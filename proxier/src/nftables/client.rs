@@ -1,7 +1,7 @@
 //! The kernel's side of a table.
 
 use ipvs_netlink::attr::find;
-use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
+use ipvs_netlink::transport::{RequestError, Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use rustix::io::Errno;
 
@@ -205,7 +205,7 @@ impl Client {
                 self.generation = is_known.then_some(now);
                 return Ok(());
             };
-            let NoAnswer::Refused(refusal) = answer else {
+            let RequestError::Refused(refusal) = answer else {
                 return Err(Error::AnswersLost.into());
             };
             if refusal.errno == Errno::RESTART {
@@ -228,7 +228,10 @@ impl Client {
     }
 
     /// The first failure, with the place of the message; `None` when all went well.
-    fn send(&mut self, transaction: &mut Transaction) -> Result<Option<(usize, NoAnswer)>, Error> {
+    fn send(
+        &mut self,
+        transaction: &mut Transaction,
+    ) -> Result<Option<(usize, RequestError)>, Error> {
         // The frame itself is not acknowledged: before Linux 6.10 asking for that confuses the
         // kernel. The last message inside it stands for all.
         let last = transaction.batch.len().saturating_sub(2);
