@@ -50,7 +50,7 @@ impl Capabilities {
     /// tries to load the module `ip_vs_NAME`.
     ///
     /// # Errors
-    /// [`Error::is_permission_denied`]; [`Error::is_transient`]. A missing scheduler is not an error.
+    /// [`Error::is_permission_denied`]; [`Error::is_transient`]. A missing scheduler is no error.
     pub fn probe(client: &mut Client) -> Result<Self> {
         let key = free_key(client)?;
         let info = client.info()?;
@@ -119,7 +119,7 @@ fn free_key(client: &mut Client) -> Result<ServiceKey> {
 }
 
 fn probe_schedulers(client: &mut Client, key: ServiceKey) -> Result<Vec<SchedulerName>> {
-    let mut known = Vec::new();
+    let mut available = Vec::new();
     for name in SCHEDULERS {
         let name = SchedulerName::new(name).map_err(|_| invalid_name())?;
         let service = Service::new(key, name);
@@ -128,18 +128,20 @@ fn probe_schedulers(client: &mut Client, key: ServiceKey) -> Result<Vec<Schedule
         // Only the addition counts. If it fails, the deletion fails too, with ESRCH.
         outcomes.truncate(1);
         match outcomes.pop().unwrap_or(Ok(())) {
-            Ok(()) => known.push(name),
+            Ok(()) => available.push(name),
             Err(error) if error.is_scheduler_missing() => {}
             Err(error) => return Err(*error),
         }
     }
-    Ok(known)
+    Ok(available)
 }
 
 fn probe_attributes(
     client: &mut Client,
     key: ServiceKey,
 ) -> Result<(BTreeSet<u16>, BTreeSet<u16>)> {
+    // The kernel accepts only unicast and local addresses; this one is local on every node. With
+    // weight 0 it gets no connections.
     let server = DestinationKey {
         address: Ipv4Addr::LOCALHOST.into(),
         port: 0,

@@ -37,7 +37,9 @@ pub struct Client {
     batch: Batch,
 }
 
-/// The result of a [`Change`]. The error is boxed: a batch has thousands of results, few of them errors.
+/// The result of a [`Change`].
+///
+/// The error is boxed, so that the thousands of results of a large batch take 8 bytes each.
 pub type Outcome = std::result::Result<(), Box<Error>>;
 
 /// The number of changes that are encoded before they are sent.
@@ -219,8 +221,8 @@ impl Client {
 
     /// Returns the destinations of a virtual server, newest first.
     ///
-    /// Schedulers iterate in this order. If the virtual server does not exist, the kernel returns an
-    /// empty dump and no error; [`Client::service`] tells the difference.
+    /// Schedulers iterate in this order. If the virtual server does not exist, the kernel returns
+    /// an empty dump and no error; [`Client::service`] tells the difference.
     ///
     /// # Errors
     /// As [`Client::services`].
@@ -327,8 +329,8 @@ impl Client {
     /// Sets the timeouts of the namespace; those that are 0 remain unchanged.
     ///
     /// # Errors
-    /// [`Error::is_invalid`] if a timeout exceeds 2,147,483,647 kernel ticks (8,589,934 seconds with
-    /// `CONFIG_HZ=250`). No timeout is changed then.
+    /// [`Error::is_invalid`] if a timeout exceeds 2,147,483,647 kernel ticks (8,589,934 seconds
+    /// with `CONFIG_HZ=250`). No timeout is changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<()> {
         self.request(IPVS_CMD_SET_CONFIG, "setting the timeouts", |writer| {
             write_timeouts(writer, timeouts);
@@ -442,10 +444,10 @@ impl Client {
 
 /// Returns whether no virtual server is listed twice.
 ///
-/// A duplicate shows that others are missing. Since Linux 7.1 the kernel moves the services to a
-/// larger table in the background after many were added. A dump resumes by position, so if the
-/// table is resized during the dump, it lists some services twice and omits as many others without
-/// an error (measured on 7.2: up to a quarter of 3,000).
+/// A duplicate shows that another virtual server is missing. Since Linux 7.1 the kernel moves the
+/// services to a larger table in the background after many were added. A dump resumes by position.
+/// If the table is resized during the dump, it lists some services twice and omits as many others,
+/// without an error (measured on 7.2: up to a quarter of 3,000).
 fn has_no_duplicate(services: &[ServiceEntry]) -> bool {
     let mut seen = HashSet::with_capacity(services.len());
     services.iter().all(|entry| seen.insert(entry.service.key))

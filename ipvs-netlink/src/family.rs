@@ -24,6 +24,7 @@ pub fn resolve(transport: &mut Transport, name: &str) -> Result<u16> {
         GENL_ID_CTRL,
         &format!("looking up the generic-netlink family {name}"),
         |writer| {
+            // 2 is the version of the controller family (`genl_ctrl`).
             write_header(writer, CTRL_CMD_GETFAMILY, 2);
             writer.string(CTRL_ATTR_FAMILY_NAME, name);
         },

@@ -8,7 +8,7 @@ use crate::stats::Stats;
 
 /// A transport protocol.
 ///
-/// The kernel accepts every IP protocol number, but schedules connections only of TCP, UDP and SCTP.
+/// The kernel accepts every IP protocol number, but schedules only TCP, UDP and SCTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Protocol {

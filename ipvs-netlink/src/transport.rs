@@ -284,8 +284,8 @@ impl Transport {
         self.send(&batch.bytes)?;
         self.scratch = batch;
         let mut result = Ok(Dump::Complete);
-        // Read to the end even after an error: the kernel rejects the next dump of this socket with
-        // EBUSY while one is unfinished.
+        // After an error of `each` the rest is still read: the kernel rejects the next dump of this
+        // socket with EBUSY while one is unfinished.
         loop {
             let length = self.receive()?;
             for message in messages(&self.buffer[..length], sequence, 1) {
@@ -377,8 +377,9 @@ impl Transport {
             doing: "sending to the kernel",
             source,
         };
-        // With connect(2) the kernel would also check the privileges of the process that opened the
-        // socket (`__netlink_ns_capable`). With an address per datagram it checks the sender's only.
+        // With connect(2) the kernel would also check the privileges of the process that opened
+        // the socket (`__netlink_ns_capable`). With an address per datagram it checks only those
+        // of the sender.
         let kernel = SocketAddr::new(0, 0);
         let sent = self.socket.send_to(bytes, &kernel, 0).map_err(failed)?;
         if sent == bytes.len() {
@@ -469,9 +470,9 @@ fn chunk_end(batch: &Batch, first: usize) -> usize {
     first + fitting.max(1)
 }
 
-/// Returns the messages of a datagram that answer one of `count` requests, with the request's index.
+/// Returns the messages of a datagram that answer one of `count` requests.
 ///
-/// The requests have the sequence numbers from `first` on. Other messages are skipped: answers to
+/// Each has the index of its request. The requests have the sequence numbers from `first` on. Other messages are skipped: answers to
 /// earlier requests that stayed unread after a failure.
 fn messages(
     datagram: &[u8],

@@ -20,9 +20,9 @@ ip link set nlmon0 up
 ip link set dummy0 up
 ip address add 198.51.100.1/24 dev dummy0
 
-# Prints the generic-netlink messages of the pcap file on standard input. The file has a header of 24
-# bytes, then for each datagram a 16-byte packet header with the length, a 16-byte link-layer header
-# with the netlink protocol (16 is generic netlink), and the datagram.
+# Prints the generic-netlink messages of the pcap file on standard input. The file has a header of
+# 24 bytes, then for each datagram a 16-byte packet header with the length, a 16-byte link-layer
+# header with the netlink protocol (16 is generic netlink), and the datagram.
 messages() {
     od -An -v -tx1 | tr -d ' \n' | awk -v with_info="$1" '
         function byte(at) {
@@ -121,7 +121,7 @@ record -Z
 record -C
 record --set 100 20 30
 record -L --timeout
-# The kernel starts no daemon while a destination's family differs from its service's, hence after -C.
+# After -C: the kernel starts no daemon while a destination's family differs from its service's.
 record --start-daemon master --mcast-interface dummy0 --syncid 3
 record --start-daemon backup --mcast-interface dummy0 --syncid 4 --sync-maxlen 1400 \
     --mcast-group 224.0.0.82 --mcast-port 9000 --mcast-ttl 2

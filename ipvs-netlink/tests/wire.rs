@@ -1,7 +1,7 @@
 //! Our requests equal those of `ipvsadm`, and recorded answers of the kernel decode correctly.
 //!
-//! `record.sh` made the recordings `data/*.hex`. The tests cover every command in them. Requests are
-//! compared byte for byte, except for the deliberate differences in `wire/difference.rs`.
+//! `record.sh` made the recordings `data/*.hex`. The tests cover every command in them. Requests
+//! are compared byte for byte, except for the deliberate differences in `wire/difference.rs`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
