@@ -64,10 +64,10 @@ pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
                 Over::Udp => client.ask_udp(frontend),
             };
             let Answer::Reply { backend, source } = answer else {
-                anyhow::bail!("{who} asked {frontend}: {answer:?}");
+                anyhow::bail!("{who} got no reply from {over:?} {frontend}: {answer:?}");
             };
             println!(
-                "{who:<18} asked {over:?} {frontend:<22} answered by {backend}, which saw {source}"
+                "{who:<18} {over:?} {frontend:<22} reply from {backend}, which saw client {source}"
             );
         }
     }

@@ -17,9 +17,9 @@ pub(crate) fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Boots the lab kernel, runs this program inside with the same arguments and returns its exit code.
+/// Boots the lab kernel and runs this program inside with the same arguments.
 ///
-/// Its standard output and standard error are forwarded.
+/// Returns its exit code. Its standard output and standard error are forwarded.
 pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe()
         .context("finding this program")?

@@ -65,19 +65,19 @@ pub struct Transport {
 }
 
 /// The result of one request.
-pub type Answer = std::result::Result<(), NoAnswer>;
+pub type Answer = std::result::Result<(), RequestError>;
 
 /// Why a request failed or has an unknown result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum NoAnswer {
+pub enum RequestError {
     /// The kernel rejected the request.
     Refused(Refusal),
     /// The kernel dropped its answer; it may have executed the request.
     Lost,
 }
 
-impl NoAnswer {
+impl RequestError {
     /// Converts to an [`Error`] whose message begins with `doing`, for example `adding a route`.
     pub fn doing(self, doing: impl std::fmt::Display) -> Error {
         match self {
@@ -155,7 +155,7 @@ impl Transport {
         &mut self,
         batch: &mut Batch,
         acknowledged: usize,
-    ) -> Result<Vec<(usize, NoAnswer)>> {
+    ) -> Result<Vec<(usize, RequestError)>> {
         let count = batch.len();
         let first = self.next_sequence(count);
         for index in 0..count {
@@ -236,7 +236,7 @@ impl Transport {
             if let Some((_, message)) = answer.transpose()? {
                 if let Some(result) = acknowledgement(&message)? {
                     // An acknowledgement in place of the data: the data was dropped.
-                    let error = result.err().unwrap_or(NoAnswer::Lost);
+                    let error = result.err().unwrap_or(RequestError::Lost);
                     return Err(error.doing(doing));
                 }
                 return read(message.into());
@@ -284,8 +284,8 @@ impl Transport {
         self.send(&batch.bytes)?;
         self.scratch = batch;
         let mut result = Ok(Dump::Complete);
-        // Read to the end even after an error: the kernel rejects the next dump of this socket with
-        // EBUSY while one is unfinished.
+        // After an error of `each` the rest is still read: the kernel rejects the next dump of this
+        // socket with EBUSY while one is unfinished.
         loop {
             let length = self.receive()?;
             for message in messages(&self.buffer[..length], sequence, 1) {
@@ -325,7 +325,7 @@ impl Transport {
                 Err(Error::AnswersLost) => {
                     self.read_queued(sequence, answers, &mut answered);
                     for (answer, _) in answers.iter_mut().zip(&answered).filter(|(_, got)| !**got) {
-                        *answer = Err(NoAnswer::Lost);
+                        *answer = Err(RequestError::Lost);
                     }
                     return Ok(());
                 }
@@ -377,8 +377,9 @@ impl Transport {
             doing: "sending to the kernel",
             source,
         };
-        // With connect(2) the kernel would also check the privileges of the process that opened the
-        // socket (`__netlink_ns_capable`). With an address per datagram it checks the sender's only.
+        // With connect(2) the kernel would also check the privileges of the process that opened
+        // the socket (`__netlink_ns_capable`). With an address per datagram it checks only those
+        // of the sender.
         let kernel = SocketAddr::new(0, 0);
         let sent = self.socket.send_to(bytes, &kernel, 0).map_err(failed)?;
         if sent == bytes.len() {
@@ -469,9 +470,9 @@ fn chunk_end(batch: &Batch, first: usize) -> usize {
     first + fitting.max(1)
 }
 
-/// Returns the messages of a datagram that answer one of `count` requests, with the request's index.
+/// Returns the messages of a datagram that answer one of `count` requests.
 ///
-/// The requests have the sequence numbers from `first` on. Other messages are skipped: answers to
+/// Each has the index of its request. The requests have the sequence numbers from `first` on. Other messages are skipped: answers to
 /// earlier requests that stayed unread after a failure.
 fn messages(
     datagram: &[u8],
@@ -585,5 +586,5 @@ fn answer(code: i32, message: &Received<'_>, skip: usize) -> Answer {
         number @ 1..=4095 => Errno::from_raw_os_error(number),
         _ => Errno::PROTO,
     };
-    Err(NoAnswer::Refused(Refusal { errno, detail }))
+    Err(RequestError::Refused(Refusal { errno, detail }))
 }

@@ -1,4 +1,4 @@
-//! A datagram as it comes from the socket, answering some of a few requests or a dump.
+//! An arbitrary datagram can be decoded as answers to requests or to a dump without a panic.
 
 #![no_main]
 
@@ -9,10 +9,10 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((&count, datagram)) = bytes.split_first() else {
         return;
     };
-    // Sequence numbers that wrap, too.
+    // The second value makes the sequence numbers wrap around.
     for first in [0, u32::MAX - 1] {
         let answers = decode_datagram(datagram, first, usize::from(count % 4) + 1);
-        // The end of a dump takes a header at least.
+        // Each end of a dump has a header of 16 bytes.
         assert!(answers.len() <= datagram.len() / 16);
     }
 });

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
+use ipvs_netlink::transport::{RequestError, Transport, protocols};
 use ipvs_netlink::{Errno, Error, Result};
 
 use super::flow::{Flow, read};
@@ -114,7 +114,9 @@ impl Client {
         for answer in answers {
             match answer {
                 Ok(()) => deleted += 1,
-                Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT => deleted += 1,
+                Err(RequestError::Refused(refusal)) if refusal.errno == Errno::NOENT => {
+                    deleted += 1
+                }
                 Err(answer) => {
                     let error: Error = answer.doing("deleting a stale connection");
                     failed = failed.and(Err(error));

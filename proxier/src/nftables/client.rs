@@ -1,7 +1,7 @@
 //! Our table in the kernel.
 
 use ipvs_netlink::attr::find;
-use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
+use ipvs_netlink::transport::{RequestError, Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use rustix::io::Errno;
 
@@ -204,7 +204,7 @@ impl Client {
                 self.generation = is_known.then_some(now);
                 return Ok(());
             };
-            let NoAnswer::Refused(refusal) = answer else {
+            let RequestError::Refused(refusal) = answer else {
                 return Err(Error::AnswersLost.into());
             };
             if refusal.errno == Errno::RESTART {
@@ -227,7 +227,7 @@ impl Client {
     }
 
     /// Returns the first failure and the index of its message; `None` if there is none.
-    fn send(&mut self, transaction: &mut Transaction) -> Result<Option<(usize, NoAnswer)>, Error> {
+    fn send(&mut self, transaction: &mut Transaction) -> Result<Option<(usize, RequestError)>, Error> {
         // Ask for an acknowledgement of the last message before the end of the batch. Before Linux
         // 6.10 the kernel does not handle that request on the begin and end messages themselves.
         let last = transaction.batch.len().saturating_sub(2);

@@ -15,7 +15,7 @@ use std::fmt;
 
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{Message, NoAnswer, Transport, protocols};
+use ipvs_netlink::transport::{Message, RequestError, Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use netlink_packet_core::NLM_F_CREATE;
 use rustix::io::Errno;
@@ -274,7 +274,7 @@ impl Forwarding {
         frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
         match self.transport.run_whole(&mut batch, 1)?.into_iter().next() {
             None => Ok(None),
-            Some((_, NoAnswer::Refused(refusal))) => Ok(Some(refusal)),
+            Some((_, RequestError::Refused(refusal))) => Ok(Some(refusal)),
             Some(_) => Err(Error::AnswersLost),
         }
     }
