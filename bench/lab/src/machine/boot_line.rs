@@ -30,14 +30,15 @@ pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
         "con0=null,fd:1".into(),
         "ssl=null".into(),
         "ssl0=fd:0".into(),
+        // The guest's system calls by seccomp(2), which halves their cost (18 to 10 microseconds on
+        // 7.2), or by ptrace(2) if the host lacks it. 6.1 does not know the option and ignores it.
+        "seccomp=auto".into(),
         // A place where no directory can be made: no management socket, no ~/.uml, no leftovers.
         "uml_dir=/dev/null/".into(),
         format!("{}={}", guest::ROLE, guest::INIT).into(),
     ];
     if config.cpus > 1 {
-        // Several processors need the newer way of running processes.
         line.push(format!("ncpus={}", config.cpus).into());
-        line.push("seccomp=on".into());
     }
     let mut init = OsString::from("init=");
     init.push(quoted(program)?);
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(
             &line(&config(&["/bin/lab"])),
             "mem=1024M root=/dev/root rootfstype=hostfs rootflags=/ rw quiet panic=-1 con=null \
-             con0=null,fd:1 ssl=null ssl0=fd:0 uml_dir=/dev/null/ LAB_ROLE=init init=\"/bin/lab\"",
+             con0=null,fd:1 ssl=null ssl0=fd:0 seccomp=auto uml_dir=/dev/null/ LAB_ROLE=init init=\"/bin/lab\"",
         );
     }
 
@@ -109,7 +110,7 @@ mod tests {
             ..config(&["/a b/lab", "--exact", "x y"])
         });
         assert!(
-            line.ends_with("ncpus=2 seccomp=on init=\"/a b/lab\" -- \"--exact\" \"x y\""),
+            line.ends_with("ncpus=2 init=\"/a b/lab\" -- \"--exact\" \"x y\""),
             "{line}"
         );
     }
