@@ -27,7 +27,7 @@ mod agent;
 mod job;
 mod mounts;
 
-use crate::netlink;
+use crate::{machine::warden, netlink};
 
 /// The variable that names the role.
 pub(crate) const ROLE: &str = "LAB_ROLE";
@@ -45,6 +45,12 @@ pub fn play_role() {
     let Some(role) = env::var_os(ROLE) else {
         return;
     };
+    if role == warden::KERNEL {
+        exit_after(warden::become_kernel());
+    }
+    if role == warden::WARDEN {
+        exit_after(warden::guard());
+    }
     let init = Some(rustix::process::Pid::INIT);
     if role == INIT && Some(getpid()) == init {
         let failed = be_init();

@@ -11,13 +11,14 @@
 //! serial line hangs up and the guest switches itself off.
 
 use std::{
+    env,
     ffi::OsString,
     os::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt},
     },
     path::PathBuf,
-    process::{Child, Command},
+    process::Child,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -28,9 +29,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, prlimit, waitid,
-};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::{
     job::Job,
@@ -43,6 +42,7 @@ mod log;
 mod memory;
 mod processor;
 mod running;
+pub(crate) mod warden;
 
 use self::{line::Line, log::Log, processor::Claim};
 pub use self::{
@@ -89,17 +89,14 @@ impl Machine {
         let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
         let (log, log_writer) = Log::open().context("making a pipe for kernel messages")?;
 
-        let mut command = Command::new(&config.kernel);
+        let mut command = warden::command(config, &arguments)?;
         command
-            .args(arguments)
-            .env_clear()
-            .env("TMPDIR", directory)
-            .current_dir("/")
-            // Of its own, so that a signal to the group reaches the kernel and all its helpers,
-            // and Ctrl-C at a terminal reaches only us.
+            .env(warden::MEMORY, directory)
+            .current_dir(env::var_os(DIRECTORY).unwrap_or_else(|| "/".into()))
+            // A group of its own: a signal to the group reaches the kernel and all its helpers, and
+            // Ctrl-C at a terminal does not.
             .process_group(0)
             .stdin(OwnedFd::from(theirs))
-            .stdout(log_writer.try_clone().context("copying a pipe")?)
             .stderr(log_writer);
         let processor = match config.cpus {
             1 => Some(Claim::new()?),
@@ -109,7 +106,7 @@ impl Machine {
             Some(processor) => processor.run(|| command.spawn())?,
             None => command.spawn(),
         };
-        let mut child =
+        let child =
             spawned.with_context(|| format!("starting the kernel {}", config.kernel.display()))?;
         // The command keeps our copies of the kernel's ends; while they are open, none of them
         // tells us that the kernel is gone.
@@ -117,16 +114,6 @@ impl Machine {
         let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
             bail!("the kernel has no process id");
         };
-        // A panic ends in abort(3). Its core would be the whole memory of the guest.
-        let no_core = Rlimit {
-            current: Some(0),
-            maximum: Some(0),
-        };
-        if let Err(error) = prlimit(Some(group), Resource::Core, no_core) {
-            let _gone = child.kill().and_then(|()| child.wait());
-            return Err(error).context("forbidding core dumps of the kernel");
-        }
-
         let (ready, booted) = mpsc::channel();
         let line = Arc::new(Line::new(ours.try_clone().context("copying a socket")?));
         let mut machine = Self {
@@ -257,6 +244,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The variable that names the working directory of the kernel's processes, which has no effect on
+/// the guest. By a directory of its own `./check` recognizes the processes that its tests left: the
+/// helpers of a kernel have neither its arguments nor its environment.
+const DIRECTORY: &str = "LAB_DIRECTORY";
 /// From start to taking jobs; half a second on an idle machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(60);

@@ -110,6 +110,10 @@ struct Counted {
 impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.serial.read(buffer)?;
+        if length == 0 {
+            // The host has hung up; sending could block forever.
+            return Ok(0);
+        }
         let count = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
         self.line.send(&Frame::new(0, Kind::Received, count))?;
         Ok(length)
