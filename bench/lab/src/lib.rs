@@ -14,12 +14,14 @@
 //! to live in.
 //!
 //! ```text
+//!   cost      how slow the lab is, and how long tests wait because of it
 //!   harness   test(): where to run, what became of it
 //!   machine   a kernel process and the jobs in it   ──── wire ────   guest   process 1 and its agent
 //!   kernel    which kernel; building one
 //!   net       hosts, links, servers, clients
 //! ```
 
+mod cost;
 pub mod guest;
 mod harness;
 pub mod job;
@@ -30,6 +32,7 @@ mod netlink;
 mod netns;
 mod wire;
 
+pub use cost::{NORMAL_SYSCALL_COST, patience, syscall_cost};
 pub use harness::{kernel_release, test};
 
 /// Runs `body` on the running kernel, in a network namespace of its own with `lo` up, and gives its

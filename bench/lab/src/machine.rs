@@ -13,6 +13,7 @@
 use std::{
     env,
     ffi::OsString,
+    io::{Write, stderr},
     os::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt},
@@ -32,11 +33,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::{
+    cost,
     job::Job,
     wire::{Frame, Kind},
 };
 
 mod boot_line;
+mod greeting;
 mod line;
 mod log;
 mod memory;
@@ -44,6 +47,7 @@ mod processor;
 mod running;
 pub(crate) mod warden;
 
+pub(crate) use self::greeting::Greeting;
 use self::{line::Line, log::Log, processor::Claim};
 pub use self::{
     memory::Memory,
@@ -67,7 +71,7 @@ pub struct Config {
 /// A running kernel. Dropping it ends the kernel at once.
 #[derive(Debug)]
 pub struct Machine {
-    release: String,
+    greeting: Greeting,
     line: Arc<Line>,
     log: Log,
     child: Mutex<Child>,
@@ -117,7 +121,7 @@ impl Machine {
         let (ready, booted) = mpsc::channel();
         let line = Arc::new(Line::new(ours.try_clone().context("copying a socket")?));
         let mut machine = Self {
-            release: String::new(),
+            greeting: Greeting::default(),
             line: Arc::clone(&line),
             log,
             child: Mutex::new(child),
@@ -146,8 +150,9 @@ impl Machine {
             })
             .context("starting a thread")?;
         match booted.recv_timeout(BOOT_TIMEOUT) {
-            Ok(release) => {
-                machine.release = release;
+            Ok(greeting) => {
+                machine.greeting = greeting;
+                machine.warn_if_slow();
                 Ok(machine)
             }
             Err(RecvTimeoutError::Disconnected) => Err(machine.obituary("died while booting")),
@@ -160,7 +165,12 @@ impl Machine {
 
     /// The kernel's release, as `uname -r` says it.
     pub fn release(&self) -> &str {
-        &self.release
+        &self.greeting.release
+    }
+
+    /// The cost of a system call in the guest, measured at the end of its boot.
+    pub fn syscall_cost(&self) -> Duration {
+        self.greeting.syscall_cost
     }
 
     /// The process group of the kernel; killing it is the end of the machine.
@@ -221,6 +231,20 @@ impl Machine {
             "the lab kernel {how} ({status}); its last words:\n{}",
             self.log.tail()
         )
+    }
+
+    fn warn_if_slow(&self) {
+        if self.syscall_cost() > cost::BAD_SYSCALL_COST {
+            // The handle, because libtest keeps what a passing test prints by a macro.
+            let _closed = writeln!(
+                stderr().lock(),
+                "lab: slow: a system call on Linux {} takes {} microseconds instead of {}; tests take \
+                 longer and wait longer",
+                self.release(),
+                self.syscall_cost().as_micros(),
+                cost::NORMAL_SYSCALL_COST.as_micros(),
+            );
+        }
     }
 
     fn kill(&self) {

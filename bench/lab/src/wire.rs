@@ -38,7 +38,7 @@ pub(crate) struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Guest: the line is open both ways; the body is the kernel's release.
+    /// Guest: the line is open both ways; the body is a [`Greeting`](crate::machine::Greeting).
     Ready = 1,
     /// Host: run this [`Job`](crate::job::Job).
     Start = 2,

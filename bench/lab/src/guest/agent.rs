@@ -16,7 +16,9 @@ use rustix::{
 
 use super::job::Running;
 use crate::{
+    cost,
     job::Job,
+    machine::Greeting,
     wire::{Frame, Kind},
 };
 
@@ -27,8 +29,11 @@ pub(super) fn serve() -> Result<()> {
         serial,
         line: line.clone(),
     });
-    let release = uname().release().to_bytes().to_vec();
-    line.send(&Frame::new(0, Kind::Ready, release))?;
+    let greeting = Greeting {
+        release: uname().release().to_string_lossy().into_owned(),
+        syscall_cost: cost::measure(),
+    };
+    line.send(&Frame::new(0, Kind::Ready, greeting.encode()))?;
 
     let mut jobs: HashMap<u32, Running> = HashMap::new();
     while let Some(frame) = Frame::read(&mut serial).context("reading from the host")? {

@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 
 use super::verdict;
 use crate::{
+    cost,
     job::Job,
     machine::{Config, Event, Machine, Memory, Silence},
 };
@@ -28,10 +29,16 @@ pub(super) fn run(kernel: &Path, name: &str) -> Result<(), String> {
         .get_or_init(|| boot(kernel, name).map_err(|error| format!("{error:#}")))
         .as_ref()
         .map_err(|error| format!("{name}: no lab on {}: {error}", kernel.display()))?;
-    let where_ = format!("Linux {} ({})", machine.release(), kernel.display());
+    // The cost tells a slow host from a wrong program.
+    let kernel = format!(
+        "Linux {} ({}, {} microseconds a system call)",
+        machine.release(),
+        kernel.display(),
+        machine.syscall_cost().as_micros(),
+    );
 
     let end =
-        run_inside(machine, name).map_err(|error| format!("{name} on {where_}: {error:#}"))?;
+        run_inside(machine, name).map_err(|error| format!("{name} on {kernel}: {error:#}"))?;
     let output = verdict::without_chatter(&end.output, name);
     match verdict::of(end.status, &end.output) {
         Ok(()) => {
@@ -39,7 +46,7 @@ pub(super) fn run(kernel: &Path, name: &str) -> Result<(), String> {
             eprint!("{output}");
             Ok(())
         }
-        Err(reason) => Err(format!("{name} on {where_} {reason}:\n{output}")),
+        Err(reason) => Err(format!("{name} on {kernel} {reason}:\n{output}")),
     }
 }
 
@@ -81,7 +88,10 @@ pub(super) enum Status {
 
 fn run_inside(machine: &Machine, name: &str) -> Result<End> {
     let program = env::current_exe().context("finding the test binary")?;
-    let running = machine.start(&Job::here(command(program, name))?)?;
+    let mut job = Job::here(command(program, name))?;
+    let cost = machine.syscall_cost().as_nanos().to_string();
+    job.env.push((cost::VARIABLE.into(), cost.into()));
+    let running = machine.start(&job)?;
     running.close_input().context("starting the test")?;
 
     let limit = time_limit();

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use super::{lock, running::Event};
+use super::{Greeting, lock, running::Event};
 use crate::wire::{Frame, Kind, LINE_WINDOW};
 
 /// Sends frames, and hands out those that come.
@@ -79,13 +79,15 @@ impl Line {
     }
 
     /// Hands out what the guest says, until it says no more.
-    pub(super) fn listen(&self, socket: UnixStream, ready: &Sender<String>) -> io::Result<()> {
+    pub(super) fn listen(&self, socket: UnixStream, ready: &Sender<Greeting>) -> io::Result<()> {
         let mut socket = BufReader::new(socket);
         while let Some(frame) = Frame::read(&mut socket)? {
             let event = match frame.kind {
                 Kind::Ready => {
-                    // Whoever no longer waits for it does not need it.
-                    let _late = ready.send(String::from_utf8_lossy(&frame.body).into_owned());
+                    let greeting = Greeting::decode(&frame.body)
+                        .ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
+                    // After its time limit the boot no longer listens.
+                    let _late = ready.send(greeting);
                     continue;
                 }
                 Kind::Received => {
