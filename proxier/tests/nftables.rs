@@ -345,7 +345,7 @@ fn others_may_change_their_rules_at_the_same_time() {
 /// Waits for news as a daemon does: until the file descriptor says so.
 fn wait(watch: &Watch, patience: Duration) -> bool {
     let mut fds = [PollFd::new(watch, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).unwrap();
+    let patience = Timespec::try_from(lab::patience(patience)).unwrap();
     poll(&mut fds, Some(&patience)).unwrap() > 0
 }
 

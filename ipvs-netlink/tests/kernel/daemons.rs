@@ -37,7 +37,7 @@ fn start_list_stop() {
         );
 
         // A backup that is stopped within moments of its start hangs in the kernel (6.1 and 7.2).
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(lab::patience(Duration::from_millis(500)));
         client.stop_daemon(DaemonRole::Master).unwrap();
         client.stop_daemon(DaemonRole::Backup).unwrap();
         assert_eq!(client.daemons().unwrap(), []);

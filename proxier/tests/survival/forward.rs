@@ -158,7 +158,7 @@ fn a_chain_that_drops_answers_is_told_of_once() {
         assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
 
         // Whoever takes the rule away again is told again, once the program has seen it.
-        std::thread::sleep(Duration::from_secs(6));
+        std::thread::sleep(lab::patience(Duration::from_secs(6)));
         assert_eq!(times(), 1, "{}", daemon.log());
         nft("flush chain inet others forward");
         daemon.eventually("the log names it again", || times() == 2);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{Answer, sctp};
+use crate::cost::patience;
 
 /// A TCP or SCTP connection that stays open until it is dropped.
 #[derive(Debug)]
@@ -17,11 +18,11 @@ pub struct Connection {
 
 impl Connection {
     pub(super) fn open(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(TcpStream::connect_timeout(&address, PATIENCE)?)
+        Self::over(TcpStream::connect_timeout(&address, patience(PATIENCE))?)
     }
 
     pub(super) fn open_sctp(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(sctp::connect(address, PATIENCE)?)
+        Self::over(sctp::connect(address, patience(PATIENCE))?)
     }
 
     fn over(stream: TcpStream) -> Result<Self, Answer> {
@@ -112,7 +113,7 @@ fn patiently<S>(
     mut read: impl FnMut(&mut S) -> io::Result<usize>,
 ) -> io::Result<usize> {
     let mut looks = MORE_LOOKS;
-    set_timeout(socket, PATIENCE)?;
+    set_timeout(socket, patience(PATIENCE))?;
     loop {
         match read(socket) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

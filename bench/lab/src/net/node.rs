@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{Host, must};
-use crate::netlink;
+use crate::{cost::patience, netlink};
 
 /// A host at the end of a link, which others can be hung on.
 #[derive(Debug)]
@@ -166,11 +166,11 @@ fn veth(device: &str, other: &Host) -> Vec<String> {
 
 /// Waits until packets pass `device`. Its first ones would be lost, and a lost SYN costs a second.
 fn wait_for(host: &Host, device: &str) -> Result<()> {
-    let deadline = Instant::now() + LINK_TIMEOUT;
+    let deadline = Instant::now() + patience(LINK_TIMEOUT);
     host.run(|| {
         while !netlink::is_running(device)? {
             if Instant::now() > deadline {
-                bail!("it is not up after {} seconds", LINK_TIMEOUT.as_secs());
+                bail!("it is not up after {:?}", patience(LINK_TIMEOUT));
             }
             thread::sleep(Duration::from_millis(1));
         }
