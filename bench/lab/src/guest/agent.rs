@@ -22,7 +22,7 @@ use crate::{
     wire::{Frame, Kind},
 };
 
-/// Serves the host until it says stop or hangs up.
+/// Serves the host until it asks to switch off or closes the line.
 pub(super) fn serve() -> Result<()> {
     let (line, serial) = Line::open().context("opening the serial line")?;
     let mut serial = BufReader::new(Counted {
@@ -78,17 +78,17 @@ pub(super) fn serve() -> Result<()> {
     Ok(())
 }
 
-/// The writing half of the serial line, shared by all jobs.
+/// The writing end of the serial line, shared by all jobs.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     serial: Arc<Mutex<File>>,
 }
 
 impl Line {
-    /// Opens the line and makes it transparent.
+    /// Opens the line in raw mode, so it passes every byte unchanged.
     fn open() -> io::Result<(Self, File)> {
-        // Without NOCTTY the line would become this process's terminal, and a byte of value 3 on
-        // it an interrupt.
+        // Without NOCTTY the line would become the controlling terminal, and a byte of value 3 would
+        // send SIGINT.
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let serial = File::from(open("/dev/ttyS0", flags, Mode::empty())?);
         let mut settings = tcgetattr(&serial)?;
@@ -106,7 +106,7 @@ impl Line {
     }
 }
 
-/// The reading half of the serial line, telling the host how much of it is free again.
+/// The reading end of the serial line. It reports to the host how many bytes it has read.
 struct Counted {
     serial: File,
     line: Line,
