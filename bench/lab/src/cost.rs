@@ -41,7 +41,7 @@ pub fn patience(duration: Duration) -> Duration {
     scaled(duration, syscall_cost())
 }
 
-fn scaled(duration: Duration, cost: Duration) -> Duration {
+pub(crate) fn scaled(duration: Duration, cost: Duration) -> Duration {
     duration.mul_f64(cost.div_duration_f64(NORMAL_SYSCALL_COST).clamp(1.0, 10.0))
 }
 
