@@ -1,4 +1,4 @@
-//! Tests that need the lab, and what happens to them when things go wrong.
+//! The environment of a test.
 
 use std::{env, net::TcpListener, process::Command, time::Duration};
 
@@ -12,7 +12,7 @@ fn a_test_is_root_on_a_kernel_with_ipvs() {
 }
 
 #[test]
-fn a_test_has_a_network_of_its_own() {
+fn a_test_has_its_own_network() {
     lab::test(|| {
         let links = Command::new("ip").args(["-o", "link"]).output().unwrap();
         let links = String::from_utf8(links.stdout).unwrap();
