@@ -361,7 +361,7 @@ fn transactions_succeed_while_another_program_changes_its_table() {
 /// Waits until the file descriptor is readable, as the daemon does. Returns whether it is.
 fn wait(watch: &Watch, patience: Duration) -> bool {
     let mut fds = [PollFd::new(watch, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).unwrap();
+    let patience = Timespec::try_from(lab::patience(patience)).unwrap();
     poll(&mut fds, Some(&patience)).unwrap() > 0
 }
 

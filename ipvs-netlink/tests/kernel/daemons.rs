@@ -37,7 +37,7 @@ fn started_daemons_are_listed_until_they_are_stopped() {
         );
 
         // Stopping a backup right after its start blocks in the kernel forever (6.1 and 7.2).
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(lab::patience(Duration::from_millis(500)));
         client.stop_daemon(DaemonRole::Master).unwrap();
         client.stop_daemon(DaemonRole::Backup).unwrap();
         assert_eq!(client.daemons().unwrap(), []);

@@ -193,7 +193,8 @@ impl Link {
     /// One byte from the client to the server; the kernel sets the connection's timer anew.
     pub(crate) fn poke(&mut self) -> Result<()> {
         self.client.write_all(b"x")?;
-        self.server.set_read_timeout(Some(PATIENCE))?;
+        self.server
+            .set_read_timeout(Some(lab::patience(PATIENCE)))?;
         self.server.read_exact(&mut [0])?;
         Ok(())
     }
@@ -206,7 +207,7 @@ fn wait_for(sockets: &[impl AsFd]) -> Result<usize> {
         .map(|socket| PollFd::new(socket, PollFlags::IN))
         .collect();
     let patience = Timespec {
-        tv_sec: i64::try_from(PATIENCE.as_secs())?,
+        tv_sec: i64::try_from(lab::patience(PATIENCE).as_secs())?,
         tv_nsec: 0,
     };
     poll(&mut watched, Some(&patience))?;
