@@ -292,7 +292,7 @@ fn headers_are_checked() {
         (r#"["rr",[],"total",4]"#, "object"),
         (
             r#"{"scheduler":"rrr"}"#,
-            "no scheduler \"rrr\"; there are dh, fo,",
+            "unknown scheduler \"rrr\"; known: dh, fo,",
         ),
         (r#"{"scheduler":"rr","seed":1}"#, "unknown field `seed`"),
         (r#"{"scheduler":"rr","flags":["ports"]}"#, "ports"),

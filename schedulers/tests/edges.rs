@@ -61,7 +61,7 @@ fn names_are_the_kernels_and_wrong_ones_are_refused() {
         };
         assert_eq!(name, wrong);
         assert_eq!(known, &NAMES);
-        assert!(refused.to_string().contains("there are dh, fo, lblc"));
+        assert!(refused.to_string().contains("known: dh, fo, lblc"));
     }
 }
 
