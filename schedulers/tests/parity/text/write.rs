@@ -1,4 +1,4 @@
-//! Events to lines.
+//! Writes a trace as text.
 
 use std::fmt::{self, Write as _};
 
@@ -66,7 +66,7 @@ impl fmt::Display for Scenario {
 }
 
 impl Memory {
-    /// The mark for `next` when it says no more than that the pick's connection counts.
+    /// Returns the mark that replaces `next`, if `next` only counts the picked connection.
     fn tail(&mut self, answer: Option<Name>, next: &Event) -> Option<char> {
         let name = answer?;
         let &Event::Connections(changed, now) = next else {
@@ -115,7 +115,7 @@ impl Memory {
     }
 }
 
-/// Equal lines.
+/// A line and how often it repeats.
 #[derive(Debug, Default)]
 struct Run {
     line: String,
@@ -173,7 +173,7 @@ impl fmt::Display for Flags {
     }
 }
 
-/// The end of a line: empty, or with a space before each number.
+/// Nothing, or a space and a number for each threshold.
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::default() {
