@@ -15,7 +15,7 @@ type Factory = Box<dyn Fn(&Options) -> Box<dyn Scheduler> + Send + Sync>;
 /// ```
 /// use schedulers::{Options, Registry, Request, Scheduler, ServerId, Servers};
 ///
-/// Always picks the newest server.
+/// /// Always picks the newest server.
 /// #[derive(Debug)]
 /// struct Newest;
 ///
