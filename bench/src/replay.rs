@@ -65,6 +65,7 @@ fn replay_lines<R: Read>(input: &mut BufReader<R>, output: &mut impl Write) -> a
         .context("line 1: the header is missing")?;
     let mut replay = Replay::new(header).context("line 1")?;
     loop {
+        // The next read may block: the caller may wait for the pick before it sends the next line.
         if input.buffer().is_empty() {
             output.flush().context("writing")?;
         }

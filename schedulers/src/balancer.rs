@@ -75,6 +75,7 @@ impl<S: Scheduler> Balancer<S> {
     /// # Errors
     /// Why `scheduler` cannot work with these servers; the old scheduler stays.
     pub fn reschedule(&mut self, mut scheduler: S, at: Duration) -> Result<(), Error> {
+        // Bind first, so that after an error the old scheduler is still in use.
         scheduler.bound(&self.servers, at)?;
         self.scheduler = scheduler;
         Ok(())
@@ -112,6 +113,7 @@ impl<S: Scheduler> Balancer<S> {
     /// [`Error::NotFound`].
     pub fn remove(&mut self, id: ServerId) -> Result<(), Error> {
         let predecessor = self.servers.unlist(id)?;
+        // Before the server is forgotten: lblcr copies its weight here.
         self.scheduler.removed(&self.servers, id, predecessor);
         self.servers.forget_if_unused(id);
         Ok(())

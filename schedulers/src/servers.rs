@@ -146,6 +146,8 @@ impl Servers {
         let weight = kernel_weight(weight)?;
         let slot = match self.by_endpoint.get(&endpoint) {
             Some(&slot) => {
+                // Not listed: a removed server with connections. It keeps its counts, as a
+                // destination from the kernel's trash does (`ip_vs_trash_get_dest`).
                 if self.slots[slot as usize].server.listed {
                     return Err(exists(endpoint.address, endpoint.port));
                 }
@@ -182,6 +184,7 @@ impl Servers {
         let weight = kernel_weight(weight)?;
         let server = self.listed_mut(id)?;
         server.weight = weight;
+        // As in `__ip_vs_update_dest`: weight 0 drains a server and must not move mh's clients.
         if weight != 0 {
             server.last_weight = weight;
         }
@@ -312,6 +315,7 @@ impl Servers {
         self.by_endpoint.remove(&entry.server.endpoint);
     }
 
+    /// At the head, as `list_add_rcu` in `__ip_vs_update_dest` does: new servers win ties.
     fn link_first(&mut self, slot: u32) {
         let next = std::mem::replace(&mut self.first, slot);
         if let Some(entry) = self.slots.get_mut(next as usize) {

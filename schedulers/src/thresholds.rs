@@ -67,6 +67,7 @@ impl Thresholds {
             return marked;
         }
         match flavour {
+            // Only the end that takes the count below the lower threshold clears the mark.
             Flavour::Total if connections.checked_add(1) == Some(self.effective_lower()) => {
                 connections >= self.upper
             }
@@ -88,6 +89,7 @@ impl Thresholds {
             return marked;
         }
         match flavour {
+            // Older kernels clear the mark when the threshold rises, however many connections there are.
             Flavour::Classic => marked && self.upper != 0 && self.upper <= previous.upper,
             Flavour::Total if self.upper == 0 || connections < self.effective_lower() => false,
             Flavour::Total => marked || connections >= self.upper,

@@ -126,8 +126,8 @@ struct Row {
 
 impl Row {
     fn at(&self, size: usize) -> Option<u64> {
-        let place = SIZES.iter().position(|&it| it == size)?;
-        self.instructions.get(place).copied()
+        let index = SIZES.iter().position(|&it| it == size)?;
+        self.instructions.get(index).copied()
     }
 }
 

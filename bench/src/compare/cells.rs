@@ -55,6 +55,7 @@ pub(crate) fn run(
     stop: &AtomicBool,
     progress: &(dyn Fn(usize) + Sync),
 ) -> anyhow::Result<Vec<Option<Measured>>> {
+    // Threads take the next cell from a shared counter, because cells differ in cost.
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
     let results = Mutex::new(vec![None; cells.len()]);

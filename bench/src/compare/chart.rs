@@ -80,6 +80,7 @@ impl Scale {
                 .collect(),
             Kind::Binary => (-10..20).map(|power| 2_f64.powi(power)).collect(),
         };
+        // Rounding must not drop a mark at the end of the axis.
         let slack = 1e-9 * self.high.abs();
         all.into_iter()
             .filter(|&mark| self.low - slack <= mark && mark <= self.high + slack)
@@ -156,6 +157,7 @@ impl Svg {
         let mut pen_is_down = false;
         for point in points {
             if let Some((x, y)) = point {
+                // SVG: M moves without drawing, which leaves the gap; L draws a line.
                 let verb = if pen_is_down { 'L' } else { 'M' };
                 let _ = write!(data, "{verb}{x:.1} {y:.1}");
             }

@@ -97,6 +97,7 @@ impl<'a> Simulation<'a> {
         for number in 0..u64::from(scenario.nodes) {
             let options = Options {
                 implementation: Implementation::Indexed,
+                // A seed per node: with the same one, all nodes would draw the same servers.
                 seed: seed.wrapping_mul(0x1_0000).wrapping_add(number),
                 ..Options::default()
             };
@@ -156,12 +157,14 @@ impl<'a> Simulation<'a> {
         let step = self.script.last().map_or(f64::INFINITY, |&(at, _)| at);
         let first = departure.min(self.arrival.at).min(self.next_sample);
         let first = first.min(step).min(idle);
+        // Idle connections may outlast the run: they are counted as open in `finish`.
         let over = self.arrival.at.is_infinite() && departure.is_infinite();
         if over && self.next_sample.is_infinite() {
             return Ok(false);
         }
         self.outcome.area += (first - self.now) * self.present as f64;
         self.now = first;
+        // `first` is a copy of one of these times, so the comparison is exact.
         if first == self.arrival.at {
             self.arrive()?;
         } else if first == departure {
@@ -202,6 +205,7 @@ impl<'a> Simulation<'a> {
         let station = &mut self.stations[server];
         let end = match station.health {
             Health::Up if station.connections() < self.scenario.limit => None,
+            // A full server accepts and closes at once: the node sees a FIN, not a RST.
             Health::Up => Some(End::Orderly),
             Health::Refusing => Some(End::Reset),
             Health::Silent => Some(End::Silence),

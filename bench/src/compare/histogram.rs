@@ -62,6 +62,7 @@ impl Histogram {
         for (step, &count) in (0_u64..).zip(&self.counts) {
             let count = count as f64;
             if count > 0.0 && below + count >= wanted {
+                // Interpolate within the step, so that the error is less than its 1.6 %.
                 let (low, high) = (lower_end(step), lower_end(step + 1));
                 return low + (high - low) * (wanted - below) / count;
             }

@@ -123,6 +123,7 @@ fn overview(page: &mut String, report: &Report) {
 }
 
 fn overview_cell(chapter: &Chapter, row: &Row) -> String {
+    // Lost connections have no latency, so a scheduler that loses many would look good.
     if row.lost_share > 0.01 {
         return format!(
             "<td class=\"bad3\">\u{2212}{}</td>",
@@ -273,8 +274,8 @@ fn figures(page: &mut String, chapter: &Chapter) {
 fn thousands(number: impl Display) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -103,6 +103,7 @@ impl Node {
                 self.balancer.deactivated(id)?;
                 self.reset.push_back((at + AFTER_RESET, id));
             }
+            // Still active: without an answer the kernel keeps the connection in SYN_RECV.
             End::Silence => self.unanswered.push_back((at + UNANSWERED, id)),
         }
         Ok(())

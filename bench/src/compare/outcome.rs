@@ -109,6 +109,7 @@ impl Loads {
             greatest = greatest.max(load);
             busy += f64::from(u8::from(load > 0.0));
         }
+        // With no connections at all the servers are not balanced or unbalanced: skip the sample.
         if sum <= 0.0 {
             return;
         }

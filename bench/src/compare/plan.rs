@@ -28,6 +28,7 @@ impl Plan {
         let mut sweep = Vec::new();
         for question in QUESTIONS {
             let takes_part = |name: &str| schedulers.iter().any(|one| one == name);
+            // A pair needs both schedulers: skip it if the command line excludes one.
             if !with_sweep || !takes_part(question.plain) || !takes_part(question.counting) {
                 continue;
             }

@@ -154,6 +154,7 @@ impl Popularity {
             .collect();
         let (mut small, mut large): (Vec<u32>, Vec<u32>) =
             (0..count).partition(|&k| columns[k as usize].0 < 1.0);
+        // Fill each column below the mean up to it with a number above the mean.
         while let (Some(poor), Some(&rich)) = (small.pop(), large.last()) {
             columns[poor as usize].1 = rich;
             columns[rich as usize].0 -= 1.0 - columns[poor as usize].0;

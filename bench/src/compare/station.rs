@@ -96,6 +96,7 @@ impl Station {
         if let Some((work, connection)) = self.waiting.pop_front() {
             self.start(work, connection);
         }
+        // Restart from 0 when idle, so that sums of many arrivals do not lose precision.
         if self.running.is_empty() {
             self.served = 0.0;
         }

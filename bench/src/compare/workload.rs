@@ -136,6 +136,7 @@ impl Source {
             return self.now + self.times.exponential(1.0 / self.rate);
         };
         let share = burst / (burst + quiet);
+        // The rate between bursts that keeps the mean rate.
         let low = ((1.0 - factor * share) / (1.0 - share)).max(0.0);
         let mut now = self.now;
         loop {

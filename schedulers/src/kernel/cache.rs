@@ -86,8 +86,8 @@ impl<T> Cache<T> {
     /// Replaces the entry of `address`, if any, by `value`.
     pub(super) fn replace(&mut self, family: Family, address: IpAddr, now: Duration, value: T) {
         let chain = &mut self.chains[chain_of(family, address)];
-        if let Some(place) = chain.iter().position(|entry| entry.address == address) {
-            chain.swap_remove(place);
+        if let Some(index) = chain.iter().position(|entry| entry.address == address) {
+            chain.swap_remove(index);
             // Kernels before 6.1.191 do not subtract the replaced entry.
             if self.limit == LocalityLimit::Bounded {
                 self.counted -= 1;
@@ -123,6 +123,8 @@ impl<T> Cache<T> {
     /// the pick comes first.
     pub(super) fn collect(&mut self, now: Duration) {
         while self.next_collection < now {
+            // Without partial collections only the last full one matters, so a pause of a day costs one
+            // step instead of 1440.
             if self.counted <= MANY {
                 self.collect_full_rounds(now);
                 return;
@@ -166,6 +168,7 @@ impl<T> Cache<T> {
     }
 
     fn collect_some(&mut self, now: Duration) {
+        // As `ip_vs_lblc_check_expire`: 4/3 of the excess, and at most half of the size.
         let goal = ((self.counted - MANY) * 4 / 3).min(MANY / 2);
         let mut collected = 0;
         for _ in 0..self.chains.len() {

@@ -97,7 +97,7 @@ impl Set {
     fn most_loaded(&mut self, servers: &Servers) -> Option<usize> {
         let flavour = servers.flavour();
         let mut worst = None;
-        for (place, member) in self.members.iter_mut().enumerate().rev() {
+        for (index, member) in self.members.iter_mut().enumerate().rev() {
             let (weight, load) = match member.remembered.find(servers) {
                 Some((_, server)) => (server.weight, server.overhead(flavour)),
                 None => (member.last_weight, 0),
@@ -108,15 +108,15 @@ impl Set {
                 Some((_, worst_weight, most)) => most * weight < load * worst_weight,
             };
             if weight > 0 && is_worse {
-                worst = Some((place, weight, load));
+                worst = Some((index, weight, load));
             }
         }
-        worst.map(|(place, ..)| place)
+        worst.map(|(index, ..)| index)
     }
 
     fn shrink(&mut self, servers: &Servers, now: Duration) {
-        if let Some(place) = self.most_loaded(servers) {
-            self.members.remove(place);
+        if let Some(index) = self.most_loaded(servers) {
+            self.members.remove(index);
             self.changed = now;
         }
     }

@@ -25,6 +25,7 @@ impl Remembered {
     /// Returns the server, listed or not. `None` if it is not listed and has no connections.
     pub(super) fn find<'a>(&mut self, servers: &'a Servers) -> Option<(ServerId, &'a Server)> {
         if servers.get(self.id).is_none() {
+            // Forgotten and added again: the server has a new id.
             self.id = servers.remembered(self.endpoint)?;
         }
         Some((self.id, servers.get(self.id)?))

@@ -88,6 +88,7 @@ impl Mh {
             return Ok(());
         }
         let mut free = slots;
+        // `ip_vs_mh_populate`: the servers take turns until no slot is free.
         loop {
             for candidate in &mut candidates {
                 for _ in 0..candidate.turn {
@@ -114,6 +115,7 @@ impl Mh {
             (gcd(divisor, weight), greatest.max(weight))
         });
         let divisor = divisor.max(1);
+        // `ip_vs_mh_shift_weight`: shares are scaled so that no server takes 2^table_bits slots per turn.
         let table_bits = self.size.index() / 2;
         let shift = bit_length(greatest / divisor).saturating_sub(table_bits);
         let turn = |server: &Server| {
@@ -239,8 +241,8 @@ mod tests {
         });
         let table = &balancer.scheduler().table;
         let owned = ids.map(|id| table.iter().filter(|&&slot| slot == Some(id)).count());
-        let place = |slot: &Option<ServerId>| ids.iter().position(|&id| Some(id) == *slot).unwrap();
-        let name = |slot| ["A", "B", "C"][place(slot)];
+        let index = |slot: &Option<ServerId>| ids.iter().position(|&id| Some(id) == *slot).unwrap();
+        let name = |slot| ["A", "B", "C"][index(slot)];
         (table.iter().take(16).map(name).collect(), owned)
     }
 

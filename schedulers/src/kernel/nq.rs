@@ -27,6 +27,7 @@ impl Scheduler for Nq {
         let mut walk = servers.iter().filter(|(_, server)| server.is_eligible());
         let (mut id, mut best) = walk.next()?;
         let mut least = i64::from(expected(best));
+        // `ip_vs_nq_schedule` returns the first idle server without comparing weights.
         if best.active == 0 {
             return Some(id);
         }

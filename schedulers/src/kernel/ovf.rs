@@ -23,6 +23,7 @@ pub struct Ovf;
 
 impl Scheduler for Ovf {
     fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+        // `<=`, as in `ip_vs_ovf_schedule`: a server takes one connection more than its weight.
         let has_room = |server: &Server| server.active.cast_signed() <= server.weight;
         first_heaviest(
             servers

@@ -51,6 +51,7 @@ impl Sh {
         self.table.fill(None);
         let mut slots = self.table.iter_mut();
         for (id, server) in servers.iter().cycle() {
+            // `ip_vs_sh_reassign` gives a server of weight 0 a slot, too: its clients are refused.
             let share = server.weight().max(1) as usize;
             let given = slots.by_ref().take(share);
             if given.map(|slot| *slot = Some(id)).count() < share {

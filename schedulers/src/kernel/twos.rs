@@ -51,6 +51,7 @@ fn pick_of_two(servers: &Servers, mut draw: impl FnMut(u32) -> u32) -> Option<Se
     let candidates = || servers.iter().filter(|(_, server)| server.is_eligible());
     candidates().next()?;
     let weights = candidates().map(|(_, server)| server.weight);
+    // 1 more than the sum: `ip_vs_twos_schedule` draws from 0 to the sum, both included.
     let ceiling = weights.fold(1, i32::wrapping_add).cast_unsigned();
     let mut rests = [0; 2].map(|_| draw(ceiling).cast_signed());
     let mut drawn = [None; 2];
@@ -135,8 +136,8 @@ mod tests {
         let mut counts = [0_i32; 3];
         for _ in 0..70_000 {
             let picked = balancer.pick(&request).unwrap();
-            let place = ids.iter().position(|&id| id == picked).unwrap();
-            counts[place] += 1;
+            let index = ids.iter().position(|&id| id == picked).unwrap();
+            counts[index] += 1;
         }
         for (count, expected) in counts.into_iter().zip([10_000, 20_000, 40_000]) {
             assert!((count - expected).abs() < 600, "{counts:?}");

@@ -62,6 +62,7 @@ impl Rounds {
         if level > self.top || level == 0 {
             self.top
         } else if self.step > 1 {
+            // Levels are 1 more than a multiple of the step.
             level / self.step * self.step + 1
         } else {
             level

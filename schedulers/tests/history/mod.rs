@@ -92,8 +92,8 @@ impl Side {
     /// Applies an event and returns its picks.
     pub(crate) fn play(&mut self, event: &Event) -> Vec<Option<ServerId>> {
         let balancer = &mut self.balancer;
-        let place = |number: usize| number.checked_rem(self.servers.len());
-        let server = |number: usize| Some(self.servers[place(number)?]);
+        let index = |number: usize| number.checked_rem(self.servers.len());
+        let server = |number: usize| Some(self.servers[index(number)?]);
         // An event that is impossible, such as removing a removed server, is an error for both sides.
         let _ = match *event {
             Event::Add(host, weight) => {

@@ -41,6 +41,7 @@ impl Load {
         let total = total(now);
         let upper = self.limits.upper;
         let is_full = match self.flavour {
+            // Newer kernels set the mark only with the connection that reaches the threshold.
             Flavour::Total => total == upper && total >= self.recovery(),
             Flavour::Classic => total >= upper,
         };

@@ -113,6 +113,7 @@ impl Replay {
                 let id = self.id(name)?;
                 let server = self.balancer.servers().get(id).context("no such server")?;
                 let (before, limits) = (server.thresholds(), self.thresholds(limits)?);
+                // The kernel sets both by one command; equal thresholds must not notify the scheduler twice.
                 if limits != before {
                     self.balancer.set_thresholds(id, limits)?;
                 }

@@ -68,6 +68,7 @@ impl Bitmap {
     /// Returns the least member not below `from`.
     #[inline]
     pub(super) fn next(&self, from: usize) -> Option<usize> {
+        // Nearly always the word itself has the next member: no summary is read.
         match first_in_word(&self.words, from)? {
             Ok(number) => Some(number),
             Err(next_word) => self.next_by_summary(next_word),

@@ -103,6 +103,7 @@ impl<R: Rule> Indexed<R> {
 impl<R: Rule> Scheduler for Indexed<R> {
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
         if self.out_of_order > 0 {
+            // Loads that overflow have no order that a tree could keep; the scan picks as the kernel does.
             return self.rule.pick(servers, request);
         }
         servers.id(self.tournament.winner()?)

@@ -71,6 +71,7 @@ impl<K: Key> Tournament<K> {
                 winner = rival;
             }
             node_index /= 2;
+            // No change here means no change above: most updates stop after a few levels.
             if self.nodes[node_index] == winner {
                 return;
             }

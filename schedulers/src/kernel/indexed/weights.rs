@@ -76,11 +76,11 @@ impl Weights {
 
     /// Sets the weight of a slot; weight 0 removes the slot.
     pub(super) fn set(&mut self, slot: u32, weight: i32) {
-        let place = slot as usize;
-        if place >= self.members.len() {
-            self.members.resize(place + 1, OUTSIDE);
+        let index = slot as usize;
+        if index >= self.members.len() {
+            self.members.resize(index + 1, OUTSIDE);
         }
-        if self.members[place].weight == weight {
+        if self.members[index].weight == weight {
             return;
         }
         self.leave(slot);
@@ -88,7 +88,7 @@ impl Weights {
             return;
         }
         let next = self.groups.insert(weight, slot).unwrap_or(NIL);
-        self.members[place] = Member {
+        self.members[index] = Member {
             weight,
             previous: NIL,
             next,
@@ -96,6 +96,7 @@ impl Weights {
         if let Some(member) = self.members.get_mut(next as usize) {
             member.previous = slot;
         }
+        // A new weight can only lower the divisor. Only a removal needs all weights.
         self.divisor = gcd(self.divisor, weight);
     }
 

@@ -67,6 +67,8 @@ impl IndexedWrr {
     /// Gives every server a seat, above an equal number of empty seats for servers added later.
     fn seat_all(&mut self, servers: &Servers) {
         const FEWEST: usize = 64;
+        // New servers get seats below the first one. With as many free seats as servers, moving all
+        // servers costs amortised constant time per addition.
         let count = (2 * servers.len()).max(FEWEST);
         self.seats.clear();
         self.seats.resize(servers.slots(), 0);
@@ -111,6 +113,7 @@ impl IndexedWrr {
 
     /// Adds the servers of `level` to the round, after removing all if the level has increased.
     fn join_down_to(&mut self, servers: &Servers, level: i32) {
+        // The level rises only when a cycle starts again.
         if self.joined.is_some_and(|joined| joined < level) {
             self.start_over();
         }
@@ -183,6 +186,7 @@ impl IndexedWrr {
         loop {
             self.join_down_to(servers, self.level);
             let next = self.round.next(from);
+            // The scan ends at the last pick in the second round at the lowest level, see `Wrr::pick`.
             let stop_ahead = stop.filter(|&stop| from <= stop);
             match (next, stop_ahead) {
                 (Some(next), Some(stop)) if next <= stop => return self.picked(servers, next),
@@ -194,6 +198,7 @@ impl IndexedWrr {
                 (None, None) => {}
             }
             from = 0;
+            // With weights such as 2147483647 and 1, empty levels number billions.
             if self.round.is_empty() {
                 self.skip_levels();
             }

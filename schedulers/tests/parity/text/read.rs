@@ -90,6 +90,7 @@ impl Trace {
             ["o", name, "on"] => Event::Overload(name.parse()?, true),
             ["o", name, "off"] => Event::Overload(name.parse()?, false),
             ["p", ref fields @ ..] => {
+                // A trailing `*7` repeats the line; the source port still increases from pick to pick.
                 let last = fields.split_last();
                 let run = last.and_then(|(last, line)| Some((last.strip_prefix('*')?, line)));
                 let (times, line) = match run {

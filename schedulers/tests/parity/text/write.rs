@@ -52,6 +52,7 @@ impl fmt::Display for Scenario {
                     writeln!(f, "o {name} {}", if *on { "on" } else { "off" })?;
                 }
                 Event::Pick(pick, answer) => {
+                    // The count of the picked connection follows its pick: one mark replaces a whole line.
                     let tail = events.peek().and_then(|next| memory.tail(*answer, next));
                     if tail.is_some() {
                         events.next();
