@@ -146,7 +146,7 @@ impl Servers {
         let weight = kernel_weight(weight)?;
         let slot = match self.by_endpoint.get(&endpoint) {
             Some(&slot) => {
-                // Not listed: a removed server with connections. It keeps its counts, as a
+                // A server that is not listed was removed while it had connections. It keeps its counts, as a
                 // destination from the kernel's trash does (`ip_vs_trash_get_dest`).
                 if self.slots[slot as usize].server.listed {
                     return Err(exists(endpoint.address, endpoint.port));

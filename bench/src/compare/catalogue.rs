@@ -198,7 +198,7 @@ fn rolling() -> Scenario {
     let mut scenario = steady();
     scenario.name = "rolling";
     scenario.about = "every server is replaced, one after the other: a new one is listed, the old one drained for \
-                      30 s and unlisted";
+                      30 s and removed";
     for old in 0..SERVERS {
         let share = 0.2 + 0.6 * old as f64 / SERVERS as f64;
         let step = |server, plus, action| Step {

@@ -202,7 +202,7 @@ fn bad_with_many_nodes(report: &Report) -> Option<Finding> {
             many.nodes
         ),
         answer: format!(
-            "The 99th percentile grows by: {}. Nodes that see few connections each all pick the same \
+            "Growth of the 99th percentile: {}. Nodes that see few connections each all pick the same \
              servers.",
             parts.join(", ")
         ),

@@ -45,7 +45,7 @@ pub(crate) const QUESTIONS: [Question; 3] = [
     },
     Question {
         name: "slow",
-        about: "one server in four at half speed, which weights do not say",
+        about: "one server in four at half speed, with the same weight",
         plain: "rr",
         counting: "lc",
         scenario: slow,

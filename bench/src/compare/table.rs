@@ -26,9 +26,23 @@ pub(crate) fn names(scenarios: &[Scenario], registry: &Registry) -> String {
     text
 }
 
+/// Explains the columns whose names do not.
+const COLUMNS: &str = "\
+spread: coefficient of variation of connections per core; 0 is even
+peak:   connections per core of the most loaded server, divided by the mean; 1 is even
+lost:   connections that were not served to their end
+moved:  connections sent to another server than the previous one of the same client
+change: the same after a change that was not to the previous server
+
+";
+
 /// Returns all results.
 pub(crate) fn report(report: &Report) -> String {
-    let mut text = String::new();
+    let mut text = String::from(if report.scenarios.is_empty() {
+        ""
+    } else {
+        COLUMNS
+    });
     for chapter in &report.scenarios {
         text.push_str(&scenario(chapter));
         text.push_str(&findings(report, Some(&chapter.name)));
@@ -101,7 +115,7 @@ fn scenario(chapter: &Chapter) -> String {
 
 fn question(sweep: &Sweep) -> String {
     let mut text = format!(
-        "sweep, {}: p99 of {} / p99 of {} (in brackets: / p99 of {} on one node)\n{:<10}",
+        "sweep, {}: p99 of {} divided by p99 of {} (in brackets: divided by p99 of {} on one node)\n{:<10}",
         sweep.about, sweep.counting, sweep.plain, sweep.counting, ""
     );
     for nodes in NODES {
