@@ -71,8 +71,8 @@ impl fmt::Display for Subject {
 impl Subject {
     /// Returns a balancer with `size` servers.
     ///
-    /// Weights are 1 to 100, except with [`Load::FewHeavy`]. Every server has active connections in
-    /// proportion to its weight.
+    /// Weights are 1 to 100, except with [`Load::FewHeavy`]. Loads start balanced: for lc every server has
+    /// the same number of active connections, for the others a number in proportion to its weight.
     pub(crate) fn balancer(self, size: usize) -> Balancer {
         let registry = Registry::kernel();
         let options = Options {

@@ -17,8 +17,8 @@ use crate::trace::{Event, Flavour, Limits, Name, Scenario};
 /// Certainly longer than an expiration of three seconds.
 const PAUSE: Duration = Duration::from_millis(3200);
 
-/// How close to the expiration the distance of two picks must not be: within this time the kernel's
-/// clock and ours may disagree about whether it is exceeded.
+/// The least difference between the distance of two picks and the expiration. If it is less, the
+/// kernel's clock and ours may disagree about whether the expiration is exceeded.
 pub(crate) const CLOCK_DOUBT_MS: u64 = 100;
 
 /// The ports of clients, without those of the servers, which listen at every address.

@@ -69,8 +69,10 @@ impl Tally {
         Ok(())
     }
 
+    /// Checks how far the picks deviate from the chances.
+    ///
     /// # Errors
-    /// The picks deviate too far from the chances.
+    /// The picks deviate by more than [`TOO_FAR`].
     fn judge(&self) -> Result<()> {
         let far = |sum: &Sum| sum.variance > ENOUGH && sum.deviation().abs() > TOO_FAR;
         ensure!(!far(&self.surprise), "log-likelihood: {:?}", self.surprise);

@@ -25,7 +25,7 @@ pub(crate) struct Mode {
 pub(crate) enum Counting {
     /// From the trace.
     FromTrace,
-    /// From the crate, which is told each connection and the thresholds.
+    /// From the crate: the replay opens and closes each connection and sets the thresholds.
     ByCrate,
 }
 
@@ -256,7 +256,7 @@ impl Replay {
     }
 }
 
-/// Returns the number of picks of `scenario`, which are all equal.
+/// Compares all picks of `scenario` with the kernel's and returns their number.
 ///
 /// # Errors
 /// The first different pick, with the state of the servers and the events before it.
