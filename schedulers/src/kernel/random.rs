@@ -1,12 +1,12 @@
-//! Random numbers that a seed determines.
+//! Random numbers determined by a seed.
 
-/// A generator of random numbers: SplitMix64 (Steele, Lea, Flood, 2014). Not for secrets.
+/// A random number generator, not for secrets: SplitMix64 (Steele, Lea, Flood, 2014).
 #[derive(Clone, Debug)]
-pub(super) struct Lots {
+pub(super) struct Random {
     state: u64,
 }
 
-impl Lots {
+impl Random {
     pub(super) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -19,12 +19,13 @@ impl Lots {
         high(mixed ^ (mixed >> 31))
     }
 
-    /// A number below `ceiling`, all equally likely; 0 if `ceiling` is 0, as in the kernel.
+    /// Returns a number below `ceiling`, all equally likely; 0 if `ceiling` is 0, as in the kernel.
     ///
-    /// Kernel: `__get_random_u32_below`, which multiplies, too, and draws again where the product would
-    /// favour some numbers (Lemire, "Fast random integer generation in an interval", 2019).
+    /// Kernel: `__get_random_u32_below`. Like the kernel it multiplies instead of dividing, and draws again
+    /// if the product would favour some numbers (Lemire, "Fast random integer generation in an interval",
+    /// 2019).
     pub(super) fn below(&mut self, ceiling: u32) -> u32 {
-        // 2^32 modulo the ceiling: so many products too many.
+        // 2^32 modulo the ceiling: the number of products that would be one too many.
         let surplus = ceiling.wrapping_neg().checked_rem(ceiling).unwrap_or(0);
         loop {
             let product = u64::from(self.next()) * u64::from(ceiling);
@@ -44,25 +45,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn below_is_below_and_even() {
-        let mut lots = Lots::new(7);
+    fn numbers_are_below_the_ceiling_and_uniform() {
+        let mut random = Random::new(7);
         let mut counts = [0_i32; 6];
         for _ in 0..60_000 {
-            counts[lots.below(6) as usize] += 1;
+            counts[random.below(6) as usize] += 1;
         }
         assert!(
             counts.iter().all(|count| (count - 10_000).abs() < 500),
             "{counts:?}"
         );
-        assert_eq!(lots.below(0), 0);
-        assert_eq!(lots.below(1), 0);
+        assert_eq!(random.below(0), 0);
+        assert_eq!(random.below(1), 0);
     }
 
     #[test]
     fn a_seed_determines_the_sequence() {
         let draw = |seed| {
-            let mut lots = Lots::new(seed);
-            [0; 8].map(|_| lots.below(1000))
+            let mut random = Random::new(seed);
+            [0; 8].map(|_| random.below(1000))
         };
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));

@@ -1,7 +1,7 @@
-//! The sockets: clients with any address, and servers at every address.
+//! The sockets: clients with any source address, and servers at every address.
 //!
-//! Whole prefixes are local by a route, so nobody needs an address of its own: one socket per port
-//! serves all servers of that port and is told which of them a packet was for.
+//! Routes make whole prefixes local, so no address must be assigned. One socket per port serves all
+//! servers of that port, and learns from each packet which server it was sent to.
 
 use std::io::{IoSliceMut, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,13 +18,13 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{set_ipv6_freebind, set_ipv6_v6only};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-/// The ports that servers have.
+/// The ports of the servers.
 pub(crate) const SERVER_PORTS: [u16; 3] = [8080, 80, 9000];
 
-/// How long what is on its way may take; the loopback device delivers at once, as a rule.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a packet may take; normally the loopback device delivers at once.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The prefixes that are local in every scenario's network: clients, virtual and real servers.
+/// The prefixes that are local in every scenario: clients, frontends and servers.
 const LOCAL: [(IpAddr, u8); 5] = [
     (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
     (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
@@ -36,7 +36,7 @@ const LOCAL: [(IpAddr, u8); 5] = [
     ),
 ];
 
-/// Makes them local in the calling thread's network namespace.
+/// Makes [`LOCAL`] local in the calling thread's network namespace.
 pub(crate) fn make_prefixes_local() -> Result<()> {
     let mut routes = Transport::open(protocols::NETLINK_ROUTE)?;
     for (prefix, length) in LOCAL {
@@ -53,14 +53,14 @@ pub(crate) fn make_prefixes_local() -> Result<()> {
                 IpAddr::V6(prefix) => writer.bytes(RTA_DST, &prefix.octets()),
             }
             writer.u32(RTA_OIF, LOOPBACK_INDEX);
-            // Late acknowledgements would meet other timeouts, or a server that is gone.
+            // A delayed ACK would arrive after the timeouts were changed or the server was removed.
             writer.nested(RTA_METRICS, |metrics| metrics.u32(RTAX_QUICKACK, 1));
         })?;
     }
     Ok(())
 }
 
-// Numbers of linux/rtnetlink.h and linux/netlink.h.
+// Constants of linux/rtnetlink.h and linux/netlink.h.
 const RTM_NEWROUTE: u16 = 24;
 const NLM_F_CREATE: u16 = 0x400;
 const AF_INET: u8 = 2;
@@ -73,19 +73,19 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_METRICS: u16 = 8;
 const RTAX_QUICKACK: u16 = 15;
-/// `lo`, in every network namespace.
+/// The index of `lo`, the same in every network namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// All servers of one address family in the calling thread's network namespace, and their clients.
+/// The sockets of all servers of one address family, and what their clients need.
 #[derive(Debug)]
-pub(crate) struct Doors {
+pub(crate) struct Sockets {
     mark: Option<u32>,
     listeners: Vec<TcpListener>,
     datagrams: Vec<UdpSocket>,
     sent: u32,
 }
 
-/// An established TCP connection, both ends of it.
+/// Both ends of an established TCP connection.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// The client's end.
@@ -94,15 +94,15 @@ pub(crate) struct Link {
     pub(crate) server: TcpStream,
 }
 
-/// A TCP client that has sent its SYN.
+/// A TCP client that has sent a SYN.
 #[derive(Debug)]
-pub(crate) struct Dialling {
+pub(crate) struct Connecting {
     client: OwnedFd,
     source: SocketAddr,
 }
 
-impl Doors {
-    /// Opens [`SERVER_PORTS`] at every address of `family`. What clients send carries `mark`.
+impl Sockets {
+    /// Opens [`SERVER_PORTS`] at every address of `family`. Packets of clients carry `mark`.
     pub(crate) fn open(family: u8, mark: Option<u32>) -> Result<Self> {
         let everywhere: IpAddr = match family {
             4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -128,7 +128,7 @@ impl Doors {
         })
     }
 
-    /// Sends a datagram and answers the server that it reached, or nothing when it was refused.
+    /// Sends a datagram and returns the server that received it, or `None` if it was refused.
     pub(crate) fn send(
         &mut self,
         source: SocketAddr,
@@ -138,7 +138,7 @@ impl Doors {
         self.sent += 1;
         let content = self.sent.to_ne_bytes();
         match rustix::net::sendto(&client, &content, rustix::net::SendFlags::empty(), &to) {
-            // The kernel drops a local client's packet for which there is no server.
+            // IPVS drops a local client's packet if there is no server; `sendto` then returns EPERM.
             Err(Errno::PERM) => return Ok(None),
             sent => ensure!(sent? == content.len(), "half a datagram"),
         }
@@ -148,27 +148,30 @@ impl Doors {
         Ok(Some(server))
     }
 
-    /// Sends a SYN; whether that was refused, only IPVS can tell.
-    pub(crate) fn dial(&self, source: SocketAddr, to: SocketAddr) -> Result<Dialling> {
+    /// Sends a SYN. Only the counts of IPVS show whether it was refused.
+    pub(crate) fn send_syn(&self, source: SocketAddr, to: SocketAddr) -> Result<Connecting> {
         let client = self.client(SocketType::STREAM, source)?;
         match rustix::net::connect(&client, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(Dialling { client, source }),
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(Connecting { client, source }),
             Err(errno) => Err(errno).with_context(|| format!("connecting {source} to {to}")),
         }
     }
 
-    /// Takes the connection that `dialling` makes, and answers the server that took it.
-    pub(crate) fn accept(&self, dialling: Dialling) -> Result<(Link, SocketAddr)> {
-        let port = wait_for(&self.listeners).context("no server got the connection")?;
+    /// Accepts the connection of `connecting` and returns the server that got it.
+    pub(crate) fn accept(&self, connecting: Connecting) -> Result<(Link, SocketAddr)> {
+        let port = wait_for(&self.listeners).context("no server received the connection")?;
         let (server, source) = self.listeners[port].accept()?;
-        ensure!(source == dialling.source, "a connection of another client");
+        ensure!(
+            source == connecting.source,
+            "a connection of another client"
+        );
         let backend = server.local_addr()?;
-        let client = TcpStream::from(dialling.client);
+        let client = TcpStream::from(connecting.client);
         client.set_nonblocking(false)?;
         Ok((Link { client, server }, backend))
     }
 
-    /// A client's socket at `source`.
+    /// Returns a client's socket bound to `source`.
     fn client(&self, kind: SocketType, source: SocketAddr) -> Result<OwnedFd> {
         let family = match source {
             SocketAddr::V4(_) => AddressFamily::INET,
@@ -178,7 +181,7 @@ impl Doors {
         let socket = socket_with(family, kind, flags, None)?;
         if source.is_ipv6() {
             set_ipv6_v6only(&socket, true)?;
-            // To IPv6 an address that is local by a route alone is foreign.
+            // IPv6 rejects a source address that is local only by a route, unless the socket is "freebind".
             set_ipv6_freebind(&socket, true)?;
         }
         if let Some(mark) = self.mark {
@@ -190,32 +193,32 @@ impl Doors {
 }
 
 impl Link {
-    /// One byte from the client to the server; the kernel sets the connection's timer anew.
+    /// Sends one byte from the client to the server, which restarts the connection's timer in IPVS.
     pub(crate) fn poke(&mut self) -> Result<()> {
         self.client.write_all(b"x")?;
         self.server
-            .set_read_timeout(Some(lab::patience(PATIENCE)))?;
+            .set_read_timeout(Some(lab::patience(TIMEOUT)))?;
         self.server.read_exact(&mut [0])?;
         Ok(())
     }
 }
 
-/// The index of a socket that has something.
+/// Waits for input and returns the index of a socket that has some.
 fn wait_for(sockets: &[impl AsFd]) -> Result<usize> {
     let mut watched: Vec<_> = sockets
         .iter()
         .map(|socket| PollFd::new(socket, PollFlags::IN))
         .collect();
-    let patience = Timespec {
-        tv_sec: i64::try_from(lab::patience(PATIENCE).as_secs())?,
+    let timeout = Timespec {
+        tv_sec: i64::try_from(lab::patience(TIMEOUT).as_secs())?,
         tv_nsec: 0,
     };
-    poll(&mut watched, Some(&patience))?;
+    poll(&mut watched, Some(&timeout))?;
     let ready = |socket: &PollFd<'_>| !socket.revents().is_empty();
-    watched.iter().position(ready).context("nothing came")
+    watched.iter().position(ready).context("no input in time")
 }
 
-/// Takes a datagram, and the address that it was sent to.
+/// Reads a datagram and the address that it was sent to.
 fn receive(socket: &UdpSocket, port: u16) -> Result<(SocketAddr, [u8; 4])> {
     let mut content = [0; 4];
     let mut parts = [IoSliceMut::new(&mut content)];

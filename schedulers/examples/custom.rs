@@ -1,5 +1,5 @@
-//! A scheduler from outside, at work: [`PeakEwma`] joins the registry under a name of its own and
-//! chooses servers for real TCP connections, which a small relay passes on.
+//! A scheduler that is not in the crate: [`PeakEwma`] is registered under its own name and chooses
+//! servers for real TCP connections, which a small relay forwards.
 //!
 //! ```text
 //! clients ──TCP──▶ relay ──TCP──▶ fast, fast, slow
@@ -8,13 +8,13 @@
 //!                 Balancer ── "peak-ewma"
 //! ```
 //!
-//! `cargo run -p schedulers --example outsider` runs 120 connections and says who served them, once by
-//! the kernel's `rr` and once by the outsider.
+//! `cargo run -p schedulers --example custom` makes 120 connections with the kernel's `rr` and 120 with
+//! `peak-ewma`, and prints how many each server got.
 
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
-    reason = "a program, which has a clock and prints; the crate has none"
+    reason = "a program may read the clock and print; the crate may not"
 )]
 
 use std::collections::BTreeMap;
@@ -27,14 +27,14 @@ use std::time::{Duration, Instant};
 
 use schedulers::{Balancer, Options, Registry, Request, ServerId};
 
-#[path = "outsider/peak_ewma.rs"]
+#[path = "custom/peak_ewma.rs"]
 mod peak_ewma;
 
 use peak_ewma::PeakEwma;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// How long servers think before they answer.
+/// How long each server waits before it answers.
 const DELAYS: [Duration; 3] = [
     Duration::from_millis(1),
     Duration::from_millis(1),
@@ -42,28 +42,28 @@ const DELAYS: [Duration; 3] = [
 ];
 const CLIENTS: usize = 6;
 const CONNECTIONS_EACH: usize = 20;
-/// Nothing takes longer than this, or the program ends with an error.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The limit for each step of a connection; the program then ends with an error.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<()> {
     for scheduler in ["rr", "peak-ewma"] {
         let served = serve(scheduler)?;
         println!("{scheduler}:");
         for (delay, count) in DELAYS.iter().zip(served) {
-            println!("  a server that takes {delay:?} served {count}");
+            println!("  the server that takes {delay:?} got {count} connections");
         }
     }
     Ok(())
 }
 
-/// The kernel's schedulers and ours.
+/// Returns a registry of the kernel's schedulers and `peak-ewma`.
 fn registry() -> Result<Registry> {
     let mut registry = Registry::kernel();
     registry.register("peak-ewma", |options| Box::new(PeakEwma::new(options)))?;
     Ok(registry)
 }
 
-/// Lets all clients connect through a relay; how many connections each server got.
+/// Lets all clients connect through a relay and returns how many connections each server got.
 fn serve(scheduler: &str) -> Result<[usize; DELAYS.len()]> {
     let options = Options::default();
     let mut balancer = Balancer::new(registry()?.build(scheduler, &options)?, &options);
@@ -85,12 +85,12 @@ fn serve(scheduler: &str) -> Result<[usize; DELAYS.len()]> {
     Ok(served)
 }
 
-/// One connection after the other; answers are the [`ServerId::index`] of who served.
+/// Makes one connection after the other; returns the [`ServerId::index`] of the server of each.
 fn client(relay: SocketAddr) -> Result<Vec<usize>> {
     (0..CONNECTIONS_EACH)
         .map(|_| {
-            let mut relay = TcpStream::connect_timeout(&relay, PATIENCE)?;
-            relay.set_read_timeout(Some(PATIENCE))?;
+            let mut relay = TcpStream::connect_timeout(&relay, TIMEOUT)?;
+            relay.set_read_timeout(Some(TIMEOUT))?;
             let mut answer = String::new();
             relay.read_to_string(&mut answer)?;
             Ok(answer.trim().parse()?)
@@ -98,7 +98,7 @@ fn client(relay: SocketAddr) -> Result<Vec<usize>> {
         .collect()
 }
 
-/// A server that thinks, answers and hangs up.
+/// Starts a server that waits, answers, and closes the connection.
 fn start_server(delay: Duration) -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
@@ -113,7 +113,7 @@ fn start_server(delay: Duration) -> Result<SocketAddr> {
     Ok(address)
 }
 
-/// Passes connections on to servers, and tells the balancer what becomes of them.
+/// Forwards connections to servers and reports to the balancer when they start and end.
 struct Relay {
     balancer: Mutex<Balancer>,
     started: Instant,
@@ -130,7 +130,7 @@ impl Relay {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let relay = Arc::clone(&relay);
-                // A client whose connection fails sees it end without an answer.
+                // If forwarding fails, the client's connection closes without an answer: the client fails.
                 thread::spawn(move || client.map(|client| relay.pass_on(client)));
             }
         });
@@ -147,21 +147,21 @@ impl Relay {
             at: self.started.elapsed(),
         };
         let (id, address) = self.choose(&request)?;
-        let asked = self.started.elapsed();
+        let started = self.started.elapsed();
         let answer = ask(address);
         let answered = self.started.elapsed();
-        self.tell(|balancer| {
+        self.with_balancer(|balancer| {
             balancer.disconnected(id)?;
-            balancer.measured(id, answered - asked, answered)
+            balancer.measured(id, answered - started, answered)
         })?;
         answer?;
         write!(client, "{}", id.index())?;
         Ok(())
     }
 
-    /// A server, on which the connection counts from now on.
+    /// Chooses a server and counts the connection.
     fn choose(&self, request: &Request) -> Result<(ServerId, SocketAddr)> {
-        self.tell(|balancer| {
+        self.with_balancer(|balancer| {
             let id = balancer.pick(request).ok_or(schedulers::Error::NotFound)?;
             balancer.connected(id)?;
             let server = balancer.servers().get(id);
@@ -170,18 +170,18 @@ impl Relay {
         })
     }
 
-    fn tell<T>(
+    fn with_balancer<T>(
         &self,
-        what: impl FnOnce(&mut Balancer) -> std::result::Result<T, schedulers::Error>,
+        call: impl FnOnce(&mut Balancer) -> std::result::Result<T, schedulers::Error>,
     ) -> Result<T> {
         let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(what(&mut balancer)?)
+        Ok(call(&mut balancer)?)
     }
 }
 
 fn ask(server: SocketAddr) -> Result<()> {
-    let mut server = TcpStream::connect_timeout(&server, PATIENCE)?;
-    server.set_read_timeout(Some(PATIENCE))?;
+    let mut server = TcpStream::connect_timeout(&server, TIMEOUT)?;
+    server.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = Vec::new();
     server.read_to_end(&mut answer)?;
     Ok(())
@@ -192,13 +192,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_outsider_avoids_the_slow_server_and_round_robin_does_not() {
+    fn peak_ewma_avoids_the_slow_server_and_round_robin_does_not() {
         let all = CLIENTS * CONNECTIONS_EACH;
-        let by_turns = serve("rr").unwrap();
-        assert_eq!(by_turns, [all / 3; 3]);
+        let round_robin = serve("rr").unwrap();
+        assert_eq!(round_robin, [all / 3; 3]);
         let [one, other, slow] = serve("peak-ewma").unwrap();
         assert_eq!(one + other + slow, all);
-        // An equal share would be a third; both lots fall on it one time in nine.
+        // An equal share is a third; both draws select the slow server one time in nine.
         assert!(slow < all / 4, "{one}, {other} and {slow}");
     }
 }

@@ -1,16 +1,16 @@
-//! Random numbers that a seed repeats: a test that fails prints its seed.
+//! Random numbers determined by a seed: a test that fails prints its seed.
 
 use std::ops::RangeInclusive;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one word of state, every seed is as good as another.
+/// SplitMix64 (Steele, Lea, Flood 2014): the state is one word, and every seed is equally good.
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Random(u64);
 
-impl Dice {
-    /// The dice number `number` of those that `seed` gives.
+impl Random {
+    /// Returns generator `number` of those that `seed` determines.
     pub(crate) fn new(seed: u64, number: u64) -> Self {
-        let mut dice = Self(seed);
-        Self(dice.word() ^ Self(number).word())
+        let mut random = Self(seed);
+        Self(random.word() ^ Self(number).word())
     }
 
     fn word(&mut self) -> u64 {
@@ -21,27 +21,27 @@ impl Dice {
         word ^ (word >> 31)
     }
 
-    /// A number of `range`.
+    /// Returns a number in `range`.
     pub(crate) fn draw(&mut self, range: RangeInclusive<u32>) -> u32 {
         let (low, high) = range.into_inner();
         let count = u64::from(high.saturating_sub(low)) + 1;
-        // Below 2^33 values out of 2^64: the bias is beyond measuring.
+        // At most 2^33 values out of 2^64: the bias is too small to measure.
         let offset = u32::try_from(self.word() % count).unwrap_or_default();
         low + offset
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub(crate) fn chance(&mut self, percent: u32) -> bool {
         self.draw(1..=100) <= percent
     }
 
-    /// The index of one of `count` things, of which there is at least one.
+    /// Returns the index of one of `count` things, at least one.
     pub(crate) fn index(&mut self, count: usize) -> usize {
         let last = u32::try_from(count - 1).unwrap_or(u32::MAX);
         self.draw(0..=last) as usize
     }
 
-    /// One of `choices`, of which there is at least one.
+    /// Returns one of `choices`, at least one.
     pub(crate) fn choose<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.index(choices.len())]
     }

@@ -1,36 +1,36 @@
-//! A scheduler that the kernel does not have, from public parts only.
+//! A scheduler that the kernel does not have, written with the public API only.
 
 use std::time::Duration;
 
 use schedulers::{Options, Request, Scheduler, Server, ServerId, Servers};
 
-/// Of two servers drawn by lot, the one with the less latency × connections.
+/// Picks the server with the lower latency × connections of two servers drawn at random.
 ///
-/// The latency of a server is a moving average that jumps up to every peak at once and comes down
-/// slowly (Finagle's "peak EWMA"). Drawing two keeps many balancers from agreeing on the same server
-/// (Mitzenmacher, "The power of two choices", 2001). Weights other than 0 do not matter.
+/// The latency of a server is a moving average that rises to every peak at once and decreases slowly
+/// (Finagle's "peak EWMA"). Because two servers are drawn, many balancers do not all pick the same server
+/// (Mitzenmacher, "The power of two choices", 2001). Weights above 0 do not matter.
 ///
-/// Constant time per pick while at least half of the servers are eligible; 24 bytes per server.
+/// A pick takes constant time while at least half of the servers are eligible. 24 bytes per server.
 #[derive(Debug)]
 pub(crate) struct PeakEwma {
-    /// Who can be drawn.
+    /// The listed servers.
     candidates: Vec<ServerId>,
     /// By [`ServerId::index`].
     latencies: Vec<Latency>,
-    lots: u64,
+    random: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Latency {
-    /// Seconds; 0: not measured yet, so that new servers are tried.
+    /// In seconds. A server without a measurement has 0, so that it is tried.
     average: f64,
     measured: Duration,
 }
 
-/// After so long, a peak counts for a third.
+/// After this time, the weight of a peak is 1/e.
 const DECAY: Duration = Duration::from_secs(10);
 
-/// So many times, ineligible servers are drawn before all are looked at.
+/// How often an ineligible server is drawn before all servers are scanned.
 const TRIES: usize = 8;
 
 impl PeakEwma {
@@ -38,16 +38,16 @@ impl PeakEwma {
         Self {
             candidates: Vec::new(),
             latencies: Vec::new(),
-            lots: options.seed | 1,
+            random: options.seed | 1,
         }
     }
 
-    /// Xorshift (Marsaglia, 2003).
+    /// Returns a random number: Xorshift (Marsaglia, 2003).
     fn draw(&mut self, below: usize) -> usize {
-        self.lots ^= self.lots << 13;
-        self.lots ^= self.lots >> 7;
-        self.lots ^= self.lots << 17;
-        (self.lots >> 11) as usize % below
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as usize % below
     }
 
     fn draw_eligible(&mut self, servers: &Servers) -> Option<ServerId> {
@@ -57,8 +57,8 @@ impl PeakEwma {
         let is_eligible = |id: &ServerId| servers.listed(*id).is_some_and(Server::is_eligible);
         (0..TRIES)
             .map(|_| {
-                let lot = self.draw(self.candidates.len());
-                self.candidates[lot]
+                let index = self.draw(self.candidates.len());
+                self.candidates[index]
             })
             .find(is_eligible)
             .or_else(|| self.candidates.iter().copied().find(is_eligible))

@@ -1,45 +1,44 @@
-//! Picks by lot: of `twos` only how often it picks what can be compared.
+//! Picks of `twos`, which draws random numbers: compares frequencies.
 //!
-//! From the servers as they are at a pick follows how likely each of them is. Two things are held
-//! against that over all picks of a trace: how surprising the answers are on the whole (their
-//! log-likelihood), and how often the answer was the first, second, .. of the list. Both are sums of
-//! many small independent terms, so they deviate from what is expected by a few standard deviations at
-//! most.
+//! The state of the servers at a pick determines how likely each of them is picked. Two sums over all picks
+//! of a trace are compared with these probabilities: the log-likelihood of the picked servers, and how
+//! often the first, second, .. server of the list was picked. Both are sums of many small independent
+//! terms, so chance explains a deviation of a few standard deviations only.
 
 use anyhow::{Context as _, Result, ensure};
 use schedulers::{Server, ServerId, Servers};
 
-use crate::parity::replay::{Replay, Way};
+use crate::parity::replay::{Mode, Replay};
 use crate::trace::{Event, Scenario, Trace};
 
-/// Standard deviations that a sum comes to by chance once in 1.7 million times; a trace has some 30.
+/// Chance exceeds this number of standard deviations once in 1.7 million sums; a trace has about 30.
 const TOO_FAR: f64 = 5.0;
 
-/// Positions in the list with less expected variance than this are no normal distribution.
+/// A sum with less variance is not close to a normal distribution, and is not checked.
 const ENOUGH: f64 = 20.0;
 
-/// A sum of what happened, of what was expected, and of its variance.
+/// A sum of observed values, of expected values, and of their variance.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
-    happened: f64,
+    observed: f64,
     expected: f64,
     variance: f64,
 }
 
 impl Sum {
-    fn add(&mut self, happened: f64, expected: f64, variance: f64) {
-        self.happened += happened;
+    fn add(&mut self, observed: f64, expected: f64, variance: f64) {
+        self.observed += observed;
         self.expected += expected;
         self.variance += variance;
     }
 
-    /// How many standard deviations there are between what happened and what was expected.
+    /// Returns the difference of observed and expected in standard deviations.
     fn deviation(self) -> f64 {
-        (self.happened - self.expected) / self.variance.sqrt()
+        (self.observed - self.expected) / self.variance.sqrt()
     }
 }
 
-/// Somebody's answers.
+/// The picks of the kernel, or of the crate.
 #[derive(Debug, Default)]
 struct Tally {
     surprise: Sum,
@@ -47,10 +46,10 @@ struct Tally {
 }
 
 impl Tally {
-    /// Notes that `answer` was picked where the servers had these chances, which add up to 1.
+    /// Counts a pick of `answer`, given the chances of all servers, which add up to 1.
     fn note(&mut self, chances: &[(ServerId, f64)], answer: ServerId) -> Result<()> {
         let position = chances.iter().position(|(id, _)| *id == answer);
-        let position = position.context("the answer is no server that could be picked")?;
+        let position = position.context("the picked server was not eligible")?;
         if self.positions.len() < chances.len() {
             self.positions.resize(chances.len(), Sum::default());
         }
@@ -65,47 +64,49 @@ impl Tally {
             }
         }
         let chance = chances[position].1;
-        ensure!(chance > 0.0, "the answer was impossible");
+        ensure!(chance > 0.0, "the picked server had no chance");
         self.surprise.add(-chance.ln(), mean, square - mean * mean);
         Ok(())
     }
 
+    /// Checks how far the picks deviate from the chances.
+    ///
     /// # Errors
-    /// Too much of it is no chance.
+    /// The picks deviate by more than [`TOO_FAR`].
     fn judge(&self) -> Result<()> {
         let far = |sum: &Sum| sum.variance > ENOUGH && sum.deviation().abs() > TOO_FAR;
-        ensure!(!far(&self.surprise), "surprise: {:?}", self.surprise);
+        ensure!(!far(&self.surprise), "log-likelihood: {:?}", self.surprise);
         for (position, sum) in self.positions.iter().enumerate() {
-            ensure!(!far(sum), "server {position} of the list: {sum:?}");
+            ensure!(!far(sum), "server number {position} of the list: {sum:?}");
         }
         Ok(())
     }
 }
 
-/// How many answers of the kernel and the crate were held against the chances.
+/// Compares the kernel's and the crate's picks with the chances, and returns their number.
 ///
 /// # Errors
-/// One of them draws otherwise.
-pub(crate) fn compare(trace: &Trace, way: Way) -> Result<usize> {
+/// The kernel or the crate deviates too far.
+pub(crate) fn compare(trace: &Trace, mode: Mode) -> Result<usize> {
     let (mut kernels, mut ours) = (Tally::default(), Tally::default());
     let mut compared = 0;
     for (number, scenario) in trace.scenarios.iter().enumerate() {
-        compared += play(trace, scenario, way, &mut kernels, &mut ours)
+        compared += play(trace, scenario, mode, &mut kernels, &mut ours)
             .with_context(|| format!("scenario {number}"))?;
     }
-    kernels.judge().context("the kernel's answers")?;
-    ours.judge().context("the crate's answers")?;
+    kernels.judge().context("the kernel's picks")?;
+    ours.judge().context("the crate's picks")?;
     Ok(compared)
 }
 
 fn play(
     trace: &Trace,
     scenario: &Scenario,
-    way: Way,
+    mode: Mode,
     kernels: &mut Tally,
     ours: &mut Tally,
 ) -> Result<usize> {
-    let mut replay = Replay::new(trace, scenario, way)?;
+    let mut replay = Replay::new(trace, scenario, mode)?;
     let mut compared = 0;
     for (index, event) in scenario.events.iter().enumerate() {
         let Event::Pick(pick, answer) = event else {
@@ -120,7 +121,7 @@ fn play(
         ];
         for (tally, answer) in answers {
             match answer {
-                // Refused exactly where no server may be picked.
+                // Both must refuse exactly if no server is eligible.
                 None => ensure!(chances.is_empty(), "event {index}: refused"),
                 Some(answer) => tally
                     .note(&chances, answer)
@@ -132,17 +133,18 @@ fn play(
     Ok(compared)
 }
 
-/// How likely each server that may be picked at all is to be picked, in the order of the list
-/// (`ip_vs_twos_schedule`): two are drawn by weight, and the less loaded one wins.
+/// Returns the chance of each eligible server, in list order (`ip_vs_twos_schedule`).
+///
+/// Two servers are drawn by weight, and the less loaded one is picked.
 fn chances(servers: &Servers) -> Vec<(ServerId, f64)> {
     let some = || servers.iter().filter(|(_, server)| server.is_eligible());
     let weights: i32 = some().map(|(_, server)| weight(server)).sum();
-    // Both ends are drawn, and the first server gets the extra one.
-    let lots = f64::from(weights) + 1.0;
+    // The numbers are 0 to the sum of the weights, both included; the extra one is the first server's.
+    let numbers = f64::from(weights) + 1.0;
     let mut drawn = Vec::new();
     for (index, (id, server)) in some().enumerate() {
         let extra = f64::from(u8::from(index == 0));
-        drawn.push((id, server, (f64::from(weight(server)) + extra) / lots));
+        drawn.push((id, server, (f64::from(weight(server)) + extra) / numbers));
     }
     let mut chances: Vec<(ServerId, f64)> = drawn.iter().map(|&(id, ..)| (id, 0.0)).collect();
     for (first, &(_, one, chance_of_one)) in drawn.iter().enumerate() {

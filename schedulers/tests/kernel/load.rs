@@ -1,12 +1,11 @@
-//! What is known of a server that the kernel does not show: whether it is overloaded.
+//! The overload mark of a server, which the kernel does not show.
 //!
-//! The kernel keeps a flag per destination (`IP_VS_DEST_F_OVERLOAD`), which its schedulers read and
-//! nobody outside sees. It moves with the destination's connections, so following every one of them
-//! gives it; each pick puts that to the test.
+//! The kernel keeps it as a flag of the destination (`IP_VS_DEST_F_OVERLOAD`). It depends on the
+//! connections only, so it is computed here from each of them. Every pick tests the result.
 
 use crate::trace::{Connections, Flavour, Limits};
 
-/// The load of one destination object, over its whole life.
+/// The connection counts and the overload mark of a destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     flavour: Flavour,
@@ -16,7 +15,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// A destination that was just made.
+    /// A destination that was just created.
     pub(crate) fn new(flavour: Flavour) -> Self {
         Self {
             flavour,
@@ -26,29 +25,30 @@ impl Load {
         }
     }
 
-    /// What the kernel last said of its connections.
+    /// Returns the counts last read from the kernel.
     pub(crate) fn connections(&self) -> Connections {
         self.connections
     }
 
-    /// Whether schedulers pass it over.
+    /// Returns whether schedulers skip the server.
     pub(crate) fn is_overloaded(&self) -> bool {
         self.is_overloaded
     }
 
-    /// One connection came, and these are the connections now (`ip_vs_bind_dest`).
+    /// Sets the counts after one new connection (`ip_vs_bind_dest`).
     pub(crate) fn bind(&mut self, now: Connections) {
         self.connections = now;
         let total = total(now);
         let upper = self.limits.upper;
         let is_full = match self.flavour {
+            // Newer kernels set the mark only with the connection that reaches the threshold.
             Flavour::Total => total == upper && total >= self.recovery(),
             Flavour::Classic => total >= upper,
         };
         self.is_overloaded |= upper != 0 && is_full;
     }
 
-    /// Connections ended, and these are left (`ip_vs_unbind_dest`, once for each).
+    /// Sets the counts after connections ended (`ip_vs_unbind_dest`, once for each).
     pub(crate) fn release(&mut self, now: Connections) {
         let before = total(self.connections);
         self.connections = now;
@@ -73,7 +73,7 @@ impl Load {
         }
     }
 
-    /// The destination is written, with these thresholds (`__ip_vs_update_dest`).
+    /// Sets the thresholds (`__ip_vs_update_dest`).
     pub(crate) fn write(&mut self, limits: Limits) {
         let before = self.limits;
         self.limits = limits;
@@ -92,7 +92,7 @@ impl Load {
         }
     }
 
-    /// The number of connections below which an overloaded server recovers; 0 without thresholds.
+    /// Returns the number below which the mark is cleared; 0 without thresholds.
     fn recovery(&self) -> u32 {
         match self.limits {
             Limits { upper, lower: 0 } => upper - upper / 4,
