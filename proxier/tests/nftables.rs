@@ -314,12 +314,12 @@ fn a_refused_command_is_named_and_the_transaction_has_no_effect() {
         client.apply(&changes[..2]).unwrap();
         client.apply(&changes[..2]).unwrap();
 
-        let unknown = Command::DeleteChain("nobody".into());
+        let unknown = Command::DeleteChain("missing".into());
         let error = client.apply(&[unknown]).unwrap_err();
         assert!(
             error
                 .to_string()
-                .starts_with("delete chain inet ipvs-proxier nobody: No such file"),
+                .starts_with("delete chain inet ipvs-proxier missing: No such file"),
             "{error}"
         );
         // Every command is out of step if the table is missing.

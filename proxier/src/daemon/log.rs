@@ -31,7 +31,7 @@ pub(super) struct RoundLog {
     dropping: BTreeSet<DroppingChain>,
     /// The failures at forward chains that were reported.
     forward_failures: BTreeSet<String>,
-    /// The forward chains with our rule, and when it was inserted last.
+    /// The forward chains that got our rule within [`REINSERTION`], and when.
     inserted: BTreeMap<ForwardChain, Duration>,
     /// The programs of iptables-legacy that were reported.
     legacy_programs: Vec<&'static str>,

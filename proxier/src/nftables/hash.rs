@@ -73,8 +73,8 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 
 /// The last step of MurmurHash3 (`fmix64`).
 ///
-/// [`crate::filter`] adds hashes up. The sum of plain FNV-1a hashes often stays the same if two elements
-/// swap their last bytes, because the multiplication preserves sums.
+/// The fingerprint of a table is the sum of such hashes. The sum of plain FNV-1a hashes often stays the
+/// same if two elements swap their last bytes, because the multiplication preserves sums.
 fn mix(mut hash: u64) -> u64 {
     hash ^= hash >> 33;
     hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);

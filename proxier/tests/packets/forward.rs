@@ -216,7 +216,7 @@ fn tables_with_new_rule(report: &ForwardReport) -> Vec<String> {
     tables.collect()
 }
 
-/// Rules of chains with policy drop. They make no difference, not even the second.
+/// Rules of chains with policy drop. None of them makes a difference, because only the policy counts.
 const RULES: [&str; 3] = [
     "",
     "ct state established,related accept",
@@ -224,6 +224,8 @@ const RULES: [&str; 3] = [
 ];
 
 /// Calls `each` with the table of a chain with policy drop, for each of [`RULES`] in each family.
+///
+/// The table's other chain drops packets by a rule. Such a chain is left alone.
 fn with_each_chain(node: &Host, mut each: impl FnMut(&str)) {
     for rules in RULES {
         for family in ["ip", "ip6", "inet"] {
@@ -231,7 +233,7 @@ fn with_each_chain(node: &Host, mut each: impl FnMut(&str)) {
                 "flush ruleset
                 table {family} others {{
                     chain one {{ accept; }}
-                    chain harmless {{ type filter hook forward priority 1; policy accept; drop; }}
+                    chain other {{ type filter hook forward priority 1; policy accept; drop; }}
                     chain input {{ type filter hook input priority 0; policy drop; }}
                     chain forward {{ type filter hook forward priority 0; policy drop; {rules}; }}
                 }}"
