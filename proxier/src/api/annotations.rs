@@ -122,6 +122,7 @@ pub const IDLE_TIMEOUT: &str = "idle-timeout";
 /// terminating endpoints are used only if no key matches a ready one. The keys replace topology
 /// hints (`spec.trafficDistribution`). They restrict the endpoints that the traffic policies allow
 /// and never add to them.
+///
 /// ```yaml
 /// ipvs-proxier.io/topology-keys: "topology.kubernetes.io/zone, topology.kubernetes.io/region, *"
 /// ```
