@@ -147,6 +147,7 @@ impl Snapshot {
             Event::Node(node) => {
                 if self.node.as_ref() != Some(&node) {
                     self.node = Some(node);
+                    // Every plan may depend on the node's addresses and its zone.
                     *touched = Touched::All;
                 }
             }
@@ -362,6 +363,7 @@ fn add_slice(
     slice: &ObjectName,
 ) {
     let names = slices_of.entry(service).or_default();
+    // Sorted, so that plans do not depend on the order of events.
     let at = names.partition_point(|name| name < slice);
     // Most Services have one slice.
     names.reserve_exact(1);

@@ -129,6 +129,7 @@ impl Request {
                     "spec.clusterIP",
                     format!("is missing, and {reason}; the Service is not served"),
                 ),
+                // `PreferDualStack` is satisfied by one family if there is no network of the other.
                 Some(_) if is_preferred && !has_network => continue,
                 Some(given) => (
                     "spec.clusterIPs",
@@ -242,6 +243,7 @@ impl Range {
             .checked_shl(host_bits)
             .map_or(MAX_SIZE, |all| all.min(MAX_SIZE));
         let size = all.saturating_sub(ends);
+        // KEP-3070: a sixteenth of the range, at least 16 and at most 256 addresses.
         let low = if size < 16 {
             0
         } else {

@@ -138,6 +138,7 @@ impl<'de> Deserializer<'de> for Node {
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mistyped> {
+        // The value is in memory already, so there is nothing to skip.
         visitor.visit_unit()
     }
 
@@ -185,6 +186,7 @@ impl<'de> MapAccess<'de> for Fields {
         let Some((key, _)) = &self.next else {
             return Ok(None);
         };
+        // The key is kept for the path of an error in its value.
         let key: StringDeserializer<Mistyped> = key.clone().into_deserializer();
         seed.deserialize(key).map(Some)
     }

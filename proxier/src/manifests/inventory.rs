@@ -192,6 +192,7 @@ impl Inventory {
                 Ok(slices) => {
                     for mut slice in slices {
                         slice.problems = slice.problems.into_iter().map(add_source).collect();
+                        // A slice of the same name in the manifests takes precedence.
                         self.slices.entry(slice.name.clone()).or_insert(slice);
                     }
                 }
@@ -200,6 +201,7 @@ impl Inventory {
     }
 }
 
+/// Returns a [`Update::Merge`] for an incomplete list, which must delete nothing.
 fn update<T>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
     if is_whole {
         Update::Reset(objects)

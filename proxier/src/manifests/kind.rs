@@ -156,9 +156,11 @@ fn is_of_kubernetes(version: &str) -> bool {
     !group.contains('.') || group.ends_with(".k8s.io")
 }
 
+/// Returns whether a kind that the proxy does not use is probably a misspelled one.
 fn is_misspelled(single: &str, version: &str) -> bool {
     match version.split_once('/') {
         None => version != "v1" || !OTHER_CORE_KINDS.contains(&single),
+        // EndpointSlice is the only kind of this group.
         Some((group, _)) => group == "discovery.k8s.io",
     }
 }

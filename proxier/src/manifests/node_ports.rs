@@ -27,6 +27,7 @@ pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::Service>>)
         if has_node_ports(spec) {
             share_ports(spec);
         }
+        // All specified ports are reserved before one is allocated.
         let given = spec.ports.iter().map(|port| &port.node_port);
         for port in given.chain([&spec.health_check_node_port]) {
             if let Some(number) = written(port).and_then(|port| port.checked_sub(FIRST)) {
@@ -149,6 +150,7 @@ fn share_ports(spec: &mut ServiceSpec) {
 }
 
 fn is_open(port: &Scalar) -> bool {
+    // In Go types an absent port is 0.
     matches!(port, Scalar::Absent | Scalar::Integer(0))
 }
 

@@ -75,6 +75,7 @@ impl Pool {
             let start = hash.checked_rem(count).unwrap_or_default();
             (0..count).map(move |step| base + (start + step) % count)
         };
+        // A linear search, but only in a nearly full pool.
         let number = from(self.low, high)
             .chain(from(0, self.low))
             .find(|n| !self.taken.contains(n))?;
