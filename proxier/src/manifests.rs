@@ -1,15 +1,14 @@
 //! Kubernetes objects from files.
 //!
-//! What a cluster does for an object before a proxy sees it is done here too, so that manifests
-//! work as they are printed in the Kubernetes documentation: missing cluster IPs and node ports are
-//! given out, legacy Endpoints become EndpointSlices. The output of
-//! `kubectl get services,endpointslices,nodes -A -o yaml` has all of that already, and is taken as
-//! it is.
+//! The module also does the control plane's part, so that manifests work as they are printed in the
+//! Kubernetes documentation: it allocates missing cluster IPs and node ports, and mirrors legacy
+//! Endpoints to EndpointSlices. The output of `kubectl get services,endpointslices,nodes -A -o yaml`
+//! is complete already and is used unchanged.
 //!
 //! ```text
 //! file ─▶ document ─▶ Value ─▶ kind ─▶ api type ─▶ Inventory ─▶ assign, mirror ─▶ Loaded
-//!         one bad document    one bad object      one bad field
-//!         costs itself        costs itself        costs itself
+//!         a bad document      a bad object        a bad field
+//!         affects only itself affects only itself affects only itself
 //! ```
 
 mod addresses;
@@ -31,12 +30,12 @@ use crate::store::Event;
 
 use inventory::Inventory;
 
-/// What has to be known to make sense of manifests.
+/// Options for loading manifests.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where Services without a cluster IP get one; empty = such Services are a [`Problem`].
+    /// The networks of allocated cluster IPs; if empty, a Service without one is a [`Problem`].
     pub service_cidr: Vec<Cidr>,
-    /// The node whose Node object counts, in lower case.
+    /// The name of our own node, in lower case.
     pub node_name: Arc<str>,
 }
 
@@ -61,49 +60,48 @@ pub struct Loaded {
     pub is_whole: bool,
 }
 
-/// Why there is nothing to load.
+/// Why manifests could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The path does not exist or may not be read.
+    /// The path does not exist or is not readable.
     #[error("reading {}", path.display())]
     Unreadable {
-        /// The path that was asked for.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The directory holds nothing to load. An empty cluster would look different, so this is
-    /// rather a directory that is not filled yet, or the wrong one.
+    /// The directory has no manifests. A cluster has at least one Service, so the directory is
+    /// probably the wrong one, or not filled yet.
     #[error("{}: no *.yaml, *.yml or *.json in this directory", path.display())]
     NoManifests {
-        /// The directory that was asked for.
+        /// The directory.
         path: PathBuf,
     },
 }
 
-/// Reads the file at `path`, or the `*.yaml`, `*.yml` and `*.json` files in the directory there.
+/// Loads the file `path`, or the `*.yaml`, `*.yml` and `*.json` files of the directory `path`.
 ///
-/// Like kubectl, this does not descend into directories. Names that start with a dot are passed
-/// over, which leaves exactly one copy of each file of a mounted ConfigMap. Files are read in the
-/// order of their names; when two describe the same object, the later one wins.
+/// Like kubectl, it does not read subdirectories. Names that begin with a dot are ignored, which
+/// leaves one copy of each file of a mounted ConfigMap. Files are read in the order of their names.
+/// If two describe the same object, the later one is used.
 ///
 /// # Errors
-/// When `path` cannot be read at all. A file in the directory that cannot be read is a [`Problem`].
+/// If `path` itself cannot be read. An unreadable file in the directory is a [`Problem`].
 pub fn load(path: &Path, options: &Options) -> Result<Loaded, Error> {
     let mut inventory = Inventory::default();
     for file in files::find(path)? {
         let name = file.path.display().to_string();
         match file.text {
             Ok(text) => inventory.read(&text, &name),
-            Err(reason) => inventory.refuse_file(&name, &reason),
+            Err(reason) => inventory.add_unreadable_file(&name, &reason),
         }
     }
     Ok(inventory.finish(options))
 }
 
-/// Reads one text as if it were the contents of a file called `file`: YAML or JSON, one or more
-/// documents. Does no I/O.
+/// Parses `text` as the content of the file `file`: YAML or JSON, one or more documents. Does no I/O.
 pub fn parse(text: &str, file: &str, options: &Options) -> Loaded {
     let mut inventory = Inventory::default();
     inventory.read(text, file);

@@ -97,6 +97,7 @@ impl Cidr {
     pub fn parse(text: &str) -> Result<Self, InvalidCidr> {
         let text = text.trim();
         let (_, length) = text.split_once('/').ok_or(InvalidCidr)?;
+        // `IpNetwork` also parses a netmask (`10.0.0.0/255.0.0.0`), which Kubernetes rejects.
         if length.is_empty() || !length.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(InvalidCidr);
         }

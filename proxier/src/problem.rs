@@ -81,6 +81,7 @@ impl fmt::Display for Problem {
 }
 
 fn shorten(text: &str) -> String {
+    // Counted in characters: cutting inside a UTF-8 sequence would panic.
     match text.char_indices().nth(Problem::MAX_VALUE) {
         None => text.to_owned(),
         Some((cut, _)) => format!("{}... ({} bytes)", &text[..cut], text.len()),

@@ -1,4 +1,4 @@
-//! The latest word of the API server, and how events change it.
+//! The snapshot of the cluster's objects, and the events that update it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use crate::model::{
 use crate::packed::pack;
 use crate::problem::Problem;
 
-/// An object as it was read: what could be used of it, and what could not.
+/// A parsed object with its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed<T> {
     /// The object's name.
     pub name: ObjectName,
-    /// What this node has to know of it; `None` when that is nothing (a headless Service), or when
-    /// nothing of it can be used, which `problems` says. In the second case a [`Snapshot`] keeps to
-    /// what it knew.
+    /// The parts that this node uses. `None` if it uses none (a headless Service), or if the object
+    /// cannot be used, in which case `problems` says why and a [`Snapshot`] keeps the last usable
+    /// content.
     pub object: Option<T>,
-    /// What was wrong with it.
+    /// The problems of the object.
     pub problems: Vec<Problem>,
 }
 
 impl<T: Clone> Parsed<T> {
-    /// Keeps to what was known before where nothing of the object can be used any more: that we
-    /// cannot read it does not mean that nobody wants it.
-    fn hold_to(&mut self, before: Option<&Self>) {
+    /// Takes over the content of `before` if this object cannot be used: an object that we cannot
+    /// read is still wanted.
+    fn keep_last_readable(&mut self, before: Option<&Self>) {
         if self.object.is_none() && !self.problems.is_empty() {
             self.object = before.and_then(|before| before.object.clone());
         }
@@ -46,39 +46,39 @@ pub enum Update<T> {
     Merge(Vec<Parsed<T>>),
 }
 
-/// What the world can tell the store.
+/// An event that updates the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A change of Services.
+    /// An update of Services.
     Services(Update<Service>),
-    /// A change of EndpointSlices.
+    /// An update of EndpointSlices.
     EndpointSlices(Update<EndpointSlice>),
-    /// Our own node's object.
+    /// A new state of our own Node.
     Node(Node),
-    /// A change of the ranges that cluster IPs are taken from.
+    /// An update of the ranges of cluster IPs.
     ServiceCidrs(Update<ServiceCidr>),
-    /// A change of where other nodes are; told only while a Service asks for it
+    /// An update of the locations of all nodes; sent only while a Service needs them
     /// ([`Snapshot::needs_other_nodes`]).
     Nodes(Update<NodeLocation>),
 }
 
-/// The Services whose plan has to be made again.
+/// The Services that must be planned again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Touched {
-    /// These.
+    /// These Services.
     Some(BTreeSet<ObjectName>),
-    /// All of them.
+    /// All Services.
     #[default]
     All,
 }
 
 impl Touched {
-    /// No Service.
+    /// Returns the empty set.
     pub fn none() -> Self {
         Self::Some(BTreeSet::new())
     }
 
-    /// Whether nothing was touched.
+    /// Returns whether the set is empty.
     pub fn is_none(&self) -> bool {
         matches!(self, Self::Some(names) if names.is_empty())
     }
@@ -93,40 +93,40 @@ impl Touched {
     }
 }
 
-/// Everything known about the cluster that matters to this node.
+/// The cluster's objects, as far as this node uses them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     services: Objects<Service>,
     slices: Objects<EndpointSlice>,
-    /// Slice names by the Service they belong to.
+    /// Slice names by their Service.
     slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     node: Option<Node>,
     service_cidrs: Objects<ServiceCidr>,
     nodes: Objects<NodeLocation>,
-    has_services: bool,
-    has_slices: bool,
-    /// How many Services ask where other nodes are.
-    asking_for_nodes: usize,
+    services_listed: bool,
+    slices_listed: bool,
+    /// The number of Services that need the regions of other nodes.
+    services_needing_regions: usize,
 }
 
 impl Snapshot {
-    /// Takes in one event, and adds to `touched` the Services whose plan it may change.
+    /// Applies one event, and adds to `touched` the Services whose plan it may change.
     ///
-    /// What is told again and is the same touches nothing: a relist costs only its differences.
+    /// An object that did not change touches no Service, so a relist costs only its differences.
     pub fn apply(&mut self, event: Event, touched: &mut Touched) {
         match event {
             Event::Services(change) => {
-                self.has_services |= matches!(change, Update::Reset(_));
-                let asking = &mut self.asking_for_nodes;
+                self.services_listed |= matches!(change, Update::Reset(_));
+                let needing = &mut self.services_needing_regions;
                 self.services.update(change, |name, old, new| {
                     touched.add(name);
-                    *asking -= usize::from(needs_regions(old));
-                    *asking += usize::from(needs_regions(new));
+                    *needing -= usize::from(needs_regions(old));
+                    *needing += usize::from(needs_regions(new));
                 });
             }
             Event::EndpointSlices(change) => {
                 let is_all = matches!(change, Update::Reset(_));
-                self.has_slices |= is_all;
+                self.slices_listed |= is_all;
                 let slices_of = &mut self.slices_of;
                 self.slices.update(change, |name, old, new| {
                     let (old, new) = (old.and_then(service_of), new.and_then(service_of));
@@ -134,8 +134,10 @@ impl Snapshot {
                         touched.add(service);
                     }
                     if old != new {
-                        old.iter().for_each(|old| unlist(slices_of, old, name));
-                        new.into_iter().for_each(|new| list(slices_of, new, name));
+                        old.iter()
+                            .for_each(|old| remove_slice(slices_of, old, name));
+                        new.into_iter()
+                            .for_each(|new| add_slice(slices_of, new, name));
                     }
                 });
                 if is_all {
@@ -145,17 +147,18 @@ impl Snapshot {
             Event::Node(node) => {
                 if self.node.as_ref() != Some(&node) {
                     self.node = Some(node);
+                    // Every plan may depend on the node's addresses and its zone.
                     *touched = Touched::All;
                 }
             }
-            // What is ours is judged when the kernel is read, not when Services are planned.
+            // Service plans do not depend on these ranges; only adoption does, when the kernel is read.
             Event::ServiceCidrs(change) => self.service_cidrs.update(change, |_, _, _| ()),
             Event::Nodes(change) => {
                 let mut moved = false;
                 self.nodes.update(change, |_, _, _| moved = true);
                 if moved {
-                    let asking = self.services().filter(|service| service.needs_regions());
-                    asking.for_each(|service| touched.add(&service.name));
+                    let affected = self.services().filter(|service| service.needs_regions());
+                    affected.for_each(|service| touched.add(&service.name));
                 }
             }
         }
@@ -167,8 +170,8 @@ impl Snapshot {
     /// nothing is lost there when the readable part is served. A later [`Update::Reset`] deletes
     /// what it lacks, as ever.
     pub fn accept_partial(&mut self) {
-        self.has_services = true;
-        self.has_slices = true;
+        self.services_listed = true;
+        self.slices_listed = true;
     }
 
     /// Returns whether the snapshot holds all Services and EndpointSlices.
@@ -176,20 +179,20 @@ impl Snapshot {
     /// Before that, an object that is missing here may exist. A [`Update::Reset`] of both kinds
     /// completes the snapshot, and so does [`Snapshot::accept_partial`]; a [`Update::Merge`] does not.
     pub fn is_complete(&self) -> bool {
-        self.has_services && self.has_slices
+        self.services_listed && self.slices_listed
     }
 
-    /// All Services, in order of their names.
+    /// Returns all Services, in order of names.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.all()
     }
 
-    /// One Service.
+    /// Returns the Service `name`.
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
         self.services.get(name)
     }
 
-    /// The slices of `service`, in order of their names.
+    /// Returns the slices of `service`, in order of names.
     pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> {
         self.slices_of
             .get(service)
@@ -198,38 +201,38 @@ impl Snapshot {
             .filter_map(|name| self.slices.get(name))
     }
 
-    /// Our own node, once known.
+    /// Returns our own Node, once known.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()
     }
 
-    /// Whether it was told where other nodes are. No list of them is empty that is one: ours is a
-    /// node too.
+    /// Returns whether the locations of nodes are known. A complete list is never empty, since it
+    /// includes our own Node.
     pub fn knows_other_nodes(&self) -> bool {
         !self.nodes.parsed.is_empty()
     }
 
-    /// The region of the node called `name`, as far as known.
+    /// Returns the region of the node `name`, if known.
     pub fn region(&self, name: &Arc<str>) -> Option<&str> {
         let key = ObjectName::new("", name.clone());
         self.nodes.get(&key)?.region.as_deref()
     }
 
-    /// The ranges that cluster IPs are taken from, as far as the API server told.
+    /// Returns the ranges of cluster IPs that the API server lists.
     pub fn service_ranges(&self) -> impl Iterator<Item = Cidr> + '_ {
         let cidrs = self.service_cidrs.all();
         cidrs.flat_map(|cidr| cidr.ranges.iter().copied())
     }
 
-    /// Whether some Service asks where other nodes are.
+    /// Returns whether a Service needs the locations of other nodes.
     pub fn needs_other_nodes(&self) -> bool {
-        self.asking_for_nodes > 0
+        self.services_needing_regions > 0
     }
 
-    /// What was wrong with the objects, in order of their names.
+    /// Returns the problems of all objects, in order of names within a kind.
     ///
     /// # Cost
-    /// Proportional to the objects that something is wrong with, however many others there are.
+    /// Proportional to the number of objects with problems, not to that of all objects.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         let services = self.services.problems();
         let slices = self.slices.problems();
@@ -243,15 +246,15 @@ impl Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Objects<T> {
     parsed: BTreeMap<ObjectName, Parsed<T>>,
-    /// The names of those that something is wrong with.
-    faulty: BTreeSet<ObjectName>,
+    /// The names of objects with problems.
+    with_problems: BTreeSet<ObjectName>,
 }
 
 impl<T> Default for Objects<T> {
     fn default() -> Self {
         Self {
             parsed: BTreeMap::new(),
-            faulty: BTreeSet::new(),
+            with_problems: BTreeSet::new(),
         }
     }
 }
@@ -267,22 +270,25 @@ impl<T> Objects<T> {
     }
 
     fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let faulty = self.faulty.iter().filter_map(|name| self.parsed.get(name));
-        faulty.flat_map(|parsed| &parsed.problems)
+        let with_problems = self
+            .with_problems
+            .iter()
+            .filter_map(|name| self.parsed.get(name));
+        with_problems.flat_map(|parsed| &parsed.problems)
     }
 
-    /// Notes whether something is wrong with the object `name`.
-    fn judge(&mut self, name: &ObjectName, problems: &[Problem]) {
+    /// Adds `name` to the index of objects with problems, or removes it.
+    fn update_problem_index(&mut self, name: &ObjectName, problems: &[Problem]) {
         if problems.is_empty() {
-            self.faulty.remove(name);
-        } else if !self.faulty.contains(name) {
-            self.faulty.insert(name.clone());
+            self.with_problems.remove(name);
+        } else if !self.with_problems.contains(name) {
+            self.with_problems.insert(name.clone());
         }
     }
 }
 
 impl<T: Clone + PartialEq> Objects<T> {
-    /// Applies `change` and shows each difference: the object's name, what it was and what it is.
+    /// Applies `change` and calls `differs` for each changed object, with its old and new state.
     fn update(
         &mut self,
         change: Update<T>,
@@ -298,25 +304,26 @@ impl<T: Clone + PartialEq> Objects<T> {
             Update::Delete(name) => {
                 if let Some(old) = self.parsed.remove(&name) {
                     differs(&name, Some(&old), None);
-                    self.faulty.remove(&name);
+                    self.with_problems.remove(&name);
                 }
             }
             Update::Reset(all) => {
                 let mut before = std::mem::take(&mut self.parsed);
-                self.faulty.clear();
-                // Named twice, the later counts. Collected, a map has no half-empty nodes; that is
-                // where most of the objects of a lifetime come from.
+                self.with_problems.clear();
+                // The last of several objects with one name wins. `collect` builds a B-tree with
+                // full nodes, where insertions in order would leave them half empty; most objects
+                // arrive in a first list, so this decides the memory per object.
                 let all = all.into_iter().map(|new| (new.name.clone(), new));
                 self.parsed = all.collect();
                 for (name, new) in &mut self.parsed {
                     let old = before.remove(name);
-                    new.hold_to(old.as_ref());
+                    new.keep_last_readable(old.as_ref());
                     let new = &*new;
                     if old.as_ref() != Some(new) {
                         differs(name, old.as_ref(), Some(new));
                     }
                     if !new.problems.is_empty() {
-                        self.faulty.insert(name.clone());
+                        self.with_problems.insert(name.clone());
                     }
                 }
                 for (name, old) in before {
@@ -332,10 +339,10 @@ impl<T: Clone + PartialEq> Objects<T> {
         differs: &mut impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
     ) {
         let old = self.parsed.get(&new.name);
-        new.hold_to(old);
+        new.keep_last_readable(old);
         if old != Some(&new) {
             differs(&new.name, old, Some(&new));
-            self.judge(&new.name, &new.problems);
+            self.update_problem_index(&new.name, &new.problems);
             self.parsed.insert(new.name.clone(), new);
         }
     }
@@ -350,19 +357,20 @@ fn service_of(slice: &Parsed<EndpointSlice>) -> Option<ObjectName> {
     slice.object.as_ref().map(EndpointSlice::service_name)
 }
 
-fn list(
+fn add_slice(
     slices_of: &mut BTreeMap<ObjectName, Vec<ObjectName>>,
     service: ObjectName,
     slice: &ObjectName,
 ) {
     let names = slices_of.entry(service).or_default();
+    // Sorted, so that plans do not depend on the order of events.
     let at = names.partition_point(|name| name < slice);
     // Most Services have one slice.
     names.reserve_exact(1);
     names.insert(at, slice.clone());
 }
 
-fn unlist(
+fn remove_slice(
     slices_of: &mut BTreeMap<ObjectName, Vec<ObjectName>>,
     service: &ObjectName,
     slice: &ObjectName,
@@ -375,17 +383,17 @@ fn unlist(
     }
 }
 
-/// Shares equal strings and places, so that a node's name costs its bytes once however many endpoints
-/// it has.
+/// Shares equal strings and locations, so that a node's name is in memory once, however many
+/// endpoints the node has.
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>>,
-    /// Places by their nodes, so that an endpoint costs one look; under "" those of no node.
+    /// Locations by node, with "" for no node, so that an endpoint costs one lookup.
     locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
 }
 
 impl Interner {
-    /// The shared form of `text`.
+    /// Returns the shared form of `text`.
     pub fn intern(&mut self, text: &str) -> Arc<str> {
         if let Some(shared) = self.texts.get(text) {
             return shared.clone();
@@ -395,7 +403,7 @@ impl Interner {
         shared
     }
 
-    /// The shared form of a place.
+    /// Returns the shared form of a location.
     pub fn location(&mut self, node: Option<&str>, zone: Option<&str>) -> Arc<Location> {
         let of_node = self.locations.get(node.unwrap_or_default());
         let mut of_node = of_node.into_iter().flatten();
@@ -439,7 +447,7 @@ mod tests {
             .collect()
     }
 
-    /// Applies a change of slices; answers the names of the Services it touched.
+    /// Applies an update of slices. Returns the names of the Services that it touched.
     fn apply(snapshot: &mut Snapshot, change: Update<EndpointSlice>) -> Vec<String> {
         let mut touched = Touched::none();
         snapshot.apply(Event::EndpointSlices(change), &mut touched);
@@ -450,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_may_move_to_another_service() {
+    fn a_slice_can_move_to_another_service() {
         let snapshot = &mut Snapshot::default();
         for (name, service) in [("b", "web"), ("a", "web"), ("c", "db")] {
             let change = Update::Apply(slice(name, service));
@@ -466,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_touches_what_it_changes() {
+    fn a_relist_touches_only_differences() {
         let snapshot = &mut Snapshot::default();
         let all = || vec![slice("a", "web"), slice("b", "db"), slice("c", "db")];
         assert_eq!(apply(snapshot, Update::Reset(all())), ["db", "web"]);
@@ -478,9 +486,9 @@ mod tests {
     }
 
     #[test]
-    fn problems_last_as_long_as_their_objects() {
+    fn problems_are_removed_with_their_objects() {
         let snapshot = &mut Snapshot::default();
-        let faulty = |name: &str| Parsed {
+        let with_problems = |name: &str| Parsed {
             problems: vec![Problem::new(name, "field", "value", "is wrong")],
             ..slice(name, "web")
         };
@@ -488,10 +496,10 @@ mod tests {
             let problems = snapshot.problems();
             problems.map(|problem| problem.object.to_string()).collect()
         };
-        let all = vec![faulty("b"), slice("c", "web"), faulty("a")];
+        let all = vec![with_problems("b"), slice("c", "web"), with_problems("a")];
         apply(snapshot, Update::Reset(all));
         assert_eq!(objects(snapshot), ["a", "b"]);
-        apply(snapshot, Update::Apply(faulty("c")));
+        apply(snapshot, Update::Apply(with_problems("c")));
         apply(snapshot, Update::Apply(slice("a", "web")));
         assert_eq!(objects(snapshot), ["b", "c"]);
         apply(snapshot, Update::Delete(ObjectName::new("default", "b")));
@@ -501,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_cannot_be_used_is_what_it_was() {
+    fn an_unusable_object_keeps_its_last_usable_content() {
         let snapshot = &mut Snapshot::default();
         let unreadable = |name: &str| Parsed {
             object: None,
@@ -515,7 +523,7 @@ mod tests {
         assert_eq!(apply(snapshot, Update::Reset(relist)), [""; 0]);
         assert_eq!(names(snapshot, "web"), ["a"]);
         assert_eq!(snapshot.problems().count(), 2);
-        // What needs nothing of this node is no riddle.
+        // An object without content and without problems replaces the old one.
         let nothing = Parsed {
             object: None,
             ..slice("a", "web")
@@ -566,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_once_services_and_slices_were_listed() {
+    fn a_snapshot_is_complete_once_services_and_slices_were_listed() {
         let mut snapshot = Snapshot::default();
         apply(&mut snapshot, Update::Apply(slice("a", "web")));
         apply(&mut snapshot, Update::Reset(vec![]));

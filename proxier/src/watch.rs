@@ -2,9 +2,8 @@
 //!
 //! ```text
 //!  API server ──JSON──▶ connection ──bytes──▶ json ──object──▶ resource ──▶ Message ──▶ the daemon
-//!     list, watch        kube's client,       cuts objects     parses one    bounded
-//!                        tokens, timeouts     out as they      into model    channel
-//!                                             arrive
+//!     list, watch        kube's client,       splits objects   parses one    bounded
+//!                        tokens, timeouts     as they arrive   into model    channel
 //! ```
 //!
 //! A follower per kind lists the objects once and then watches them, over its own connection. A

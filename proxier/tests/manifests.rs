@@ -1,6 +1,6 @@
-//! Manifests as people write them, kubectl prints them, and accidents leave them.
+//! Tests of `proxier::manifests`: manifests written by hand, printed by kubectl, and damaged ones.
 //!
-//! `tests/manifests/` holds an input per case and what is made of it; review the latter after
+//! `tests/manifests/` has an input and the expected result of each case. Review the results after
 //! `INSTA_UPDATE=always cargo test -p proxier --test manifests`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -29,8 +29,58 @@ fn options() -> Options {
     }
 }
 
+/// A manifest of one object. It has only a name until the builder's methods add fields.
+struct Manifest {
+    kind: &'static str,
+    name: String,
+    labels: Vec<&'static str>,
+    spec: String,
+}
+
+impl Manifest {
+    fn new(kind: &'static str, name: &str) -> Self {
+        Self {
+            kind,
+            name: name.to_owned(),
+            labels: Vec::new(),
+            spec: String::new(),
+        }
+    }
+
+    fn service(name: &str) -> Self {
+        Self::new("Service", name)
+    }
+
+    /// Adds a label `key: value`.
+    fn label(mut self, label: &'static str) -> Self {
+        self.labels.push(label);
+        self
+    }
+
+    /// Sets the fields of `spec`, as the inside of a flow mapping.
+    fn spec(mut self, fields: &str) -> Self {
+        self.spec = fields.to_owned();
+        self
+    }
+
+    /// Returns the YAML document.
+    fn yaml(&self) -> String {
+        let Self {
+            kind,
+            name,
+            labels,
+            spec,
+        } = self;
+        let labels = labels.join(", ");
+        format!(
+            "---\napiVersion: v1\nkind: {kind}\n\
+             metadata: {{name: {name}, labels: {{{labels}}}}}\nspec: {{{spec}}}\n"
+        )
+    }
+}
+
 #[test]
-fn goldens() {
+fn each_input_gives_its_golden_result() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manifests");
     let mut inputs: Vec<PathBuf> = std::fs::read_dir(&directory)
         .unwrap()
@@ -51,7 +101,7 @@ fn goldens() {
     }
 }
 
-/// Compares `shown` with the file of that name in `tests/manifests/`.
+/// Compares `shown` with the snapshot `name` in `tests/manifests/`.
 fn golden(name: &str, shown: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("manifests");
@@ -80,7 +130,7 @@ fn the_conformance_cluster_loads_without_a_problem() {
     assert_eq!(node.zone.as_deref(), Some("zone-a"));
 }
 
-/// Everything that is wrong, as it is printed.
+/// Returns all problems, as printed.
 fn problems(loaded: &Loaded) -> Vec<String> {
     let (services, slices, _) = objects(loaded);
     let of_services = services.iter().flat_map(|parsed| &parsed.problems);
@@ -117,7 +167,7 @@ fn list_of<T: std::fmt::Debug>(update: &Update<T>, is_whole: bool) -> &[Parsed<T
     }
 }
 
-/// The objects in few words, then the problems.
+/// Returns the objects as short text, then the problems.
 fn show(loaded: &Loaded) -> String {
     let (services, slices, node) = objects(loaded);
     let mut text = String::new();
@@ -176,7 +226,7 @@ fn show_service(text: &mut String, service: &Service) {
         health_check_node_port: None,
         annotations: None,
     };
-    // Field by field, what is not as usual.
+    // Only the fields that differ from the default.
     let shown = |service: &Service| -> Vec<String> {
         vec![
             format!("created {:?}", service.created),

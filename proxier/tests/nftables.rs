@@ -493,7 +493,10 @@ fn changes_in_nft_words() {
     rules.add_service_address("10.96.0.1".parse().unwrap());
     rules.add_local_endpoint("fd00::1".parse().unwrap());
     rules.add_health_check_port(31_999);
-    write_changes(&mut rules, "addresses, endpoints and a health-check port are added");
+    write_changes(
+        &mut rules,
+        "addresses, endpoints and a health-check port are added",
+    );
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
         insta::assert_snapshot!("changes", text);

@@ -16,6 +16,7 @@ pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
         }
         Some(_) => IpAddr::V6(text.parse().ok()?),
     };
+    // Go's net.IP, which kube-proxy uses, does not distinguish ::ffff:10.0.0.1 from 10.0.0.1.
     Some(address.to_canonical())
 }
 
@@ -28,6 +29,7 @@ pub(super) fn parse_network(text: &str) -> Option<Cidr> {
         _ => return None,
     };
     let canonical = parse_address(address)?;
+    // The length of a mapped network includes the 96 bits of ::ffff:0:0.
     let is_mapped = canonical.is_ipv4() && address.contains(':');
     let length = if is_mapped {
         length.checked_sub(96)?
@@ -68,6 +70,7 @@ pub(super) fn why_unusable_or_link_local(address: IpAddr) -> Option<&'static str
 }
 
 fn parse_v4(text: &str) -> Option<Ipv4Addr> {
+    // Not `Ipv4Addr::from_str`, which rejects leading zeros.
     let mut octets = [0; 4];
     let mut parts = text.split('.');
     for octet in &mut octets {

@@ -122,6 +122,7 @@ pub const IDLE_TIMEOUT: &str = "idle-timeout";
 /// terminating endpoints are used only if no key matches a ready one. The keys replace topology
 /// hints (`spec.trafficDistribution`). They restrict the endpoints that the traffic policies allow
 /// and never add to them.
+///
 /// ```yaml
 /// ipvs-proxier.io/topology-keys: "topology.kubernetes.io/zone, topology.kubernetes.io/region, *"
 /// ```
@@ -172,11 +173,14 @@ pub(super) fn read(
                 read.topology_keys = parse_or_default(name, value, topology_keys, findings)
             }
             _ => {
+                // A misspelled name would otherwise have no effect and no message.
                 let message = format!("is not one of {}; ignored", NAMES.join(", "));
                 findings.add(FIELD, format_args!("{PREFIX}{name}"), message);
             }
         }
     }
+    // Without the annotation `scheduler` the flags are kept: the default scheduler may be sh or mh,
+    // which only the planner knows.
     if let (Some(scheduler), Some(_)) = (&read.scheduler, read.scheduler_flags)
         && !SCHEDULERS_WITH_FLAGS.contains(&&**scheduler)
     {
@@ -250,6 +254,7 @@ fn seconds(text: &str, least: u32) -> Result<u32, String> {
 
 /// Parses a number of digits only: no sign, no white space.
 fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    // The standard parser also accepts a leading `+`.
     let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_digits.then(|| text.parse().ok()).flatten()
 }

@@ -111,6 +111,7 @@ impl EndpointSlice {
         findings: &mut Findings,
     ) -> Option<model::EndpointSlice> {
         let labels = &self.metadata.labels;
+        // The watch's selector excludes these slices; manifests may contain them.
         if labels.headless != Scalar::Absent {
             return None;
         }
@@ -148,6 +149,7 @@ impl EndpointSlice {
         interner: &mut Interner,
         findings: &mut Findings,
     ) -> Vec<model::Endpoint> {
+        // The exact capacity, because endpoints are most of the snapshot's memory.
         let mut endpoints = Vec::with_capacity(self.endpoints.len());
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             endpoints.extend(endpoint.read(index, family, interner, findings));
@@ -231,6 +233,7 @@ impl Endpoint {
             return None;
         }
         let conditions = &self.conditions;
+        // The path is formatted only for an invalid value, as above.
         let mut flag = |name: &str, value: &Scalar, default: bool| match value {
             Scalar::Absent => default,
             Scalar::Boolean(flag) => *flag,
@@ -290,6 +293,7 @@ pub(super) fn node_name<'a>(
         if is_subdomain(name) {
             return Some(name.into());
         }
+        // Node names are lower case in the API, but perhaps not in a hand-written slice.
         let lower = name.to_lowercase();
         if is_subdomain(&lower) {
             return Some(lower.into());
@@ -333,6 +337,7 @@ impl EndpointHints {
         };
         let zones = names(&self.for_zones, "forZones");
         let nodes = names(&self.for_nodes, "forNodes");
+        // `None` and not an empty box: most endpoints have no hints.
         (!zones.is_empty() || !nodes.is_empty()).then(|| Box::new(Hints { zones, nodes }))
     }
 }

@@ -53,6 +53,7 @@ impl Endpoints {
     /// The control plane also requires that its Service exists and has no selector, which the
     /// caller must check.
     pub(crate) fn wants_mirror(&self) -> bool {
+        // Compared as text, because the unquoted YAML value `true` is a boolean.
         self.metadata.labels.skip_mirror.to_string() != "true"
             && self.metadata.annotations.leader == Scalar::Absent
     }
@@ -117,6 +118,7 @@ impl Subset {
                 None => format!("{at}.addresses[{place}]"),
                 Some(place) => format!("{at}.notReadyAddresses[{place}]"),
             };
+            // Both lists share the limit, and ready addresses come first.
             if v4.len() + v6.len() == MAX_ADDRESSES {
                 let message = format!(
                     "exceeds {MAX_ADDRESSES} addresses of the subset; this and later ones are ignored"

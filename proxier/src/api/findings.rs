@@ -34,6 +34,7 @@ impl Findings {
         value: impl Display,
         message: impl Into<String>,
     ) {
+        // A list without limit would let a hostile object fill memory and logs.
         match self.problems.len() {
             0..MAX_PROBLEMS => {
                 self.problems
@@ -83,6 +84,7 @@ impl Findings {
 
     /// Parses a port from 1 to 65535.
     pub(super) fn port(&mut self, field: &str, value: &Scalar, instead: &str) -> Option<u16> {
+        // A string is invalid, as it is for the API server.
         let port = match value {
             Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),
             _ => None,

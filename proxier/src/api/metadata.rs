@@ -81,6 +81,7 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
             if name == LEADER {
                 read.leader = map.next_value()?;
             } else if let Some(ours) = name.strip_prefix(PREFIX) {
+                // As serde's derived code does for duplicate fields.
                 if read.ours.iter().any(|(earlier, _)| **earlier == *ours) {
                     return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
                 }
@@ -115,6 +116,7 @@ impl Metadata {
         };
         let name = self.cluster_name(kind)?;
         Ok(ObjectName {
+            // Few namespaces, many objects: only the namespace is worth sharing.
             namespace: interner.intern(namespace),
             name: name.into(),
         })
@@ -144,6 +146,7 @@ impl Metadata {
         interner: &mut Interner,
     ) -> Result<ObjectName, Problem> {
         let name = self.cluster_name(kind)?;
+        // Interned, because the locations of endpoints contain the names of nodes too.
         Ok(ObjectName::new(interner.intern(""), interner.intern(name)))
     }
 

@@ -66,6 +66,7 @@ impl Node {
         let name = self.metadata.cluster_name("Node")?;
         let mut findings = Findings::new("Node", name);
         let mut addresses = Vec::new();
+        // kube-proxy's order, which decides what `--nodeport-addresses=primary` means.
         for wanted in ["InternalIP", "ExternalIP"] {
             for (index, entry) in self.status.addresses.iter().enumerate() {
                 if entry.r#type.as_str() != Some(wanted) {

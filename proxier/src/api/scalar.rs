@@ -112,6 +112,7 @@ impl<'de> Visitor<'de> for ScalarVisitor {
     }
 
     fn visit_u128<E: Error>(self, value: u128) -> Result<Scalar, E> {
+        // A clamped number is outside of every valid range, so it ends up in a Problem.
         Ok(Scalar::Integer(value.try_into().unwrap_or(i128::MAX)))
     }
 

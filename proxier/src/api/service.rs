@@ -50,6 +50,7 @@ pub(crate) struct ServiceSpec {
     #[serde(deserialize_with = "or_default")]
     pub(crate) ports: Vec<ServicePort>,
     #[serde(deserialize_with = "or_default")]
+    // Only whether it is empty is used: it decides whether Endpoints are mirrored.
     selector: BTreeMap<Box<str>, IgnoredAny>,
     session_affinity: Scalar,
     #[serde(deserialize_with = "or_default")]
@@ -189,6 +190,7 @@ impl Service {
         if kind == Type::ClusterIp && spec.external_ips.is_empty() {
             external_policy = TrafficPolicy::Cluster;
         }
+        // As in kube-proxy: with policy Cluster every node is healthy for a load balancer.
         let has_health_check =
             kind == Type::LoadBalancer && external_policy == TrafficPolicy::Local;
         let created = self.metadata.created(findings);

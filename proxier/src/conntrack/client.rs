@@ -64,6 +64,7 @@ impl Client {
             swept.seen += seen;
             found.append(&mut here);
         }
+        // The socket carries one request at a time, so deletions follow the dumps.
         swept.deleted = self.delete(&found)?;
         Ok(swept)
     }
@@ -95,6 +96,7 @@ impl Client {
             &mut (),
             |(), message| {
                 let flow = read(message.payload.get(4..).unwrap_or_default())?;
+                // Kernels before 5.8 ignore the filter and list flows of all protocols.
                 flow.filter(|flow| flow.protocol == scope.protocol)
                     .map(&mut each);
                 Ok(())
@@ -114,6 +116,7 @@ impl Client {
         for answer in answers {
             match answer {
                 Ok(()) => deleted += 1,
+                // The flow ended by itself, or its tuple belongs to a newer flow.
                 Err(RequestError::Refused(refusal)) if refusal.errno == Errno::NOENT => {
                     deleted += 1
                 }

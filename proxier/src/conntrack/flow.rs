@@ -61,6 +61,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
         match attribute.kind {
             CTA_TUPLE_ORIG => {
                 original = tuple(&attribute)?;
+                // Kept as bytes and sent back unchanged, so that no attribute is lost.
                 handle.original = attribute.value.into();
             }
             CTA_TUPLE_REPLY => reply = tuple(&attribute)?,

@@ -80,6 +80,8 @@ impl Strays {
 
     fn remove_endpoint(&mut self, endpoint: SocketAddr, now: Duration) {
         self.returned.remove(&endpoint);
+        // At most one scan per round, whose Ops share one `now`: a round may remove thousands of
+        // endpoints.
         if self.removed.len() >= MAX_REMEMBERED && now != self.tidied {
             self.tidied = now;
             self.removed.retain(|_, gone| now < *gone + STRAY_LIFETIME);

@@ -1,33 +1,35 @@
-//! Cluster IPs for Services that have none.
+//! Allocates cluster IPs for Services without one.
 //!
-//! The API server gives them out at random and writes them down. Here nothing is written, so an
-//! address follows from the Service's name (see [`Pool`]): the same in every run and whatever the
-//! order of the files. Addresses that manifests spell out are never given to another Service.
+//! The API server allocates at random and stores the result. Here nothing is stored, so an address
+//! is computed from the Service's name (see [`Pool`]): the same in every run and for every order of
+//! files. An address that a manifest specifies is never given to another Service.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::inventory::Placed;
+use super::inventory::Located;
 use super::pool::Pool;
 use crate::api::{self, Scalar, parse_address, parse_family};
 use crate::model::{Cidr, Family, ObjectName};
 use crate::problem::Problem;
 
-/// The most addresses of one network that are given out. Larger ones are IPv6, where nobody needs
-/// all of them.
+/// The number of addresses of a network that are used; only IPv6 networks have more.
 const MAX_SIZE: u64 = 1 << 32;
 
-/// Gives every Service that needs one a cluster IP from `networks`, as far as they reach.
-pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>, networks: &[Cidr]) {
+/// Allocates a cluster IP from `networks` for each Service without one, while there are free ones.
+pub(super) fn assign(
+    services: &mut BTreeMap<ObjectName, Located<api::Service>>,
+    networks: &[Cidr],
+) {
     let mut ranges = Ranges::new(networks);
     let mut requests = Vec::new();
-    for (name, placed) in services.iter() {
-        if !placed.object.has_addresses() {
+    for (name, located) in services.iter() {
+        if !located.object.has_addresses() {
             continue;
         }
-        if let Some(given) = given_addresses(&placed.object) {
+        if let Some(given) = given_addresses(&located.object) {
             given.iter().for_each(|&address| ranges.reserve(address));
-            let wanted = wanted_families(&placed.object, &given, networks);
+            let wanted = wanted_families(&located.object, &given, networks);
             requests.push(Request {
                 service: name.clone(),
                 written: given.len(),
@@ -49,14 +51,14 @@ pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>, 
         }
     }
     for request in requests {
-        if let Some(placed) = services.get_mut(&request.service) {
-            request.finish(placed, networks);
+        if let Some(located) = services.get_mut(&request.service) {
+            request.finish(located, networks);
         }
     }
 }
 
-/// The addresses that the Service spells out; `None` when one of them cannot be read, so that the
-/// Service is better left alone.
+/// Returns the addresses that the manifest specifies, or `None` if one of them is invalid: then no
+/// address is allocated, and parsing reports the invalid one.
 fn given_addresses(service: &api::Service) -> Option<Vec<IpAddr>> {
     let spec = &service.spec;
     let single = [spec.cluster_ip.clone()];
@@ -71,7 +73,7 @@ fn given_addresses(service: &api::Service) -> Option<Vec<IpAddr>> {
         .collect()
 }
 
-/// The families the Service shall have addresses of, the main one first.
+/// Returns the address families of the Service, the primary one first.
 fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) -> Vec<Family> {
     let spec = &service.spec;
     let mut families: Vec<Family> = spec.ip_families.iter().filter_map(parse_family).collect();
@@ -81,7 +83,8 @@ fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) 
     }
     let wants_both = match spec.ip_family_policy.as_str() {
         Some("RequireDualStack") => true,
-        // An object that has an address has been through an API server, which then had no other.
+        // An object with an address comes from an API server, which had no network of the other
+        // family.
         Some("PreferDualStack") => given.is_empty(),
         _ => false,
     };
@@ -94,10 +97,10 @@ fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) 
     families
 }
 
-/// A Service, the addresses it has, and the families it shall have.
+/// A Service with its addresses and the families it needs.
 struct Request {
     service: ObjectName,
-    /// How many of the addresses its manifest spells out.
+    /// The number of addresses that its manifest specifies.
     written: usize,
     given: Vec<IpAddr>,
     wanted: Vec<Family>,
@@ -112,12 +115,12 @@ impl Request {
                 .any(|&address| Family::from(address) == family)
     }
 
-    /// Writes the addresses into the Service, and what is missing into its problems.
-    fn finish(self, placed: &mut Placed<api::Service>, networks: &[Cidr]) {
-        let spec = &placed.object.spec;
-        let is_served = placed.object.metadata.labels.service_proxy_name == Scalar::Absent;
+    /// Writes the addresses into the Service, and reports missing ones as problems.
+    fn finish(self, located: &mut Located<api::Service>, networks: &[Cidr]) {
+        let spec = &located.object.spec;
+        let is_served = located.object.metadata.labels.service_proxy_name == Scalar::Absent;
         let is_preferred = spec.ip_family_policy.as_str() == Some("PreferDualStack");
-        placed.is_given_up = self.given.is_empty();
+        located.is_unservable = self.given.is_empty();
         for &family in self.wanted.iter().filter(|&&family| self.lacks(family)) {
             let has_network = networks.iter().any(|network| network.family() == family);
             let reason = shortage(family, networks);
@@ -126,6 +129,7 @@ impl Request {
                     "spec.clusterIP",
                     format!("is missing, and {reason}; the Service is not served"),
                 ),
+                // `PreferDualStack` is satisfied by one family if there is no network of the other.
                 Some(_) if is_preferred && !has_network => continue,
                 Some(given) => (
                     "spec.clusterIPs",
@@ -134,16 +138,16 @@ impl Request {
             };
             if is_served {
                 let object = format!("Service {}", self.service);
-                placed
+                located
                     .problems
                     .push(Problem::new(object, field, "", message));
             }
-            // One reason is enough for a Service that has no address at all.
+            // One problem is enough for a Service without any address.
             if self.given.is_empty() {
                 return;
             }
         }
-        // What the manifest says stays as it was written when nothing was added to it.
+        // Without an allocation the manifest's own fields stay, so that parsing reports their problems.
         if self.given.len() > self.written {
             let mut addresses = self.given;
             addresses.sort_by_key(|&address| {
@@ -151,29 +155,29 @@ impl Request {
                 self.wanted.iter().position(|&wanted| wanted == family)
             });
             let texts = addresses.iter().map(IpAddr::to_string);
-            let spec = &mut placed.object.spec;
+            let spec = &mut located.object.spec;
             spec.cluster_ips = texts.map(|text| Scalar::from(&*text)).collect();
             spec.cluster_ip = spec.cluster_ips.first().cloned().unwrap_or_default();
         }
     }
 }
 
-/// Why there was no address of `family` to give.
+/// Returns why no address of `family` could be allocated.
 fn shortage(family: Family, networks: &[Cidr]) -> String {
     let word = match family {
         Family::V4 => "IPv4",
         Family::V6 => "IPv6",
     };
     if networks.is_empty() {
-        "there is no --service-cidr to take one from".to_owned()
+        "--service-cidr is not set".to_owned()
     } else if networks.iter().any(|network| network.family() == family) {
-        format!("every {word} address of --service-cidr is taken")
+        format!("every {word} address of --service-cidr is in use")
     } else {
         format!("--service-cidr has no {word} network")
     }
 }
 
-/// The networks that addresses are taken from.
+/// The networks from which addresses are allocated.
 struct Ranges(Vec<Range>);
 
 struct Range {
@@ -185,7 +189,7 @@ impl Ranges {
     fn new(networks: &[Cidr]) -> Self {
         let mut ranges: Vec<Range> = Vec::new();
         for (index, network) in networks.iter().enumerate() {
-            // Of overlapping networks one contains the other, and that one is enough.
+            // Of two overlapping networks one contains the other, and only the larger one is used.
             let is_covered = networks.iter().enumerate().any(|(other_index, other)| {
                 other.contains(network.network())
                     && (other.prefix_len(), other_index) < (network.prefix_len(), index)
@@ -205,7 +209,7 @@ impl Ranges {
         }
     }
 
-    /// An address for each of the Services called `names`.
+    /// Returns an address for each of the Services `names`.
     fn assign(&mut self, family: Family, names: Vec<String>) -> Vec<Option<IpAddr>> {
         let mut addresses = vec![None; names.len()];
         for range in self
@@ -226,9 +230,9 @@ impl Ranges {
 }
 
 impl Range {
-    /// The addresses of `network` without its first one and, for IPv4, its last one.
+    /// Returns the addresses of `network` without its first one and, for IPv4, its last one.
     ///
-    /// The address after the first, number 0, belongs to the Service `default/kubernetes`.
+    /// The second address, number 0, is reserved for the Service `default/kubernetes`.
     fn new(network: Cidr) -> Self {
         let (bits, ends) = match network.family() {
             Family::V4 => (32, 2),
@@ -239,6 +243,7 @@ impl Range {
             .checked_shl(host_bits)
             .map_or(MAX_SIZE, |all| all.min(MAX_SIZE));
         let size = all.saturating_sub(ends);
+        // KEP-3070: a sixteenth of the range, at least 16 and at most 256 addresses.
         let low = if size < 16 {
             0
         } else {

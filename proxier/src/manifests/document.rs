@@ -1,4 +1,4 @@
-//! Texts, their documents, and the objects in these.
+//! Splits a text into documents and these into objects.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -10,27 +10,27 @@ use super::kind::Object;
 use super::list::DocumentSeed;
 use crate::problem::Problem;
 
-/// The longest explanation of a syntax error that is kept, in characters.
+/// The maximum length of a syntax error's message, in characters.
 const MAX_MESSAGE: usize = 200;
 
-/// An object that matters, or why one could not be had, and the line where it starts.
-pub(super) struct Found {
+/// An object of a known kind, or why it is unreadable, and its first line.
+pub(super) struct ManifestObject {
     pub(super) line: usize,
     pub(super) object: Result<Object, Problem>,
 }
 
-/// Everything in `text`, in its order.
+/// Parses all objects of `text`, in order.
 ///
-/// The text is split into documents before anything is parsed, so that a syntax error costs its
-/// document only. JSON needs no other treatment: a line with `---` cannot occur in it.
-pub(super) fn read(text: &str) -> Vec<Found> {
+/// The text is split into documents before it is parsed, so that a syntax error affects only its
+/// document. The same split works for JSON, which cannot contain a line `---`.
+pub(super) fn read(text: &str) -> Vec<ManifestObject> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut found = Vec::new();
     for chunk in chunks(text) {
         let Some(chunk) = chunk.without_preamble() else {
             continue;
         };
-        // YAML takes in most JSON, but neither all of it nor several values in a row.
+        // YAML includes most of JSON, but not all of it, and not several values in a row.
         let is_json_like = chunk.text.trim_start().starts_with(['{', '[']);
         if !is_json_like || !read_json(chunk, &mut found) {
             read_yaml(chunk, &mut found);
@@ -39,18 +39,18 @@ pub(super) fn read(text: &str) -> Vec<Found> {
     found
 }
 
-/// A part of a text.
+/// A document of a text.
 #[derive(Clone, Copy)]
 struct Chunk<'a> {
     text: &'a str,
-    /// The line of the whole text where the part starts, counted from 1.
+    /// Its first line in the whole text, counted from 1.
     line: usize,
 }
 
 impl<'a> Chunk<'a> {
-    /// The part from its first line of content on; `None` when there is none.
+    /// Returns the document from its first line of content on, or `None` if it has none.
     ///
-    /// A chunk of nothing but directives and comments belongs to the document after it.
+    /// A chunk of only directives and comments belongs to the following document.
     fn without_preamble(self) -> Option<Self> {
         let mut rest = self;
         for line in self.text.split_inclusive('\n') {
@@ -68,7 +68,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// Splits a text before every line that starts a YAML document.
+/// Splits a text before each line that starts a YAML document.
 fn chunks(text: &str) -> impl Iterator<Item = Chunk<'_>> {
     let mut rest = Some(Chunk { text, line: 1 });
     std::iter::from_fn(move || {
@@ -94,9 +94,9 @@ fn chunks(text: &str) -> impl Iterator<Item = Chunk<'_>> {
     })
 }
 
-fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<Found>) {
-    // Without aliases a document has fewer nodes than bytes, so these limits only meet bombs: what
-    // aliases may add is bounded whatever the size of the text.
+fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) {
+    // A document without aliases has fewer nodes than bytes, so only an alias bomb reaches these
+    // limits. They bound the expansion of aliases, no matter how large the text is.
     let size = chunk.text.len();
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -111,7 +111,7 @@ fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<Found>) {
         alias_limits: serde_saphyr::alias_limits! {
             max_total_replayed_events: 100_000,
         },
-        // kubectl quotes such strings, people do not; no boolean is read where `no` would matter.
+        // YAML 1.1 reads an unquoted `no` or `off` as a boolean, and people write them as strings.
         strict_booleans: true,
         with_snippet: false,
     };
@@ -135,15 +135,15 @@ fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<Found>) {
     }
 }
 
-/// Reads any number of JSON values; `false` when the first is none, so that it may be YAML.
-fn read_json(chunk: Chunk<'_>, found: &mut Vec<Found>) -> bool {
+/// Parses JSON values. Returns `false` if the first is not JSON, so that it may be YAML.
+fn read_json(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) -> bool {
     let cursor = Cursor::new(chunk.line);
     let mut rest = chunk.text;
     let mut is_first = true;
     loop {
         let value = rest.trim_start();
         cursor.pass(&rest.as_bytes()[..rest.len() - value.len()]);
-        // After the values there may still be a comment, as in any YAML.
+        // A comment may follow the values, as in any YAML.
         if value.is_empty() || value.starts_with('#') {
             return true;
         }
@@ -176,10 +176,10 @@ fn read_json(chunk: Chunk<'_>, found: &mut Vec<Found>) -> bool {
     }
 }
 
-fn unreadable(line: usize, language: &str, message: &str) -> Found {
+fn unreadable(line: usize, language: &str, message: &str) -> ManifestObject {
     let mut message: String = message.chars().map(printable).take(MAX_MESSAGE).collect();
     message = format!("cannot be read as {language}: {message}; the document is skipped");
-    Found {
+    ManifestObject {
         line,
         object: Err(Problem::new("", "", "", message)),
     }
@@ -189,7 +189,7 @@ fn printable(letter: char) -> char {
     if letter.is_control() { ' ' } else { letter }
 }
 
-/// Where in the text the reader is.
+/// The position of the parser in the text.
 pub(super) struct Cursor {
     line: Cell<usize>,
     offset: Cell<usize>,
@@ -203,10 +203,10 @@ impl Cursor {
         }
     }
 
-    /// The current line of the whole text.
+    /// Returns the current line of the whole text.
     ///
-    /// Of JSON that is the line of the next byte. A YAML parser reads ahead and says itself where
-    /// things stand, so that of YAML it is the line where the document starts.
+    /// For JSON this is the line of the next byte. A YAML parser reads ahead and reports lines
+    /// itself, so for YAML this is the document's first line.
     pub(super) fn line(&self) -> usize {
         self.line.get()
     }
@@ -218,7 +218,7 @@ impl Cursor {
     }
 }
 
-/// Tells how far `serde_json` has read, which it keeps to itself.
+/// A reader that counts the bytes `serde_json` has consumed, which its API does not expose.
 struct CountingReader<'a> {
     bytes: &'a [u8],
     cursor: &'a Cursor,

@@ -1,4 +1,4 @@
-//! Deserializing with the path of the field that was in the way.
+//! Deserialization with the path of a field of the wrong type.
 
 use std::fmt::{self, Display};
 
@@ -10,18 +10,18 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use serde_json::{Map, Value};
 
-/// A value of the wrong type, and where it stands.
+/// A value of the wrong type, and its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mistyped {
     /// The path of the field, such as `spec.ports[0]`.
     pub(super) path: String,
-    /// What stands there.
+    /// The value.
     pub(super) value: String,
     /// What is wrong with it.
     pub(super) message: String,
 }
 
-/// Reads `value` as a `T`.
+/// Deserializes `value` as a `T`.
 pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Mistyped> {
     T::deserialize(Node(value)).map_err(|mut error| {
         if error.path.starts_with('.') {
@@ -32,9 +32,9 @@ pub(super) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Mistype
 }
 
 impl Mistyped {
-    /// The same, seen from the mapping that has it in field `name`.
+    /// Prepends the field `name` to the path.
     fn inside_field(mut self, name: &str) -> Self {
-        // Labels have dots in their names.
+        // Names of labels contain dots.
         let name = if name.contains('.') {
             format!("[{name}]")
         } else {
@@ -44,7 +44,7 @@ impl Mistyped {
         self
     }
 
-    /// The same, seen from the list that has it at `index`.
+    /// Prepends `index` to the path.
     fn inside_item(mut self, index: usize) -> Self {
         self.path.insert_str(0, &format!("[{index}]"));
         self
@@ -85,7 +85,7 @@ impl Error for Mistyped {
     }
 }
 
-/// A node of the tree, as a source of data.
+/// A deserializer for a node of the tree.
 struct Node(Value);
 
 impl<'de> Deserializer<'de> for Node {
@@ -116,7 +116,7 @@ impl<'de> Deserializer<'de> for Node {
         }
     }
 
-    /// Derived code would also take a list, field by field in the order of the declaration.
+    /// Rejects a list. Derived code would accept one, field by field in the order of declaration.
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _name: &'static str,
@@ -138,6 +138,7 @@ impl<'de> Deserializer<'de> for Node {
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mistyped> {
+        // The value is in memory already, so there is nothing to skip.
         visitor.visit_unit()
     }
 
@@ -185,6 +186,7 @@ impl<'de> MapAccess<'de> for Fields {
         let Some((key, _)) = &self.next else {
             return Ok(None);
         };
+        // The key is kept for the path of an error in its value.
         let key: StringDeserializer<Mistyped> = key.clone().into_deserializer();
         seed.deserialize(key).map(Some)
     }
@@ -206,7 +208,7 @@ mod tests {
     use crate::api;
 
     #[test]
-    fn names_the_field_that_was_in_the_way() {
+    fn errors_name_the_field_of_the_wrong_type() {
         for (value, path, shown, message) in [
             (json!([]), "", "(sequence)", "is not a mapping"),
             (

@@ -1,4 +1,4 @@
-//! Finding and reading the files.
+//! Finds and reads the files.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use super::Error;
 
-/// The largest file that is read, in bytes: room for some 100,000 Services with their endpoints.
+/// The largest file that is read, in bytes: enough for 100,000 Services with their endpoints.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// A file, and what it holds or why that is unknown.
+/// A file with its content, or why it is unreadable.
 pub(super) struct ManifestFile {
     pub(super) path: PathBuf,
     pub(super) text: Result<String, String>,
 }
 
-/// The files that `path` stands for, one at a time, in the order they count.
+/// Returns the files of `path` in the order of their names, and reads each when it is its turn.
 pub(super) fn find(path: &Path) -> Result<impl Iterator<Item = ManifestFile>, Error> {
     let unreadable = |source| Error::Unreadable {
         path: path.to_owned(),
@@ -36,8 +36,8 @@ pub(super) fn find(path: &Path) -> Result<impl Iterator<Item = ManifestFile>, Er
         }
         paths.sort();
     } else {
-        // Opened twice, so that a file that may not be read is an error and not a problem.
-        // Not for pipes: opening one twice would lose its contents.
+        // An unreadable `path` is an error, not a problem, so the file is opened here once more. Not
+        // a pipe: opening it twice would lose its content.
         if fs::metadata(path).map_err(unreadable)?.is_file() {
             File::open(path).map_err(unreadable)?;
         }
@@ -49,8 +49,8 @@ pub(super) fn find(path: &Path) -> Result<impl Iterator<Item = ManifestFile>, Er
     }))
 }
 
-/// Whether a directory's entry is to be read: by its name, and because it does not lead to a
-/// directory. A dangling link is to be read, so that somebody hears of it.
+/// Returns whether a directory's entry is a manifest: by its name, and because it is not a
+/// directory. A dangling link is one, so that it is reported.
 fn is_manifest(path: &Path) -> bool {
     let is_hidden = path
         .file_name()

@@ -1,9 +1,9 @@
-//! All objects of the manifests, before they become events.
+//! The objects of all manifests, and their conversion to events.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::document::{self, Found};
+use super::document::{self, ManifestObject};
 use super::kind::Object;
 use super::{Loaded, Options, addresses, node_ports};
 use crate::api;
@@ -11,59 +11,59 @@ use crate::model::{self, ObjectName};
 use crate::problem::{Problem, Source};
 use crate::store::{Event, Interner, Parsed, Update};
 
-/// What was read so far.
+/// The objects that were read so far.
 #[derive(Default)]
 pub(super) struct Inventory {
     interner: Interner,
-    services: BTreeMap<ObjectName, Placed<api::Service>>,
-    endpoints: BTreeMap<ObjectName, Placed<api::Endpoints>>,
+    services: BTreeMap<ObjectName, Located<api::Service>>,
+    endpoints: BTreeMap<ObjectName, Located<api::Endpoints>>,
     slices: BTreeMap<ObjectName, Parsed<model::EndpointSlice>>,
-    nodes: BTreeMap<String, Placed<api::Node>>,
-    /// Services whose Endpoints object was mirrored by a control plane already.
+    nodes: BTreeMap<String, Located<api::Node>>,
+    /// Services whose Endpoints object a control plane has mirrored already.
     mirrored: BTreeSet<ObjectName>,
     problems: Vec<Problem>,
     /// Whether a file, a document or an object could not be read.
     is_partial: bool,
 }
 
-/// An object and where it was found.
-pub(super) struct Placed<T> {
+/// An object with its place in a file.
+pub(super) struct Located<T> {
     pub(super) object: T,
-    /// What was found out about the object beyond itself.
+    /// Problems beyond those that parsing the object reports.
     pub(super) problems: Vec<Problem>,
-    /// Whether the object is left at that, because it lacks what nobody can give it.
-    pub(super) is_given_up: bool,
+    /// Whether the object is not parsed further, because no cluster IP could be allocated.
+    pub(super) is_unservable: bool,
     source: Source,
 }
 
 impl Inventory {
-    /// Takes in the contents of a file.
+    /// Adds the objects of a file.
     pub(super) fn read(&mut self, text: &str, file: &str) {
-        for Found { line, object } in document::read(text) {
+        for ManifestObject { line, object } in document::read(text) {
             let source = Source {
                 file: file.to_owned(),
                 line,
             };
-            let taken = object.and_then(|object| self.take(object, &source));
-            if let Err(problem) = taken {
-                self.refuse(place(problem, &source));
+            let added = object.and_then(|object| self.add(object, &source));
+            if let Err(problem) = added {
+                self.add_unreadable(with_source(problem, &source));
             }
         }
     }
 
-    /// Takes note of a file that could not be read.
-    pub(super) fn refuse_file(&mut self, file: &str, reason: &str) {
+    /// Notes a file that could not be read.
+    pub(super) fn add_unreadable_file(&mut self, file: &str, reason: &str) {
         let message = format!("{reason}; the file is skipped");
-        self.refuse(Problem::new(file, "", "", message));
+        self.add_unreadable(Problem::new(file, "", "", message));
     }
 
-    /// Notes input that could not be read, so that objects may be missing.
-    fn refuse(&mut self, problem: Problem) {
+    /// Notes unreadable input, so that objects may be missing.
+    fn add_unreadable(&mut self, problem: Problem) {
         self.is_partial = true;
         self.problems.push(problem);
     }
 
-    fn take(&mut self, object: Object, source: &Source) -> Result<(), Problem> {
+    fn add(&mut self, object: Object, source: &Source) -> Result<(), Problem> {
         let interner = &mut self.interner;
         match object {
             Object::Service(service) => {
@@ -78,7 +78,7 @@ impl Inventory {
                 let name = node.metadata.cluster_name("Node")?.to_owned();
                 insert(&mut self.nodes, "Node", name, node, source);
             }
-            // Slices are most of a cluster: they are reduced to what counts at once.
+            // Most of a cluster's data is slices, so they are reduced to the model at once.
             Object::EndpointSlice(slice) => {
                 let mut parsed = slice.parse(interner)?;
                 let namespace = &parsed.name.namespace;
@@ -100,57 +100,30 @@ impl Inventory {
         Ok(())
     }
 
-    /// Does what the control plane would do, and makes events of everything.
+    /// Does the control plane's part and converts all objects to events.
     pub(super) fn finish(mut self, options: &Options) -> Loaded {
         addresses::assign(&mut self.services, &options.service_cidr);
         node_ports::assign(&mut self.services);
         self.mirror();
-        let mut services = Vec::with_capacity(self.services.len());
-        for (name, placed) in std::mem::take(&mut self.services) {
-            let place = |problem| place(problem, &placed.source);
-            let mut problems: Vec<Problem> = placed.problems.into_iter().map(place).collect();
-            let mut object = None;
-            if !placed.is_given_up {
-                match placed.object.parse(&mut self.interner) {
-                    Ok(parsed) => {
-                        problems.extend(parsed.problems.into_iter().map(place));
-                        object = parsed.object;
-                    }
-                    Err(problem) => problems.push(place(problem)),
-                }
-            }
-            services.push(Parsed {
-                name,
-                object,
-                problems,
-            });
-        }
-        let asks = |service: &Parsed<model::Service>| {
+        let services = self.parse_services();
+        let needs_regions = |service: &Parsed<model::Service>| {
             let object = service.object.as_ref();
             object.is_some_and(model::Service::needs_regions)
         };
-        let own = options.node_name.to_lowercase();
-        let places = services.iter().any(asks);
-        let places = places.then(|| places_of(&self.nodes, &own, &mut self.interner));
-        let mut own_node = None;
-        if let Some(placed) = self.nodes.remove(&own) {
-            let place = |problem| place(problem, &placed.source);
-            self.problems.extend(placed.problems.into_iter().map(place));
-            match placed.object.parse(&mut self.interner) {
-                Ok((node, problems)) => {
-                    self.problems.extend(problems.into_iter().map(place));
-                    own_node = Some(node);
-                }
-                Err(problem) => self.refuse(place(problem)),
-            }
-        }
+        // Node names are lower case in the API; `--node-name` may not be.
+        let own_name = options.node_name.to_lowercase();
+        let locations = services
+            .iter()
+            .any(needs_regions)
+            .then(|| node_locations(&self.nodes, &own_name, &mut self.interner));
+        let own_node = self.parse_own_node(&own_name);
         let is_whole = !self.is_partial;
         let slices = self.slices.into_values().collect();
         let mut events = vec![
             Event::Services(update(services, is_whole)),
             Event::EndpointSlices(update(slices, is_whole)),
         ];
-        events.extend(places.map(|places| Event::Nodes(update(places, is_whole))));
+        events.extend(locations.map(|locations| Event::Nodes(update(locations, is_whole))));
         events.extend(own_node.map(Event::Node));
         Loaded {
             events,
@@ -159,24 +132,67 @@ impl Inventory {
         }
     }
 
-    /// Makes slices of Endpoints objects where the control plane would: for Services without a
-    /// selector. Where it has done so already, its copies are the ones to keep.
+    fn parse_services(&mut self) -> Vec<Parsed<model::Service>> {
+        let mut services = Vec::with_capacity(self.services.len());
+        for (name, located) in std::mem::take(&mut self.services) {
+            let add_source = |problem| with_source(problem, &located.source);
+            let mut problems: Vec<Problem> = located.problems.into_iter().map(add_source).collect();
+            let mut object = None;
+            if !located.is_unservable {
+                match located.object.parse(&mut self.interner) {
+                    Ok(parsed) => {
+                        problems.extend(parsed.problems.into_iter().map(add_source));
+                        object = parsed.object;
+                    }
+                    Err(problem) => problems.push(add_source(problem)),
+                }
+            }
+            services.push(Parsed {
+                name,
+                object,
+                problems,
+            });
+        }
+        services
+    }
+
+    fn parse_own_node(&mut self, name: &str) -> Option<model::Node> {
+        let located = self.nodes.remove(name)?;
+        let add_source = |problem| with_source(problem, &located.source);
+        self.problems
+            .extend(located.problems.into_iter().map(add_source));
+        match located.object.parse(&mut self.interner) {
+            Ok((node, problems)) => {
+                self.problems.extend(problems.into_iter().map(add_source));
+                Some(node)
+            }
+            Err(problem) => {
+                self.add_unreadable(add_source(problem));
+                None
+            }
+        }
+    }
+
+    /// Mirrors Endpoints objects to slices where the control plane would: for Services without a
+    /// selector. If a control plane did so already, its slices are used.
     fn mirror(&mut self) {
-        for (name, placed) in std::mem::take(&mut self.endpoints) {
-            let place = |problem| place(problem, &placed.source);
-            self.problems.extend(placed.problems.into_iter().map(place));
+        for (name, located) in std::mem::take(&mut self.endpoints) {
+            let add_source = |problem| with_source(problem, &located.source);
+            self.problems
+                .extend(located.problems.into_iter().map(add_source));
             let Some(service) = self.services.get(&name) else {
                 continue;
             };
             let is_copied = self.mirrored.contains(&name);
-            if service.object.has_selector() || is_copied || !placed.object.wants_mirror() {
+            if service.object.has_selector() || is_copied || !located.object.wants_mirror() {
                 continue;
             }
-            match placed.object.mirror(&mut self.interner) {
-                Err(problem) => self.refuse(place(problem)),
+            match located.object.mirror(&mut self.interner) {
+                Err(problem) => self.add_unreadable(add_source(problem)),
                 Ok(slices) => {
                     for mut slice in slices {
-                        slice.problems = slice.problems.into_iter().map(place).collect();
+                        slice.problems = slice.problems.into_iter().map(add_source).collect();
+                        // A slice of the same name in the manifests takes precedence.
                         self.slices.entry(slice.name.clone()).or_insert(slice);
                     }
                 }
@@ -185,6 +201,7 @@ impl Inventory {
     }
 }
 
+/// Returns a [`Update::Merge`] for an incomplete list, which must delete nothing.
 fn update<T>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
     if is_whole {
         Update::Reset(objects)
@@ -193,55 +210,55 @@ fn update<T>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
     }
 }
 
-/// Where all nodes are. What is wrong with our `own` is said where the whole of it is read.
-fn places_of(
-    nodes: &BTreeMap<String, Placed<api::Node>>,
+/// Returns the locations of all nodes. The problems of our `own` Node are reported by its parsing.
+fn node_locations(
+    nodes: &BTreeMap<String, Located<api::Node>>,
     own: &str,
     interner: &mut Interner,
 ) -> Vec<Parsed<model::NodeLocation>> {
-    let mut places = Vec::with_capacity(nodes.len());
-    for (name, placed) in nodes {
-        let place = |problem| place(problem, &placed.source);
-        if let Ok(mut parsed) = placed.object.location(interner) {
-            let problems = parsed.problems.into_iter().map(place);
+    let mut locations = Vec::with_capacity(nodes.len());
+    for (name, located) in nodes {
+        let add_source = |problem| with_source(problem, &located.source);
+        if let Ok(mut parsed) = located.object.location(interner) {
+            let problems = parsed.problems.into_iter().map(add_source);
             parsed.problems = problems.filter(|_| name != own).collect();
-            places.push(parsed);
+            locations.push(parsed);
         }
     }
-    places
+    locations
 }
 
 fn insert<N: Ord + Clone + std::fmt::Display, T>(
-    objects: &mut BTreeMap<N, Placed<T>>,
+    objects: &mut BTreeMap<N, Located<T>>,
     kind: &str,
     name: N,
     object: T,
     source: &Source,
 ) {
-    let mut placed = Placed {
+    let mut located = Located {
         object,
         problems: Vec::new(),
-        is_given_up: false,
+        is_unservable: false,
         source: source.clone(),
     };
     match objects.entry(name) {
         Entry::Vacant(entry) => {
-            entry.insert(placed);
+            entry.insert(located);
         }
         Entry::Occupied(mut entry) => {
-            placed.problems.push(repeated(kind, entry.key()));
-            entry.insert(placed);
+            located.problems.push(repeated(kind, entry.key()));
+            entry.insert(located);
         }
     }
 }
 
 fn repeated(kind: &str, name: impl std::fmt::Display) -> Problem {
-    let message = "the object was already given; this later one counts";
+    let message = "the object was defined before; this later definition is used";
     Problem::new(format!("{kind} {name}"), "", "", message)
 }
 
-/// Says where a problem is; one that concerns no object gets the place for one.
-fn place(mut problem: Problem, source: &Source) -> Problem {
+/// Adds the place to a problem. If the problem has no object, the place becomes its object.
+fn with_source(mut problem: Problem, source: &Source) -> Problem {
     if problem.object.is_empty() {
         problem.object = source.to_string();
         return problem;

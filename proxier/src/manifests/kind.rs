@@ -1,4 +1,4 @@
-//! Telling objects apart, and reading those that matter.
+//! Classifies objects by kind and parses those of known kinds.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -7,7 +7,7 @@ use super::field_path;
 use crate::api;
 use crate::problem::Problem;
 
-/// An object that matters to a node.
+/// An object of a kind that the proxy uses.
 #[derive(Debug)]
 pub(super) enum Object {
     Service(Box<api::Service>),
@@ -16,18 +16,18 @@ pub(super) enum Object {
     Node(api::Node),
 }
 
-/// What an object's `apiVersion` and `kind` make it.
+/// The class of an object by its `apiVersion` and `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Matters to a node.
+    /// A kind that the proxy uses.
     Single(Single),
-    /// Has objects in `items`, of that kind if they do not say themselves.
+    /// A list of objects in `items`, of that kind unless they name theirs.
     List(Option<Single>),
-    /// Nothing to a node.
+    /// A kind that the proxy does not use.
     Other,
 }
 
-/// A kind that matters to a node.
+/// The kinds that the proxy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Single {
     Service,
@@ -36,8 +36,8 @@ pub(super) enum Single {
     Node,
 }
 
-/// Kinds of the core group that are none of ours; each has a list kind too. Any other kind in the
-/// core group is a mistake, and might be a misspelled Service.
+/// The other kinds of the core group; each has a list kind too. A kind beside these is an error: it
+/// may be a misspelled Service.
 const OTHER_CORE_KINDS: [&str; 14] = [
     "Binding",
     "ComponentStatus",
@@ -58,11 +58,11 @@ const OTHER_CORE_KINDS: [&str; 14] = [
 impl Kind {
     /// Classifies an object.
     ///
-    /// Objects of groups that Kubernetes does not define may be called as they like: a `Service`
-    /// of `serving.knative.dev/v1` is not ours and no mistake.
+    /// In groups that Kubernetes does not define any kind is valid: a `Service` of
+    /// `serving.knative.dev/v1` is of [`Kind::Other`].
     ///
     /// # Errors
-    /// When it can hardly mean what it says. The problem has no object yet.
+    /// If the kind is probably misspelled. The problem has no object yet.
     pub(super) fn of(object: &Map<String, Value>) -> Result<Self, Problem> {
         let kind = word(object, "kind")?;
         let version = word(object, "apiVersion")?;
@@ -80,13 +80,13 @@ impl Kind {
                 false => Self::Single(single),
             }),
             Some((_, wanted)) if is_of_kubernetes(version) => {
-                let message = format!("{kind} is in {wanted}; the object is skipped");
+                let message = format!("{kind} belongs to {wanted}; the object is skipped");
                 Err(Problem::new("", "apiVersion", version, message))
             }
             Some(_) => Ok(Self::Other),
             None if kind == "List" && version == "v1" => Ok(Self::List(None)),
             None if is_misspelled(single, version) => {
-                let message = format!("is no kind of {version}; the object is skipped");
+                let message = format!("is not a kind of {version}; the object is skipped");
                 Err(Problem::new("", "kind", kind, message))
             }
             None => Ok(Self::Other),
@@ -95,10 +95,10 @@ impl Kind {
 }
 
 impl Single {
-    /// Reads `value` as an object of this kind.
+    /// Parses `value` as an object of this kind.
     ///
     /// # Errors
-    /// When a list or a mapping stands where it does not belong, or the other way round.
+    /// If a list or a mapping is in the wrong place.
     pub(super) fn read(self, value: Value) -> Result<Object, Problem> {
         let label = self.label(&value);
         match self {
@@ -145,21 +145,22 @@ fn word<'a>(object: &'a Map<String, Value>, field: &str) -> Result<&'a str, Prob
             "",
             field,
             other,
-            "is no name; the object is skipped",
+            "is not a name; the object is skipped",
         )),
     }
 }
 
-/// Whether Kubernetes itself defines the group of `version`: its groups have no dot, or end in
-/// `.k8s.io`.
+/// Returns whether Kubernetes defines the group of `version`: its groups have no dot or end in
 fn is_of_kubernetes(version: &str) -> bool {
     let group = version.split_once('/').map_or("", |(group, _)| group);
     !group.contains('.') || group.ends_with(".k8s.io")
 }
 
+/// Returns whether a kind that the proxy does not use is probably a misspelled one.
 fn is_misspelled(single: &str, version: &str) -> bool {
     match version.split_once('/') {
         None => version != "v1" || !OTHER_CORE_KINDS.contains(&single),
+        // EndpointSlice is the only kind of this group.
         Some((group, _)) => group == "discovery.k8s.io",
     }
 }

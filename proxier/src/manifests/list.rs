@@ -1,8 +1,8 @@
-//! Documents that hold one object or many.
+//! Documents with one object or a list.
 //!
-//! The items of a list are read one at a time, so that the generic tree of a whole cluster is never
-//! in memory. A list's own kind often comes after its items; until then they are kept as they are
-//! understood by themselves.
+//! The items of a list are parsed one at a time, so that the generic tree of a whole cluster is never
+//! in memory. A list's own kind often follows its items. An item without a kind of its own is kept as
+//! a generic tree until then.
 
 use std::fmt;
 
@@ -11,25 +11,25 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
-use super::document::{Cursor, Found};
+use super::document::{Cursor, ManifestObject};
 use super::kind::{Kind, Object, Single};
 use crate::problem::Problem;
 
-/// How many lists may stand inside each other.
+/// The maximum nesting of lists.
 const MAX_DEPTH: usize = 4;
 
-/// One document, or what stands in a list's `items`.
+/// A document, or the value of a list's `items`.
 pub(super) enum Document {
-    /// Nothing.
+    /// An empty document, or `null`.
     Empty,
     /// A mapping: an object, or a list of objects.
     Object {
         head: Map<String, Value>,
         items: Box<Self>,
     },
-    /// A bare list of objects.
+    /// A list of objects.
     Array(Vec<Item>),
-    /// Text, a number or a boolean.
+    /// A string, a number or a boolean.
     Scalar,
 }
 
@@ -40,25 +40,25 @@ pub(super) struct Item {
 }
 
 enum Content {
-    /// Read by what it says of itself.
+    /// An item with a kind of its own, parsed.
     Known(Vec<Result<Object, Problem>>),
-    /// Does not say what it is.
+    /// An item without a kind.
     Anonymous(Value),
 }
 
 impl Document {
-    /// Adds what matters in the document, which starts at `line`.
-    pub(super) fn finish(self, line: usize, found: &mut Vec<Found>) {
+    /// Adds the objects of the document, which starts at `line`.
+    pub(super) fn finish(self, line: usize, found: &mut Vec<ManifestObject>) {
         match self {
             Self::Empty => {}
             Self::Array(items) => finish_items(items, None, found),
             Self::Scalar => {
                 let message = "is not a Kubernetes object; the document is skipped";
                 let object = Err(Problem::new("", "", "", message));
-                found.push(Found { line, object });
+                found.push(ManifestObject { line, object });
             }
             Self::Object { head, items } => match Kind::of(&head) {
-                Err(problem) => found.push(Found {
+                Err(problem) => found.push(ManifestObject {
                     line,
                     object: Err(problem),
                 }),
@@ -68,11 +68,11 @@ impl Document {
                     Self::Array(items) => finish_items(items, kind, found),
                     Self::Object { .. } | Self::Scalar => {
                         let object = Err(not_a_list());
-                        found.push(Found { line, object });
+                        found.push(ManifestObject { line, object });
                     }
                 },
                 Ok(Kind::Single(kind)) => {
-                    found.push(Found {
+                    found.push(ManifestObject {
                         line,
                         object: kind.read(Value::Object(head)),
                     });
@@ -82,7 +82,7 @@ impl Document {
     }
 }
 
-fn finish_items(items: Vec<Item>, kind: Option<Single>, found: &mut Vec<Found>) {
+fn finish_items(items: Vec<Item>, kind: Option<Single>, found: &mut Vec<ManifestObject>) {
     items.into_iter().for_each(|item| item.finish(kind, found));
 }
 
@@ -99,14 +99,18 @@ impl Item {
         Self { line, content }
     }
 
-    fn finish(self, kind: Option<Single>, found: &mut Vec<Found>) {
+    fn finish(self, kind: Option<Single>, found: &mut Vec<ManifestObject>) {
         let line = self.line;
         match (self.content, kind) {
             (Content::Known(objects), _) => {
-                found.extend(objects.into_iter().map(|object| Found { line, object }));
+                found.extend(
+                    objects
+                        .into_iter()
+                        .map(|object| ManifestObject { line, object }),
+                );
             }
             (Content::Anonymous(value), Some(kind)) => {
-                found.push(Found {
+                found.push(ManifestObject {
                     line,
                     object: kind.read(value),
                 });
@@ -114,9 +118,9 @@ impl Item {
             (Content::Anonymous(value), None) => {
                 let message = match value {
                     Value::Object(_) => "is missing; the object is skipped",
-                    _ => "is missing, for this is no object; it is skipped",
+                    _ => "is missing, because the item is not an object; it is skipped",
                 };
-                found.push(Found {
+                found.push(ManifestObject {
                     line,
                     object: Err(Problem::new("", "kind", "", message)),
                 });
@@ -125,7 +129,7 @@ impl Item {
     }
 }
 
-/// Reads an object that says what it is; of a list, the objects in it.
+/// Parses an object with a kind; for a list, the objects in it.
 fn read(mut object: Map<String, Value>, depth: usize) -> Vec<Result<Object, Problem>> {
     match Kind::of(&object) {
         Err(problem) => vec![Err(problem)],
@@ -136,7 +140,7 @@ fn read(mut object: Map<String, Value>, depth: usize) -> Vec<Result<Object, Prob
                 "",
                 "items",
                 "",
-                "too many lists inside lists; skipped",
+                "is nested too deeply in lists; skipped",
             ))]
         }
         Ok(Kind::List(kind)) => {
@@ -163,7 +167,7 @@ fn read(mut object: Map<String, Value>, depth: usize) -> Vec<Result<Object, Prob
     }
 }
 
-/// Reads a [`Document`].
+/// Deserializes a [`Document`].
 pub(super) struct DocumentSeed<'a>(pub(super) &'a Cursor);
 
 impl<'de> DeserializeSeed<'de> for DocumentSeed<'_> {
@@ -246,7 +250,8 @@ impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
         let Spanned {
             value, referenced, ..
         } = Spanned::<Value>::deserialize(input)?;
-        // JSON has no spans, its line is the cursor's; YAML counts from the document's first line.
+        // For JSON `Spanned` has no line, and the cursor has it; for YAML it counts from the
+        // document's first line.
         let offset = usize::try_from(referenced.line())
             .unwrap_or_default()
             .saturating_sub(1);

@@ -1,10 +1,10 @@
-//! Node ports for Services that shall have them and name none.
+//! Allocates node ports for Services that need one and specify none.
 //!
-//! As with cluster IPs, a port follows from the Service's name and its port, see [`Pool`].
+//! As for cluster IPs, a port is computed from the Service's name and port, see [`Pool`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::inventory::Placed;
+use super::inventory::Located;
 use super::pool::Pool;
 use crate::api::{self, Scalar, ServiceSpec};
 use crate::model::ObjectName;
@@ -12,29 +12,30 @@ use crate::problem::Problem;
 
 /// The first port of the API server's default range.
 const FIRST: u16 = 30_000;
-/// How many ports the range has: up to 32767.
+/// The number of ports of the range, which ends at 32767.
 const COUNT: u16 = 2768;
-/// How many of the lowest are given out last (KEP-3668: a thirty-second of the range).
+/// How many of the lowest ports are allocated last (KEP-3668: a thirty-second of the range).
 const LOW: u16 = COUNT / 32;
 
-/// Gives node ports to the Services of type `NodePort` and `LoadBalancer` that lack some, and the
-/// port of the load balancer's health check to those that shall have one.
-pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>) {
+/// Allocates the missing node ports of Services of type `NodePort` and `LoadBalancer`, and the
+/// missing health-check ports of load balancers.
+pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::Service>>) {
     let mut pool = Pool::new(COUNT.into(), LOW.into());
     let mut requests = Vec::new();
-    for (name, placed) in services.iter_mut() {
-        let spec = &mut placed.object.spec;
+    for (name, located) in services.iter_mut() {
+        let spec = &mut located.object.spec;
         if has_node_ports(spec) {
             share_ports(spec);
         }
+        // All specified ports are reserved before one is allocated.
         let given = spec.ports.iter().map(|port| &port.node_port);
         for port in given.chain([&spec.health_check_node_port]) {
             if let Some(number) = written(port).and_then(|port| port.checked_sub(FIRST)) {
                 pool.reserve(number.into());
             }
         }
-        if placed.object.has_addresses() {
-            requests.extend(wants(name, &placed.object.spec));
+        if located.object.has_addresses() {
+            requests.extend(wants(name, &located.object.spec));
         }
     }
     let names: Vec<String> = requests
@@ -42,40 +43,40 @@ pub(super) fn assign(services: &mut BTreeMap<ObjectName, Placed<api::Service>>) 
         .map(|request| request.name.clone())
         .collect();
     for (request, number) in requests.into_iter().zip(pool.assign(&names)) {
-        let Some(placed) = services.get_mut(&request.service) else {
+        let Some(located) = services.get_mut(&request.service) else {
             continue;
         };
         let offset = number.and_then(|number| u16::try_from(number).ok());
-        request.finish(placed, offset.map(|offset| FIRST + offset));
+        request.finish(located, offset.map(|offset| FIRST + offset));
     }
 }
 
-/// A port that is to be given out.
+/// A port to allocate.
 struct Request {
     service: ObjectName,
-    /// What the port follows from.
+    /// The name from which the port is computed.
     name: String,
     goal: Goal,
 }
 
 enum Goal {
-    /// For the Service's ports of that number: one that serves several protocols has the same node
-    /// port for all of them, as with the API server.
+    /// For the Service's ports of that number. A port number with several protocols has the same
+    /// node port for all of them, as with the API server.
     NodePort(u16),
     HealthCheck,
 }
 
 impl Request {
-    fn finish(self, placed: &mut Placed<api::Service>, port: Option<u16>) {
-        let spec = &mut placed.object.spec;
+    fn finish(self, located: &mut Located<api::Service>, port: Option<u16>) {
+        let spec = &mut located.object.spec;
         let Some(node_port) = port else {
             let field = match self.goal {
                 Goal::NodePort(_) => "spec.ports",
                 Goal::HealthCheck => "spec.healthCheckNodePort",
             };
-            let message = "every node port is taken; none is given out";
+            let message = "every node port is in use; none is allocated";
             let object = format!("Service {}", self.service);
-            placed
+            located
                 .problems
                 .push(Problem::new(object, field, "", message));
             return;
@@ -120,7 +121,7 @@ fn wants(name: &ObjectName, spec: &ServiceSpec) -> Vec<Request> {
     requests
 }
 
-/// Whether ports without a node port are to get one.
+/// Returns whether ports without a node port get one.
 fn has_node_ports(spec: &ServiceSpec) -> bool {
     match spec.r#type.as_str() {
         Some("NodePort") => true,
@@ -129,7 +130,7 @@ fn has_node_ports(spec: &ServiceSpec) -> bool {
     }
 }
 
-/// Gives ports that name no node port the one of a port with the same number.
+/// Copies the node port of a port to ports of the same number that specify none.
 fn share_ports(spec: &mut ServiceSpec) {
     let mut given = BTreeMap::new();
     for entry in &spec.ports {
@@ -149,6 +150,7 @@ fn share_ports(spec: &mut ServiceSpec) {
 }
 
 fn is_open(port: &Scalar) -> bool {
+    // In Go types an absent port is 0.
     matches!(port, Scalar::Absent | Scalar::Integer(0))
 }
 

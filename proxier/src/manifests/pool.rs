@@ -1,31 +1,31 @@
-//! Giving out numbers so that everybody keeps theirs.
+//! Allocation of numbers that rarely changes when claims are added or removed.
 
 use std::collections::HashSet;
 
-/// How often a claim may be turned away before it takes whatever is free next.
+/// The number of preferred numbers of a claim; after them it gets the next free number.
 const ROUNDS: u64 = 32;
 
-/// Numbers that are given to claims by hashing the claims' names.
+/// Numbers that are allocated by hashing the names of claims.
 ///
-/// There is no memory of what was given out before, so the result depends on nothing but the names
-/// of the claims and the numbers that were reserved. Every claim has a row of favourite numbers;
-/// first all claims try their first, in the order of their names, then those that were turned away
-/// their second, and so on. So a claim that is added or withdrawn moves another one only when both
-/// like the same number best, or when the other had been turned away before. That is rare until the
-/// pool is crowded, but it cannot be excluded: what must never move has to be written down.
+/// Nothing is stored between runs, so the result depends only on the names of the claims and the
+/// reserved numbers. Each claim has a sequence of preferred numbers. First all claims try their
+/// first number, in the order of their names; then those without a number try their second, and so
+/// on. So adding or removing a claim moves another one only if both prefer the same number, or if
+/// the other had lost one before. That is rare until the pool is nearly full, but possible: a number
+/// that must never change has to be written into the manifest.
 ///
-/// The lowest numbers are given out last, when all others are taken (KEP-3070, KEP-3668): people
-/// choose low numbers by hand.
+/// The lowest numbers are allocated last (KEP-3070, KEP-3668), because people choose low numbers by
+/// hand.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     size: u64,
-    /// How many of the lowest numbers are given out last.
+    /// How many of the lowest numbers are allocated last.
     low: u64,
     taken: HashSet<u64>,
 }
 
 impl Pool {
-    /// The numbers from 0 to `size` - 1, of which the lowest `low` are given out last.
+    /// Returns a pool of the numbers 0 to `size` - 1, of which the lowest `low` are allocated last.
     pub(super) fn new(size: u64, low: u64) -> Self {
         Self {
             size,
@@ -34,14 +34,14 @@ impl Pool {
         }
     }
 
-    /// Keeps `number` from being given out.
+    /// Excludes `number` from allocation.
     pub(super) fn reserve(&mut self, number: u64) {
         if number < self.size {
             self.taken.insert(number);
         }
     }
 
-    /// A number for every claim, in the order of `names`; `None` for those that came too late.
+    /// Returns a number for each claim, in the order of `names`; `None` if the pool is exhausted.
     pub(super) fn assign(&mut self, names: &[String]) -> Vec<Option<u64>> {
         let mut numbers = vec![None; names.len()];
         let mut waiting: Vec<usize> = (0..names.len()).collect();
@@ -75,6 +75,7 @@ impl Pool {
             let start = hash.checked_rem(count).unwrap_or_default();
             (0..count).map(move |step| base + (start + step) % count)
         };
+        // A linear search, but only in a nearly full pool.
         let number = from(self.low, high)
             .chain(from(0, self.low))
             .find(|n| !self.taken.contains(n))?;
@@ -83,13 +84,13 @@ impl Pool {
     }
 }
 
-/// FNV-1a with a finalizer; written out because it must never change between versions.
+/// FNV-1a with a finalizer. Implemented here because it must never change between versions.
 fn hash(name: &str, round: u64) -> u64 {
     let bytes = name.bytes().chain(round.to_le_bytes());
     let fnv = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    // FNV's low bits mix badly; this is the finalizer of MurmurHash3.
+    // The low bits of FNV are poorly mixed; this is the finalizer of MurmurHash3.
     let mixed = (fnv ^ (fnv >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     mixed ^ (mixed >> 33)
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn low_numbers_go_last_and_everybody_is_served_once() {
+    fn low_numbers_are_allocated_last_and_each_number_once() {
         let numbers = Pool::new(100, 16).assign(&names(84));
         assert!(
             numbers
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_claim_moves_hardly_anybody() {
+    fn a_new_claim_rarely_moves_another() {
         let names = names(100);
         let all = Pool::new(254, 16).assign(&names);
         for left_out in 0..names.len() {
@@ -154,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_does_not_matter(
+        fn the_order_of_claims_does_not_matter(
             (size, low, sorted, shuffled) in (1..400_u64, 0..100_u64, 0..300_usize)
                 .prop_flat_map(|(size, low, count)| {
                     let names = names(count);

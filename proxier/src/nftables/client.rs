@@ -227,7 +227,10 @@ impl Client {
     }
 
     /// Returns the first failure and the index of its message; `None` if there is none.
-    fn send(&mut self, transaction: &mut Transaction) -> Result<Option<(usize, RequestError)>, Error> {
+    fn send(
+        &mut self,
+        transaction: &mut Transaction,
+    ) -> Result<Option<(usize, RequestError)>, Error> {
         // Ask for an acknowledgement of the last message before the end of the batch. Before Linux
         // 6.10 the kernel does not handle that request on the begin and end messages themselves.
         let last = transaction.batch.len().saturating_sub(2);

@@ -160,6 +160,7 @@ impl Link {
         accept: &str,
         timeouts: Timeouts,
     ) -> Result<ResponseStream, RequestFailure> {
+        // `base_uri_layer` adds scheme and host, so `path` is enough.
         let mut request = Request::get(path)
             .header(header::ACCEPT, accept)
             .header(header::USER_AGENT, USER_AGENT);
@@ -273,6 +274,7 @@ fn connector(timeouts: Timeouts) -> HttpConnector {
     let idle = (timeouts.dead_peer / 2).max(second);
     let interval = (timeouts.dead_peer / (2 * probes)).max(second);
     let mut http = HttpConnector::new();
+    // Accepts https URLs: TLS is a layer around this connector.
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(timeouts.connect));

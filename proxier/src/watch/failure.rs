@@ -54,6 +54,7 @@ impl ApiRefusal {
             None => String::from_utf8_lossy(body).trim().to_owned(),
         };
         let mut causes = details.causes.unwrap_or_default().into_iter();
+        // 0 is how Go types represent an absent value.
         let asked = details.retry_after_seconds.filter(|&secs| secs > 0);
         Self {
             code: code.or(status.code).unwrap_or(0),

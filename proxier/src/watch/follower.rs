@@ -125,6 +125,7 @@ impl<'a, R: Resource> Follower<'a, R> {
 
     /// Chooses the request that follows `failure`, and waits for the backoff.
     async fn recover(&mut self, failure: &RequestFailure) {
+        // Only a rejected list shows that the kind is absent. A rejected watch is retried.
         if R::IS_OPTIONAL
             && matches!(self.next, Next::List(_))
             && failure
@@ -137,6 +138,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         let wait = self
             .backoff
             .wait(self.resumed.elapsed(), failure.retry_after());
+        // An unchanged reason is not logged again: an outage may last for hours.
         if self.entry.record_failure(failure.to_string()) {
             tracing::warn!(
                 objects = R::PLURAL,
@@ -172,6 +174,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     /// Lists all objects in pages.
     async fn list(&mut self, since: &Since) -> Result<(), RequestFailure> {
         self.entry.set_state(FollowState::Listing);
+        // A list reports the problems of all objects anew.
         self.problems.clear();
         let mut objects = Vec::new();
         let mut query = self.query().list(since);
@@ -229,6 +232,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                 .refusal()
                 .is_some_and(|refusal| refusal.is_invalid())
             {
+                // The server rejects streaming lists, so a backoff would gain nothing.
                 return Ok(());
             }
         }
@@ -268,6 +272,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     ) -> Result<(), RequestFailure> {
         let mut cutter = LineSplitter::default();
         loop {
+            // A list arrives without pauses; a watch may be silent until the next bookmark.
             let bound = match initial {
                 Some(_) => self.shared.timeouts.response,
                 None => self.shared.timeouts.silence,
@@ -327,6 +332,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                 None => ParsedEvent::Nothing,
             }),
             EventType::Deleted => {
+                // Only the name is needed, so an object with malformed content can be deleted.
                 let gone: Head<NameMetadata> =
                     serde_json::from_slice(json).map_err(|error| malformed("a deletion", error))?;
                 let version = head.ok().map(|head| head.metadata.resource_version);
@@ -379,6 +385,7 @@ impl<'a, R: Resource> Follower<'a, R> {
 
     /// Notes that all changes up to `version` were sent.
     fn advance(&mut self, version: Option<String>) {
+        // An empty version would start the next watch at any state the server has, and lose changes.
         if let Some(version) = version.filter(|version| !version.is_empty()) {
             self.next = Next::Watch(version);
         }

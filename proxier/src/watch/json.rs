@@ -100,6 +100,7 @@ impl ListSplitter {
 
     /// Appends to the open element and truncates it one byte above [`MAX_OBJECT`].
     fn keep(&mut self, bytes: &[u8]) {
+        // One byte above the limit is what marks the element as too large, see `resource::read`.
         let room = (MAX_OBJECT + 1).saturating_sub(self.element.len());
         self.element
             .extend_from_slice(bytes.get(..room).unwrap_or(bytes));

@@ -121,6 +121,7 @@ impl Resource for OwnNode {
     fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event> {
         let node = match change {
             Update::Apply(node) => {
+                // A list has cleared the problems already.
                 problems.clear();
                 Some(node)
             }
@@ -196,6 +197,7 @@ pub(super) fn read<R: Resource>(
         Err(error) => error,
     };
     let head: Head<NameMetadata> = serde_json::from_slice(json).map_err(|_| {
+        // Enough text to recognise the object in a log.
         let text = String::from_utf8_lossy(json.get(..512).unwrap_or(json));
         let message = match json.len() > MAX_OBJECT {
             true => format!("is larger than {} MiB; skipped", MAX_OBJECT >> 20),
@@ -226,6 +228,7 @@ pub(super) struct WatchEvent<'a> {
     pub(super) event_type: EventType,
     /// The object, unparsed.
     #[serde(borrow)]
+    // Its type depends on the event type.
     pub(super) object: &'a RawValue,
 }
 

@@ -1,31 +1,24 @@
-//! Addresses and ports that manifests leave to the cluster.
+//! Allocation of cluster IPs and node ports.
 
 use proptest::prelude::*;
 use proxier::manifests::{self, Options};
 use proxier::model::Service;
 
-use super::{golden, objects, options, show};
+use super::{Manifest, golden, objects, options, show};
 
 #[test]
-fn addresses_run_out_with_a_word() {
-    let service = |name: &str, spec: &str| {
-        format!("---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {spec}\n")
-    };
-    let text = service("a", "{}")
-        + &service("b", "{}")
-        + &service("six", "{ipFamilies: [IPv6]}")
-        + &service(
-            "both",
-            "{clusterIP: 10.0.0.3, ipFamilyPolicy: RequireDualStack}",
-        )
-        + &service(
-            "either",
-            "{clusterIP: 10.0.0.4, ipFamilyPolicy: PreferDualStack}",
-        )
-        + &service("foreign", "{ipFamilies: [IPv6]}").replace(
-            "{name: foreign}",
-            "{name: f, labels: {service.kubernetes.io/service-proxy-name: x}}",
-        );
+fn missing_addresses_are_reported() {
+    let manifests = [
+        Manifest::service("a"),
+        Manifest::service("b"),
+        Manifest::service("six").spec("ipFamilies: [IPv6]"),
+        Manifest::service("both").spec("clusterIP: 10.0.0.3, ipFamilyPolicy: RequireDualStack"),
+        Manifest::service("either").spec("clusterIP: 10.0.0.4, ipFamilyPolicy: PreferDualStack"),
+        Manifest::service("f")
+            .label("service.kubernetes.io/service-proxy-name: x")
+            .spec("ipFamilies: [IPv6]"),
+    ];
+    let text: String = manifests.iter().map(Manifest::yaml).collect();
     let with = |service_cidr: &[&str]| {
         let options = Options {
             service_cidr: service_cidr
@@ -49,7 +42,7 @@ fn services(documents: &[String]) -> Vec<Service> {
         .collect()
 }
 
-/// Services of every type, some with what others have to be given.
+/// Services of every type, some with addresses and node ports and some without.
 fn any_services() -> impl Strategy<Value = Vec<String>> {
     let types = ["ClusterIP", "NodePort", "LoadBalancer"];
     let policies = ["SingleStack", "PreferDualStack", "RequireDualStack"];
@@ -90,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_given_twice(documents in any_services()) {
+    fn no_address_or_port_is_allocated_twice(documents in any_services()) {
         let plain: Vec<String> = documents
             .iter()
             .map(|document| {

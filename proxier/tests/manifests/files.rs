@@ -1,4 +1,4 @@
-//! Files, directories, and what stands in their place.
+//! Files and directories.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,13 +7,13 @@ use std::path::Path;
 use proxier::manifests::{self, Error, Loaded};
 use proxier::store::{Snapshot, Touched};
 
-use super::{objects, options, problems};
+use super::{Manifest, objects, options, problems};
 
 fn service(name: &str) -> String {
-    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n")
+    Manifest::service(name).yaml()
 }
 
-/// The names of the Services, and what was wrong; the directory is called `D` in it.
+/// Returns the names of the Services and the problems, with `D` for the directory.
 fn load(directory: &Path) -> (Vec<String>, Vec<String>) {
     let loaded = manifests::load(directory, &options()).unwrap();
     let names = objects(&loaded)
@@ -33,7 +33,7 @@ fn load(directory: &Path) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn a_directory_is_read_in_order_and_not_descended_into() {
+fn a_directory_is_read_in_order_and_without_subdirectories() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     fs::write(at("b.yaml"), service("b")).unwrap();
@@ -56,12 +56,12 @@ fn a_directory_is_read_in_order_and_not_descended_into() {
         [
             "D/gone.yaml: no such file or directory (os error 2); the file is skipped",
             "D/latin.yaml: not UTF-8 at byte 5; the file is skipped",
-            "D/c.json:1: Service default/b: the object was already given; this later one counts",
+            "D/c.json:1: Service default/b: the object was defined before; this later definition is used",
         ]
     );
 }
 
-/// A directory of manifests, loaded into one snapshot again and again.
+/// A directory of manifests that is loaded into one snapshot repeatedly.
 struct Reloaded {
     directory: tempfile::TempDir,
     snapshot: Snapshot,
@@ -105,10 +105,10 @@ fn an_unreadable_file_keeps_its_last_readable_content() {
     assert_eq!(manifests.load(), (false, both.clone()), "not UTF-8");
     manifests.write("b.yaml", "kind: [");
     assert_eq!(manifests.load(), (false, both.clone()), "no YAML");
-    manifests.write("b.yaml", service("b").replace("Service", "Servise"));
+    manifests.write("b.yaml", Manifest::new("Servise", "b").yaml());
     assert_eq!(manifests.load(), (false, both), "an unknown kind");
 
-    // Other files keep their effect meanwhile.
+    // The other file is still applied.
     manifests.write("a.yaml", service("c"));
     let three = ["a", "b", "c"].map(str::to_owned).to_vec();
     assert_eq!(manifests.load(), (false, three));
@@ -135,7 +135,7 @@ fn only_unreadable_objects_make_a_load_partial() {
     let node = "apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\n";
     let endpoints = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\n";
     for (what, text) in [
-        ("a Service twice", format!("{0}---\n{0}", service("a"))),
+        ("a Service twice", service("a").repeat(2)),
         ("Endpoints twice", format!("{endpoints}---\n{endpoints}")),
         (
             "a node address",
@@ -143,7 +143,7 @@ fn only_unreadable_objects_make_a_load_partial() {
         ),
         (
             "a cluster IP",
-            format!("{}spec: {{clusterIP: x}}", service("a")),
+            Manifest::service("a").spec("clusterIP: x").yaml(),
         ),
     ] {
         let loaded = parse(&text);
@@ -185,7 +185,7 @@ fn a_mounted_config_map_is_read_once() {
 }
 
 #[test]
-fn what_cannot_be_read_at_all_is_an_error_in_one_line() {
+fn an_unreadable_path_is_an_error_in_one_line() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing.yaml");
     let error = manifests::load(&missing, &options()).unwrap_err();

@@ -1,11 +1,11 @@
-//! Texts that mean harm, or nothing.
+//! Malicious and meaningless texts.
 
 use proptest::prelude::*;
 use proxier::manifests;
 
 use super::{objects, options, problems};
 
-/// What is wrong with `text`, and how many Services it has.
+/// Returns the problems of `text` and the number of its Services.
 fn read(text: &str) -> (Vec<String>, usize) {
     let loaded = manifests::parse(text, "f", &options());
     let count = objects(&loaded)
@@ -16,7 +16,7 @@ fn read(text: &str) -> (Vec<String>, usize) {
     (problems(&loaded), count)
 }
 
-/// Words that mean something in some manifest.
+/// Words of manifests.
 const WORDS: &str = "\
      addressType addresses annotations apiVersion clientIP clusterIP clusterIPs \
      conditions discovery.k8s.io/v1 endpoints Endpoints EndpointSlice externalIPs fd00::1 forZones \
@@ -26,11 +26,11 @@ const WORDS: &str = "\
      protocol Service ServiceList sessionAffinity sessionAffinityConfig spec status subsets TCP \
      timeoutSeconds type UDP v1 web 10.0.0.1 10.0.0.0/8";
 
-/// A Service that must survive whatever stands before it.
+/// A Service that must be read, whatever precedes it.
 const FINE: &str = "\n---\napiVersion: v1\nkind: Service\nmetadata: {name: fine}\nspec: {}\n";
 
 #[test]
-fn bombs_are_refused_and_the_rest_is_read() {
+fn bombs_are_rejected_and_the_rest_is_read() {
     let laughs: String = (1..12)
         .map(|level| {
             let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
@@ -71,7 +71,7 @@ fn bombs_are_refused_and_the_rest_is_read() {
 }
 
 #[test]
-fn a_huge_name_costs_its_object_only() {
+fn a_huge_name_affects_only_its_object() {
     let huge = "x".repeat(1 << 20);
     for (object, field) in [
         (
@@ -103,7 +103,7 @@ fn a_huge_name_costs_its_object_only() {
 }
 
 #[test]
-fn no_text_is_too_odd() {
+fn unusual_texts_are_handled() {
     for text in [
         "",
         "\u{feff}",
@@ -131,7 +131,7 @@ fn no_text_is_too_odd() {
     assert_eq!(read(&format!("{json}\n---\n{json}{FINE}")).1, 2);
 }
 
-/// Values of every shape, with the words that manifests are made of.
+/// Values of every type, with the words of manifests.
 fn any_value() -> impl Strategy<Value = serde_json::Value> {
     let leaf = prop_oneof![
         Just(serde_json::Value::Null),
@@ -140,7 +140,7 @@ fn any_value() -> impl Strategy<Value = serde_json::Value> {
         (0..70_000).prop_map(|number: i32| number.into()),
         any::<f64>().prop_map(Into::into),
         word().prop_map(Into::into),
-        // YAML refuses some characters that JSON takes.
+        // Printable only: YAML rejects some characters that JSON allows.
         "[ -~é]*".prop_map(Into::into),
     ];
     leaf.prop_recursive(6, 60, 6, |inner| {
@@ -156,7 +156,7 @@ fn word() -> impl Strategy<Value = String> {
     proptest::sample::select(WORDS.split(' ').collect::<Vec<_>>()).prop_map(str::to_owned)
 }
 
-/// An object of a kind that is read, with anything in it.
+/// An object of a known kind with arbitrary fields.
 fn any_object() -> impl Strategy<Value = serde_json::Value> {
     let kinds = [
         "Service",
@@ -197,17 +197,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn any_text_is_survived(text in ".*") {
+    fn any_text_is_parsed_without_panic(text in ".*") {
         read(&text);
     }
 
     #[test]
-    fn any_yaml_like_text_is_survived(text in "([-\\[\\]{}:,&*!|>'\"%@`#?~ \n]|[a-c0-2]){0,200}") {
+    fn any_yaml_like_text_is_parsed_without_panic(text in "([-\\[\\]{}:,&*!|>'\"%@`#?~ \n]|[a-c0-2]){0,200}") {
         read(&text);
     }
 
     #[test]
-    fn any_object_is_survived_as_json_and_as_yaml(
+    fn any_object_gives_the_same_as_json_and_as_yaml(
         objects in proptest::collection::vec(any_object(), 0..4),
     ) {
         let json: String = objects.iter().map(|object| format!("{object:#}\n")).collect();

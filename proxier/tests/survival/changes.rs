@@ -57,7 +57,7 @@ fn change(daemon: &mut Daemon, objects: &[Value], dice: &mut Dice) {
             return daemon.start();
         }
         (1, _) => return daemon.api.compact(),
-        (2, _) => return daemon.api.cut(),
+        (2, _) => return daemon.api.break_connections(),
         (3, _) => std::thread::sleep(Duration::from_millis(20)),
         (4 | 5, _) => {}
         // A node cannot do without its own object; the others come and go.

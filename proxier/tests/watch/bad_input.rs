@@ -1,4 +1,4 @@
-//! Objects and answers that are not as promised.
+//! Malformed objects and responses.
 
 use std::time::Duration;
 
@@ -8,13 +8,14 @@ use proxier::watch::Message;
 use serde_json::{Value, json};
 
 use crate::follower::Follower;
-use crate::objects::{answer, key, node, service};
+use crate::objects::{key, node, response, service};
 
 #[test]
-fn a_bad_object_costs_no_more_than_itself() {
-    for streams_lists in [true, false] {
+fn a_malformed_object_does_not_affect_others() {
+    for (scenario, streams_lists) in [("streaming lists", true), ("lists in pages", false)] {
+        println!("{scenario}");
         let server = ApiServer::start();
-        server.behave(|behaviour| behaviour.streams_lists = streams_lists);
+        server.configure(|behaviour| behaviour.streams_lists = streams_lists);
         let bad = |spec: Value| {
             let mut object = service("bad", 80);
             object["spec"] = spec;
@@ -63,26 +64,26 @@ fn a_bad_object_costs_no_more_than_itself() {
 }
 
 #[test]
-fn nonsense_is_survived_and_asked_again() {
+fn malformed_responses_are_retried() {
     let server = ApiServer::start();
-    server.behave(|behaviour| behaviour.streams_lists = false);
+    server.configure(|behaviour| behaviour.streams_lists = false);
     server.apply(service("web", 80));
     let path = "/api/v1/services";
-    let mut broken = answer(
+    let mut broken = response(
         200,
         r#"{"metadata":{"resourceVersion":"9"},"items":[{"metadata":"#,
     );
-    broken.breaks_off = true;
-    let mut busy = answer(429, "");
+    broken.breaks_connection = true;
+    let mut busy = response(429, "");
     busy.headers.push(("Retry-After".into(), "2".into()));
     for nonsense in [
-        // To the attempt at a streaming list.
-        answer(200, "{\"type\":\"ADDED\",\n"),
-        answer(502, "<html>Bad Gateway</html>"),
+        // The response to the streaming list.
+        response(200, "{\"type\":\"ADDED\",\n"),
+        response(502, "<html>Bad Gateway</html>"),
         broken,
         busy,
     ] {
-        server.answer_next(path, nonsense);
+        server.respond_next(path, nonsense);
     }
     let follower = Follower::start(&server);
     for expected in [
@@ -107,12 +108,12 @@ fn nonsense_is_survived_and_asked_again() {
     let waited = lists[4].at - lists[3].at;
     assert!(
         waited >= Duration::from_secs(2),
-        "the server asked for it: {waited:?}"
+        "the server sent Retry-After: {waited:?}"
     );
 }
 
 #[test]
-fn a_line_without_end_is_cut_short_and_seen_to_by_a_list() {
+fn an_endless_line_ends_the_watch_and_a_list_follows() {
     let server = ApiServer::start();
     server.apply(service("web", 80));
     let follower = Follower::start(&server);
@@ -121,15 +122,15 @@ fn a_line_without_end_is_cut_short_and_seen_to_by_a_list() {
         "{{\"type\":\"MODIFIED\",\"object\":\"{}",
         "x".repeat(40 << 20)
     );
-    server.answer_next("/api/v1/services", answer(200, &endless));
-    server.cut();
+    server.respond_next("/api/v1/services", response(200, &endless));
+    server.break_connections();
     assert_eq!(follower.services(), "reset [a/web]");
     let failed = follower.status().services.failed.unwrap().1;
     assert!(failed.contains("too long"), "{failed}");
 }
 
 #[test]
-fn problems_of_our_own_node_come_and_go() {
+fn problems_of_our_own_node_are_reported_and_cleared() {
     let server = ApiServer::start();
     server.apply(node("us", "bogus"));
     let follower = Follower::start(&server);
@@ -139,8 +140,8 @@ fn problems_of_our_own_node_come_and_go() {
     assert_eq!(problems[0].field, "status.addresses[0].address");
     server.apply(node("us", "192.0.2.1"));
     assert_eq!(follower.problems(), []);
-    // A node that is gone stays what it was.
+    // A deleted Node keeps its last state.
     follower.drain();
     server.delete(&Key::new("Node", "", "us").unwrap());
-    follower.is_quiet();
+    follower.assert_silent();
 }

@@ -1,4 +1,4 @@
-//! Ways to the server: kubeconfig files, tokens, certificates.
+//! Kubeconfig files, tokens, certificates.
 
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
@@ -35,9 +35,9 @@ pub(crate) fn with_kubeconfig(path: &Path) -> WatchConfig {
 }
 
 #[test]
-fn a_rotated_token_is_used_at_once_and_an_expired_one_is_waited_out() {
+fn a_rotated_token_is_used_at_once_and_an_expired_one_is_retried() {
     let server = ApiServer::start();
-    server.behave(|behaviour| behaviour.tokens = Some(vec!["first".into(), "second".into()]));
+    server.configure(|behaviour| behaviour.tokens = Some(vec!["first".into(), "second".into()]));
     server.apply(service("web", 80));
     let directory = tempfile::tempdir().unwrap();
     let token = directory.path().join("token");
@@ -52,7 +52,7 @@ fn a_rotated_token_is_used_at_once_and_an_expired_one_is_waited_out() {
     assert_eq!(follower.services(), "reset [a/web]");
 
     std::fs::write(&token, "second").unwrap();
-    server.cut();
+    server.break_connections();
     until(
         "used the new token",
         || {
@@ -65,8 +65,8 @@ fn a_rotated_token_is_used_at_once_and_an_expired_one_is_waited_out() {
     server.apply(service("new", 80));
     assert_eq!(follower.services(), "apply a/new");
 
-    server.behave(|behaviour| behaviour.tokens = Some(vec!["third".into()]));
-    server.cut();
+    server.configure(|behaviour| behaviour.tokens = Some(vec!["third".into()]));
+    server.break_connections();
     let status = follower.until("refused", |status| {
         status
             .services
@@ -82,7 +82,7 @@ fn a_rotated_token_is_used_at_once_and_an_expired_one_is_waited_out() {
 }
 
 #[test]
-fn a_server_that_moved_is_found_through_the_kubeconfig() {
+fn a_new_server_address_is_read_from_the_kubeconfig() {
     let server = ApiServer::start();
     server.apply(service("web", 80));
     let directory = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn a_server_that_moved_is_found_through_the_kubeconfig() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_is_told_at_once() {
+fn an_invalid_configuration_is_an_error_at_start() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let error = |config: WatchConfig| {
@@ -119,9 +119,10 @@ fn a_configuration_that_cannot_be_used_is_told_at_once() {
     std::fs::write(&file, "{").unwrap();
     let broken = error(with_kubeconfig(&file));
     assert!(broken.contains(&name), "{broken}");
-    let text = kubeconfig("http://127.0.0.1:1", &json!({}));
-    let proxied = text.replace(r#""server":"#, r#""proxy-url":"http://x","server":"#);
-    std::fs::write(&file, proxied).unwrap();
+    let mut with_proxy: Value =
+        serde_json::from_str(&kubeconfig("http://127.0.0.1:1", &json!({}))).unwrap();
+    with_proxy["clusters"][0]["cluster"]["proxy-url"] = json!("http://x");
+    std::fs::write(&file, with_proxy.to_string()).unwrap();
     let proxied = error(with_kubeconfig(&file));
     assert!(proxied.contains("proxy-url is not supported"), "{proxied}");
     let mut config = with_kubeconfig(&file);
@@ -139,7 +140,7 @@ fn a_configuration_that_cannot_be_used_is_told_at_once() {
     assert!(nowhere.contains("not in a cluster"), "{nowhere}");
 }
 
-/// A user and a cluster with certificates, in files as kubelet has them.
+/// A kubeconfig with certificates in files, as kubelet's.
 fn secure_kubeconfig(directory: &Path, server: &ApiServer, authority: &str) -> WatchConfig {
     let write = |name: &str, text: &str| {
         let file = directory.join(name);
@@ -156,9 +157,9 @@ fn secure_kubeconfig(directory: &Path, server: &ApiServer, authority: &str) -> W
 }
 
 #[test]
-fn both_ends_show_certificates() {
+fn client_and_server_certificates_are_used() {
     let server = ApiServer::start_secure();
-    server.behave(|behaviour| behaviour.tokens = Some(Vec::new()));
+    server.configure(|behaviour| behaviour.tokens = Some(Vec::new()));
     server.apply(service("web", 80));
     let directory = tempfile::tempdir().unwrap();
     let config = secure_kubeconfig(directory.path(), &server, tls::AUTHORITY);
@@ -175,7 +176,7 @@ fn both_ends_show_certificates() {
 }
 
 #[test]
-fn a_server_of_another_authority_is_not_talked_to_until_the_file_is_corrected() {
+fn a_server_certificate_of_another_authority_is_rejected_until_the_file_is_corrected() {
     let server = ApiServer::start_secure();
     server.apply(service("web", 80));
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A watch, and what it tells.
+//! A watch with a receiver of its messages.
 
 use std::fmt::Debug;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -9,10 +9,10 @@ use proxier::problem::Problem;
 use proxier::store::{Event, Parsed, Update};
 use proxier::watch::{self, Message, Server, Status, Timeouts, Watch, WatchConfig};
 
-/// Longer than anything here should take, with two busy cores.
+/// The time limit of every wait: long enough for two busy cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A watch and what it has told.
+/// A watch and its messages.
 pub(crate) struct Follower {
     pub(crate) watch: Watch,
     pub(crate) messages: Receiver<Message>,
@@ -33,7 +33,7 @@ impl Follower {
         self.watch.status()
     }
 
-    /// The next message that `pick` knows what to do with; others are passed over.
+    /// Returns the next message that `pick` accepts; skips others.
     pub(crate) fn next<T>(&self, what: &str, pick: impl Fn(Message) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -49,7 +49,7 @@ impl Follower {
         }
     }
 
-    /// The next change of Services, in short.
+    /// Returns the next update of Services, as [`brief`] text.
     pub(crate) fn services(&self) -> String {
         self.next("change of Services", |message| match message {
             Message::Event(Event::Services(change)) => Some(brief(&change)),
@@ -85,7 +85,7 @@ impl Follower {
         })
     }
 
-    /// Passes over everything until all is quiet.
+    /// Skips messages until all kinds are listed and none arrives for a second.
     pub(crate) fn drain(&self) {
         self.until("synced", |status| {
             status.is_synced() && status.service_cidrs.is_synced() && status.node.is_synced()
@@ -93,14 +93,14 @@ impl Follower {
         while let Ok(_message) = self.messages.recv_timeout(Duration::from_secs(1)) {}
     }
 
-    /// Nothing is told for a while.
-    pub(crate) fn is_quiet(&self) {
+    /// Asserts that no message arrives for 300 ms.
+    pub(crate) fn assert_silent(&self) {
         if let Ok(message) = self.messages.recv_timeout(Duration::from_millis(300)) {
             panic!("{message:?}");
         }
     }
 
-    /// Waits until the status is as wanted.
+    /// Waits until the status satisfies `is_so`.
     pub(crate) fn until(&self, what: &str, is_so: impl Fn(&Status) -> bool) -> Status {
         until(
             what,
@@ -136,8 +136,8 @@ pub(crate) fn config(server: &ApiServer) -> WatchConfig {
     }
 }
 
-/// `reset [a/b, a/c?]`, `apply a/b`, `delete a/b`; objects of which nothing can be used with `?`,
-/// those with problems with `!`.
+/// Returns an update as `reset [a/b, a/c?]`, `apply a/b` or `delete a/b`. `?` marks objects without
+/// content, `!` those with problems.
 pub(crate) fn brief<T>(change: &Update<T>) -> String {
     let name = |parsed: &Parsed<T>| {
         let mut text = parsed.name.to_string();

@@ -1,4 +1,4 @@
-//! A server that is gone without a word, on a real kernel: what only TCP can notice.
+//! A server whose host vanishes, on a real kernel: only TCP can detect it.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use proxier::watch::FollowState;
 use crate::follower::{Follower, config};
 use crate::objects::service;
 
-/// The silence that watches bear is left at its 150 s: it has no part in this.
+/// `Timeouts::silence` stays at 150 s, so it cannot be what detects the failure.
 #[test]
-fn a_peer_that_vanished_is_noticed_in_time_and_found_when_it_is_back() {
+fn a_vanished_server_is_detected_in_time_and_reconnected() {
     lab::test(|| {
         let mut node = lab::net::node("node");
         let master = node.link("eth0", "192.0.2.1/24", "master", "192.0.2.2/24");
@@ -23,11 +23,11 @@ fn a_peer_that_vanished_is_noticed_in_time_and_found_when_it_is_back() {
         config.timeouts.connect = Duration::from_secs(1);
         let follower = Follower::with(config);
         assert_eq!(follower.services(), "reset [a/web]");
-        // Quiet for longer than the bound: an idle connection is none that is dead.
+        // An idle connection is not a dead one, even for longer than the bound.
         std::thread::sleep(Duration::from_secs(7));
         assert_eq!(follower.status().services.failures, 0);
 
-        // Nothing comes back any more, not even from its kernel.
+        // No packet returns any more, not even a TCP acknowledgement.
         master.exec(&["ip", "route", "add", "blackhole", "192.0.2.1/32"]);
         let vanished = Instant::now();
         server.apply(service("web", 81));

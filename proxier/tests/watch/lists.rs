@@ -1,4 +1,4 @@
-//! What is listed, and when.
+//! Lists.
 
 use api_server::ApiServer;
 use proxier::store::{Event, Update};
@@ -6,13 +6,14 @@ use proxier::watch::{FollowState, Message, Status};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, PATIENCE, brief};
-use crate::objects::{answer, key, node, service, slice};
+use crate::objects::{key, node, response, service, slice};
 
 #[test]
-fn a_list_streams_where_the_server_can_and_comes_in_pages_where_it_cannot() {
-    for streams_lists in [true, false] {
+fn a_list_is_streamed_if_the_server_can_and_paged_otherwise() {
+    for (scenario, streams_lists) in [("streaming lists", true), ("lists in pages", false)] {
+        println!("{scenario}");
         let server = ApiServer::start();
-        server.behave(|behaviour| behaviour.streams_lists = streams_lists);
+        server.configure(|behaviour| behaviour.streams_lists = streams_lists);
         for index in 0..1_200 {
             server.apply(service(&format!("s{index:04}"), 80));
         }
@@ -20,7 +21,7 @@ fn a_list_streams_where_the_server_can_and_comes_in_pages_where_it_cannot() {
         let first = follower.services();
         assert_eq!(first.matches("a/s").count(), 1_200, "{first}");
 
-        // What happens while nobody watches, and is forgotten, is seen in the next list.
+        // The next list shows a change during an outage that was compacted away.
         server.refuse();
         follower.until("down", |status| status.services.failures > 0);
         server.delete(&key("Service", "s0007"));
@@ -31,7 +32,7 @@ fn a_list_streams_where_the_server_can_and_comes_in_pages_where_it_cannot() {
         assert!(second.starts_with("reset ["), "{second}");
         assert_eq!(second.matches("a/s").count(), 1_199);
         assert!(!second.contains("a/s0007"));
-        // That it does not go back in time is asked for.
+        // The list is requested not to be older than the last seen version.
         let requests = server.requests().split_off(asked);
         let mut lists = requests.iter().filter(|request| {
             let is_list = !request.is_watch() || !request.parameter("sendInitialEvents").is_empty();
@@ -52,18 +53,18 @@ fn a_list_streams_where_the_server_can_and_comes_in_pages_where_it_cannot() {
 }
 
 #[test]
-fn a_list_that_expires_between_two_pages_is_begun_again() {
+fn a_list_that_expires_between_two_pages_is_restarted() {
     let server = ApiServer::start();
-    server.behave(|behaviour| behaviour.streams_lists = false);
+    server.configure(|behaviour| behaviour.streams_lists = false);
     server.apply(service("web", 80));
     let path = "/api/v1/services";
-    let refused = answer(422, "{}");
-    server.answer_next(path, refused);
+    let refused = response(422, "{}");
+    server.respond_next(path, refused);
     let page = json!({
         "metadata": {"resourceVersion": "1", "continue": "of another time"},
         "items": [service("old", 80)],
     });
-    server.answer_next(path, answer(200, &page.to_string()));
+    server.respond_next(path, response(200, &page.to_string()));
     let follower = Follower::start(&server);
     assert_eq!(follower.services(), "reset [a/web]");
     let failed = follower.status().services.failed.unwrap().1;
@@ -71,7 +72,7 @@ fn a_list_that_expires_between_two_pages_is_begun_again() {
 }
 
 #[test]
-fn a_server_restored_from_a_backup_is_listed_afresh() {
+fn a_server_restored_from_a_backup_is_listed_again() {
     let server = ApiServer::start();
     for index in 0..50 {
         server.apply(service("web", 100 + index));
@@ -89,7 +90,7 @@ fn a_server_restored_from_a_backup_is_listed_afresh() {
 }
 
 #[test]
-fn other_nodes_are_followed_while_asked_for_and_only_their_metadata() {
+fn other_nodes_are_followed_while_needed_and_only_their_metadata() {
     let server = ApiServer::start();
     server.apply(node("us", "192.0.2.1"));
     server.apply(node("them", "192.0.2.2"));
@@ -124,7 +125,7 @@ fn other_nodes_are_followed_while_asked_for_and_only_their_metadata() {
 }
 
 #[test]
-fn what_is_not_for_us_never_arrives() {
+fn objects_of_other_proxies_and_headless_services_are_not_sent() {
     let server = ApiServer::start();
     let label = |mut object: Value, label: &str| {
         object["metadata"]["labels"][label] = json!("");
@@ -140,7 +141,7 @@ fn what_is_not_for_us_never_arrives() {
     server.apply(slice("web-1"));
     let follower = Follower::start(&server);
     follower.until("synced", Status::is_synced);
-    let mut told: Vec<_> = (0..3)
+    let mut received: Vec<_> = (0..3)
         .filter_map(
             |_| match follower.messages.recv_timeout(PATIENCE).unwrap() {
                 Message::Event(Event::Services(change)) => Some(brief(&change)),
@@ -149,8 +150,8 @@ fn what_is_not_for_us_never_arrives() {
             },
         )
         .collect();
-    told.sort();
-    assert_eq!(told, ["reset [a/web-1]", "reset [a/web]"]);
+    received.sort();
+    assert_eq!(received, ["reset [a/web-1]", "reset [a/web]"]);
     server.apply(label(service("web", 80), foreign));
     assert_eq!(follower.services(), "delete a/web");
     server.apply(service("foreign", 80));

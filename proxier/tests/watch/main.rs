@@ -1,4 +1,4 @@
-//! Following an API server: a real HTTP server that lists and watches, over loopback.
+//! Tests of `proxier::watch` against an HTTP server on loopback.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,6 +1,6 @@
-//! Objects and answers.
+//! Objects and responses.
 
-use api_server::{Canned, Key};
+use api_server::{CannedResponse, Key};
 use serde_json::{Value, json};
 
 pub(crate) fn service(name: &str, port: u16) -> Value {
@@ -48,11 +48,11 @@ pub(crate) fn key(kind: &str, name: &str) -> Key {
     Key::new(kind, "a", name).unwrap()
 }
 
-pub(crate) fn answer(status: u16, body: &str) -> Canned {
-    Canned {
+pub(crate) fn response(status: u16, body: &str) -> CannedResponse {
+    CannedResponse {
         status,
         headers: Vec::new(),
         body: body.to_owned(),
-        breaks_off: false,
+        breaks_connection: false,
     }
 }

@@ -1,4 +1,4 @@
-//! Servers that are away, silent or unwilling.
+//! Servers that are unreachable, silent or deny access.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::follower::{Follower, config};
 use crate::objects::{key, service};
 
 #[test]
-fn an_outage_changes_nothing_and_ends_by_itself() {
+fn an_outage_changes_no_object_and_the_watch_resumes() {
     let server = ApiServer::start();
     server.apply(service("web", 80));
     server.apply(service("gone", 80));
@@ -25,7 +25,7 @@ fn an_outage_changes_nothing_and_ends_by_itself() {
     assert_eq!(status.services.state, FollowState::Waiting);
     let (_, why) = status.services.failed.unwrap();
     assert!(why.contains("Connection refused"), "{why}");
-    follower.is_quiet();
+    follower.assert_silent();
     server.delete(&key("Service", "gone"));
     server.resume();
     assert_eq!(follower.services(), "delete a/gone");
@@ -33,9 +33,9 @@ fn an_outage_changes_nothing_and_ends_by_itself() {
 }
 
 #[test]
-fn a_server_that_is_there_but_says_nothing_is_given_up() {
+fn a_silent_server_is_disconnected() {
     let server = ApiServer::start();
-    server.behave(|behaviour| behaviour.bookmark_every = Duration::from_millis(100));
+    server.configure(|behaviour| behaviour.bookmark_every = Duration::from_millis(100));
     server.apply(service("web", 80));
     let mut config = config(&server);
     config.timeouts.silence = Duration::from_secs(6);
@@ -46,12 +46,12 @@ fn a_server_that_is_there_but_says_nothing_is_given_up() {
     assert_eq!(
         follower.status().services.failures,
         0,
-        "bookmarks are signs of life"
+        "bookmarks count as data"
     );
     server.freeze();
     let status = follower.until("noticed", |status| status.services.failures > 0);
     assert_eq!(status.services.failed.unwrap().1, "no data for 6 s");
-    // Nor does it help to ask again.
+    // The next attempt fails as well.
     follower.until("asked again", |status| status.services.failures > 1);
     server.apply(service("web", 81));
     server.resume();
@@ -60,9 +60,9 @@ fn a_server_that_is_there_but_says_nothing_is_given_up() {
 }
 
 #[test]
-fn what_the_server_withholds_is_done_without_or_waited_for() {
+fn a_denied_optional_kind_is_empty_and_a_required_one_is_retried() {
     let server = ApiServer::start();
-    server.behave(|behaviour| {
+    server.configure(|behaviour| {
         behaviour.refused.insert("servicecidrs".into(), 404);
         behaviour.refused.insert("services".into(), 403);
     });
@@ -75,11 +75,11 @@ fn what_the_server_withholds_is_done_without_or_waited_for() {
     assert!(!status.is_synced() && status.service_cidrs.is_synced());
     let (_, why) = status.services.failed.unwrap();
     assert_eq!(why, "403 Forbidden: services are refused");
-    server.behave(|behaviour| behaviour.refused.clear());
+    server.configure(|behaviour| behaviour.refused.clear());
     assert_eq!(follower.services(), "reset [a/web]");
     let requests = server.requests();
     let cidrs = requests
         .iter()
         .filter(|request| request.path.ends_with("/servicecidrs"));
-    assert_eq!(cidrs.count(), 1, "asked once, and then not for minutes");
+    assert_eq!(cidrs.count(), 1, "the next attempt follows minutes later");
 }

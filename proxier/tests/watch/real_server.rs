@@ -1,15 +1,14 @@
-//! The real thing: `etcd` and `kube-apiserver` from the folder that `KUBEBUILDER_ASSETS` names.
+//! Tests against `etcd` and `kube-apiserver` from the directory `KUBEBUILDER_ASSETS`.
 //!
-//! `setup-envtest use` downloads them. Where nothing but a mirror of Debian can be reached,
-//! `kube-apiserver.sh FOLDER` beside this file makes them out of Debian's packages: etcd 3.4.23, and a
-//! Kubernetes 1.20.2 with the two newer things that we need. Then
+//! `setup-envtest use` downloads them. If only a Debian mirror is reachable, `kube-apiserver.sh
+//! DIRECTORY` beside this file builds them from Debian's packages: etcd 3.4.23, and Kubernetes
+//! 1.20.2 with the two newer features that the proxy needs. Then run
 //!
 //! ```text
-//! KUBEBUILDER_ASSETS=FOLDER cargo test -p proxier --test watch -- real
+//! KUBEBUILDER_ASSETS=DIRECTORY cargo test -p proxier --test watch -- real
 //! ```
 //!
-//! That an old server has neither streaming lists nor ServiceCIDRs is borne, and so is that a new one
-//! has them.
+//! The tests pass on old servers, without streaming lists and ServiceCIDRs, and on new ones.
 
 mod control_plane;
 
@@ -31,7 +30,7 @@ const SERVICES: &str = "/api/v1/namespaces/a/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/a/endpointslices";
 const NODES: &str = "/api/v1/nodes";
 
-/// A Service whose address the server chooses.
+/// A Service whose address the server allocates.
 fn new_service(name: &str) -> Value {
     let mut service = service(name, 80);
     let spec = service["spec"].as_object_mut().unwrap();
@@ -40,7 +39,7 @@ fn new_service(name: &str) -> Value {
     service
 }
 
-/// Follows from the first list on, which is complete.
+/// Starts a follower and waits for its first lists.
 fn follow(plane: &ControlPlane) -> Follower {
     let follower = Follower::with(with_kubeconfig(&plane.follower()));
     assert_eq!(follower.services(), "reset [default/kubernetes]");
@@ -69,7 +68,7 @@ fn a_real_api_server_is_followed() {
     plane.create(NODES, &node("us", "192.0.2.1"));
     follower.watch.set_other_nodes(true);
     while !follower.nodes().contains("us") {}
-    // Its selectors keep what is no business of ours from us.
+    // The server's selectors exclude headless Services and those of other proxies.
     let mut headless = new_service("headless");
     headless["spec"]["clusterIP"] = json!("None");
     plane.create(SERVICES, &headless);
@@ -83,7 +82,7 @@ fn a_real_api_server_is_followed() {
         &json!({"spec": {"sessionAffinity": "ClientIP"}}),
     );
     assert_eq!(follower.services(), "apply a/web");
-    // One that becomes another's is gone, and comes back as a new one.
+    // A Service that is given to another proxy is deleted; given back, it is a new one.
     plane.patch(&format!("{SERVICES}/web"), &foreign);
     assert_eq!(follower.services(), "delete a/web");
     let ours = json!({"metadata": {"labels": null}});
@@ -102,15 +101,14 @@ fn a_real_api_server_is_followed() {
     follower.drain();
     plane.start_server();
     plane.create(SERVICES, &new_service("again"));
-    // A list comes in between where the server's new cache begins later than the old watch ended.
+    // A list may precede it, if the cache of the restarted server begins after the watch's version.
     while !follower.services().contains("a/again") {}
     assert!(follower.status().is_synced());
 }
 
 #[test]
-fn what_a_real_server_says_of_an_endpoint_is_understood() {
-    let Some(plane) = ControlPlane::start("what_a_real_server_says_of_an_endpoint_is_understood")
-    else {
+fn an_endpoint_of_a_real_server_is_parsed() {
+    let Some(plane) = ControlPlane::start("an_endpoint_of_a_real_server_is_parsed") else {
         return;
     };
     let follower = follow(&plane);
@@ -126,13 +124,13 @@ fn what_a_real_server_says_of_an_endpoint_is_understood() {
     }]);
     full["ports"] = json!([{"name": "http", "port": 8080}]);
     plane.create(SLICES, &full);
-    let told = follower.next("EndpointSlice", |message| match message {
+    let received = follower.next("EndpointSlice", |message| match message {
         Message::Event(Event::EndpointSlices(Update::Apply(parsed))) => Some(parsed),
         _ => None,
     });
-    assert_eq!(told.problems, []);
-    insta::assert_debug_snapshot!(told.object);
-    // The status of our Node comes by an update of its own, as kubelet sends it.
+    assert_eq!(received.problems, []);
+    insta::assert_debug_snapshot!(received.object);
+    // The Node's status is a separate update, as kubelet sends it.
     plane.create(NODES, &node("us", "192.0.2.1"));
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}});
     plane.patch(&format!("{NODES}/us/status"), &status);
@@ -147,9 +145,8 @@ fn what_a_real_server_says_of_an_endpoint_is_understood() {
 }
 
 #[test]
-fn a_real_watch_whose_time_is_up_goes_on_where_it_was() {
-    let Some(plane) = ControlPlane::start("a_real_watch_whose_time_is_up_goes_on_where_it_was")
-    else {
+fn an_expired_real_watch_resumes_at_its_version() {
+    let Some(plane) = ControlPlane::start("an_expired_real_watch_resumes_at_its_version") else {
         return;
     };
     let mut config = with_kubeconfig(&plane.follower());
@@ -157,7 +154,7 @@ fn a_real_watch_whose_time_is_up_goes_on_where_it_was() {
     let follower = Follower::with(config);
     follower.drain();
     for round in 0..4 {
-        // Longer than each watch is: one to two seconds.
+        // Longer than a watch, which lasts one to two seconds.
         std::thread::sleep(Duration::from_secs(2));
         plane.create(SERVICES, &new_service(&format!("s{round}")));
         assert_eq!(follower.services(), format!("apply a/s{round}"));
@@ -167,12 +164,12 @@ fn a_real_watch_whose_time_is_up_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_a_real_server_has_forgotten_is_listed_again() {
-    let Some(mut plane) = ControlPlane::start("what_a_real_server_has_forgotten_is_listed_again")
+fn a_real_server_is_listed_again_after_a_compaction() {
+    let Some(mut plane) = ControlPlane::start("a_real_server_is_listed_again_after_a_compaction")
     else {
         return;
     };
-    // More than a page holds.
+    // More than a page.
     for index in 0..600 {
         plane.create(SERVICES, &new_service(&format!("s{index}")));
     }
@@ -205,8 +202,8 @@ fn what_a_real_server_has_forgotten_is_listed_again() {
 }
 
 #[test]
-fn a_real_server_lets_in_whom_it_knows() {
-    let Some(plane) = ControlPlane::start("a_real_server_lets_in_whom_it_knows") else {
+fn a_real_server_checks_credentials() {
+    let Some(plane) = ControlPlane::start("a_real_server_checks_credentials") else {
         return;
     };
     plane.create(SERVICES, &new_service("web"));
@@ -217,7 +214,7 @@ fn a_real_server_lets_in_whom_it_knows() {
             "roleRef": {
                 "apiGroup": "rbac.authorization.k8s.io",
                 "kind": "ClusterRole",
-                // What the server itself has ready for service proxies.
+                // The server's built-in role for service proxies.
                 "name": "system:node-proxier",
             },
             "subjects": [subject],
@@ -232,7 +229,7 @@ fn a_real_server_lets_in_whom_it_knows() {
         answer["status"]["token"].as_str().unwrap().to_owned()
     };
 
-    // A token that nobody issued, then one that is good for nothing yet, then one that is.
+    // An invalid token, then one without permissions, then one with permissions.
     let token = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(token.path(), "nonsense").unwrap();
     let file = plane.kubeconfig("account", &json!({"tokenFile": token.path()}));
@@ -262,7 +259,7 @@ fn a_real_server_lets_in_whom_it_knows() {
     follower.watch.set_other_nodes(true);
     follower.until("synced", |status| status.nodes.is_synced());
 
-    // An account that is gone.
+    // The token of a deleted account.
     plane.delete(&format!("{accounts}/first"));
     plane.until_rejected(&first);
     let file = plane.kubeconfig("gone", &json!({"token": first}));
@@ -312,10 +309,10 @@ fn the_plan_for_a_real_cluster_is_printed() {
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
-    // Something is to be done.
+    // Exit code 2: the plan has changes.
     assert_eq!(output.status.code(), Some(2), "{errors}");
     let text = String::from_utf8(output.stdout).unwrap();
-    // Not the Service that the server makes for itself, in its own time.
+    // Without `default/kubernetes`, which the server creates at its own time.
     let is_own = |line: &str| line.contains("10.96.0.1:") || line.contains("10.96.0.1 ");
     let ours: Vec<_> = text.lines().filter(|line| !is_own(line)).collect();
     insta::assert_snapshot!(ours.join("\n"));

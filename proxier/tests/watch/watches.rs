@@ -1,4 +1,4 @@
-//! Watching, and ending it.
+//! Watches, and stopping them.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(crate) fn watches<'a>(
 }
 
 #[test]
-fn everything_is_listed_once_and_watched_from_there_on() {
+fn every_kind_is_listed_once_and_then_watched() {
     let server = ApiServer::start();
     server.apply(service("web", 80));
     server.apply(slice("web-1"));
@@ -30,8 +30,8 @@ fn everything_is_listed_once_and_watched_from_there_on() {
     follower.until("synced", |status| {
         status.is_synced() && status.node.is_synced() && status.service_cidrs.is_synced()
     });
-    // As many as the channel holds are on their way, in no order between kinds.
-    let mut told: Vec<_> = (0..4)
+    // One message per kind, in any order between kinds; the channel holds four.
+    let mut received: Vec<_> = (0..4)
         .map(
             |_| match follower.messages.recv_timeout(PATIENCE).unwrap() {
                 Message::Event(Event::Services(change)) => brief(&change),
@@ -42,14 +42,14 @@ fn everything_is_listed_once_and_watched_from_there_on() {
             },
         )
         .collect();
-    told.sort();
+    received.sort();
     let expected = [
         "reset []",
         "reset [a/web-1]",
         "reset [a/web]",
         "us [192.0.2.1]",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(received, expected);
 
     server.apply(service("web", 81));
     assert_eq!(follower.services(), "apply a/web");
@@ -69,7 +69,7 @@ fn everything_is_listed_once_and_watched_from_there_on() {
         ["192.0.2.9".parse::<std::net::IpAddr>().unwrap()]
     );
     server.apply(node("them", "192.0.2.10"));
-    follower.is_quiet();
+    follower.assert_silent();
     let status = follower.status();
     assert_eq!(status.services.state, FollowState::Watching);
     assert_eq!((status.services.lists, status.services.changes), (1, 3));
@@ -80,21 +80,21 @@ fn everything_is_listed_once_and_watched_from_there_on() {
 }
 
 #[test]
-fn bookmarks_spare_lists_after_a_compaction() {
+fn bookmarks_avoid_lists_after_a_compaction() {
     let server = ApiServer::start();
-    server.behave(|behaviour| behaviour.bookmark_every = Duration::from_millis(50));
+    server.configure(|behaviour| behaviour.bookmark_every = Duration::from_millis(50));
     server.apply(service("web", 80));
     let follower = Follower::start(&server);
     assert_eq!(follower.services(), "reset [a/web]");
-    // Time goes by without Services changing, and what was is forgotten.
+    // Other kinds change, so that the last version of a Service gets compacted.
     for index in 0..100 {
         server.apply(slice(&format!("web-{index}")));
     }
-    // The second word from now on is certainly news.
+    // The first bookmark may have been on its way already; the second is new.
     let hear = || {
         for _ in 0..2 {
             let now = Some(Instant::now());
-            follower.until("heard of it", |status| status.services.heard > now);
+            follower.until("got a bookmark", |status| status.services.heard > now);
         }
     };
     hear();
@@ -102,7 +102,7 @@ fn bookmarks_spare_lists_after_a_compaction() {
     hear();
     let revision = server.revision();
     let asked = server.requests().len();
-    server.cut();
+    server.break_connections();
     let again = until(
         "watched again",
         || {
@@ -119,7 +119,7 @@ fn bookmarks_spare_lists_after_a_compaction() {
 }
 
 #[test]
-fn a_watch_whose_time_is_up_goes_on_where_it_was() {
+fn an_expired_watch_resumes_at_its_version() {
     let server = ApiServer::start();
     server.apply(service("web", 80));
     let mut config = config(&server);
@@ -145,12 +145,12 @@ fn a_watch_whose_time_is_up_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_watch_that_fails_midway_is_tried_again_from_where_it_was() {
+fn a_failed_watch_is_retried_at_its_version() {
     let server = ApiServer::start();
     server.apply(service("web", 80));
     let follower = Follower::start(&server);
     assert_eq!(follower.services(), "reset [a/web]");
-    server.behave(|behaviour| behaviour.watch_error = Some(500));
+    server.configure(|behaviour| behaviour.watch_error = Some(500));
     server.apply(service("web", 81));
     let status = follower.until("failed twice", |status| status.services.failures >= 2);
     let (_, why) = status.services.failed.unwrap();
@@ -162,13 +162,13 @@ fn a_watch_that_fails_midway_is_tried_again_from_where_it_was() {
     for pair in gaps.windows(2).skip(1) {
         assert!(pair[1] - pair[0] >= Duration::from_millis(400), "{gaps:?}");
     }
-    server.behave(|behaviour| behaviour.watch_error = None);
+    server.configure(|behaviour| behaviour.watch_error = None);
     assert_eq!(follower.services(), "apply a/web");
     assert_eq!(follower.status().services.lists, 1);
 }
 
 #[test]
-fn reading_stops_where_nobody_keeps_up_and_nothing_is_lost() {
+fn a_slow_receiver_stops_reading_and_loses_nothing() {
     let server = ApiServer::start();
     let follower = Follower::start(&server);
     assert_eq!(follower.services(), "reset []");
@@ -179,7 +179,7 @@ fn reading_stops_where_nobody_keeps_up_and_nothing_is_lost() {
     }
     follower.until("reading", |status| status.services.changes > 0);
     std::thread::sleep(Duration::from_millis(500));
-    // Four in the channel, one before it, one in between, one in hand.
+    // Four in the channel, one in `forward`, one in the inner channel, one in the follower.
     let read = follower.status().services.changes;
     assert!((1..=8).contains(&read), "{read} were read ahead");
     for index in 0..count {
@@ -189,16 +189,16 @@ fn reading_stops_where_nobody_keeps_up_and_nothing_is_lost() {
 }
 
 #[test]
-fn stopping_takes_no_time_whatever_goes_on() {
+fn a_stop_takes_no_time_in_any_state() {
     let server = ApiServer::start();
     let quickly = |follower: Follower| {
         let started = Instant::now();
         follower.watch.stop();
         assert!(started.elapsed() < Duration::from_secs(5));
-        // The sender is gone: what was sent can be read, and then the end is known.
+        // The sender is dropped: sent messages can be received, then the channel is closed.
         assert!(follower.messages.iter().count() <= 4);
     };
-    // While its queue is full.
+    // With a full channel.
     for index in 0..100 {
         server.apply(service(&format!("s{index}"), 80));
     }
@@ -208,15 +208,15 @@ fn stopping_takes_no_time_whatever_goes_on() {
         server.apply(service(&format!("s{index}"), 81));
     }
     quickly(follower);
-    // While it waits for an answer.
+    // During a request.
     server.freeze();
     quickly(Follower::start(&server));
-    // While it waits to try again.
+    // During a backoff.
     server.refuse();
     let follower = Follower::start(&server);
     follower.until("failed", |status| status.services.failures > 0);
     quickly(follower);
-    // Nobody listening is as good as a stop.
+    // Dropping the receiver stops the watch too.
     server.resume();
     let Follower { watch, messages } = Follower::start(&server);
     drop(messages);
@@ -225,7 +225,7 @@ fn stopping_takes_no_time_whatever_goes_on() {
         "over",
         || {
             let asked = server.requests().len();
-            server.cut();
+            server.break_connections();
             std::thread::sleep(Duration::from_millis(1_200));
             (server.requests().len() == asked).then_some(())
         },

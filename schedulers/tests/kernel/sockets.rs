@@ -196,8 +196,7 @@ impl Link {
     /// Sends one byte from the client to the server, which restarts the connection's timer in IPVS.
     pub(crate) fn poke(&mut self) -> Result<()> {
         self.client.write_all(b"x")?;
-        self.server
-            .set_read_timeout(Some(lab::patience(TIMEOUT)))?;
+        self.server.set_read_timeout(Some(lab::patience(TIMEOUT)))?;
         self.server.read_exact(&mut [0])?;
         Ok(())
     }

@@ -26,6 +26,7 @@ pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, Stri
             return Err(format!("has more than {MAX_ENTRIES} entries"));
         }
         let (which, weight) = entry
+            // Split from the right: an IPv6 address contains colons.
             .rsplit_once(':')
             .and_then(|(which, weight)| Some((which, number::<u16>(weight)?)))
             .ok_or_else(|| reason("that does not end in a colon and a weight from 0 to 65535"))?;
@@ -39,6 +40,8 @@ pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, Stri
             return Err(reason("with the key of an earlier one"));
         }
     }
+    // The sort is stable, so networks of one length stay in order: the result does not depend on the
+    // order of the entries.
     addresses.sort_by_key(|(network, _)| std::cmp::Reverse(network.prefix_len()));
     Ok(Weights {
         addresses: addresses.into(),

@@ -25,6 +25,7 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Ip
         }
         return addresses;
     }
+    // The API server keeps both fields equal. In a manifest they may differ.
     if !spec.cluster_ip.is_blank() && spec.cluster_ips.first() != Some(&spec.cluster_ip) {
         let message = "differs from spec.clusterIPs[0], which is used";
         findings.add("spec.clusterIP", &spec.cluster_ip, message);
@@ -128,6 +129,7 @@ pub(super) fn ingress_ips(
 ) -> Vec<IpAddr> {
     let mut unique = UniqueAddresses::new(cluster_ips);
     for (index, ingress) in wire.iter().enumerate() {
+        // An ingress with only a host name.
         if ingress.ip.is_blank() {
             continue;
         }
@@ -179,6 +181,7 @@ pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cid
         );
         return no_client();
     }
+    // No networks mean that every source is accepted, so a network of length 0 needs no rules.
     for family in [Family::V4, Family::V6] {
         if ranges
             .iter()

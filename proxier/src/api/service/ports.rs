@@ -38,6 +38,7 @@ pub(super) fn ports(
             findings.add(format!("{at}.name"), &port.name, message);
             continue;
         }
+        // Inserted after both checks, so that a skipped port does not conflict with a later one.
         numbers.insert((protocol, port.port));
         names.insert(port.name.clone());
         if let Some(node_port) = port.node_port

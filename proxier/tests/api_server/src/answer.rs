@@ -1,4 +1,4 @@
-//! What is sent back, and its body.
+//! Responses and their bodies.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,29 +10,29 @@ use hyper::{Response, StatusCode};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::Canned;
+use crate::CannedResponse;
 
-/// A body: all at once, or piece by piece.
-pub(crate) struct Pieces {
+/// A body whose pieces arrive through a channel.
+pub(crate) struct BodyReceiver {
     receiver: mpsc::Receiver<Piece>,
 }
 
 /// A piece of a body; `Err` breaks the connection.
 pub(crate) type Piece = Result<Bytes, Broken>;
 
-/// The answer breaks off here.
+/// The error that breaks the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Broken;
 
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the test breaks the answer off")
+        f.write_str("the test breaks the connection")
     }
 }
 
 impl std::error::Error for Broken {}
 
-impl Body for Pieces {
+impl Body for BodyReceiver {
     type Data = Bytes;
     type Error = Broken;
 
@@ -45,22 +45,22 @@ impl Body for Pieces {
     }
 }
 
-/// A body that is sent through the other end.
-pub(crate) fn pieces() -> (mpsc::Sender<Piece>, Pieces) {
+/// Returns a body and the sender of its pieces.
+pub(crate) fn body_channel() -> (mpsc::Sender<Piece>, BodyReceiver) {
     let (sender, receiver) = mpsc::channel(16);
-    (sender, Pieces { receiver })
+    (sender, BodyReceiver { receiver })
 }
 
-/// An answer with JSON that is complete.
-pub(crate) fn json(status: StatusCode, body: String) -> Response<Pieces> {
-    let (sender, pieces) = pieces();
+/// Returns a complete JSON response.
+pub(crate) fn json(status: StatusCode, body: String) -> Response<BodyReceiver> {
+    let (sender, pieces) = body_channel();
     // The channel is new and has room.
     let _ = sender.try_send(Ok(body.into()));
     with_head(status, pieces)
 }
 
-/// An answer whose body is still to come.
-pub(crate) fn with_head(status: StatusCode, pieces: Pieces) -> Response<Pieces> {
+/// Returns a JSON response with the body `pieces`.
+pub(crate) fn with_head(status: StatusCode, pieces: BodyReceiver) -> Response<BodyReceiver> {
     let mut response = Response::new(pieces);
     *response.status_mut() = status;
     let json = HeaderValue::from_static("application/json");
@@ -68,13 +68,13 @@ pub(crate) fn with_head(status: StatusCode, pieces: Pieces) -> Response<Pieces> 
     response
 }
 
-/// A refusal: a `Status` object.
-pub(crate) fn refusal(code: u16, message: &str) -> Response<Pieces> {
+/// Returns an error response with a `Status` object.
+pub(crate) fn refusal(code: u16, message: &str) -> Response<BodyReceiver> {
     let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     json(status, status_object(code, message))
 }
 
-/// A `Status` object that says no.
+/// Returns a `Status` object of a failure.
 pub(crate) fn status_object(code: u16, message: &str) -> String {
     let reason = match code {
         400 => "BadRequest",
@@ -99,7 +99,7 @@ pub(crate) fn status_object(code: u16, message: &str) -> String {
     .to_string()
 }
 
-/// The server has not reached the resource version that was asked for.
+/// Returns the `Status` object for a resource version that the server has not reached.
 pub(crate) fn too_large(asked: u64, current: u64) -> String {
     let message = format!("Too large resource version: {asked}, current: {current}");
     json!({
@@ -118,13 +118,13 @@ pub(crate) fn too_large(asked: u64, current: u64) -> String {
     .to_string()
 }
 
-/// The answer that a test prescribed.
-pub(crate) fn canned(canned: Canned) -> Response<Pieces> {
-    let (sender, pieces) = pieces();
+/// Returns the response that a test defined.
+pub(crate) fn canned(canned: CannedResponse) -> Response<BodyReceiver> {
+    let (sender, pieces) = body_channel();
     tokio::spawn(async move {
-        // The client may be gone before it has read everything.
+        // The client may close the connection before it has read everything.
         let _ = sender.send(Ok(canned.body.into())).await;
-        if canned.breaks_off {
+        if canned.breaks_connection {
             // Long enough for the first part to be on its way.
             tokio::time::sleep(Duration::from_millis(50)).await;
             let _ = sender.send(Err(Broken)).await;

@@ -1,10 +1,9 @@
 //! A Kubernetes API server for tests.
 //!
-//! It speaks HTTP on a loopback port and does what the real one does for readers: lists with pages
-//! and label and field selectors, watches with bookmarks and time limits, streaming lists, expired
-//! resource versions, bearer tokens. Objects come from the test, which also says how the server is
-//! to fail: [`ApiServer::refuse`], [`ApiServer::freeze`], [`ApiServer::compact`],
-//! [`ApiServer::behave`].
+//! It serves HTTP on a loopback port and implements reading: lists with pages, label and field
+//! selectors, watches with bookmarks and time limits, streaming lists, expired resource versions,
+//! bearer tokens. The test supplies the objects and injects failures: [`ApiServer::refuse`],
+//! [`ApiServer::freeze`], [`ApiServer::compact`], [`ApiServer::configure`].
 //!
 //! ```no_run
 //! use serde_json::json;
@@ -34,7 +33,7 @@ use objects::Objects;
 
 pub use objects::Key;
 
-/// A running API server; ends when it is dropped.
+/// A running API server. Dropping it stops it.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
@@ -44,7 +43,7 @@ pub struct ApiServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whether connections are secured.
+/// The protocol of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// HTTP.
@@ -53,20 +52,19 @@ pub enum Scheme {
     Secure,
 }
 
-/// How the server behaves, as far as real ones differ or fail.
+/// Options in which real servers differ, and failures.
 #[derive(Clone, Debug)]
 pub struct Behaviour {
-    /// Whether lists can be streamed (`sendInitialEvents`); otherwise such a watch is refused with
-    /// 422, as by servers before 1.34.
+    /// Whether lists can be streamed (`sendInitialEvents`); otherwise such a watch is rejected with
     pub streams_lists: bool,
-    /// How often a watch that asked for bookmarks gets one.
+    /// The interval of bookmarks, for watches that request them.
     pub bookmark_every: Duration,
-    /// The bearer tokens that are let in; `None` lets everybody in. A client with a certificate
-    /// needs none.
+    /// The accepted bearer tokens; `None` accepts every client. A client with a certificate needs
+    /// none.
     pub tokens: Option<Vec<String>>,
-    /// Kinds that are refused, by their name in the plural (`services`), with this HTTP status.
+    /// The HTTP status with which requests for a kind (`services`) are rejected.
     pub refused: BTreeMap<String, u16>,
-    /// Watches end at once with an `ERROR` event of this status code.
+    /// If set, watches end at once with an `ERROR` event of this status code.
     pub watch_error: Option<u16>,
 }
 
@@ -82,23 +80,23 @@ impl Default for Behaviour {
     }
 }
 
-/// An answer that a test prescribes.
+/// A response that a test defines.
 #[derive(Clone, Debug)]
-pub struct Canned {
+pub struct CannedResponse {
     /// The HTTP status.
     pub status: u16,
-    /// Headers besides those that hold the message together.
+    /// Headers besides those of the HTTP framing.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: String,
-    /// Whether the connection breaks after the body instead of ending it.
-    pub breaks_off: bool,
+    /// Whether the connection breaks after the body, before the end of the response.
+    pub breaks_connection: bool,
 }
 
 /// A request that the server received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When.
+    /// The time of arrival.
     pub at: Instant,
     /// The path, such as `/api/v1/services`.
     pub path: String,
@@ -108,30 +106,30 @@ pub struct Request {
     pub authorization: Option<String>,
     /// Header `Accept`.
     pub accept: Option<String>,
-    /// Whether the client showed a certificate.
+    /// Whether the client sent a certificate.
     pub has_certificate: bool,
 }
 
 impl Request {
-    /// Whether it asks for a watch.
+    /// Returns whether it requests a watch.
     pub fn is_watch(&self) -> bool {
         self.query
             .get("watch")
             .is_some_and(|value| value == "1" || value == "true")
     }
 
-    /// A parameter's value, empty where it is missing.
+    /// Returns a parameter's value, empty if it is missing.
     pub fn parameter(&self, name: &str) -> &str {
         self.query.get(name).map_or("", String::as_str)
     }
 }
 
-/// What connections and watches look at to know what to do.
+/// The state that connections and watches wait on.
 #[derive(Clone, Copy, Debug)]
 struct Control {
-    /// The newest resource version.
+    /// The newest resource version, which is the revision.
     revision: u64,
-    /// Connections from before the last cut are closed.
+    /// The number of cuts; connections from before the last one are closed.
     cuts: u64,
     is_listening: bool,
     is_frozen: bool,
@@ -147,13 +145,13 @@ struct Shared {
 struct State {
     objects: Objects,
     behaviour: Behaviour,
-    canned: BTreeMap<String, Vec<Canned>>,
+    canned: BTreeMap<String, Vec<CannedResponse>>,
     requests: Vec<Request>,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A test that failed elsewhere says so itself.
+        // A panic elsewhere fails the test by itself.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -168,7 +166,7 @@ impl ApiServer {
         Self::serve(listener, Scheme::Plain)
     }
 
-    /// The same with HTTPS.
+    /// Starts an empty server with HTTPS on a free port of 127.0.0.1.
     ///
     /// # Panics
     /// When no socket or thread is to be had.
@@ -213,7 +211,7 @@ impl ApiServer {
         }
     }
 
-    /// `http://127.0.0.1:port`.
+    /// Returns its URL, `http://127.0.0.1:port`.
     pub fn url(&self) -> String {
         let scheme = match self.scheme {
             Scheme::Plain => "http",
@@ -222,27 +220,27 @@ impl ApiServer {
         format!("{scheme}://{}", self.address)
     }
 
-    /// Where it listens.
+    /// Returns its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Creates `object`, or replaces the one of its kind and name.
+    /// Creates or replaces `object`.
     ///
     /// # Panics
-    /// When its kind is unknown here or it has no name; [`ApiServer::put`] takes anything.
+    /// If its kind is not served or it has no name; [`ApiServer::put`] accepts any value.
     pub fn apply(&self, object: Value) {
         let key = Key::of(&object).expect("kind and name of an object");
         self.put(key, object);
     }
 
-    /// Creates or replaces what is kept under `key`, whatever it looks like.
+    /// Creates or replaces the object `key` with any value.
     pub fn put(&self, key: Key, object: Value) {
         let revision = self.shared.lock().objects.put(key, object);
         self.publish(revision);
     }
 
-    /// Deletes an object; does nothing when there is none.
+    /// Deletes an object, if it exists.
     pub fn delete(&self, key: &Key) {
         let revision = self.shared.lock().objects.delete(key);
         self.publish(revision);
@@ -253,31 +251,31 @@ impl ApiServer {
             .send_modify(|control| control.revision = revision);
     }
 
-    /// Forgets all history: watches and pages that need it get `410 Expired`.
+    /// Drops all history: watches and pages that need it get `410 Expired`.
     pub fn compact(&self) {
         self.shared.lock().objects.compact();
     }
 
-    /// Jumps ahead or back to `revision`, forgets all history and breaks all connections, as after a
-    /// restored backup.
+    /// Sets the revision, drops all history and breaks all connections, as after the restore of a
+    /// backup.
     pub fn restore(&self, revision: u64) {
         self.shared.lock().objects.restore(revision);
         self.publish(revision);
-        self.cut();
+        self.break_connections();
     }
 
-    /// The newest resource version.
+    /// Returns the newest resource version.
     pub fn revision(&self) -> u64 {
         self.shared.lock().objects.revision()
     }
 
-    /// Changes how the server behaves.
-    pub fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
+    /// Changes the server's options.
+    pub fn configure(&self, change: impl FnOnce(&mut Behaviour)) {
         change(&mut self.shared.lock().behaviour);
     }
 
-    /// Answers the next request for `path` so. Several for one path are used in order.
-    pub fn answer_next(&self, path: &str, answer: Canned) {
+    /// Sends `answer` to the next request for `path`. Several for one path are used in order.
+    pub fn respond_next(&self, path: &str, answer: CannedResponse) {
         let mut state = self.shared.lock();
         state
             .canned
@@ -286,7 +284,7 @@ impl ApiServer {
             .push(answer);
     }
 
-    /// An outage: all connections break and none is accepted.
+    /// Breaks all connections and accepts none.
     pub fn refuse(&self) {
         self.control.send_modify(|control| {
             control.is_listening = false;
@@ -295,16 +293,16 @@ impl ApiServer {
     }
 
     /// Breaks all connections.
-    pub fn cut(&self) {
+    pub fn break_connections(&self) {
         self.control.send_modify(|control| control.cuts += 1);
     }
 
-    /// Keeps connections open, and accepts more, but sends not a byte.
+    /// Keeps connections open and accepts new ones, but sends no data.
     pub fn freeze(&self) {
         self.control.send_modify(|control| control.is_frozen = true);
     }
 
-    /// Ends what [`ApiServer::refuse`] or [`ApiServer::freeze`] began.
+    /// Ends [`ApiServer::refuse`] and [`ApiServer::freeze`].
     pub fn resume(&self) {
         self.control.send_modify(|control| {
             control.is_listening = true;
@@ -312,7 +310,7 @@ impl ApiServer {
         });
     }
 
-    /// All requests so far, in order of arrival.
+    /// Returns all requests so far, in order of arrival.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.lock().requests.clone()
     }
@@ -322,7 +320,7 @@ impl Drop for ApiServer {
     fn drop(&mut self) {
         self.control.send_modify(|control| control.is_over = true);
         if let Some(thread) = self.thread.take() {
-            // Its panic was printed.
+            // The thread has printed its own panic.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The objects, their history, and resource versions.
+//! Objects, their history, and resource versions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-/// The kinds that are served: name, name in the plural, API version.
+/// The served kinds: name, plural, API version.
 const KINDS: [(&str, &str, &str); 4] = [
     ("Service", "services", "v1"),
     ("Node", "nodes", "v1"),
@@ -15,19 +15,19 @@ const KINDS: [(&str, &str, &str); 4] = [
     ("ServiceCIDR", "servicecidrs", "networking.k8s.io/v1"),
 ];
 
-/// Where an object is kept.
+/// The identity of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// The kind's name in the plural: `services`.
+    /// The kind's plural, such as `services`.
     pub plural: String,
-    /// Empty for objects of the whole cluster.
+    /// The namespace; empty for cluster-scoped objects.
     pub namespace: String,
     /// The object's name.
     pub name: String,
 }
 
 impl Key {
-    /// The key of `kind` (`Service`), or `None` when it is not served here.
+    /// Returns the key of `kind` (`Service`), or `None` if it is not served.
     pub fn new(kind: &str, namespace: &str, name: &str) -> Option<Self> {
         let (_, plural, _) = KINDS.iter().find(|(known, _, _)| *known == kind)?;
         Some(Self {
@@ -37,7 +37,7 @@ impl Key {
         })
     }
 
-    /// The key that `object` names itself by.
+    /// Returns the key of `object`, from its kind and metadata.
     pub fn of(object: &Value) -> Option<Self> {
         let metadata = &object["metadata"];
         Self::new(
@@ -54,7 +54,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// A kind that is served under a path.
+/// A served kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
@@ -63,7 +63,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// The kind that `path` lists.
+    /// Returns the kind whose collection is at `path`.
     pub(crate) fn at(path: &str) -> Option<Self> {
         KINDS.iter().find_map(|&(name, plural, api_version)| {
             let root = if api_version.contains('/') {
@@ -80,15 +80,15 @@ impl Kind {
     }
 }
 
-/// An object in one version.
+/// A version of an object.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) value: Value,
-    /// The same as text: spelled once, sent often.
+    /// The same as text, serialized once for all watches.
     pub(crate) json: String,
 }
 
-/// What happened to an object.
+/// A change of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(crate) revision: u64,
@@ -97,21 +97,21 @@ pub(crate) struct Change {
     pub(crate) new: Option<Arc<Object>>,
 }
 
-/// All objects and what happened to them.
+/// All objects and their history.
 #[derive(Debug)]
 pub(crate) struct Objects {
     revision: u64,
-    /// No watch can start before this revision.
+    /// The oldest revision at which a watch can start.
     oldest: u64,
-    /// The last change that was forgotten; 0 before the first.
+    /// The revision of the last dropped change; 0 if none was dropped.
     forgotten: u64,
     objects: BTreeMap<Key, Arc<Object>>,
     history: BTreeMap<u64, Change>,
-    /// The rest of lists whose first pages were read, by their `continue` token.
+    /// The remaining objects of paged lists, by `continue` token.
     rests: BTreeMap<String, Rest>,
 }
 
-/// The part of a list that was not sent yet.
+/// The remaining objects of a paged list.
 #[derive(Clone, Debug)]
 pub(crate) struct Rest {
     pub(crate) revision: u64,
@@ -121,7 +121,7 @@ pub(crate) struct Rest {
 impl Default for Objects {
     fn default() -> Self {
         Self {
-            // As on a fresh cluster: not 0, which means something else.
+            // Not 0, which in a request means any version.
             revision: 1,
             oldest: 1,
             forgotten: 0,
@@ -133,19 +133,19 @@ impl Default for Objects {
 }
 
 impl Objects {
-    /// How many changes are remembered.
+    /// The number of changes that are kept.
     const HISTORY: usize = 100_000;
 
     pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Whether a watch can start after `revision`.
+    /// Returns whether a watch can start after `revision`.
     pub(crate) fn remembers(&self, revision: u64) -> bool {
         revision >= self.oldest
     }
 
-    /// Whether a running watch that told all up to `revision` missed something.
+    /// Returns whether a running watch that sent all changes up to `revision` missed one.
     pub(crate) fn is_behind(&self, revision: u64) -> bool {
         revision < self.forgotten
     }
@@ -200,7 +200,7 @@ impl Objects {
     }
 
     pub(crate) fn compact(&mut self) {
-        // A version of its own, as real compaction leaves the newest one usable.
+        // A new version, because real compaction keeps the newest one usable.
         self.revision += 1;
         self.oldest = self.revision;
         if let Some((last, _)) = self.history.pop_last() {
@@ -217,7 +217,7 @@ impl Objects {
         self.forgotten = 0;
     }
 
-    /// The objects of a kind, in order of their keys.
+    /// Returns the objects of a kind, in order of their keys.
     pub(crate) fn of_kind(&self, plural: &str) -> impl Iterator<Item = &Arc<Object>> {
         let from = Key {
             plural: plural.to_owned(),
@@ -231,21 +231,21 @@ impl Objects {
             .map(|(_, object)| object)
     }
 
-    /// The first change of a kind after `revision`.
+    /// Returns the first change of a kind after `revision`.
     pub(crate) fn next_change(&self, plural: &str, revision: u64) -> Option<Change> {
         let after = (Bound::Excluded(revision), Bound::Unbounded);
         let mut later = self.history.range(after).map(|(_, change)| change);
         later.find(|change| change.plural == plural).cloned()
     }
 
-    /// Keeps the rest of a list for a later page.
+    /// Stores the rest of a list for a later page. Returns the `continue` token.
     pub(crate) fn keep(&mut self, rest: Rest) -> String {
         let token = format!("{}+{}/=", rest.revision, self.rests.len());
         self.rests.insert(token.clone(), rest);
         token
     }
 
-    /// The rest of a list, if its state was not compacted.
+    /// Returns the rest of a list, if it was not compacted.
     pub(crate) fn rest(&self, token: &str) -> Option<Rest> {
         self.rests.get(token).cloned()
     }

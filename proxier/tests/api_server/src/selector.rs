@@ -1,4 +1,4 @@
-//! Which objects a reader wants.
+//! Label and field selectors.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ enum Requirement {
     IsNot(String),
 }
 
-/// The fields that a real server can select by, of the kinds that are here.
+/// The fields of the served kinds by which a real server can select.
 const FIELDS: [&str; 4] = [
     "metadata.name",
     "metadata.namespace",
@@ -32,10 +32,10 @@ const FIELDS: [&str; 4] = [
 ];
 
 impl Selector {
-    /// Reads both parameters.
+    /// Parses both parameters.
     ///
     /// # Errors
-    /// A message for a 400 answer.
+    /// The message of a 400 response.
     pub(crate) fn parse(labels: &str, fields: &str) -> Result<Self, String> {
         let mut requirements = Vec::new();
         for text in labels.split(',').filter(|text| !text.is_empty()) {
@@ -53,7 +53,7 @@ impl Selector {
         Ok(Self { requirements })
     }
 
-    /// Whether `object` is wanted.
+    /// Returns whether `object` matches.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         self.requirements.iter().all(|(subject, requirement)| {
             let text = match subject {

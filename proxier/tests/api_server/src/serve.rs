@@ -19,13 +19,13 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::answer::{self, Pieces, refusal, status_object, too_large};
+use crate::answer::{self, BodyReceiver, refusal, status_object, too_large};
 use crate::objects::{Kind, Object, Rest};
 use crate::selector::Selector;
 use crate::stream::{Watch, error_line};
 use crate::{Control, Request, Scheme, Shared, State, tls};
 
-/// Serves until the test is over.
+/// Serves until the server is dropped.
 pub(crate) fn run(
     listener: TcpListener,
     scheme: Scheme,
@@ -67,14 +67,14 @@ async fn accept(
             accepted = listener.accept() => {
                 if let Ok((stream, _)) = accepted {
                     let secure = acceptor.clone();
-                    tokio::spawn(welcome(stream, secure, shared.clone(), control.clone()));
+                    tokio::spawn(serve_stream(stream, secure, shared.clone(), control.clone()));
                 }
                 false
             }
         };
         if is_outage {
             drop(listener);
-            // Ends with the server at the latest.
+            // An error means that the server was dropped.
             let _ = outages.wait_for(|control| control.is_listening).await;
             listener = tokio::net::TcpListener::bind(address)
                 .await
@@ -83,35 +83,35 @@ async fn accept(
     }
 }
 
-/// One connection, secured or not.
-async fn welcome(
+/// Serves a TCP connection, with TLS if there is an acceptor.
+async fn serve_stream(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
     shared: Arc<Shared>,
     control: watch::Receiver<Control>,
 ) {
     let Some(acceptor) = acceptor else {
-        return converse(stream, Certificate::None, shared, control).await;
+        return serve_connection(stream, Certificate::None, shared, control).await;
     };
-    // A client that does not trust us says so itself.
+    // A client that rejects our certificate reports it itself.
     if let Ok(stream) = acceptor.accept(stream).await {
         let certificate = match stream.get_ref().1.peer_certificates() {
             Some(_) => Certificate::Good,
             None => Certificate::None,
         };
-        converse(stream, certificate, shared, control).await;
+        serve_connection(stream, certificate, shared, control).await;
     }
 }
 
-/// What a client showed.
+/// The certificate of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Certificate {
     None,
     Good,
 }
 
-/// One connection.
-async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
+/// Serves one HTTP connection.
+async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     certificate: Certificate,
     shared: Arc<Shared>,
@@ -122,14 +122,14 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     let service = service_fn(move |request| {
         let (shared, mut control) = (shared.clone(), control.clone());
         async move {
-            // Fails only when everything ends.
+            // An error means that the server was dropped.
             let _ = control.wait_for(|control| !control.is_frozen).await;
             Ok::<_, Infallible>(answer(request, certificate, &shared, &control))
         }
     });
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // Clients go as they like.
+        // A client may close its connection at any time.
         _ = connection => {}
         _ = cut.wait_for(|control| control.cuts != cuts) => {}
     }
@@ -141,7 +141,7 @@ fn answer(
     certificate: Certificate,
     shared: &Arc<Shared>,
     control: &watch::Receiver<Control>,
-) -> Response<Pieces> {
+) -> Response<BodyReceiver> {
     let header = |name: HeaderName| {
         let value = request.headers().get(name)?;
         value.to_str().ok().map(str::to_owned)
@@ -185,7 +185,7 @@ fn answer(
         match watch(&request, kind, selector, &state) {
             Err(refused) => refused,
             Ok(watch) => {
-                let (client, pieces) = answer::pieces();
+                let (client, pieces) = answer::body_channel();
                 tokio::spawn(watch.run(shared.clone(), control.clone(), client));
                 answer::with_head(StatusCode::OK, pieces)
             }
@@ -195,7 +195,7 @@ fn answer(
     }
 }
 
-/// Whole objects, or only their metadata.
+/// The form of objects in a response: complete, or only metadata.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
     Whole,
@@ -211,7 +211,7 @@ impl Form {
         }
     }
 
-    /// The object in this form.
+    /// Returns the object in this form.
     pub(crate) fn of(self, object: &Object) -> Cow<'_, str> {
         match self {
             Self::Whole => Cow::Borrowed(&object.json),
@@ -227,8 +227,8 @@ impl Form {
     }
 }
 
-/// The resource version that a request names; `None` without one.
-fn version(request: &Request) -> Result<Option<u64>, Response<Pieces>> {
+/// Returns the resource version of a request, if it has one.
+fn version(request: &Request) -> Result<Option<u64>, Response<BodyReceiver>> {
     match request.parameter("resourceVersion") {
         "" => Ok(None),
         text => {
@@ -238,8 +238,13 @@ fn version(request: &Request) -> Result<Option<u64>, Response<Pieces>> {
     }
 }
 
-/// A list, or a page of one.
-fn list(request: &Request, kind: Kind, selector: &Selector, state: &mut State) -> Response<Pieces> {
+/// Responds to a list.
+fn list(
+    request: &Request,
+    kind: Kind,
+    selector: &Selector,
+    state: &mut State,
+) -> Response<BodyReceiver> {
     let limit = request.parameter("limit").parse().unwrap_or(0);
     let rest = match (request.parameter("continue"), version(request)) {
         (_, Err(refused)) => return refused,
@@ -260,7 +265,7 @@ fn list(request: &Request, kind: Kind, selector: &Selector, state: &mut State) -
             None => return refusal(410, "The provided continue parameter is too old"),
         },
     };
-    // From its cache the server sends all, whatever the limit says.
+    // From its cache a real server sends all objects, ignoring the limit.
     let is_cached = request.parameter("resourceVersion") == "0";
     let Rest {
         revision,
@@ -294,13 +299,13 @@ fn list(request: &Request, kind: Kind, selector: &Selector, state: &mut State) -
     answer::json(StatusCode::OK, body)
 }
 
-/// A watch, if it is accepted.
+/// Returns a watch, or the response that rejects it.
 fn watch(
     request: &Request,
     kind: Kind,
     selector: Selector,
     state: &State,
-) -> Result<Watch, Response<Pieces>> {
+) -> Result<Watch, Response<BodyReceiver>> {
     let asked = version(request)?;
     let current = state.objects.revision();
     let is_list = request.parameter("sendInitialEvents") == "true";
@@ -320,7 +325,7 @@ fn watch(
     }
     let from = asked.filter(|&asked| asked > 0 && !is_list);
     if let Some(from) = from.filter(|&from| !state.objects.remembers(from)) {
-        let (client, pieces) = answer::pieces();
+        let (client, pieces) = answer::body_channel();
         let gone = status_object(
             410,
             &format!("too old resource version: {from} ({current})"),
@@ -351,7 +356,7 @@ fn watch(
     })
 }
 
-/// The parameters of a query, decoded.
+/// Returns the decoded parameters of a query.
 fn parameters(query: &str) -> BTreeMap<String, String> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     pairs

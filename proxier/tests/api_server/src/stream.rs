@@ -14,23 +14,23 @@ use crate::selector::Selector;
 use crate::serve::Form;
 use crate::{Control, Shared};
 
-/// A watch that was accepted.
+/// An accepted watch.
 pub(crate) struct Watch {
     pub(crate) kind: Kind,
     pub(crate) selector: Selector,
     pub(crate) form: Form,
-    /// Changes after this revision are told.
+    /// The revision up to which changes were sent.
     pub(crate) revision: u64,
-    /// Told as additions before anything else.
+    /// The objects that are sent as `ADDED` events first.
     pub(crate) initial: Vec<Arc<Object>>,
-    /// Whether the end of the initial events is marked.
+    /// Whether a bookmark marks the end of the initial events.
     pub(crate) marks_initial: bool,
     pub(crate) bookmarks: Option<Duration>,
     pub(crate) time: Duration,
 }
 
 impl Watch {
-    /// Sends events until the time is over or the client is gone.
+    /// Sends events until the time is over or the client disconnects.
     pub(crate) async fn run(
         mut self,
         shared: Arc<Shared>,
@@ -50,7 +50,7 @@ impl Watch {
         }
         loop {
             if !lines.is_empty() {
-                // A frozen server has nothing to say until it thaws.
+                // A frozen server sends nothing until `resume`.
                 if control
                     .wait_for(|control| !control.is_frozen)
                     .await
@@ -87,7 +87,8 @@ impl Watch {
             self.revision = self.revision.max(newest);
             tokio::select! {
                 () = sleep_until(end) => {
-                    // Nor does a frozen server end anything. Fails only when everything ends.
+                    // A frozen server does not end the watch either. An error means that the server was
+                    // dropped.
                     let _ = control.wait_for(|control| !control.is_frozen).await;
                     return;
                 }
@@ -98,7 +99,7 @@ impl Watch {
         }
     }
 
-    /// How a change looks to a reader with these selectors.
+    /// Returns the event of a change for this watch's selectors, if it has one.
     fn line(&self, change: &Change) -> Option<String> {
         let sees = |object: &&Arc<Object>| self.selector.matches(&object.value);
         let before = change.old.as_ref().filter(sees);
@@ -108,7 +109,7 @@ impl Watch {
             (None, Some(new)) => self.event("ADDED", new),
             (Some(_), Some(new)) => self.event("MODIFIED", new),
             (Some(old), None) => {
-                // The reader gets what it knew, at the version of the change.
+                // A real server sends the last matching state with the version of the change.
                 let mut value = old.value.clone();
                 if let Some(metadata) = value.get_mut("metadata").and_then(|m| m.as_object_mut()) {
                     let version = json!(change.revision.to_string());
@@ -141,7 +142,7 @@ impl Watch {
     }
 }
 
-/// The last line of a watch that fails.
+/// Returns the last line of a failing watch.
 pub(crate) fn error_line(status: &str) -> String {
     format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n")
 }

@@ -1,4 +1,4 @@
-//! HTTPS, with certificates that are part of this crate.
+//! HTTPS with certificates that are part of this crate.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub const SERVER_CERTIFICATE: &str = include_str!("../certificates/server.pem");
 /// The server's key, as PEM.
 pub const SERVER_KEY: &str = include_str!("../certificates/server.key");
 
-/// Accepts connections from everybody; a certificate that a client shows must be a good one.
+/// Returns an acceptor of all clients; a certificate that a client sends must be valid.
 pub(crate) fn acceptor() -> TlsAcceptor {
     let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a PEM");
     let key = PrivateKeyDer::from_pem_slice(SERVER_KEY.as_bytes()).expect("a PEM");

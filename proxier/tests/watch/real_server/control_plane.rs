@@ -1,4 +1,4 @@
-//! `etcd` and `kube-apiserver`, as processes of a test.
+//! `etcd` and `kube-apiserver` as child processes of a test.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -17,40 +17,40 @@ use tokio::runtime::Runtime;
 use crate::credentials::kubeconfig;
 use crate::follower::until;
 
-/// A program that ends with the test.
+/// A process that is killed at the end of the test.
 struct Program(Child);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A control plane of one process, and its database.
+/// An API server and its database.
 pub(super) struct ControlPlane {
     assets: PathBuf,
     directory: TempDir,
-    /// Where the server is, or will be when it starts again.
+    /// The server's port, also after a restart.
     port: u16,
     etcd: u16,
     runtime: Runtime,
-    /// An administrator's, with the server where it is.
+    /// An administrator's client for the current port.
     client: Option<Client>,
-    // Before its database goes.
+    // Declared before etcd, so that it is dropped first.
     server: Option<Program>,
     _etcd: Program,
 }
 
 impl ControlPlane {
-    /// One that is ready, unless there are no programs.
+    /// Returns a ready control plane, or `None` without the programs.
     pub(super) fn start(test: &str) -> Option<Self> {
         let Some(assets) = assets() else {
             let why = format!(
                 "SKIPPED {test}: KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver\n"
             );
-            // Past the test harness, which would swallow it.
+            // Written to stderr directly, because the test harness captures `eprintln!`.
             std::io::stderr().write_all(why.as_bytes()).unwrap();
             return None;
         };
@@ -95,7 +95,7 @@ impl ControlPlane {
         plane.start_server();
         let namespace = json!({"metadata": {"name": "a"}});
         plane.create("/api/v1/namespaces", &namespace);
-        // What the server makes for itself, so that it does not come in between later.
+        // Wait for the server's own objects, so that they do not interfere later.
         for own in [
             "/api/v1/namespaces/default/services/kubernetes",
             "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes",
@@ -106,7 +106,7 @@ impl ControlPlane {
         Some(plane)
     }
 
-    /// A kubeconfig file called `name` with these credentials.
+    /// Writes a kubeconfig file called `name` with these credentials.
     pub(super) fn kubeconfig(&self, name: &str, user: &Value) -> PathBuf {
         let server = format!("https://127.0.0.1:{}", self.port);
         let mut config: Value = serde_json::from_str(&kubeconfig(&server, user)).unwrap();
@@ -116,7 +116,7 @@ impl ControlPlane {
         file
     }
 
-    /// That of a follower, who may do everything.
+    /// Writes the kubeconfig of a follower with all permissions.
     pub(super) fn follower(&self) -> PathBuf {
         self.kubeconfig("follower", &json!({"token": "secret"}))
     }
@@ -143,7 +143,7 @@ impl ControlPlane {
             .arg("--etcd-servers")
             .arg(format!("http://127.0.0.1:{}", self.etcd))
             .args(["--bind-address", "127.0.0.1"])
-            // Loopback is no address for the Service of its own that it makes.
+            // The server rejects loopback as the endpoint of `default/kubernetes`.
             .args(["--advertise-address", "192.0.2.200"])
             .args(["--secure-port", &self.port.to_string()])
             .args(["--service-cluster-ip-range", "10.96.0.0/16"])
@@ -171,7 +171,7 @@ impl ControlPlane {
         panic!("kube-apiserver does not get ready: {log}");
     }
 
-    /// Does `work` while the server is at another place, so that nobody who follows it sees that.
+    /// Runs `work` with the server on another port, unseen by followers.
     pub(super) fn elsewhere(&mut self, work: impl FnOnce(&Self)) {
         self.stop_server();
         let port = std::mem::replace(&mut self.port, free_port());
@@ -182,7 +182,7 @@ impl ControlPlane {
     }
 
     fn client(&self) -> Client {
-        // Of its own: followers notice when the server is at another place in theirs.
+        // A file of its own, because followers read theirs again when the server moves.
         let file = self.kubeconfig("administrator", &json!({"token": "secret"}));
         let kubeconfig = Kubeconfig::read_from(file).unwrap();
         let options = KubeConfigOptions::default();
@@ -192,7 +192,7 @@ impl ControlPlane {
         })
     }
 
-    /// One request; the text of its answer.
+    /// Sends a request and returns the text of the response.
     fn ask(&self, method: Method, path: &str, body: &Value) -> Result<String, kube::Error> {
         let content = match method {
             Method::PATCH => "application/merge-patch+json",
@@ -212,7 +212,7 @@ impl ControlPlane {
         self.runtime.block_on(client.request_text(request))
     }
 
-    /// Creates an object; what became of it.
+    /// Creates an object and returns it.
     pub(super) fn create(&self, path: &str, object: &Value) -> Value {
         let created = self.ask(Method::POST, path, object).unwrap();
         serde_json::from_str(&created).unwrap()
@@ -226,14 +226,14 @@ impl ControlPlane {
         self.ask(Method::DELETE, path, &Value::Null).unwrap();
     }
 
-    /// Makes the database forget all but the present.
+    /// Compacts the database to its current revision.
     pub(super) fn compact(&self) {
         let now = self.etcd("/v3/kv/range", &json!({"key": "AA=="}));
         let revision = &now["header"]["revision"];
         self.etcd("/v3/kv/compaction", &json!({"revision": revision}));
     }
 
-    /// Asks the database's gateway for JSON.
+    /// Sends a request to etcd's JSON gateway.
     fn etcd(&self, path: &str, body: &Value) -> Value {
         let body = body.to_string();
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.etcd)).unwrap();
@@ -250,7 +250,7 @@ impl ControlPlane {
         serde_json::from_str(body).unwrap()
     }
 
-    /// Waits until the server answers no longer to this bearer token.
+    /// Waits until the server rejects this bearer token.
     pub(super) fn until_rejected(&self, token: &str) {
         let review = json!({
             "apiVersion": "authentication.k8s.io/v1",
