@@ -13,9 +13,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
-use proxier::dataplane::fake::FakeKernel;
-use proxier::dataplane::linux::Linux;
-use proxier::plan::{Machine, ServiceAddresses};
+use proxier::testing::dataplane::fake::FakeKernel;
+use proxier::testing::dataplane::linux::Linux;
+use proxier::testing::plan::{Machine, ServiceAddresses};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::inside;

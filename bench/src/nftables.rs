@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use proxier::filter::{FilterConfig, Ruleset, TABLE};
-use proxier::frontend::Frontend;
-use proxier::model::{Protocol, TrafficPolicy};
-use proxier::nftables::{self, Client, transaction_length};
-use proxier::plan::{Admission, Endpoints, Scope};
+use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
+use proxier::testing::frontend::Frontend;
+use proxier::testing::model::{Protocol, TrafficPolicy};
+use proxier::testing::nftables::{self, Client, transaction_length};
+use proxier::testing::plan::{Admission, Endpoints, Scope};
 use serde::Serialize;
 
 use crate::figures::{self, median};

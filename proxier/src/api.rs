@@ -9,7 +9,7 @@
 //! The types do not depend on files: JSON of the API server and manifests are parsed by the same code.
 
 mod address;
-pub mod annotations;
+pub(crate) mod annotations;
 mod endpoint_slice;
 mod endpoints;
 mod findings;
@@ -20,11 +20,10 @@ mod service;
 mod service_cidr;
 
 pub use endpoint_slice::EndpointSlice;
-pub use endpoints::Endpoints;
-pub use metadata::Metadata;
+pub(crate) use endpoints::Endpoints;
 pub use node::{Node, NodeLabels};
 pub use service::Service;
-pub use service_cidr::ServiceCidr;
+pub(crate) use service_cidr::ServiceCidr;
 
 pub(crate) use address::parse_address;
 pub(crate) use scalar::Scalar;

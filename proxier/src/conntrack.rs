@@ -16,6 +16,6 @@ mod strays;
 mod sys;
 
 pub use client::{Client, Swept};
-pub use flow::{Flow, Tuple};
+pub use flow::Flow;
 pub use stale::Stale;
-pub use strays::Strays;
+pub(crate) use strays::Strays;

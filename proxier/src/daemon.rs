@@ -32,7 +32,7 @@ use gate::Gate;
 use log::RoundLog;
 
 /// Capacity of the message queue; senders block when it is full.
-pub const QUEUE_LENGTH: usize = 1_024;
+pub(crate) const QUEUE_LENGTH: usize = 1_024;
 
 /// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);

@@ -16,8 +16,8 @@ use crate::observed::{CountedServer, Observed};
 use crate::op::Op;
 use crate::plan::{Desired, Machine};
 
-pub mod fake;
-pub mod linux;
+pub(crate) mod fake;
+pub(crate) mod linux;
 
 /// A kernel that Ops can be applied to.
 pub trait Dataplane {

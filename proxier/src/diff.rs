@@ -44,7 +44,7 @@ pub fn diff(desired: &Desired, observed: &Observed, terms: &Terms<'_>) -> Vec<Op
 ///
 /// # Cost
 /// Linear in its destinations.
-pub fn diff_server(
+pub(crate) fn diff_server(
     key: ipvs::ServiceKey,
     desired: &Desired,
     observed: &Observed,
@@ -66,7 +66,12 @@ pub fn diff_server(
 }
 
 /// The change of one address.
-pub fn diff_address(address: IpAddr, desired: &Desired, observed: &Observed, ops: &mut Vec<Op>) {
+pub(crate) fn diff_address(
+    address: IpAddr,
+    desired: &Desired,
+    observed: &Observed,
+    ops: &mut Vec<Op>,
+) {
     let wanted = desired.addresses.get(&address);
     let found = observed.addresses.get(&address);
     match (wanted, found) {

@@ -48,7 +48,8 @@ mod names;
 mod ruleset;
 
 pub use config::{FilterConfig, LocalMode, MasqueradeBit};
-pub use ruleset::{Fingerprint, Ruleset};
+pub(crate) use ruleset::Fingerprint;
+pub use ruleset::Ruleset;
 
 use config::NodeFacts;
 

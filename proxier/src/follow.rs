@@ -19,7 +19,7 @@ const POLL: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When the manifests cannot be loaded now.
-pub fn manifests(
+pub(crate) fn manifests(
     path: PathBuf,
     options: manifests::Options,
     listener: SyncSender<Message>,
@@ -53,11 +53,11 @@ pub fn manifests(
 /// Polling works where change notifications do not: on network file systems, on the host file system
 /// of a lab kernel, and for ConfigMap mounts, which swap a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fingerprint(BTreeMap<PathBuf, Option<(u64, SystemTime)>>);
+pub(crate) struct Fingerprint(BTreeMap<PathBuf, Option<(u64, SystemTime)>>);
 
 impl Fingerprint {
     /// Reads the metadata of `path` and, if it is a directory, of every entry in it.
-    pub fn of(path: &Path) -> Self {
+    pub(crate) fn of(path: &Path) -> Self {
         let mut files = BTreeMap::from([(path.to_owned(), metadata(path))]);
         for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
             files.insert(entry.path(), metadata(&entry.path()));

@@ -26,9 +26,10 @@ mod file;
 mod owned;
 mod record;
 
-pub use drains::{Drain, Drains};
-pub use file::{Error, LedgerFile};
-pub use owned::{Owned, Territory};
+pub use drains::Drains;
+pub(crate) use file::Error;
+pub use file::LedgerFile;
+pub(crate) use owned::{Owned, Territory};
 
 use record::Record;
 

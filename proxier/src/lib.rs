@@ -9,29 +9,37 @@
 //! [`sync`] is one round of it. What is wrong with the input is a [`problem::Problem`] and stops
 //! nothing. `ARCHITECTURE.md` has the map and the invariants.
 
-pub mod api;
-pub mod cli;
-pub mod clock;
-pub mod conntrack;
-pub mod daemon;
-pub mod dataplane;
-pub mod diff;
-pub mod filter;
-pub mod follow;
-pub mod frontend;
-pub mod ledger;
-pub mod manifests;
-pub mod model;
-pub mod nftables;
-pub mod observed;
-pub mod op;
+#![expect(
+    unnameable_types,
+    reason = "`testing` names only the items that tests use"
+)]
+
+mod api;
+mod cli;
+mod clock;
+mod conntrack;
+mod daemon;
+mod dataplane;
+mod diff;
+mod filter;
+mod follow;
+mod frontend;
+mod ledger;
+mod manifests;
+mod model;
+mod nftables;
+mod observed;
+mod op;
 mod packed;
-pub mod plan;
-pub mod problem;
-pub mod report;
-pub mod retry;
-pub mod store;
-pub mod sync;
-pub mod sysctl;
-pub mod timer;
-pub mod watch;
+mod plan;
+mod problem;
+mod report;
+mod retry;
+mod store;
+mod sync;
+mod sysctl;
+pub mod testing;
+mod timer;
+mod watch;
+
+pub use cli::Cli;

@@ -31,10 +31,9 @@ mod service;
 mod style;
 
 pub use admission::{Admission, Endpoints, Scope};
-pub use health::HealthCheck;
-pub use node_ports::{InvalidNodePortAddresses, NodePortAddresses};
+pub(crate) use health::HealthCheck;
+pub use node_ports::NodePortAddresses;
 pub use planner::{Changed, Planner};
-pub use service::{mark, serve};
 
 /// What the operator chose, as far as planning is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]

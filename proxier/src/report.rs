@@ -16,7 +16,7 @@ use crate::problem::Problem;
 
 /// What a kernel has at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub(crate) struct Table {
     /// Every virtual server of the network namespace, ours or not.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, CountedServer>,
     /// The addresses that we made local, with their preferred source.
@@ -28,7 +28,7 @@ impl Table {
     ///
     /// # Errors
     /// When any part cannot be read whole.
-    pub fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
+    pub(crate) fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
         let mut virtual_servers = BTreeMap::new();
         dataplane.virtual_servers(&mut |found| {
             virtual_servers.insert(found.server.service.key, found);
@@ -43,7 +43,7 @@ impl Table {
 /// A table of virtual servers as JSON; every list is sorted.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub(crate) struct Report {
     virtual_servers: Vec<ByAddress>,
     /// Virtual servers that have a firewall mark instead of an address.
     firewall_marks: Vec<ByMark>,
@@ -97,7 +97,7 @@ struct ProblemEntry {
 
 impl Report {
     /// What should be.
-    pub fn desired(desired: &Desired, problems: &[Problem]) -> Self {
+    pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
         let mut report = Self {
             addresses: desired.addresses.keys().copied().collect(),
             problems: problems.iter().map(ProblemEntry::from).collect(),
@@ -110,7 +110,7 @@ impl Report {
     }
 
     /// What is.
-    pub fn observed(observed: &Table) -> Self {
+    pub(crate) fn observed(observed: &Table) -> Self {
         let mut report = Self {
             addresses: observed.addresses.keys().copied().collect(),
             ..Self::default()
@@ -187,14 +187,14 @@ fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
 }
 
 /// An Op with the Service port it is for: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
-pub struct NamedOp<'a> {
+pub(crate) struct NamedOp<'a> {
     op: &'a Op,
     name: Option<String>,
 }
 
 impl<'a> NamedOp<'a> {
     /// Looks the name up among what should be, then among what is ours.
-    pub fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
+    pub(crate) fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
         let name = op
             .service_key()
             .and_then(|key| match desired.virtual_servers.get(&key) {
@@ -217,7 +217,7 @@ impl fmt::Display for NamedOp<'_> {
 
 /// The kernel's table as text, like `ipvsadm -Ln`, with Service names where known, and what is not
 /// ours.
-pub fn table(observed: &Table, owned: &Owned, foreign: &BTreeMap<IpAddr, String>) -> String {
+pub(crate) fn table(observed: &Table, owned: &Owned, foreign: &BTreeMap<IpAddr, String>) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);

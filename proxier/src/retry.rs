@@ -12,14 +12,14 @@ use crate::timer::Timer;
 
 /// The targets of failed Ops, each with a timer of its own: no Op waits for another target.
 #[derive(Clone, Debug, Default)]
-pub struct Retries {
+pub(crate) struct Retries {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Timer>,
     addresses: BTreeMap<IpAddr, Timer>,
 }
 
 impl Retries {
     /// Schedules another try of what `op` changes, after it failed at `now`.
-    pub fn add(&mut self, op: &Op, now: Duration) {
+    pub(crate) fn add(&mut self, op: &Op, now: Duration) {
         let timer = match (op.service_key(), op.address()) {
             (Some(key), _) => self.virtual_servers.entry(key).or_insert_with(Timer::retry),
             (None, Some(address)) => self.addresses.entry(address).or_insert_with(Timer::retry),
@@ -34,7 +34,7 @@ impl Retries {
     /// Returns the targets to try again at `now`, and clears their timers.
     ///
     /// [`Retries::settle`] forgets those whose Ops do not fail again.
-    pub fn take_due(&mut self, now: Duration) -> Changed {
+    pub(crate) fn take_due(&mut self, now: Duration) -> Changed {
         Changed {
             virtual_servers: take_due(&mut self.virtual_servers, now),
             addresses: take_due(&mut self.addresses, now),
@@ -43,14 +43,14 @@ impl Retries {
     }
 
     /// Ends a round: forgets the targets that were tried and did not fail again.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         self.virtual_servers
             .retain(|_, timer| timer.due().is_some());
         self.addresses.retain(|_, timer| timer.due().is_some());
     }
 
     /// Clears every timer before a resync, which tries everything; pauses keep their length.
-    pub fn try_all(&mut self) {
+    pub(crate) fn try_all(&mut self) {
         let servers = self.virtual_servers.values_mut();
         servers
             .chain(self.addresses.values_mut())
@@ -58,7 +58,7 @@ impl Retries {
     }
 
     /// When the next target is due.
-    pub fn next_due(&self) -> Option<Duration> {
+    pub(crate) fn next_due(&self) -> Option<Duration> {
         let servers = self.virtual_servers.values();
         let timers = servers.chain(self.addresses.values());
         timers.filter_map(Timer::due).min()

@@ -234,7 +234,7 @@ impl Roots {
 }
 
 /// Returns the version of the running kernel.
-pub fn kernel() -> Option<KernelVersion> {
+pub(crate) fn kernel() -> Option<KernelVersion> {
     let uname = rustix::system::uname();
     KernelVersion::parse(uname.release().to_str().ok()?)
 }

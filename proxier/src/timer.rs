@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Every wait of the daemon's thread is one of these, so that "when is the next round due" is a
 /// minimum over timers. Time is passed in: tests move it by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timer {
+pub(crate) struct Timer {
     due: Option<Duration>,
     pause: Duration,
     first: Duration,
@@ -16,12 +16,12 @@ pub struct Timer {
 
 impl Timer {
     /// A timer that is not set, for something that was refused: 1 s, doubled up to 30 s.
-    pub fn retry() -> Self {
+    pub(crate) fn retry() -> Self {
         Self::doubling(Duration::from_secs(1), Duration::from_secs(30))
     }
 
     /// A timer that is not set, whose pauses double from `first` to `longest`.
-    pub fn doubling(first: Duration, longest: Duration) -> Self {
+    pub(crate) fn doubling(first: Duration, longest: Duration) -> Self {
         Self {
             due: None,
             pause: first,
@@ -31,38 +31,38 @@ impl Timer {
     }
 
     /// Sets the timer one pause after `now` and doubles the pause.
-    pub fn back_off(&mut self, now: Duration) {
+    pub(crate) fn back_off(&mut self, now: Duration) {
         self.due = Some(now + self.pause);
         self.pause = (self.pause * 2).min(self.longest);
     }
 
     /// Sets the timer to `at`, unless it is due sooner.
-    pub fn no_later_than(&mut self, at: Duration) {
+    pub(crate) fn no_later_than(&mut self, at: Duration) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
     /// Clears the timer; the next pause is as long as it would have been.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.due = None;
     }
 
     /// Clears the timer and starts over with the shortest pause.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self::doubling(self.first, self.longest);
     }
 
     /// When it is due; `None` while it is not set.
-    pub fn due(&self) -> Option<Duration> {
+    pub(crate) fn due(&self) -> Option<Duration> {
         self.due
     }
 
     /// Whether it is set and due.
-    pub fn is_due(&self, now: Duration) -> bool {
+    pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.due.is_some_and(|due| due <= now)
     }
 
     /// Whether it is set and not yet due.
-    pub fn is_waiting(&self, now: Duration) -> bool {
+    pub(crate) fn is_waiting(&self, now: Duration) -> bool {
         self.due.is_some_and(|due| due > now)
     }
 }

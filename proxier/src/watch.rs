@@ -43,7 +43,7 @@ use self::status::StatusBoard;
 use crate::problem::Problem;
 use crate::store::Event;
 
-pub use self::status::{FollowState, KindStatus, Status};
+pub use self::status::{FollowState, Status};
 
 /// Which API server to follow, and how.
 #[derive(Clone, Debug)]

@@ -7,11 +7,11 @@
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
-use proxier::dataplane::fake::FakeKernel;
-use proxier::dataplane::linux::Linux;
-use proxier::dataplane::{Dataplane, Outcome};
-use proxier::op::Op;
-use proxier::plan::{Desired, ServiceAddresses};
+use proxier::testing::dataplane::fake::FakeKernel;
+use proxier::testing::dataplane::linux::Linux;
+use proxier::testing::dataplane::{Dataplane, Outcome};
+use proxier::testing::op::Op;
+use proxier::testing::plan::{Desired, ServiceAddresses};
 use rustix::io::Errno;
 
 #[test]

@@ -9,14 +9,14 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
-use proxier::dataplane::Dataplane as _;
-use proxier::dataplane::fake::{FakeKernel, Fault};
-use proxier::diff::{self, Terms};
-use proxier::ledger::Drains;
-use proxier::model::{ObjectName, ServicePortName};
-use proxier::observed::Observed;
-use proxier::op::Op;
-use proxier::plan::{Desired, FrontendKind, VirtualServer};
+use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::fake::{FakeKernel, Fault};
+use proxier::testing::diff::{self, Terms};
+use proxier::testing::ledger::Drains;
+use proxier::testing::model::{ObjectName, ServicePortName};
+use proxier::testing::observed::Observed;
+use proxier::testing::op::Op;
+use proxier::testing::plan::{Desired, FrontendKind, VirtualServer};
 
 /// A small world, so that random states overlap.
 fn key() -> impl Strategy<Value = ipvs::ServiceKey> {

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proxier::dataplane::fake::Fault;
+use proxier::testing::dataplane::fake::Fault;
 
 use node::Node;
 use world::{Happening, happening};

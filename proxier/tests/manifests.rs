@@ -1,4 +1,4 @@
-//! Tests of `proxier::manifests`: manifests written by hand, printed by kubectl, and damaged ones.
+//! Tests of `proxier::testing::manifests`: manifests written by hand, printed by kubectl, and damaged ones.
 //!
 //! `tests/manifests/` has an input and the expected result of each case. Review the results after
 //! `INSTA_UPDATE=always cargo test -p proxier --test manifests`.
@@ -8,11 +8,11 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use proxier::manifests::{self, Loaded, Options};
-use proxier::model;
-use proxier::model::{EndpointSlice, Node, Service};
-use proxier::problem::Problem;
-use proxier::store::{Event, Parsed, Update};
+use proxier::testing::manifests::{self, Loaded, Options};
+use proxier::testing::model;
+use proxier::testing::model::{EndpointSlice, Node, Service};
+use proxier::testing::problem::Problem;
+use proxier::testing::store::{Event, Parsed, Update};
 
 #[path = "manifests/assigned.rs"]
 mod assigned;

@@ -8,11 +8,11 @@ use std::process::{self, Stdio};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proxier::filter::{FilterConfig, LocalMode, Ruleset, TABLE};
-use proxier::frontend::Frontend;
-use proxier::model::{Family, Networks, Node, TrafficPolicy};
-use proxier::nftables::{Client, Command, Element, Key, Table, Tampering, Value, Watch};
-use proxier::plan::{Admission, Endpoints, Scope};
+use proxier::testing::filter::{FilterConfig, LocalMode, Ruleset, TABLE};
+use proxier::testing::frontend::Frontend;
+use proxier::testing::model::{Family, Networks, Node, TrafficPolicy};
+use proxier::testing::nftables::{Client, Command, Element, Key, Table, Tampering, Value, Watch};
+use proxier::testing::plan::{Admission, Endpoints, Scope};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 mod nftables {
@@ -46,9 +46,9 @@ fn frontend(text: &str) -> Frontend {
     let address: std::net::SocketAddr = address.parse().unwrap();
     Frontend {
         protocol: match protocol {
-            "tcp" => proxier::model::Protocol::Tcp,
-            "udp" => proxier::model::Protocol::Udp,
-            _ => proxier::model::Protocol::Sctp,
+            "tcp" => proxier::testing::model::Protocol::Tcp,
+            "udp" => proxier::testing::model::Protocol::Udp,
+            _ => proxier::testing::model::Protocol::Sctp,
         },
         address: address.ip(),
         port: address.port(),

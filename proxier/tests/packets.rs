@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use proxier::filter::LocalMode;
-use proxier::plan::ServiceAddresses;
+use proxier::testing::filter::LocalMode;
+use proxier::testing::plan::ServiceAddresses;
 
 mod packets {
     mod addresses;

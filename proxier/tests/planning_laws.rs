@@ -11,10 +11,12 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Select, select, subsequence};
-use proxier::manifests::{self, Options};
-use proxier::model::{Endpoint, EndpointSlice, Node, Service, ServicePortName, TrafficPolicy};
-use proxier::plan::{FrontendKind, Machine, PlanConfig, Planner, VirtualServer, desired};
-use proxier::store::{Event, Parsed, Snapshot, Touched, Update};
+use proxier::testing::manifests::{self, Options};
+use proxier::testing::model::{
+    Endpoint, EndpointSlice, Node, Service, ServicePortName, TrafficPolicy,
+};
+use proxier::testing::plan::{FrontendKind, Machine, PlanConfig, Planner, VirtualServer, desired};
+use proxier::testing::store::{Event, Parsed, Snapshot, Touched, Update};
 
 #[path = "kube_proxy_cases/scene.rs"]
 mod scene;

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use proxier::dataplane::fake::{FakeKernel, Fault};
-use proxier::filter::FilterConfig;
-use proxier::ledger::LedgerFile;
-use proxier::manifests;
-use proxier::nftables::Table;
-use proxier::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use proxier::sync::Proxier;
+use proxier::testing::dataplane::fake::{FakeKernel, Fault};
+use proxier::testing::filter::FilterConfig;
+use proxier::testing::ledger::LedgerFile;
+use proxier::testing::manifests;
+use proxier::testing::nftables::Table;
+use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::sync::Proxier;
 
 const API_SERVICE: &str = "
 apiVersion: v1

@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 
 use anyhow::ensure;
-use proxier::api;
-use proxier::model::{self, ObjectName, Protocol, TrafficPolicy};
-use proxier::store::{Event, Interner, Parsed, Update};
+use proxier::testing::api;
+use proxier::testing::model::{self, ObjectName, Protocol, TrafficPolicy};
+use proxier::testing::store::{Event, Interner, Parsed, Update};
 use serde_json::{Value, json};
 
 /// The node of the measured daemon.

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use proxier::daemon::{Daemon, Message, Periods};
-use proxier::dataplane::Dataplane;
-use proxier::filter::FilterConfig;
-use proxier::ledger::LedgerFile;
-use proxier::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use proxier::store::{Event, Interner, Update};
-use proxier::sync::Proxier;
+use proxier::testing::daemon::{Daemon, Message, Periods};
+use proxier::testing::dataplane::Dataplane;
+use proxier::testing::filter::FilterConfig;
+use proxier::testing::ledger::LedgerFile;
+use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::store::{Event, Interner, Update};
+use proxier::testing::sync::Proxier;
 use serde::{Deserialize, Serialize};
 
 use super::cluster::{Cluster, NODE, parse_slice};

@@ -35,7 +35,7 @@ use crate::model::{Annotations, SchedulerFlags, TopologyKey};
 use crate::store::Interner;
 
 /// The prefix of all annotations of this proxy.
-pub const PREFIX: &str = "ipvs-proxier.io/";
+pub(crate) const PREFIX: &str = "ipvs-proxier.io/";
 
 /// The IPVS scheduler of the Service's virtual servers, such as `rr`, `wrr`, `lc`, `wlc`, `sh` or
 /// `mh`: at most 15 letters, digits, `-` and `_`.
@@ -46,7 +46,7 @@ pub const PREFIX: &str = "ipvs-proxier.io/";
 /// ```yaml
 /// ipvs-proxier.io/scheduler: wlc
 /// ```
-pub const SCHEDULER: &str = "scheduler";
+pub(crate) const SCHEDULER: &str = "scheduler";
 
 /// Flags of the schedulers `sh` and `mh`, separated by commas; a Problem if [`SCHEDULER`] names
 /// another scheduler.
@@ -60,7 +60,7 @@ pub const SCHEDULER: &str = "scheduler";
 /// ipvs-proxier.io/scheduler: mh
 /// ipvs-proxier.io/scheduler-flags: "fallback, port"
 /// ```
-pub const SCHEDULER_FLAGS: &str = "scheduler-flags";
+pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 
 /// The relative numbers of new connections of the endpoints: entries of the form `<key>:<weight>`,
 /// separated by commas, at most 1,000.
@@ -84,7 +84,7 @@ pub const SCHEDULER_FLAGS: &str = "scheduler-flags";
 /// ```yaml
 /// ipvs-proxier.io/weights: "zone=a:3, zone=b:1, node=n7:0, 10.0.0.1:10, [fd00::/64]:2, *:1"
 /// ```
-pub const WEIGHTS: &str = "weights";
+pub(crate) const WEIGHTS: &str = "weights";
 
 /// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes it
 /// at once.
@@ -92,7 +92,7 @@ pub const WEIGHTS: &str = "weights";
 /// ```yaml
 /// ipvs-proxier.io/drain-seconds: "600"
 /// ```
-pub const DRAIN_SECONDS: &str = "drain-seconds";
+pub(crate) const DRAIN_SECONDS: &str = "drain-seconds";
 
 /// The idle timeout of connections, in seconds from 1 to 86,400.
 ///
@@ -103,7 +103,7 @@ pub const DRAIN_SECONDS: &str = "drain-seconds";
 /// ```yaml
 /// ipvs-proxier.io/idle-timeout: "3600"
 /// ```
-pub const IDLE_TIMEOUT: &str = "idle-timeout";
+pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 
 /// The preferred locations of endpoints: a list of keys, separated by commas, in order of preference.
 /// The first key that matches an endpoint selects the endpoints. If no key matches, no endpoint
@@ -126,7 +126,7 @@ pub const IDLE_TIMEOUT: &str = "idle-timeout";
 /// ```yaml
 /// ipvs-proxier.io/topology-keys: "topology.kubernetes.io/zone, topology.kubernetes.io/region, *"
 /// ```
-pub const TOPOLOGY_KEYS: &str = "topology-keys";
+pub(crate) const TOPOLOGY_KEYS: &str = "topology-keys";
 
 /// All names without the prefix.
 const NAMES: [&str; 6] = [

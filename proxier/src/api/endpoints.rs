@@ -21,7 +21,7 @@ const MAX_ADDRESSES: usize = 1000;
 /// `v1` `Endpoints`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
-pub struct Endpoints {
+pub(crate) struct Endpoints {
     #[serde(deserialize_with = "or_default")]
     pub(crate) metadata: Metadata,
     #[serde(deserialize_with = "or_default")]
@@ -66,7 +66,7 @@ impl Endpoints {
     ///
     /// # Errors
     /// If the object has no valid name.
-    pub fn mirror(
+    pub(crate) fn mirror(
         &self,
         interner: &mut Interner,
     ) -> Result<Vec<Parsed<model::EndpointSlice>>, Problem> {

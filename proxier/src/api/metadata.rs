@@ -20,7 +20,7 @@ const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 /// `metadata` of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub struct Metadata {
+pub(crate) struct Metadata {
     pub(crate) name: Scalar,
     pub(crate) namespace: Scalar,
     pub(crate) creation_timestamp: Scalar,

@@ -14,7 +14,7 @@ use crate::store::{Interner, Parsed};
 /// `networking.k8s.io/v1` `ServiceCIDR`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
-pub struct ServiceCidr {
+pub(crate) struct ServiceCidr {
     #[serde(deserialize_with = "or_default")]
     metadata: Metadata,
     #[serde(deserialize_with = "or_default")]
@@ -36,7 +36,10 @@ impl ServiceCidr {
     ///
     /// # Errors
     /// If the object has no valid name.
-    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::ServiceCidr>, Problem> {
+    pub(crate) fn parse(
+        &self,
+        interner: &mut Interner,
+    ) -> Result<Parsed<model::ServiceCidr>, Problem> {
         let name = self.metadata.cluster_object_name("ServiceCIDR", interner)?;
         let mut findings = Findings::new("ServiceCIDR", &name);
         let mut ranges = Vec::with_capacity(self.spec.cidrs.len());

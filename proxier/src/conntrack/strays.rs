@@ -31,7 +31,7 @@ const SWEEPS: [Duration; 3] = [
 
 /// The UDP endpoints that were removed recently, and those of them that returned.
 #[derive(Clone, Debug, Default)]
-pub struct Strays {
+pub(crate) struct Strays {
     removed: BTreeMap<SocketAddr, Duration>,
     /// When expired entries of `removed` were dropped last.
     tidied: Duration,
@@ -50,7 +50,7 @@ struct Returned {
 
 impl Strays {
     /// Records an Op that took effect at `now`; `known` is the kernel's state before it.
-    pub fn record(&mut self, op: &Op, known: &Observed, now: Duration) {
+    pub(crate) fn record(&mut self, op: &Op, known: &Observed, now: Duration) {
         match *op {
             Op::DeleteDestination(key, endpoint) if may_be_udp(&key) => {
                 self.remove_endpoint((endpoint.address, endpoint.port).into(), now);
@@ -92,14 +92,14 @@ impl Strays {
     }
 
     /// Returns the endpoints whose strays are due for deletion at `now`.
-    pub fn due(&self, now: Duration) -> BTreeSet<SocketAddr> {
+    pub(crate) fn due(&self, now: Duration) -> BTreeSet<SocketAddr> {
         let due = self.returned.iter();
         let due = due.filter(|(_, returned)| returned.due <= now);
         due.map(|(&endpoint, _)| endpoint).collect()
     }
 
     /// Records that the strays of `endpoints` were deleted.
-    pub fn record_sweep(&mut self, endpoints: &BTreeSet<SocketAddr>) {
+    pub(crate) fn record_sweep(&mut self, endpoints: &BTreeSet<SocketAddr>) {
         self.returned.retain(|endpoint, returned| {
             if !endpoints.contains(endpoint) {
                 return true;
@@ -112,7 +112,7 @@ impl Strays {
     }
 
     /// Schedules the next sweep of `endpoints` at `later`, after a failed one.
-    pub fn postpone(&mut self, endpoints: &BTreeSet<SocketAddr>, later: Duration) {
+    pub(crate) fn postpone(&mut self, endpoints: &BTreeSet<SocketAddr>, later: Duration) {
         for endpoint in endpoints {
             if let Some(returned) = self.returned.get_mut(endpoint) {
                 returned.due = later;
@@ -121,7 +121,7 @@ impl Strays {
     }
 
     /// Returns when the next sweep is due.
-    pub fn next_due(&self) -> Option<Duration> {
+    pub(crate) fn next_due(&self) -> Option<Duration> {
         self.returned.values().map(|returned| returned.due).min()
     }
 }

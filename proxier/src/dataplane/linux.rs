@@ -13,7 +13,7 @@ use crate::plan::{Machine, ServiceAddresses};
 use crate::{conntrack, filter, nftables};
 
 mod addresses;
-pub mod monitor;
+pub(crate) mod monitor;
 mod rtnetlink;
 mod virtual_servers;
 

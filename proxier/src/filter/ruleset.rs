@@ -39,7 +39,7 @@ pub struct Ruleset {
 }
 
 /// A hash of a table's encoded bytes. Two tables with the same fingerprint have the same rules.
-pub type Fingerprint = u64;
+pub(crate) type Fingerprint = u64;
 
 /// The touched parts of the table, as they were when commands were taken last.
 #[derive(Clone, Debug, Default)]

@@ -75,7 +75,7 @@ impl Owned {
 
 /// The address ranges that decide about ownership beside the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Territory {
+pub(crate) struct Territory {
     /// The cluster's service ranges. A virtual server in them is ours without a record: no other
     /// program serves this cluster's cluster IPs. So a lost ledger costs nothing there.
     pub ours: Vec<Cidr>,
@@ -85,7 +85,7 @@ pub struct Territory {
 
 impl Territory {
     /// Whether a stale virtual server may be deleted.
-    pub fn is_ours(&self, key: &ipvs::ServiceKey, owned: &Owned) -> bool {
+    pub(crate) fn is_ours(&self, key: &ipvs::ServiceKey, owned: &Owned) -> bool {
         let within = |ranges: &[Cidr]| match *key {
             ipvs::ServiceKey::Address { address, .. } => {
                 ranges.iter().any(|range| range.contains(address))

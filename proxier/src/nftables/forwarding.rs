@@ -29,7 +29,7 @@ mod legacy;
 
 pub(super) use accept_rule::author;
 use accept_rule::{Author, insert_best};
-pub use chain::ForwardChain;
+pub(crate) use chain::ForwardChain;
 pub(super) use chain::has_drop_policy;
 
 /// A socket that maintains our rule in the forward chains of its network namespace.

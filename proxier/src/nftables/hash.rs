@@ -17,7 +17,7 @@ use super::sys::*;
 use super::table::Chain;
 
 /// Returns the hash of an element of the set or map `set`.
-pub fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
+pub(crate) fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
     message(NFT_MSG_NEWSETELEM, |writer| {
         writer.string(NFTA_SET_ELEM_LIST_SET, set);
         write_element(writer, key, verdict);
@@ -25,7 +25,7 @@ pub fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
 }
 
 /// Returns the hash of a chain: its name, its hook and its rules.
-pub fn chain(chain: &Chain) -> u64 {
+pub(crate) fn chain(chain: &Chain) -> u64 {
     message(NFT_MSG_NEWCHAIN, |writer| {
         write_chain(writer, "", &chain.name, chain.hook);
         for each in &chain.rules {
@@ -35,7 +35,7 @@ pub fn chain(chain: &Chain) -> u64 {
 }
 
 /// Returns the hash of a set's definition, without its elements.
-pub fn set(set: &Set) -> u64 {
+pub(crate) fn set(set: &Set) -> u64 {
     message(NFT_MSG_NEWSET, |writer| write_set(writer, "", set, 0))
 }
 

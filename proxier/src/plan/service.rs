@@ -265,7 +265,7 @@ impl Asking<'_> {
 ///
 /// Packets carry it for the moment between our hook and IPVS only, so that every value but 0 is
 /// free. Should two Service ports ever meet in one, the older one has it.
-pub fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
+pub(crate) fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
     let text = format!("{owner}/{protocol}/{family:?}");
     let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -274,7 +274,7 @@ pub fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 
 }
 
 /// Whether some of `destinations` get new connections.
-pub fn serve(destinations: &[ipvs::Destination]) -> bool {
+pub(crate) fn serve(destinations: &[ipvs::Destination]) -> bool {
     destinations
         .iter()
         .any(|destination| destination.weight > 0)

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use ipvs_netlink as ipvs;
-use proxier::conntrack::{Stale, Swept};
-use proxier::dataplane::fake::{FakeKernel, Fault};
-use proxier::dataplane::{Dataplane, Failure, Outcome};
-use proxier::nftables::{Command, Key, Table};
-use proxier::observed::{Connections, CountedServer, Observed};
-use proxier::op::Op;
-use proxier::plan::Machine;
+use proxier::testing::conntrack::{Stale, Swept};
+use proxier::testing::dataplane::fake::{FakeKernel, Fault};
+use proxier::testing::dataplane::{Dataplane, Failure, Outcome};
+use proxier::testing::nftables::{Command, Key, Table};
+use proxier::testing::observed::{Connections, CountedServer, Observed};
+use proxier::testing::op::Op;
+use proxier::testing::plan::Machine;
 
 /// A handle on it.
 #[derive(Clone, Debug)]

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use proxier::filter::{Filter, FilterConfig};
-use proxier::ledger::LedgerFile;
-use proxier::model::{Cidr, Node as NodeObject};
-use proxier::plan::{NodePortAddresses, PlanConfig, Planner, ServiceAddresses, desired};
-use proxier::store::{Event, Touched};
-use proxier::sync::{Applied, Error, Proxier};
+use proxier::testing::filter::{Filter, FilterConfig};
+use proxier::testing::ledger::LedgerFile;
+use proxier::testing::model::{Cidr, Node as NodeObject};
+use proxier::testing::plan::{NodePortAddresses, PlanConfig, Planner, ServiceAddresses, desired};
+use proxier::testing::store::{Event, Touched};
+use proxier::testing::sync::{Applied, Error, Proxier};
 use tempfile::TempDir;
 
 use crate::kernel::Kernel;

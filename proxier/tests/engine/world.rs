@@ -7,11 +7,11 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proxier::model::{
+use proxier::testing::model::{
     Endpoint, EndpointSlice, Location, ObjectName, Protocol, Service, ServicePort, SlicePort,
     TrafficPolicy,
 };
-use proxier::store::{Event, Parsed, Update};
+use proxier::testing::store::{Event, Parsed, Update};
 
 /// The objects as the API server has them.
 #[derive(Debug, Default)]

@@ -25,15 +25,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
-use proxier::api;
-use proxier::model::ObjectName;
-use proxier::plan::Endpoints;
-use proxier::plan::{
+use proxier::testing::api;
+use proxier::testing::model::ObjectName;
+use proxier::testing::plan::Endpoints;
+use proxier::testing::plan::{
     Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner, ServiceAddresses,
     VirtualServer, desired,
 };
-use proxier::problem::Problem;
-use proxier::store::{Event, Interner, Snapshot, Touched, Update};
+use proxier::testing::problem::Problem;
+use proxier::testing::store::{Event, Interner, Snapshot, Touched, Update};
 use serde_json::{Map, Value, json};
 
 /// The name of the node that is planned for.

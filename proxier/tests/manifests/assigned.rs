@@ -1,8 +1,8 @@
 //! Allocation of cluster IPs and node ports.
 
 use proptest::prelude::*;
-use proxier::manifests::{self, Options};
-use proxier::model::Service;
+use proxier::testing::manifests::{self, Options};
+use proxier::testing::model::Service;
 
 use super::{Manifest, golden, objects, options, show};
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use proxier::manifests::{self, Error, Loaded};
-use proxier::store::{Snapshot, Touched};
+use proxier::testing::manifests::{self, Error, Loaded};
+use proxier::testing::store::{Snapshot, Touched};
 
 use super::{Manifest, objects, options, problems};
 
@@ -87,7 +87,7 @@ impl Reloaded {
             self.snapshot.apply(event, &mut Touched::none());
         }
         let services = self.snapshot.services();
-        let name = |service: &proxier::model::Service| service.name.name.to_string();
+        let name = |service: &proxier::testing::model::Service| service.name.name.to_string();
         (is_whole, services.map(name).collect())
     }
 }

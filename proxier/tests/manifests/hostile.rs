@@ -1,7 +1,7 @@
 //! Malicious and meaningless texts.
 
 use proptest::prelude::*;
-use proxier::manifests;
+use proxier::testing::manifests;
 
 use super::{objects, options, problems};
 

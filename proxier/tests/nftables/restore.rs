@@ -1,6 +1,6 @@
 //! Restoring our table after changes by other programs.
 
-use proxier::nftables::{Client, Table};
+use proxier::testing::nftables::{Client, Table};
 
 use crate::{TABLE, assert_same, everything, lines, modes, nft};
 

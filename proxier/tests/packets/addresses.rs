@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use lab::net::Answer;
-use proxier::plan::ServiceAddresses;
+use proxier::testing::plan::ServiceAddresses;
 
 use super::scene::Scene;
 use crate::{DUAL, at, check};

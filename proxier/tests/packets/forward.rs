@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use lab::net::Host;
-use proxier::nftables::{ForwardReport, Forwarding, Treatment};
+use proxier::testing::nftables::{ForwardReport, Forwarding, Treatment};
 
 use super::scene::{Scene, nft};
 use crate::{DUAL, at, check};

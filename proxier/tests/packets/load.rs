@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use lab::net::Host;
-use proxier::clock;
+use proxier::testing::clock;
 
 use super::scene::{Scene, nft, program};
 use crate::DUAL;

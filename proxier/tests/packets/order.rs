@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use proxier::dataplane::linux::Linux;
-use proxier::sync::Proxier;
-use proxier::{clock, manifests};
+use proxier::testing::dataplane::linux::Linux;
+use proxier::testing::sync::Proxier;
+use proxier::testing::{clock, manifests};
 
 use super::load::{Tally, intruder, meanwhile};
 use super::scene::{Scene, program, without_service};

@@ -5,15 +5,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use lab::net::{Answer, Cluster, Host};
-use proxier::dataplane::linux::Linux;
-use proxier::filter::{FilterConfig, LocalMode};
-use proxier::ledger::LedgerFile;
-use proxier::manifests;
-use proxier::model::{Cidr, Family, Protocol};
-use proxier::plan::{self, ServiceAddresses};
-use proxier::sync::Proxier;
-use proxier::sysctl::{self, KernelVersion, Roots};
-use proxier::{clock, conntrack};
+use proxier::testing::dataplane::linux::Linux;
+use proxier::testing::filter::{FilterConfig, LocalMode};
+use proxier::testing::ledger::LedgerFile;
+use proxier::testing::manifests;
+use proxier::testing::model::{Cidr, Family, Protocol};
+use proxier::testing::plan::{self, ServiceAddresses};
+use proxier::testing::sync::Proxier;
+use proxier::testing::sysctl::{self, KernelVersion, Roots};
+use proxier::testing::{clock, conntrack};
 use tempfile::TempDir;
 
 use crate::DUAL;

@@ -7,7 +7,7 @@
 //! further addresses are inside the chunks, where nobody translates them.
 
 use lab::net::Connection;
-use proxier::model::Protocol;
+use proxier::testing::model::Protocol;
 
 use super::scene::{Scene, flows};
 use crate::{DUAL, check};

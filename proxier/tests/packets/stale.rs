@@ -6,8 +6,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use lab::net::Connection;
-use proxier::conntrack::{self, Flow};
-use proxier::model::{Family, Protocol};
+use proxier::testing::conntrack::{self, Flow};
+use proxier::testing::model::{Family, Protocol};
 
 use super::scene::{Scene, flows};
 use crate::{DUAL, at};

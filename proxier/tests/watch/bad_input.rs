@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use api_server::{ApiServer, Key};
-use proxier::store::{Event, Update};
-use proxier::watch::Message;
+use proxier::testing::store::{Event, Update};
+use proxier::testing::watch::Message;
 use serde_json::{Value, json};
 
 use crate::follower::Follower;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use api_server::{ApiServer, tls};
-use proxier::watch::{self, Message, Server, Timeouts, WatchConfig};
+use proxier::testing::watch::{self, Message, Server, Timeouts, WatchConfig};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, until};

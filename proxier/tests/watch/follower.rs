@@ -5,9 +5,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
-use proxier::problem::Problem;
-use proxier::store::{Event, Parsed, Update};
-use proxier::watch::{self, Message, Server, Status, Timeouts, Watch, WatchConfig};
+use proxier::testing::problem::Problem;
+use proxier::testing::store::{Event, Parsed, Update};
+use proxier::testing::watch::{self, Message, Server, Status, Timeouts, Watch, WatchConfig};
 
 /// The time limit of every wait: long enough for two busy cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

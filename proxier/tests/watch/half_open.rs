@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Scheme};
-use proxier::watch::FollowState;
+use proxier::testing::watch::FollowState;
 
 use crate::follower::{Follower, config};
 use crate::objects::service;

@@ -1,8 +1,8 @@
 //! Lists.
 
 use api_server::ApiServer;
-use proxier::store::{Event, Update};
-use proxier::watch::{FollowState, Message, Status};
+use proxier::testing::store::{Event, Update};
+use proxier::testing::watch::{FollowState, Message, Status};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, PATIENCE, brief};

@@ -1,4 +1,4 @@
-//! Tests of `proxier::watch` against an HTTP server on loopback.
+//! Tests of `proxier::testing::watch` against an HTTP server on loopback.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api_server::ApiServer;
-use proxier::watch::FollowState;
+use proxier::testing::watch::FollowState;
 
 use crate::follower::{Follower, config};
 use crate::objects::{key, service};

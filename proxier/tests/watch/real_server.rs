@@ -17,8 +17,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use api_server::tls;
-use proxier::store::{Event, Update};
-use proxier::watch::{FollowState, Message};
+use proxier::testing::store::{Event, Update};
+use proxier::testing::watch::{FollowState, Message};
 use serde_json::{Value, json};
 
 use self::control_plane::ControlPlane;

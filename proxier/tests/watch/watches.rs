@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Request};
-use proxier::store::Event;
-use proxier::watch::{FollowState, Message};
+use proxier::testing::store::Event;
+use proxier::testing::watch::{FollowState, Message};
 
 use crate::follower::{Follower, PATIENCE, brief, config, until};
 use crate::objects::{key, node, service, slice};

@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 /// # Errors
 /// When a socket cannot be opened or the addresses cannot be read now. Should that happen later, it
 /// is logged, and changes are found at the next resync only.
-pub fn addresses(
+pub(crate) fn addresses(
     form: ServiceAddresses,
     mut changed: impl FnMut() -> bool + Send + 'static,
 ) -> Result<(), Failure> {
@@ -55,7 +55,7 @@ pub fn addresses(
 /// # Errors
 /// When the socket cannot be opened. Should it fail later, that is logged, and what is changed is found
 /// at the next resync only.
-pub fn rules(
+pub(crate) fn rules(
     port: u32,
     mut changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) -> Result<(), Failure> {
