@@ -1,13 +1,13 @@
-//! `bench compare`: schedulers side by side, in a simulation.
+//! `bench compare`: simulates schedulers and compares them.
 //!
 //! ```text
 //!  catalogue, sweep ──▶ Cell ──▶ engine ──▶ Outcome ──▶ Report ──▶ table, csv, json, html
-//!       what             × scheduler   pure             findings
+//!  what to simulate    × scheduler   pure             findings
 //! ```
 //!
-//! Servers are shared by all nodes; each node has a balancer of its own, with the scheduler in
-//! question, and sees only the connections of its own clients. Everything goes by the names in a
-//! [`Registry`], so a scheduler that somebody registers takes part by itself; `outside` shows how.
+//! All nodes share the servers. Each node has its own balancer with the scheduler under test, which sees
+//! only the connections of the node's own clients. Schedulers are taken from a [`Registry`], so every
+//! registered scheduler takes part; `outside` registers one that is not in the crate.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,61 +48,61 @@ use plan::Plan;
 use progress::Progress;
 use report::Report;
 
-/// What a program ends with that was interrupted (128 + SIGINT).
+/// The exit code after an interruption (128 + SIGINT).
 const INTERRUPTED: u8 = 130;
 
 /// Flags of `bench compare`.
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
-    /// Only these schedulers [default: all].
+    /// Compare only these schedulers [default: all].
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     schedulers: Vec<String>,
 
-    /// Only these scenarios; "sweep" is the one by node and server count [default: all].
+    /// Simulate only these scenarios; "sweep" varies the numbers of nodes and servers [default: all].
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     scenarios: Vec<String>,
 
-    /// How many connections a run has, about [default: 100000, quick: 10000].
+    /// Approximate number of connections per run [default: 100000, quick: 10000].
     #[arg(long, value_parser = clap::value_parser!(u64).range(100..))]
     connections: Option<u64>,
 
-    /// How many runs each scheduler has in each scenario, with a seed each [default: 3, quick: 1].
+    /// Number of runs per scheduler and scenario, each with its own seed [default: 3, quick: 1].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: Option<u32>,
 
-    /// The seed of all random numbers; the same gives the same figures.
+    /// Seed of all random numbers; the same seed gives the same results.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// How many runs at once [default: as many as cores].
+    /// Number of runs at the same time [default: the number of cores].
     #[arg(long)]
     threads: Option<usize>,
 
-    /// Where to write report.html, results.json and the CSV files.
+    /// Directory for report.html, results.json and the CSV files.
     #[arg(long, value_name = "DIR", default_value = "target/compare")]
     out: PathBuf,
 
-    /// What to print.
+    /// Format of the output.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 
-    /// Few connections: a look at everything in seconds, with noise.
+    /// Simulate few connections: all scenarios in seconds, with noise.
     #[arg(long)]
     quick: bool,
 
-    /// Print the names of scenarios and schedulers, and what they are.
+    /// List scenarios and schedulers.
     #[arg(long)]
     list: bool,
 }
 
-/// What to print.
+/// The format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// For people.
+    /// Tables to read.
     Table,
     /// A line per scheduler and scenario.
     Csv,
-    /// Everything.
+    /// All results.
     Json,
 }
 
@@ -123,16 +123,16 @@ impl Flags {
                 .or_else(|| thread::available_parallelism().ok().map(Into::into))
                 .unwrap_or(1),
         };
-        // The second signal ends the program where it is, the first lets it write what it has.
+        // The first signal ends the simulation and writes what is done; a second one ends the program.
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
                 .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-                .context("listening to signals")?;
+                .context("installing signal handlers")?;
         }
-        // Fails now rather than after the work.
+        // Create the directory now: an error after the simulation would waste the work.
         fs::create_dir_all(&self.out)
-            .with_context(|| format!("making the folder {}", self.out.display()))?;
+            .with_context(|| format!("creating directory {}", self.out.display()))?;
 
         let cells = plan.cells();
         let progress = Progress::new(cells.len());
@@ -188,7 +188,7 @@ impl Flags {
         }
         if !report.is_complete() {
             eprintln!(
-                "interrupted: {} of {} cells are done",
+                "interrupted: {} of {} cells were simulated",
                 report.cells_done, report.cells
             );
         }
@@ -197,10 +197,10 @@ impl Flags {
     }
 }
 
-/// The names of `wanted`, or all if there are none, in the order of `known`.
+/// Returns `wanted` in the order of `known`, or all of `known` if `wanted` is empty.
 fn chosen(wanted: &[String], known: &[String], what: &str) -> anyhow::Result<Vec<String>> {
-    if let Some(stranger) = wanted.iter().find(|&name| !known.contains(name)) {
-        bail!("no {what} {stranger:?}; there are {}", known.join(", "));
+    if let Some(unknown) = wanted.iter().find(|&name| !known.contains(name)) {
+        bail!("unknown {what} {unknown:?}; known: {}", known.join(", "));
     }
     Ok(known
         .iter()

@@ -1,4 +1,4 @@
-//! `bench demo`: the main job, start to end, on a kernel of its own.
+//! `bench demo`: programs the example manifests into a lab kernel and connects to each frontend.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -8,7 +8,7 @@ use lab::net::{Answer, Cluster, Host};
 
 use crate::inside;
 
-/// The frontends of `deploy/examples` that are asked, over what.
+/// The frontends of `deploy/examples` that the demonstration connects to.
 const FRONTENDS: [(&str, Over); 4] = [
     ("10.96.0.80:80", Over::Tcp),
     ("[fd00:10:96::46]:80", Over::Tcp),
@@ -22,9 +22,10 @@ enum Over {
     Udp,
 }
 
-/// Programs `deploy/examples` into the lab's kernel, prints the table and asks through it.
+/// Programs `deploy/examples`, prints the status and sends a request to each of [`FRONTENDS`].
 ///
-/// `proxier` is the program `ipvs-proxier`; by default the one beside this program.
+/// Each request is sent by a Pod of the node, by the node and by a client outside the cluster.
+/// `proxier` is the path of `ipvs-proxier`; the default is this program's directory.
 pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     if !inside::is_inside() {
         return inside::rerun("1024M".parse().map_err(anyhow::Error::msg)?);
@@ -63,10 +64,10 @@ pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
                 Over::Udp => client.ask_udp(frontend),
             };
             let Answer::Reply { backend, source } = answer else {
-                anyhow::bail!("{who} asked {frontend}: {answer:?}");
+                anyhow::bail!("{who} got no reply from {over:?} {frontend}: {answer:?}");
             };
             println!(
-                "{who:<18} asked {over:?} {frontend:<22} answered by {backend}, which saw {source}"
+                "{who:<18} {over:?} {frontend:<22} reply from {backend}, which saw client {source}"
             );
         }
     }

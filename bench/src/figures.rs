@@ -1,17 +1,17 @@
-//! What measurements come to, and how it is printed.
+//! Summarises and prints measurements.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// The middle one of some times, of which there is at least one, in seconds.
+/// Returns the median of `times` in seconds. `times` must not be empty.
 pub(crate) fn median(times: impl IntoIterator<Item = Duration>) -> f64 {
     let mut times: Vec<Duration> = times.into_iter().collect();
     times.sort();
     times[times.len() / 2].as_secs_f64()
 }
 
-/// Prints `figures` for programs, or the `table` of them for people.
+/// Prints `figures` as JSON, or as the text that `table` returns.
 pub(crate) fn print<F: Serialize>(
     figures: &F,
     json: bool,

@@ -1,4 +1,4 @@
-//! Running this program again inside the lab.
+//! Runs this program again inside a lab kernel.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -9,16 +9,17 @@ use lab::job::Job;
 use lab::kernel;
 use lab::machine::{Config, Event, Machine, Memory, Silence};
 
-/// Set in the environment of the program that runs inside.
+/// The environment variable that marks the process inside the lab.
 const INSIDE: &str = "BENCH_INSIDE";
 
-/// Whether this is the lab already.
+/// Returns whether this process runs inside the lab.
 pub(crate) fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Boots the lab's kernel, runs this program inside with the same arguments and passes on what it
-/// prints; answers its exit code.
+/// Boots the lab kernel and runs this program inside with the same arguments.
+///
+/// Returns its exit code. Its standard output and standard error are forwarded.
 pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe()
         .context("finding this program")?
@@ -42,7 +43,7 @@ pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
             Ok(Event::Stderr(bytes)) => std::io::stderr().write_all(&bytes)?,
             Ok(Event::Exit(status)) => break status,
             Err(Silence::Dead) => return Err(machine.obituary("died")),
-            Err(Silence::Timeout) => bail!("the lab fell silent"),
+            Err(Silence::Timeout) => bail!("the lab kernel stopped responding"),
         }
     };
     machine.power_off()?;

@@ -1,12 +1,12 @@
-//! Measurements of ipvs-proxier, and its demonstration.
+//! Benchmarks of ipvs-proxier and its demonstration.
 //!
-//! Everything that needs a kernel runs in the lab: this program boots one and starts itself again
-//! inside. Times are compared with those of a peer or of a limit in the same run; alone they mean
-//! little, since a system call costs about 70 times more in the lab than outside.
+//! Measurements that need a kernel run in the lab: this program boots a User-Mode Linux kernel and
+//! starts itself again inside. A system call costs about 70 times more in the lab than on a real
+//! kernel, so each time is compared with a peer's or a limit's time from the same run.
 
 #![expect(
     clippy::print_stdout,
-    reason = "a report on standard output is what this program is for"
+    reason = "this program reports on standard output"
 )]
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ mod netlink;
 mod nftables;
 mod replay;
 
-/// Measurements of ipvs-proxier, and its demonstration.
+/// Benchmarks of ipvs-proxier and its demonstration.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct Cli {
@@ -33,21 +33,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The schedulers side by side, in a simulation: table, CSV, JSON, HTML.
+    /// Compare the schedulers in a simulation; report as table, CSV, JSON or HTML.
     Compare(compare::Flags),
-    /// Programs example manifests into a real kernel and asks Services through their addresses.
+    /// Program example manifests into a lab kernel and connect to the Services.
     Demo {
-        /// The program ipvs-proxier [default: the one beside this program].
+        /// The ipvs-proxier executable [default: the one in this program's directory].
         #[arg(long, value_name = "PATH")]
         proxier: Option<PathBuf>,
     },
-    /// What a change costs the engine in time, system calls and memory.
+    /// Measure CPU time, system calls and memory of the daemon, and its start.
     Engine(engine::Flags),
-    /// IPVS over netlink, against the limit (raw pre-encoded messages) and against ipvsadm.
+    /// Measure ipvs-netlink against pre-encoded messages and ipvsadm.
     Netlink(netlink::Flags),
-    /// Packet rules over netlink, against nft.
+    /// Measure programming packet rules against nft.
     Nftables(nftables::Flags),
-    /// What the schedulers pick in a trace: JSON lines in, one line per pick out.
+    /// Replay a trace (JSON lines) through the schedulers and print each pick.
     Replay,
 }
 

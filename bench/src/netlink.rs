@@ -1,12 +1,12 @@
-//! `bench netlink`: programming and reading a large table.
+//! `bench netlink`: programs and reads a large IPVS table.
 //!
-//! Three ways to program the same table, in turn, several rounds:
+//! Each round programs the same table in three ways:
 //!
-//! * *limit*: the same messages, encoded before the clock starts, sent in the same batches;
+//! * *limit*: the same messages in the same batches, encoded before the clock starts;
 //! * *ipvs-netlink*: [`Client::apply`], encoding included;
-//! * *ipvsadm*: `ipvsadm -R` fed the same rules.
+//! * *ipvsadm*: `ipvsadm -R` with the same rules.
 //!
-//! And two ways to read it: [`Client::walk`], and `ipvsadm -Ln`.
+//! It reads the table in two ways: [`Client::table`] and `ipvsadm -Ln`.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -24,21 +24,21 @@ use serde::Serialize;
 use crate::figures::{self, median};
 use crate::inside;
 
-/// Messages per send, as `ipvs-netlink` does it.
+/// Messages per datagram; `ipvs-netlink` sends the same number.
 const BATCH: usize = 128;
 
 /// Flags of `bench netlink`.
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
-    /// How many virtual servers.
+    /// Number of virtual servers.
     #[arg(long, default_value_t = 10_000)]
     services: u32,
 
-    /// How many destinations each has.
+    /// Destinations per virtual server.
     #[arg(long, default_value_t = 10)]
     destinations: u32,
 
-    /// How often everything is measured; the median counts.
+    /// Number of rounds; the report shows the medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -47,7 +47,7 @@ pub(crate) struct Flags {
     json: bool,
 }
 
-/// The medians, in seconds, and what they come to.
+/// The medians in seconds and the ratios between them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Figures {
@@ -60,11 +60,11 @@ struct Figures {
     program_ipvsadm_secs: f64,
     read_ipvs_netlink_secs: f64,
     read_ipvsadm_secs: f64,
-    /// Share of the limit's speed; 1 = encoding and bookkeeping cost nothing.
+    /// Time of the limit divided by that of ipvs-netlink; 1 = encoding costs nothing.
     share_of_limit: f64,
-    /// How many times faster than `ipvsadm -R`.
+    /// Time of `ipvsadm -R` divided by that of ipvs-netlink.
     times_ipvsadm_restore: f64,
-    /// How many times faster than `ipvsadm -Ln`.
+    /// Time of `ipvsadm -Ln` divided by that of ipvs-netlink.
     times_ipvsadm_list: f64,
 }
 
@@ -73,7 +73,10 @@ impl Flags {
         if !inside::is_inside() {
             return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
         }
-        ensure!(self.services > 0 && self.rounds > 0, "nothing to measure");
+        ensure!(
+            self.services > 0 && self.rounds > 0,
+            "--services and --rounds must be at least 1"
+        );
         figures::print(&self.measure()?, self.json, Figures::table)?;
         Ok(ExitCode::SUCCESS)
     }
@@ -118,10 +121,11 @@ impl Flags {
         })
     }
 
-    /// Programs an empty table, reads it, and checks that all of it is there.
+    /// Programs an empty table, reads it back and checks the number of entries.
     ///
-    /// In a network namespace of its own: removed destinations stay in the namespace's trash for
-    /// minutes, and each new one looks through all of it.
+    /// Each run has its own network namespace. The kernel keeps deleted destinations in the
+    /// namespace's trash for 2 to 3 minutes, and every new destination searches all of it
+    /// (`ip_vs_trash_get_dest`): a shared namespace would slow down each later run.
     fn program(
         &self,
         program: impl FnOnce(&mut Client) -> anyhow::Result<Duration> + Send,
@@ -131,8 +135,8 @@ impl Flags {
             let taken = program(&mut client)?;
             Ok((taken, self.read(&mut client)?))
         })?;
-        // The kernel takes the namespace apart in the background; let it, before the clock starts
-        // again.
+        // The kernel frees the namespace in the background (`cleanup_net`), which would take time
+        // from the next measurement.
         std::thread::sleep(Duration::from_secs(2));
         measured
     }
@@ -148,12 +152,13 @@ impl Flags {
         let expected = u64::from(self.services) * u64::from(self.destinations);
         ensure!(
             table.len() == self.services as usize,
-            "{} services",
-            table.len()
+            "the kernel lists {} services, expected {}",
+            table.len(),
+            self.services
         );
         ensure!(
             destinations as u64 == expected,
-            "{destinations} destinations"
+            "the kernel lists {destinations} destinations, expected {expected}"
         );
         Ok(Read {
             ours,
@@ -161,7 +166,7 @@ impl Flags {
         })
     }
 
-    /// The table as changes: each virtual server, then its destinations.
+    /// Returns the changes that create the table: each virtual server, then its destinations.
     fn changes(&self) -> Vec<Change> {
         let scheduler = "rr".parse().expect("a scheduler's name");
         let mut changes = Vec::new();
@@ -172,7 +177,7 @@ impl Flags {
                 let number = service
                     .wrapping_mul(self.destinations)
                     .wrapping_add(destination);
-                // 10.128.0.0/9 has room for 8 million.
+                // 10.128.0.0/9 has 8 million addresses.
                 let address = (0x0a80_0000_u32 | (number & 0x007f_ffff)).to_be_bytes();
                 let server = DestinationKey {
                     address: address.into(),
@@ -184,7 +189,7 @@ impl Flags {
         changes
     }
 
-    /// The virtual server number `service`, in 10.96.0.0/12.
+    /// Returns the key of virtual server number `service`, in 10.96.0.0/12.
     fn key(&self, service: u32) -> ServiceKey {
         let address = (0x0a60_0000_u32 | (service & 0x000f_ffff)).to_be_bytes();
         ServiceKey::Address {
@@ -195,14 +200,14 @@ impl Flags {
     }
 }
 
-/// How long reading the whole table took.
+/// Times to read the whole table.
 #[derive(Clone, Copy, Debug)]
 struct Read {
     ours: Duration,
     ipvsadm: Duration,
 }
 
-/// What was measured, a value per round.
+/// The measured times, one per round.
 #[derive(Debug, Default)]
 struct Samples {
     limit: Vec<Duration>,
@@ -226,7 +231,7 @@ impl Samples {
     }
 }
 
-/// Sends what was encoded before the clock starts.
+/// Sends messages that are encoded before the clock starts, and returns the time.
 fn raw(client: &Client, changes: &[Change]) -> anyhow::Result<Duration> {
     let mut datagrams = Vec::new();
     for chunk in changes.chunks(BATCH) {
@@ -244,8 +249,8 @@ fn raw(client: &Client, changes: &[Change]) -> anyhow::Result<Duration> {
     let start = Instant::now();
     for datagram in &datagrams {
         socket.send_to(datagram, &kernel, 0)?;
-        // The acknowledgement of the last message; an answer before it would be a failure, which
-        // the check of the table notices.
+        // Only the last message asks for an acknowledgement. The kernel answers earlier messages
+        // only if they fail, and then `read` finds too few entries.
         socket.recv(&mut &mut answer[..], 0)?;
     }
     Ok(start.elapsed())
@@ -262,7 +267,7 @@ fn apply(client: &mut Client, changes: &[Change]) -> anyhow::Result<Duration> {
     Ok(taken)
 }
 
-/// Runs `ipvsadm`, without looking at what it prints.
+/// Runs `ipvsadm`, discards its output and returns the time.
 fn ipvsadm(flag: &str, input: Stdio) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let status = Command::new("ipvsadm")
@@ -276,7 +281,7 @@ fn ipvsadm(flag: &str, input: Stdio) -> anyhow::Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// The changes as `ipvsadm -R` reads them.
+/// Formats `changes` as input of `ipvsadm -R`.
 fn rules_of(changes: &[Change]) -> Vec<u8> {
     let mut rules = Vec::new();
     for change in changes {

@@ -1,13 +1,14 @@
-//! `bench nftables`: setting the packet rules of a large cluster, against `nft -f`.
+//! `bench nftables`: programs the packet rules of a large cluster, compared with `nft -f`.
 //!
-//! Both set the same table, in turn, several rounds, each in a network namespace of its own:
+//! Each round measures both programs, each in its own network namespace:
 //!
-//! * *whole*: the table of all Services, from nothing, in one transaction;
-//! * *element*: one more frontend in that table;
-//! * *read*: all of it read back, as for a resync while others change their rules; by nft, listed.
+//! * *whole*: create the table of all Services in one transaction;
+//! * *element*: add one frontend to that table;
+//! * *read*: read the whole table back, as a resync does when another program changed rules (for
+//!   nft: `nft list`).
 //!
-//! The clock runs for what each does from the rules as a value, or as a text, until the kernel has
-//! them, and back.
+//! The time includes encoding: it starts with the rules in memory (for nft: as text) and ends when
+//! the kernel has committed them.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,9 +17,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
+use proxier::filter::{FilterConfig, Ruleset, TABLE};
+use proxier::frontend::Frontend;
 use proxier::model::{Protocol, TrafficPolicy};
-use proxier::nftables::{Change, Client, transaction_length};
-use proxier::rules::{Config, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
+use proxier::nftables::{self, Client, transaction_length};
+use proxier::plan::{Admission, Endpoints, Scope};
 use serde::Serialize;
 
 use crate::figures::{self, median};
@@ -27,11 +30,11 @@ use crate::inside;
 /// Flags of `bench nftables`.
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
-    /// How many Services, each with a cluster IP.
+    /// Number of Services, each with one cluster IP.
     #[arg(long, default_value_t = 10_000)]
     services: u32,
 
-    /// How often everything is measured; the median counts.
+    /// Number of rounds; the report shows the medians.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 
@@ -40,7 +43,7 @@ pub(crate) struct Flags {
     json: bool,
 }
 
-/// The medians, in seconds, and what they come to.
+/// The medians in seconds and the ratios between them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Figures {
@@ -53,18 +56,19 @@ struct Figures {
     element_nft_secs: f64,
     read_secs: f64,
     read_nft_secs: f64,
-    /// How many times faster than `nft -f` with the whole table.
+    /// Time of `nft -f` with the whole table divided by ours.
     times_whole: f64,
-    /// How many times faster than `nft -f` with one element.
+    /// Time of `nft -f` with one element divided by ours.
     times_element: f64,
-    /// How many times faster than `nft list`.
+    /// Time of `nft list` divided by ours.
     times_read: f64,
-    /// Bytes of the transaction per Service, for all and for half of them.
+    /// Bytes of the whole transaction per Service.
     bytes_per_service: f64,
+    /// The same for half as many Services; equal if the size grows linearly.
     bytes_per_service_of_half: f64,
 }
 
-/// What one round came to.
+/// The times of one program in one round.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     whole: Duration,
@@ -77,7 +81,10 @@ impl Flags {
         if !inside::is_inside() {
             return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
         }
-        ensure!(self.services > 1 && self.rounds > 0, "nothing to measure");
+        ensure!(
+            self.services > 1 && self.rounds > 0,
+            "--services must be at least 2 and --rounds at least 1"
+        );
         figures::print(&self.measure()?, self.json, Figures::table)?;
         Ok(ExitCode::SUCCESS)
     }
@@ -127,18 +134,21 @@ impl Flags {
         let start = Instant::now();
         client.replace(rules.table())?;
         let whole = start.elapsed();
-        rules.take_changes();
+        rules.take_commands();
 
         let start = Instant::now();
-        rules.set_frontend(place(self.services), Some(frontend()));
-        client.apply(&rules.take_changes())?;
+        rules.set_frontend(frontend(self.services), Some(admission()));
+        client.apply(&rules.take_commands())?;
         let element = start.elapsed();
 
         let generation = client.generation();
         let start = Instant::now();
-        client.restore(rules.table(), |_| {})?;
+        client.restore(rules.table())?;
         let read = start.elapsed();
-        ensure!(client.generation() == generation, "something was changed");
+        ensure!(
+            client.generation() == generation,
+            "reading the table back changed the rules"
+        );
         check(self.services + 1)?;
         Ok(Round {
             whole,
@@ -153,13 +163,13 @@ impl Flags {
         let start = Instant::now();
         nft(&text)?;
         let whole = start.elapsed();
-        rules.take_changes();
+        rules.take_commands();
 
-        rules.set_frontend(place(self.services), Some(frontend()));
+        rules.set_frontend(frontend(self.services), Some(admission()));
         let text: String = rules
-            .take_changes()
+            .take_commands()
             .iter()
-            .map(|change: &Change| format!("{}\n", change.in_table(TABLE)))
+            .map(|command: &nftables::Command| format!("{}\n", command.in_table(TABLE)))
             .collect();
         let start = Instant::now();
         nft(&text)?;
@@ -177,34 +187,34 @@ impl Flags {
     }
 }
 
-/// The rules of that many Services.
+/// Returns the packet rules of `services` Services.
 fn rules(services: u32) -> Ruleset {
-    let mut rules = Ruleset::new(Config::default());
+    let mut rules = Ruleset::new(&FilterConfig::default(), None);
     for number in 0..services {
-        let place = place(number);
-        rules.set_frontend(place, Some(frontend()));
-        rules.set_service_address(place.address, true);
+        let frontend = frontend(number);
+        rules.set_frontend(frontend, Some(admission()));
+        rules.add_service_address(frontend.address);
     }
     rules
 }
 
-/// The cluster IP number `number`, in 10.96.0.0/12.
-fn place(number: u32) -> Place {
+/// Returns the frontend of Service number `number`; its address is in 10.96.0.0/12.
+fn frontend(number: u32) -> Frontend {
     let address = Ipv4Addr::from(0x0a60_0000 | (number & 0x000f_ffff));
-    Place {
+    Frontend {
         address: IpAddr::V4(address),
         protocol: Protocol::Tcp,
         port: 443,
     }
 }
 
-fn frontend() -> Frontend {
-    Frontend {
-        kind: Kind::ClusterIp,
+fn admission() -> Admission {
+    Admission {
+        scope: Scope::Internal,
         policy: TrafficPolicy::Cluster,
-        endpoints: Endpoints::Some,
+        endpoints: Endpoints::Usable,
         source_ranges: None,
-        inside: None,
+        inside_mark: None,
     }
 }
 
@@ -236,15 +246,18 @@ fn list(what: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Sees to it that the kernel has as many frontends as were set.
+/// Fails if the kernel does not have `expected` frontends.
 fn check(expected: u32) -> anyhow::Result<()> {
     let listed = list(&["map", "inet", TABLE, "frontends-4"])?;
     let found = listed.matches(" : goto").count();
-    ensure!(found == expected as usize, "{found} frontends");
+    ensure!(
+        found == expected as usize,
+        "the kernel has {found} frontends, expected {expected}"
+    );
     Ok(())
 }
 
-/// A number of bytes, far below where `f64` gets coarse.
+/// Converts a number of bytes to `f64`; exact, as `u32` fits its mantissa.
 fn precise(bytes: usize) -> f64 {
     u32::try_from(bytes).map_or(f64::INFINITY, f64::from)
 }

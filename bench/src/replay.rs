@@ -1,13 +1,13 @@
-//! `bench replay`: what would this crate's scheduler have picked?
+//! `bench replay`: prints which server the crate picks for each request of a trace.
 //!
-//! Reads a trace, one JSON object per line, and answers each pick with a line: the server's name, or
-//! `-` when nobody gets the connection. The first line says what the virtual server is like:
+//! Reads a trace from standard input, one JSON object per line. For each pick it prints a line: the name
+//! of the server, or `-` if the connection is refused. The first line describes the virtual server:
 //!
 //! ```json
 //! {"scheduler":"sh","flags":["port","fallback"],"flavour":"total","family":4}
 //! ```
 //!
-//! `flags`, `flavour` and `family` may be left out: no flags, `total`, 4. The other lines are events:
+//! `flags`, `flavour` and `family` are optional: no flags, `total`, 4. The other lines are events:
 //!
 //! ```json
 //! {"add":"A","address":"10.0.0.1","port":80,"weight":1}
@@ -18,14 +18,13 @@
 //! {"pick":{"source":"10.1.2.3","sourcePort":1234,"destination":"192.0.2.9","destinationPort":80,"at":12.5}}
 //! ```
 //!
-//! Times are seconds since the virtual server was made and never decrease. A pick changes no
-//! connection count. A server that is added has no connections and no overload mark, even when it was
-//! removed with some; lblc and lblcr, however, know it again by its address and port, as the kernel
-//! does.
+//! Times are seconds since the virtual server was created, and never decrease. A pick changes no
+//! connection count. A new server has no connections and no overload mark, even if a server of the same
+//! address was removed with some. But lblc and lblcr recognise it by address and port, as in the kernel.
 //!
-//! Anything else is an error, with the number of its line: other fields, fields given twice or
-//! missing, a weight that the kernel refuses, an address of the other family, a server that is not
-//! there. What was picked before it is printed first.
+//! Every other line is an error that names the line number: unknown, duplicate or missing fields, a weight
+//! that the kernel rejects, an address of the wrong family, an unknown server. The picks before it are
+//! printed first.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -49,22 +48,24 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 
 /// Replays a trace.
 ///
-/// Output is written before more input is waited for, so a program that asks line by line gets its
-/// answers.
+/// Flushes the output before it waits for input, so that a program can send a line and read the pick.
 fn replay(input: impl Read, output: impl Write) -> anyhow::Result<()> {
     let mut input = BufReader::new(input);
     let mut output = io::BufWriter::new(output);
     let replayed = replay_lines(&mut input, &mut output);
-    // The picks before an error are answers, too.
+    // The picks before an error are valid and must be printed.
     output.flush().context("writing")?;
     replayed
 }
 
 fn replay_lines<R: Read>(input: &mut BufReader<R>, output: &mut impl Write) -> anyhow::Result<()> {
     let mut lines = Lines::default();
-    let header = lines.next(input)?.context("line 1: no header")?;
+    let header = lines
+        .next(input)?
+        .context("line 1: the header is missing")?;
     let mut replay = Replay::new(header).context("line 1")?;
     loop {
+        // The next read may block: the caller may wait for the pick before it sends the next line.
         if input.buffer().is_empty() {
             output.flush().context("writing")?;
         }
@@ -79,7 +80,7 @@ fn replay_lines<R: Read>(input: &mut BufReader<R>, output: &mut impl Write) -> a
     }
 }
 
-/// Lines with their number.
+/// The lines of the input with their numbers.
 #[derive(Debug, Default)]
 struct Lines {
     line: Vec<u8>,
@@ -102,9 +103,9 @@ struct Replay {
     balancer: Balancer,
     family: Family,
     servers: HashMap<String, ServerId>,
-    /// By [`ServerId::index`].
+    /// The name of each server, by [`ServerId::index`].
     names: Vec<String>,
-    /// Servers that were removed, with connections perhaps.
+    /// The servers that were removed. They may still have connections.
     removed: HashMap<SocketAddr, ServerId>,
     now: Duration,
 }
@@ -124,7 +125,7 @@ impl Replay {
         })
     }
 
-    /// Makes an event happen; of a pick, the name to print.
+    /// Applies an event; returns the name to print if it is a pick.
     fn event(&mut self, line: &[u8]) -> anyhow::Result<Option<&str>> {
         let keys: Keys = parse(line)?;
         if keys.contains("pick") {
@@ -150,30 +151,32 @@ impl Replay {
             let Overload { overload, on } = parse(line)?;
             self.balancer.set_overloaded(self.find(&overload)?, on)?;
         } else {
-            bail!("no event: one of add, remove, weight, connections, overload, pick is expected");
+            bail!(
+                "unknown event: expected one of add, remove, weight, connections, overload, pick"
+            );
         }
         Ok(None)
     }
 
     fn find(&self, name: &str) -> anyhow::Result<ServerId> {
         let id = self.servers.get(name).copied();
-        id.with_context(|| format!("there is no server {name:?}"))
+        id.with_context(|| format!("unknown server {name:?}"))
     }
 
     fn add(&mut self, add: Add) -> anyhow::Result<()> {
         let name = add.add;
         ensure!(
             !name.is_empty() && name != "-" && !name.contains(char::is_control),
-            "{name:?} cannot be a server's name"
+            "{name:?} is not allowed as a server's name"
         );
         ensure!(
             !self.servers.contains_key(&name),
-            "there is a server {name:?} already"
+            "a server {name:?} exists already"
         );
         self.check_family(add.address)?;
         let address = SocketAddr::new(add.address, add.port);
         if let Some(&id) = self.removed.get(&address) {
-            // Nothing to forget is fine: its connections were gone.
+            // An error means that the removed server has no connections and was forgotten.
             let _ = self.balancer.set_connections(id, 0, 0);
         }
         let id = self.balancer.add(address, add.weight)?;
@@ -201,10 +204,10 @@ impl Replay {
         self.check_family(client.source)?;
         self.check_family(client.destination)?;
         let at = Duration::try_from_secs_f64(client.at)
-            .with_context(|| format!("the time {}", client.at))?;
+            .with_context(|| format!("time {}", client.at))?;
         ensure!(
             at >= self.now,
-            "the time {} is before that of an earlier pick, {}",
+            "time {} is before that of an earlier pick, {}",
             client.at,
             self.now.as_secs_f64()
         );
@@ -220,13 +223,13 @@ impl Replay {
     }
 
     fn check_family(&self, address: IpAddr) -> anyhow::Result<()> {
-        let is_ours = match self.family {
+        let is_of_family = match self.family {
             Family::V4 => address.is_ipv4(),
             Family::V6 => address.is_ipv6(),
         };
         ensure!(
-            is_ours,
-            "{address} is no address of the virtual server's family"
+            is_of_family,
+            "{address} is not of the virtual server's address family"
         );
         Ok(())
     }
@@ -259,21 +262,21 @@ impl Header {
             let flag = match name.as_str() {
                 "port" => &mut flags.port,
                 "fallback" => &mut flags.fallback,
-                _ => bail!("the flag {name:?} is neither port nor fallback"),
+                _ => bail!("unknown flag {name:?}: expected port or fallback"),
             };
-            ensure!(!*flag, "the flag {name:?} is given twice");
+            ensure!(!*flag, "flag {name:?} is given twice");
             *flag = true;
         }
         Ok(Options {
             family: match self.family {
                 4 => Family::V4,
                 6 => Family::V6,
-                other => bail!("the family {other} is neither 4 nor 6"),
+                other => bail!("unknown family {other}: expected 4 or 6"),
             },
             flavour: match self.flavour.as_str() {
                 "total" => Flavour::Total,
                 "classic" => Flavour::Classic,
-                other => bail!("the flavour {other:?} is neither total nor classic"),
+                other => bail!("unknown flavour {other:?}: expected total or classic"),
             },
             flags,
             ..Options::default()

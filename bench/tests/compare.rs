@@ -1,4 +1,4 @@
-//! `bench compare` as a program: what it prints and writes, and that it can be interrupted.
+//! Runs `bench compare`: its output, its files, and interruptions.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ fn compare() -> Command {
     command
 }
 
-/// Runs with these arguments, space-separated, and writes into `out`.
+/// Runs the program with these arguments, separated by spaces, and writes into `out`.
 fn run(arguments: &str, out: &Path) -> Output {
     let output = compare()
         .args(arguments.split_whitespace())
@@ -40,7 +40,7 @@ fn json(folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The lines of a CSV file, each by the names of its columns.
+/// Returns the lines of a CSV file as maps from column names to values.
 fn csv(folder: &Path, name: &str) -> Vec<HashMap<String, String>> {
     let text = fs::read_to_string(folder.join(name)).unwrap();
     let mut lines = text.lines();
@@ -57,7 +57,7 @@ fn csv(folder: &Path, name: &str) -> Vec<HashMap<String, String>> {
         .collect()
 }
 
-/// Whether every tag that is opened is closed, in order.
+/// Asserts that every tag is closed, in the right order.
 fn assert_well_formed(html: &str) {
     const EMPTY: [&str; 3] = ["meta", "br", "!DOCTYPE"];
     let mut open: Vec<&str> = Vec::new();
@@ -103,7 +103,7 @@ fn every_file_has_every_scheduler_in_every_scenario() {
     assert_eq!(rows.len(), expected);
     assert_eq!(csv(folder.path(), "curves.csv").len(), 100 * expected);
 
-    // The kernel's, and the one from outside.
+    // The kernel's schedulers and the registered one.
     let schedulers: HashSet<&str> = rows.iter().map(|row| row["scheduler"].as_str()).collect();
     for name in ["rr", "wrr", "lc", "wlc", "sh", "mh", "peak-ewma"] {
         assert!(schedulers.contains(name), "{name}");
@@ -115,7 +115,7 @@ fn every_file_has_every_scheduler_in_every_scenario() {
 }
 
 #[test]
-fn the_page_stands_alone() {
+fn the_page_refers_to_nothing_outside() {
     let folder = TempDir::new().unwrap();
     run(
         "--connections 400 --repeats 2 --scenarios leaving,steady,sweep",
@@ -155,7 +155,7 @@ fn the_same_seed_gives_the_same_files_on_any_number_of_threads() {
 }
 
 #[test]
-fn formats_are_what_they_say() {
+fn each_format_prints_its_kind_of_text() {
     let folder = TempDir::new().unwrap();
     let few = "--connections 500 --repeats 1 --scenarios steady --schedulers rr,lc";
     let printed = |format: &str| {
@@ -175,7 +175,7 @@ fn formats_are_what_they_say() {
 }
 
 #[test]
-fn names_that_are_not_there_are_refused_with_those_that_are() {
+fn unknown_names_are_rejected_with_the_known_ones() {
     for (flag, known) in [("--schedulers", "peak-ewma"), ("--scenarios", "steady")] {
         let output = compare().args([flag, "no-such"]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -193,7 +193,7 @@ fn names_that_are_not_there_are_refused_with_those_that_are() {
     );
 }
 
-/// Starts a run that would take hours, waits until it is under way, and sends it SIGINT.
+/// Starts a run that would take hours, waits until it simulates, and sends SIGINT.
 fn interrupted(folder: &Path) -> (Output, Duration) {
     let mut child = compare()
         .args(["--scenarios", "quiet,steady", "--schedulers", "rr,lc"])
@@ -212,7 +212,7 @@ fn interrupted(folder: &Path) -> (Output, Duration) {
         .spawn()
         .unwrap();
     let pid = Pid::from_child(&child);
-    // The folder is made after the signals are listened to.
+    // The program creates the directory after it has installed the signal handlers.
     let start = Instant::now();
     while !folder.exists() {
         assert!(start.elapsed() < Duration::from_secs(60));
@@ -227,7 +227,7 @@ fn interrupted(folder: &Path) -> (Output, Duration) {
 }
 
 #[test]
-fn an_interrupted_run_writes_what_it_has() {
+fn an_interrupted_run_writes_complete_cells_only() {
     let temporary = TempDir::new().unwrap();
     let folder = temporary.path().join("out");
     let (output, took) = interrupted(&folder);
@@ -262,7 +262,7 @@ fn finished_cells_survive_an_interruption() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The first line of progress comes with the first cell.
+    // The first progress message is printed after the first cell.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
     assert!(first.starts_with("1 of "), "{first}");

@@ -1,4 +1,4 @@
-//! `bench replay` picks what kernels picked, in their recorded traces as JSON lines.
+//! `bench replay` makes the picks of the kernels' recorded traces, converted to JSON lines.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,10 +14,10 @@ mod trace;
 
 use trace::{Connections, Event, Name, Scenario, Trace};
 
-/// What the kernel expires addresses after, unless told otherwise; the lines cannot say it.
+/// The kernel's default expiration of lblc and lblcr; JSON lines have no field for another.
 const DAY_SECS: u32 = 86_400;
 
-/// A scenario as JSON lines, and the lines that the kernel would answer.
+/// Returns a scenario as JSON lines, and the output that the kernel's picks require.
 fn to_lines(trace: &Trace, scenario: &Scenario) -> (String, String) {
     let mut lines = format!(
         r#"{{"scheduler":"{}","flags":[{}],"flavour":"{}","family":{}}}"#,
@@ -33,7 +33,7 @@ fn to_lines(trace: &Trace, scenario: &Scenario) -> (String, String) {
     );
     lines.push('\n');
     let mut answers = String::new();
-    // A server that comes again has its connections still; the lines have to say so.
+    // A server that is added again still has its connections in the kernel; `add` starts with none.
     let mut connections: HashMap<Name, Connections> = HashMap::new();
     let mut listed: HashMap<Name, bool> = HashMap::new();
     for event in &scenario.events {
@@ -94,7 +94,7 @@ fn connections_line(name: Name, now: Connections) -> String {
     format!("{{\"connections\":\"{name}\",\"active\":{active},\"inactive\":{inactive}}}\n")
 }
 
-/// What `bench replay` prints for `lines`.
+/// Returns the output of `bench replay`.
 fn replay(lines: String) -> String {
     let mut child = Command::new(env!("CARGO_BIN_EXE_bench"))
         .arg("replay")
@@ -120,16 +120,16 @@ fn traces() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_line_is_the_kernels_pick() {
+fn every_printed_pick_is_the_kernels() {
     let mut compared = 0;
     for path in traces() {
         let trace: Trace = std::fs::read_to_string(&path).unwrap().parse().unwrap();
         for (number, scenario) in trace.scenarios.iter().enumerate() {
-            // Lots have no answer that could be compared.
+            // The picks of twos are random and cannot be compared one by one.
             if trace.scheduler == "twos" || scenario.expiration_secs != DAY_SECS {
                 continue;
             }
-            // The crate is held against all of them by `schedulers/tests/parity.rs`.
+            // One scenario in three is enough here: `schedulers/tests/parity.rs` replays all of them.
             if number % 3 != 0 {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! `bench replay` as a program: text in, text and an exit code out.
+//! Runs `bench replay`: input, output and exit code.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,7 +21,8 @@ fn replay(trace: &[u8]) -> Answer {
         .unwrap();
     let mut input = program.stdin.take().unwrap();
     let trace = trace.to_vec();
-    // Beside reading, lest both wait for room in a pipe. The program may end before the trace does.
+    // In a thread: otherwise both programs could wait for space in a pipe. Writing fails if the
+    // program exits before the end of the trace.
     let writer = std::thread::spawn(move || input.write_all(&trace));
     let output = program.wait_with_output().unwrap();
     let _ = writer.join().unwrap();
@@ -52,7 +53,7 @@ fn pick4(at: f64) -> String {
 }
 
 #[test]
-fn every_event() {
+fn every_kind_of_event_is_applied() {
     let trace = format!(
         r#"{{"scheduler":"wlc","flags":[],"flavour":"total","family":4}}
 {pick}
@@ -79,7 +80,7 @@ fn every_event() {
 }
 
 #[test]
-fn all_fourteen_schedulers() {
+fn all_fourteen_schedulers_pick() {
     for scheduler in [
         "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf",
         "twos",
@@ -115,7 +116,7 @@ fn flavours_differ() {
 }
 
 #[test]
-fn ipv6_and_flags() {
+fn ipv6_addresses_and_flags_are_applied() {
     let trace = format!(
         r#"{{"scheduler":"sh","flags":["fallback"],"flavour":"total","family":6}}
 {{"add":"A","address":"fd00::1","port":80,"weight":1}}
@@ -133,7 +134,7 @@ fn ipv6_and_flags() {
 }
 
 #[test]
-fn time_passes() {
+fn lblc_forgets_an_address_after_a_day() {
     let trace = format!(
         r#"{{"scheduler":"lblc"}}
 {{"add":"A","address":"10.0.0.1","port":80,"weight":2}}
@@ -145,14 +146,14 @@ fn time_passes() {
 "#,
         pick4(0.5),
         pick4(12.25),
-        // Later than a day after, and after the next half hour.
+        // More than a day later, and after the next half-hourly collection.
         pick4(90_000.0),
     );
     picks(&trace, "B B A");
 }
 
 #[test]
-fn a_name_and_an_address_can_come_back_without_what_was_counted() {
+fn a_name_and_an_address_can_be_used_again_and_start_without_connections() {
     let trace = format!(
         r#"{{"scheduler":"lc","flags":[],"flavour":"total","family":4}}
 {{"add":"A","address":"10.0.0.1","port":80,"weight":1}}
@@ -172,7 +173,7 @@ fn a_name_and_an_address_can_come_back_without_what_was_counted() {
 }
 
 #[test]
-fn answers_come_before_more_is_read() {
+fn a_pick_is_printed_before_the_next_line_is_read() {
     let mut program = Command::new(env!("CARGO_BIN_EXE_bench"))
         .arg("replay")
         .stdin(Stdio::piped())
@@ -199,9 +200,9 @@ fn answers_come_before_more_is_read() {
     assert!(program.wait().unwrap().success());
 }
 
-/// Events after a header and a server `A`: the fourth line is wrong.
+/// Asserts that `line`, the fourth of a trace, is rejected with `complaint`.
 #[track_caller]
-fn refused(line: &str, complaint: &str) {
+fn rejected(line: &str, complaint: &str) {
     let trace = format!(
         r#"{{"scheduler":"rr","flags":[],"flavour":"total","family":4}}
 {{"add":"A","address":"10.0.0.1","port":80,"weight":1}}
@@ -223,62 +224,62 @@ fn refused(line: &str, complaint: &str) {
 }
 
 #[test]
-fn malformed_lines_are_refused_by_number() {
-    refused("", "");
-    refused("{", "EOF");
-    refused("nonsense", "");
-    refused("[]", "object");
-    refused("null", "object");
-    refused("{}", "no event");
-    refused(r#"{"remove":"A"} {}"#, "trailing");
-    refused(r#"{"remove":"A","why":1}"#, "unknown field `why`");
-    refused(r#"{"remove":"A","remove":"A"}"#, "duplicate field");
-    refused(r#"{"remove":"B"}"#, "no server \"B\"");
-    refused(r#"{"remove":1}"#, "string");
-    refused(r#"{"weight":"A"}"#, "missing field `to`");
-    refused(r#"{"weight":"A","to":-1}"#, "");
-    refused(r#"{"weight":"A","to":1.5}"#, "");
-    refused(r#"{"weight":"A","to":4294967295}"#, "above 2147483647");
-    refused(r#"{"weight":"B","to":1}"#, "no server \"B\"");
-    refused(
+fn malformed_lines_are_rejected_with_their_number() {
+    rejected("", "");
+    rejected("{", "EOF");
+    rejected("nonsense", "");
+    rejected("[]", "object");
+    rejected("null", "object");
+    rejected("{}", "unknown event");
+    rejected(r#"{"remove":"A"} {}"#, "trailing");
+    rejected(r#"{"remove":"A","why":1}"#, "unknown field `why`");
+    rejected(r#"{"remove":"A","remove":"A"}"#, "duplicate field");
+    rejected(r#"{"remove":"B"}"#, "unknown server \"B\"");
+    rejected(r#"{"remove":1}"#, "string");
+    rejected(r#"{"weight":"A"}"#, "missing field `to`");
+    rejected(r#"{"weight":"A","to":-1}"#, "");
+    rejected(r#"{"weight":"A","to":1.5}"#, "");
+    rejected(r#"{"weight":"A","to":4294967295}"#, "above 2147483647");
+    rejected(r#"{"weight":"B","to":1}"#, "unknown server \"B\"");
+    rejected(
         r#"{"connections":"A","active":1}"#,
         "missing field `inactive`",
     );
-    refused(
+    rejected(
         r#"{"connections":"A","active":-1,"inactive":0}"#,
         "invalid value",
     );
-    refused(r#"{"overload":"A","on":1}"#, "boolean");
+    rejected(r#"{"overload":"A","on":1}"#, "boolean");
 }
 
 #[test]
-fn impossible_servers_are_refused() {
+fn impossible_servers_are_rejected() {
     let add = |name: &str, address: &str, port: u32, weight: u32| {
         format!(r#"{{"add":"{name}","address":"{address}","port":{port},"weight":{weight}}}"#)
     };
-    refused(&add("A", "10.0.0.2", 80, 1), "already");
-    refused(&add("B", "10.0.0.1", 80, 1), "10.0.0.1:80 exists");
-    refused(&add("B", "10.0.0.2", 80, 1 << 31), "above 2147483647");
-    refused(&add("B", "10.0.0.2", 65_536, 1), "65536");
-    refused(&add("B", "10.0.0", 80, 1), "address");
-    refused(&add("B", "fd00::1", 80, 1), "family");
-    refused(&add("-", "10.0.0.2", 80, 1), "name");
-    refused(&add("", "10.0.0.2", 80, 1), "name");
-    refused(&add("B\\nC", "10.0.0.2", 80, 1), "name");
+    rejected(&add("A", "10.0.0.2", 80, 1), "already");
+    rejected(&add("B", "10.0.0.1", 80, 1), "10.0.0.1:80 already exists");
+    rejected(&add("B", "10.0.0.2", 80, 1 << 31), "above 2147483647");
+    rejected(&add("B", "10.0.0.2", 65_536, 1), "65536");
+    rejected(&add("B", "10.0.0", 80, 1), "address");
+    rejected(&add("B", "fd00::1", 80, 1), "family");
+    rejected(&add("-", "10.0.0.2", 80, 1), "name");
+    rejected(&add("", "10.0.0.2", 80, 1), "name");
+    rejected(&add("B\\nC", "10.0.0.2", 80, 1), "name");
 }
 
 #[test]
-fn impossible_picks_are_refused() {
-    refused(&pick4(4.9), "before");
-    refused(&pick4(-1.0), "time");
-    refused(&pick("fd00::1", "192.0.2.9", 5.0), "family");
-    refused(&pick("10.1.2.3", "fd00::1", 5.0), "family");
+fn impossible_picks_are_rejected() {
+    rejected(&pick4(4.9), "before");
+    rejected(&pick4(-1.0), "time");
+    rejected(&pick("fd00::1", "192.0.2.9", 5.0), "family");
+    rejected(&pick("10.1.2.3", "fd00::1", 5.0), "family");
     let pick = pick4(5.0);
-    refused(&pick.replace("80,", "80,\"ttl\":3,"), "unknown field `ttl`");
-    refused(&pick.replace(r#","at":5"#, ""), "missing field `at`");
-    refused(&pick.replace("1234", "70000"), "70000");
-    refused(&pick.replace(r#""at":5"#, r#""at":"5""#), "string");
-    refused(
+    rejected(&pick.replace("80,", "80,\"ttl\":3,"), "unknown field `ttl`");
+    rejected(&pick.replace(r#","at":5"#, ""), "missing field `at`");
+    rejected(&pick.replace("1234", "70000"), "70000");
+    rejected(&pick.replace(r#""at":5"#, r#""at":"5""#), "string");
+    rejected(
         r#"{"pick":["10.1.2.3",1,"192.0.2.9",80,5.0]}"#,
         "expected an object",
     );
@@ -287,12 +288,12 @@ fn impossible_picks_are_refused() {
 #[test]
 fn headers_are_checked() {
     for (header, complaint) in [
-        ("", "no header"),
+        ("", "header is missing"),
         ("{}", "missing field `scheduler`"),
         (r#"["rr",[],"total",4]"#, "object"),
         (
             r#"{"scheduler":"rrr"}"#,
-            "no scheduler \"rrr\"; there are dh, fo,",
+            "unknown scheduler \"rrr\"; known: dh, fo,",
         ),
         (r#"{"scheduler":"rr","seed":1}"#, "unknown field `seed`"),
         (r#"{"scheduler":"rr","flags":["ports"]}"#, "ports"),
@@ -317,7 +318,7 @@ fn headers_are_checked() {
 }
 
 #[test]
-fn text_that_is_no_text_is_refused() {
+fn invalid_utf_8_is_rejected() {
     let answer = replay(b"{\"scheduler\":\"rr\"}\n{\"remove\":\"\xff\"}\n");
     assert_eq!(answer.code, Some(1));
     assert!(
@@ -328,7 +329,7 @@ fn text_that_is_no_text_is_refused() {
 }
 
 #[test]
-fn line_ends_of_another_system_and_a_missing_last_one() {
+fn crlf_line_ends_and_a_missing_last_line_end_are_accepted() {
     let trace = format!(
         "{{\"scheduler\":\"rr\"}}\r\n{}\r\n{}",
         r#"{"add":"A","address":"10.0.0.1","port":80,"weight":1}"#,

@@ -1,17 +1,15 @@
-//! Netlink attributes: an append-only writer and a reader.
+//! A writer and a reader of netlink attributes, for every netlink family.
 //!
-//! The same for every netlink family; the values of scalars are in host order unless a method says
-//! otherwise.
+//! Numbers are in host byte order, except in methods whose name ends with `_be`.
 
 use netlink_packet_core::{NLA_F_NESTED, NLA_HEADER_SIZE, NlasIterator};
 
 use crate::error::Error;
 
-/// Appends attributes to a message under construction.
+/// Appends attributes to a message.
 ///
-/// Lengths are filled in when an attribute ends, so they cannot be wrong. An attribute longer than
-/// 65,535 bytes does not fit its length field: it is noticed here and refused when the message is
-/// finished ([`crate::batch::Batch::push`]).
+/// The length field of an attribute is set after its value is written. It has 16 bits; if an
+/// attribute is longer than 65,535 bytes, [`crate::batch::Batch::push`] rejects the message.
 #[derive(Debug)]
 pub struct Writer<'a> {
     bytes: &'a mut Vec<u8>,
@@ -19,7 +17,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Appends to `bytes`, which end on a multiple of 4.
+    /// Returns a writer that appends to `bytes`, whose length must be a multiple of 4.
     pub(crate) fn new(bytes: &'a mut Vec<u8>) -> Self {
         Self {
             bytes,
@@ -27,50 +25,50 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Bytes outside any attribute: a family's fixed header. Their number is a multiple of 4.
+    /// Appends the fixed header of a netlink family, padded to a multiple of 4.
     pub fn header(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         self.align();
     }
 
-    /// An attribute with these bytes as its value.
+    /// Appends an attribute with the bytes `value`.
     pub fn bytes(&mut self, kind: u16, value: &[u8]) {
         let start = self.begin(kind);
         self.bytes.extend_from_slice(value);
         self.end(start, kind);
     }
 
-    /// An 8-bit attribute.
+    /// Appends an 8-bit attribute.
     pub fn u8(&mut self, kind: u16, value: u8) {
         self.bytes(kind, &[value]);
     }
 
-    /// A 16-bit attribute.
+    /// Appends a 16-bit attribute.
     pub fn u16(&mut self, kind: u16, value: u16) {
         self.bytes(kind, &value.to_ne_bytes());
     }
 
-    /// A 16-bit attribute in network order.
+    /// Appends a 16-bit attribute in network byte order.
     pub fn u16_be(&mut self, kind: u16, value: u16) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    /// A 32-bit attribute.
+    /// Appends a 32-bit attribute.
     pub fn u32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_ne_bytes());
     }
 
-    /// A 32-bit attribute in network order.
+    /// Appends a 32-bit attribute in network byte order.
     pub fn u32_be(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
-    /// A 64-bit attribute.
+    /// Appends a 64-bit attribute.
     pub fn u64(&mut self, kind: u16, value: u64) {
         self.bytes(kind, &value.to_ne_bytes());
     }
 
-    /// A string attribute with the NUL that the kernel expects.
+    /// Appends a string attribute with a final NUL, which `NLA_NUL_STRING` requires.
     pub fn string(&mut self, kind: u16, value: &str) {
         let start = self.begin(kind);
         self.bytes.extend_from_slice(value.as_bytes());
@@ -78,14 +76,14 @@ impl<'a> Writer<'a> {
         self.end(start, kind);
     }
 
-    /// An attribute whose value is the attributes that `content` writes.
+    /// Appends an attribute that contains the attributes that `content` writes.
     pub fn nested(&mut self, kind: u16, content: impl FnOnce(&mut Self)) {
         let start = self.begin(kind | NLA_F_NESTED);
         content(self);
         self.end(start, kind);
     }
 
-    /// The kind of an attribute that was too long, if any was.
+    /// Returns the number of the first attribute that was too long, if any.
     pub(crate) fn finish(self) -> Option<u16> {
         self.too_long
     }
@@ -113,20 +111,20 @@ impl<'a> Writer<'a> {
 /// An attribute of a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
-    /// Its number, without the flag bits for nesting and byte order.
+    /// The number, without the flag bits for nesting and byte order.
     pub kind: u16,
-    /// Its value, without padding.
+    /// The value without padding.
     pub value: &'a [u8],
 }
 
-/// The attributes in `bytes`, in order.
+/// Returns the attributes in `bytes`, in order.
 ///
 /// # Errors
-/// An item is an error when what follows is not an attribute; it is the last one then.
+/// If an attribute is malformed, its item is an error and the last item.
 pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>, Error>> {
     NlasIterator::new(bytes).map(|item| match item {
         Ok(attribute) => {
-            // `value` of the buffer type borrows from itself; go back to the message's bytes.
+            // `NlaBuffer::value` borrows from the buffer, which ends here: slice the message.
             let whole: &[u8] = attribute.into_inner();
             let length = usize::from(u16::from_ne_bytes([whole[0], whole[1]]));
             let kind =
@@ -136,14 +134,14 @@ pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>, Er
                 value: &whole[NLA_HEADER_SIZE..length],
             })
         }
-        Err(_) => Err(Error::malformed("an attribute overruns its message")),
+        Err(_) => Err(Error::malformed("an attribute is longer than its message")),
     })
 }
 
-/// The first attribute number `kind` of `attributes`.
+/// Returns the first attribute of `attributes` with number `kind`.
 ///
 /// # Errors
-/// The first item before it that is one.
+/// The first malformed attribute before it.
 pub fn find<'a>(
     attributes: impl IntoIterator<Item = Result<Attribute<'a>, Error>>,
     kind: u16,
@@ -158,77 +156,81 @@ pub fn find<'a>(
 }
 
 impl<'a> Attribute<'a> {
-    /// The value as an 8-bit number.
+    /// Returns the value as an 8-bit number.
+    ///
+    /// All number methods read the first bytes of a longer value, as the kernel does.
     ///
     /// # Errors
-    /// When it is shorter; the same for the other numbers. A longer value counts by its first bytes,
-    /// as the kernel itself reads them.
+    /// [`Error::Malformed`] if the value is shorter than the number.
     pub fn u8(&self) -> Result<u8, Error> {
         self.array().map(u8::from_ne_bytes)
     }
 
-    /// The value as a 16-bit number.
+    /// Returns the value as a 16-bit number.
     ///
     /// # Errors
-    /// As for [`Attribute::u8`].
+    /// As [`Attribute::u8`].
     pub fn u16(&self) -> Result<u16, Error> {
         self.array().map(u16::from_ne_bytes)
     }
 
-    /// The value as a 16-bit number in network order.
+    /// Returns the value as a 16-bit number in network byte order.
     ///
     /// # Errors
-    /// As for [`Attribute::u8`].
+    /// As [`Attribute::u8`].
     pub fn u16_be(&self) -> Result<u16, Error> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// The value as a 32-bit number.
+    /// Returns the value as a 32-bit number.
     ///
     /// # Errors
-    /// As for [`Attribute::u8`].
+    /// As [`Attribute::u8`].
     pub fn u32(&self) -> Result<u32, Error> {
         self.array().map(u32::from_ne_bytes)
     }
 
-    /// The value as a 32-bit number in network order.
+    /// Returns the value as a 32-bit number in network byte order.
     ///
     /// # Errors
-    /// As for [`Attribute::u8`].
+    /// As [`Attribute::u8`].
     pub fn u32_be(&self) -> Result<u32, Error> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// The value as a 64-bit number, wherever it lies.
+    /// Returns the value as a 64-bit number.
+    ///
+    /// The value may be unaligned: attributes are aligned to 4 bytes only.
     ///
     /// # Errors
-    /// As for [`Attribute::u8`].
+    /// As [`Attribute::u8`].
     pub fn u64(&self) -> Result<u64, Error> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    /// The value as text, up to its NUL.
+    /// Returns the value as text up to its first NUL.
     ///
     /// # Errors
-    /// When it is not UTF-8.
+    /// [`Error::Malformed`] if the text is not UTF-8.
     pub fn string(&self) -> Result<&'a str, Error> {
         let end = self
             .value
             .iter()
             .position(|&byte| byte == 0)
             .unwrap_or(self.value.len());
-        std::str::from_utf8(&self.value[..end]).map_err(|_| Error::malformed("a name is not UTF-8"))
+        std::str::from_utf8(&self.value[..end])
+            .map_err(|_| Error::malformed("a string attribute is not UTF-8"))
     }
 
-    /// The attributes nested in the value.
+    /// Returns the attributes nested in the value.
     pub fn nested(&self) -> impl Iterator<Item = Result<Attribute<'a>, Error>> + use<'a> {
         attributes(self.value)
     }
 
-    /// The value's first `N` bytes.
+    /// Returns the first `N` bytes of the value.
     ///
     /// # Errors
-    /// When it is shorter.
+    /// [`Error::Malformed`] if the value is shorter.
     pub fn array<const N: usize>(&self) -> Result<[u8; N], Error> {
         let bytes = self.value.first_chunk::<N>();
         bytes
@@ -242,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_attributes_are_read_back() {
         let mut bytes = Vec::new();
         let mut writer = Writer::new(&mut bytes);
         writer.u8(1, 7);
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_beyond_its_length_field_is_noticed() {
+    fn an_attribute_longer_than_its_length_field_is_reported() {
         let mut bytes = Vec::new();
         let mut writer = Writer::new(&mut bytes);
         writer.nested(5, |inner| {
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_ends_the_iteration() {
+    fn a_malformed_attribute_ends_the_iteration() {
         let read: Vec<_> = attributes(&[9, 0, 1, 0, 1]).collect();
         assert!(matches!(read[..], [Err(_)]));
         assert!(

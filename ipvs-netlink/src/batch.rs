@@ -1,36 +1,36 @@
-//! Many requests for one send.
+//! Encodes many requests for one datagram.
 
 use netlink_packet_core::NLM_F_REQUEST;
 
 use crate::attr::Writer;
 use crate::error::{Error, Result};
 
-/// The length of a message's header (`struct nlmsghdr`).
+/// The size of a netlink header (`struct nlmsghdr`).
 pub(crate) const HEADER: usize = 16;
 
-/// Requests in the order in which the kernel will execute them, encoded one after the other.
+/// Encoded requests, in the order in which the kernel executes them.
 ///
-/// Reusable: [`Batch::clear`] keeps the memory.
+/// [`Batch::clear`] keeps the memory for the next batch.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     pub(crate) bytes: Vec<u8>,
-    /// Where each request ends.
+    /// The end of each request in `bytes`.
     pub(crate) ends: Vec<usize>,
 }
 
 impl Batch {
-    /// A batch without requests.
+    /// Returns an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a request of type `kind` with the content that `body` writes.
+    /// Appends a request with message type `kind` and the content that `body` writes.
     ///
-    /// `flags` are those of the operation (`NLM_F_CREATE`, `NLM_F_EXCL`, ..); the transport adds the
-    /// rest.
+    /// `flags` are those of the operation (`NLM_F_CREATE`, `NLM_F_EXCL`, ..). `NLM_F_REQUEST` is
+    /// added here and `NLM_F_ACK` by the transport.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when an attribute does not fit; the batch is as before then.
+    /// [`Error::TooLong`] if an attribute exceeds 65,535 bytes. The batch is unchanged then.
     pub fn push(
         &mut self,
         kind: u16,
@@ -38,7 +38,8 @@ impl Batch {
         body: impl FnOnce(&mut Writer<'_>),
     ) -> Result<()> {
         let start = self.bytes.len();
-        // Length, sequence number and port are filled in later, the last one by the kernel.
+        // The length is filled in below and the sequence number at the send. The port stays 0: the
+        // kernel takes it from the socket.
         self.bytes.extend_from_slice(&[0; HEADER]);
         put(&mut self.bytes, start + 4, &kind.to_ne_bytes());
         put(
@@ -65,12 +66,12 @@ impl Batch {
         }
     }
 
-    /// How many requests there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the batch has no requests.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -81,28 +82,31 @@ impl Batch {
         self.ends.clear();
     }
 
-    /// The encoded requests; sequence numbers and the flag that asks for an acknowledgement are
-    /// filled in when they are sent, or by [`Batch::number_from`].
+    /// Returns the encoded requests.
+    ///
+    /// Sequence numbers and `NLM_F_ACK` are set when the batch is sent, or by
+    /// [`Batch::number_from`].
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Prepares the requests to be sent by other means than [`crate::transport`]: numbers them from
-    /// `first` on and asks for an acknowledgement of the last.
+    /// Numbers the requests from `first` on and sets `NLM_F_ACK` in the last.
+    ///
+    /// Only for callers that send the batch without [`crate::transport`].
     pub fn number_from(&mut self, first: u32) {
         let count = self.len();
         for (index, sequence) in (0..count).zip((0..).map(|n: u32| first.wrapping_add(n))) {
-            self.address(index, sequence, index + 1 == count);
+            self.number(index, sequence, index + 1 == count);
         }
     }
 
-    /// Where request `index` starts.
+    /// Returns the start of request `index` in `bytes`.
     pub(crate) fn start(&self, index: usize) -> usize {
         index.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
-    /// Numbers request `index` and asks for an acknowledgement of it, or not.
-    pub(crate) fn address(&mut self, index: usize, sequence: u32, acknowledge: bool) {
+    /// Sets the sequence number of request `index` and sets or clears its `NLM_F_ACK`.
+    pub(crate) fn number(&mut self, index: usize, sequence: u32, acknowledge: bool) {
         use netlink_packet_core::NLM_F_ACK;
         let start = self.start(index);
         let mut flags = u16::from_ne_bytes([self.bytes[start + 6], self.bytes[start + 7]]);

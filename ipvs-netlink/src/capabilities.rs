@@ -1,4 +1,7 @@
-//! What this kernel's IPVS knows, found by trying and not by its version.
+//! Detects the features of the kernel's IPVS.
+//!
+//! By trying them: distributions backport features, and a scheduler's module may not be installed,
+//! so the kernel's version does not decide.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -18,33 +21,33 @@ use crate::sys::{
 };
 use crate::transport::Message;
 
-/// The schedulers of the kernel's own tree.
+/// The schedulers of the kernel's source tree.
 pub const SCHEDULERS: [&str; 14] = [
     "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos",
 ];
 
-/// The first mark that the probe tries for its own virtual server.
+/// The lowest firewall mark that the probe uses for its virtual server.
 const PROBE_MARK: u32 = 0xffff_ff00;
 
-/// What a kernel's IPVS knows.
+/// The features of a kernel's IPVS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Its version and the size of its connection table.
+    /// The version and the size of the connection table.
     pub info: Info,
-    /// Those of [`SCHEDULERS`] that it has or could load.
+    /// The available schedulers among [`SCHEDULERS`]: built in, loaded or loadable.
     pub schedulers: Vec<SchedulerName>,
-    /// Numbers of the attributes that it reports of a virtual server (`IPVS_SVC_ATTR_*`).
+    /// The attributes that the kernel reports of a virtual server (`IPVS_SVC_ATTR_*`).
     pub service_attributes: BTreeSet<u16>,
-    /// Numbers of the attributes that it reports of a destination (`IPVS_DEST_ATTR_*`).
+    /// The attributes that the kernel reports of a destination (`IPVS_DEST_ATTR_*`).
     pub destination_attributes: BTreeSet<u16>,
 }
 
 impl Capabilities {
-    /// Asks the kernel, by creating virtual servers for a firewall mark that no other one uses and
-    /// removing them again.
+    /// Probes the kernel: creates virtual servers with an unused firewall mark and deletes them.
     ///
-    /// Existing virtual servers are not touched. No packet reaches the probe's unless it carries a
-    /// mark of 0xffffff00 or above. Trying a scheduler makes the kernel load its module if it can.
+    /// Existing virtual servers are not changed. The probe uses a mark of 0xffffff00 or above, so
+    /// only packets with that mark could reach its virtual server. For each scheduler the kernel
+    /// tries to load the module `ip_vs_NAME`.
     ///
     /// # Errors
     /// [`Error::is_permission_denied`]; [`Error::is_transient`]. A missing scheduler is no error.
@@ -52,8 +55,10 @@ impl Capabilities {
         let key = free_key(client)?;
         let info = client.info()?;
         let schedulers = probe_schedulers(client, key)?;
-        let mut service = Service::new(key, SchedulerName::new("rr").map_err(|_| unnamed())?);
-        // Without a scheduler a virtual server is as good for reading attributes.
+        let rr = SchedulerName::new("rr").map_err(|_| invalid_name())?;
+        let mut service = Service::new(key, rr);
+        // If the kernel has no scheduler at all, `None` creates the service without one: the kernel
+        // reports the same attributes.
         service.scheduler = schedulers.first().copied();
         client.add_service(&service)?;
         let attributes = probe_attributes(client, key);
@@ -67,35 +72,35 @@ impl Capabilities {
         })
     }
 
-    /// Whether traffic is counted in 64 bits (Linux 4.1).
+    /// Returns whether the kernel reports 64-bit counters (Linux 4.1).
     pub fn has_64_bit_stats(&self) -> bool {
         self.service_attributes.contains(&IPVS_SVC_ATTR_STATS64)
     }
 
-    /// Whether a tunnel may lead to a server of the other family (Linux 3.18).
+    /// Returns whether tunnels to the other address family are supported (Linux 3.18).
     pub fn has_mixed_families(&self) -> bool {
         self.destination_attributes
             .contains(&IPVS_DEST_ATTR_ADDR_FAMILY)
     }
 
-    /// Whether tunnels may use another encapsulation than IPIP (GUE: Linux 5.2).
+    /// Returns whether tunnels support encapsulations other than IPIP (GUE: Linux 5.2).
     pub fn has_tunnel_kinds(&self) -> bool {
         self.destination_attributes
             .contains(&IPVS_DEST_ATTR_TUN_TYPE)
     }
 
-    /// Whether tunnels have checksum flags, and so GRE (Linux 5.3).
+    /// Returns whether tunnels support checksum flags and GRE (Linux 5.3).
     pub fn has_tunnel_flags(&self) -> bool {
         self.destination_attributes
             .contains(&IPVS_DEST_ATTR_TUN_FLAGS)
     }
 }
 
-fn unnamed() -> Error {
-    Error::malformed("a scheduler of the kernel's tree has no valid name")
+fn invalid_name() -> Error {
+    Error::malformed("SCHEDULERS has an invalid name")
 }
 
-/// A key that no virtual server has.
+/// Returns a key that no virtual server has.
 fn free_key(client: &mut Client) -> Result<ServiceKey> {
     let taken: BTreeSet<ServiceKey> = client
         .services()?
@@ -109,32 +114,34 @@ fn free_key(client: &mut Client) -> Result<ServiceKey> {
         })
         .find(|key| !taken.contains(key))
         .ok_or(Error::malformed(
-            "every mark that the probe may use is taken",
+            "virtual servers exist for all firewall marks from 0xffffff00 on",
         ))
 }
 
 fn probe_schedulers(client: &mut Client, key: ServiceKey) -> Result<Vec<SchedulerName>> {
-    let mut known = Vec::new();
+    let mut available = Vec::new();
     for name in SCHEDULERS {
-        let name = SchedulerName::new(name).map_err(|_| unnamed())?;
+        let name = SchedulerName::new(name).map_err(|_| invalid_name())?;
         let service = Service::new(key, name);
         let mut outcomes =
             client.apply(&[Change::AddService(service), Change::DeleteService(key)])?;
-        // The second outcome repeats the first: what was not added is not there to delete.
+        // Only the addition counts. If it fails, the deletion fails too, with ESRCH.
         outcomes.truncate(1);
         match outcomes.pop().unwrap_or(Ok(())) {
-            Ok(()) => known.push(name),
+            Ok(()) => available.push(name),
             Err(error) if error.is_scheduler_missing() => {}
             Err(error) => return Err(*error),
         }
     }
-    Ok(known)
+    Ok(available)
 }
 
 fn probe_attributes(
     client: &mut Client,
     key: ServiceKey,
 ) -> Result<(BTreeSet<u16>, BTreeSet<u16>)> {
+    // The kernel accepts only unicast and local addresses; this one is local on every node. With
+    // weight 0 it gets no connections.
     let server = DestinationKey {
         address: Ipv4Addr::LOCALHOST.into(),
         port: 0,
@@ -152,7 +159,7 @@ fn probe_attributes(
     Ok((service, destination))
 }
 
-/// The attributes inside the attribute `outer` of what `command` dumps.
+/// Returns the attributes that the kernel nests in the attribute `outer` when it dumps `command`.
 fn reported(
     client: &mut Client,
     command: u8,

@@ -1,28 +1,35 @@
-//! A write to the IPVS table.
+//! Changes of the kernel's IPVS table.
 
 use std::fmt;
 
 use crate::destination::{Destination, DestinationKey};
 use crate::service::{Service, ServiceKey};
 
-/// One change of the table; many go into one system call ([`crate::Client::apply`]).
+/// One change of the IPVS table; [`crate::Client::apply`] sends many in one system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Creates a virtual server.
     AddService(Service),
-    /// Replaces everything but the key of a virtual server; destinations and connections stay.
+    /// Replaces all fields of a virtual server except its key; destinations and connections remain.
     SetService(Service),
-    /// Removes a virtual server with its destinations; connections stay but lead nowhere.
+    /// Deletes a virtual server and its destinations.
+    ///
+    /// Connection entries remain until they time out, but their packets are dropped.
     DeleteService(ServiceKey),
     /// Adds a destination.
     AddDestination(ServiceKey, Destination),
-    /// Replaces everything but the key of a destination; connections stay.
+    /// Replaces all fields of a destination except its key.
+    ///
+    /// Existing connections keep the forwarding method with which they were created.
     SetDestination(ServiceKey, Destination),
-    /// Removes a destination; connections to it stay but lead nowhere.
+    /// Deletes a destination.
+    ///
+    /// Connection entries remain until they time out, but their packets are dropped. If the same
+    /// destination is added again, they work again.
     DeleteDestination(ServiceKey, DestinationKey),
 }
 
-/// What is being done, as error messages say it: `adding destination 10.1.2.3:80 to TCP ..`.
+/// Formats as the first part of an error message: `adding destination 10.1.2.3:80 to TCP ..`.
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! The paved path: IPVS as functions.
+//! A client with one function per IPVS command.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -25,11 +25,11 @@ use crate::sys::{
     IPVS_CMD_GET_SERVICE, IPVS_CMD_NEW_DAEMON, IPVS_CMD_SET_CONFIG, IPVS_CMD_ZERO,
     IPVS_GENL_VERSION,
 };
-use crate::transport::{Answer, DUMP_TRIES, Message, NoAnswer, Transport, protocols};
+use crate::transport::{Answer, DUMP_TRIES, Message, RequestError, Transport, protocols};
 
-/// The IPVS of the network namespace in which the client was opened.
+/// A client for the IPVS of the network namespace in which it was opened.
 ///
-/// Every call needs CAP_NET_ADMIN in the initial user namespace, reading included.
+/// Every function needs CAP_NET_ADMIN in the initial user namespace, the reading ones too.
 #[derive(Debug)]
 pub struct Client {
     transport: Transport,
@@ -37,18 +37,21 @@ pub struct Client {
     batch: Batch,
 }
 
-/// What became of a [`Change`]; a pointer wide, since there may be very many.
+/// The result of a [`Change`].
+///
+/// The error is boxed, so that the thousands of results of a large batch take 8 bytes each.
 pub type Outcome = std::result::Result<(), Box<Error>>;
 
-/// How many changes are encoded at a time: the transport sends as many in one datagram, and memory
-/// that is used again is in the cache.
-const CHANGES_AT_A_TIME: usize = crate::transport::REQUESTS_PER_SEND;
+/// The number of changes that are encoded before they are sent.
+///
+/// One datagram's worth, so that the memory of the batch stays in the CPU cache.
+const CHANGES_PER_BATCH: usize = crate::transport::REQUESTS_PER_SEND;
 
-/// How long to let the kernel move its table before it is read again.
-const TABLE_MOVES: Duration = Duration::from_millis(20);
+/// The delay before a service dump is repeated, for the kernel to finish resizing its table.
+const RESIZE_DELAY: Duration = Duration::from_millis(20);
 
 impl Client {
-    /// Opens a socket and looks the IPVS family up; the kernel loads its module if it can.
+    /// Opens a socket and looks up the IPVS family; the kernel loads the module if necessary.
     ///
     /// # Errors
     /// [`Error::NoIpvs`]; [`Error::Socket`].
@@ -62,25 +65,28 @@ impl Client {
         })
     }
 
-    /// Applies `changes` in order and tells of each what became of it.
+    /// Applies `changes` in order and returns their results in the same order.
     ///
     /// A failing change does not stop the following ones.
     ///
     /// # Errors
-    /// When the socket fails; how far the kernel got is unknown then. What the kernel refuses is an
-    /// outcome, not an error here.
+    /// If the socket fails. Which changes were applied is unknown then. A change that the kernel
+    /// rejects is an outcome, not an error of this function.
     ///
     /// # Cost
-    /// Two system calls per 128 changes, no allocation per change that succeeds.
+    /// Two system calls per 128 changes; no allocation per successful change.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::with_capacity(changes.len());
-        for changes in changes.chunks(CHANGES_AT_A_TIME) {
+        for changes in changes.chunks(CHANGES_PER_BATCH) {
             let mut answers = self.run(changes)?;
-            if answers.iter().all(is_not_found) && self.family_moved()? {
+            // If the module was reloaded, every request of the batch fails with ENOENT and none is
+            // executed, so the batch can be repeated. ENOENT for another reason (a missing
+            // destination or scheduler) leaves the family's number as it was.
+            if answers.iter().all(is_not_found) && self.family_changed()? {
                 answers = self.run(changes)?;
             }
             let outcome = |(answer, change): (Answer, &Change)| {
-                answer.map_err(|no| Box::new(explain(no, change)))
+                answer.map_err(|error| Box::new(explain(error, change)))
             };
             outcomes.extend(answers.into_iter().zip(changes).map(outcome));
         }
@@ -95,16 +101,18 @@ impl Client {
         self.transport.run(&mut self.batch)
     }
 
-    /// Whether the IPVS family has another number now: its module was unloaded and loaded again.
-    /// Every request to a number that no family has fails with `ENOENT`.
-    fn family_moved(&mut self) -> Result<bool> {
+    /// Looks up the number of the IPVS family again and returns whether it changed.
+    ///
+    /// It changes when the module is unloaded and loaded again. A request with a number that no
+    /// family has fails with `ENOENT` (`genl_rcv_msg`).
+    fn family_changed(&mut self) -> Result<bool> {
         let family = resolve_ipvs(&mut self.transport)?;
-        let moved = family != self.family;
+        let has_changed = family != self.family;
         self.family = family;
-        Ok(moved)
+        Ok(has_changed)
     }
 
-    fn one(&mut self, change: Change) -> Result<()> {
+    fn apply_one(&mut self, change: Change) -> Result<()> {
         self.apply(&[change])?
             .pop()
             .unwrap_or(Ok(()))
@@ -117,44 +125,47 @@ impl Client {
     /// [`Error::is_exists`]; [`Error::is_scheduler_missing`]; [`Error::is_invalid`] for an IPv6
     /// prefix outside 1 to 128; [`Error::is_permission_denied`].
     pub fn add_service(&mut self, service: &Service) -> Result<()> {
-        self.one(Change::AddService(*service))
+        self.apply_one(Change::AddService(*service))
     }
 
-    /// Replaces everything but the key of a virtual server.
+    /// Replaces all fields of a virtual server except its key.
     ///
     /// # Errors
     /// [`Error::is_no_such_service`]; otherwise as [`Client::add_service`].
+    ///
+    /// # Cost
+    /// Another scheduler costs an RCU grace period in the kernel: milliseconds each.
     pub fn set_service(&mut self, service: &Service) -> Result<()> {
-        self.one(Change::SetService(*service))
+        self.apply_one(Change::SetService(*service))
     }
 
-    /// Removes a virtual server and its destinations.
+    /// Deletes a virtual server and its destinations.
     ///
     /// # Errors
     /// [`Error::is_no_such_service`].
     pub fn delete_service(&mut self, key: &ServiceKey) -> Result<()> {
-        self.one(Change::DeleteService(*key))
+        self.apply_one(Change::DeleteService(*key))
     }
 
     /// Adds a destination.
     ///
     /// # Errors
     /// [`Error::is_no_such_service`]; [`Error::is_exists`]; [`Error::is_invalid`] for a weight or
-    /// threshold out of range, an address that cannot be a server's, another family than the
-    /// service's without a tunnel.
+    /// threshold out of range, an address that is neither unicast nor local, or the other address
+    /// family without a tunnel.
     pub fn add_destination(&mut self, key: &ServiceKey, destination: &Destination) -> Result<()> {
-        self.one(Change::AddDestination(*key, *destination))
+        self.apply_one(Change::AddDestination(*key, *destination))
     }
 
-    /// Replaces everything but the key of a destination.
+    /// Replaces all fields of a destination except its key.
     ///
     /// # Errors
     /// [`Error::is_no_such_service`]; [`Error::is_no_such_destination`]; [`Error::is_invalid`].
     pub fn set_destination(&mut self, key: &ServiceKey, destination: &Destination) -> Result<()> {
-        self.one(Change::SetDestination(*key, *destination))
+        self.apply_one(Change::SetDestination(*key, *destination))
     }
 
-    /// Removes a destination.
+    /// Deletes a destination.
     ///
     /// # Errors
     /// [`Error::is_no_such_service`]; [`Error::is_no_such_destination`].
@@ -163,10 +174,10 @@ impl Client {
         key: &ServiceKey,
         destination: &DestinationKey,
     ) -> Result<()> {
-        self.one(Change::DeleteDestination(*key, *destination))
+        self.apply_one(Change::DeleteDestination(*key, *destination))
     }
 
-    /// One virtual server.
+    /// Returns a virtual server.
     ///
     /// # Errors
     /// [`Error::is_no_such_service`].
@@ -177,13 +188,15 @@ impl Client {
             |writer| writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key)),
             |message| match find(message.payload, IPVS_CMD_ATTR_SERVICE)? {
                 Some(attribute) => read_service(&attribute),
-                None => Err(Error::malformed("an answer without the service")),
+                None => Err(Error::malformed("the answer has no service")),
             },
         )
     }
 
-    /// All virtual servers, each once, in the kernel's order. Ones that are added or removed
-    /// meanwhile may be missing: the kernel does not notice.
+    /// Returns all virtual servers, each once, in the kernel's order.
+    ///
+    /// If virtual servers are added or deleted during the dump, some may be missing: the kernel
+    /// resumes by position between datagrams and never sets `NLM_F_DUMP_INTR`.
     ///
     /// # Errors
     /// [`Error::is_permission_denied`]; [`Error::is_transient`].
@@ -198,18 +211,18 @@ impl Client {
                 read_service,
                 &mut services,
             )?;
-            if is_each_once(&services) {
+            if has_no_duplicate(&services) {
                 return Ok(services);
             }
-            std::thread::sleep(TABLE_MOVES);
+            std::thread::sleep(RESIZE_DELAY);
         }
         Err(Error::DumpInterrupted { tries: DUMP_TRIES })
     }
 
-    /// The destinations of a virtual server, newest first, which is the order that schedulers see.
+    /// Returns the destinations of a virtual server, newest first.
     ///
-    /// An unknown virtual server has none: the kernel does not tell the difference here, only in
-    /// [`Client::service`].
+    /// Schedulers iterate in this order. If the virtual server does not exist, the kernel returns
+    /// an empty dump and no error; [`Client::service`] tells the difference.
     ///
     /// # Errors
     /// As [`Client::services`].
@@ -234,27 +247,29 @@ impl Client {
         )
     }
 
-    /// Every virtual server with its destinations.
+    /// Returns all virtual servers with their destinations.
     ///
     /// # Errors
     /// As [`Client::services`].
     ///
     /// # Cost
-    /// As [`Client::walk`], and the memory for all of it.
+    /// As [`Client::walk`], and the memory for the whole table.
     pub fn table(&mut self) -> Result<Vec<(ServiceEntry, Vec<DestinationEntry>)>> {
         let mut table = Vec::new();
         self.walk(|service, destinations| table.push((*service, destinations.to_vec())))?;
         Ok(table)
     }
 
-    /// Shows every virtual server with its destinations to `each`, keeping one at a time.
+    /// Calls `each` with every virtual server and its destinations.
+    ///
+    /// Only the destinations of one virtual server are in memory at a time.
     ///
     /// # Errors
     /// As [`Client::services`].
     ///
     /// # Cost
-    /// Three system calls per virtual server: the kernel dumps the destinations of one at a time,
-    /// and tells the end of a dump apart from its content.
+    /// Three system calls per virtual server, because the kernel has no dump of all destinations:
+    /// a send, a receive for the entries and a receive for the end of the dump.
     pub fn walk(&mut self, mut each: impl FnMut(&ServiceEntry, &[DestinationEntry])) -> Result<()> {
         let services = self.services()?;
         let mut destinations = Vec::new();
@@ -265,27 +280,27 @@ impl Client {
         Ok(())
     }
 
-    /// Removes all virtual servers of the namespace, whoever created them.
+    /// Deletes all virtual servers of the namespace, including those of other programs.
     ///
     /// # Errors
     /// [`Error::is_permission_denied`].
     pub fn flush(&mut self) -> Result<()> {
-        self.request(IPVS_CMD_FLUSH, "removing all services", |_| {})
+        self.request(IPVS_CMD_FLUSH, "deleting all services", |_| {})
     }
 
-    /// Zeroes the counters of one virtual server, or of all.
+    /// Resets the counters of the virtual server `key`, or of all if it is `None`.
     ///
     /// # Errors
-    /// [`Error::is_no_such_service`] when one is named.
+    /// [`Error::is_no_such_service`] if `key` does not exist.
     pub fn zero(&mut self, key: Option<&ServiceKey>) -> Result<()> {
-        self.request(IPVS_CMD_ZERO, "zeroing counters", |writer| {
+        self.request(IPVS_CMD_ZERO, "resetting counters", |writer| {
             if let Some(key) = key {
                 writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key));
             }
         })
     }
 
-    /// What the kernel says of itself.
+    /// Returns the version of IPVS and the size of its connection table.
     ///
     /// # Errors
     /// [`Error::is_permission_denied`].
@@ -298,7 +313,7 @@ impl Client {
         )
     }
 
-    /// The timeouts of the namespace.
+    /// Returns the timeouts of the namespace.
     ///
     /// # Errors
     /// [`Error::is_permission_denied`].
@@ -311,18 +326,18 @@ impl Client {
         )
     }
 
-    /// Sets the timeouts of the namespace; one that is 0 stays as it is.
+    /// Sets the timeouts of the namespace; those that are 0 remain unchanged.
     ///
     /// # Errors
-    /// [`Error::is_invalid`] above 2,147,483,647 ticks (8,589,934 seconds at 250 ticks a second);
-    /// nothing is changed then.
+    /// [`Error::is_invalid`] if a timeout exceeds 2,147,483,647 kernel ticks (8,589,934 seconds
+    /// with `CONFIG_HZ=250`). No timeout is changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<()> {
         self.request(IPVS_CMD_SET_CONFIG, "setting the timeouts", |writer| {
             write_timeouts(writer, timeouts);
         })
     }
 
-    /// The synchronisation daemons that run; at most one of each role.
+    /// Returns the running synchronisation daemons; at most one of each role.
     ///
     /// # Errors
     /// As [`Client::services`].
@@ -342,8 +357,9 @@ impl Client {
     /// Starts a synchronisation daemon.
     ///
     /// # Errors
-    /// [`Error::is_exists`] when one of its role runs; `ENODEV` for an unknown interface;
-    /// [`Error::is_invalid`].
+    /// [`Error::is_exists`] if a daemon of the same role runs; `ENODEV` if the interface does not
+    /// exist; [`Error::is_invalid`], for example if a destination's address family differs from its
+    /// virtual server's.
     pub fn start_daemon(&mut self, daemon: &Daemon) -> Result<()> {
         self.request(IPVS_CMD_NEW_DAEMON, "starting a daemon", |writer| {
             writer.nested(IPVS_CMD_ATTR_DAEMON, |inner| write_daemon(inner, daemon));
@@ -352,23 +368,23 @@ impl Client {
 
     /// Stops the synchronisation daemon of `role`.
     ///
-    /// A backup that was started moments ago may make this wait for ever, in the kernel (seen on 6.1
-    /// and 7.2): give it half a second.
+    /// Wait half a second after starting a backup daemon: otherwise this call may block in the
+    /// kernel forever (observed on 6.1 and 7.2).
     ///
     /// # Errors
-    /// `ESRCH` when none runs.
+    /// `ESRCH` if no daemon of this role runs.
     pub fn stop_daemon(&mut self, role: DaemonRole) -> Result<()> {
         self.request(IPVS_CMD_DEL_DAEMON, "stopping a daemon", |writer| {
             writer.nested(IPVS_CMD_ATTR_DAEMON, |inner| write_daemon_key(inner, role));
         })
     }
 
-    /// The number that the kernel gave the IPVS family, for [`crate::message::push_change`].
+    /// Returns the number of the IPVS family, for [`crate::message::push_change`].
     pub fn family(&self) -> u16 {
         self.family
     }
 
-    /// The socket, to send what this type has no function for.
+    /// Returns the transport, for requests that this type has no function for.
     pub fn transport(&mut self) -> &mut Transport {
         &mut self.transport
     }
@@ -399,7 +415,9 @@ impl Client {
         self.transport.query(self.family, doing, body, read)
     }
 
-    /// Fills `entries`, which keeps its memory, with what `read` makes of attribute `kind`.
+    /// Replaces the content of `entries` by a dump: `read` decodes each attribute `kind`.
+    ///
+    /// The memory of `entries` is reused.
     fn dump<T>(
         &mut self,
         command: u8,
@@ -424,36 +442,39 @@ impl Client {
     }
 }
 
-/// Whether no virtual server is listed twice.
+/// Returns whether no virtual server is listed twice.
 ///
-/// A dump goes on where it stopped by counting. Since 7.1 the kernel moves its table to a larger
-/// one in the background when many were added; a dump that this overtakes lists some twice and as
-/// many others not at all, without a word (7.2: up to a quarter of 3,000).
-fn is_each_once(services: &[ServiceEntry]) -> bool {
+/// A duplicate shows that another virtual server is missing. Since Linux 7.1 the kernel moves the
+/// services to a larger table in the background after many were added. A dump resumes by position.
+/// If the table is resized during the dump, it lists some services twice and omits as many others,
+/// without an error (measured on 7.2: up to a quarter of 3,000).
+fn has_no_duplicate(services: &[ServiceEntry]) -> bool {
     let mut seen = HashSet::with_capacity(services.len());
     services.iter().all(|entry| seen.insert(entry.service.key))
 }
 
 fn is_not_found(answer: &Answer) -> bool {
-    matches!(answer, Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT)
+    matches!(answer, Err(RequestError::Refused(refusal)) if refusal.errno == Errno::NOENT)
 }
 
-/// Says what was being done, and tells a missing module from other refusals.
-fn explain(no: NoAnswer, change: &Change) -> Error {
+/// Converts the failure of `change` to an [`Error`], with a variant for a missing module.
+fn explain(error: RequestError, change: &Change) -> Error {
     let (Change::AddService(service) | Change::SetService(service)) = change else {
-        return no.doing(change);
+        return error.doing(change);
     };
-    match no {
-        // The only ENOENT of these two commands (`ip_vs_add_service`, `ip_vs_edit_service`).
-        NoAnswer::Refused(refusal) if refusal.errno == Errno::NOENT => Error::ModuleMissing {
+    match error {
+        // For these two commands ENOENT has no other cause (`ip_vs_add_service`,
+        // `ip_vs_edit_service`); a missing virtual server is ESRCH.
+        RequestError::Refused(refusal) if refusal.errno == Errno::NOENT => Error::ModuleMissing {
             doing: change.to_string(),
-            module: modules(service),
+            module: needed_modules(service),
         },
-        no => no.doing(change),
+        error => error.doing(change),
     }
 }
 
-fn modules(service: &Service) -> String {
+/// Returns the names of the modules that `service` needs, joined by " or ".
+fn needed_modules(service: &Service) -> String {
     let module = |prefix: &str, name: &dyn fmt::Display| format!("{prefix}{name}");
     let scheduler = service
         .scheduler

@@ -1,18 +1,18 @@
-//! Synchronisation daemons: connection tables kept alike on two machines.
+//! Synchronisation daemons, which copy the connection table to other machines.
 
 use std::net::IpAddr;
 
 use crate::name::InterfaceName;
 
-/// Which side a synchronisation daemon is on.
+/// The role of a synchronisation daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum DaemonRole {
-    /// Sends its connections, 1.
+    /// Sends connections to the group (1).
     Master,
-    /// Receives connections, 2.
+    /// Receives connections from the group (2).
     Backup,
-    /// A value this crate does not know.
+    /// A value that this crate does not know.
     Other(u32),
 }
 
@@ -39,24 +39,24 @@ impl From<DaemonRole> for u32 {
 /// A synchronisation daemon; at most one of each role runs in a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Daemon {
-    /// Its side.
+    /// The role.
     pub role: DaemonRole,
-    /// The interface it sends and receives on.
+    /// The interface for sending and receiving.
     pub interface: InterfaceName,
-    /// The group of machines it talks to, 0 to 255; a backup with 0 takes from every group.
+    /// The group id, 0 to 255: a backup ignores messages with another id, unless its own is 0.
     pub sync_id: u32,
-    /// The longest message in bytes; `None` = from the interface's MTU.
+    /// The maximum length of a message in bytes; `None`: derived from the interface's MTU.
     pub max_length: Option<u16>,
-    /// The multicast group; `None` = 224.0.0.81.
+    /// The multicast group; `None`: 224.0.0.81.
     pub group: Option<IpAddr>,
-    /// The UDP port; `None` = 8848.
+    /// The UDP port; `None`: 8848.
     pub port: Option<u16>,
-    /// The time to live of its packets; `None` = 1.
+    /// The time to live of packets; `None`: 1.
     pub ttl: Option<u8>,
 }
 
 impl Daemon {
-    /// A daemon with the kernel's defaults.
+    /// Returns a daemon with the kernel's defaults.
     pub fn new(role: DaemonRole, interface: InterfaceName, sync_id: u32) -> Self {
         Self {
             role,

@@ -1,16 +1,16 @@
-//! Destinations: the servers behind a virtual server.
+//! Destinations: the real servers of a virtual server.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::stats::Stats;
 
-/// What identifies a destination inside its virtual server: its address (with family) and port.
+/// The key of a destination within its virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DestinationKey {
-    /// The server's address; its family may differ from the service's for tunnels only.
+    /// The address; only a tunnel may have another family than the virtual server.
     pub address: IpAddr,
-    /// The server's port; 0 = the port the client addressed.
+    /// The port; 0 means the port that the client connects to.
     pub port: u16,
 }
 
@@ -29,22 +29,22 @@ impl From<SocketAddr> for DestinationKey {
     }
 }
 
-/// How packets reach a destination (`IP_VS_CONN_F_FWD_MASK`).
+/// The forwarding method of a destination (`IP_VS_CONN_F_FWD_MASK`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Forwarding {
-    /// Address and port are rewritten (NAT), 0.
+    /// NAT: the kernel rewrites address and port (0).
     #[default]
     Masquerade,
-    /// Delivered to a local process, 1.
+    /// Delivers packets to a local process (1).
     Local,
-    /// Encapsulated, 2; see [`Tunnel`].
+    /// Encapsulates packets as [`Tunnel`] describes (2).
     Tunnel,
-    /// Sent unchanged to the server's link address (direct return), 3.
+    /// Direct routing: sends packets unchanged, with the destination as next hop (3).
     Route,
-    /// Sent unchanged to the original destination, 4.
+    /// Sends packets unchanged to their original destination address (4).
     Bypass,
-    /// A value the kernel stores but has no transmitter for (5 to 7).
+    /// A value that the kernel stores but cannot transmit with (5 to 7).
     Other(u32),
 }
 
@@ -78,14 +78,14 @@ impl From<Forwarding> for u32 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum TunnelKind {
-    /// IP in IP, 0.
+    /// IP in IP (0).
     #[default]
     Ipip,
-    /// Generic UDP encapsulation, 1.
+    /// Generic UDP encapsulation (1).
     Gue,
-    /// GRE without key, 2.
+    /// GRE without key (2).
     Gre,
-    /// A value this crate does not know.
+    /// A value that this crate does not know.
     Other(u8),
 }
 
@@ -111,14 +111,16 @@ impl From<TunnelKind> for u8 {
     }
 }
 
-/// Tunnel parameters; meaningful with [`Forwarding::Tunnel`] and stored by the kernel in any case.
+/// Tunnel parameters.
+///
+/// The kernel stores them for every forwarding method and uses them for [`Forwarding::Tunnel`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tunnel {
     /// The encapsulation.
     pub kind: TunnelKind,
-    /// The UDP destination port of GUE; 0 for the others.
+    /// The UDP destination port of GUE, which must not be 0; 0 for other encapsulations.
     pub port: u16,
-    /// Checksum flags; unknown bits are kept.
+    /// The checksum flags, including bits that this crate does not know.
     pub flags: TunnelFlags,
 }
 
@@ -127,41 +129,47 @@ pub struct Tunnel {
 pub struct TunnelFlags(u16);
 
 impl TunnelFlags {
-    /// The outer checksum is filled in.
+    /// The kernel computes the outer checksum.
     pub const CHECKSUM: Self = Self(0x0001);
     /// Remote checksum offload (GUE).
     pub const REMOTE_CHECKSUM: Self = Self(0x0002);
 
-    /// The flags with these bits.
+    /// Returns the flags with these bits.
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits)
     }
 
-    /// The bits as the kernel numbers them.
+    /// Returns the kernel's bits.
     pub const fn bits(self) -> u16 {
         self.0
     }
 }
 
-/// A destination as one asks the kernel for it.
+/// The configuration of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
-    /// What identifies it inside its service.
+    /// The key within its virtual server.
     pub key: DestinationKey,
-    /// How packets reach it.
+    /// The forwarding method.
     pub forwarding: Forwarding,
-    /// Its share of new connections, 0 to 2,147,483,647; 0 = no new connections, existing ones continue.
+    /// The share of new connections, 0 to 2,147,483,647.
+    ///
+    /// With 0 the destination gets no new connections, and existing ones continue.
     pub weight: u32,
-    /// Connections above which it is overloaded and gets no new ones; 0 = no limit, at most 2,147,483,647.
+    /// The number of connections from which on the destination gets no new ones; 0 means no limit.
+    ///
+    /// At most 2,147,483,647; active and inactive connections count.
     pub upper_threshold: u32,
-    /// Connections below which an overloaded one recovers; 0 = three quarters of the upper; never above the upper.
+    /// The number of connections below which an overloaded destination gets new ones again.
+    ///
+    /// 0 means three quarters of the upper threshold. It must not exceed the upper threshold.
     pub lower_threshold: u32,
-    /// Tunnel parameters.
+    /// The tunnel parameters.
     pub tunnel: Tunnel,
 }
 
 impl Destination {
-    /// A masqueraded destination without thresholds.
+    /// Returns a masqueraded destination without thresholds.
     pub fn new(key: DestinationKey, weight: u32) -> Self {
         Self {
             key,
@@ -177,14 +185,17 @@ impl Destination {
 /// A destination as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DestinationEntry {
-    /// Its definition.
+    /// The configuration.
     pub destination: Destination,
-    /// Connections in an active state, live.
+    /// The current number of active connections.
+    ///
+    /// TCP connections count while they are established or being established, SCTP associations
+    /// while they are established, UDP flows never.
     pub active_connections: u32,
-    /// The other connections, live.
+    /// The current number of all other connections.
     pub inactive_connections: u32,
-    /// Persistence templates, live.
+    /// The current number of persistence templates.
     pub persistent_connections: u32,
-    /// Its traffic; refreshed by the kernel every 2 seconds.
+    /// The traffic counters, which the kernel updates every 2 seconds.
     pub stats: Stats,
 }

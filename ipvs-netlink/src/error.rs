@@ -1,70 +1,71 @@
-//! What can go wrong between us and the kernel.
+//! Errors of netlink requests.
 
 use std::fmt;
 
 use rustix::io::Errno;
 
-/// A result with this crate's [`enum@Error`].
+/// A [`std::result::Result`] with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why the kernel or the socket did not do what was asked.
+/// Why a request failed.
 ///
-/// Callers decide by the predicates (`is_exists`, `is_transient`, ..) rather than by variant.
+/// Callers should decide by the predicates (`is_exists`, `is_transient`, ..), not by variant.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel answered with an error number, and perhaps with words.
+    /// The kernel rejected the request.
     #[error("{doing}: {refusal}")]
     Refused {
-        /// What was asked, for example `adding service TCP 10.96.0.1:443 rr`.
+        /// The request, for example `adding service TCP 10.96.0.1:443`.
         doing: String,
-        /// The answer.
+        /// The kernel's answer.
         refusal: Refusal,
     },
-    /// The kernel has no IPVS, and could not load it.
-    #[error("this kernel has no IPVS and could not load the module ip_vs")]
+    /// The kernel has no IPVS and could not load the module.
+    #[error("the kernel has no IPVS and could not load the module ip_vs")]
     NoIpvs,
-    /// The scheduler (or persistence engine) is not built in and its module could not be loaded.
-    #[error("{doing}: the kernel has no scheduler or persistence engine of that name: {module}")]
+    /// The scheduler or persistence engine is not built in and its module could not be loaded.
+    #[error("{doing}: the kernel could not load the module {module}")]
     ModuleMissing {
-        /// What was asked.
+        /// The request.
         doing: String,
-        /// The modules whose absence explains it, for example `ip_vs_wlc`.
+        /// The possible modules, for example `ip_vs_wlc` or `ip_vs_wlc or ip_vs_pe_sip`.
         module: String,
     },
-    /// The socket itself failed.
+    /// A system call on the socket failed.
     #[error("{doing}: {source}")]
     Socket {
-        /// What was being done.
+        /// The operation, for example `sending to the kernel`.
         doing: &'static str,
-        /// What the system said.
+        /// The system call's error.
         source: std::io::Error,
     },
-    /// The kernel dropped answers because the socket's buffer was full. Requests were executed, but
-    /// with unknown result: read the state back.
-    #[error("the kernel dropped answers for want of buffer space; results are unknown")]
+    /// The kernel dropped answers because the receive buffer was full (`ENOBUFS`).
+    ///
+    /// It executed the requests, but their results are unknown: read the state back.
+    #[error("the kernel dropped answers because the receive buffer was full; results are unknown")]
     AnswersLost,
-    /// A dump was interrupted by changes each time it was tried.
-    #[error("the dump was interrupted by changes {tries} times")]
+    /// Changes interrupted every attempt of a dump.
+    #[error("changes interrupted all {tries} attempts of the dump")]
     DumpInterrupted {
-        /// How often it was tried.
+        /// The number of attempts.
         tries: u32,
     },
-    /// A datagram was larger than the receive buffer; its end is lost.
-    #[error("a datagram of {length} bytes was cut to {buffer}")]
+    /// A datagram was longer than the receive buffer; its end is lost.
+    #[error("a datagram of {length} bytes does not fit the receive buffer of {buffer} bytes")]
     Truncated {
-        /// Its length.
+        /// The length of the datagram.
         length: usize,
-        /// The buffer's.
+        /// The size of the buffer.
         buffer: usize,
     },
-    /// The kernel's answer cannot be understood.
+    /// The kernel's answer is malformed or incomplete.
     #[error("unexpected answer from the kernel: {what}")]
     Malformed {
-        /// What is wrong with it.
+        /// The defect.
         what: &'static str,
     },
-    /// A request has an attribute that is longer than netlink can express.
+    /// A request has an attribute of more than 65,535 bytes.
     #[error("attribute {attribute} is longer than 65535 bytes")]
     TooLong {
         /// The attribute's number.
@@ -72,12 +73,12 @@ pub enum Error {
     },
 }
 
-/// The kernel's answer to a request that it did not execute.
+/// The kernel's answer to a rejected request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error number.
+    /// The errno.
     pub errno: Errno,
-    /// The words of the extended acknowledgement, where the kernel gave some.
+    /// The text of the extended acknowledgement (`NLMSGERR_ATTR_MSG`), if any.
     pub detail: Option<Box<str>>,
 }
 
@@ -110,7 +111,7 @@ impl Error {
         }
     }
 
-    /// The kernel's error number, if it answered with one.
+    /// Returns the errno of the kernel's answer or of the system call.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Refused { refusal, .. } => Some(refusal.errno),
@@ -120,46 +121,47 @@ impl Error {
         }
     }
 
-    /// The object is already there: adding it again is not a failure (`EEXIST`).
+    /// Returns whether the object already exists (`EEXIST`).
     pub fn is_exists(&self) -> bool {
         self.errno() == Some(Errno::EXIST)
     }
 
-    /// The virtual server that was named does not exist (`ESRCH`).
+    /// Returns whether the virtual server does not exist (`ESRCH`).
     pub fn is_no_such_service(&self) -> bool {
         self.errno() == Some(Errno::SRCH)
     }
 
-    /// The destination that was named does not exist in its virtual server (`ENOENT`).
+    /// Returns whether the virtual server has no such destination (`ENOENT`).
     pub fn is_no_such_destination(&self) -> bool {
         matches!(self, Self::Refused { refusal, .. } if refusal.errno == Errno::NOENT)
     }
 
-    /// The scheduler or persistence engine does not exist and could not be loaded.
+    /// Returns whether the kernel lacks the scheduler or persistence engine and its module.
     pub fn is_scheduler_missing(&self) -> bool {
         matches!(self, Self::ModuleMissing { .. })
     }
 
-    /// The caller lacks CAP_NET_ADMIN in the initial user namespace (`EPERM`).
+    /// Returns whether the caller lacks CAP_NET_ADMIN in the initial user namespace (`EPERM`).
+    ///
+    /// Root of another user namespace lacks it, for reading commands too.
     pub fn is_permission_denied(&self) -> bool {
         matches!(self.errno(), Some(Errno::PERM | Errno::ACCESS))
     }
 
-    /// The kernel does not know the command, or not the address family.
+    /// Returns whether the kernel lacks IPVS, the command or the address family.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::NoIpvs)
             || matches!(self.errno(), Some(Errno::OPNOTSUPP | Errno::AFNOSUPPORT))
     }
 
-    /// A value is outside what the kernel accepts (`EINVAL`, `ERANGE`).
+    /// Returns whether the kernel does not accept a value (`EINVAL`, `ERANGE`).
     pub fn is_invalid(&self) -> bool {
         matches!(self.errno(), Some(Errno::INVAL | Errno::RANGE))
     }
 
-    /// Trying again later may work.
+    /// Returns whether a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
-        let by_nature = matches!(self, Self::AnswersLost | Self::DumpInterrupted { .. });
-        by_nature
+        matches!(self, Self::AnswersLost | Self::DumpInterrupted { .. })
             || matches!(
                 self.errno(),
                 Some(Errno::BUSY | Errno::INTR | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)

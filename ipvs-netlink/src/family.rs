@@ -1,4 +1,7 @@
-//! Generic-netlink families are numbered when their module loads; this asks for the number.
+//! Looks up the numbers of generic-netlink families.
+//!
+//! The kernel assigns a family's number, the message type of its requests, when the family's module
+//! is loaded. The number can change when the module is unloaded and loaded again.
 
 use rustix::io::Errno;
 
@@ -9,31 +12,33 @@ use crate::sys::{
 };
 use crate::transport::Transport;
 
-/// The number of the family `name`.
+/// Returns the number of the family `name`.
 ///
-/// The kernel loads the family's module for this request if it can (`net-pf-16-proto-16-family-..`).
+/// If the family is not registered, the kernel first tries to load a module with the alias
+/// `net-pf-16-proto-16-family-NAME`.
 ///
 /// # Errors
-/// [`Error::Refused`] with `ENOENT` when there is no such family.
+/// [`Error::Refused`] with `ENOENT` if the family does not exist.
 pub fn resolve(transport: &mut Transport, name: &str) -> Result<u16> {
     transport.query(
         GENL_ID_CTRL,
         &format!("looking up the generic-netlink family {name}"),
         |writer| {
+            // 2 is the version of the controller family (`genl_ctrl`).
             write_header(writer, CTRL_CMD_GETFAMILY, 2);
             writer.string(CTRL_ATTR_FAMILY_NAME, name);
         },
         |message| match find(message.payload, CTRL_ATTR_FAMILY_ID)? {
             Some(attribute) => attribute.u16(),
-            None => Err(Error::malformed("a family without its number")),
+            None => Err(Error::malformed("a generic-netlink family has no number")),
         },
     )
 }
 
-/// The number of the IPVS family.
+/// Returns the number of the IPVS family.
 ///
 /// # Errors
-/// [`Error::NoIpvs`] when the kernel has none.
+/// [`Error::NoIpvs`] if the kernel has no IPVS.
 pub(crate) fn resolve_ipvs(transport: &mut Transport) -> Result<u16> {
     resolve(transport, IPVS_GENL_NAME).map_err(|error| match error.errno() {
         Some(Errno::NOENT) => Error::NoIpvs,

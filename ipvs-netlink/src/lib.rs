@@ -1,17 +1,17 @@
-//! The kernel's IPVS over generic netlink.
+//! Manages the kernel's IPVS over generic netlink.
 //!
 //! ```text
-//!   Service, Destination, Daemon      plain data; can be built without a socket
-//!            │ message                attributes as the kernel's own tool writes them
+//!   Service, Destination, Daemon      plain data, no socket needed
+//!            │ message                the same attributes as ipvsadm
 //!            ▼
-//!         Batch ── transport ──▶ kernel     many requests in one send, an answer for each failure
+//!         Batch ── transport ──▶ kernel     many requests in one send, an answer per failure
 //!            ▲                      │
-//!         Client ◀──────────────────┘       the paved path: one function per command
+//!         Client ◀──────────────────┘       one function per command
 //! ```
 //!
-//! Blocking and without a runtime: the kernel executes requests inside `sendmsg(2)`, so there is
-//! nothing to wait for. [`transport`] and [`attr`] know nothing of IPVS and serve any other netlink
-//! family (routes, nf_tables, conntrack).
+//! All calls block and need no async runtime: the kernel executes requests inside `sendmsg(2)`, so
+//! an asynchronous call would have nothing to wait for. [`transport`] and [`attr`] do not depend on
+//! IPVS and support other netlink families (routes, nf_tables, conntrack).
 //!
 //! # Example
 //!

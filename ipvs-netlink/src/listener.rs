@@ -1,4 +1,4 @@
-//! A netlink socket that hears what the kernel tells everybody.
+//! A netlink socket that receives notifications of multicast groups.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -11,15 +11,15 @@ use rustix::net::{RecvFlags, recvfrom, sockopt};
 use crate::batch::HEADER;
 use crate::error::{Error, Result};
 
-/// The kernel fills notifications up to a page or a few; this is far more.
+/// The size of the buffer for one datagram; notifications are a few pages at most.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
-/// What we ask the kernel to queue for us; granted in full only with CAP_NET_ADMIN.
+/// The requested size of the socket's receive queue; granted in full only with CAP_NET_ADMIN.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 
-/// Hears the notifications of multicast groups of one netlink family.
+/// Receives the notifications of multicast groups of one netlink family.
 ///
-/// Readable (as a file descriptor) when there are some.
+/// Its file descriptor is readable when notifications are queued.
 #[derive(Debug)]
 pub struct Listener {
     socket: Socket,
@@ -29,17 +29,18 @@ pub struct Listener {
 /// A notification.
 #[derive(Clone, Copy, Debug)]
 pub struct Notice<'a> {
-    /// Its type.
+    /// The message type (`nlmsg_type`).
     pub kind: u16,
-    /// The socket whose request it tells of ([`crate::transport::Transport::port`]); 0 for the
-    /// kernel itself.
+    /// The port of the socket whose request caused the change; 0 if the kernel caused it.
+    ///
+    /// [`crate::transport::Transport::port`] returns the port of our own socket.
     pub port: u32,
-    /// Everything after its header.
+    /// The bytes after the netlink header.
     pub payload: &'a [u8],
 }
 
 impl Listener {
-    /// Joins `groups` of the family `protocol`, in the caller's network namespace.
+    /// Opens a socket in the caller's network namespace and joins `groups` of `protocol`.
     ///
     /// # Errors
     /// [`Error::Socket`].
@@ -64,10 +65,13 @@ impl Listener {
         })
     }
 
-    /// Takes one datagram of notifications without waiting; says whether there was one.
+    /// Receives one datagram without waiting; returns whether one was queued.
+    ///
+    /// Calls `each` with every notification in it.
     ///
     /// # Errors
-    /// [`Error::AnswersLost`] when the kernel had more to tell than fitted; later ones follow.
+    /// [`Error::AnswersLost`] if the kernel dropped notifications because the queue was full. The
+    /// next call continues with later ones.
     pub fn read(&mut self, mut each: impl FnMut(Notice<'_>)) -> Result<bool> {
         let (length, sender) = loop {
             let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
@@ -82,13 +86,16 @@ impl Listener {
         if length > self.buffer.len() {
             return Err(Error::AnswersLost);
         }
+        // Any process may send a datagram to this socket; only the kernel's port is 0.
         let from_kernel = sender
             .and_then(|sender| SocketAddrNetlink::try_from(sender).ok())
             .is_some_and(|sender| sender.pid() == 0);
         let mut rest = &self.buffer[..length];
         while from_kernel && rest.len() >= HEADER {
             let Ok(message) = NetlinkBuffer::new_checked(rest) else {
-                return Err(Error::malformed("a notification overruns its datagram"));
+                return Err(Error::malformed(
+                    "a notification is longer than its datagram",
+                ));
             };
             each(Notice {
                 kind: message.message_type(),

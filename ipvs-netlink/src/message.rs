@@ -1,8 +1,8 @@
-//! IPVS messages: data types to bytes and back.
+//! Encodes and decodes IPVS messages.
 //!
-//! What is written here are attributes that the kernel's own tool writes, too, in its order, less
-//! those that the kernel ignores or has as its default (`tests/wire.rs` names them). What is read
-//! tolerates attributes that are missing, unknown or out of order.
+//! Requests have the same attributes in the same order as those of `ipvsadm`, without attributes
+//! that the kernel ignores or that have its default value (listed in `tests/wire/difference.rs`).
+//! Decoders accept unknown attributes, any order, and missing attributes that have a default.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -30,7 +30,7 @@ pub use destination::{read_destination, write_destination, write_destination_key
 pub use service::{read_service, write_service, write_service_key};
 pub use settings::{read_info, read_timeouts, write_timeouts};
 
-/// The length of the generic-netlink header (`struct genlmsghdr`).
+/// The size of the generic-netlink header (`struct genlmsghdr`).
 const GENL_HEADER: usize = 4;
 
 /// Writes the generic-netlink header of `command`.
@@ -38,26 +38,29 @@ pub fn write_header(writer: &mut Writer<'_>, command: u8, version: u8) {
     writer.header(&[command, version, 0, 0]);
 }
 
-/// The attributes of a generic-netlink message's payload.
+/// Returns the attributes of a generic-netlink message from its payload.
 ///
 /// # Errors
-/// When there is no room for the header; an item is an error where an attribute is broken.
+/// If the payload is shorter than the generic-netlink header. If an attribute is malformed, its
+/// item is an error and the last item.
 pub fn read_attributes(payload: &[u8]) -> Result<impl Iterator<Item = Result<Attribute<'_>>>> {
     let rest = payload.get(GENL_HEADER..);
     Ok(attributes(rest.ok_or(Error::malformed(
-        "a message without its generic header",
+        "a message is shorter than its generic-netlink header",
     ))?))
 }
 
-/// The first attribute number `kind` of a generic-netlink message's payload.
+/// Returns the first attribute with number `kind` in a generic-netlink message's payload.
 pub(crate) fn find(payload: &[u8], kind: u16) -> Result<Option<Attribute<'_>>> {
     attr::find(read_attributes(payload)?, kind)
 }
 
-/// Appends `change` to `batch`, for the IPVS family's current number.
+/// Appends the request for `change` to `batch`.
+///
+/// `family` is the current number of the IPVS family ([`crate::Client::family`]).
 ///
 /// # Errors
-/// None in practice: no attribute of IPVS can be too long.
+/// [`Error::TooLong`]; cannot happen, because all IPVS attributes have a bounded size.
 pub fn push_change(batch: &mut Batch, family: u16, change: &Change) -> Result<()> {
     batch.push(family, 0, |writer| {
         let command = match change {
@@ -92,7 +95,7 @@ pub fn push_change(batch: &mut Batch, family: u16, change: &Change) -> Result<()
     })
 }
 
-/// `AF_INET` and `AF_INET6`.
+// Same on all architectures (`include/linux/socket.h`).
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
@@ -108,12 +111,12 @@ fn read_family(attribute: &Attribute<'_>) -> Result<Family> {
         AF_INET => Ok(Family::V4),
         AF_INET6 => Ok(Family::V6),
         _ => Err(Error::malformed(
-            "an address family other than IPv4 and IPv6",
+            "an address family is neither IPv4 nor IPv6",
         )),
     }
 }
 
-/// The kernel always takes and gives 16 bytes: the union of both families' addresses.
+/// Encodes an address in the 16 bytes of `union nf_inet_addr`, as the kernel and `ipvsadm` do.
 fn address_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => {
@@ -132,7 +135,7 @@ fn read_address(attribute: &Attribute<'_>, family: Family) -> Result<IpAddr> {
     })
 }
 
-/// Reads counters into `stats`; 64-bit ones replace 32-bit ones whichever come first.
+/// Reads counters from the value of a `STATS` or `STATS64` attribute.
 fn read_stats(attribute: &Attribute<'_>) -> Result<Stats> {
     let mut stats = Stats::default();
     for attribute in attribute.nested() {
@@ -150,7 +153,8 @@ fn read_stats(attribute: &Attribute<'_>) -> Result<Stats> {
             IPVS_STATS_ATTR_OUTBPS => &mut stats.byte_rate_out,
             _ => continue,
         };
-        // The two forms differ in the width of their fields only.
+        // In `STATS` only the two byte counters have 64 bits, in `STATS64` all counters have. The
+        // numbers of the attributes are the same.
         *field = match attribute.value.len() {
             0..8 => attribute.u32()?.into(),
             _ => attribute.u64()?,
@@ -159,7 +163,7 @@ fn read_stats(attribute: &Attribute<'_>) -> Result<Stats> {
     Ok(stats)
 }
 
-/// What an object lacks without which it means nothing.
-fn required<T>(value: Option<T>, what: &'static str) -> Result<T> {
-    value.ok_or_else(|| Error::malformed(what))
+/// Returns `value`, or [`Error::Malformed`] with the text `missing`.
+fn required<T>(value: Option<T>, missing: &'static str) -> Result<T> {
+    value.ok_or_else(|| Error::malformed(missing))
 }

@@ -1,21 +1,21 @@
-//! Names that the kernel keeps in fixed-size fields.
+//! Names that the kernel stores in fixed-size fields.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A scheduler's name, as `ip_vs_scheduler_get` looks it up: at most 15 bytes (`IP_VS_SCHEDNAME_MAXLEN` less its NUL).
+/// The name of a scheduler, at most 15 bytes (`IP_VS_SCHEDNAME_MAXLEN` less the NUL).
 pub type SchedulerName = Name<15>;
 
-/// A persistence engine's name: at most 16 bytes (`IP_VS_PENAME_MAXLEN`).
+/// The name of a persistence engine, at most 16 bytes (`IP_VS_PENAME_MAXLEN`).
 pub type EngineName = Name<16>;
 
-/// A network interface's name: at most 15 bytes (`IFNAMSIZ` less its NUL).
+/// The name of a network interface, at most 15 bytes (`IFNAMSIZ` less the NUL).
 pub type InterfaceName = Name<15>;
 
-/// A string of 1 to `MAX` bytes without NUL, stored in place.
+/// A string of 1 to `MAX` bytes without NUL, stored without allocation.
 ///
 /// # Invariant
-/// Never empty, valid UTF-8, no NUL byte; so it always fits the kernel's field.
+/// Valid UTF-8, not empty and without NUL bytes, so it always fits the kernel's field.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name<const MAX: usize> {
     bytes: [u8; MAX],
@@ -23,10 +23,10 @@ pub struct Name<const MAX: usize> {
 }
 
 impl<const MAX: usize> Name<MAX> {
-    /// Takes `text` as a name.
+    /// Converts `text` to a name.
     ///
     /// # Errors
-    /// [`InvalidName`] when it is empty, longer than `MAX` bytes or contains a NUL.
+    /// [`InvalidName`] if `text` is empty, longer than `MAX` bytes or contains a NUL.
     pub fn new(text: &str) -> Result<Self, InvalidName> {
         let reason = match text.len() {
             0 => "is empty",
@@ -45,9 +45,9 @@ impl<const MAX: usize> Name<MAX> {
         Err(InvalidName { reason, max: MAX })
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
-        // The constructor copied whole UTF-8 text, so this cannot fail; an empty name is the harmless answer if it did.
+        // Cannot fail: `new` copied valid UTF-8. The default only avoids a panic in library code.
         std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
     }
 }
@@ -72,7 +72,7 @@ impl<const MAX: usize> fmt::Debug for Name<MAX> {
     }
 }
 
-/// Why a text cannot be a kernel name.
+/// The reason why a text is not a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("name {reason} (at most {max} bytes)")]
 pub struct InvalidName {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_what_fits_and_refuses_the_rest() {
+    fn names_that_do_not_fit_the_kernels_field_are_rejected() {
         assert_eq!(SchedulerName::new("wlc").unwrap().as_str(), "wlc");
         assert_eq!(
             SchedulerName::new("123456789012345")

@@ -1,4 +1,4 @@
-//! Virtual servers: what a client addresses.
+//! Virtual servers (IPVS services).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,19 +6,19 @@ use std::net::IpAddr;
 use crate::name::{EngineName, SchedulerName};
 use crate::stats::Stats;
 
-/// A transport protocol, by its IP protocol number.
+/// A transport protocol.
 ///
-/// The kernel accepts any number here but only schedules connections for TCP, UDP and SCTP; others are kept as they are.
+/// The kernel accepts every IP protocol number, but schedules only TCP, UDP and SCTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
-    /// TCP, 6.
+    /// TCP (6).
     Tcp,
-    /// UDP, 17.
+    /// UDP (17).
     Udp,
-    /// SCTP, 132.
+    /// SCTP (132).
     Sctp,
-    /// Any other number; never 6, 17 or 132 when made by [`From`].
+    /// Another protocol number; [`From`] never returns 6, 17 or 132 here.
     Other(u16),
 }
 
@@ -73,30 +73,35 @@ impl From<IpAddr> for Family {
     }
 }
 
-/// What identifies a virtual server in a network namespace.
+/// The key of a virtual server in its network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ServiceKey {
-    /// Packets of `protocol` to `address` and `port`.
+    /// Matches packets of `protocol` to `address` and `port`.
     Address {
         /// The transport protocol.
         protocol: Protocol,
         /// The virtual address.
         address: IpAddr,
-        /// The virtual port; 0 = every port (persistent services only).
+        /// The virtual port.
+        ///
+        /// 0 matches every port. It works only with affinity: the kernel refuses every connection
+        /// of a virtual server with port 0 that is not persistent.
         port: u16,
     },
-    /// Packets of `family` that carry exactly this firewall mark, whatever their address.
+    /// Matches packets of `family` with this firewall mark, whatever their destination.
     Mark {
-        /// The address family the mark applies to; the same mark may exist once per family.
+        /// The address family; each family has its own marks.
         family: Family,
-        /// The whole 32-bit mark; never 0 (the kernel reads 0 as the plain service TCP 0.0.0.0:0).
+        /// The firewall mark, compared with all 32 bits of the packet's.
+        ///
+        /// Must not be 0: the kernel takes that as the address TCP 0.0.0.0:0.
         mark: u32,
     },
 }
 
 impl ServiceKey {
-    /// The address family of the virtual server.
+    /// Returns the address family of the virtual server.
     pub fn family(&self) -> Family {
         match *self {
             Self::Address { address, .. } => address.into(),
@@ -104,7 +109,7 @@ impl ServiceKey {
         }
     }
 
-    /// The address of the virtual server, unless it has a firewall mark.
+    /// Returns the address of the virtual server; `None` if it matches a firewall mark.
     pub fn address(&self) -> Option<IpAddr> {
         match *self {
             Self::Address { address, .. } => Some(address),
@@ -113,7 +118,7 @@ impl ServiceKey {
     }
 }
 
-/// As the kernel's users write it: `TCP 10.96.0.1:443`, `UDP [fd00::1]:53`, `FWM 0x1 IPv6`.
+/// Formats like `ipvsadm -Ln`, but a mark in hexadecimal: `TCP 10.96.0.1:443`, `FWM 0x1 IPv6`.
 impl fmt::Display for ServiceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -136,42 +141,44 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// The flag bits of a virtual server (`IP_VS_SVC_F_*`); unknown bits are kept.
+/// The flags of a virtual server (`IP_VS_SVC_F_*`), including bits that this crate does not know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceFlags(u32);
 
 impl ServiceFlags {
     /// No flag.
     pub const NONE: Self = Self(0);
-    /// Client affinity is on; uses the timeout and mask of the service.
+    /// Client affinity, with the timeout and the client mask of the virtual server.
     pub const PERSISTENT: Self = Self(0x0001);
-    /// Owned by the kernel: ignored on input, always set on output. [`Service`] never carries it.
+    /// Internal to the kernel: ignored in requests, always set in answers.
+    ///
+    /// Decoding removes it, so a [`Service`] from the kernel never has it.
     pub const HASHED: Self = Self(0x0002);
     /// One-packet scheduling (UDP only).
     pub const ONE_PACKET: Self = Self(0x0004);
-    /// First scheduler flag; `sh` and `mh`: fall back to another server when the hashed one is unavailable.
+    /// Scheduler flag 1; `sh` and `mh`: use another destination if the hashed one is unavailable.
     pub const SCHED1: Self = Self(0x0008);
-    /// Second scheduler flag; `sh` and `mh`: the source port takes part in the hash.
+    /// Scheduler flag 2; `sh` and `mh`: include the client's port in the hash.
     pub const SCHED2: Self = Self(0x0010);
-    /// Third scheduler flag; unused by the kernel's own schedulers.
+    /// Scheduler flag 3; no scheduler of the kernel's source tree uses it.
     pub const SCHED3: Self = Self(0x0020);
 
-    /// The flags with these bits.
+    /// Returns the flags with these bits.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// The bits as the kernel numbers them.
+    /// Returns the kernel's bits.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Whether every bit of `other` is set.
+    /// Returns whether all bits of `other` are set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These flags without the bits of `other`.
+    /// Returns these flags without the bits of `other`.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
@@ -185,19 +192,17 @@ impl std::ops::BitOr for ServiceFlags {
     }
 }
 
-/// Which part of a client's address affinity looks at.
-///
-/// The kernel writes an IPv4 mask as four bytes in network order and an IPv6 one as a prefix length in host order.
+/// The part of a client's address that identifies the client for affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClientMask {
-    /// IPv4: `client AND mask`; need not be contiguous.
+    /// The mask for IPv4 addresses; may be non-contiguous.
     V4(u32),
-    /// IPv6: the leading bits, 1 to 128.
+    /// The prefix length for IPv6 addresses, 1 to 128.
     V6(u32),
 }
 
 impl ClientMask {
-    /// The whole client address: 255.255.255.255 or /128.
+    /// Returns the mask of the whole address: 255.255.255.255 or /128.
     pub const fn host(family: Family) -> Self {
         match family {
             Family::V4 => Self::V4(u32::MAX),
@@ -206,30 +211,32 @@ impl ClientMask {
     }
 }
 
-/// A virtual server as one asks the kernel for it.
+/// The configuration of a virtual server.
 ///
 /// # Invariant
-/// `flags` never contains [`ServiceFlags::HASHED`] when it comes from the kernel, so that asked and observed compare equal.
+/// If it was read from the kernel, `flags` does not contain [`ServiceFlags::HASHED`]. So it equals
+/// the configuration that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Service {
-    /// What identifies it.
+    /// The key.
     pub key: ServiceKey,
-    /// The scheduler's name; `None` = the kernel's "none": bound to no scheduler, refuses new connections.
+    /// The scheduler; `None`: bound to no scheduler, refuses new connections.
     pub scheduler: Option<SchedulerName>,
-    /// Flag bits.
+    /// The flags.
     pub flags: ServiceFlags,
-    /// How long affinity lasts after a client's last connection, in seconds; 0 without affinity.
+    /// The duration of affinity after a client's last new connection, in seconds.
     ///
-    /// The kernel multiplies it by its tick rate in 32 bits without a check: keep it at most 4,294,967.
+    /// 0 without affinity, at most 4,294,967. The kernel multiplies it by `HZ` in 32 bits without a
+    /// check: with `CONFIG_HZ=250`, 20,000,000 becomes 2,820,130.
     pub timeout_secs: u32,
-    /// The part of the client's address that affinity looks at.
+    /// The part of the client's address that identifies the client for affinity.
     pub client_mask: ClientMask,
-    /// The persistence engine, for example `sip`.
+    /// The persistence engine, for example `sip`; `None`: no engine.
     pub engine: Option<EngineName>,
 }
 
 impl Service {
-    /// A virtual server without affinity, flags or engine.
+    /// Returns a virtual server without affinity, flags or persistence engine.
     pub fn new(key: ServiceKey, scheduler: SchedulerName) -> Self {
         Self {
             key,
@@ -245,8 +252,8 @@ impl Service {
 /// A virtual server as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceEntry {
-    /// Its definition.
+    /// The configuration.
     pub service: Service,
-    /// Its traffic since creation or the last zeroing; refreshed by the kernel every 2 seconds.
+    /// The traffic since creation or the last reset, which the kernel updates every 2 seconds.
     pub stats: Stats,
 }

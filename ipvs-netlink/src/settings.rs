@@ -1,20 +1,23 @@
-//! What holds for a whole network namespace.
+//! Version and settings of IPVS in a network namespace.
 
-/// What the kernel says of itself.
+/// The version of IPVS and the size of its connection table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// IPVS's own version: major, minor, patch; 1.2.1 since 2005.
+    /// The version of IPVS (not of Linux): major, minor, patch. 1.2.1 since 2005.
     pub version: (u8, u8, u8),
-    /// Buckets of the connection table; since 7.1 of its current size, 0 before the first service.
+    /// The number of buckets of the connection table.
+    ///
+    /// Since Linux 7.1 the table grows, and each namespace has its own: this is the current number,
+    /// 0 before the first virtual server.
     pub connection_table_size: u32,
 }
 
-/// How long connections without traffic are kept, in seconds.
+/// The timeouts of connections without traffic, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
     /// Established TCP connections.
     pub tcp_secs: u32,
-    /// TCP connections that one side has closed.
+    /// TCP connections in state FIN_WAIT.
     pub tcp_fin_secs: u32,
     /// UDP flows.
     pub udp_secs: u32,

@@ -1,12 +1,12 @@
 //! Traffic counters.
 
-/// Traffic of a virtual server or destination.
+/// The traffic of a virtual server or destination.
 ///
-/// Read from the 64-bit attribute where the kernel sends it, else from the 32-bit one. The kernel's estimator refreshes
-/// all of it every 2 seconds.
+/// Decoded from the 64-bit attribute if the kernel sends it, else from the 32-bit one. The values
+/// are up to 2 seconds old: the kernel's estimator updates them in that interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Connections scheduled.
+    /// Scheduled connections.
     pub connections: u64,
     /// Packets from clients.
     pub packets_in: u64,

@@ -4,7 +4,7 @@
 
 #![expect(
     missing_docs,
-    reason = "the names are the kernel's, and so is their documentation"
+    reason = "names and meanings are those of the kernel's headers"
 )]
 
 pub const IPVS_GENL_NAME: &str = "IPVS";

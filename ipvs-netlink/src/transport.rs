@@ -1,14 +1,17 @@
-//! One blocking netlink socket, for any netlink family.
+//! A blocking netlink socket for any netlink family.
 //!
 //! ```text
 //! Batch ──send──▶ kernel executes every request inside sendmsg(2)
-//!       ◀─recv─── an error for each that failed, an acknowledgement of the last
+//!       ◀─recv─── an error per failed request, an acknowledgement of the last
 //! ```
 //!
-//! A failing request is always answered, a succeeding one only when it asks. So only the last
-//! request of a datagram asks: an answer before its own names a failure, and silence means success.
-//! Answers nobody reads fill the socket's buffer (about 237 of them do by default, and further ones
-//! are lost), which is the other reason for asking rarely.
+//! The kernel always answers a failed request, but a successful one only if its `NLM_F_ACK` is set
+//! (`netlink_rcv_skb`). Only the last request of a datagram sets it. When its answer arrives, every
+//! earlier request without an answer has succeeded.
+//!
+//! Acknowledging every request would lose answers: the kernel queues all of them before `sendmsg`
+//! returns, and the default receive buffer (212,992 bytes) has room for 277 on Linux 6.1 and 237 on
+//! 7.2.
 
 use std::os::fd::AsFd as _;
 
@@ -27,49 +30,55 @@ use crate::error::{Error, Refusal, Result};
 
 pub use netlink_sys::protocols;
 
-/// Requests per datagram: beyond some 50 nothing is gained, and even if all of them fail the answers
-/// fit the default receive buffer (128 x 896 bytes).
+/// The maximum number of requests per datagram.
+///
+/// About 50 amortise the cost of the system calls. If all 128 fail, their answers still fit the
+/// default receive buffer (896 bytes each on Linux 7.2).
 pub(crate) const REQUESTS_PER_SEND: usize = 128;
 
-/// Bytes per datagram, well below the default send buffer.
+/// The maximum size of a datagram, below the default send buffer (212,992 bytes).
 const BYTES_PER_SEND: usize = 64 * 1024;
 
-/// The kernel fills datagrams of a dump up to 32 KiB; other families' single messages stay below.
+/// The size of the buffer for one received datagram.
+///
+/// The kernel fills datagrams of a dump up to 32 KiB (`netlink_recvmsg`); single messages of all
+/// families that we use are shorter.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
-/// What we ask the kernel to queue for us; granted in full only with CAP_NET_ADMIN.
+/// The requested size of the socket's receive queue; granted in full only with CAP_NET_ADMIN.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 
-/// How often a dump is repeated that changes interrupted.
+/// The maximum number of attempts of a dump that changes interrupt.
 pub(crate) const DUMP_TRIES: u32 = 5;
 
 /// `NLMSGERR_ATTR_MSG`, the text of an extended acknowledgement.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
-/// A netlink socket that waits for the answers to what it asks.
+/// A netlink socket that sends requests and waits for the answers.
 #[derive(Debug)]
 pub struct Transport {
     socket: Socket,
     buffer: Vec<u8>,
     sequence: u32,
+    /// Memory that [`Transport::request`], `query` and `dump` reuse for their request.
     scratch: Batch,
 }
 
-/// What became of one request.
-pub type Answer = std::result::Result<(), NoAnswer>;
+/// The result of one request.
+pub type Answer = std::result::Result<(), RequestError>;
 
-/// Why a request did not (certainly) succeed.
+/// Why a request failed or has an unknown result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum NoAnswer {
-    /// The kernel did not execute it.
+pub enum RequestError {
+    /// The kernel rejected the request.
     Refused(Refusal),
-    /// Whether the kernel executed it is unknown: its answer was dropped.
+    /// The kernel dropped its answer; it may have executed the request.
     Lost,
 }
 
-impl NoAnswer {
-    /// The same with what was being done.
+impl RequestError {
+    /// Converts to an [`Error`] whose message begins with `doing`, for example `adding a route`.
     pub fn doing(self, doing: impl std::fmt::Display) -> Error {
         match self {
             Self::Refused(refusal) => Error::refused(doing, refusal),
@@ -81,9 +90,9 @@ impl NoAnswer {
 /// A received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// Its type.
+    /// The message type (`nlmsg_type`).
     pub kind: u16,
-    /// Everything after its header.
+    /// The bytes after the netlink header.
     pub payload: &'a [u8],
 }
 
@@ -101,7 +110,7 @@ impl Transport {
         socket.bind_auto().map_err(failed)?;
         socket.set_ext_ack(true).map_err(failed)?;
         socket.set_cap_ack(true).map_err(failed)?;
-        // Without privilege the plain option grants what the system's limit allows.
+        // SO_RCVBUFFORCE needs CAP_NET_ADMIN; SO_RCVBUF grants at most net.core.rmem_max.
         use rustix::net::sockopt;
         if sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER).is_err() {
             sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER)
@@ -115,11 +124,13 @@ impl Transport {
         })
     }
 
-    /// Sends all requests of `batch`, in as few datagrams as is wise, and tells of each what became
-    /// of it, in order.
+    /// Sends all requests of `batch` and returns their results in the same order.
+    ///
+    /// A failing request does not stop the following ones. A datagram carries at most 128 requests
+    /// and, unless a single request is larger, 64 KiB.
     ///
     /// # Errors
-    /// When the socket fails; how far the kernel got is unknown then.
+    /// If the socket fails. Which requests were executed is unknown then.
     pub fn run(&mut self, batch: &mut Batch) -> Result<Vec<Answer>> {
         let mut answers = vec![Ok(()); batch.len()];
         let mut first = 0;
@@ -131,37 +142,37 @@ impl Transport {
         Ok(answers)
     }
 
-    /// Sends all requests of `batch` in one datagram, for families that carry a datagram out as one
-    /// transaction (nf_tables), and gives the requests that were refused, in the kernel's order.
+    /// Sends all requests of `batch` in one datagram and returns the rejected ones.
     ///
-    /// Request `acknowledged` is the one that the kernel is asked to acknowledge. None refused means
-    /// that all were carried out.
+    /// For families that execute a datagram as one transaction (nf_tables). Only the request at
+    /// index `acknowledged` asks for an acknowledgement. An empty result means that the transaction
+    /// was committed. The order is the kernel's.
     ///
     /// # Errors
-    /// When the socket fails; [`Error::AnswersLost`] when the kernel's answer, and so what it did, is
-    /// unknown.
+    /// If the socket fails; [`Error::AnswersLost`] if no answer arrived, so that the result of the
+    /// transaction is unknown.
     pub fn run_whole(
         &mut self,
         batch: &mut Batch,
         acknowledged: usize,
-    ) -> Result<Vec<(usize, NoAnswer)>> {
+    ) -> Result<Vec<(usize, RequestError)>> {
         let count = batch.len();
         let first = self.next_sequence(count);
         for index in 0..count {
             let number = first.wrapping_add(u32::try_from(index).unwrap_or(u32::MAX));
-            batch.address(index, number, index == acknowledged);
+            batch.number(index, number, index == acknowledged);
         }
-        self.make_room(batch.bytes.len())?;
+        self.ensure_send_buffer(batch.bytes.len())?;
         self.send(&batch.bytes)?;
         let mut refused = Vec::new();
         let mut is_acknowledged = false;
-        // The kernel carried it out inside the send, so that all answers are there.
-        while let Some(length) = self.receive_waiting()? {
+        // The kernel queued all answers before `send` returned, so an empty queue is the end.
+        while let Some(length) = self.receive_queued()? {
             for message in messages(&self.buffer[..length], first, count) {
-                let (place, message) = message?;
+                let (index, message) = message?;
                 match acknowledgement(&message)? {
-                    Some(Ok(())) => is_acknowledged |= place == acknowledged,
-                    Some(Err(answer)) => refused.push((place, answer)),
+                    Some(Ok(())) => is_acknowledged |= index == acknowledged,
+                    Some(Err(error)) => refused.push((index, error)),
                     None => {}
                 }
             }
@@ -172,20 +183,21 @@ impl Transport {
         Ok(refused)
     }
 
-    /// The number by which the kernel names this socket in notifications.
+    /// Returns the port number of the socket, which notifications about its requests carry.
     pub fn port(&self) -> u32 {
         let mut address = SocketAddr::new(0, 0);
         match self.socket.get_address(&mut address) {
             Ok(()) => address.port_number(),
-            // No socket has the kernel's own number.
+            // 0 is the kernel's own port, so it equals no socket's.
             Err(_) => 0,
         }
     }
 
-    /// Sends one request that is answered by an acknowledgement only.
+    /// Sends one request and waits for its acknowledgement.
     ///
     /// # Errors
-    /// The refusal as [`Error::Refused`], with `doing` as its words; or the socket's failure.
+    /// [`Error::Refused`] if the kernel rejects the request, with a message that begins with
+    /// `doing`; otherwise the failure of the socket.
     pub fn request(
         &mut self,
         kind: u16,
@@ -202,10 +214,10 @@ impl Transport {
             .map_err(|answer| answer.doing(doing))
     }
 
-    /// Sends one request that is answered by one message, which `read` takes apart.
+    /// Sends one request, waits for the message that answers it and decodes it with `read`.
     ///
     /// # Errors
-    /// As [`Transport::request`], and those of `read`.
+    /// Those of [`Transport::request`] and of `read`.
     pub fn query<T>(
         &mut self,
         kind: u16,
@@ -215,31 +227,31 @@ impl Transport {
     ) -> Result<T> {
         let mut batch = self.single(kind, 0, body)?;
         let first = self.next_sequence(1);
-        batch.address(0, first, false);
+        batch.number(0, first, false);
         self.send(&batch.bytes)?;
         self.scratch = batch;
         loop {
             let length = self.receive()?;
-            let answers = messages(&self.buffer[..length], first, 1).next();
-            if let Some((_, message)) = answers.transpose()? {
-                if let Some(answer) = acknowledgement(&message)? {
-                    let refusal = answer.err().unwrap_or(NoAnswer::Lost);
-                    return Err(refusal.doing(doing));
+            let answer = messages(&self.buffer[..length], first, 1).next();
+            if let Some((_, message)) = answer.transpose()? {
+                if let Some(result) = acknowledgement(&message)? {
+                    // An acknowledgement in place of the data: the data was dropped.
+                    let error = result.err().unwrap_or(RequestError::Lost);
+                    return Err(error.doing(doing));
                 }
                 return read(message.into());
             }
         }
     }
 
-    /// Sends one request that is answered by any number of messages, each of which `each` gets
-    /// together with `collected`.
+    /// Requests a dump and calls `each` with `collected` and every message.
     ///
-    /// A dump that the kernel marks as interrupted by changes is repeated a few times; so `clear` is
-    /// called before every attempt, to drop what was collected so far.
+    /// If the kernel marks the dump as interrupted by changes (`NLM_F_DUMP_INTR`), it is repeated,
+    /// up to 5 attempts in all. `clear` is called before every attempt and must empty `collected`.
     ///
     /// # Errors
-    /// As [`Transport::request`]; [`Error::DumpInterrupted`]; [`Error::AnswersLost`]; those of
-    /// `each`, which do not stop the dump from being read to its end.
+    /// Those of [`Transport::request`]; [`Error::DumpInterrupted`]; [`Error::AnswersLost`]; the
+    /// first error of `each`. After an error of `each` the rest of the dump is read and discarded.
     pub fn dump<T>(
         &mut self,
         kind: u16,
@@ -252,7 +264,7 @@ impl Transport {
         for _ in 0..DUMP_TRIES {
             clear(collected);
             let each = |message: Message<'_>| each(collected, message);
-            if self.dump_once(kind, doing, &body, each)? == Dump::Whole {
+            if self.dump_once(kind, doing, &body, each)? == Dump::Complete {
                 return Ok(());
             }
         }
@@ -268,10 +280,12 @@ impl Transport {
     ) -> Result<Dump> {
         let mut batch = self.single(kind, NLM_F_DUMP, body)?;
         let sequence = self.next_sequence(1);
-        batch.address(0, sequence, false);
+        batch.number(0, sequence, false);
         self.send(&batch.bytes)?;
         self.scratch = batch;
-        let mut result = Ok(Dump::Whole);
+        let mut result = Ok(Dump::Complete);
+        // After an error of `each` the rest is still read: the kernel rejects the next dump of this
+        // socket with EBUSY while one is unfinished.
         loop {
             let length = self.receive()?;
             for message in messages(&self.buffer[..length], sequence, 1) {
@@ -282,7 +296,7 @@ impl Transport {
                 if let Some(end) = end_of_dump(&message)? {
                     return match end {
                         Ok(()) => result,
-                        Err(answer) => Err(answer.doing(doing)),
+                        Err(error) => Err(error.doing(doing)),
                     };
                 }
                 if message.message_type() != NLMSG_NOOP
@@ -299,9 +313,9 @@ impl Transport {
         let count = answers.len();
         let sequence = self.next_sequence(count);
         for index in 0..count {
-            // Wrapping, as sequence numbers do; `count` is small.
+            // Sequence numbers wrap around; `count` is at most `REQUESTS_PER_SEND`.
             let number = sequence.wrapping_add(u32::try_from(index).unwrap_or(u32::MAX));
-            batch.address(first + index, number, index + 1 == count);
+            batch.number(first + index, number, index + 1 == count);
         }
         let (start, end) = (batch.start(first), batch.ends[first + count - 1]);
         self.send(&batch.bytes[start..end])?;
@@ -309,33 +323,36 @@ impl Transport {
         loop {
             let length = match self.receive() {
                 Err(Error::AnswersLost) => {
-                    self.drain(sequence, answers, &mut answered);
+                    self.read_queued(sequence, answers, &mut answered);
                     for (answer, _) in answers.iter_mut().zip(&answered).filter(|(_, got)| !**got) {
-                        *answer = Err(NoAnswer::Lost);
+                        *answer = Err(RequestError::Lost);
                     }
                     return Ok(());
                 }
                 other => other?,
             };
-            note(&self.buffer[..length], sequence, answers, &mut answered)?;
+            record(&self.buffer[..length], sequence, answers, &mut answered)?;
             if answered.last() == Some(&true) {
                 return Ok(());
             }
         }
     }
 
-    /// Takes what answers there are without waiting: the kernel queued all of them inside the send.
-    fn drain(&mut self, sequence: u32, answers: &mut [Answer], answered: &mut [bool]) {
+    /// Records the answers that are still queued after the kernel dropped some.
+    ///
+    /// Does not wait: the kernel queued every answer before `send` returned.
+    fn read_queued(&mut self, sequence: u32, answers: &mut [Answer], answered: &mut [bool]) {
         while let Ok((length, _, _)) = recvfrom(
             self.socket.as_fd(),
             &mut self.buffer[..],
             RecvFlags::DONTWAIT,
         ) {
-            // What cannot be understood stays unanswered.
-            let _ = note(&self.buffer[..length], sequence, answers, answered);
+            // Requests with a malformed answer count as unanswered.
+            let _ = record(&self.buffer[..length], sequence, answers, answered);
         }
     }
 
+    /// Returns a batch with one request, in the memory of the previous one.
     fn single(
         &mut self,
         kind: u16,
@@ -348,7 +365,7 @@ impl Transport {
         Ok(batch)
     }
 
-    /// The first of `count` sequence numbers that no earlier request of this socket has.
+    /// Reserves `count` consecutive sequence numbers and returns the first.
     fn next_sequence(&mut self, count: usize) -> u32 {
         let first = self.sequence;
         self.sequence = first.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
@@ -360,24 +377,26 @@ impl Transport {
             doing: "sending to the kernel",
             source,
         };
-        // The address is given here and not by connect(2): the kernel then checks the sender's
-        // privileges only, not those of whoever opened the socket.
+        // With connect(2) the kernel would also check the privileges of the process that opened
+        // the socket (`__netlink_ns_capable`). With an address per datagram it checks only those
+        // of the sender.
         let kernel = SocketAddr::new(0, 0);
         let sent = self.socket.send_to(bytes, &kernel, 0).map_err(failed)?;
         if sent == bytes.len() {
             Ok(())
         } else {
-            Err(Error::malformed("a send was cut short"))
+            Err(Error::malformed("the kernel took only part of a datagram"))
         }
     }
 
-    /// Sees to it that a datagram of `length` bytes may be sent.
-    fn make_room(&self, length: usize) -> Result<()> {
+    /// Enlarges the send buffer if a datagram of `length` bytes may not fit.
+    fn ensure_send_buffer(&self, length: usize) -> Result<()> {
         use rustix::net::sockopt;
         if length <= BYTES_PER_SEND {
             return Ok(());
         }
-        // The kernel keeps 32 bytes for itself, and grants twice what it is asked for.
+        // `netlink_sendmsg` rejects datagrams above the buffer size less 32 bytes with EMSGSIZE.
+        // SO_SNDBUF sets twice the requested size, so this always suffices when it is granted.
         let wanted = length + BYTES_PER_SEND;
         if sockopt::set_socket_send_buffer_size_force(&self.socket, wanted).is_err() {
             sockopt::set_socket_send_buffer_size(&self.socket, wanted)
@@ -386,15 +405,15 @@ impl Transport {
         Ok(())
     }
 
-    /// Takes a datagram that is there already; answers its length.
-    fn receive_waiting(&mut self) -> Result<Option<usize>> {
+    /// Receives a queued datagram and returns its length; `None` if the queue is empty.
+    fn receive_queued(&mut self) -> Result<Option<usize>> {
         self.receive_with(RecvFlags::DONTWAIT)
     }
 
-    /// Waits for a datagram from the kernel; answers its length.
+    /// Waits for a datagram from the kernel and returns its length.
     fn receive(&mut self) -> Result<usize> {
         let received = self.receive_with(RecvFlags::empty())?;
-        received.ok_or(Error::malformed("a socket that waits did not"))
+        received.ok_or(Error::malformed("a blocking receive returned no datagram"))
     }
 
     fn receive_with(&mut self, flags: RecvFlags) -> Result<Option<usize>> {
@@ -407,7 +426,7 @@ impl Transport {
                 Err(Errno::NOBUFS) => return Err(Error::AnswersLost),
                 other => other.map_err(Error::socket("receiving from the kernel"))?,
             };
-            // Any process may send to our port; only the kernel has port 0.
+            // Any process may send a datagram to this socket; only the kernel's port is 0.
             let from_kernel = sender
                 .and_then(|sender| SocketAddrNetlink::try_from(sender).ok())
                 .is_some_and(|sender| sender.pid() == 0);
@@ -425,9 +444,10 @@ impl Transport {
     }
 }
 
+/// How a dump without errors ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dump {
-    Whole,
+    Complete,
     Interrupted,
 }
 
@@ -442,7 +462,7 @@ impl<'a> From<Received<'a>> for Message<'a> {
     }
 }
 
-/// Where the datagram that begins with request `first` ends.
+/// Returns the index after the last request of the datagram that begins with request `first`.
 fn chunk_end(batch: &Batch, first: usize) -> usize {
     let start = batch.start(first);
     let most = batch.len().min(first + REQUESTS_PER_SEND);
@@ -450,8 +470,10 @@ fn chunk_end(batch: &Batch, first: usize) -> usize {
     first + fitting.max(1)
 }
 
-/// The messages of a datagram that answer one of `count` requests numbered from `first`, with the
-/// request's place. Others are left out: answers that an earlier failure left unread.
+/// Returns the messages of a datagram that answer one of `count` requests.
+///
+/// Each has the index of its request. The requests have the sequence numbers from `first` on. Other messages are skipped: answers to
+/// earlier requests that stayed unread after a failure.
 fn messages(
     datagram: &[u8],
     first: u32,
@@ -465,67 +487,72 @@ fn messages(
             }
             let Ok(message) = NetlinkBuffer::new_checked(rest) else {
                 rest = &[];
-                return Some(Err(Error::malformed("a message overruns its datagram")));
+                return Some(Err(Error::malformed(
+                    "a message is longer than its datagram",
+                )));
             };
             let length = message.length() as usize;
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-            let place = message.sequence_number().wrapping_sub(first) as usize;
-            if place < count {
-                return Some(Ok((place, message)));
+            let index = message.sequence_number().wrapping_sub(first) as usize;
+            if index < count {
+                return Some(Ok((index, message)));
             }
         }
     })
 }
 
-/// Notes the answers in a datagram to requests numbered from `sequence`.
-fn note(
+/// Records the answers in a datagram to requests with the sequence numbers from `sequence` on.
+fn record(
     datagram: &[u8],
     sequence: u32,
     answers: &mut [Answer],
     answered: &mut [bool],
 ) -> Result<()> {
     for message in messages(datagram, sequence, answers.len()) {
-        let (place, message) = message?;
+        let (index, message) = message?;
         if let Some(answer) = acknowledgement(&message)? {
-            answers[place] = answer;
-            answered[place] = true;
+            answers[index] = answer;
+            answered[index] = true;
         }
     }
     Ok(())
 }
 
-/// Takes a datagram apart in every way that this module does, for the fuzz targets.
+/// Decodes a datagram as answers and as parts of a dump; returns the ends of dumps.
+///
+/// For the fuzz targets, which have no socket.
 #[doc(hidden)]
-pub fn examine(datagram: &[u8], first: u32, count: usize) -> Vec<Answer> {
+pub fn decode_datagram(datagram: &[u8], first: u32, count: usize) -> Vec<Answer> {
     let mut answers = vec![Ok(()); count];
-    // A broken message ends both; what came before it counts.
-    let _ = note(datagram, first, &mut answers, &mut vec![false; count]);
+    // A malformed message ends both passes; the messages before it are decoded.
+    let _ = record(datagram, first, &mut answers, &mut vec![false; count]);
     messages(datagram, first, count)
         .map_while(Result::ok)
         .filter_map(|(_, message)| end_of_dump(&message).ok().flatten())
         .collect()
 }
 
-/// How a dump ended, when `message` is its end.
+/// Returns the result of a dump if `message` is its end, else `None`.
 fn end_of_dump(message: &Received<'_>) -> Result<Option<Answer>> {
     if message.message_type() != NLMSG_DONE {
         return acknowledgement(message);
     }
-    // A dump can fail after it began: the error is in its end.
+    // A dump that fails after its first message ends with the error in NLMSG_DONE (`netlink_dump`).
     let code = message.payload().first_chunk();
     let code = code.map_or(0, |code| i32::from_ne_bytes(*code));
     Ok(Some(answer(code, message, 4)))
 }
 
-/// What an error message says; `None` for any other message.
+/// Returns the result in an `NLMSG_ERROR` message; `None` for other messages.
 fn acknowledgement(message: &Received<'_>) -> Result<Option<Answer>> {
     if message.message_type() != NLMSG_ERROR {
         return Ok(None);
     }
     let payload = message.payload();
     let code = payload.first_chunk().map(|code| i32::from_ne_bytes(*code));
-    let code = code.ok_or(Error::malformed("an error message without its number"))?;
-    // After the number comes the request's header, and its content unless that was left out.
+    let code = code.ok_or(Error::malformed("an error message has no error number"))?;
+    // After the number the kernel quotes the request: the whole of it, or with `NLM_F_CAPPED` only
+    // its header (`netlink_ack`). The attributes follow.
     let request = payload.get(4..).unwrap_or_default();
     let quoted = match request
         .first_chunk()
@@ -538,25 +565,26 @@ fn acknowledgement(message: &Received<'_>) -> Result<Option<Answer>> {
     Ok(Some(answer(code, message, skip)))
 }
 
-/// What `code` (0 or a negated error number) stands for, with the words that the kernel put into
-/// attributes after the first `skip` bytes of the payload.
+/// Converts `code` (0 or a negated errno) to an answer.
+///
+/// The kernel's text, if any, is in attributes after the first `skip` bytes of the payload.
 fn answer(code: i32, message: &Received<'_>, skip: usize) -> Answer {
     if code == 0 {
         return Ok(());
     }
     let mut detail = None;
     if message.flags() & NLM_F_ACK_TLVS != 0 {
-        let words = message.payload().get(skip..).unwrap_or_default();
-        detail = attributes(words)
+        let extended = message.payload().get(skip..).unwrap_or_default();
+        detail = attributes(extended)
             .map_while(Result::ok)
             .find(|attribute| attribute.kind == NLMSGERR_ATTR_MSG)
             .and_then(|attribute| attribute.string().ok())
             .map(Box::from);
     }
-    // The kernel numbers errors 1 to 4095; anything else is nonsense from another source.
+    // `MAX_ERRNO` is 4095. Other values are not errnos, and `Errno` cannot represent them.
     let errno = match code.saturating_neg() {
         number @ 1..=4095 => Errno::from_raw_os_error(number),
         _ => Errno::PROTO,
     };
-    Err(NoAnswer::Refused(Refusal { errno, detail }))
+    Err(RequestError::Refused(Refusal { errno, detail }))
 }

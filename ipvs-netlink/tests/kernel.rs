@@ -1,6 +1,6 @@
-//! Every command and every error number, on a real kernel.
+//! Every command and every errno on a real kernel.
 //!
-//! Section numbers in the modules are those of the interface's specification,
+//! Section numbers in the modules refer to the specification of the interface,
 //! `shared/spec/ipvs-netlink.md`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 
 use ipvs_netlink::{Client, Destination, Errno, Family, Protocol, Result, Service, ServiceKey};
 
-/// A client of the test's own network namespace.
+/// Returns a client for the test's own network namespace.
 fn client() -> Client {
     Client::open().unwrap()
 }
@@ -51,14 +51,14 @@ fn server(address: &str, weight: u32) -> Destination {
     Destination::new(address.into(), weight)
 }
 
-/// The kernel's error number; a success is none.
+/// Returns the errno of the kernel's answer; `None` for a success.
 fn errno<T: std::fmt::Debug>(result: Result<T>) -> Option<Errno> {
     match result {
         Ok(_) => None,
         Err(error) => Some(
             error
                 .errno()
-                .unwrap_or_else(|| panic!("no answer: {error}")),
+                .unwrap_or_else(|| panic!("an error without errno: {error}")),
         ),
     }
 }

@@ -1,12 +1,13 @@
 #!/bin/sh
-# Records what ipvsadm and the kernel say to each other into tests/data/*.hex, for tests/wire.rs.
+# Records the netlink messages of ipvsadm and the kernel in tests/data/*.hex, for tests/wire.rs.
 #
 #   cargo lab run -- sh ipvs-netlink/tests/record.sh
 #
-# Once with LAB_KERNEL of 6.1, then of 7.2: each lists its own table, of the rest the last stays.
+# Run it with LAB_KERNEL of 6.1, then of 7.2. Each kernel writes its own lists-VERSION.hex; the
+# second run overwrites the other files.
 #
-# Each command is followed by the generic-netlink messages it caused, without their netlink headers:
-# `>` to the kernel, `<` from it. Needs ipvsadm and tcpdump; the lab needs no privilege.
+# In a file each command is followed by its generic-netlink messages without their netlink headers:
+# `>` to the kernel, `<` from it. Needs ipvsadm and tcpdump, but no privileges outside the lab.
 set -eu
 
 data=$(dirname "$0")/data
@@ -15,12 +16,13 @@ trap 'rm -rf "$work"' EXIT
 
 ip link add nlmon0 type nlmon
 ip link set nlmon0 up
-# What a synchronisation daemon sends from.
+# The interface for the synchronisation daemons.
 ip link set dummy0 up
 ip address add 198.51.100.1/24 dev dummy0
 
-# Prints the generic-netlink messages of the capture on standard input: a file header of 24 bytes,
-# then for each datagram 16 bytes with its length, 16 with its protocol, and itself.
+# Prints the generic-netlink messages of the pcap file on standard input. The file has a header of
+# 24 bytes, then for each datagram a 16-byte packet header with the length, a 16-byte link-layer
+# header with the netlink protocol (16 is generic netlink), and the datagram.
 messages() {
     od -An -v -tx1 | tr -d ' \n' | awk -v with_info="$1" '
         function byte(at) {
@@ -47,18 +49,18 @@ messages() {
                 if (byte(at + 31) != 16) continue
                 for (m = at + 32; m < at + 16 + size; m += int((long + 3) / 4) * 4) {
                     long = number(m, 4)
-                    # Up to 16 are acknowledgements, ends of dumps and the look-up of the family.
+                    # Types up to 16 are acknowledgements, ends of dumps and family look-ups.
                     if (number(m + 4, 2) <= 16) continue
-                    # Every ipvsadm asks for the version first.
+                    # Every ipvsadm sends IPVS_CMD_GET_INFO first.
                     if (!with_info && (byte(m + 16) == 14 || byte(m + 16) == 15)) continue
-                    # Only requests have the first flag.
+                    # Only requests have NLM_F_REQUEST (1).
                     show(byte(m + 6) % 2 ? ">" : "<", m + 16, m + long)
                 }
             }
         }'
 }
 
-# Starts a file: what the commands after it are about.
+# Begins the file for the following commands. $2 is 1 to include the messages of GET_INFO.
 file() {
     current=$data/$1.hex
     with_info=$2
@@ -66,10 +68,10 @@ file() {
     echo "# Recorded by record.sh: $version, Linux $(uname -r)." >"$current"
 }
 
-# Runs ipvsadm and appends what it said and heard.
+# Runs ipvsadm and appends the command and its messages to the file.
 record() {
     : >"$work/log"
-    # Each datagram takes a whole snapshot length (-s) of the buffer (-B, KiB).
+    # Each datagram occupies a whole snapshot length (-s) in the buffer (-B, in KiB).
     tcpdump -i nlmon0 -s 65536 -B 32768 --immediate-mode -U -Z root -w "$work/pcap" \
         2>>"$work/log" &
     until grep -q 'listening on' "$work/log"; do sleep 0.05; done
@@ -109,7 +111,7 @@ record -e -t 192.0.2.1:80 -r 10.0.0.1:8080 -m -w 9
 record -d -t 192.0.2.1:80 -r 10.0.0.2
 record -d -t [2001:db8::1]:443 -r [fd00::1]:8443
 
-# The table as the commands above left it. Kernels differ in the filler between counters.
+# The table after the commands above. Only the lab's 6.1 kernel pads 64-bit counters to 8 bytes.
 file "lists-$(uname -r | cut -d. -f1,2)" 0
 record -L -n
 
@@ -119,7 +121,7 @@ record -Z
 record -C
 record --set 100 20 30
 record -L --timeout
-# Daemons refuse to run beside destinations of another family than their service.
+# After -C: the kernel starts no daemon while a destination's family differs from its service's.
 record --start-daemon master --mcast-interface dummy0 --syncid 3
 record --start-daemon backup --mcast-interface dummy0 --syncid 4 --sync-maxlen 1400 \
     --mcast-group 224.0.0.82 --mcast-port 9000 --mcast-ttl 2

@@ -1,4 +1,4 @@
-//! What is encoded is decoded, and nothing that is received makes a decoder panic.
+//! Encoded objects decode to themselves, and no input makes a decoder panic.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,7 +15,7 @@ use ipvs_netlink::sys::{
     IPVS_STATS_ATTR_CONNS, IPVS_STATS_ATTR_INBYTES, IPVS_STATS_ATTR_OUTBYTES, IPVS_SVC_ATTR_STATS,
     IPVS_SVC_ATTR_STATS64,
 };
-use ipvs_netlink::transport::examine;
+use ipvs_netlink::transport::decode_datagram;
 use ipvs_netlink::{
     Change, ClientMask, Daemon, Destination, DestinationKey, Family, Forwarding, Service,
     ServiceFlags, ServiceKey, Stats, Tunnel, TunnelFlags,
@@ -23,7 +23,7 @@ use ipvs_netlink::{
 use proptest::option;
 use proptest::prelude::*;
 
-/// The attribute whose value `content` writes.
+/// Returns the attributes that `content` writes.
 fn written(content: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(16, 0, content).unwrap();
@@ -59,7 +59,8 @@ fn key() -> impl Strategy<Value = ServiceKey> {
 }
 
 fn service() -> impl Strategy<Value = Service> {
-    let scheduler = option::of("[a-z]{1,15}".prop_filter("the kernel's word", |n| n != "none"));
+    // The kernel reports "none" for a service without scheduler, so it decodes to `None`.
+    let scheduler = option::of("[a-z]{1,15}".prop_filter("means no scheduler", |n| n != "none"));
     let engine = option::of("[a-z]{1,16}");
     (
         key(),
@@ -126,15 +127,15 @@ fn daemon() -> impl Strategy<Value = Daemon> {
 
 proptest! {
     #[test]
-    fn services(service in service()) {
+    fn services_decode_to_themselves(service in service()) {
         let bytes = written(|writer| write_service(writer, &service));
         prop_assert_eq!(read_service(&value(&bytes)).unwrap().service, service);
     }
 
     #[test]
-    fn destinations(destination in destination()) {
+    fn destinations_decode_to_themselves(destination in destination()) {
         let bytes = written(|writer| write_destination(writer, &destination));
-        // Whatever the family of the service: a destination says its own.
+        // Their own family takes precedence over that of the service.
         for family in [Family::V4, Family::V6] {
             let read = read_destination(&value(&bytes), family).unwrap();
             prop_assert_eq!(read.destination, destination);
@@ -142,13 +143,13 @@ proptest! {
     }
 
     #[test]
-    fn daemons(daemon in daemon()) {
+    fn daemons_decode_to_themselves(daemon in daemon()) {
         let bytes = written(|writer| write_daemon(writer, &daemon));
         prop_assert_eq!(read_daemon(&value(&bytes)).unwrap(), daemon);
     }
 
     #[test]
-    fn cut_short_anywhere_is_an_error_or_less_but_no_panic(
+    fn truncated_input_does_not_panic(
         service in service(), destination in destination(), daemon in daemon()
     ) {
         let bytes = written(|writer| write_service(writer, &service));
@@ -166,22 +167,22 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = attributes(&bytes).count();
         let _ = read_service(&value(&bytes));
         let _ = read_destination(&value(&bytes), Family::V6);
         let _ = read_daemon(&value(&bytes));
-        let _ = examine(&bytes, 0, 4);
+        let _ = decode_datagram(&bytes, 0, 4);
     }
 
     #[test]
-    fn unknown_attributes_are_skipped_and_the_last_of_two_counts(
+    fn a_service_ignores_unknown_attributes_and_takes_the_last_duplicate(
         service in service(),
         other in service(),
         unknown in 100..0x4000_u16,
         content in proptest::collection::vec(any::<u8>(), 0..40),
     ) {
-        // Keys of two kinds would mix: give both services the same one.
+        // The same key for both: an address and a mark in one message would be ambiguous.
         let other = Service { key: service.key, client_mask: service.client_mask, ..other };
         let bytes = written(|writer| {
             writer.bytes(unknown, &content);
@@ -189,18 +190,18 @@ proptest! {
             write_service(writer, &service);
         });
         let read = read_service(&value(&bytes)).unwrap().service;
-        // An engine that only the first one names is still there.
+        // The engine is optional, so the first service's remains if the second has none.
         let expected = Service { engine: service.engine.or(other.engine), ..service };
         prop_assert_eq!(read, expected);
     }
 
     #[test]
-    fn the_last_of_two_counts_for_destinations_and_daemons_too(
+    fn destinations_and_daemons_take_the_last_duplicate(
         destinations in [destination(), destination()],
         daemons in [daemon(), daemon()],
         unknown in 100..0x4000_u16,
     ) {
-        // Parameters of a tunnel are only written where there are some.
+        // Tunnels, because tunnel parameters of other destinations may be omitted.
         let [first, last] = destinations.map(|destination| Destination {
             forwarding: Forwarding::Tunnel,
             ..destination
@@ -219,7 +220,7 @@ proptest! {
             writer.bytes(unknown, b"?");
             write_daemon(writer, &last);
         });
-        // What only the first one says is still there.
+        // Optional fields of the first daemon remain if the second has none.
         let expected = Daemon {
             max_length: last.max_length.or(first.max_length),
             group: last.group.or(first.group),
@@ -231,7 +232,7 @@ proptest! {
     }
 
     #[test]
-    fn the_bit_for_nesting_is_neither_needed_nor_in_the_way(destination in destination()) {
+    fn the_nested_bit_is_optional(destination in destination()) {
         let mut bytes = written(|writer| {
             writer.nested(2, |inner| write_destination(inner, &destination));
         });
@@ -246,7 +247,7 @@ proptest! {
     }
 
     #[test]
-    fn a_batch_is_a_chain_of_numbered_messages(
+    fn a_batch_is_a_sequence_of_numbered_messages(
         services in proptest::collection::vec(service(), 1..200),
         first in any::<u32>(),
         family in 17..u16::MAX,
@@ -257,17 +258,17 @@ proptest! {
         }
         batch.number_from(first);
         let mut rest = batch.as_bytes();
-        for (place, service) in (0_u32..).zip(&services) {
+        for (index, service) in (0_u32..).zip(&services) {
             let half = |at| u16::from_ne_bytes([rest[at], rest[at + 1]]);
             let word = |at| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
             let (length, kind, flags) = (word(0) as usize, half(4), half(6));
             let is_last = length == rest.len();
-            prop_assert_eq!(is_last, place as usize + 1 == services.len());
+            prop_assert_eq!(is_last, index as usize + 1 == services.len());
             prop_assert_eq!(length % 4, 0);
             prop_assert_eq!(kind, family);
-            // NLM_F_REQUEST, and NLM_F_ACK of the last.
+            // NLM_F_REQUEST (1), and in the last message NLM_F_ACK (4).
             prop_assert_eq!(flags, if is_last { 5 } else { 1 });
-            prop_assert_eq!(word(8), first.wrapping_add(place));
+            prop_assert_eq!(word(8), first.wrapping_add(index));
             let attribute = read_attributes(&rest[16..length]).unwrap().next();
             let read = read_service(&attribute.unwrap().unwrap()).unwrap();
             prop_assert_eq!(&read.service, service);
@@ -276,14 +277,14 @@ proptest! {
     }
 
     #[test]
-    fn counters(numbers in any::<[u64; 10]>(), is_wide: bool) {
+    fn counters_are_decoded_at_any_alignment(numbers in any::<[u64; 10]>(), is_wide: bool) {
         let kind = if is_wide { IPVS_SVC_ATTR_STATS64 } else { IPVS_SVC_ATTR_STATS };
         let numbers = numbers.map(|number| if is_wide { number } else { number >> 32 });
         let bytes = written(|writer| {
             write_service_key(writer, &ServiceKey::Mark { family: Family::V4, mark: 1 });
             writer.nested(kind, |stats| {
                 for (attribute, &number) in (IPVS_STATS_ATTR_CONNS..).zip(&numbers) {
-                    // The filler that some processors need, and one that no kernel knows yet.
+                    // IPVS_STATS_ATTR_PAD, and an attribute that no kernel has yet.
                     stats.bytes(11, &[]);
                     stats.u64(99, 1);
                     let narrow = u32::try_from(number).ok();
@@ -308,7 +309,7 @@ proptest! {
             byte_rate_in: numbers[8],
             byte_rate_out: numbers[9],
         };
-        // Wherever they lie in memory.
+        // Netlink aligns attributes to 4 bytes only.
         for shift in 0..8 {
             let shifted = [vec![0; shift], bytes.clone()].concat();
             let read = read_service(&value(&shifted[shift..])).unwrap();
@@ -317,8 +318,8 @@ proptest! {
     }
 }
 
-/// A destination with counters, in the order given.
-fn counted(kinds: &[u16]) -> u64 {
+/// Decodes a destination with the counter attributes `kinds`; returns its connections.
+fn connections(kinds: &[u16]) -> u64 {
     let bytes = written(|writer| {
         writer.bytes(IPVS_DEST_ATTR_ADDR, &[10, 0, 0, 1]);
         writer.u16_be(IPVS_DEST_ATTR_PORT, 80);
@@ -336,21 +337,21 @@ fn counted(kinds: &[u16]) -> u64 {
 }
 
 #[test]
-fn wide_counters_win_whichever_come_first() {
-    assert_eq!(counted(&[]), 0);
-    assert_eq!(counted(&[IPVS_DEST_ATTR_STATS]), 1);
+fn counters_with_64_bits_take_precedence_in_any_order() {
+    assert_eq!(connections(&[]), 0);
+    assert_eq!(connections(&[IPVS_DEST_ATTR_STATS]), 1);
     assert_eq!(
-        counted(&[IPVS_DEST_ATTR_STATS, IPVS_DEST_ATTR_STATS64]),
+        connections(&[IPVS_DEST_ATTR_STATS, IPVS_DEST_ATTR_STATS64]),
         1 << 40
     );
     assert_eq!(
-        counted(&[IPVS_DEST_ATTR_STATS64, IPVS_DEST_ATTR_STATS]),
+        connections(&[IPVS_DEST_ATTR_STATS64, IPVS_DEST_ATTR_STATS]),
         1 << 40
     );
 }
 
 #[test]
-fn a_request_that_does_not_fit_leaves_the_batch_as_it_was() {
+fn a_request_with_a_too_long_attribute_leaves_the_batch_unchanged() {
     let mut batch = Batch::new();
     batch.push(16, 0, |writer| writer.u32(1, 7)).unwrap();
     let before = batch.as_bytes().to_vec();

@@ -1,8 +1,7 @@
-//! Our bytes are `ipvsadm`'s bytes, and what the kernel answered it means what it was told.
+//! Our requests equal those of `ipvsadm`, and recorded answers of the kernel decode correctly.
 //!
-//! `data/*.hex` are recordings made by `record.sh`; every command of a recording is expected here.
-//! Where we send less than `ipvsadm` is told in `wire/difference.rs`; apart from that both requests
-//! are the same, byte for byte.
+//! `record.sh` made the recordings `data/*.hex`. The tests cover every command in them. Requests
+//! are compared byte for byte, except for the deliberate differences in `wire/difference.rs`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -31,29 +30,32 @@ mod recording;
 
 const SERVICES: &str = include_str!("data/services.hex");
 const DESTINATIONS: &str = include_str!("data/destinations.hex");
-/// The table as two kernels list it; the older one has fillers that align 64-bit counters.
+/// The same table, listed by two kernels.
+///
+/// The lab's 6.1 kernel pads 64-bit counters to 8 bytes (`IPVS_STATS_ATTR_PAD`), as kernels built
+/// without `CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS` do.
 const LISTS: [&str; 2] = [
     include_str!("data/lists-6.1.hex"),
     include_str!("data/lists-7.2.hex"),
 ];
 const SETTINGS: &str = include_str!("data/settings.hex");
 
-/// The reply to `IPVS_CMD_GET_INFO` has a command of its own.
+/// The command of the reply to `IPVS_CMD_GET_INFO`; it is never a request.
 const IPVS_CMD_SET_INFO: u8 = 14;
 
-/// Compares every command of a recording with what we send for it.
+/// Compares every request of a recording with ours.
 fn check(text: &'static str, expected: &[(&str, Vec<u8>)]) {
     let recorded = recorded(text);
     let commands: Vec<_> = recorded.iter().map(|exchange| exchange.command).collect();
     let expected_commands: Vec<_> = expected.iter().map(|(command, _)| *command).collect();
     assert_eq!(commands, expected_commands);
     for (exchange, (command, ours)) in recorded.iter().zip(expected) {
-        let theirs = rewritten(exchange.request(), as_ours);
-        assert_eq!(hex(ours), hex(&theirs), "ipvsadm {command}");
+        let ipvsadms = rewritten(exchange.request(), as_ours);
+        assert_eq!(hex(ours), hex(&ipvsadms), "ipvsadm {command}");
     }
 }
 
-/// The message that `content` writes, without its netlink header.
+/// Returns the message that `content` writes, without its netlink header.
 fn written(content: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     let mut batch = Batch::new();
     batch.push(16, 0, content).unwrap();
@@ -66,7 +68,7 @@ fn change(change: Change) -> Vec<u8> {
     batch.as_bytes()[16..].to_vec()
 }
 
-/// A request that is no [`Change`], as the client writes it.
+/// Returns a request that is not a [`Change`], as the client encodes it.
 fn request(command: u8, content: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
     written(|writer| {
         write_header(writer, command, IPVS_GENL_VERSION);
@@ -151,7 +153,7 @@ fn sctp() -> Service {
 }
 
 #[test]
-fn services() {
+fn service_requests_equal_those_of_ipvsadm() {
     use Change::{AddService as Add, DeleteService as Delete, SetService as Set};
     let dns = key(Protocol::Udp, "192.0.2.1:53");
     let (web, web6) = (tcp("192.0.2.1:80"), tcp("[2001:db8::1]:443"));
@@ -187,7 +189,7 @@ fn services() {
 }
 
 #[test]
-fn destinations() {
+fn destination_requests_equal_those_of_ipvsadm() {
     use Change::{AddDestination as Add, DeleteDestination as Delete, SetDestination as Set};
     let (web, web6) = (tcp("192.0.2.1:80"), tcp("[2001:db8::1]:443"));
     let limited = Destination {
@@ -256,7 +258,9 @@ fn destinations() {
     );
 }
 
-/// Daemons of the recording: a master with defaults, backups for IPv4 with none, for IPv6 with all.
+/// Returns the daemons of the recording.
+///
+/// A master with default values, an IPv4 backup without and an IPv6 backup with default values.
 fn daemons() -> [Daemon; 3] {
     let dummy = "dummy0".parse().unwrap();
     let backup = Daemon {
@@ -280,7 +284,7 @@ const TIMEOUTS: Timeouts = Timeouts {
 };
 
 #[test]
-fn settings() {
+fn settings_and_daemon_requests_equal_those_of_ipvsadm() {
     let nested = |command, content: &dyn Fn(&mut Writer<'_>)| {
         request(command, |writer| {
             writer.nested(IPVS_CMD_ATTR_DAEMON, |inner| content(inner));
@@ -325,8 +329,9 @@ fn settings() {
     check(SETTINGS, &expected);
 }
 
+/// Checks `rewritten` itself, on which the comparisons depend.
 #[test]
-fn rewriting_alone_changes_nothing() {
+fn rewriting_without_a_revision_changes_nothing() {
     for text in [SERVICES, DESTINATIONS, LISTS[0], LISTS[1], SETTINGS] {
         for exchange in recorded(text) {
             for request in exchange.all(Direction::ToKernel) {
@@ -338,9 +343,10 @@ fn rewriting_alone_changes_nothing() {
 }
 
 #[test]
-fn replies_about_the_namespace() {
+fn replies_about_version_timeouts_and_daemons_are_decoded() {
     let [master, backup, backup6] = daemons();
-    // The kernel fills in what was left to it: the longest message is the MTU less its headers.
+    // The kernel reports its defaults; that of the maximum length is the MTU (1500) less the IP and
+    // UDP headers.
     let running = |daemon: Daemon, max_length, group: &str| Daemon {
         max_length: daemon.max_length.or(Some(max_length)),
         group: daemon.group.or_else(|| group.parse().ok()),
@@ -375,7 +381,7 @@ fn replies_about_the_namespace() {
     assert_eq!(listed, expected.concat());
 }
 
-/// The table as the recorded commands left it.
+/// Returns the table after the recorded commands.
 fn table() -> Vec<(Service, Vec<Destination>)> {
     let (web, web6) = (tcp("192.0.2.1:80"), tcp("[2001:db8::1]:443"));
     let gue = |address, flags| tunnelled(address, TunnelKind::Gue, 6080, flags);
@@ -401,17 +407,17 @@ fn table() -> Vec<(Service, Vec<Destination>)> {
 }
 
 #[test]
-fn lists() {
+fn lists_of_both_kernels_are_decoded() {
     for text in LISTS {
         assert_eq!(listed(text), table());
     }
 }
 
-/// What a recorded list says.
+/// Decodes a recorded list.
 fn listed(text: &'static str) -> Vec<(Service, Vec<Destination>)> {
     let exchange = recorded(text).remove(0);
     let mut listed: Vec<(Service, Vec<Destination>)> = Vec::new();
-    let mut asked = None;
+    let mut requested = None;
     for (direction, bytes) in &exchange.messages {
         match (direction, bytes[0]) {
             (Direction::ToKernel, IPVS_CMD_GET_SERVICE) => {
@@ -422,7 +428,7 @@ fn listed(text: &'static str) -> Vec<(Service, Vec<Destination>)> {
                 let key = service.service.key;
                 let ours = request(IPVS_CMD_GET_DEST, |writer| named(writer, &key));
                 assert_eq!(hex(bytes), hex(&ours));
-                asked = Some(key);
+                requested = Some(key);
             }
             (Direction::FromKernel, IPVS_CMD_NEW_SERVICE) => {
                 let entry = read_service(&only(bytes, IPVS_CMD_ATTR_SERVICE)).unwrap();
@@ -431,7 +437,7 @@ fn listed(text: &'static str) -> Vec<(Service, Vec<Destination>)> {
                 listed.push((service, Vec::new()));
             }
             (Direction::FromKernel, IPVS_CMD_NEW_DEST) => {
-                let key = asked.unwrap();
+                let key = requested.unwrap();
                 let attribute = only(bytes, IPVS_CMD_ATTR_DEST);
                 let entry = read_destination(&attribute, key.family()).unwrap();
                 let idle = DestinationEntry {
@@ -455,7 +461,7 @@ fn listed(text: &'static str) -> Vec<(Service, Vec<Destination>)> {
     listed
 }
 
-/// The attribute that a message consists of.
+/// Returns the only attribute of a message.
 fn only(message: &[u8], kind: u16) -> Attribute<'_> {
     let attributes: Vec<_> = read_attributes(message)
         .unwrap()

@@ -9,8 +9,8 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipvs_netlink as ipvs;
 
-use crate::plan::{self, NodePortAddresses};
-use crate::state_file::StateFile;
+use crate::ledger::LedgerFile;
+use crate::plan::{self, NodePortAddresses, PlanConfig};
 
 use packet_flags::PacketFlags;
 use source::SourceFlags;
@@ -130,9 +130,9 @@ impl NodeFlags {
         Ok(name.into())
     }
 
-    fn config(&self) -> anyhow::Result<plan::Config> {
+    fn config(&self) -> anyhow::Result<PlanConfig> {
         let node_ports = self.nodeport_addresses.iter().map(String::as_str);
-        Ok(plan::Config {
+        Ok(PlanConfig {
             node_name: self.node_name()?,
             scheduler: self.ipvs_scheduler,
             node_port_addresses: NodePortAddresses::parse(node_ports)
@@ -156,8 +156,8 @@ struct StateFlags {
 }
 
 impl StateFlags {
-    fn file(&self) -> StateFile {
-        StateFile::new(&self.state_file)
+    fn file(&self) -> LedgerFile {
+        LedgerFile::new(&self.state_file)
     }
 }
 

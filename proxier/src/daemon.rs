@@ -1,11 +1,12 @@
-//! The loop of `run`: news in, rounds out.
+//! The loop of `run`: receives messages and makes rounds when they are due.
 //!
 //! ```text
-//! manifests ─┐
-//! API server ─┼─▶ News ─▶ Daemon ─▶ Proxier::sync, resync ─▶ Journal
-//! machine   ─┘  (bounded      │
-//!               channel)      └─ when: at once, but not more often than min_sync;
-//!                                what failed or drains, when due; all of it every sync period
+//! manifests ──┐
+//! API server ─┼─▶ Message ─▶ Daemon ─▶ Proxier::sync, resync ─▶ RoundLog
+//! kernel ─────┘  (bounded       │
+//!                channel)       └─ a change: at once, at most every min_sync
+//!                                  retries, drains: when due
+//!                                  everything: every sync period
 //! ```
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -13,62 +14,56 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::dataplane::Dataplane;
+use crate::manifests::Loaded;
 use crate::nftables::{Forwarding, Tampering};
 use crate::problem::Problem;
 use crate::store::Event;
-use crate::sync::{Input, Proxier};
+use crate::sync::Proxier;
 use crate::sysctl::{Roots, Setting};
+use crate::timer::Timer;
 use crate::watch::{self, Watch};
 
 mod forward;
-mod journal;
+mod gate;
+mod log;
 
 use forward::Forward;
-use journal::Journal;
+use gate::Gate;
+use log::RoundLog;
 
-/// How many pieces of news may wait to be taken in; whoever has more waits.
-pub const WAITING_NEWS: usize = 1_024;
+/// Capacity of the message queue; senders block when it is full.
+pub const QUEUE_LENGTH: usize = 1_024;
 
-/// How soon a round is tried again that could not be made at all; doubled up to the sync period.
+/// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// No two rounds are closer that repair packet rules, however often somebody else changes them; other
-/// than what the cluster tells, this cannot wait for [`Periods::min_sync`].
+/// The shortest time between two rounds that repair packet rules, however often another program
+/// changes them. Such a repair cannot wait for [`Periods::min_sync`]: traffic is affected.
 const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the first round waits for our Node's object, which may never come.
-const NODE_PATIENCE: Duration = Duration::from_secs(5);
-
-/// What the daemon is told.
+/// What the daemon receives.
 #[derive(Debug)]
-pub enum News {
-    /// Something about objects.
+pub enum Message {
+    /// An event of the API server.
     Event(Event),
-    /// All objects there are, or all that could be read of them.
-    Objects {
-        /// The objects.
-        events: Vec<Event>,
-        /// Whether they are all.
-        input: Input,
-        /// What was wrong with those that became no event.
-        problems: Vec<Problem>,
-    },
-    /// What is wrong with objects of a kind that no event tells of, in place of what was told before.
+    /// The objects of the manifests.
+    Manifests(Loaded),
+    /// Problems of objects that became no event, in place of the earlier ones of this kind.
     Problems {
         /// The kind, in the plural.
         kind: &'static str,
-        /// What is wrong.
+        /// The problems.
         problems: Vec<Problem>,
     },
-    /// The machine's own addresses are not what they were.
+    /// The machine's own addresses changed.
     MachineChanged,
-    /// Somebody else changed our packet rules, or a chain that is in the way of answers.
+    /// Another program changed our packet rules, or a forward chain that can drop answers.
     RulesChanged(Tampering),
-    /// It is time to go. The kernel stays as it is and goes on serving.
+    /// Stop requested. The kernel keeps its state and continues to serve.
     Stop,
 }
 
-impl From<watch::Message> for News {
+impl From<watch::Message> for Message {
     fn from(message: watch::Message) -> Self {
         match message {
             watch::Message::Event(event) => Self::Event(event),
@@ -80,13 +75,13 @@ impl From<watch::Message> for News {
 /// How often rounds are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Periods {
-    /// The machine is read back this often (`ipvs.syncPeriod`).
+    /// The kernel is read back this often (`ipvs.syncPeriod`).
     pub sync: Duration,
     /// Changes are programmed at most this often (`ipvs.minSyncPeriod`); 0 = each at once.
     pub min_sync: Duration,
 }
 
-/// kube-proxy's.
+/// kube-proxy's periods.
 impl Default for Periods {
     fn default() -> Self {
         Self {
@@ -96,82 +91,80 @@ impl Default for Periods {
     }
 }
 
-/// Keeps a machine what it should be.
+/// Keeps one kernel in line with the cluster.
 #[derive(Debug)]
 pub struct Daemon<D> {
     proxier: Proxier<D>,
     periods: Periods,
-    journal: Journal,
-    /// Who tells of the API server's objects, if they come from there.
+    log: RoundLog,
+    /// The connection to the API server; `None` with manifests.
     watch: Option<Watch>,
-    /// Kernel settings to see to.
+    /// Kernel settings to write.
     settings: Vec<Setting>,
-    /// Who sees to forward chains of others, if anybody should.
+    /// The forward chains of other programs; `None` if they are left alone.
     forward: Option<Forward>,
-    /// Whether something was told since the last round.
-    has_news: bool,
+    /// Decides when the first round may be made.
+    gate: Gate,
+    /// Whether a message arrived since the last round.
+    has_message: bool,
     /// Whether packet rules are to be repaired.
     has_tampering: bool,
     /// When the last round was made.
     last_round: Option<Duration>,
-    /// When everything is read back next.
+    /// When the next resync is due.
     next_resync: Duration,
-    /// No round before this: the last ones could not be made.
-    not_before: Duration,
-    retry: Duration,
-    /// Until when the first round waits for the objects of nodes.
-    node_deadline: Option<Duration>,
+    /// After a round that failed as a whole: the time before which none is made.
+    retry: Timer,
 }
 
 impl<D: Dataplane> Daemon<D> {
-    /// A daemon that has been told nothing yet.
+    /// Returns a daemon that has received nothing yet.
     pub fn new(proxier: Proxier<D>, periods: Periods, watch: Option<Watch>) -> Self {
         Self {
             proxier,
             periods,
-            journal: Journal::default(),
+            log: RoundLog::default(),
             watch,
             settings: Vec::new(),
             forward: None,
-            has_news: false,
+            gate: Gate::default(),
+            has_message: false,
             has_tampering: false,
             last_round: None,
             next_resync: Duration::ZERO,
-            not_before: Duration::ZERO,
-            retry: FIRST_RETRY,
-            node_deadline: None,
+            retry: Timer::doubling(FIRST_RETRY, periods.sync.max(FIRST_RETRY)),
         }
     }
 
-    /// Sees to these kernel settings, too.
+    /// Writes these kernel settings too.
     #[must_use]
     pub fn setting(mut self, settings: Vec<Setting>) -> Self {
         self.settings = settings;
         self
     }
 
-    /// Sees to it that forward chains of others let the answers of endpoints pass, too.
+    /// Lets endpoints' answers pass the forward chains of other programs too.
     #[must_use]
     pub fn forwarding(mut self, forwarding: Forwarding) -> Self {
         self.forward = Some(Forward::new(forwarding));
         self
     }
 
-    /// Works until told to stop, or until nobody is left to tell anything.
-    pub fn run(&mut self, news: &Receiver<News>) {
-        while self.listen(news) {
+    /// Works until a stop is requested, or until every sender is gone.
+    pub fn run(&mut self, messages: &Receiver<Message>) {
+        while self.listen(messages) {
             self.act(clock::since_boot());
         }
     }
 
-    /// Makes one round as soon as everything has been told, and those that are due right after it.
-    /// Answers whether all of it took effect.
-    pub fn run_once(&mut self, news: &Receiver<News>) -> bool {
-        if !self.listen(news) {
+    /// Makes one round as soon as the input is complete, and those that are due right after it.
+    /// Returns whether everything took effect.
+    pub fn run_once(&mut self, messages: &Receiver<Message>) -> bool {
+        if !self.listen(messages) {
             return false;
         }
         let mut is_done = self.act(clock::since_boot());
-        // A scheduler that the kernel turns out not to have is replaced in the second round.
+        // If the kernel lacks a scheduler, the second round uses another one.
         for _ in 0..2 {
             let now = clock::since_boot();
             if self.proxier.next_due().is_none_or(|due| due > now) {
@@ -182,29 +175,29 @@ impl<D: Dataplane> Daemon<D> {
         is_done
     }
 
-    /// What it works with.
+    /// Returns the proxier.
     pub fn into_proxier(self) -> Proxier<D> {
         self.proxier
     }
 
-    /// Takes in news until a round is due: for the first one, until everything was told. Answers
-    /// whether to go on.
-    pub fn listen(&mut self, news: &Receiver<News>) -> bool {
+    /// Receives messages until a round is due. Returns whether to continue.
+    ///
+    /// The first round is due when the input is complete.
+    pub fn listen(&mut self, messages: &Receiver<Message>) -> bool {
         loop {
             let now = clock::since_boot();
             let wait = self
                 .due()
                 .map_or(self.periods.sync, |due| due.saturating_sub(now));
-            let first = match news.recv_timeout(wait) {
+            let first = match messages.recv_timeout(wait) {
                 Ok(first) => first,
                 Err(RecvTimeoutError::Timeout) if self.due().is_some() => return true,
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return false,
             };
-            // Everything that waits belongs to the same round; but news that never end must not
-            // put it off.
-            for piece in std::iter::once(first).chain(news.try_iter().take(WAITING_NEWS)) {
-                if !self.take(piece) {
+            // All queued messages belong to one round; an endless stream must not delay it.
+            for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LENGTH)) {
+                if !self.receive(message) {
                     return false;
                 }
             }
@@ -214,93 +207,74 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Takes in a piece of news. Answers whether to go on.
-    pub fn take(&mut self, piece: News) -> bool {
-        self.has_news = true;
-        match piece {
-            News::Event(event) => {
-                self.proxier.take([event], Input::Whole);
-                self.ask_for_nodes();
-                if self.proxier.is_complete() && self.node_deadline.is_none() {
-                    self.node_deadline = Some(clock::since_boot() + NODE_PATIENCE);
+    /// Receives a message. Returns whether to continue.
+    pub fn receive(&mut self, message: Message) -> bool {
+        self.has_message = true;
+        match message {
+            Message::Event(event) => {
+                self.proxier.receive([event]);
+                if let Some(watch) = &self.watch {
+                    watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
                 }
+                self.gate.event(self.proxier.snapshot());
             }
-            News::Objects {
-                events,
-                input,
-                problems,
-            } => {
-                if input == Input::Partial {
+            Message::Manifests(loaded) => {
+                if !loaded.is_whole {
                     tracing::warn!(
-                        "some objects cannot be read; nothing is removed until they can"
+                        "some manifests cannot be read; no object is deleted until they can"
                     );
                 }
-                self.proxier.take(events, input);
-                self.proxier.set_unread("manifests", problems);
-                // A Node that is not among all objects does not exist.
-                self.node_deadline = Some(Duration::ZERO);
+                self.gate.manifests();
+                self.proxier.receive(loaded.events);
+                self.proxier.set_unread("manifests", loaded.problems);
             }
-            News::Problems { kind, problems } => self.proxier.set_unread(kind, problems),
-            News::MachineChanged => self.next_resync = Duration::ZERO,
-            News::RulesChanged(tampering) => {
+            Message::Problems { kind, problems } => self.proxier.set_unread(kind, problems),
+            Message::MachineChanged => self.next_resync = Duration::ZERO,
+            Message::RulesChanged(tampering) => {
                 if tampering.concerns_forwarding()
                     && let Some(forward) = &mut self.forward
                 {
                     forward.note_change();
                 }
                 if tampering.concerns_our_table() {
-                    tracing::warn!("packet rules: {tampering}; bringing them back");
+                    tracing::warn!("packet rules: {tampering}; writing them again");
                     metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
                     self.proxier.distrust_rules();
                     self.has_tampering = true;
                 }
             }
-            News::Stop => return false,
+            Message::Stop => return false,
         }
         true
     }
 
-    /// When the next round is to be made, in time since boot; `None` before everything was told.
+    /// Returns when the next round is due, in time since boot; `None` before the input is complete.
     fn due(&self) -> Option<Duration> {
-        if !self.proxier.is_complete() {
-            return None;
-        }
         let due = match self.last_round {
-            None if self.knows_places() => Duration::ZERO,
-            None => self.node_deadline?,
+            None => self.gate.opens(self.proxier.snapshot())?,
             Some(last) => {
-                let change = self.has_news.then(|| last + self.periods.min_sync);
-                let inner = self.proxier.next_due();
+                let change = self.has_message.then(|| last + self.periods.min_sync);
                 let repair = self.has_tampering.then(|| last + REPAIR_PAUSE);
+                let inner = self.proxier.next_due();
                 let forward = self.forward.as_ref().and_then(Forward::due);
                 let due = change.into_iter().chain(repair).chain(inner).chain(forward);
                 due.fold(self.next_resync, Duration::min)
             }
         };
-        Some(due.max(self.not_before))
+        Some(self.retry.due().map_or(due, |retry| due.max(retry)))
     }
 
-    /// Whether it was told where this node is, and other nodes if a Service wants to know.
-    fn knows_places(&self) -> bool {
-        let snapshot = self.proxier.snapshot();
-        let knows_others = !snapshot.needs_other_nodes() || snapshot.knows_other_nodes();
-        snapshot.node().is_some() && knows_others
-    }
-
-    /// Has other nodes followed as long as a Service wants to know where they are.
-    fn ask_for_nodes(&self) {
-        if let Some(watch) = &self.watch {
-            watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
-        }
-    }
-
-    /// Makes a round, whether it is due or not, at `now` in time since boot. Answers whether all of
+    /// Makes a round at `now`, in time since boot, whether it is due or not. Returns whether all of
     /// it took effect.
     pub fn act(&mut self, now: Duration) -> bool {
+        match self.gate.pass(&mut self.proxier) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(failure) => return self.fail(&failure, now),
+        }
         let is_resync = self.next_resync <= now;
         let result = if is_resync {
-            self.journal
-                .settings(&Roots::default().apply(&self.settings));
+            self.log.settings(&Roots::default().apply(&self.settings));
             self.proxier.resync(now)
         } else {
             self.proxier.sync(now)
@@ -308,26 +282,29 @@ impl<D: Dataplane> Daemon<D> {
         if let Some(forward) = &mut self.forward
             && (is_resync || forward.due().is_some_and(|due| due <= now))
         {
-            forward.see_to(now, &mut self.journal);
+            forward.apply(now, &mut self.log);
         }
         match result {
             Ok(applied) => {
-                self.has_news = false;
+                self.has_message = false;
                 self.has_tampering = false;
                 self.last_round = Some(now);
-                self.retry = FIRST_RETRY;
+                self.retry.reset();
                 if is_resync {
                     self.next_resync = now + self.periods.sync;
                 }
-                self.journal.write(&applied, &self.proxier)
+                self.log.round(&applied, &self.proxier)
             }
-            Err(error) => {
-                tracing::error!("{error}; trying again in {:?}", self.retry);
-                self.not_before = now + self.retry;
-                self.retry = (self.retry * 2).min(self.periods.sync).max(FIRST_RETRY);
-                false
-            }
+            Err(error) => self.fail(&error, now),
         }
+    }
+
+    /// Schedules another try after a round that failed as a whole.
+    fn fail(&mut self, error: &dyn std::error::Error, now: Duration) -> bool {
+        self.retry.back_off(now);
+        let pause = self.retry.due().unwrap_or(now) - now;
+        tracing::error!("{error}; trying again in {pause:?}");
+        false
     }
 }
 
@@ -338,9 +315,9 @@ mod tests {
 
     use super::*;
     use crate::dataplane::fake::FakeKernel;
+    use crate::ledger::LedgerFile;
     use crate::manifests::{self, Options};
-    use crate::plan::{Config, NodePortAddresses, ServiceAddresses};
-    use crate::state_file::StateFile;
+    use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 
     const CLUSTER: &str = "
 apiVersion: v1
@@ -370,7 +347,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/region: r}}
             (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
         assert_eq!((nodes.len(), others.len()), (1, 3));
 
-        let config = Config {
+        let config = PlanConfig {
             node_name: "here".into(),
             scheduler: "rr".parse().unwrap(),
             node_port_addresses: NodePortAddresses::default(),
@@ -378,28 +355,28 @@ metadata: {name: here, labels: {topology.kubernetes.io/region: r}}
             drain: Duration::ZERO,
         };
         let directory = tempfile::tempdir().unwrap();
-        let state_file = StateFile::new(directory.path().join("state"));
-        let proxier = Proxier::new(FakeKernel::default(), config, state_file).unwrap();
+        let ledger = LedgerFile::new(directory.path().join("ledger"));
+        let proxier = Proxier::new(FakeKernel::default(), config, ledger).unwrap();
         let periods = Periods {
             sync: Duration::from_millis(10),
             ..Periods::default()
         };
         let mut daemon = Daemon::new(proxier, periods, None);
-        let (sender, news) = channel();
+        let (sender, messages) = channel();
         others
             .into_iter()
-            .for_each(|event| sender.send(News::Event(event)).unwrap());
+            .for_each(|event| sender.send(Message::Event(event)).unwrap());
         let start = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(50));
                 nodes
                     .into_iter()
-                    .for_each(|event| sender.send(News::Event(event)).unwrap());
+                    .for_each(|event| sender.send(Message::Event(event)).unwrap());
             });
-            assert!(daemon.listen(&news));
+            assert!(daemon.listen(&messages));
         });
         assert!(daemon.proxier.snapshot().knows_other_nodes());
-        assert!(start.elapsed() < NODE_PATIENCE);
+        assert!(start.elapsed() < gate::NODE_PATIENCE);
     }
 }

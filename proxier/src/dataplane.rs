@@ -1,7 +1,7 @@
-//! The machine: observed as a whole, changed by [`Op`]s only.
+//! The kernel behind a trait: observed as a whole, changed by [`Op`]s and packet rules only.
 //!
 //! [`linux`] is a real kernel, [`fake`] one in memory. One conformance suite
-//! (`tests/conformance.rs`) runs against both, so that what is proved on the fake holds.
+//! (`tests/conformance.rs`) runs on both, so that proofs on the fake hold for the real one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,48 +12,47 @@ use rustix::io::Errno;
 
 use crate::conntrack::{Stale, Swept};
 use crate::nftables;
-use crate::observed::{Found, Observed};
+use crate::observed::{CountedServer, Observed};
 use crate::op::Op;
 use crate::plan::{Desired, Machine};
-use crate::rules::Surplus;
 
 pub mod fake;
 pub mod linux;
 
-/// Something that Ops can be applied to.
+/// A kernel that Ops can be applied to.
 pub trait Dataplane {
     /// Reads the machine's own addresses.
     ///
     /// # Errors
-    /// When they cannot be read; nothing is known then.
+    /// When they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
 
-    /// Shows every virtual server of the network namespace to `each`, ours or not, each once and in
-    /// no particular order. Keeps none of them: there may be very many.
+    /// Calls `each` for every virtual server of the network namespace, owned or foreign, once and in
+    /// no particular order. Memory does not grow with their number.
     ///
     /// # Errors
     /// When any part cannot be read whole.
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure>;
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure>;
 
-    /// Reads one virtual server; `None` when it does not exist.
+    /// Reads one virtual server; `None` if it does not exist.
     ///
     /// # Errors
     /// When it cannot be read whole.
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure>;
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure>;
 
-    /// Reads the addresses that we made local, with their preferred source.
+    /// Reads our service addresses, each with its preferred source.
     ///
     /// # Errors
     /// When they cannot be read whole.
     fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure>;
 
-    /// Reads everything that [`crate::diff`] compares; destinations that are as in `desired` are
-    /// shared with it.
+    /// Reads everything that [`crate::diff`] compares; destinations that equal the desired ones share
+    /// their memory.
     ///
     /// # Errors
     /// When any part cannot be read whole.
     fn observe(&mut self, desired: &Desired) -> Result<Observed, Failure> {
-        // Collected, a map has no half-empty nodes.
+        // A map that is collected has full nodes; insertions in order would leave half of each empty.
         let mut servers = Vec::new();
         self.virtual_servers(&mut |found| {
             let mut server = found.server;
@@ -69,65 +68,59 @@ pub trait Dataplane {
         })
     }
 
-    /// The number of the present state of all packet rules, whoever's; every change changes it.
-    /// `None` when there are none of ours.
+    /// Returns the number of the present state of all packet rules in the namespace: every change by
+    /// any program changes it. `None` if our table does not exist.
     ///
     /// # Errors
-    /// When that cannot be found out.
+    /// When it cannot be read.
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure>;
 
-    /// Changes our packet rules in one moment: all of `changes` or none. `table` is what comes out, but
-    /// for a `surplus` that stays.
-    /// Answers the number of the state then, where it is known.
+    /// Applies all of `commands` to our packet rules, or none, in one transaction that leads to `table`.
+    /// Returns the number of the state after it, if known.
     ///
     /// # Errors
-    /// When the kernel refuses; what it has then need not be what it had.
+    /// When the kernel refuses; its rules may then differ from those before.
     fn change_rules(
         &mut self,
         table: &nftables::Table,
-        changes: &[nftables::Change],
-        surplus: &Surplus,
+        commands: &[nftables::Command],
     ) -> Result<Option<u32>, Failure>;
 
-    /// Makes `table` our packet rules, whatever they were, but for a `surplus` that stays, and touches
-    /// only what differs; answers as [`Dataplane::change_rules`].
+    /// Makes `table` our packet rules, whatever they were, and changes only what differs. Returns as
+    /// [`Dataplane::change_rules`].
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn replace_rules(
-        &mut self,
-        table: &nftables::Table,
-        surplus: &Surplus,
-    ) -> Result<Option<u32>, Failure>;
+    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure>;
 
-    /// Deletes our packet rules, if there are any.
+    /// Deletes our packet rules, if they exist.
     ///
     /// # Errors
     /// When the kernel refuses.
     fn delete_rules(&mut self) -> Result<(), Failure>;
 
-    /// Deletes the flows that are stale from connection tracking, and no others.
+    /// Deletes exactly the stale flows from connection tracking.
     ///
     /// # Errors
-    /// When the kernel refuses; some are deleted then.
+    /// When the kernel refuses; some may be deleted then.
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure>;
 
-    /// Applies `ops` in order and says of each whether it took effect.
+    /// Applies `ops` in order and returns the outcome of each.
     ///
-    /// A failing Op does not stop the following ones. The answer has the length of `ops`.
+    /// A failing Op does not stop the following ones.
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
 }
 
-/// What became of an [`Op`]; a pointer wide, since there may be very many.
+/// The outcome of an [`Op`]; a pointer wide, since a round may have 100,000 of them.
 pub type Outcome = Result<(), Box<Failure>>;
 
-/// Why the machine refused something.
+/// Why the kernel refused something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The kernel's error number; `None` when it gave no answer, and what was asked may or may not
-    /// have taken effect.
+    /// The kernel's error number; `None` if its answer is lost, and the request may or may not have
+    /// taken effect.
     pub errno: Option<Errno>,
-    /// What was being done and what happened, as one line.
+    /// What was being done, and what happened, as one line.
     pub message: String,
 }
 
@@ -141,8 +134,8 @@ impl Failure {
         }
     }
 
-    /// Whether the kernel lacks the scheduler, given that a virtual server was to be created or
-    /// changed (`ip_vs_add_service`, `ip_vs_edit_service`).
+    /// Whether the kernel lacks the scheduler, if the request was to create or change a virtual server
+    /// (`ip_vs_add_service`, `ip_vs_edit_service`).
     pub fn is_scheduler_missing(&self) -> bool {
         self.errno == Some(Errno::NOENT)
     }

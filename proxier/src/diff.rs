@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-use crate::drain::Drains;
+use crate::ledger::Drains;
 use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Desired, VirtualServer};

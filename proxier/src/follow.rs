@@ -1,4 +1,4 @@
-//! Following manifest files.
+//! Follows manifest files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,31 +6,30 @@ use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
-use crate::daemon::News;
-use crate::manifests::{self, Loaded};
-use crate::sync::Input;
+use crate::daemon::Message;
+use crate::manifests;
 
-/// How often the files are looked at.
+/// How often the files' metadata is read.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Loads the manifests at `path` and tells their objects, now and whenever the files change, in a
-/// thread that ends when nobody listens any more.
+/// Loads the manifests at `path` and sends them, now and after every change of the files, from a
+/// thread that ends when the receiver is gone.
 ///
-/// When they cannot be loaded later on, that is logged and the last good ones stay in force.
+/// If a later load fails, the failure is logged and the last objects stay in force.
 ///
 /// # Errors
-/// When they cannot be loaded now.
+/// When the manifests cannot be loaded now.
 pub fn manifests(
     path: PathBuf,
     options: manifests::Options,
-    listener: SyncSender<News>,
+    listener: SyncSender<Message>,
 ) -> Result<JoinHandle<()>, manifests::Error> {
     let mut seen = Fingerprint::of(&path);
     let mut loaded = Some(manifests::load(&path, &options)?);
     Ok(std::thread::spawn(move || {
         loop {
             if let Some(loaded) = loaded.take()
-                && listener.send(news(loaded)).is_err()
+                && listener.send(Message::Manifests(loaded)).is_err()
             {
                 return;
             }
@@ -40,45 +39,35 @@ pub fn manifests(
                 seen = now;
                 match manifests::load(&path, &options) {
                     Ok(new) => loaded = Some(new),
-                    Err(error) => tracing::error!("{error}; the last good manifests stay in force"),
+                    Err(error) => {
+                        tracing::error!("{error}; the last readable manifests stay in force")
+                    }
                 }
             }
         }
     }))
 }
 
-fn news(loaded: Loaded) -> News {
-    News::Objects {
-        input: if loaded.is_whole {
-            Input::Whole
-        } else {
-            Input::Partial
-        },
-        events: loaded.events,
-        problems: loaded.problems,
-    }
-}
-
-/// What a look at the files' metadata tells: cheap to take, different after every change.
+/// The metadata of manifest files: cheap to read, different after every change.
 ///
-/// Polling metadata works where change notifications do not: network file systems, the host file
-/// system of a lab kernel, and ConfigMap mounts, which swap a symbolic link.
+/// Polling works where change notifications do not: on network file systems, on the host file system
+/// of a lab kernel, and for ConfigMap mounts, which swap a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint(BTreeMap<PathBuf, Option<(u64, SystemTime)>>);
 
 impl Fingerprint {
-    /// Looks at `path` and, if it is a directory, at everything directly in it.
+    /// Reads the metadata of `path` and, if it is a directory, of every entry in it.
     pub fn of(path: &Path) -> Self {
-        let mut files = BTreeMap::from([(path.to_owned(), look(path))]);
+        let mut files = BTreeMap::from([(path.to_owned(), metadata(path))]);
         for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
-            files.insert(entry.path(), look(&entry.path()));
+            files.insert(entry.path(), metadata(&entry.path()));
         }
         Self(files)
     }
 }
 
-/// Size and time of change of what `path` leads to; `None` when that cannot be seen.
-fn look(path: &Path) -> Option<(u64, SystemTime)> {
+/// Returns size and modification time of the file that `path` leads to; `None` if it has none.
+fn metadata(path: &Path) -> Option<(u64, SystemTime)> {
     let metadata = std::fs::metadata(path).ok()?;
     Some((metadata.len(), metadata.modified().ok()?))
 }
@@ -88,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sees_new_changed_and_removed_files() {
+    fn new_changed_and_removed_files_change_the_fingerprint() {
         let directory = tempfile::tempdir().unwrap();
         let look = || Fingerprint::of(directory.path());
         let empty = look();

@@ -1,27 +1,29 @@
-//! nf_tables: a table as a value, its text, and its way into the kernel.
+//! nf_tables: tables as values, as nft prints them and as the kernel takes them.
 //!
 //! ```text
-//!   Table ──diff──▶ Vec<Change> ──message──▶ one transaction ──▶ kernel
-//!     │ Display        │ Display               all of it or nothing
-//!     ▼                ▼
-//!   nft syntax       nft commands
+//!   Table ──difference──▶ Vec<Command> ──message──▶ one transaction ──▶ kernel
+//!     │ Display               │ Display               applied as a whole or not at all
+//!     ▼                       ▼
+//!   nft syntax              nft commands
 //! ```
 //!
-//! Everything is data that can be built, compared and printed without a socket; only [`Client`],
-//! [`Watch`] and [`Forwarding`] talk to the kernel. A [`Client`] changes one table, its own, and
-//! reads it back ([`Client::restore`]); [`Forwarding`] looks at forward chains of others and adds at
-//! most one rule to each.
-//! The vocabulary is what [`crate::rules`] needs: family `inet`, sets and maps of concatenated keys,
+//! [`Client`], [`Watch`] and [`Forwarding`] talk to the kernel. Everything else is plain data, built,
+//! compared and printed without a socket. A [`Client`] changes one table, its own. [`Forwarding`]
+//! inserts one rule into forward chains of other programs.
+//!
+//! The module supports what our rules need: family `inet`, sets and maps with concatenated keys,
 //! networks, marks, masquerade, rejection.
 //!
-//! The kernel side is `net/netfilter/nf_tables_api.c` and `nfnetlink.c`; numbers and layouts are those
-//! of `include/uapi/linux/netfilter/nf_tables.h`.
+//! In the kernel, see `net/netfilter/nf_tables_api.c`, `nfnetlink.c` and
+//! `include/uapi/linux/netfilter/nf_tables.h`.
 
-mod change;
+mod anonymous;
 mod client;
+mod command;
 mod existing;
 mod expression;
 mod forwarding;
+pub mod hash;
 mod message;
 mod rule;
 mod set;
@@ -30,12 +32,12 @@ mod table;
 mod value;
 mod watch;
 
-pub use change::{Change, InTable};
 pub use client::{Client, TransactionError};
-pub use forwarding::{ForwardChain, Forwarding, Obstacle, Seen, Treatment};
+pub use command::Command;
+pub use forwarding::{DroppingChain, ForwardChain, ForwardReport, Forwarding, Treatment};
 pub use message::transaction_length;
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
-pub use set::{Element, Key, Kind, Set};
+pub use set::{Element, Key, Set, SetKind};
 pub use table::{Chain, Hook, Table};
 pub use value::{Type, Value};
 pub use watch::{Tampering, Watch};

@@ -1,4 +1,4 @@
-//! What is: the state of the machine as far as we may change it.
+//! The observed state of the kernel, as far as the proxy may change it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,19 +9,19 @@ use ipvs_netlink as ipvs;
 
 use crate::op::Op;
 
-/// What is.
+/// The observed state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// Every virtual server of the network namespace, ours or not.
+    /// Every virtual server of the network namespace, owned or foreign.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, ObservedServer>,
-    /// The addresses that we made local, with their preferred source.
+    /// Our service addresses, each with its preferred source.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
 }
 
-/// A virtual server that exists.
+/// A virtual server in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedServer {
-    /// Its definition.
+    /// Scheduler, flags and affinity.
     pub service: ipvs::Service,
     /// Its destinations, ordered by key, each key once.
     pub destinations: Destinations,
@@ -36,25 +36,26 @@ impl ObservedServer {
         }
     }
 
-    /// Where the destination `key` is, or where it would be inserted.
+    /// Returns the position of a destination, or the one at which to insert it.
     pub(crate) fn position(&self, key: ipvs::DestinationKey) -> Result<usize, usize> {
         let order = |destination: &ipvs::Destination| destination.key;
         self.destinations.binary_search_by_key(&key, order)
     }
 }
 
-/// Destinations that exist. Nearly always they are those that should exist, and then they are in
-/// memory once ([`Destinations::share`]).
+/// The destinations of a virtual server in the kernel.
+///
+/// Nearly always they equal the desired ones, and share their memory ([`Destinations::share`]).
 #[derive(Clone, Debug)]
 pub enum Destinations {
-    /// The same as somebody else's.
+    /// The desired destinations.
     Shared(Arc<[ipvs::Destination]>),
-    /// Any.
+    /// Other destinations.
     Own(Vec<ipvs::Destination>),
 }
 
 impl Destinations {
-    /// Changes these destinations and nobody else's.
+    /// Changes these destinations; others that share their memory stay the same.
     pub fn change<T>(&mut self, work: impl FnOnce(&mut Vec<ipvs::Destination>) -> T) -> T {
         let mut own = match std::mem::take(self) {
             Self::Shared(shared) => shared.to_vec(),
@@ -65,7 +66,7 @@ impl Destinations {
         result
     }
 
-    /// Lets go of the memory if these are `others`.
+    /// Shares the memory of `others` if the destinations are equal.
     pub fn share(&mut self, others: &Arc<[ipvs::Destination]>) {
         if **self == **others {
             *self = Self::Shared(others.clone());
@@ -104,10 +105,10 @@ impl PartialEq for Destinations {
 
 impl Eq for Destinations {}
 
-/// A virtual server as it was found, with what changes by itself.
+/// A virtual server with the connections of its destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// What it is.
+pub struct CountedServer {
+    /// The virtual server.
     pub server: ObservedServer,
     /// The connections of its destinations, in their order.
     pub connections: Vec<Connections>,
@@ -116,27 +117,27 @@ pub struct Found {
 /// The connections of a destination at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
-    /// Those in an active state.
+    /// Connections that the kernel counts as active (TCP: established).
     pub active: u32,
-    /// The others.
+    /// All other connections, such as closing ones.
     pub inactive: u32,
 }
 
 impl Connections {
-    /// Whether there is none of any state.
+    /// Whether there is no connection in any state.
     pub fn are_none(&self) -> bool {
         self.active == 0 && self.inactive == 0
     }
 }
 
-impl Found {
-    /// The connections of the destination `key`, if there is one.
+impl CountedServer {
+    /// Returns the connections of a destination; `None` if it does not exist.
     pub fn connections_of(&self, key: &ipvs::DestinationKey) -> Option<Connections> {
         let at = self.server.position(*key).ok()?;
         self.connections.get(at).copied()
     }
 
-    /// Each destination with its connections.
+    /// Every destination with its connections.
     pub fn destinations(&self) -> impl Iterator<Item = (&ipvs::Destination, Connections)> {
         let connections = self.connections.iter().copied();
         self.server.destinations.iter().zip(connections)
@@ -144,7 +145,7 @@ impl Found {
 }
 
 impl Observed {
-    /// Takes in that `op` took effect.
+    /// Records that `op` took effect.
     pub fn record(&mut self, op: &Op) {
         match *op {
             Op::AddService(service) => {

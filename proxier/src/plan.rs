@@ -19,9 +19,9 @@ use ipvs_netlink as ipvs;
 
 use crate::model::ServicePortName;
 use crate::problem::Problem;
-use crate::rules;
 use crate::store::{Snapshot, Touched};
 
+mod admission;
 mod context;
 mod endpoints;
 mod health;
@@ -30,6 +30,7 @@ mod planner;
 mod service;
 mod style;
 
+pub use admission::{Admission, Endpoints, Scope};
 pub use health::HealthCheck;
 pub use node_ports::{InvalidNodePortAddresses, NodePortAddresses};
 pub use planner::{Changed, Planner};
@@ -37,7 +38,7 @@ pub use service::{mark, serve};
 
 /// What the operator chose, as far as planning is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct PlanConfig {
     /// The name of this node, as endpoints name it.
     pub node_name: Arc<str>,
     /// The scheduler of virtual servers that do not choose one.
@@ -81,12 +82,12 @@ pub struct VirtualServer {
     pub destinations: Arc<[ipvs::Destination]>,
     /// The Service port it exists for.
     pub owner: ServicePortName,
-    /// Which of the Service port's faces it is.
-    pub frontend: Frontend,
+    /// The field of the Service that asks for it.
+    pub kind: FrontendKind,
     /// How long a removed destination may keep its connections.
     pub drain: Duration,
-    /// What the packet rules have to know of it; nothing of one with a firewall mark.
-    pub rules: Option<rules::Frontend>,
+    /// Who may use it; `None` for the virtual server of a firewall mark, which has no frontend.
+    pub admission: Option<Admission>,
 }
 
 impl VirtualServer {
@@ -97,10 +98,10 @@ impl VirtualServer {
     }
 }
 
-/// The faces that a Service port shows to clients, in the order in which they get a contested
-/// address: no external address may capture another Service's cluster IP.
+/// The kinds of frontends that a Service port has, in the order in which they win a contested
+/// frontend: no external address may capture another Service's cluster IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Frontend {
+pub enum FrontendKind {
     /// `spec.clusterIPs`.
     ClusterIp,
     /// `spec.externalIPs`.
@@ -114,7 +115,7 @@ pub enum Frontend {
     Inside,
 }
 
-impl Frontend {
+impl FrontendKind {
     /// The field of the Service that asks for it.
     pub fn field(self) -> &'static str {
         match self {
@@ -144,7 +145,7 @@ impl Desired {
     /// The firewall mark that clients inside the cluster need at `server`, if any.
     pub fn mark(&self, server: &VirtualServer) -> Option<u32> {
         let family = server.service.key.family();
-        let mark = server.rules.as_ref()?.inside?;
+        let mark = server.admission.as_ref()?.inside_mark?;
         let key = ipvs::ServiceKey::Mark { family, mark };
         // Should two Service ports have the same mark, only one of them has its virtual server.
         let inside = self.virtual_servers.get(&key)?;
@@ -155,8 +156,8 @@ impl Desired {
     /// addresses.
     pub fn restricted(&self) -> (BTreeSet<ipvs::ServiceKey>, BTreeSet<IpAddr>) {
         let is_restricted = |server: &VirtualServer| {
-            let rules = server.rules.as_ref();
-            rules.is_some_and(|rules| rules.source_ranges.is_some())
+            let admission = server.admission.as_ref();
+            admission.is_some_and(|admission| admission.source_ranges.is_some())
         };
         let restricted = self.virtual_servers.iter();
         let restricted = restricted.filter(|(_, server)| is_restricted(server));
@@ -165,19 +166,23 @@ impl Desired {
         (keys, addresses)
     }
 
-    /// What the packet rules have to know of the virtual server `key`.
-    pub fn rules(&self, key: &ipvs::ServiceKey) -> Option<rules::Frontend> {
+    /// Returns the admission of the virtual server `key`, for the packet filter.
+    pub fn admission(&self, key: &ipvs::ServiceKey) -> Option<Admission> {
         let server = self.virtual_servers.get(key)?;
-        let rules = server.rules.clone()?;
-        Some(rules::Frontend {
-            inside: self.mark(server),
-            ..rules
+        let admission = server.admission.clone()?;
+        Some(Admission {
+            inside_mark: self.mark(server),
+            ..admission
         })
     }
 }
 
 /// Plans the node.
-pub fn desired(snapshot: &Snapshot, machine: &Machine, config: &Config) -> (Desired, Vec<Problem>) {
+pub fn desired(
+    snapshot: &Snapshot,
+    machine: &Machine,
+    config: &PlanConfig,
+) -> (Desired, Vec<Problem>) {
     let mut planner = Planner::new(config.clone());
     planner.update(snapshot, machine, Touched::All);
     let problems = planner.problems(snapshot);

@@ -8,9 +8,9 @@ use ipvs_netlink as ipvs;
 use serde::Serialize;
 
 use crate::dataplane::{Dataplane, Failure};
-use crate::observed::Found;
+use crate::ledger::Owned;
+use crate::observed::CountedServer;
 use crate::op::Op;
-use crate::owned::Owned;
 use crate::plan::Desired;
 use crate::problem::Problem;
 
@@ -18,7 +18,7 @@ use crate::problem::Problem;
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     /// Every virtual server of the network namespace, ours or not.
-    pub virtual_servers: BTreeMap<ipvs::ServiceKey, Found>,
+    pub virtual_servers: BTreeMap<ipvs::ServiceKey, CountedServer>,
     /// The addresses that we made local, with their preferred source.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
 }
@@ -115,7 +115,7 @@ impl Report {
             addresses: observed.addresses.keys().copied().collect(),
             ..Self::default()
         };
-        for Found { server, .. } in observed.virtual_servers.values() {
+        for CountedServer { server, .. } in observed.virtual_servers.values() {
             report.list(&server.service, &server.destinations);
         }
         report

@@ -1,133 +1,77 @@
 //! When failed Ops are tried again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
 use crate::op::Op;
+use crate::plan::Changed;
+use crate::timer::Timer;
 
-/// How soon for the first time; doubled for every further failure.
-const FIRST: Duration = Duration::from_secs(1);
-
-/// How long at most.
-const LAST: Duration = Duration::from_secs(30);
-
-/// What failed and is to be tried again; nothing else waits for it.
+/// The targets of failed Ops, each with a timer of its own: no Op waits for another target.
 #[derive(Clone, Debug, Default)]
 pub struct Retries {
-    targets: BTreeMap<Target, Wait>,
-    at_once: Option<Duration>,
-}
-
-/// What an Op changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Target {
-    VirtualServer(ipvs::ServiceKey),
-    Address(IpAddr),
-}
-
-/// When one thing that failed is tried again.
-#[derive(Clone, Copy, Debug)]
-pub struct Wait {
-    due: Option<Duration>,
-    next: Duration,
-}
-
-/// Nothing has failed yet.
-impl Default for Wait {
-    fn default() -> Self {
-        Self {
-            due: None,
-            next: FIRST,
-        }
-    }
-}
-
-impl Wait {
-    /// It failed at `now`: the next try is due twice as long after as the last time.
-    pub fn failed(&mut self, now: Duration) {
-        self.due = Some(now + self.next);
-        self.next = (self.next * 2).min(LAST);
-    }
-
-    /// When it is to be tried again; `None` when it has not failed, or while it is being tried.
-    pub fn due(&self) -> Option<Duration> {
-        self.due
-    }
+    virtual_servers: BTreeMap<ipvs::ServiceKey, Timer>,
+    addresses: BTreeMap<IpAddr, Timer>,
 }
 
 impl Retries {
-    /// `op` failed at `now`.
+    /// Schedules another try of what `op` changes, after it failed at `now`.
     pub fn add(&mut self, op: &Op, now: Duration) {
-        let target = match (op.service_key(), op.address()) {
-            (Some(key), _) => Target::VirtualServer(key),
-            (None, Some(address)) => Target::Address(address),
+        let timer = match (op.service_key(), op.address()) {
+            (Some(key), _) => self.virtual_servers.entry(key).or_insert_with(Timer::retry),
+            (None, Some(address)) => self.addresses.entry(address).or_insert_with(Timer::retry),
             (None, None) => return,
         };
-        let wait = self.targets.entry(target).or_default();
         // Several Ops of one round may fail at one target; that is one failure.
-        if wait.due.is_none() {
-            wait.failed(now);
+        if timer.due().is_none() {
+            timer.back_off(now);
         }
     }
 
-    /// Another round is wanted at `now`, which may be later than now.
-    pub fn at_once(&mut self, now: Duration) {
-        self.at_once = Some(self.at_once.map_or(now, |sooner| sooner.min(now)));
-    }
-
-    /// The virtual servers to try again now. Those that do not fail again are forgotten after
-    /// [`Retries::settle`].
-    pub fn due(&mut self, now: Duration) -> Vec<ipvs::ServiceKey> {
-        self.at_once = None;
-        self.take_due(now, |target| match target {
-            Target::VirtualServer(key) => Some(key),
-            Target::Address(_) => None,
-        })
-    }
-
-    /// The addresses to try again now.
-    pub fn due_addresses(&mut self, now: Duration) -> Vec<IpAddr> {
-        self.take_due(now, |target| match target {
-            Target::Address(address) => Some(address),
-            Target::VirtualServer(_) => None,
-        })
-    }
-
-    /// Those of the targets that `choose` takes and that are due; they are on their way now.
-    fn take_due<T>(&mut self, now: Duration, choose: impl Fn(Target) -> Option<T>) -> Vec<T> {
-        let mut taken = Vec::new();
-        for (&target, wait) in &mut self.targets {
-            if wait.due.is_some_and(|due| due <= now)
-                && let Some(target) = choose(target)
-            {
-                wait.due = None;
-                taken.push(target);
-            }
+    /// Returns the targets to try again at `now`, and clears their timers.
+    ///
+    /// [`Retries::settle`] forgets those whose Ops do not fail again.
+    pub fn take_due(&mut self, now: Duration) -> Changed {
+        Changed {
+            virtual_servers: take_due(&mut self.virtual_servers, now),
+            addresses: take_due(&mut self.addresses, now),
+            ..Changed::default()
         }
-        taken
     }
 
-    /// A round is over: what was tried in it and did not fail again is done.
+    /// Ends a round: forgets the targets that were tried and did not fail again.
     pub fn settle(&mut self) {
-        self.targets.retain(|_, wait| wait.due.is_some());
+        self.virtual_servers
+            .retain(|_, timer| timer.due().is_some());
+        self.addresses.retain(|_, timer| timer.due().is_some());
     }
 
-    /// Everything is tried again now; what fails again waits longer than before.
-    pub fn all(&mut self) {
-        for wait in self.targets.values_mut() {
-            wait.due = None;
-        }
-        self.at_once = None;
+    /// Clears every timer before a resync, which tries everything; pauses keep their length.
+    pub fn try_all(&mut self) {
+        let servers = self.virtual_servers.values_mut();
+        servers
+            .chain(self.addresses.values_mut())
+            .for_each(Timer::clear);
     }
 
-    /// When something is due next.
+    /// When the next target is due.
     pub fn next_due(&self) -> Option<Duration> {
-        let targets = self.targets.values().filter_map(|wait| wait.due);
-        targets.chain(self.at_once).min()
+        let servers = self.virtual_servers.values();
+        let timers = servers.chain(self.addresses.values());
+        timers.filter_map(Timer::due).min()
     }
+}
+
+fn take_due<K: Copy + Ord>(timers: &mut BTreeMap<K, Timer>, now: Duration) -> BTreeSet<K> {
+    let due = timers.iter_mut().filter(|(_, timer)| timer.is_due(now));
+    due.map(|(key, timer)| {
+        timer.clear();
+        *key
+    })
+    .collect()
 }
 
 #[cfg(test)]
@@ -139,35 +83,40 @@ mod tests {
         mark: 1,
     };
 
+    fn servers(due: &Changed) -> Vec<ipvs::ServiceKey> {
+        due.virtual_servers.iter().copied().collect()
+    }
+
     #[test]
-    fn waits_twice_as_long_after_every_failure_and_forgets_after_success() {
+    fn a_target_waits_twice_as_long_after_every_failure_and_is_forgotten_after_success() {
         let mut retries = Retries::default();
         let mut now = Duration::ZERO;
-        let mut waits = Vec::new();
-        for _ in 0..7 {
+        for pause in [1, 2, 4] {
             // Two failures of one round are one.
             retries.add(&Op::DeleteService(KEY), now);
             retries.add(&Op::DeleteService(KEY), now);
             retries.settle();
             let due = retries.next_due().unwrap();
-            assert_eq!(retries.due(due - Duration::from_millis(1)), []);
-            waits.push((due - now).as_secs());
+            assert_eq!((due - now).as_secs(), pause);
+            let early = retries.take_due(due - Duration::from_millis(1));
+            assert_eq!(early, Changed::default());
             now = due;
-            assert_eq!(retries.due(now), [KEY]);
+            assert_eq!(servers(&retries.take_due(now)), [KEY]);
         }
-        assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
         retries.settle();
         assert_eq!(retries.next_due(), None);
         retries.add(&Op::DeleteService(KEY), now);
-        assert_eq!(retries.next_due(), Some(now + FIRST));
+        assert_eq!(retries.next_due(), Some(now + Duration::from_secs(1)));
     }
 
     #[test]
-    fn addresses_wait_for_themselves() {
+    fn addresses_and_virtual_servers_have_timers_of_their_own() {
         let mut retries = Retries::default();
         let address: IpAddr = [10, 96, 0, 1].into();
         retries.add(&Op::DeleteAddress(address), Duration::ZERO);
-        assert_eq!(retries.due(LAST), []);
-        assert_eq!(retries.due_addresses(LAST), [address]);
+        retries.add(&Op::DeleteService(KEY), Duration::from_secs(9));
+        let due = retries.take_due(Duration::from_secs(1));
+        assert_eq!(servers(&due), []);
+        assert_eq!(due.addresses, [address].into());
     }
 }

@@ -1,350 +1,268 @@
-//! Rounds of making the machine what it should be.
+//! Rounds that make the kernel match the cluster.
 //!
 //! ```text
 //! Event ─▶ Snapshot ─plan─▶ Desired ──┐
 //!             Dataplane ─▶ Observed ──┴─diff─▶ Vec<Op> ─apply─▶ Vec<Outcome>
 //! ```
 //!
-//! A change goes through the Services it touches only: [`Proxier::sync`] compares what they should
-//! be with what was programmed last. [`Proxier::resync`] reads the machine back and compares all.
+//! [`Proxier::sync`] compares only what events touched. [`Proxier::resync`] reads the kernel back and
+//! compares everything. `round.rs` has the steps of both, in order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ipvs_netlink as ipvs;
-
-use crate::conntrack::{Strays, Swept};
-use crate::dataplane::{Dataplane, Failure, Outcome};
+use crate::dataplane::{Dataplane, Failure};
+use crate::filter::{Filter, FilterConfig};
+use crate::ledger::{self, Ledger, LedgerFile};
 use crate::model::Cidr;
-use crate::observed::Observed;
 use crate::op::Op;
-use crate::owned::Owned;
-use crate::packets::{self, Packets};
-use crate::plan::{Changed, Config, Desired, Machine, Planner};
+use crate::plan::{Desired, Machine, PlanConfig, Planner};
 use crate::problem::Problem;
-use crate::retry::{Retries, Wait};
-use crate::state_file::{self, Key, Record, State, StateFile};
+use crate::retry::Retries;
 use crate::store::{Event, Snapshot, Touched};
+use crate::timer::Timer;
 
-mod apply;
-mod compare;
-mod look;
+mod applied;
+mod flows;
+mod kernel;
+mod round;
+mod rules;
 #[cfg(test)]
 mod tests;
 
-/// Everything that one node's proxy owns: what it was told, what it programs, what is its own.
+pub use applied::Applied;
+
+use flows::Flows;
+use kernel::KernelState;
+use round::Extent;
+use rules::Rules;
+
+/// The proxy of one node: its input, its plan, and what it knows of the kernel.
 #[derive(Debug)]
 pub struct Proxier<D> {
     dataplane: D,
-    snapshot: Snapshot,
-    /// The Services that events touched since they were planned last.
-    touched: Touched,
+    input: Input,
     planner: Planner,
     machine: Machine,
-    /// What the machine has, as far as we did it or read it.
-    known: Observed,
-    /// Whether `known` can be trusted: it was read once, and no socket has failed since.
-    is_known: bool,
-    /// What may differ between `known` and the plan.
-    pending: Changed,
-    state: State,
-    state_file: StateFile,
-    /// What was learnt and is still to be written down.
-    unwritten: Vec<Record>,
-    /// When that is tried again that could not be written down.
-    record_again: Wait,
-    /// The virtual servers whose stale flows are still to be forgotten, with an Op that made them so:
-    /// one of each, or they would be ever more while that fails.
-    unswept: BTreeMap<ipvs::ServiceKey, Op>,
-    /// Endpoints whose late answers may be in the way.
-    strays: Strays,
-    excluded: Vec<Cidr>,
+    kernel: KernelState,
+    ledger: Ledger,
+    /// `None` for a proxy that writes no packet rules.
+    rules: Option<Rules>,
+    flows: Flows,
     retries: Retries,
-    /// The packet rules, unless somebody else sees to them.
-    packets: Option<Packets>,
-    input: Input,
+    /// When a round is due because the last one learnt something that changes the plan.
+    again: Timer,
+    /// Ranges in which no virtual server is deleted.
+    excluded: Vec<Cidr>,
+}
+
+/// What the cluster said.
+#[derive(Debug, Default)]
+struct Input {
+    snapshot: Snapshot,
+    /// The Services that events touched since the last planning.
+    touched: Touched,
+    /// Problems of objects that became no event, by their kind in the plural.
     unread: BTreeMap<&'static str, Vec<Problem>>,
 }
 
-/// Whether what was read is all there is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Input {
-    /// What is absent does not exist.
-    #[default]
-    Whole,
-    /// Some of it could not be read: what is absent may exist.
-    Partial,
-}
-
-/// An applied round.
-#[derive(Clone, Debug, Default)]
-pub struct Applied {
-    /// What became of the packet rules, if they had to change.
-    pub rules: Option<Result<(), Failure>>,
-    /// What became of stale flows, if any could be.
-    pub flows: Option<Result<Swept, Failure>>,
-    /// What was changed, in order.
+/// The changes that a round would make.
+#[derive(Clone, Debug)]
+pub struct Preview {
+    /// The Ops, in order.
     pub ops: Vec<Op>,
-    /// What became of each Op, in order.
-    pub outcomes: Vec<Outcome>,
-    /// Why it could not be recorded, if it could not. It is tried again; a process that starts before
-    /// that takes what is new for foreign, unless it is in the cluster's service ranges.
-    pub unrecorded: Option<Failure>,
-    /// What somebody else had changed behind our back, where this round makes it good.
-    pub drifted: Changed,
+    /// Whether packet rules would be written.
+    pub changes_rules: bool,
 }
 
-impl Applied {
-    /// What failed.
-    pub fn failures(&self) -> impl Iterator<Item = &Failure> {
-        let rules = self.rules.iter().filter_map(|result| result.as_ref().err());
-        let ops = self
-            .outcomes
-            .iter()
-            .filter_map(|outcome| outcome.as_ref().err());
-        let flows = self.flows.iter().filter_map(|result| result.as_ref().err());
-        let ops = ops.map(|failure| &**failure);
-        rules.chain(ops).chain(flows).chain(&self.unrecorded)
-    }
-
-    /// Whether `op` repairs what somebody else changed.
-    pub fn is_repair(&self, op: &Op) -> bool {
-        match op.service_key() {
-            Some(key) => self.drifted.virtual_servers.contains(&key),
-            None => op
-                .address()
-                .is_some_and(|address| self.drifted.addresses.contains(&address)),
-        }
-    }
-}
-
-/// Why a round could not be applied at all.
+/// Why a round could not be made at all.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The machine could not be read.
+    /// The kernel could not be read.
     #[error(transparent)]
     Dataplane(#[from] Failure),
-    /// What is ours could not be read.
+    /// The ledger could not be read.
     #[error(transparent)]
-    State(#[from] state_file::Error),
+    Ledger(#[from] ledger::Error),
 }
 
 impl<D: Dataplane> Proxier<D> {
-    /// A proxier that has been told nothing yet.
+    /// Returns a proxier without input.
     ///
     /// # Errors
-    /// When the state file exists and cannot be read.
-    pub fn new(dataplane: D, config: Config, mut state_file: StateFile) -> Result<Self, Error> {
-        let state = state_file.load()?;
+    /// When the ledger's file exists and cannot be read.
+    pub fn new(dataplane: D, config: PlanConfig, file: LedgerFile) -> Result<Self, Error> {
         Ok(Self {
             dataplane,
-            snapshot: Snapshot::default(),
-            touched: Touched::All,
+            input: Input::default(),
             planner: Planner::new(config),
             machine: Machine::default(),
-            known: Observed::default(),
-            is_known: false,
-            pending: Changed::default(),
-            state,
-            state_file,
-            unwritten: Vec::new(),
-            record_again: Wait::default(),
-            unswept: BTreeMap::new(),
-            strays: Strays::default(),
-            excluded: Vec::new(),
+            kernel: KernelState::default(),
+            ledger: Ledger::open(file)?,
+            rules: None,
+            flows: Flows::default(),
             retries: Retries::default(),
-            packets: None,
-            input: Input::Whole,
-            unread: BTreeMap::new(),
+            again: Timer::retry(),
+            excluded: Vec::new(),
         })
     }
 
-    /// Whether enough is known to program anything: what is missing in less may exist.
-    pub fn is_complete(&self) -> bool {
-        self.snapshot.is_complete()
-    }
-
-    /// Never deletes a virtual server whose address lies in `ranges`.
+    /// Never deletes a virtual server whose address lies in `ranges` (`--ipvs-exclude-cidrs`).
     #[must_use]
     pub fn excluding(mut self, ranges: Vec<Cidr>) -> Self {
         self.excluded = ranges;
         self
     }
 
-    /// Sets packet rules, too.
+    /// Writes packet rules too.
     #[must_use]
-    pub fn filtering(mut self, packets: packets::Config) -> Self {
-        self.packets = Some(Packets::new(packets));
+    pub fn filtering(mut self, config: FilterConfig) -> Self {
+        self.rules = Some(Rules::new(config));
         self
     }
 
-    /// Somebody else changed our packet rules.
-    pub fn distrust_rules(&mut self) {
-        if let Some(packets) = &mut self.packets {
-            packets.distrust();
-        }
-    }
-
-    /// The packet rules as they should be.
-    pub fn packets(&self) -> Option<&Packets> {
-        self.packets.as_ref()
-    }
-
-    /// Takes in events, which tell all there is or only part of it.
-    ///
-    /// While only part is known no frontend is removed or left without destinations: an object that
-    /// cannot be read today was perhaps served yesterday.
-    pub fn take(&mut self, events: impl IntoIterator<Item = Event>, input: Input) {
+    /// Applies events to the snapshot.
+    pub fn receive(&mut self, events: impl IntoIterator<Item = Event>) {
         for event in events {
-            self.snapshot.apply(event, &mut self.touched);
-        }
-        if input == Input::Partial {
-            self.snapshot.accept_partial();
-        }
-        if self.input != input {
-            self.input = input;
-            self.is_known = false;
+            self.input.snapshot.apply(event, &mut self.input.touched);
         }
     }
 
-    /// Says what was wrong with input that became no event, in place of what was said of its `kind`
-    /// before.
+    /// Replaces the problems of objects of this `kind` that became no event.
     pub fn set_unread(&mut self, kind: &'static str, problems: Vec<Problem>) {
-        self.unread.insert(kind, problems);
+        self.input.unread.insert(kind, problems);
     }
 
-    /// What we were told.
+    /// Returns whether rounds may begin: the snapshot is complete, or the kernel has no state of ours.
+    ///
+    /// In the second case, the readable part of the input is programmed until all of it is readable.
+    ///
+    /// # Errors
+    /// When the kernel cannot be read.
+    pub fn may_start(&mut self) -> Result<bool, Failure> {
+        if !self.is_complete() && !self.finds_own_state()? {
+            self.input.snapshot.accept_partial();
+        }
+        Ok(self.is_complete())
+    }
+
+    /// Returns whether the kernel has anything of ours: packet rules, service addresses, or owned
+    /// virtual servers.
+    fn finds_own_state(&mut self) -> Result<bool, Failure> {
+        if self.dataplane.rules_generation()?.is_some() || !self.dataplane.addresses()?.is_empty() {
+            return Ok(true);
+        }
+        let territory = self.territory();
+        let owned = self.ledger.owned();
+        let mut is_any = false;
+        self.dataplane.virtual_servers(&mut |found| {
+            is_any |= territory.is_ours(&found.server.service.key, owned);
+        })?;
+        Ok(is_any)
+    }
+
+    /// Another program changed our packet rules.
+    pub fn distrust_rules(&mut self) {
+        if let Some(rules) = &mut self.rules {
+            rules.filter.distrust();
+        }
+    }
+
+    /// Whether the snapshot is complete enough to program it: what an incomplete one lacks may exist.
+    pub fn is_complete(&self) -> bool {
+        self.input.snapshot.is_complete()
+    }
+
+    /// The packet rules, unless this proxier writes none.
+    pub fn filter(&self) -> Option<&Filter> {
+        self.rules.as_ref().map(|rules| &rules.filter)
+    }
+
+    /// The last known API objects.
     pub fn snapshot(&self) -> &Snapshot {
-        &self.snapshot
+        &self.input.snapshot
     }
 
-    /// What should be, as planned last.
+    /// The plan, as of the last round.
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
     }
 
-    /// What of the input could not be read or was worked around, sorted.
+    /// Everything in the input that could not be used, sorted.
     pub fn problems(&self) -> Vec<Problem> {
-        let mut problems = self.planner.problems(&self.snapshot);
-        problems.extend(self.unread.values().flatten().cloned());
+        let mut problems = self.planner.problems(&self.input.snapshot);
+        problems.extend(self.input.unread.values().flatten().cloned());
         problems.sort();
         problems
     }
 
-    /// What is ours, by the Service port it serves.
-    pub fn owned(&self) -> &Owned {
-        &self.state.owned
+    /// The record of what is owned and what drains.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
-    /// What planning knows of the machine itself.
+    /// What planning knows of the machine.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// The machine.
+    /// The dataplane.
     pub fn dataplane(&mut self) -> &mut D {
         &mut self.dataplane
     }
 
-    /// When [`Proxier::sync`] has something to do even without an event: to try a failed Op again,
-    /// to count the connections of draining destinations. In time since boot.
+    /// When [`Proxier::sync`] has work without an event, in time since boot: a failed Op to try again,
+    /// connections of draining destinations to count, rules to write, flows to sweep.
     pub fn next_due(&self) -> Option<Duration> {
-        let retry = self.retries.next_due();
-        let drain = self.state.drains.next_due();
-        let rules = self.packets.as_ref().and_then(Packets::next_due);
-        let strays = self.strays.next_due();
-        retry
-            .into_iter()
-            .chain(drain)
-            .chain(rules)
-            .chain(strays)
-            .chain(self.record_again.due())
-            .min()
+        let timers = [
+            self.retries.next_due(),
+            self.ledger.next_due(),
+            self.rules.as_ref().and_then(|rules| rules.retry.due()),
+            self.flows.next_due(),
+            self.again.due(),
+        ];
+        timers.into_iter().flatten().min()
     }
 
-    /// Reads the machine and works out what has to change. Writes nothing.
+    /// Reads the kernel and returns what a round would change. Writes nothing.
     ///
     /// # Errors
-    /// When the machine cannot be read.
-    pub fn plan(&mut self, now: Duration) -> Result<Vec<Op>, Error> {
-        self.read(now)?;
-        Ok(self.whole_diff())
+    /// When the kernel cannot be read.
+    pub fn preview(&mut self, now: Duration) -> Result<Preview, Error> {
+        self.read_back(now)?;
+        Ok(Preview {
+            ops: self.compare(Extent::All),
+            changes_rules: self.filter().is_some_and(|filter| !filter.is_in_step()),
+        })
     }
 
     /// Programs what events changed since the last round, and what is due.
     ///
-    /// Reads the machine back as [`Proxier::resync`] does where what it has is not known.
+    /// Reads the kernel back as [`Proxier::resync`] does if its state is not known.
     ///
     /// # Errors
-    /// When the machine cannot be read; nothing was changed then. What fails otherwise is no error here
-    /// but told in [`Applied`], and tried again when due.
+    /// When the kernel cannot be read; nothing was changed then. Other failures are in [`Applied`],
+    /// and tried again when due.
     ///
     /// # Cost
-    /// Proportional to the Services touched. An endpoint that comes: two system calls. One that
-    /// goes: the same, and seven more when its last connection is gone.
+    /// Proportional to the touched Services. A new endpoint: two system calls. A removed one: the
+    /// same, and seven more when its last connection has ended.
     pub fn sync(&mut self, now: Duration) -> Result<Applied, Error> {
-        if !self.is_known {
-            return self.resync(now);
+        match self.kernel.is_known {
+            true => self.round(Extent::Pending, now),
+            false => self.round(Extent::All, now),
         }
-        self.update_plan();
-        self.look_at_due(now)?;
-        self.recognise_pending_drains(now);
-        let pending = std::mem::take(&mut self.pending);
-        let ops = self.diff_of(&pending);
-        Ok(self.apply(ops, now))
     }
 
-    /// Reads the machine back, and programs whatever differs from the plan, who ever changed it.
+    /// Reads the kernel back and repairs every difference from the plan.
     ///
     /// # Errors
     /// As [`Proxier::sync`].
     ///
     /// # Cost
-    /// Linear in the size of the machine's tables; writes nothing where nothing differs.
+    /// Linear in the size of the kernel's tables; writes nothing where nothing differs.
     pub fn resync(&mut self, now: Duration) -> Result<Applied, Error> {
-        let expected = self.is_known.then(|| std::mem::take(&mut self.known));
-        self.is_known = false;
-        let pending = std::mem::take(&mut self.pending);
-        let changed = self.read(now)?;
-        let mut drifted = Changed::default();
-        if let Some(expected) = expected {
-            drifted = self.drift(&expected);
-            // What we were about to change ourselves is no drift.
-            for ours in [&pending, &changed] {
-                let keys = &mut drifted.virtual_servers;
-                keys.retain(|key| !ours.virtual_servers.contains(key));
-                let addresses = &mut drifted.addresses;
-                addresses.retain(|address| !ours.addresses.contains(address));
-            }
-        }
-        let ops = self.whole_diff();
-        let mut applied = self.apply(ops, now);
-        applied.drifted = drifted;
-        if let Err(error) = self.state_file.tidy(&self.state) {
-            applied.unrecorded.get_or_insert_with(|| error.into());
-        }
-        Ok(applied)
+        self.round(Extent::All, now)
     }
-}
-
-/// The record that a destination drains until then.
-fn draining(
-    key: ipvs::ServiceKey,
-    destination: ipvs::DestinationKey,
-    until: Duration,
-) -> Option<Record> {
-    Some(Record::Drain {
-        server: Key::new(key)?,
-        destination: (destination.address, destination.port).into(),
-        until: until.as_secs(),
-    })
-}
-
-/// The record that a destination drains no more.
-fn drained(key: ipvs::ServiceKey, destination: ipvs::DestinationKey) -> Option<Record> {
-    Some(Record::Drained {
-        server: Key::new(key)?,
-        destination: (destination.address, destination.port).into(),
-    })
 }

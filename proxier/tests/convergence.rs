@@ -12,11 +12,11 @@ use proptest::prelude::*;
 use proxier::dataplane::Dataplane as _;
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::diff::{self, Terms};
-use proxier::drain::Drains;
+use proxier::ledger::Drains;
 use proxier::model::{ObjectName, ServicePortName};
 use proxier::observed::Observed;
 use proxier::op::Op;
-use proxier::plan::{Desired, Frontend, VirtualServer};
+use proxier::plan::{Desired, FrontendKind, VirtualServer};
 
 /// A small world, so that random states overlap.
 fn key() -> impl Strategy<Value = ipvs::ServiceKey> {
@@ -61,9 +61,9 @@ fn virtual_server(
         service,
         destinations: weights.into_iter().map(destination).collect(),
         owner,
-        frontend: Frontend::ClusterIp,
+        kind: FrontendKind::ClusterIp,
         drain: Duration::ZERO,
-        rules: None,
+        admission: None,
     }
 }
 

@@ -1,16 +1,18 @@
-//! Our packet filter in a real kernel, beside nft's.
+//! Our tables in a real kernel, compared with nft's.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::{self, Stdio};
 
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proxier::model::{Family, Networks, TrafficPolicy};
-use proxier::nftables::{Change, Client, Element, Key, Table, Tampering, Value, Watch};
-use proxier::rules::{self, Config, DetectLocal, Endpoints, Frontend, Kind, Place, Ruleset, TABLE};
+use proxier::filter::{FilterConfig, LocalMode, Ruleset, TABLE};
+use proxier::frontend::Frontend;
+use proxier::model::{Family, Networks, Node, TrafficPolicy};
+use proxier::nftables::{Client, Command, Element, Key, Table, Tampering, Value, Watch};
+use proxier::plan::{Admission, Endpoints, Scope};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 mod nftables {
@@ -18,9 +20,9 @@ mod nftables {
     mod restore;
 }
 
-/// Runs nft, and gives what it prints.
+/// Runs nft and returns its output.
 fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
-    let mut child = Command::new("nft")
+    let mut child = process::Command::new("nft")
         .args(arguments)
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .stdin(Stdio::piped())
@@ -39,10 +41,10 @@ fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
     }
 }
 
-fn place(frontend: &str) -> Place {
-    let (protocol, address) = frontend.split_once(' ').unwrap();
+fn frontend(text: &str) -> Frontend {
+    let (protocol, address) = text.split_once(' ').unwrap();
     let address: std::net::SocketAddr = address.parse().unwrap();
-    Place {
+    Frontend {
         protocol: match protocol {
             "tcp" => proxier::model::Protocol::Tcp,
             "udp" => proxier::model::Protocol::Udp,
@@ -53,13 +55,13 @@ fn place(frontend: &str) -> Place {
     }
 }
 
-fn frontend(kind: Kind, policy: TrafficPolicy) -> Frontend {
-    Frontend {
-        kind,
+fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
+    Admission {
+        scope,
         policy,
-        endpoints: Endpoints::Some,
+        endpoints: Endpoints::Usable,
         source_ranges: None,
-        inside: None,
+        inside_mark: None,
     }
 }
 
@@ -69,36 +71,35 @@ fn ranges(family: Family, list: &[&str]) -> Option<Networks> {
 }
 
 /// A table in which everything occurs that can.
-fn everything(detect_local: DetectLocal) -> Table {
+fn everything(local_mode: LocalMode) -> Table {
     use TrafficPolicy::{Cluster, Local};
-    let config = Config {
-        detect_local,
+    let config = FilterConfig {
+        local_mode,
         answer_ping: true,
-        node_addresses: vec!["172.18.0.2".parse().unwrap()],
-        ..Config::default()
+        ..FilterConfig::default()
     };
-    let cluster_ip = frontend(Kind::ClusterIp, Cluster);
-    let external = frontend(Kind::External, Cluster);
-    let local = Frontend {
-        endpoints: Endpoints::Elsewhere,
-        inside: Some(0x8000_0001),
-        ..frontend(Kind::External, Local)
+    let cluster_ip = admission(Scope::Internal, Cluster);
+    let external = admission(Scope::External, Cluster);
+    let local = Admission {
+        endpoints: Endpoints::RemoteOnly,
+        inside_mark: Some(0x8000_0001),
+        ..admission(Scope::External, Local)
     };
     let frontends = [
-        (place("tcp 10.96.0.1:443"), cluster_ip.clone()),
-        (place("udp 10.96.0.10:53"), cluster_ip.clone()),
-        (place("sctp [fd00:10:96::1]:7777"), cluster_ip.clone()),
+        (frontend("tcp 10.96.0.1:443"), cluster_ip.clone()),
+        (frontend("udp 10.96.0.10:53"), cluster_ip.clone()),
+        (frontend("sctp [fd00:10:96::1]:7777"), cluster_ip.clone()),
         (
-            place("tcp 10.96.0.9:80"),
-            Frontend {
+            frontend("tcp 10.96.0.9:80"),
+            Admission {
                 endpoints: Endpoints::None,
                 ..cluster_ip
             },
         ),
-        (place("tcp 172.18.0.2:30080"), external.clone()),
+        (frontend("tcp 172.18.0.2:30080"), external.clone()),
         (
-            place("tcp 198.51.100.12:80"),
-            Frontend {
+            frontend("tcp 198.51.100.12:80"),
+            Admission {
                 source_ranges: ranges(
                     Family::V4,
                     &["203.0.113.0/24", "172.18.0.0/15", "0.0.0.0/31"],
@@ -107,38 +108,53 @@ fn everything(detect_local: DetectLocal) -> Table {
             },
         ),
         (
-            place("tcp [2001:db8::12]:80"),
-            Frontend {
+            frontend("tcp [2001:db8::12]:80"),
+            Admission {
                 source_ranges: ranges(Family::V6, &["2001:db8:113::/48", "ffff::/17"]),
                 ..external.clone()
             },
         ),
         (
-            place("tcp 198.51.100.13:80"),
-            Frontend {
+            frontend("tcp 198.51.100.13:80"),
+            Admission {
                 source_ranges: ranges(Family::V4, &["10.0.0.0/9"]),
                 endpoints: Endpoints::None,
                 ..external
             },
         ),
-        (place("tcp 198.51.100.19:80"), local.clone()),
-        (place("udp [fd00:172:18::2]:30054"), local),
+        (frontend("tcp 198.51.100.19:80"), local.clone()),
+        (frontend("udp [fd00:172:18::2]:30054"), local),
     ];
     let addresses = |list: &[&str]| {
         let parsed = list.iter().map(|text| text.parse().unwrap());
         parsed.collect::<Vec<std::net::IpAddr>>()
     };
-    rules::table(
-        &config,
-        frontends.iter().map(|(place, frontend)| (place, frontend)),
-        addresses(&["10.96.0.1", "198.51.100.12", "fd00:10:96::1"]),
-        addresses(&["10.244.1.2", "fd00:244:1::2"]),
-        [31_999],
-    )
+    let mut rules = Ruleset::new(&config, Some(&node()));
+    for (frontend, admission) in frontends {
+        rules.set_frontend(frontend, Some(admission));
+    }
+    for address in addresses(&["10.96.0.1", "198.51.100.12", "fd00:10:96::1"]) {
+        rules.add_service_address(address);
+    }
+    for address in addresses(&["10.244.1.2", "fd00:244:1::2"]) {
+        rules.add_local_endpoint(address);
+    }
+    rules.add_health_check_port(31_999);
+    rules.table().clone()
 }
 
-/// The lines of a table, with the elements of sets, which the kernel keeps in no order, sorted and
-/// one to a line.
+fn node() -> Node {
+    Node {
+        name: "node-a".into(),
+        addresses: vec!["172.18.0.2".parse().unwrap()],
+        zone: None,
+        region: None,
+        pod_cidrs: Vec::new(),
+    }
+}
+
+/// Returns the lines of a table, with one element in a line. Elements are sorted, because the kernel
+/// lists them in no particular order.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut elements: Option<Vec<String>> = None;
@@ -174,18 +190,18 @@ fn assert_same(left: &[String], right: &[String]) {
     assert_eq!(left.len(), right.len());
 }
 
-fn modes() -> [DetectLocal; 4] {
+fn modes() -> [LocalMode; 4] {
     let networks = ["10.244.0.0/16", "fd00:244::/31"];
     [
-        DetectLocal::Networks(networks.map(|text| text.parse().unwrap()).into()),
-        DetectLocal::Networks(Vec::new()),
-        DetectLocal::Bridge("cni0".into()),
-        DetectLocal::InterfacePrefix("veth".into()),
+        LocalMode::ClusterCidr(networks.map(|text| text.parse().unwrap()).into()),
+        LocalMode::ClusterCidr(Vec::new()),
+        LocalMode::BridgeInterface("cni0".into()),
+        LocalMode::InterfaceNamePrefix("veth".into()),
     ]
 }
 
 #[test]
-fn nft_prints_what_we_print() {
+fn nft_lists_our_table_as_we_print_it() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         for mode in modes() {
@@ -198,7 +214,7 @@ fn nft_prints_what_we_print() {
 }
 
 #[test]
-fn nft_makes_of_our_text_what_we_make_ourselves() {
+fn nft_sends_the_same_bytes_for_our_text() {
     lab::test(|| {
         for mode in modes() {
             let table = everything(mode);
@@ -213,7 +229,7 @@ fn nft_makes_of_our_text_what_we_make_ourselves() {
     });
 }
 
-/// Tables that are not ours, of several families, in nft's own words.
+/// Foreign tables of several families.
 const FOREIGN: &str = "
     table ip filter {
         chain FORWARD { type filter hook forward priority filter; policy accept; }
@@ -242,7 +258,7 @@ const FOREIGN: &str = "
     }
 ";
 
-/// Everything but our table, as nft lists it.
+/// Returns the foreign tables as nft lists them.
 fn foreign() -> String {
     nft(&["-s", "list", "table", "ip", "filter"], "").unwrap()
         + &nft(&["-s", "list", "table", "inet", "kube-proxy"], "").unwrap()
@@ -252,7 +268,7 @@ fn foreign() -> String {
 }
 
 #[test]
-fn tables_of_others_are_left_alone() {
+fn foreign_tables_stay_unchanged() {
     lab::test(|| {
         nft(&["-f", "-"], FOREIGN).unwrap();
         let all = || nft(&["-s", "-a", "list", "ruleset"], "").unwrap();
@@ -262,7 +278,7 @@ fn tables_of_others_are_left_alone() {
         assert_eq!(foreign(), before);
         client.delete().unwrap();
         assert_eq!(all(), everything_before);
-        // Nothing of ours, and so nothing to delete.
+        // Deleting a missing table succeeds.
         client.delete().unwrap();
         assert!(!client.exists().unwrap());
         assert_eq!(all(), everything_before);
@@ -270,7 +286,7 @@ fn tables_of_others_are_left_alone() {
 }
 
 #[test]
-fn a_refused_change_is_named_and_nothing_is_done() {
+fn a_refused_command_is_named_and_the_transaction_has_no_effect() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
@@ -280,11 +296,11 @@ fn a_refused_change_is_named_and_nothing_is_done() {
             verdict: None,
         };
         let set = std::sync::Arc::<str>::from("health-check-ports");
-        let missing = Change::DeleteElement(set.clone(), port(3).key);
-        let mut changes: Vec<Change> = [1, 2]
-            .map(|it| Change::AddElement(set.clone(), port(it)))
+        let missing = Command::DeleteElement(set.clone(), port(3).key);
+        let mut changes: Vec<Command> = [1, 2]
+            .map(|it| Command::AddElement(set.clone(), port(it)))
             .into();
-        changes.push(Change::DeleteElement(set.clone(), port(1).key));
+        changes.push(Command::DeleteElement(set.clone(), port(1).key));
         changes.push(missing);
         let error = client.apply(&changes).unwrap_err();
         assert_eq!(
@@ -294,26 +310,26 @@ fn a_refused_change_is_named_and_nothing_is_done() {
         );
         assert!(error.is_out_of_step());
         assert_same(&nftables::dump::table(TABLE), &before);
-        // What is there already may be added again.
+        // Adding existing elements succeeds.
         client.apply(&changes[..2]).unwrap();
         client.apply(&changes[..2]).unwrap();
 
-        let unknown = Change::DeleteChain("nobody".into());
+        let unknown = Command::DeleteChain("missing".into());
         let error = client.apply(&[unknown]).unwrap_err();
         assert!(
             error
                 .to_string()
-                .starts_with("delete chain inet ipvs-proxier nobody: No such file"),
+                .starts_with("delete chain inet ipvs-proxier missing: No such file"),
             "{error}"
         );
-        // Without its table every change is out of step.
+        // Every command is out of step if the table is missing.
         client.delete().unwrap();
         assert!(client.apply(&changes[..1]).unwrap_err().is_out_of_step());
     });
 }
 
 #[test]
-fn others_may_change_their_rules_at_the_same_time() {
+fn transactions_succeed_while_another_program_changes_its_table() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
@@ -332,7 +348,7 @@ fn others_may_change_their_rules_at_the_same_time() {
             for port in 1..300 {
                 let key = Key::new([Value::Port(port)]);
                 let element = Element { key, verdict: None };
-                let change = Change::AddElement(set.clone(), element);
+                let change = Command::AddElement(set.clone(), element);
                 client.apply(&[change]).unwrap();
             }
             busy.join().unwrap();
@@ -342,22 +358,22 @@ fn others_may_change_their_rules_at_the_same_time() {
     });
 }
 
-/// Waits for news as a daemon does: until the file descriptor says so.
+/// Waits until the file descriptor is readable, as the daemon does. Returns whether it is.
 fn wait(watch: &Watch, patience: Duration) -> bool {
     let mut fds = [PollFd::new(watch, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).unwrap();
+    let patience = Timespec::try_from(lab::patience(patience)).unwrap();
     poll(&mut fds, Some(&patience)).unwrap() > 0
 }
 
 #[test]
-fn a_foreign_hand_in_our_table_is_noticed() {
+fn changes_of_our_table_by_other_programs_are_noticed() {
     lab::test(|| {
         let table = everything(modes()[0].clone());
         let mut client = Client::open(TABLE).unwrap();
         let mut watch = Watch::open(TABLE, client.port()).unwrap();
         client.replace(&table).unwrap();
         client
-            .apply(&[Change::FlushChain("refuse".into())])
+            .apply(&[Command::FlushChain("refuse".into())])
             .unwrap();
         nft(&["-f", "-"], FOREIGN).unwrap();
         nft(&["delete", "table", "ip", TABLE], "").unwrap();
@@ -397,7 +413,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
                 "{command:?}: {news}"
             );
         }
-        // So much of it that the socket cannot hold it is told as such, and then all is well again.
+        // An overflow of the socket's buffer is reported, and later changes are noticed again.
         let mut stranger = Client::open(TABLE).unwrap();
         let set = std::sync::Arc::<str>::from("pingable-4");
         let address = |it: u32| Value::V4((0x0b00_0000 + it).into());
@@ -407,13 +423,13 @@ fn a_foreign_hand_in_our_table_is_noticed() {
                 key: key.clone(),
                 verdict: None,
             };
-            Change::AddElement(set.clone(), element)
+            Command::AddElement(set.clone(), element)
         };
-        let delete = |key: &Key| Change::DeleteElement(set.clone(), key.clone());
+        let delete = |key: &Key| Command::DeleteElement(set.clone(), key.clone());
         for _ in 0..2 {
-            let changes: Vec<Change> = keys.iter().map(add).collect();
+            let changes: Vec<Command> = keys.iter().map(add).collect();
             stranger.apply(&changes).unwrap();
-            let changes: Vec<Change> = keys.iter().map(delete).collect();
+            let changes: Vec<Command> = keys.iter().map(delete).collect();
             stranger.apply(&changes).unwrap();
         }
         assert!(wait(&watch, Duration::from_secs(20)));
@@ -426,7 +442,7 @@ fn a_foreign_hand_in_our_table_is_noticed() {
 }
 
 #[test]
-fn a_node_in_nft_words() {
+fn the_table_of_a_node_in_nft_syntax() {
     let table = everything(modes()[0].clone());
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
@@ -436,43 +452,51 @@ fn a_node_in_nft_words() {
 
 #[test]
 fn changes_in_nft_words() {
-    let mut rules = Ruleset::new(Config::default());
-    rules.take_changes();
-    let web = place("tcp 198.51.100.12:80");
+    let mut rules = Ruleset::new(&FilterConfig::default(), None);
+    rules.take_commands();
+    let web = frontend("tcp 198.51.100.12:80");
     let mut text = String::new();
-    let mut told = |rules: &mut Ruleset, what: &str| {
+    let mut write_changes = |rules: &mut Ruleset, what: &str| {
         text += &format!("# {what}\n");
-        for change in rules.take_changes() {
+        for change in rules.take_commands() {
             text += &format!("{}\n", change.in_table(TABLE));
         }
     };
-    let open = frontend(Kind::External, TrafficPolicy::Cluster);
-    let ranged = |list: &[&str]| Frontend {
+    let open = admission(Scope::External, TrafficPolicy::Cluster);
+    let ranged = |list: &[&str]| Admission {
         source_ranges: ranges(Family::V4, list),
         ..open.clone()
     };
-    let local = Frontend {
+    let local = Admission {
         policy: TrafficPolicy::Local,
-        endpoints: Endpoints::Elsewhere,
-        inside: Some(7),
+        endpoints: Endpoints::RemoteOnly,
+        inside_mark: Some(7),
         ..open.clone()
     };
     rules.set_frontend(web, Some(open.clone()));
-    told(&mut rules, "a load-balancer address");
+    write_changes(&mut rules, "a load-balancer address is added");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8"])));
-    told(&mut rules, "gets source ranges");
+    write_changes(&mut rules, "it gets source ranges");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    told(&mut rules, "gets others");
+    write_changes(&mut rules, "the source ranges change");
     rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    told(&mut rules, "stays as it is");
+    write_changes(&mut rules, "the source ranges stay the same");
     rules.set_frontend(web, Some(local));
-    told(&mut rules, "becomes local without an endpoint here");
+    write_changes(
+        &mut rules,
+        "its policy becomes Local, without an endpoint on this node",
+    );
     rules.set_frontend(web, None);
-    told(&mut rules, "goes");
-    rules.set_service_address("10.96.0.1".parse().unwrap(), true);
-    rules.set_local_endpoint("fd00::1".parse().unwrap(), true);
-    rules.set_health_check_port(31_999, true);
-    told(&mut rules, "others come");
+    write_changes(&mut rules, "it is removed");
+    rules.release(|_, _| true, |_| true);
+    write_changes(&mut rules, "its guard is released");
+    rules.add_service_address("10.96.0.1".parse().unwrap());
+    rules.add_local_endpoint("fd00::1".parse().unwrap());
+    rules.add_health_check_port(31_999);
+    write_changes(
+        &mut rules,
+        "addresses, endpoints and a health-check port are added",
+    );
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "nftables" }, {
         insta::assert_snapshot!("changes", text);
@@ -480,12 +504,12 @@ fn changes_in_nft_words() {
 }
 
 /// A small world, so that random frontends meet.
-fn any_frontend() -> impl Strategy<Value = Option<Frontend>> {
-    let kind = prop_oneof![Just(Kind::ClusterIp), Just(Kind::External)];
+fn any_admission() -> impl Strategy<Value = Option<Admission>> {
+    let scope = prop_oneof![Just(Scope::Internal), Just(Scope::External)];
     let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
     let endpoints = prop_oneof![
-        Just(Endpoints::Some),
-        Just(Endpoints::Elsewhere),
+        Just(Endpoints::Usable),
+        Just(Endpoints::RemoteOnly),
         Just(Endpoints::None)
     ];
     let source_ranges = proptest::option::of(prop_oneof![
@@ -494,39 +518,38 @@ fn any_frontend() -> impl Strategy<Value = Option<Frontend>> {
         Just(vec![]),
     ]);
     let frontend = (
-        kind,
+        scope,
         policy,
         endpoints,
         source_ranges,
         proptest::option::of(1..3_u32),
     );
     proptest::option::of(
-        frontend.prop_map(|(kind, policy, endpoints, list, inside)| Frontend {
-            kind,
+        frontend.prop_map(|(scope, policy, endpoints, list, inside_mark)| Admission {
+            scope,
             policy,
             endpoints,
             source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
-            inside,
+            inside_mark,
         }),
     )
 }
 
-fn config() -> Config {
-    Config {
+fn config() -> FilterConfig {
+    FilterConfig {
         answer_ping: true,
-        node_addresses: vec!["172.18.0.2".parse().unwrap()],
-        ..Config::default()
+        ..FilterConfig::default()
     }
 }
 
 /// Steps: which of four places gets which frontend.
-fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Frontend>)>>> {
-    let step = proptest::collection::vec((0..4_u8, any_frontend()), 1..4);
+fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Admission>)>>> {
+    let step = proptest::collection::vec((0..4_u8, any_admission()), 1..4);
     proptest::collection::vec(step, 1..8)
 }
 
-fn nth_place(nth: u8) -> Place {
-    place(
+fn nth_frontend(nth: u8) -> Frontend {
+    frontend(
         [
             "tcp 10.0.0.1:80",
             "tcp 10.0.0.1:81",
@@ -536,52 +559,57 @@ fn nth_place(nth: u8) -> Place {
     )
 }
 
-fn from_scratch(frontends: &std::collections::BTreeMap<Place, Frontend>) -> Table {
-    rules::table(&config(), frontends, [], [], [])
+fn from_scratch(frontends: &std::collections::BTreeMap<Frontend, Admission>) -> Table {
+    let mut rules = Ruleset::new(&config(), Some(&node()));
+    for (&frontend, admission) in frontends {
+        rules.set_frontend(frontend, Some(admission.clone()));
+    }
+    rules.table().clone()
 }
 
 proptest! {
-    /// However it came about, a table depends on the frontends that there are and on nothing else;
-    /// and the changes lead there.
+    /// The table depends only on the present frontends, not on past ones, and the commands lead to it.
     #[test]
     fn changes_add_up(steps in steps()) {
-        let mut rules = Ruleset::new(config());
+        let mut rules = Ruleset::new(&config(), Some(&node()));
         let mut applied = rules.table().clone();
         let mut frontends = std::collections::BTreeMap::new();
         for step in steps {
-            for (nth, frontend) in step {
-                let place = nth_place(nth);
-                rules.set_frontend(place, frontend.clone());
-                match frontend {
-                    Some(frontend) => frontends.insert(place, frontend),
-                    None => frontends.remove(&place),
+            for (nth, admission) in step {
+                let frontend = nth_frontend(nth);
+                rules.set_frontend(frontend, admission.clone());
+                match admission {
+                    Some(admission) => frontends.insert(frontend, admission),
+                    None => frontends.remove(&frontend),
                 };
             }
+            rules.release(|_, _| true, |_| true);
             prop_assert_eq!(rules.table(), &from_scratch(&frontends));
-            for change in rules.take_changes() {
+            for change in rules.take_commands() {
                 applied.apply(&change);
             }
             prop_assert_eq!(rules.table(), &applied);
-            prop_assert_eq!(rules.take_changes(), []);
+            prop_assert_eq!(rules.take_commands(), []);
         }
     }
 }
 
-/// The kernel accepts every such change, and comes out where a new table would.
+/// The kernel accepts all commands, and its table is the one that a replacement would give.
 #[test]
-fn the_kernel_follows_changes() {
+fn the_kernel_accepts_incremental_changes() {
     lab::test(|| {
         use proptest::strategy::ValueTree as _;
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let mut client = Client::open(TABLE).unwrap();
         for _ in 0..20 {
-            let mut rules = Ruleset::new(config());
+            let mut rules = Ruleset::new(&config(), Some(&node()));
             client.replace(rules.table()).unwrap();
             for step in steps().new_tree(&mut runner).unwrap().current() {
-                for (nth, frontend) in step {
-                    rules.set_frontend(nth_place(nth), frontend);
+                for (nth, admission) in step {
+                    rules.set_frontend(nth_frontend(nth), admission);
                 }
-                client.apply(&rules.take_changes()).unwrap();
+                rules.release(|_, _| true, |_| true);
+                client.apply(&rules.take_commands()).unwrap();
             }
             let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
             assert_same(
@@ -592,7 +620,7 @@ fn the_kernel_follows_changes() {
     });
 }
 
-/// The sets and chains of a table, sorted: the kernel lists chains in the order of their making.
+/// Returns the sets and chains of a table, sorted, because the kernel lists chains by age.
 fn blocks(text: &str) -> Vec<String> {
     let inner = text.trim_end().trim_end_matches('}');
     let (_, inner) = inner.split_once('\n').unwrap();

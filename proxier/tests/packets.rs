@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use proxier::packets::LocalMode;
+use proxier::filter::LocalMode;
 use proxier::plan::ServiceAddresses;
 
 mod packets {

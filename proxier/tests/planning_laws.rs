@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::sample::{Select, select, subsequence};
 use proxier::manifests::{self, Options};
 use proxier::model::{Endpoint, EndpointSlice, Node, Service, ServicePortName, TrafficPolicy};
-use proxier::plan::{Config, Frontend, Machine, Planner, VirtualServer, desired};
+use proxier::plan::{FrontendKind, Machine, PlanConfig, Planner, VirtualServer, desired};
 use proxier::store::{Event, Parsed, Snapshot, Touched, Update};
 
 #[path = "kube_proxy_cases/scene.rs"]
@@ -340,7 +340,7 @@ proptest! {
             ..Machine::default()
         };
         let mut snapshot = Snapshot::default();
-        let mut planner = Planner::new(Config {
+        let mut planner = Planner::new(PlanConfig {
             node_name: "node-a".into(),
             ..scene::config()
         });
@@ -383,9 +383,9 @@ proptest! {
 
 fn check(server: &VirtualServer, snapshot: &Snapshot) {
     let service = snapshot.service(&server.owner.service).unwrap();
-    let policy = match server.frontend {
-        Frontend::ClusterIp => service.internal_policy,
-        Frontend::Inside => TrafficPolicy::Cluster,
+    let policy = match server.kind {
+        FrontendKind::ClusterIp => service.internal_policy,
+        FrontendKind::Inside => TrafficPolicy::Cluster,
         _ => service.external_policy,
     };
     let (keys, weights) = match &service.annotations {

@@ -319,7 +319,7 @@ fn changes_of_the_files_are_followed_and_nothing_else_is_touched() {
         let daemon = Daemon(daemon);
 
         proxier.edit("10.244.2.2", "10.244.2.3");
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
         let b2 = Some("podB2");
         while cluster.pod3.ask_tcp("10.96.1.5:80").backend() != b2 {
             assert!(Instant::now() < deadline, "the change was not followed");
@@ -327,7 +327,7 @@ fn changes_of_the_files_are_followed_and_nothing_else_is_touched() {
         }
         // What becomes unreadable is served on, by the daemon and by the next start.
         proxier.edit("name: remote\nspec:", "name: remote\nspec: [");
-        std::thread::sleep(Duration::from_secs(3));
+        std::thread::sleep(lab::patience(Duration::from_secs(3)));
         proxier.program();
         assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);
         // Nor does the daemon have to mend what a start did.

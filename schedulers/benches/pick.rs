@@ -1,14 +1,14 @@
-//! What a pick costs, by scheduler and number of servers: `cargo bench -p schedulers`.
+//! Measures the time of a pick by scheduler and number of servers: `cargo bench -p schedulers`.
 //!
-//! Times are nanoseconds, the least of several rounds, because whatever else the machine does only
-//! adds. A row named `lc + connection` counts the pick and the update of the connection counts that
-//! follows it. Servers begin with as many active connections as balance them, so that ties are
-//! common, which is where an index has most to do.
+//! Times are in nanoseconds, the least of several rounds, because other load on the machine can only add
+//! time. A row such as `lc + connection` includes the update of the connection counts after the pick.
+//! At the start every server has as many active connections as its weight requires, so ties are
+//! common: the worst case for an index.
 
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
-    reason = "this program measures time and prints it"
+    reason = "a program that measures time and prints it"
 )]
 
 use std::hint::black_box;
@@ -42,7 +42,7 @@ fn main() {
     targets(&rows);
 }
 
-/// Times of one subject, one per size.
+/// The times of one subject, one per size.
 struct Row {
     subject: Subject,
     nanoseconds: [f64; SIZES.len()],
@@ -64,7 +64,7 @@ impl Row {
         println!("{:>14.2}", self.growth());
     }
 
-    /// From 256 to 16384 servers.
+    /// Returns the time at 16384 servers divided by that at 256.
     fn growth(&self) -> f64 {
         self.nanoseconds[4] / self.nanoseconds[2]
     }
@@ -89,7 +89,7 @@ fn time(subject: Subject, size: usize) -> f64 {
         count *= 2;
     }
     if subject.load == Load::FewHeavy {
-        // Whole cycles, whose parts differ.
+        // Count whole cycles: the cost of a pick differs within a cycle.
         let servers = u32::try_from(size).unwrap_or(u32::MAX);
         count = count.next_multiple_of(servers + servers.div_ceil(64) * (HEAVY - 1));
     }
@@ -97,21 +97,21 @@ fn time(subject: Subject, size: usize) -> f64 {
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// One pick for the next client, and what follows it.
+/// Makes one pick for the next client, and counts the connection if `load` says so.
 #[inline]
 fn step(balancer: &mut Balancer, load: Load, client: u32) -> u32 {
     let asked: Request = request(client);
     let picked = black_box(balancer.pick(black_box(&asked)));
     if let (Load::Connection, Some(id)) = (load, picked) {
-        // Of a server that was just picked, it does not fail.
+        // Cannot fail: the server was just picked.
         let _ = black_box(balancer.connected(id));
     }
     client.wrapping_add(1)
 }
 
-/// How much faster the index is than the scan, in this run.
+/// Prints the ratio of the scan's time and the index's time.
 fn ratios(rows: &[Row]) {
-    println!("\nthe scan's time / the index's time\n");
+    println!("\ntime of the scan / time of the index\n");
     for plain in rows {
         let Some(indexed) = indexed_of(rows, plain) else {
             continue;
@@ -146,7 +146,7 @@ fn targets(rows: &[Row]) {
         let (subject, time) = (row.subject, row.at_2048());
         if ["rr", "wrr", "sh", "dh", "mh"].contains(&subject.name) && subject.load == Load::None {
             say(
-                format!("{subject}: {time:.1} ns of 20 ns at 2048 servers"),
+                format!("{subject}: {time:.1} ns at 2048 servers (target: below 20 ns)"),
                 time < 20.0,
             );
         }
@@ -160,7 +160,7 @@ fn targets(rows: &[Row]) {
             let ratio = plain.at_2048() / indexed.at_2048();
             say(
                 format!(
-                    "{}: {ratio:.0} of 30 times the scan's speed at 2048 servers",
+                    "{}: {ratio:.0} times faster than the scan at 2048 servers (target: 30)",
                     indexed.subject
                 ),
                 ratio >= 30.0,
@@ -168,7 +168,7 @@ fn targets(rows: &[Row]) {
         }
         say(
             format!(
-                "{}: grows {:.2} of 2 times from 256 to 16384 servers",
+                "{}: {:.2} times the time from 256 to 16384 servers (target: at most 2)",
                 indexed.subject,
                 indexed.growth()
             ),

@@ -1,14 +1,16 @@
-//! Writes down what kernels pick: `cargo run --release -p schedulers --example record`.
+//! Records what kernels pick: `cargo run --release -p schedulers --example record`.
 //!
-//! Boots the kernels that `LAB_KERNEL` names (or the lab's own), lets each play random scenarios with
-//! every scheduler, and writes `schedulers/tests/traces/RELEASE/SCHEDULER.trace`; five minutes on two
-//! processors. Names of traces as arguments: only these. Those of `lblc` and `lblcr` that wait until
-//! the kernel forgets must be named: `lblc-aged` and `lblcr-aged` take half an hour each, `lblc-crowd`
-//! and `lblcr-crowd` eight minutes.
+//! The program boots the kernels that `LAB_KERNEL` names (or the lab's own). Each plays random scenarios
+//! with every scheduler. The picks are written to `schedulers/tests/traces/RELEASE/SCHEDULER.trace`. This
+//! takes five minutes on two processors.
 //!
-//! The same kernel plays the same scenarios again, as far as their course does not depend on time.
+//! Arguments select traces by name. The recordings that wait until `lblc` and `lblcr` forget addresses
+//! must be named: `lblc-aged` and `lblcr-aged` take half an hour each, `lblc-crowd` and `lblcr-crowd`
+//! eight minutes.
+//!
+//! The scenarios are the same in every run on the same kernel, as far as they do not depend on time.
 
-#![expect(clippy::print_stdout, reason = "says how far it is")]
+#![expect(clippy::print_stdout, reason = "the program prints its progress")]
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -31,102 +33,102 @@ mod trace;
 use kernel::plan::{Extent, Plan};
 use trace::{Flavour, Scenario, Trace};
 
-/// A trace to be recorded.
-struct Order {
-    /// What its file is called.
+/// A trace to record.
+struct Recording {
+    /// The name of its file.
     name: &'static str,
     scheduler: &'static str,
     scenarios: u32,
-    course: Course,
-    /// How many scenarios are played at a time; they wait now and then.
-    players: usize,
+    content: Content,
+    /// How many scenarios are played at a time, since most of their time is waiting.
+    threads: usize,
 }
 
-/// What happens in a scenario.
-enum Course {
+/// The events of a scenario.
+enum Content {
     Random(Extent),
     Crowd { is_v6: bool },
 }
 
-impl Order {
-    /// One of the ordinary ones, of which every scheduler of the kernel has one.
-    const fn usual(scheduler: &'static str) -> Self {
+impl Recording {
+    /// An ordinary trace; every scheduler of the kernel has one.
+    const fn ordinary(scheduler: &'static str) -> Self {
         Self {
             name: scheduler,
             scheduler,
             scenarios: 32,
-            course: Course::Random(Extent {
+            content: Content::Random(Extent {
                 picks: 170,
                 expiries: 2,
                 pauses: 2,
-                naps: &[],
+                idle_secs: &[],
             }),
-            players: 4,
+            threads: 4,
         }
     }
 
-    /// One that lives through the half hour: thirty looks each minute, which the kernel's timers make
-    /// 1842 to 1847 seconds. That is during the last nap; what was not asked for since an earlier one
-    /// has another age then.
+    /// A trace that includes the kernel's half-hourly collection. That is after thirty timers of a minute,
+    /// which take 1842 to 1847 s in the kernel: during the last idle time. Addresses not used since
+    /// an earlier idle time then differ in age.
     const fn aged(name: &'static str, scheduler: &'static str) -> Self {
         Self {
             name,
             scheduler,
             scenarios: 16,
-            course: Course::Random(Extent {
+            content: Content::Random(Extent {
                 picks: 200,
                 expiries: 0,
                 pauses: 0,
-                naps: &[700, 800, 360],
+                idle_secs: &[700, 800, 360],
             }),
-            players: 16,
+            threads: 16,
         }
     }
 
-    /// One of more addresses than there is room for.
+    /// A trace with more addresses than the kernel remembers.
     const fn crowd(name: &'static str, scheduler: &'static str, is_v6: bool) -> Self {
         Self {
             name,
             scheduler,
             scenarios: 1,
-            course: Course::Crowd { is_v6 },
-            players: 1,
+            content: Content::Crowd { is_v6 },
+            threads: 1,
         }
     }
 
-    /// Whether it is recorded though nobody named it.
-    fn is_usual(&self) -> bool {
-        matches!(&self.course, Course::Random(extent) if extent.naps.is_empty())
+    /// Returns whether the trace is recorded without being named.
+    fn is_ordinary(&self) -> bool {
+        matches!(&self.content, Content::Random(extent) if extent.idle_secs.is_empty())
     }
 }
 
-const ORDERS: [Order; 18] = [
-    Order::usual("rr"),
-    Order::usual("wrr"),
-    Order::usual("lc"),
-    Order::usual("wlc"),
-    Order::usual("sed"),
-    Order::usual("nq"),
-    Order::usual("lblc"),
-    Order::usual("lblcr"),
-    Order::usual("sh"),
-    Order::usual("dh"),
-    Order::usual("mh"),
-    Order::usual("fo"),
-    Order::usual("ovf"),
-    Order::usual("twos"),
-    Order::aged("lblc-aged", "lblc"),
-    Order::aged("lblcr-aged", "lblcr"),
-    Order::crowd("lblc-crowd", "lblc", false),
-    Order::crowd("lblcr-crowd", "lblcr", true),
+const RECORDINGS: [Recording; 18] = [
+    Recording::ordinary("rr"),
+    Recording::ordinary("wrr"),
+    Recording::ordinary("lc"),
+    Recording::ordinary("wlc"),
+    Recording::ordinary("sed"),
+    Recording::ordinary("nq"),
+    Recording::ordinary("lblc"),
+    Recording::ordinary("lblcr"),
+    Recording::ordinary("sh"),
+    Recording::ordinary("dh"),
+    Recording::ordinary("mh"),
+    Recording::ordinary("fo"),
+    Recording::ordinary("ovf"),
+    Recording::ordinary("twos"),
+    Recording::aged("lblc-aged", "lblc"),
+    Recording::aged("lblcr-aged", "lblcr"),
+    Recording::crowd("lblc-crowd", "lblc", false),
+    Recording::crowd("lblcr-crowd", "lblcr", true),
 ];
 
-/// How often a scenario is played that waited too long, or not long enough, to be clear.
+/// How often a scenario is played until its picks can be attributed.
 const TRIES: u32 = 3;
 
 const SEED: u64 = 5;
 
-/// Set in the environment of the program that runs inside a kernel.
+/// Set in the environment of the program inside a kernel.
 const INSIDE: &str = "RECORD_INSIDE";
 
 fn main() -> Result<()> {
@@ -148,7 +150,7 @@ fn main() -> Result<()> {
     })
 }
 
-/// This program again, in `kernel`.
+/// Runs this program in `kernel`.
 fn run_inside(kernel: &Path) -> Result<()> {
     let program = std::env::current_exe()?.into_os_string();
     let machine = Machine::boot(&Config {
@@ -166,15 +168,18 @@ fn run_inside(kernel: &Path) -> Result<()> {
             Ok(Event::Stdout(bytes)) => std::io::stdout().write_all(&bytes)?,
             Ok(Event::Stderr(bytes)) => std::io::stderr().write_all(&bytes)?,
             Ok(Event::Exit(0)) => break,
-            Ok(Event::Exit(status)) => bail!("inside {}: status {status}", machine.release()),
+            Ok(Event::Exit(status)) => bail!(
+                "the program exited with status {status} in {}",
+                machine.release()
+            ),
             Err(Silence::Dead) => return Err(machine.obituary("died")),
-            Err(Silence::Timeout) => bail!("the lab fell silent"),
+            Err(Silence::Timeout) => bail!("the lab does not respond"),
         }
     }
     machine.power_off()
 }
 
-/// All traces of the running kernel.
+/// Records the traces of the running kernel.
 fn record() -> Result<()> {
     raise_file_limit()?;
     let kernel = lab::kernel_release();
@@ -184,33 +189,36 @@ fn record() -> Result<()> {
     std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     for name in &wanted {
-        let is_known = ORDERS.iter().any(|order| order.name == name);
-        ensure!(is_known, "no trace {name:?}");
+        let is_known = RECORDINGS.iter().any(|recording| recording.name == name);
+        ensure!(is_known, "unknown trace {name:?}");
     }
-    for order in &ORDERS {
+    for recording in &RECORDINGS {
         let is_wanted = match &wanted[..] {
-            [] => order.is_usual(),
-            names => names.iter().any(|name| name == order.name),
+            [] => recording.is_ordinary(),
+            names => names.iter().any(|name| name == recording.name),
         };
         if !is_wanted {
             continue;
         }
         let begun = kernel::now();
         let trace = Trace {
-            scheduler: order.scheduler.into(),
+            scheduler: recording.scheduler.into(),
             kernel: kernel.clone(),
             flavour,
-            scenarios: play_all(order, &kernel, flavour)?,
+            scenarios: play_all(recording, &kernel, flavour)?,
         };
         let text = trace.to_string();
         let read: Trace = text.parse()?;
-        ensure!(read == trace, "what is written does not read as it was");
-        let path = directory.join(format!("{}.trace", order.name));
+        ensure!(
+            read == trace,
+            "the trace changes when it is written and read"
+        );
+        let path = directory.join(format!("{}.trace", recording.name));
         std::fs::write(&path, &text).with_context(|| path.display().to_string())?;
         let picks: usize = trace.scenarios.iter().map(Scenario::picks).sum();
         println!(
             "Linux {kernel}, {flavour}: {:10} {} scenarios, {picks} picks, {} bytes, {:.0} s",
-            order.name,
+            recording.name,
             trace.scenarios.len(),
             text.len(),
             begun.elapsed().as_secs_f32()
@@ -219,50 +227,55 @@ fn record() -> Result<()> {
     Ok(())
 }
 
-/// The scenarios of one trace, several at a time.
-fn play_all(order: &Order, kernel: &str, flavour: Flavour) -> Result<Vec<Scenario>> {
+/// Plays the scenarios of one trace, several at a time.
+fn play_all(recording: &Recording, kernel: &str, flavour: Flavour) -> Result<Vec<Scenario>> {
     let next = AtomicU32::new(0);
     let played = Mutex::new(Vec::new());
     thread::scope(|scope| {
         let play_some = || -> Result<()> {
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= order.scenarios {
+                if number >= recording.scenarios {
                     return Ok(());
                 }
-                let scenario = play(order, number, kernel, flavour)
-                    .with_context(|| format!("{}, scenario {number}", order.name))?;
+                let scenario = play(recording, number, kernel, flavour)
+                    .with_context(|| format!("{}, scenario {number}", recording.name))?;
                 let mut played = played
                     .lock()
                     .map_err(|_| anyhow::anyhow!("a thread panicked"))?;
                 played.push((number, scenario));
             }
         };
-        let players: Vec<_> = (0..order.players).map(|_| scope.spawn(play_some)).collect();
-        players
+        let threads: Vec<_> = (0..recording.threads)
+            .map(|_| scope.spawn(play_some))
+            .collect();
+        threads
             .into_iter()
-            .try_for_each(|player| player.join().unwrap_or_else(|_| bail!("a thread panicked")))
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
     })?;
     let mut played = played.into_inner()?;
     played.sort_by_key(|(number, _)| *number);
     Ok(played.into_iter().map(|(_, scenario)| scenario).collect())
 }
 
-fn play(order: &Order, number: u32, kernel: &str, flavour: Flavour) -> Result<Scenario> {
+fn play(recording: &Recording, number: u32, kernel: &str, flavour: Flavour) -> Result<Scenario> {
     let seed = kernel.bytes().fold(SEED, |sum, byte| {
         sum.wrapping_mul(257).wrapping_add(byte.into())
     });
     let mut tries = 1;
     loop {
-        let played = lab::in_fresh_network(|| match &order.course {
-            Course::Random(extent) => {
-                Plan::draw(order.scheduler, number, *extent, seed).play(flavour)
+        let played = lab::in_fresh_network(|| match &recording.content {
+            Content::Random(extent) => {
+                Plan::draw(recording.scheduler, number, *extent, seed).play(flavour)
             }
-            Course::Crowd { is_v6 } => crowd::play(order.scheduler, *is_v6, flavour),
+            Content::Crowd { is_v6 } => crowd::play(recording.scheduler, *is_v6, flavour),
         })?;
         match played {
             Err(error) if tries < TRIES => {
-                eprintln!("{}, scenario {number}, again: {error:#}", order.name);
+                eprintln!(
+                    "{}, scenario {number} is repeated: {error:#}",
+                    recording.name
+                );
                 tries += 1;
             }
             played => return played,
@@ -270,7 +283,7 @@ fn play(order: &Order, number: u32, kernel: &str, flavour: Flavour) -> Result<Sc
     }
 }
 
-/// Every TCP connection is two files here, and root of the lab may have as many as it likes.
+/// Raises the limit of open files: every TCP connection takes two.
 fn raise_file_limit() -> Result<()> {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let limit = Some(1 << 16);

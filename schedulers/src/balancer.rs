@@ -1,4 +1,4 @@
-//! Servers and the scheduler that chooses among them.
+//! A set of servers and the scheduler that chooses among them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::server::ServerId;
 use crate::servers::Servers;
 use crate::thresholds::Thresholds;
 
-/// A virtual server: its servers, and its scheduler, which hears of every change to them.
+/// A virtual server: its servers, and the scheduler that is notified of every change to them.
 ///
 /// ```
 /// # fn main() -> Result<(), schedulers::Error> {
@@ -39,9 +39,9 @@ use crate::thresholds::Thresholds;
 /// ```
 ///
 /// # Errors
-/// Methods that take a [`ServerId`] answer [`Error::NotFound`] when it names no server. Those that
-/// count connections also take a removed server as long as it has connections; the others do not.
-/// A refused call changes nothing.
+/// Methods with a [`ServerId`] return [`Error::NotFound`] if no server has that id. The methods that
+/// count connections accept a removed server as long as it has connections; the others do not.
+/// A call that fails changes nothing.
 #[derive(Debug)]
 pub struct Balancer<S = Box<dyn Scheduler>> {
     servers: Servers,
@@ -49,32 +49,33 @@ pub struct Balancer<S = Box<dyn Scheduler>> {
 }
 
 impl<S: Scheduler> Balancer<S> {
-    /// Without servers; its time starts at 0.
+    /// Creates a virtual server without servers, at time 0.
     pub fn new(scheduler: S, options: &Options) -> Self {
         Self::starting_at(scheduler, options, Duration::ZERO)
     }
 
-    /// Without servers, at time `at`.
+    /// Creates a virtual server without servers, at time `at`.
     pub fn starting_at(mut scheduler: S, options: &Options, at: Duration) -> Self {
         let servers = Servers::new(options.family, options.flavour);
-        // No scheduler has a reason to refuse no servers; one that does will find nothing to pick.
+        // `bound` cannot fail for any scheduler of the kernel when the list is empty.
         let _ = scheduler.bound(&servers, at);
         Self { servers, scheduler }
     }
 
-    /// Chooses a server for a new connection; nothing refuses it.
+    /// Chooses a server for a new connection, or returns `None` to refuse the connection.
     ///
-    /// Counts nothing: say [`Balancer::connected`] or [`Balancer::opened`] when the connection comes
-    /// about.
+    /// This counts nothing: when the connection is established, call [`Balancer::connected`] or
+    /// [`Balancer::opened`].
     pub fn pick(&mut self, request: &Request) -> Option<ServerId> {
         self.scheduler.pick(&self.servers, request)
     }
 
-    /// Replaces the scheduler, at time `at` (`ipvsadm -E -s`). Servers stay as they are.
+    /// Replaces the scheduler at time `at`, as `ipvsadm -E -s` does. The servers do not change.
     ///
     /// # Errors
-    /// Why `scheduler` cannot work with these servers; the old one stays.
+    /// Why `scheduler` cannot work with these servers; the old scheduler stays.
     pub fn reschedule(&mut self, mut scheduler: S, at: Duration) -> Result<(), Error> {
+        // Bind first, so that after an error the old scheduler is still in use.
         scheduler.bound(&self.servers, at)?;
         self.scheduler = scheduler;
         Ok(())
@@ -82,8 +83,8 @@ impl<S: Scheduler> Balancer<S> {
 
     /// Adds a server at the head of the list.
     ///
-    /// A server that was removed while it had connections and still has some comes back with them, as
-    /// from the kernel's trash; others start with none.
+    /// A server that was removed and still has connections keeps their counts, as a destination from the
+    /// kernel's trash does (`ip_vs_trash_get_dest`). All other servers start with none.
     ///
     /// # Errors
     /// [`Error::Weight`], [`Error::Exists`], [`Error::Full`].
@@ -91,7 +92,7 @@ impl<S: Scheduler> Balancer<S> {
         self.add_limited(address, weight, Thresholds::default())
     }
 
-    /// Adds a server that takes a limited number of connections; otherwise as [`Balancer::add`].
+    /// Adds a server with connection thresholds; otherwise as [`Balancer::add`].
     ///
     /// # Errors
     /// [`Error::Weight`], [`Error::Exists`], [`Error::Full`].
@@ -106,18 +107,19 @@ impl<S: Scheduler> Balancer<S> {
         Ok(id)
     }
 
-    /// Removes a server. Its connections live on, and their ends are still to be counted.
+    /// Removes a server. Its connections remain, and the caller continues to count when they end.
     ///
     /// # Errors
     /// [`Error::NotFound`].
     pub fn remove(&mut self, id: ServerId) -> Result<(), Error> {
         let predecessor = self.servers.unlist(id)?;
+        // Before the server is forgotten: lblcr copies its weight here.
         self.scheduler.removed(&self.servers, id, predecessor);
         self.servers.forget_if_unused(id);
         Ok(())
     }
 
-    /// Sets the weight. Setting it to what it is also is a change: wrr starts over.
+    /// Sets the weight. Setting the same weight again is a change, too: wrr starts its cycle again.
     ///
     /// # Errors
     /// [`Error::Weight`], [`Error::NotFound`].
@@ -127,8 +129,9 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// Sets the connection thresholds, which may mark or unmark the server. For the scheduler it is
-    /// a change as one of the weight is.
+    /// Sets the connection thresholds, which may set or clear the overload mark.
+    ///
+    /// The scheduler is notified as for a change of the weight: the kernel has one command for both.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -138,9 +141,9 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// Marks or unmarks the server as overloaded.
+    /// Sets or clears the overload mark.
     ///
-    /// With thresholds the mark follows the connections from then on.
+    /// If the server has thresholds, later connections may change the mark again.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -150,7 +153,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// Sets both connection counts. The overload mark stays as it is.
+    /// Sets both connection counts. The overload mark does not change.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -165,7 +168,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// A connection exists from now on, in an active state, as after the SYN of a TCP connection.
+    /// Counts a new connection in an active state, such as TCP after the SYN.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -175,7 +178,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// A connection exists from now on, in no active state, as every UDP flow.
+    /// Counts a new connection in an inactive state, such as every UDP flow.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -185,7 +188,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// An inactive connection became active.
+    /// Counts an inactive connection as active from now on.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -195,7 +198,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// An active connection became inactive, as after the first FIN.
+    /// Counts an active connection as inactive from now on, such as TCP after the first FIN.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -205,7 +208,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// An active connection is gone.
+    /// Counts the end of an active connection.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -215,7 +218,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// An inactive connection is gone.
+    /// Counts the end of an inactive connection.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -225,7 +228,7 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// The server took `latency` to answer, known at time `at`. The kernel's schedulers do not care.
+    /// Reports that at time `at` the server answered within `latency`. The kernel's schedulers ignore it.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -235,12 +238,12 @@ impl<S: Scheduler> Balancer<S> {
         Ok(())
     }
 
-    /// The servers.
+    /// Returns the servers.
     pub fn servers(&self) -> &Servers {
         &self.servers
     }
 
-    /// The scheduler.
+    /// Returns the scheduler.
     pub fn scheduler(&self) -> &S {
         &self.scheduler
     }

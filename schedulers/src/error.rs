@@ -1,42 +1,42 @@
-//! What is refused.
+//! The errors of the crate.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::server::WEIGHT_MAX;
 
-/// Why a change was refused. Nothing has changed then.
+/// Why a change was rejected. A rejected change has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// A weight above [`WEIGHT_MAX`]: negative for the kernel, which answers `ERANGE`.
+    /// The weight is above [`WEIGHT_MAX`]: negative for the kernel, which returns `ERANGE`.
     Weight(u32),
-    /// The lower threshold is above the upper one; the kernel answers `ERANGE`.
+    /// The lower threshold is above the upper one; the kernel returns `ERANGE`.
     Thresholds {
         /// The lower one.
         lower: u32,
         /// The upper one.
         upper: u32,
     },
-    /// A server with this address and port is in the set; the kernel answers `EEXIST`.
+    /// A server with this address and port is listed; the kernel returns `EEXIST`.
     Exists(SocketAddr),
-    /// No such server is in the set; the kernel answers `ENOENT`.
+    /// The set has no such server; the kernel returns `ENOENT`.
     NotFound,
-    /// The set cannot hold more servers than an index of 32 bits can tell apart.
+    /// The set is full: a server's index has 32 bits.
     Full,
-    /// A scheduler cannot work with so many servers; the kernel answers `EINVAL`.
+    /// The scheduler supports fewer servers than the set has; the kernel returns `EINVAL`.
     TooManyServers {
-        /// How many it could take.
+        /// How many servers it supports.
         limit: u32,
     },
-    /// The registry has no scheduler of this name; the kernel answers `ENOENT`.
+    /// The registry has no scheduler of this name; the kernel returns `ENOENT`.
     UnknownScheduler {
-        /// The name.
+        /// The requested name.
         name: String,
-        /// The names there are, in alphabetical order.
+        /// The registered names, in alphabetical order.
         known: Vec<String>,
     },
-    /// The registry has a scheduler of this name.
+    /// The registry already has a scheduler of this name.
     NameTaken(String),
 }
 
@@ -50,16 +50,16 @@ impl fmt::Display for Error {
                     "lower threshold {lower} is above upper threshold {upper}"
                 )
             }
-            Self::Exists(address) => write!(f, "server {address} exists"),
+            Self::Exists(address) => write!(f, "server {address} already exists"),
             Self::NotFound => write!(f, "no such server"),
-            Self::Full => write!(f, "too many servers"),
+            Self::Full => write!(f, "the set is full"),
             Self::TooManyServers { limit } => {
-                write!(f, "the scheduler takes at most {limit} servers")
+                write!(f, "the scheduler supports at most {limit} servers")
             }
             Self::UnknownScheduler { name, known } => {
-                write!(f, "no scheduler {name:?}; there are {}", known.join(", "))
+                write!(f, "unknown scheduler {name:?}; known: {}", known.join(", "))
             }
-            Self::NameTaken(name) => write!(f, "scheduler {name:?} exists"),
+            Self::NameTaken(name) => write!(f, "scheduler {name:?} is already registered"),
         }
     }
 }

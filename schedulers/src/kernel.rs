@@ -1,4 +1,4 @@
-//! The kernel's schedulers, one file each, written as the kernel computes.
+//! The kernel's schedulers, one file each, with the kernel's arithmetic.
 
 use std::cmp::Reverse;
 
@@ -18,10 +18,11 @@ mod lblc;
 mod lblcr;
 mod lc;
 mod locality;
-mod lots;
+
 mod mh;
 mod nq;
 mod ovf;
+mod random;
 mod rr;
 mod sed;
 mod sh;
@@ -46,10 +47,10 @@ pub use twos::Twos;
 pub use wlc::Wlc;
 pub use wrr::Wrr;
 
-/// Registers every kernel scheduler that `registry` lacks.
+/// Registers the kernel's schedulers.
 pub(crate) fn register(registry: &mut Registry) {
     let mut plain = |name, factory: Factory| {
-        // A name that is taken keeps its scheduler.
+        // Never fails: `registry` is empty, and every name below occurs once.
         let _ = registry.register(name, factory);
     };
     plain("dh", |_| Box::new(Dh::default()));
@@ -91,13 +92,13 @@ fn is_eligible(servers: &Servers, id: ServerId) -> bool {
 fn first_heaviest<'a>(
     candidates: impl Iterator<Item = (ServerId, &'a Server)>,
 ) -> Option<ServerId> {
-    // Of equal ones, `min_by_key` returns the first.
+    // `min_by_key` returns the first of equal elements.
     candidates
         .min_by_key(|(_, server)| Reverse(server.weight))
         .map(|(id, _)| id)
 }
 
-/// How many bits it takes to write `number`.
+/// Returns the number of bits that `number` needs: the kernel's `fls`.
 fn bit_length(number: i32) -> u32 {
     i32::BITS - number.leading_zeros()
 }

@@ -1,98 +1,100 @@
-//! Which server gets the next connection: the kernel's IPVS schedulers, picking exactly as the
-//! kernel picks, and a place to plug in others.
+//! The kernel's IPVS schedulers, which pick the same servers as the kernel, and a trait for new ones.
 //!
 //! ```text
 //!                        Request ──┐
 //!                                  ▼
-//!  add, remove, weight ──▶  Balancer  ──pick──▶ Scheduler ──▶ ServerId or nothing
+//!  add, remove, weight ──▶  Balancer  ──pick──▶ Scheduler ──▶ Some(ServerId) or None
 //!  connection counts   ──▶  Servers   ──hooks─▶    ▲
-//!                                                  │ by name
-//!                                               Registry ◀── a stranger's factory
+//!                                                  │ built by name
+//!                                               Registry ◀── register("name", factory)
 //! ```
 //!
-//! Everything is passed in, the time ([`Request::at`]) and the seed of random sequences
-//! ([`Options::seed`]) included. A pick allocates nothing, except that lblc and lblcr allocate when
-//! they meet more addresses than ever before.
+//! The crate does no I/O and reads no clock and no random source: the caller passes the time
+//! ([`Request::at`]) and the seed ([`Options::seed`]). A pick does not allocate. The one exception:
+//! lblc and lblcr allocate when they remember more addresses than ever before.
 //!
 //! # The schedulers
 //!
-//! *Eligible* servers have a weight above 0 and are not marked overloaded; *first* is the newest,
-//! since the kernel adds at the head of its list; *load* is [`Server::overhead`], about 256 per
-//! active connection. n servers.
+//! * *Eligible*: a server with a weight above 0 that is not marked overloaded.
+//! * *First*: the newest server, because the kernel adds at the head of its list.
+//! * *Load*: [`Server::overhead`], about 256 per active connection.
+//! * *Frontend address*: the address that the client connects to ([`Request::destination`]). It
+//!   varies only if one virtual server stands for many addresses (a firewall mark).
 //!
-//! | name | who is picked | pick | change of a count | when to use it |
+//! The column *pick* is the cost of a pick, *count* that of a change of a connection count, for n
+//! servers. "O(1), O(n)": while the remembered server will do, and otherwise.
+//!
+//! | name | picks | pick | count | when to use it |
 //! |---|---|---|---|---|
-//! | [`rr`](kernel::Rr) | the next eligible one | O(1) | – | equal servers, equal connections |
-//! | [`wrr`](kernel::Wrr) | in turn, in rounds for falling weights | O(1) | O(1) | unequal servers, equal connections |
-//! | [`lc`](kernel::Lc) | least load | O(1) | O(log n) | equal servers, unequal connections, one balancer |
-//! | [`wlc`](kernel::Wlc) | least load / weight | O(1) | O(log n) | unequal servers and connections, one balancer |
-//! | [`sed`](kernel::Sed) | least (active + 1) / weight | O(1) | O(log n) | very unequal servers, few connections; not UDP |
-//! | [`nq`](kernel::Nq) | the first idle one, else as sed | O(1) | O(log n) | as sed, nobody waits while a server idles; not UDP |
-//! | [`lblc`](kernel::Lblc) | who had the dialled address, unless overrun; else as wlc | O(1), O(n) | – | many addresses under one firewall mark: caches |
-//! | [`lblcr`](kernel::Lblcr) | least load of the address's set, which grows and shrinks | O(set), O(n) | – | as lblc, when one address is too much for one server |
-//! | [`sh`](kernel::Sh) | by hash of the client, 256 slots by weight | O(1) | – | sessions; few changes |
-//! | [`dh`](kernel::Dh) | by hash of the dialled address, 256 slots | O(1) | – | many addresses under one firewall mark |
-//! | [`mh`](kernel::Mh) | by hash of the client, Maglev table of 4093 | O(1) | – | sessions; several balancers that agree |
-//! | [`fo`](kernel::Fo) | greatest weight | O(n) | – | a main server and stand-ins |
-//! | [`ovf`](kernel::Ovf) | greatest weight whose active ≤ weight | O(n) | – | filling servers one after the other; not UDP |
-//! | [`twos`](kernel::Twos) | less loaded of two drawn by weight | O(n) | – | many balancers, each seeing its own connections |
+//! | [`rr`](kernel::Rr) | the next eligible server | O(1) | – | equal servers, equal connections |
+//! | [`wrr`](kernel::Wrr) | servers in turn, heavier ones in more rounds | O(1) amortised | O(1) | unequal servers, equal connections |
+//! | [`lc`](kernel::Lc) | the least load | O(1) | O(log n) | equal servers, unequal connections, one balancer |
+//! | [`wlc`](kernel::Wlc) | the least load / weight | O(1) | O(log n) | unequal servers and connections, one balancer |
+//! | [`sed`](kernel::Sed) | the least (active + 1) / weight | O(1) | O(log n) | very unequal servers, few connections; not UDP |
+//! | [`nq`](kernel::Nq) | the first idle server, else as sed | O(1) | O(log n) | as sed, if no connection may wait while a server is idle; not UDP |
+//! | [`lblc`](kernel::Lblc) | the last server of the frontend address, unless overrun; else as wlc | O(1), O(n) | – | many addresses under one firewall mark: caches |
+//! | [`lblcr`](kernel::Lblcr) | the least load in the set of the frontend address, which grows and shrinks | O(set), O(n) | – | as lblc, if one address needs more than one server |
+//! | [`sh`](kernel::Sh) | by a hash of the client, 256 slots shared by weight | O(1) | – | sessions; few changes |
+//! | [`dh`](kernel::Dh) | by a hash of the frontend address, 256 slots | O(1) | – | many addresses under one firewall mark |
+//! | [`mh`](kernel::Mh) | by a hash of the client, Maglev table of 4093 slots | O(1) | – | sessions; several balancers that must agree |
+//! | [`fo`](kernel::Fo) | the greatest weight | O(n) | – | a main server and stand-ins |
+//! | [`ovf`](kernel::Ovf) | the greatest weight whose active ≤ weight | O(n) | – | servers to be filled one after the other; not UDP |
+//! | [`twos`](kernel::Twos) | the less loaded of two servers drawn by weight | O(n) | – | many balancers, each of which sees only its own connections |
 //!
-//! Ties go to the first. "O(1), O(n)": while the remembered server will do, and otherwise. Of
-//! `wrr`, amortised: an overloaded server costs a step per cycle. sh, dh and mh fill their tables
-//! again, and wrr finds its levels again, when servers or weights change.
+//! The first server wins a tie. An overloaded server costs wrr one step per cycle. When servers or
+//! weights change, sh, dh and mh fill their tables again, and wrr computes its levels again.
 //!
-//! What a pick costs on your machine says `cargo bench -p schedulers`; what it may cost in
-//! instructions is the gate `tests/instructions.rs`. On a virtual Xeon of 2.5 GHz with 2048
-//! servers: rr 7 ns, sh and dh 8 ns, wrr 9 ns, mh 15 ns; lc 46 ns, wlc, sed and nq 82 to 86 ns *with*
-//! the count of the new connection, 75 to 150 times less than the scan, and with 16384 servers at
-//! most 1.6 times what it is with 256.
+//! `cargo bench -p schedulers` measures a pick on your machine. The test `tests/instructions.rs` limits
+//! its instructions. On a virtual Xeon of 2.5 GHz with 2048 servers: rr 7 ns, sh and dh 8 ns, wrr 9 ns,
+//! mh 15 ns; lc 46 ns, wlc, sed and nq 82 to 86 ns *including* the update for the new connection, 75 to
+//! 150 times less than the scan. With 16384 servers a pick takes at most 1.6 times as long as with 256.
 //!
-//! *Memory*: 110 bytes per server for the set; besides, 40 for lc, wlc, sed and nq, 25 for wrr,
-//! none for others, when n is just a power of two, and up to twice that when it is just above one.
-//! Tables: dh 2 kB, sh 2 kB, mh 33 kB, lblc and lblcr 25 kB and some 70 bytes per address.
-//! `tests/allocations.rs` measures it.
+//! *Memory*: the set takes 110 bytes per server. In addition lc, wlc, sed and nq take 40 bytes per
+//! server, wrr 25, the others none. These numbers hold for a power of two; just above one they are up
+//! to twice as high. Tables: dh 2 kB, sh 2 kB, mh 33 kB, lblc and lblcr 25 kB plus about 70 bytes per
+//! address. `tests/allocations.rs` measures it.
 //!
 //! # Two implementations
 //!
-//! lc, wlc, sed, nq and wrr scan the list in the kernel. Here that is [`Implementation::Plain`];
-//! the default is [`Implementation::Indexed`], which picks the same: a tournament tree over the
-//! loads, and for wrr the set of those whose weight the round asks for. `tests/equal.rs` compares
-//! them over random histories of all changes there are, among them counts that overflow the
-//! kernel's 32 bits.
+//! In the kernel, lc, wlc, sed, nq and wrr scan the list. Here [`Implementation::Plain`] does so. The
+//! default, [`Implementation::Indexed`], picks the same servers faster: by a tournament tree over the
+//! loads, and for wrr by a bitmap of the servers in the current round. `tests/equal.rs` compares both
+//! over random histories of every kind of change, including counts that overflow the kernel's 32 bits.
 //!
 //! # Which kernel
 //!
-//! Read and recorded: Linux 6.1.192 and 7.2. Picks differ between kernels only by what [`Options`]
-//! names:
+//! The source of Linux 6.1.192 and 7.2 was read, and picks of both were recorded. Picks of different
+//! kernels differ only in what [`Options`] names:
 //!
 //! | what | kernels | option |
 //! |---|---|---|
-//! | load is 256 × active + inactive; thresholds looked at after the fact | before 6.1.183; 6.12 as released | [`Flavour::Classic`] |
-//! | load is 256 × active + all; thresholds with a hysteresis | 6.1.183 and later, 7.2 | [`Flavour::Total`] |
+//! | load is 256 × active + inactive; the overload mark is checked with `>=` | before 6.1.183; 6.12 as released | [`Flavour::Classic`] |
+//! | load is 256 × active + all; the overload mark has a hysteresis | 6.1.183 and later, 7.2 | [`Flavour::Total`] |
 //! | lblc and lblcr remember any number of addresses | before 6.1.191 | [`LocalityLimit::Unbounded`] |
-//! | size of sh's and mh's tables | as configured | [`ShTable`], [`MhTable`] |
+//! | size of the tables of sh and mh | as configured | [`ShTable`], [`MhTable`] |
 //!
-//! Kernels before 4.18 hash differently (sh, dh) and have no mh; twos came with 5.13. mh on kernels
-//! of 32 bits uses another hash. Neither is here. twos draws lots, so its picks can be compared by
-//! frequency and by what given lots lead to, not one by one.
+//! Not implemented: kernels before 4.18, which hash differently (sh, dh) and have no mh, and the other
+//! hash that mh uses on 32-bit kernels. twos exists since 5.13. It draws random numbers, so its picks are
+//! compared by frequency and by the result of given numbers, not one by one.
 //!
-//! # Edges
+//! # Edge cases
 //!
-//! | what | then |
+//! | case | result |
 //! |---|---|
-//! | a name that the registry does not have | [`Error::UnknownScheduler`], with the names there are |
+//! | a name that the registry does not have | [`Error::UnknownScheduler`], with the registered names |
 //! | no servers, all weights 0, all overloaded | no pick; the connection is refused |
-//! | a weight above [`WEIGHT_MAX`], as `u32::MAX` | [`Error::Weight`], nothing changes; the kernel's weights are signed |
-//! | weight [`WEIGHT_MAX`] | works; the plain wrr, as the kernel, may take billions of steps for one pick |
-//! | so many connections that the load overflows | as the kernel: wlc then prefers that server, lc compares without a sign |
-//! | 65535 servers | work; mh needs as many slots, see [`kernel::Mh`] |
-//! | a server that is removed and added again while it has connections | is the same server with the same counts |
+//! | a weight above [`WEIGHT_MAX`], such as `u32::MAX` | [`Error::Weight`], nothing changes; the kernel's weights are signed |
+//! | weight [`WEIGHT_MAX`] | allowed; the plain wrr, like the kernel, may take billions of steps for one pick |
+//! | so many connections that the load overflows | as in the kernel: wlc then prefers that server; lc compares unsigned loads |
+//! | 65535 servers | allowed; mh needs as many slots, see [`kernel::Mh`] |
+//! | a server is removed and added again while it has connections | it is the same server with the same counts |
 //!
 //! # A scheduler of your own
 //!
-//! Implement [`Scheduler`], register it by a name ([`Registry::register`]), and it is at hand
-//! wherever schedulers are named. `examples/outsider.rs` does it with peak EWMA and real
-//! connections.
+//! Implement [`Scheduler`] and register it under a name ([`Registry::register`]); then it can be built
+//! by name like the kernel's. `examples/custom.rs` does this with peak EWMA and real connections.
+//!
+//! The README of the crate compares the schedulers by simulation.
 
 #![forbid(unsafe_code)]
 
@@ -118,3 +120,8 @@ pub use scheduler::Scheduler;
 pub use server::{Server, ServerId, WEIGHT_MAX};
 pub use servers::{Iter, Servers};
 pub use thresholds::Thresholds;
+
+/// Compiles and runs the example in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -1,29 +1,30 @@
-//! What differs between kernels, virtual servers and installations.
+//! What differs between kernels, virtual servers and kernel configurations.
 
 use std::time::Duration;
 
-/// How a scheduler is built; the default is a Debian kernel of late 2026 and an IPv4 virtual server
-/// without flags.
+/// How to build a scheduler.
+///
+/// The default is a Debian kernel of late 2026 and an IPv4 virtual server without flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The address family of the virtual server: how addresses are hashed.
+    /// The address family of the virtual server; it decides how addresses are hashed.
     pub family: Family,
-    /// Which kernels' load formula and threshold rule to follow.
+    /// The kernels whose load formula and threshold rule to follow.
     pub flavour: Flavour,
     /// The virtual server's scheduler flags.
     pub flags: Flags,
-    /// Whether to scan as the kernel does or to keep an index; the picks are the same.
+    /// Whether to scan as the kernel does or to keep an index. The picks are the same.
     pub implementation: Implementation,
-    /// Where schedulers that draw lots start their random sequence.
+    /// The seed of schedulers that draw random numbers.
     pub seed: u64,
-    /// Size of sh's table.
+    /// Size of the table of sh.
     pub sh_table: ShTable,
-    /// Size of mh's table.
+    /// Size of the table of mh.
     pub mh_table: MhTable,
-    /// How long lblc remembers an address that nobody asks for (`lblc_expiration`).
+    /// How long lblc remembers an unused address (sysctl `lblc_expiration`).
     pub lblc_expiration: Duration,
-    /// How long lblcr remembers an address that nobody asks for, and how long a set of servers
-    /// stays as it is before its most loaded member leaves (`lblcr_expiration`).
+    /// How long lblcr remembers an unused address, and how long an address keeps the same set of
+    /// servers before the most loaded one is dropped (sysctl `lblcr_expiration`).
     pub lblcr_expiration: Duration,
     /// How many addresses lblc and lblcr remember.
     pub locality_limit: LocalityLimit,
@@ -57,14 +58,14 @@ pub enum Family {
     V6,
 }
 
-/// Which kernels' connection counting to follow.
+/// The kernels whose load formula and threshold rule a scheduler follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flavour {
-    /// Kernels before 6.1.183 of the 6.1 series, 6.12 as released: the load is 256 per active
-    /// connection plus one per inactive one, and thresholds are compared after the fact.
+    /// Before 6.1.183 of the 6.1 series; 6.12 as released. The load is 256 per active connection
+    /// plus 1 per inactive one, and every connection is compared with the thresholds.
     Classic,
-    /// 6.1.183 and later, 7.2: the load is 256 per active connection plus one per connection, and
-    /// thresholds have a hysteresis.
+    /// 6.1.183 and later; 7.2. The load is 256 per active connection plus 1 per connection, and the
+    /// overload mark changes only when the count crosses a threshold (hysteresis).
     #[default]
     Total,
 }
@@ -75,51 +76,51 @@ pub enum LocalityLimit {
     /// 6.1.191 and later of the 6.1 series: 24576.
     #[default]
     Bounded,
-    /// Earlier kernels: as many as are dialled. lblc also counts an address again whenever its
-    /// server changes, which lets it forget early what it would otherwise keep.
+    /// Earlier kernels: no limit. In these, lblc also counts an address again whenever its server
+    /// changes. The count is then too high, and lblc forgets entries earlier than it should.
     Unbounded,
 }
 
 /// Flags of a virtual server that its scheduler reads (`ipvsadm --sched-flags`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// sh, mh: when the chosen server is not eligible, probe on instead of refusing
-    /// (`flag-1`, `sh-fallback`, `mh-fallback`; `IP_VS_SVC_F_SCHED1`).
+    /// sh, mh: if the chosen server is not eligible, try other slots instead of refusing the
+    /// connection (`flag-1`, `sh-fallback`, `mh-fallback`; `IP_VS_SVC_F_SCHED1`).
     pub fallback: bool,
-    /// sh, mh: hash the client's port besides its address
+    /// sh, mh: hash the client's port in addition to its address
     /// (`flag-2`, `sh-port`, `mh-port`; `IP_VS_SVC_F_SCHED2`).
     pub port: bool,
 }
 
-/// How a scheduler finds the server that its formula names.
+/// How a scheduler finds the server that its formula selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Implementation {
-    /// Reads every server, in the kernel's order.
+    /// Reads every server in the kernel's order.
     Plain,
-    /// Keeps an index over the servers, where there is one: lc, wlc, sed, nq, wrr. `tests/equal.rs`
-    /// holds it against the plain one.
+    /// Keeps an index over the servers if the scheduler has one: lc, wlc, sed, nq, wrr. The test
+    /// `tests/equal.rs` proves that the picks are the same.
     #[default]
     Indexed,
 }
 
-/// The number of slots of sh's table: a power of two (`CONFIG_IP_VS_SH_TAB_BITS`).
+/// The number of slots of the table of sh: a power of two (`CONFIG_IP_VS_SH_TAB_BITS`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShTable {
     bits: u32,
 }
 
 impl ShTable {
-    /// 2 to the power of `bits` slots; the kernel allows 4 to 20, others are `None`.
+    /// 2<sup>`bits`</sup> slots. The kernel allows 4 to 20; other values return `None`.
     pub fn from_bits(bits: u32) -> Option<Self> {
         (4..=20).contains(&bits).then_some(Self { bits })
     }
 
-    /// The binary logarithm of the number of slots.
+    /// Returns the binary logarithm of the number of slots.
     pub fn bits(self) -> u32 {
         self.bits
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     pub fn slots(self) -> usize {
         1 << self.bits
     }
@@ -131,25 +132,25 @@ impl Default for ShTable {
     }
 }
 
-/// The number of slots of mh's table: a prime (`CONFIG_IP_VS_MH_TAB_INDEX`).
+/// The number of slots of the table of mh: a prime (`CONFIG_IP_VS_MH_TAB_INDEX`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MhTable {
     index: u32,
 }
 
 impl MhTable {
-    /// The greatest prime below 2 to the power of `index`; the kernel allows 8 to 17, others are
+    /// The greatest prime below 2<sup>`index`</sup>. The kernel allows 8 to 17; other values return
     /// `None`.
     pub fn from_index(index: u32) -> Option<Self> {
         (8..=17).contains(&index).then_some(Self { index })
     }
 
-    /// The kernel's configuration value.
+    /// Returns the kernel's configuration value.
     pub fn index(self) -> u32 {
         self.index
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     pub fn slots(self) -> u32 {
         match self.index {
             8 => 251,

@@ -10,12 +10,12 @@ use crate::scheduler::Scheduler;
 
 type Factory = Box<dyn Fn(&Options) -> Box<dyn Scheduler> + Send + Sync>;
 
-/// Schedulers by name: the kernel's, and whatever is registered besides.
+/// Schedulers by name: the kernel's, and those that the caller registers.
 ///
 /// ```
 /// use schedulers::{Options, Registry, Request, Scheduler, ServerId, Servers};
 ///
-/// /// Always the newest server.
+/// /// Always picks the newest server.
 /// #[derive(Debug)]
 /// struct Newest;
 ///
@@ -39,22 +39,22 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Without schedulers.
+    /// Returns a registry without schedulers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The kernel's schedulers by the kernel's names.
+    /// Returns a registry of the kernel's schedulers under the kernel's names.
     pub fn kernel() -> Self {
         let mut registry = Self::new();
         kernel::register(&mut registry);
         registry
     }
 
-    /// Makes `factory` build the scheduler of this name.
+    /// Registers `factory` under `name`.
     ///
     /// # Errors
-    /// [`Error::NameTaken`].
+    /// [`Error::NameTaken`] if the name is registered already.
     pub fn register(
         &mut self,
         name: &str,
@@ -67,10 +67,10 @@ impl Registry {
         Ok(())
     }
 
-    /// Builds the scheduler of this name. Names are compared exactly, as in the kernel.
+    /// Builds the scheduler of this name. Names are compared byte by byte, as in the kernel.
     ///
     /// # Errors
-    /// [`Error::UnknownScheduler`].
+    /// [`Error::UnknownScheduler`] if the name is not registered.
     pub fn build(&self, name: &str, options: &Options) -> Result<Box<dyn Scheduler>, Error> {
         let factory = self
             .factories
@@ -82,7 +82,7 @@ impl Registry {
         Ok(factory(options))
     }
 
-    /// All names, in alphabetical order.
+    /// Returns all names in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.factories.keys().map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! What is asked.
+//! What a scheduler knows of a new connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,10 +10,10 @@ pub struct Request {
     pub source: IpAddr,
     /// The client's port; 0 for protocols without ports.
     pub source_port: u16,
-    /// The address that the client dialled.
+    /// The address that the client connects to.
     pub destination: IpAddr,
-    /// The port that the client dialled; 0 for protocols without ports.
+    /// The port that the client connects to; 0 for protocols without ports.
     pub destination_port: u16,
-    /// The time, since any moment that stays the same; never decreasing.
+    /// The time since a fixed moment of the caller's choice. It must never decrease.
     pub at: Duration,
 }

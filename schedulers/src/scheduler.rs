@@ -1,4 +1,4 @@
-//! The contract.
+//! The trait that every scheduler implements.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,56 +10,55 @@ use crate::servers::Servers;
 
 /// Chooses a server for each new connection.
 ///
-/// Only [`Scheduler::pick`] is asked; the other methods tell what happened, and doing nothing is right
-/// for a scheduler without memory. All of them are called by [`Balancer`](crate::Balancer) after the
-/// change to `servers` is made, and never concurrently.
+/// Only [`Scheduler::pick`] is required. The other methods report changes; a scheduler without state
+/// can ignore them. [`Balancer`](crate::Balancer) calls them after it has changed `servers`, and never
+/// concurrently.
 ///
-/// A pick changes no connection count: whoever asked says what became of it.
+/// A pick changes no connection count: the caller counts the connection if it is established.
 pub trait Scheduler: fmt::Debug + Send {
-    /// The server for `request`, or nothing: the connection is refused then.
+    /// Returns the server for `request`, or `None` to refuse the connection.
     ///
-    /// What is returned must be in `servers`. The kernel's schedulers return only servers of weight
-    /// above 0 that are not overloaded (exceptions are documented there); an outside one should
-    /// keep to that, too.
+    /// The server must be in `servers`. The kernel's schedulers return only eligible servers (their
+    /// documentation names the exceptions); a custom scheduler should do the same.
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId>;
 
-    /// It is going to choose among `servers` from now on, at time `at`; called once, before anything
-    /// else (kernel: `init_service`).
+    /// Called once, before every other method, when the scheduler starts to choose among `servers` at
+    /// time `at` (kernel: `init_service`).
     ///
     /// # Errors
-    /// Why it cannot work with these servers.
+    /// Why the scheduler cannot work with these servers.
     fn bound(&mut self, servers: &Servers, at: Duration) -> Result<(), Error> {
         let _ = (servers, at);
         Ok(())
     }
 
-    /// `server` has been added; it is the first of the list (kernel: `add_dest`).
+    /// Called after `server` was added at the head of the list (kernel: `add_dest`).
     fn added(&mut self, servers: &Servers, server: ServerId) {
         let _ = (servers, server);
     }
 
-    /// `server` has been removed; in the list it followed `predecessor`, or was the first (kernel:
-    /// `del_dest`).
+    /// Called after `server` was removed from the list (kernel: `del_dest`).
     ///
-    /// It is still in `servers`, without being listed. Afterwards it stays only while it has
-    /// connections.
+    /// `predecessor` is the server before it, `None` if it was the first. `server` still exists, but is
+    /// not listed; after this call it exists only while it has connections.
     fn removed(&mut self, servers: &Servers, server: ServerId, predecessor: Option<ServerId>) {
         let _ = (servers, server, predecessor);
     }
 
-    /// The weight of `server` was set, perhaps to what it was (kernel: `upd_dest`).
+    /// Called after the weight of `server` was set, even to the same value (kernel: `upd_dest`).
     fn updated(&mut self, servers: &Servers, server: ServerId) {
         let _ = (servers, server);
     }
 
-    /// The connection counts of `server` changed, or whether it is overloaded; it may be one that is
-    /// not listed any more. The kernel tells its schedulers nothing then.
+    /// Called after the connection counts or the overload mark of `server` changed. The server may be
+    /// one that is no longer listed. The kernel's schedulers have no such hook: they scan instead.
     fn counted(&mut self, servers: &Servers, server: ServerId) {
         let _ = (servers, server);
     }
 
-    /// `server` took `latency` to answer, known at time `at`. The kernel measures nothing; dataplanes
-    /// that do may tell.
+    /// Called when `server` was measured at time `at` to answer within `latency`.
+    ///
+    /// The kernel measures no latencies; only a userspace proxy can call this.
     fn measured(&mut self, servers: &Servers, server: ServerId, latency: Duration, at: Duration) {
         let _ = (servers, server, latency, at);
     }

@@ -1,4 +1,4 @@
-//! One candidate: what the kernel keeps per destination.
+//! A server: what the kernel keeps per destination.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -6,13 +6,13 @@ use std::num::NonZeroU32;
 use crate::options::Flavour;
 use crate::thresholds::Thresholds;
 
-/// The greatest weight; the kernel's weights are signed, and it refuses negative ones.
+/// The greatest weight. The kernel's weights are signed, and it rejects negative ones.
 pub const WEIGHT_MAX: u32 = i32::MAX.unsigned_abs();
 
-/// Names a server of one [`Servers`](crate::Servers).
+/// Identifies a server of one [`Servers`](crate::Servers).
 ///
-/// A removed server keeps its id while it has connections, and has the same again when it is added
-/// back meanwhile. An id whose server is gone for good names nothing, for ever.
+/// A removed server keeps its id while it has connections, and has the same id if it is added again
+/// meanwhile. Once the server is forgotten, its id is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerId {
     pub(crate) slot: u32,
@@ -20,10 +20,10 @@ pub struct ServerId {
 }
 
 impl ServerId {
-    /// A small number, unique among the servers that exist: an index into a table beside the set.
+    /// Returns a small number, unique among the servers that exist: an index for tables of the caller.
     ///
-    /// Always below [`Servers::slots`](crate::Servers::slots); used again for another server once
-    /// this one is gone.
+    /// It is always below [`Servers::slots`](crate::Servers::slots). After the server is forgotten,
+    /// another server may get the same number.
     pub fn index(self) -> usize {
         self.slot as usize
     }
@@ -46,7 +46,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// The count of connections in an active state, or of the others.
+    /// Returns the count of active connections, or of inactive ones.
     pub(crate) fn count_mut(&mut self, active: bool) -> &mut u32 {
         if active {
             &mut self.active
@@ -68,63 +68,65 @@ impl Server {
         }
     }
 
-    /// The address.
+    /// Returns the address.
     pub fn address(&self) -> IpAddr {
         self.endpoint.address
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.endpoint.port
     }
 
-    /// The weight, at most [`WEIGHT_MAX`]. 0: gets no new connections.
+    /// Returns the weight, at most [`WEIGHT_MAX`]. A server of weight 0 gets no new connections.
     pub fn weight(&self) -> u32 {
         self.weight.unsigned_abs()
     }
 
-    /// The weight it was added with or, later, its last weight that was not 0. Only mh asks.
+    /// Returns the last weight that was not 0, or the weight it was added with. Only mh uses it.
     pub fn last_weight(&self) -> u32 {
         self.last_weight.unsigned_abs()
     }
 
-    /// Connections in an active state: for TCP, from the first SYN to the first FIN or RST.
+    /// Returns the connections in an active state: for TCP, from the first SYN to the first FIN or RST.
     pub fn active(&self) -> u32 {
         self.active
     }
 
-    /// All other connections; for UDP, all connections.
+    /// Returns the number of all other connections; for UDP, of all connections.
     pub fn inactive(&self) -> u32 {
         self.inactive
     }
 
-    /// Its connection thresholds.
+    /// Returns the connection thresholds.
     pub fn thresholds(&self) -> Thresholds {
         self.thresholds
     }
 
-    /// Whether it is marked overloaded (`IP_VS_DEST_F_OVERLOAD`): it gets no new connections.
+    /// Returns whether the server is marked overloaded (`IP_VS_DEST_F_OVERLOAD`): it gets no new connections.
     pub fn is_overloaded(&self) -> bool {
         self.overloaded
     }
 
-    /// Whether it is in the set (`IP_VS_DEST_F_AVAILABLE`), and not merely remembered because
-    /// connections to it remain.
+    /// Returns whether the server is in the list (`IP_VS_DEST_F_AVAILABLE`).
+    ///
+    /// A removed server is not listed, but exists as long as it has connections.
     pub fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// Whether it may get a new connection: weight above 0 and not overloaded.
+    /// Returns whether the server may get new connections: weight above 0 and not overloaded.
     pub fn is_eligible(&self) -> bool {
         self.weight > 0 && !self.overloaded
     }
 
-    /// The load that lc, wlc, lblc, lblcr and twos compare, as the kernel computes it: in 32 bits,
-    /// signed, wrapping.
+    /// Returns the load that lc, wlc, lblc, lblcr and twos compare.
     ///
-    /// [`Flavour::Total`]: 256 per active connection plus one per connection;
-    /// [`Flavour::Classic`]: 256 per active connection plus one per inactive connection.
-    /// Kernel: `ip_vs_dest_conn_overhead`, `include/net/ip_vs.h`.
+    /// [`Flavour::Total`]: 256 per active connection plus 1 per connection.
+    /// [`Flavour::Classic`]: 256 per active connection plus 1 per inactive connection.
+    ///
+    /// Like the kernel (`ip_vs_dest_conn_overhead`, `include/net/ip_vs.h`) it computes in signed 32 bits
+    /// that wrap, because wlc's picks beyond 2<sup>23</sup> active connections depend on the overflow.
     pub fn overhead(&self, flavour: Flavour) -> i32 {
         let rest = match flavour {
             Flavour::Total => self.active.wrapping_add(self.inactive),
@@ -138,7 +140,7 @@ impl Server {
     }
 }
 
-/// What makes two servers of one set the same server.
+/// The address and port by which a set tells its servers apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) address: IpAddr,

@@ -1,4 +1,4 @@
-//! The servers to choose from, in the kernel's order.
+//! The set of servers, in the kernel's order.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use crate::thresholds::Thresholds;
 /// The servers of one virtual server.
 ///
 /// # Shape
-/// A list, the newest first: the kernel inserts at the head, and so does adding a removed server
-/// again. One server per address and port. Schedulers read it; [`Balancer`](crate::Balancer) changes
-/// it.
+/// A list, newest first, because the kernel inserts at the head (`__ip_vs_update_dest`). A removed
+/// server that is added again is inserted at the head, too. One server per address and port.
+/// Schedulers read the list; [`Balancer`](crate::Balancer) changes it.
 ///
 /// # Cost
-/// Adding, removing, changing and finding take constant time.
+/// Adding, removing, changing and finding a server take constant time.
 #[derive(Debug)]
 pub struct Servers {
     slots: Vec<Slot>,
@@ -32,9 +32,9 @@ pub struct Servers {
 #[derive(Debug)]
 struct Slot {
     server: Server,
-    /// Of its tenant, or of the next one while it is free.
+    /// The generation of the server in this slot, or of the next one while the slot is free.
     generation: NonZeroU32,
-    /// Neighbours in the list; of a free slot, `next` is the next free one.
+    /// Neighbours in the list. In a free slot, `next` is the next free slot.
     previous: u32,
     next: u32,
 }
@@ -55,32 +55,32 @@ impl Servers {
         }
     }
 
-    /// How many servers are in the list.
+    /// Returns the number of listed servers.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the list is empty.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// One more than the greatest [`ServerId::index`] there has been.
+    /// Returns one more than the greatest [`ServerId::index`] ever used.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// The address family of the virtual server.
+    /// Returns the address family of the virtual server.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Which load formula to use.
+    /// Returns the kernel's load formula and threshold rule in use.
     pub fn flavour(&self) -> Flavour {
         self.flavour
     }
 
-    /// The server of this id, if it exists: in the list, or removed with connections left.
+    /// Returns the server of this id if it exists: listed, or removed with connections left.
     pub fn get(&self, id: ServerId) -> Option<&Server> {
         self.slots
             .get(id.index())
@@ -88,35 +88,35 @@ impl Servers {
             .map(|slot| &slot.server)
     }
 
-    /// The server of this id if it is in the list.
+    /// Returns the server of this id if it is listed.
     pub fn listed(&self, id: ServerId) -> Option<&Server> {
         self.get(id).filter(|server| server.listed)
     }
 
-    /// The server with this address and port, if it is in the list.
+    /// Returns the id of the listed server with this address and port.
     pub fn find(&self, address: SocketAddr) -> Option<ServerId> {
         let id = self.remembered(address.into())?;
         self.listed(id).map(|_| id)
     }
 
-    /// The server with this address and port, listed or not.
+    /// Returns the id of the server with this address and port, listed or not.
     pub(crate) fn remembered(&self, endpoint: Endpoint) -> Option<ServerId> {
         let &slot = self.by_endpoint.get(&endpoint)?;
         self.id(slot)
     }
 
-    /// The first of the list: the newest.
+    /// Returns the first server of the list: the newest.
     pub fn first(&self) -> Option<ServerId> {
         self.id(self.first)
     }
 
-    /// The next older server; nothing after the last of the list, or if `id` is not listed.
+    /// Returns the next older server. `None` after the last one, or if `id` is not listed.
     pub fn next(&self, id: ServerId) -> Option<ServerId> {
         self.listed(id)?;
         self.id(self.slots[id.index()].next)
     }
 
-    /// The servers from newest to oldest.
+    /// Returns the servers from newest to oldest.
     pub fn iter(&self) -> Iter<'_> {
         Iter {
             slots: &self.slots,
@@ -124,7 +124,7 @@ impl Servers {
         }
     }
 
-    /// The servers that follow `id` in the list; all if it is `None`; none if it is not listed.
+    /// Returns the servers after `id`: all if `id` is `None`, none if `id` is not listed.
     pub fn after(&self, id: Option<ServerId>) -> Iter<'_> {
         let slot = match id {
             None => self.first,
@@ -146,6 +146,8 @@ impl Servers {
         let weight = kernel_weight(weight)?;
         let slot = match self.by_endpoint.get(&endpoint) {
             Some(&slot) => {
+                // A server that is not listed was removed while it had connections. It keeps its counts, as a
+                // destination from the kernel's trash does (`ip_vs_trash_get_dest`).
                 if self.slots[slot as usize].server.listed {
                     return Err(exists(endpoint.address, endpoint.port));
                 }
@@ -167,7 +169,7 @@ impl Servers {
         })
     }
 
-    /// Unlists; what preceded it in the list. The server is there until
+    /// Removes a server from the list and returns its predecessor. The server exists until
     /// [`Servers::forget_if_unused`].
     pub(crate) fn unlist(&mut self, id: ServerId) -> Result<Option<ServerId>, Error> {
         self.listed(id).ok_or(Error::NotFound)?;
@@ -182,6 +184,7 @@ impl Servers {
         let weight = kernel_weight(weight)?;
         let server = self.listed_mut(id)?;
         server.weight = weight;
+        // As in `__ip_vs_update_dest`: weight 0 drains a server and must not move mh's clients.
         if weight != 0 {
             server.last_weight = weight;
         }
@@ -272,7 +275,7 @@ impl Servers {
             .ok_or(Error::NotFound)
     }
 
-    /// Puts `server` into a free slot, not yet into the list.
+    /// Puts `server` into a free slot. It is not listed yet.
     fn occupy(&mut self, server: Server) -> Result<u32, Error> {
         let endpoint = server.endpoint;
         let slot = if let Some(entry) = self.slots.get_mut(self.first_free as usize) {
@@ -297,14 +300,14 @@ impl Servers {
         Ok(slot)
     }
 
-    /// Frees the slot of a server that is neither listed nor has connections.
+    /// Frees the slot of a server that is not listed and has no connections.
     pub(crate) fn forget_if_unused(&mut self, id: ServerId) {
         let entry = &mut self.slots[id.index()];
         if entry.server.listed || entry.server.connections() != 0 {
             return;
         }
         entry.generation = entry.generation.saturating_add(1);
-        // After 2^32 tenants of one slot an id would name a stranger; such a slot stays unused.
+        // After 2^32 generations an old id would match a new server: that slot is never used again.
         if entry.generation != NonZeroU32::MAX {
             entry.next = self.first_free;
             self.first_free = id.slot;
@@ -312,6 +315,7 @@ impl Servers {
         self.by_endpoint.remove(&entry.server.endpoint);
     }
 
+    /// At the head, as `list_add_rcu` in `__ip_vs_update_dest` does: new servers win ties.
     fn link_first(&mut self, slot: u32) {
         let next = std::mem::replace(&mut self.first, slot);
         if let Some(entry) = self.slots.get_mut(next as usize) {
@@ -343,7 +347,7 @@ impl<'a> IntoIterator for &'a Servers {
     }
 }
 
-/// Walks a list of servers from newest to oldest.
+/// Iterates over servers from newest to oldest.
 #[derive(Clone, Debug)]
 pub struct Iter<'a> {
     slots: &'a [Slot],

@@ -1,10 +1,10 @@
-//! When connections make a server overloaded.
+//! Connection thresholds and the overload mark.
 
 use crate::error::Error;
 use crate::options::Flavour;
 
-/// How many connections, active or not, a server takes before it is marked overloaded, and how few
-/// let it take connections again.
+/// At how many connections, active or not, a server is marked overloaded, and below how many it
+/// takes connections again.
 ///
 /// The default is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,9 +14,9 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// At `upper` connections the server is full, below `lower` it is not any more.
+    /// The server is overloaded from `upper` connections on, until it has fewer than `lower`.
     ///
-    /// `upper` 0: no limit. `lower` 0: three quarters of `upper`, rounded up.
+    /// `upper` 0 means no limit. `lower` 0 means three quarters of `upper`, rounded up.
     ///
     /// # Errors
     /// [`Error::Thresholds`] if `lower` is above `upper`.
@@ -27,12 +27,12 @@ impl Thresholds {
         Ok(Self { upper, lower })
     }
 
-    /// The upper threshold; 0: none.
+    /// Returns the upper threshold; 0 means no limit.
     pub fn upper(self) -> u32 {
         self.upper
     }
 
-    /// The lower threshold as it was given; 0: three quarters of the upper one.
+    /// Returns the lower threshold as given; 0 means three quarters of the upper one.
     pub fn lower(self) -> u32 {
         self.lower
     }
@@ -45,8 +45,10 @@ impl Thresholds {
         }
     }
 
-    /// The mark after a connection has been counted that makes it `connections`
-    /// (`ip_vs_bind_dest`).
+    /// Returns the mark after a new connection raised the count to `connections` (`ip_vs_bind_dest`).
+    ///
+    /// [`Flavour::Total`] compares with `==`: only the connection that reaches the threshold sets the mark,
+    /// and a count that is already above it does not.
     pub(crate) fn opened(self, flavour: Flavour, connections: u32, marked: bool) -> bool {
         if self.upper == 0 {
             return marked;
@@ -57,14 +59,15 @@ impl Thresholds {
         }
     }
 
-    /// The mark after a connection has ended, which leaves `connections` (`ip_vs_unbind_dest`).
+    /// Returns the mark after a connection ended, which leaves `connections` (`ip_vs_unbind_dest`).
     ///
-    /// Without an upper threshold a mark that the caller set is kept; the kernel has none then.
+    /// Without an upper threshold the caller's mark stays; the kernel never has a mark in this case.
     pub(crate) fn closed(self, flavour: Flavour, connections: u32, marked: bool) -> bool {
         if self.upper == 0 {
             return marked;
         }
         match flavour {
+            // Only the end that takes the count below the lower threshold clears the mark.
             Flavour::Total if connections.checked_add(1) == Some(self.effective_lower()) => {
                 connections >= self.upper
             }
@@ -74,7 +77,7 @@ impl Thresholds {
         }
     }
 
-    /// The mark after these thresholds have replaced `previous` (`__ip_vs_update_dest`).
+    /// Returns the mark after these thresholds replaced `previous` (`__ip_vs_update_dest`).
     pub(crate) fn replaced(
         self,
         flavour: Flavour,
@@ -86,6 +89,7 @@ impl Thresholds {
             return marked;
         }
         match flavour {
+            // Older kernels clear the mark when the threshold rises, however many connections there are.
             Flavour::Classic => marked && self.upper != 0 && self.upper <= previous.upper,
             Flavour::Total if self.upper == 0 || connections < self.effective_lower() => false,
             Flavour::Total => marked || connections >= self.upper,
@@ -98,7 +102,7 @@ mod tests {
     use super::*;
     use Flavour::{Classic, Total};
 
-    /// How many connections it takes to be marked, and how many are left when the mark goes.
+    /// Returns the connections that set the mark, and those left when the mark is cleared.
     fn span(flavour: Flavour, upper: u32, lower: u32) -> (u32, u32) {
         let thresholds = Thresholds::new(upper, lower).unwrap();
         let full = (1..)
@@ -112,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn fills_and_frees_as_observed_on_6_1_and_7_2() {
+    fn marks_are_set_and_cleared_as_observed_on_6_1_and_7_2() {
         for flavour in [Total, Classic] {
             assert_eq!(span(flavour, 4, 0), (4, 2));
             assert_eq!(span(flavour, 4, 2), (4, 1));
@@ -144,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn lower_above_upper_is_refused() {
+    fn a_lower_threshold_above_the_upper_one_is_rejected() {
         assert!(Thresholds::new(3, 4).is_err());
         assert!(Thresholds::new(0, 1).is_err());
     }
 
     #[test]
-    fn no_limit_leaves_the_callers_mark() {
+    fn without_a_limit_the_callers_mark_stays() {
         let none = Thresholds::default();
         for flavour in [Total, Classic] {
             assert!(none.closed(flavour, 0, true));

@@ -1,4 +1,4 @@
-//! What the crate allocates: nothing when asked, and how much per server.
+//! Memory use: picks allocate nothing, and servers take no more than documented.
 
 #![expect(
     clippy::print_stdout,
@@ -12,13 +12,13 @@ use std::time::Duration;
 use schedulers::{Balancer, Implementation, Options, Registry, Request, ServerId};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, Stats, StatsAlloc};
 
-/// Without the test harness, whose threads would be counted.
+/// The test runs without libtest, whose threads would allocate, too.
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const SERVERS: usize = 16_384;
 
-/// Bytes that a scheduler needs besides the set of servers, per server: as documented in the crate.
+/// Limits of the bytes per server that a scheduler adds to the set of servers.
 const PER_SERVER: &[(&str, f64)] = &[
     ("dh", 0.0),
     ("fo", 0.0),
@@ -38,7 +38,7 @@ const PER_SERVER: &[(&str, f64)] = &[
 
 fn main() {
     picks_and_counts_allocate_nothing();
-    servers_take_what_is_documented();
+    memory_per_server_is_as_documented();
 }
 
 fn picks_and_counts_allocate_nothing() {
@@ -49,7 +49,7 @@ fn picks_and_counts_allocate_nothing() {
         };
         for name in Registry::kernel().names() {
             let (mut balancer, ids) = filled(name, &options, 1_000);
-            // lblc and lblcr allocate when they meet an address for the first time.
+            // lblc and lblcr allocate when they remember an address for the first time.
             let clients: Vec<Request> = (0..100).map(request).collect();
             for client in &clients {
                 balancer.pick(client).unwrap();
@@ -70,7 +70,7 @@ fn picks_and_counts_allocate_nothing() {
     }
 }
 
-fn servers_take_what_is_documented() {
+fn memory_per_server_is_as_documented() {
     let options = Options::default();
     let region = Region::new(ALLOCATOR);
     let (set, _) = filled("fo", &options, SERVERS);
@@ -80,7 +80,7 @@ fn servers_take_what_is_documented() {
     drop(set);
     let registry = Registry::kernel();
     for name in registry.names() {
-        // mh does not take more servers than slots, and its memory is its table's in any case.
+        // mh supports fewer servers, and its memory does not depend on their number.
         let (mut balancer, _) = filled("fo", &options, if name == "mh" { 4_000 } else { SERVERS });
         let region = Region::new(ALLOCATOR);
         let scheduler = registry.build(name, &options).unwrap();
@@ -89,9 +89,9 @@ fn servers_take_what_is_documented() {
         let all = region.change();
         let fixed = in_use(&alone);
         let each = per_server(&all) - fixed / SERVERS as f64;
-        println!("{each:>6.1} bytes per server and {fixed:>7} bytes at once: {name}");
+        println!("{each:>6.1} bytes per server plus {fixed:>7} bytes: {name}");
         let (_, limit) = PER_SERVER.iter().find(|(it, _)| *it == name).unwrap();
-        assert!(each <= limit + 0.5, "{name} takes {each}");
+        assert!(each <= limit + 0.5, "{name} takes {each} bytes per server");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is unusual, and defined: the table of edges in the crate's documentation.
+//! The table of edge cases in the crate's documentation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use schedulers::{
     Thresholds, WEIGHT_MAX,
 };
 
-/// All of the kernel's names.
+/// The kernel's names of all schedulers.
 const NAMES: [&str; 14] = [
     "dh", "fo", "lblc", "lblcr", "lc", "mh", "nq", "ovf", "rr", "sed", "sh", "twos", "wlc", "wrr",
 ];
@@ -34,8 +34,8 @@ fn balancer(name: &str, options: &Options) -> Balancer {
     Balancer::new(scheduler, options)
 }
 
-/// Every scheduler, with and without an index, of either flavour.
-fn everyone(check: impl Fn(&str, Balancer)) {
+/// Runs `check` with every scheduler, in both implementations and both flavours.
+fn every_scheduler(check: impl Fn(&str, Balancer)) {
     for implementation in [Implementation::Plain, Implementation::Indexed] {
         for flavour in [Flavour::Total, Flavour::Classic] {
             for name in NAMES {
@@ -51,7 +51,7 @@ fn everyone(check: impl Fn(&str, Balancer)) {
 }
 
 #[test]
-fn names_are_the_kernels_and_wrong_ones_are_refused() {
+fn names_are_the_kernels_and_other_names_are_rejected() {
     let registry = Registry::kernel();
     assert!(registry.names().eq(NAMES));
     for wrong in ["", "RR", "rr ", "least", "wlc2"] {
@@ -61,12 +61,12 @@ fn names_are_the_kernels_and_wrong_ones_are_refused() {
         };
         assert_eq!(name, wrong);
         assert_eq!(known, &NAMES);
-        assert!(refused.to_string().contains("there are dh, fo, lblc"));
+        assert!(refused.to_string().contains("known: dh, fo, lblc"));
     }
 }
 
 #[test]
-fn a_name_is_given_once() {
+fn a_name_cannot_be_registered_twice() {
     let mut registry = Registry::kernel();
     let rr = |options: &Options| Registry::kernel().build("rr", options).unwrap();
     assert_eq!(
@@ -78,8 +78,8 @@ fn a_name_is_given_once() {
 }
 
 #[test]
-fn no_server_no_pick() {
-    everyone(|name, mut balancer| {
+fn without_servers_there_is_no_pick() {
+    every_scheduler(|name, mut balancer| {
         assert_eq!(balancer.pick(&request()), None, "{name}");
         let id = balancer.add(address(1), 1).unwrap();
         assert_eq!(balancer.pick(&request()), Some(id), "{name}");
@@ -89,13 +89,13 @@ fn no_server_no_pick() {
 }
 
 #[test]
-fn no_weight_no_pick() {
-    everyone(|name, mut balancer| {
+fn without_weights_there_is_no_pick() {
+    every_scheduler(|name, mut balancer| {
         let ids = [1, 2, 3].map(|host| balancer.add(address(host), 0).unwrap());
         assert_eq!(balancer.pick(&request()), None, "{name}");
         balancer.set_weight(ids[1], 7).unwrap();
         let picked = balancer.pick(&request());
-        // sh and dh may find a server of weight 0 in the client's slot.
+        // The client's slot of sh and dh may belong to a server of weight 0.
         assert!(
             picked == Some(ids[1]) || ["sh", "dh"].contains(&name),
             "{name}"
@@ -106,8 +106,8 @@ fn no_weight_no_pick() {
 }
 
 #[test]
-fn everybody_overloaded_no_pick() {
-    everyone(|name, mut balancer| {
+fn if_all_servers_are_overloaded_there_is_no_pick() {
+    every_scheduler(|name, mut balancer| {
         let ids = [1, 2, 3].map(|host| balancer.add(address(host), 1).unwrap());
         for id in ids {
             balancer.set_overloaded(id, true).unwrap();
@@ -121,9 +121,9 @@ fn everybody_overloaded_no_pick() {
 }
 
 #[test]
-fn weights_that_the_kernel_calls_negative_are_refused_and_change_nothing() {
+fn weights_that_are_negative_in_the_kernel_are_rejected_and_change_nothing() {
     for weight in [WEIGHT_MAX + 1, u32::MAX] {
-        everyone(|name, mut balancer| {
+        every_scheduler(|name, mut balancer| {
             let refused = Err(Error::Weight(weight));
             assert_eq!(balancer.add(address(1), weight), refused, "{name}");
             assert!(balancer.servers().is_empty());
@@ -137,7 +137,7 @@ fn weights_that_the_kernel_calls_negative_are_refused_and_change_nothing() {
 
 #[test]
 fn the_greatest_weight_works() {
-    everyone(|name, mut balancer| {
+    every_scheduler(|name, mut balancer| {
         let light = balancer.add(address(1), 1).unwrap();
         let heavy = balancer.add(address(2), WEIGHT_MAX).unwrap();
         for _ in 0..10 {
@@ -148,7 +148,7 @@ fn the_greatest_weight_works() {
     });
 }
 
-/// The plain wrr would try two billion levels one by one; so does the kernel.
+/// The plain wrr, like the kernel, would try two billion levels one by one.
 #[test]
 fn levels_without_servers_are_skipped() {
     let mut balancer = balancer("wrr", &Options::default());
@@ -173,7 +173,7 @@ fn sixty_five_thousand_servers_one_by_one() {
             assert!(balancer.servers().listed(picked).is_some(), "{name}");
             balancer.connected(picked).unwrap();
         }
-        // The newest first, as a list of connections would go.
+        // Newest first, the order in which the list returns them.
         for id in ids.into_iter().rev().take(65_000) {
             balancer.remove(id).unwrap();
         }
@@ -203,7 +203,7 @@ fn sixty_five_thousand_servers_at_once() {
 }
 
 #[test]
-fn mh_takes_as_many_servers_as_slots() {
+fn mh_supports_as_many_servers_as_slots() {
     let options = Options::default();
     let mut balancer = balancer("rr", &options);
     for host in 0..4_094 {
@@ -212,7 +212,7 @@ fn mh_takes_as_many_servers_as_slots() {
     let mh = || Registry::kernel().build("mh", &options).unwrap();
     let refused = balancer.reschedule(mh(), Duration::ZERO);
     assert_eq!(refused, Err(Error::TooManyServers { limit: 4_093 }));
-    // The old one goes on.
+    // The old scheduler stays.
     assert!(balancer.pick(&request()).is_some());
     let last = balancer.servers().first().unwrap();
     balancer.remove(last).unwrap();
@@ -220,7 +220,7 @@ fn mh_takes_as_many_servers_as_slots() {
 }
 
 #[test]
-fn servers_that_are_gone_are_not_found() {
+fn forgotten_servers_are_not_found() {
     let mut balancer = balancer("wlc", &Options::default());
     let id = balancer.add(address(1), 1).unwrap();
     assert_eq!(balancer.add(address(1), 2), Err(Error::Exists(address(1))));
@@ -236,7 +236,7 @@ fn servers_that_are_gone_are_not_found() {
     assert_eq!(balancer.set_connections(id, 1, 1), not_found);
     assert_eq!(balancer.connected(id), not_found);
     assert_eq!(balancer.disconnected(id), not_found);
-    // The same place, another server.
+    // The new server reuses the slot, but not the id.
     let other = balancer.add(address(2), 1).unwrap();
     assert_eq!(other.index(), id.index());
     assert_eq!(balancer.connected(id), not_found);
@@ -244,8 +244,8 @@ fn servers_that_are_gone_are_not_found() {
 }
 
 #[test]
-fn a_removed_server_lives_as_long_as_its_connections() {
-    everyone(|name, mut balancer| {
+fn a_removed_server_exists_as_long_as_its_connections() {
+    every_scheduler(|name, mut balancer| {
         let id = balancer.add(address(1), 1).unwrap();
         balancer.connected(id).unwrap();
         balancer.remove(id).unwrap();

@@ -1,4 +1,4 @@
-//! The indexed implementations pick what the plain ones pick, over long random histories.
+//! Indexed and plain implementations make the same picks, over long random histories.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,13 +20,13 @@ fn play_both(name: &'static str, flavour: Flavour, events: &[Event]) -> Result<(
     Ok(())
 }
 
-/// Any weight there may be.
+/// Weights of every size.
 const WEIGHTS: &[u32] = &[0, 0, 1, 1, 2, 3, 5, 100, 65_536, 1 << 30, i32::MAX as u32];
 
-/// The plain wrr walks over the list for every level, so few levels. Different divisors.
+/// Few levels, because the plain wrr scans the list once per level; with various divisors.
 const FEW_LEVELS: &[u32] = &[0, 0, 1, 1, 2, 3, 4, 6, 9, 10, 24, 200];
 
-/// A common divisor, so great weights are few levels.
+/// Great weights with few levels, because they have a common divisor.
 const GREAT: &[u32] = &[0, 100_000_000, 200_000_000, 500_000_000, 2_000_000_000];
 
 proptest! {

@@ -1,6 +1,6 @@
-//! Worked examples, checked against kernels 6.1.192 and 7.2.7 when they were written down.
+//! Worked examples, checked against kernels 6.1.192 and 7.2.7 when they were written.
 //!
-//! A server that is added is the first of the list: after A, B, C the order is C, B, A.
+//! A new server becomes the first of the list: after A, B, C are added, the order is C, B, A.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,11 +1,11 @@
-//! How many instructions a pick takes: a gate for what `cargo bench` measures in time.
+//! Limits the number of instructions of a pick. `cargo bench` measures the time.
 //!
-//! The program starts itself again and steps through the copy with ptrace, one instruction at a time.
-//! The number is exact, the same at every run whatever else the machine does, and needs neither
-//! performance counters, which virtual machines seldom have, nor valgrind. System calls and page
-//! faults do not count; the copy touches everything before it is counted.
+//! The program starts itself again and steps through the child with ptrace, one instruction at a time.
+//! The number is exact and the same in every run, whatever the load of the machine. It needs no
+//! performance counters, which virtual machines seldom have, and no valgrind. System calls and page
+//! faults do not count: the child touches all memory before the counted part.
 //!
-//! It counts the crate as it is compiled for tests: optimised (`profile.dev.package.schedulers`), with
+//! The crate is counted as compiled for tests: optimised (`profile.dev.package.schedulers`), with
 //! overflow checks.
 
 #![expect(clippy::print_stdout, reason = "this program prints what it counts")]
@@ -25,14 +25,14 @@ mod subject;
 
 use subject::{Load, SIZES, Subject, request, subjects};
 
-/// Set in the environment of the copy.
-const COPY: &str = "SCHEDULERS_INSTRUCTIONS_COPY";
+/// Set in the environment of the child.
+const CHILD: &str = "SCHEDULERS_INSTRUCTIONS_CHILD";
 
-/// How many picks are counted, except of scans of many servers.
+/// How many picks are counted per case; fewer for scans of many servers.
 const PICKS: u32 = 16;
 
-/// Instructions at 2048 servers, as counted on x86-64 with the toolchain that the repository pins, and
-/// a tenth more.
+/// The limit at 2048 servers: the count on x86-64 with the toolchain that the repository pins, plus
+/// 10 %.
 #[cfg(target_arch = "x86_64")]
 const BUDGETS: &[(&str, u64)] = &[
     ("rr", 68),
@@ -45,23 +45,23 @@ const BUDGETS: &[(&str, u64)] = &[
     ("sed", 630),
     ("nq", 630),
 ];
-/// Instructions of other processors are not comparable; proportions are.
+/// Counts of other processors are not comparable; only the ratios are checked there.
 #[cfg(not(target_arch = "x86_64"))]
 const BUDGETS: &[(&str, u64)] = &[];
 
-/// Times that a pick of 2048 with an index must be cheaper than the scan.
+/// By how many times the scan of 2048 servers must exceed a pick with an index.
 const LEAST_RATIO: u64 = 30;
 
 fn main() -> anyhow::Result<ExitCode> {
-    if std::env::var_os(COPY).is_some() {
-        copy()?;
+    if std::env::var_os(CHILD).is_some() {
+        run_child()?;
         return Ok(ExitCode::SUCCESS);
     }
     let rows = count_all()?;
     print(&rows);
     let complaints = complaints(&rows);
     for complaint in &complaints {
-        println!("TOO MANY: {complaint}");
+        println!("LIMIT EXCEEDED: {complaint}");
     }
     Ok(if complaints.is_empty() {
         ExitCode::SUCCESS
@@ -70,17 +70,17 @@ fn main() -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What is counted, in the order of both programs.
+/// Returns the counted cases, in the same order in parent and child.
 fn cases() -> impl Iterator<Item = (Subject, usize, u32)> {
     subjects().into_iter().flat_map(|subject| {
         SIZES.into_iter().filter_map(move |size| {
             let picks = match (is_scan(subject), size) {
-                // What its picks take differs by what the round before them needs.
+                // The cost of a pick depends on the round, so count enough picks for several rounds.
                 (false, _) if subject.name == "wrr" => 8 * PICKS,
                 (false, _) => PICKS,
                 (true, ..=256) => 2,
                 (true, ..=2_048) => 1,
-                // A second each, and no question.
+                // Stepping through such a scan takes a second, and no limit needs it.
                 (true, _) => return None,
             };
             Some((subject, size, picks))
@@ -93,8 +93,8 @@ fn is_scan(subject: Subject) -> bool {
     subject.implementation == Implementation::Plain || always.contains(&subject.name)
 }
 
-/// The copy: stops before and after what is to be counted, and around nothing.
-fn copy() -> anyhow::Result<()> {
+/// The child: raises a signal before and after the counted part, and around an empty part.
+fn run_child() -> anyhow::Result<()> {
     ptrace::traceme().context("allowing to be traced")?;
     for (subject, size, picks) in cases() {
         let mut balancer = subject.balancer(size);
@@ -111,14 +111,14 @@ fn picks_of(balancer: &mut Balancer, load: Load, first: u32, count: u32) -> u32 
     for client in first..first + count {
         let picked = black_box(balancer.pick(&black_box(request(client))));
         if let (Load::Connection, Some(id)) = (load, picked) {
-            // Of a server that was just picked, it does not fail.
+            // Cannot fail: the server was just picked.
             let _ = black_box(balancer.connected(id));
         }
     }
     first + count
 }
 
-/// The instructions of one subject's pick, one per size that was counted.
+/// The instructions per pick of one subject, one number per size.
 struct Row {
     subject: Subject,
     instructions: Vec<u64>,
@@ -126,15 +126,15 @@ struct Row {
 
 impl Row {
     fn at(&self, size: usize) -> Option<u64> {
-        let place = SIZES.iter().position(|&it| it == size)?;
-        self.instructions.get(place).copied()
+        let index = SIZES.iter().position(|&it| it == size)?;
+        self.instructions.get(index).copied()
     }
 }
 
 fn count_all() -> anyhow::Result<Vec<Row>> {
     let program = std::env::current_exe().context("finding this program")?;
-    let copy = Command::new(program).env(COPY, "1").spawn();
-    let pid = Pid::from_raw(copy.context("starting the copy")?.id().try_into()?);
+    let child = Command::new(program).env(CHILD, "1").spawn();
+    let pid = Pid::from_raw(child.context("starting the child")?.id().try_into()?);
     let mut rows: Vec<Row> = Vec::new();
     for (subject, _, picks) in cases() {
         wait_for_mark(pid)?;
@@ -152,18 +152,18 @@ fn count_all() -> anyhow::Result<Vec<Row>> {
     }
     match waitpid(pid, None)? {
         WaitStatus::Exited(_, 0) => Ok(rows),
-        other => bail!("the copy: {other:?}"),
+        other => bail!("the child: {other:?}"),
     }
 }
 
 fn wait_for_mark(pid: Pid) -> anyhow::Result<()> {
     match waitpid(pid, None)? {
         WaitStatus::Stopped(_, Signal::SIGUSR1) => Ok(()),
-        other => bail!("the copy: {other:?}"),
+        other => bail!("the child: {other:?}"),
     }
 }
 
-/// How many instructions there are up to the next mark.
+/// Steps to the next signal and returns the number of instructions.
 fn step_to_mark(pid: Pid) -> anyhow::Result<u64> {
     let mut count = 0;
     loop {
@@ -171,7 +171,7 @@ fn step_to_mark(pid: Pid) -> anyhow::Result<u64> {
         match waitpid(pid, None)? {
             WaitStatus::Stopped(_, Signal::SIGTRAP) => count += 1,
             WaitStatus::Stopped(_, Signal::SIGUSR1) => return Ok(count),
-            other => bail!("the copy: {other:?}"),
+            other => bail!("the child: {other:?}"),
         }
     }
 }
@@ -203,12 +203,16 @@ fn complaints(rows: &[Row]) -> Vec<String> {
         if let Some(&(_, budget)) = budget
             && at_2048 > budget
         {
-            complaints.push(format!("{subject} takes {at_2048} of {budget}"));
+            complaints.push(format!(
+                "{subject} takes {at_2048} instructions, the limit is {budget}"
+            ));
         }
         if let (Some(few), Some(many)) = (row.at(256), row.at(16_384))
             && many > 2 * few
         {
-            complaints.push(format!("{subject} grows from {few} to {many}"));
+            complaints.push(format!(
+                "{subject} takes {few} instructions with 256 servers, but {many} with 16384"
+            ));
         }
         let is_its_scan = |other: &&Row| {
             let indexed = Subject {
@@ -221,7 +225,9 @@ fn complaints(rows: &[Row]) -> Vec<String> {
         if let (Load::Connection, Some(scan)) = (subject.load, scan)
             && scan < LEAST_RATIO * at_2048
         {
-            complaints.push(format!("{subject} takes {at_2048}, and the scan {scan}"));
+            complaints.push(format!(
+                "{subject} takes {at_2048} instructions, but the scan only {scan}"
+            ));
         }
     }
     complaints

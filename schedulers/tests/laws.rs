@@ -1,4 +1,4 @@
-//! What holds of every scheduler, over long random histories.
+//! Properties of every scheduler, over long random histories.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,9 +11,9 @@ mod history;
 
 use history::{Event, Side, flavour, history};
 
-/// Those that pick somebody whenever somebody is eligible. The others have reasons to refuse: a slot
-/// of a server that is not, a server that is full.
-const WILLING: [&str; 10] = [
+/// The schedulers that pick a server whenever one is eligible. The others may refuse, because the
+/// client's slot has a server that is not eligible, or because all servers are full.
+const NEVER_REFUSING: [&str; 10] = [
     "fo", "lblc", "lblcr", "lc", "nq", "rr", "sed", "twos", "wlc", "wrr",
 ];
 
@@ -21,7 +21,7 @@ const NAMES: [&str; 14] = [
     "dh", "fo", "lblc", "lblcr", "lc", "mh", "nq", "ovf", "rr", "sed", "sh", "twos", "wlc", "wrr",
 ];
 
-/// The plain wrr is among them, so few levels.
+/// Few levels, because the plain wrr scans the list once per level.
 const WEIGHTS: &[u32] = &[0, 0, 1, 1, 2, 3, 4, 6, 9, 10, 24, 200];
 
 fn check(name: &'static str, flavour: Flavour, events: &[Event]) -> Result<(), TestCaseError> {
@@ -42,7 +42,7 @@ fn check(name: &'static str, flavour: Flavour, events: &[Event]) -> Result<(), T
                 check_pick(name, &side, picked)?;
             }
             if matches!(event, Event::Picks(_, false)) {
-                prop_assert_eq!(before, counts(&side), "{} counts", name);
+                prop_assert_eq!(before, counts(&side), "a pick of {} changed a count", name);
             }
         }
     }
@@ -52,18 +52,18 @@ fn check(name: &'static str, flavour: Flavour, events: &[Event]) -> Result<(), T
 fn check_pick(name: &str, side: &Side, picked: Option<ServerId>) -> Result<(), TestCaseError> {
     let servers = side.balancer.servers();
     let Some(id) = picked else {
-        let somebody = servers.iter().find(|(_, server)| server.is_eligible());
-        let has_a_reason = somebody.is_none() || !WILLING.contains(&name);
+        let eligible = servers.iter().find(|(_, server)| server.is_eligible());
+        let may_refuse = eligible.is_none() || !NEVER_REFUSING.contains(&name);
         prop_assert!(
-            has_a_reason,
-            "{name} refuses although {somebody:?} is eligible"
+            may_refuse,
+            "{name} refuses although {eligible:?} is eligible"
         );
         return Ok(());
     };
     let server = servers.listed(id);
     prop_assert!(server.is_some(), "{name} picks a server that is not listed");
     let server = server.unwrap();
-    // A remembered server serves on.
+    // A server that lblc remembers gets connections even if it is overloaded.
     let may_be_overloaded = name == "lblc";
     prop_assert!(
         server.weight() > 0 && (!server.is_overloaded() || may_be_overloaded),
@@ -77,14 +77,14 @@ proptest! {
 
     #[test]
     fn picks_are_listed_and_eligible(flavour in flavour(), events in history(WEIGHTS)) {
-        let events: Vec<Event> = events.into_iter().filter_map(harmless).collect();
+        let events: Vec<Event> = events.into_iter().filter_map(simple).collect();
         for name in NAMES {
             check(name, flavour, &events)?;
         }
     }
 
     #[test]
-    fn a_cycle_of_rr_serves_everybody_once(weights in proptest::collection::vec(0..3_u32, 1..40)) {
+    fn a_cycle_of_rr_picks_every_server_once(weights in proptest::collection::vec(0..3_u32, 1..40)) {
         let (side, counts) = cycle("rr", &weights, weights.iter().filter(|&&it| it > 0).count());
         for (&id, weight) in side.servers.iter().zip(weights) {
             let count = counts.get(&id).copied().unwrap_or_default();
@@ -93,10 +93,10 @@ proptest! {
     }
 
     #[test]
-    fn a_cycle_of_wrr_serves_by_weight(weights in proptest::collection::vec(0..30_u32, 1..40)) {
+    fn a_cycle_of_wrr_picks_by_weight(weights in proptest::collection::vec(0..30_u32, 1..40)) {
         let divisor = weights.iter().copied().fold(0, gcd).max(1);
         let sum: u32 = weights.iter().sum();
-        // Any whole cycle does, wherever it begins.
+        // Every window of this length is a cycle.
         let (side, counts) = cycle("wrr", &weights, (sum / divisor) as usize);
         for (&id, weight) in side.servers.iter().zip(weights) {
             let count = counts.get(&id).copied().unwrap_or_default();
@@ -105,9 +105,9 @@ proptest! {
     }
 }
 
-/// Without thresholds, which would change who is eligible between picks of one event, and without loads
-/// that overflow, which win without a weight.
-fn harmless(event: Event) -> Option<Event> {
+/// Removes events that make picks of ineligible servers legal: thresholds, which change the eligible
+/// servers between the picks of one event, and loads that overflow, with which weight 0 wins.
+fn simple(event: Event) -> Option<Event> {
     match event {
         Event::Thresholds(..) => None,
         Event::Connections(server, active, inactive) => {
@@ -117,7 +117,7 @@ fn harmless(event: Event) -> Option<Event> {
     }
 }
 
-/// How often each of new servers is among so many picks.
+/// Counts how often each server is picked in `picks` picks.
 fn cycle(name: &'static str, weights: &[u32], picks: usize) -> (Side, HashMap<ServerId, u32>) {
     let mut side = Side::new(name, Flavour::Total, Implementation::default());
     for (host, &weight) in (0..).zip(weights) {

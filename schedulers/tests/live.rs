@@ -1,4 +1,4 @@
-//! The running kernel and the crate get the same random scenarios, and pick alike.
+//! The running kernel and the crate make the same picks in the same random scenarios.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,33 +14,35 @@ mod parity;
 #[path = "parity/trace.rs"]
 mod trace;
 
-use kernel::dice::Dice;
 use kernel::plan::{Extent, Plan};
+use kernel::random::Random;
 use parity::report::Report;
 use trace::{Scenario, Trace};
 
-/// How long each kernel is asked.
+/// How long scenarios are played on each kernel.
 const TIME: Duration = Duration::from_secs(40);
 
-/// So many scenarios are played however slow the machine is, or one would count for too much.
+/// At least this many scenarios are played, however slow the machine: with few, a single unclear
+/// scenario would exceed the permitted share.
 const FEWEST: usize = 50;
 
-/// Rather many short scenarios.
+/// Many short scenarios.
 const EXTENT: Extent = Extent {
     picks: 80,
     expiries: 0,
     pauses: 1,
-    naps: &[],
+    idle_secs: &[],
 };
 
-/// Set to the seed of a run, this repeats it, as far as it does not depend on time.
+/// If this variable has the seed of an earlier run, the test repeats that run as far as it does not
+/// depend on time.
 const SEED: &str = "LIVE_SEED";
 
-/// Where each kernel's report goes, and a trace that differs.
+/// The directory for the report of each kernel, and for the traces that differ.
 const RESULTS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/live");
 
 #[test]
-fn random_scenarios_go_alike() {
+fn the_kernel_and_the_crate_make_the_same_picks() {
     let begun = wall_clock();
     lab::test(|| {
         let report = play_and_compare();
@@ -48,7 +50,7 @@ fn random_scenarios_go_alike() {
         let path = Path::new(RESULTS).join(lab::kernel_release());
         std::fs::write(path.with_extension("txt"), &report).unwrap();
     });
-    // What was printed inside is kept by libtest, unless it fails.
+    // libtest shows what a test printed inside the lab only if it fails.
     let Ok(results) = Path::new(RESULTS).read_dir() else {
         return;
     };
@@ -62,7 +64,7 @@ fn random_scenarios_go_alike() {
     }
 }
 
-/// In a kernel: asks it for [`TIME`], then the crate; answers the report.
+/// Runs in a kernel: plays scenarios for [`TIME`], compares them with the crate, returns the report.
 fn play_and_compare() -> String {
     let seed = match std::env::var(SEED) {
         Ok(seed) => seed.parse().unwrap(),
@@ -72,15 +74,15 @@ fn play_and_compare() -> String {
     let flavour = lab::in_fresh_network(kernel::flavour::probe)
         .unwrap()
         .unwrap();
-    let mut dice = Dice::new(seed, 0);
+    let mut random = Random::new(seed, 0);
     let registry = schedulers::Registry::kernel();
     let schedulers: Vec<&str> = registry.names().collect();
     let mut traces: BTreeMap<&str, Trace> = BTreeMap::new();
     let (mut played, mut unclear) = (0, 0);
     let begun = kernel::now();
     while begun.elapsed() < TIME || played < FEWEST {
-        let scheduler = *dice.choose(&schedulers);
-        let number = dice.draw(0..=u32::MAX - 1);
+        let scheduler = *random.choose(&schedulers);
+        let number = random.draw(0..=u32::MAX - 1);
         let plan = Plan::draw(scheduler, number, EXTENT, seed);
         let trace = traces.entry(scheduler).or_insert_with(|| Trace {
             scheduler: scheduler.into(),
@@ -101,11 +103,11 @@ fn play_and_compare() -> String {
     let mut report = Report::default();
     for trace in traces.values() {
         let before = report.failures().len();
-        report.hold(trace, format!("{SEED}={seed}, {}", trace.scheduler));
+        report.compare(trace, format!("{SEED}={seed}, {}", trace.scheduler));
         if report.failures().len() > before {
             let path = format!("{RESULTS}-{}-{}.trace", trace.kernel, trace.scheduler);
             std::fs::write(&path, trace.to_string()).unwrap();
-            eprintln!("all of it is in {path}");
+            eprintln!("the whole trace is in {path}");
         }
     }
     let text = format!("{report}{played} scenarios, {unclear} of them unclear, {SEED}={seed}\n");
@@ -114,13 +116,16 @@ fn play_and_compare() -> String {
     assert!(failures.is_empty(), "{failures}");
     let picks = traces.values().flat_map(|trace| &trace.scenarios);
     assert!(picks.map(Scenario::picks).sum::<usize>() > 0);
-    assert!(unclear * 10 <= played, "picks are hard to tell");
+    assert!(
+        unclear * 10 <= played,
+        "{unclear} of {played} scenarios have picks that cannot be attributed"
+    );
     text
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the crate has no clock, tests have"
+    reason = "the crate has no clock, its tests have one"
 )]
 fn wall_clock() -> SystemTime {
     SystemTime::now()

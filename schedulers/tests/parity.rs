@@ -1,4 +1,4 @@
-//! The crate picks what kernels picked when `tests/traces` were recorded (`examples/record.rs`).
+//! The crate makes the picks of the kernels recorded in `tests/traces` (by `examples/record.rs`).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,15 +11,15 @@ mod parity;
 #[path = "parity/trace.rs"]
 mod trace;
 
-use parity::replay::{self, Way};
+use parity::replay::{self, Mode};
 use parity::report::Report;
 use trace::{Flavour, Scenario, Trace};
 
-/// What is asked of every scheduler on every kernel.
+/// The least number of scenarios and picks of every scheduler on every kernel.
 const SCENARIOS: usize = 30;
 const PICKS: usize = 5_000;
 
-/// All traces: path, text and meaning.
+/// Returns the path, the text and the parsed content of all traces.
 fn traces() -> Vec<(PathBuf, String, Trace)> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
     let mut traces = Vec::new();
@@ -40,12 +40,12 @@ fn traces() -> Vec<(PathBuf, String, Trace)> {
 }
 
 #[test]
-fn every_pick_is_the_kernels() {
+fn every_pick_equals_the_kernels() {
     let mut report = Report::default();
     for (path, _, trace) in traces() {
-        report.hold(&trace, path.display());
+        report.compare(&trace, path.display());
     }
-    // Past libtest, which would keep it to itself.
+    // Written to stderr directly: libtest captures what `println!` writes.
     write!(std::io::stderr().lock(), "{report}").unwrap();
     assert!(
         report.failures().is_empty(),
@@ -55,14 +55,14 @@ fn every_pick_is_the_kernels() {
 }
 
 #[test]
-fn the_traces_are_what_was_asked_for() {
+fn the_traces_are_complete() {
     let traces = traces();
     let known = schedulers::Registry::kernel();
     for name in known.names() {
         let count = traces
             .iter()
             .filter(|(_, _, trace)| trace.scheduler == name);
-        assert!(count.count() >= 2, "{name}: a trace of each kernel");
+        assert!(count.count() >= 2, "{name} needs a trace of each kernel");
     }
     let mut sums = BTreeMap::new();
     for (path, text, trace) in &traces {
@@ -72,7 +72,11 @@ fn the_traces_are_what_was_asked_for() {
         sums.0 += trace.scenarios.len();
         sums.1 += trace.scenarios.iter().map(Scenario::picks).sum::<usize>();
         let path = path.display();
-        assert_eq!(*text, trace.to_string(), "{path} reads as it was written");
+        assert_eq!(
+            *text,
+            trace.to_string(),
+            "{path} changes when it is read and written"
+        );
     }
     for (trace, (scenarios, picks)) in sums {
         assert!(scenarios >= SCENARIOS, "{trace:?}: {scenarios} scenarios");
@@ -80,9 +84,9 @@ fn the_traces_are_what_was_asked_for() {
     }
 }
 
-/// A trace proves a rule only where breaking it shows.
+/// Traces prove a rule only if a replay with another rule fails.
 #[test]
-fn other_rules_would_show() {
+fn a_replay_with_wrong_rules_fails() {
     type Twist = fn(&mut Trace);
     let flavour: Twist = |trace| {
         trace.flavour = match trace.flavour {
@@ -105,32 +109,32 @@ fn other_rules_would_show() {
             scenario.flags.fallback ^= true;
         }
     };
-    let [told, own] = [Way::ALL[0], Way::ALL[1]];
+    let [from_trace, by_crate] = [Mode::ALL[0], Mode::ALL[1]];
     let twists = [
-        // Who is told does not apply thresholds: what is left is the cost.
-        ("lc", told, flavour),
-        ("wlc", told, flavour),
-        ("lblc", told, flavour),
-        ("lblcr", told, flavour),
-        // No cost, but thresholds.
-        ("rr", own, flavour),
-        ("lblcr", told, expiration),
-        ("lblc-aged", told, expiration),
-        ("sh", told, port),
-        ("sh", told, fallback),
-        ("mh", told, port),
-        ("mh", told, fallback),
+        // Counts from the trace bypass the thresholds, so only the load formula can differ.
+        ("lc", from_trace, flavour),
+        ("wlc", from_trace, flavour),
+        ("lblc", from_trace, flavour),
+        ("lblcr", from_trace, flavour),
+        // rr ignores the load, so only the thresholds can differ.
+        ("rr", by_crate, flavour),
+        ("lblcr", from_trace, expiration),
+        ("lblc-aged", from_trace, expiration),
+        ("sh", from_trace, port),
+        ("sh", from_trace, fallback),
+        ("mh", from_trace, port),
+        ("mh", from_trace, fallback),
     ];
     for (path, _, trace) in traces() {
-        for (name, way, twist) in twists {
+        for (name, mode, twist) in twists {
             if path.file_stem().unwrap() != name {
                 continue;
             }
             let mut twisted = trace.clone();
             twist(&mut twisted);
-            let differs = |scenario| replay::compare(&twisted, scenario, way).is_err();
+            let differs = |scenario| replay::compare(&twisted, scenario, mode).is_err();
             let differing = twisted.scenarios.iter().filter(|it| differs(it)).count();
-            assert!(differing > 0, "{}, {way:?}", path.display());
+            assert!(differing > 0, "{}, {mode:?}", path.display());
         }
     }
 }

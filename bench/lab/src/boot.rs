@@ -1,4 +1,4 @@
-//! The options that say which machine to boot.
+//! The options that describe the machine to boot.
 
 use std::{env, path::PathBuf};
 
@@ -12,7 +12,7 @@ use lab::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The kernel to boot [default: the first of $LAB_KERNEL, else the one `lab kernel` builds]
+    /// The kernel to boot [default: the first in $LAB_KERNEL, else the one that `lab kernel` builds]
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
     /// Main memory of the guest
@@ -25,7 +25,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Boots it, with this program as process 1; builds the kernel first if there is none.
+    /// Boots the machine with this program as process 1; builds a kernel first if there is none.
     pub(crate) fn boot(self) -> Result<Machine> {
         let kernel = match self.kernel {
             Some(kernel) => kernel,

@@ -1,13 +1,13 @@
-//! The inside of the lab: what runs on the guest kernel.
+//! The programs of the lab that run on the guest kernel.
 //!
 //! ```text
-//!  init     process 1: mounts what a system needs, reaps orphans, switches off when the agent ends
-//!   └ agent   holds the serial line, starts jobs, carries their bytes
-//!      └ jobs   (one with a terminal is first a `session`, which takes the terminal over)
+//!  init     process 1: mounts file systems, reaps orphans, switches off when the agent ends
+//!   └ agent   reads and writes the serial line, starts jobs, copies their input and output
+//!      └ jobs   (a job with a terminal is first a `session`, which makes it the controlling one)
 //! ```
 //!
 //! Init and agent are two processes because both wait for children: init for any, the agent for its
-//! own. All are the same program as outside, told apart by the variable `LAB_ROLE`.
+//! own. All of them, and the host's part, are one program; the variable `LAB_ROLE` names the part.
 
 use std::{
     env,
@@ -27,7 +27,7 @@ mod agent;
 mod job;
 mod mounts;
 
-use crate::netlink;
+use crate::{machine::warden, netlink};
 
 /// The variable that names the role.
 pub(crate) const ROLE: &str = "LAB_ROLE";
@@ -36,8 +36,7 @@ pub(crate) const INIT: &str = "init";
 const AGENT: &str = "agent";
 const SESSION: &str = "session";
 
-/// Does not return in a process that is part of the guest's own machinery; returns at once in any
-/// other.
+/// Runs the role that `LAB_ROLE` names and exits; returns at once if there is none.
 ///
 /// A program that serves as [`Config::init`](crate::machine::Config::init) calls this before
 /// anything else.
@@ -45,10 +44,16 @@ pub fn play_role() {
     let Some(role) = env::var_os(ROLE) else {
         return;
     };
+    if role == warden::KERNEL {
+        exit_after(warden::become_kernel());
+    }
+    if role == warden::WARDEN {
+        exit_after(warden::guard());
+    }
     let init = Some(rustix::process::Pid::INIT);
     if role == INIT && Some(getpid()) == init {
         let failed = be_init();
-        // Process 1 must not end before the machine does.
+        // If process 1 ended, the kernel would panic.
         switch_off(failed)
     }
     if role == AGENT && getppid() == init {
@@ -66,7 +71,7 @@ fn exit_after(result: Result<()>) -> ! {
     process::exit(i32::from(result.is_err()))
 }
 
-/// Prepares the system, and stays until the agent ends.
+/// Prepares the system, and returns when the agent has ended.
 fn be_init() -> Result<()> {
     mounts::all()?;
     sethostname(b"lab").context("naming the host")?;
@@ -93,22 +98,22 @@ fn switch_off(result: Result<()>) -> ! {
     if let Err(error) = result {
         eprintln!("lab: {error:#}");
     }
-    // Files of the host are written back through the guest's page cache.
+    // The guest's page cache still holds data of the host's files.
     rustix::fs::sync();
     let refused = reboot(RebootCommand::PowerOff);
-    // Ending process 1 panics the kernel: the last way out.
-    eprintln!("lab: switching off: {refused:?}");
+    // Last resort: the end of process 1 panics the kernel, and that ends it.
+    eprintln!("lab: the kernel refuses to switch off: {refused:?}");
     process::exit(1)
 }
 
-/// Takes the terminal at stdin over, then becomes the command in the arguments.
+/// Makes stdin the controlling terminal, then executes the command in the arguments.
 fn be_session() -> Result<()> {
     let mut command = env::args_os().skip(1);
     let Some(program) = command.next() else {
         bail!("no command for the terminal");
     };
     setsid().context("starting a session")?;
-    ioctl_tiocsctty(stdio::stdin()).context("taking the terminal")?;
+    ioctl_tiocsctty(stdio::stdin()).context("setting the controlling terminal")?;
     let arguments: Vec<OsString> = command.collect();
     let failed = Command::new(&program)
         .args(arguments)

@@ -1,4 +1,4 @@
-//! Tests that run themselves where there is a kernel for them.
+//! Tests that run on a kernel with IPVS.
 
 use std::{
     any::type_name,
@@ -15,44 +15,45 @@ use crate::{guest, kernel, netlink, netns};
 mod fleet;
 mod verdict;
 
-/// Where the tests of this process run.
-enum Place {
-    /// On the kernel that runs already.
-    Here,
-    /// On each of these, booted for the purpose.
+/// The kernels that run the tests of this process.
+enum Kernels {
+    /// The running kernel.
+    Running,
+    /// Each of these lab kernels.
     Lab(Vec<PathBuf>),
-    /// Nowhere, for this reason.
-    Nowhere(String),
+    /// No kernel is available, for this reason.
+    None(String),
 }
 
-/// Runs `body` as root on a kernel with IPVS, in a network namespace of its own with `lo` up.
+/// Runs `body` as root on a kernel with IPVS, in a new network namespace.
 ///
-/// Where this process is root on such a kernel, `body` runs right here, on a thread of its own.
-/// Everywhere else the test runs in the [lab](crate): the test binary starts itself again inside,
-/// for this one test, and what happens there happens here. `LAB_KERNEL` names the kernel, or several
-/// with `:` between them, and then the test must pass on each. Without it, it is the kernel that
-/// `lab kernel` built. A kernel boots once in a process, and in there each test is a process.
+/// `lo` is up there. If this process is root on such a kernel, `body` runs on a new thread of this
+/// process. Otherwise a lab kernel runs this test binary again, for this one test, and its result and
+/// output become those of the test. `LAB_KERNEL` names one kernel, or several with `:` between them;
+/// the test must pass on each. Without it, the kernel is the one that `lab kernel` built. A process
+/// boots each kernel once, and each test is a process of the guest.
 ///
-/// A test ends after `LAB_TIMEOUT` seconds (300).
+/// The lab kills a test after `LAB_TIMEOUT` seconds. Without it the limit is 300 s, scaled like
+/// [`patience`](crate::patience).
 ///
-/// Call it first in a `#[test]` function: what stands before it runs outside, too. It goes with
-/// everything that libtest and nextest do, except `#[should_panic]`.
+/// Call this first in a `#[test]` function: statements before the call also run on the host. All
+/// features of libtest and nextest work, except `#[should_panic]`.
 ///
 /// # Panics
 ///
-/// When `body` does, with its output; when the kernel or the process inside dies; and when there is
-/// no kernel though `LAB_REQUIRED` or `CI` is set. Without these a test without a kernel passes, and
-/// says `SKIP` on stderr.
+/// If `body` panics, with its output; if the guest's kernel or process dies; if there is no kernel and
+/// `LAB_REQUIRED` or `CI` is set. If neither is set, a test without a kernel passes and prints `SKIP`
+/// on stderr.
 pub fn test<F: FnOnce() + Send>(body: F) {
     guest::play_role();
     let name = test_name::<F>();
-    static PLACE: OnceLock<Place> = OnceLock::new();
-    match PLACE.get_or_init(place) {
-        Place::Here => {
+    static KERNELS: OnceLock<Kernels> = OnceLock::new();
+    match KERNELS.get_or_init(kernels) {
+        Kernels::Running => {
             let entered = netns::on_thread(&name, netns::enter_new, body);
             entered.unwrap_or_else(|error| panic!("entering a network namespace: {error}"));
         }
-        Place::Lab(kernels) => {
+        Kernels::Lab(kernels) => {
             let failures: Vec<String> = kernels
                 .iter()
                 .filter_map(|kernel| fleet::run(kernel, &name).err())
@@ -61,54 +62,53 @@ pub fn test<F: FnOnce() + Send>(body: F) {
                 fail(failures.join("\n"));
             }
         }
-        Place::Nowhere(reason) if must_run() => fail(format!("cannot run {name}: {reason}")),
-        Place::Nowhere(reason) => {
-            // The handle itself is not captured by libtest: a skip is never silent.
+        Kernels::None(reason) if must_run() => fail(format!("cannot run {name}: {reason}")),
+        Kernels::None(reason) => {
+            // libtest does not capture the handle itself, so a skip is never silent.
             let _closed = writeln!(stderr().lock(), "SKIP {name}: {reason}");
         }
     }
 }
 
-/// The release of the running kernel, as `uname -r` says it; for tests that expect different things
-/// of different kernels.
+/// Returns the release of the running kernel, as `uname -r` prints it.
 pub fn kernel_release() -> String {
     let uname = rustix::system::uname();
     uname.release().to_string_lossy().into_owned()
 }
 
-/// Fails the test with `report` and nothing else: where this was called from tells nobody anything.
+/// Fails the test with `report` alone; the location of this code would not help its reader.
 fn fail(report: String) -> ! {
     eprintln!("{report}");
     resume_unwind(Box::new(report))
 }
 
-fn place() -> Place {
+fn kernels() -> Kernels {
     if is_user_mode_linux() {
-        return Place::Here;
+        return Kernels::Running;
     }
     match kernel::named() {
-        Ok(kernels) if !kernels.is_empty() => return Place::Lab(kernels),
+        Ok(kernels) if !kernels.is_empty() => return Kernels::Lab(kernels),
         Ok(_) => {}
-        // Somebody wanted it, so this is not a skip.
+        // LAB_KERNEL is wrong, so this is not a skip.
         Err(error) => fail(format!("{error:#}")),
     }
-    // Asking for the family loads the module, which only root can.
+    // The request for the family loads the module, and only root may load it.
     let is_root = rustix::process::geteuid().is_root();
     if is_root && matches!(netlink::has_generic_family("IPVS"), Ok(true)) {
-        return Place::Here;
+        return Kernels::Running;
     }
     match kernel::cached() {
-        Ok(Some(kernel)) => Place::Lab(vec![kernel]),
-        Ok(None) => Place::Nowhere(format!(
-            "no kernel with IPVS that we may use; run `cargo lab kernel` once to build one, or \
-             set {} to a User-Mode Linux kernel",
+        Ok(Some(kernel)) => Kernels::Lab(vec![kernel]),
+        Ok(None) => Kernels::None(format!(
+            "no kernel with IPVS that this user may use; build one by `cargo lab kernel` or set \
+             {} to a User-Mode Linux kernel",
             kernel::VARIABLE
         )),
-        Err(error) => Place::Nowhere(format!("{error:#}")),
+        Err(error) => Kernels::None(format!("{error:#}")),
     }
 }
 
-/// The lab is User-Mode Linux, and nobody else's network is in one.
+/// Returns whether this is the guest. No other program needs its network.
 fn is_user_mode_linux() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
 }
@@ -118,12 +118,12 @@ fn must_run() -> bool {
     is_set("LAB_REQUIRED", &["1", "true"]) || is_set("CI", &["1", "true"])
 }
 
-/// The name that libtest knows the running test by.
+/// Returns libtest's name of the running test.
 fn test_name<F>() -> String {
     match thread::current().name() {
         Some(name) if name != "main" => name.into(),
-        // With one thread for all tests libtest uses its own. The closure that a test passes is
-        // called after the test: `crate::module::test::{{closure}}`.
+        // With one thread for all tests libtest uses its main thread. The type of the test's closure
+        // has the test's name: `crate::module::test::{{closure}}`.
         _ => closure_owner(type_name::<F>()),
     }
 }
@@ -140,18 +140,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closure_names_its_test() {
+    fn a_closure_has_the_name_of_its_test() {
         fn name<F: FnOnce()>(_: F) -> String {
             closure_owner(type_name::<F>())
         }
         assert_eq!(
             name(|| ()),
-            "harness::tests::a_closure_names_its_test",
+            "harness::tests::a_closure_has_the_name_of_its_test",
             "as libtest names this test"
         );
         assert_eq!(
             test_name::<()>(),
-            "harness::tests::a_closure_names_its_test"
+            "harness::tests::a_closure_has_the_name_of_its_test"
         );
     }
 }

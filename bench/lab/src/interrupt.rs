@@ -1,4 +1,4 @@
-//! A signal that ends this program ends the kernel first.
+//! Signals that end this program end the kernel first.
 
 use std::{process::exit, thread};
 
@@ -11,11 +11,11 @@ use signal_hook::{
 
 use lab::machine::Machine;
 
-/// From now on Ctrl-C and its kind kill `machine` and end this program with status 128 + n.
+/// Makes Ctrl-C, SIGHUP and SIGTERM kill `machine` and end this program with status 128 + n.
 pub(crate) fn end_with(machine: &Machine) -> Result<()> {
     let group = machine.process_group();
     let mut signals =
-        Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("listening to signals")?;
+        Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).context("registering signal handlers")?;
     thread::Builder::new()
         .name("signals".into())
         .spawn(move || {

@@ -1,4 +1,4 @@
-//! A command to run inside the lab.
+//! A command to run in a guest.
 
 use std::{
     env,
@@ -8,16 +8,16 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// A command, and what it needs to feel at home: the caller's environment and directory.
+/// A command with its environment and working directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The program and its arguments; never empty.
+    /// The program and its arguments, at least one.
     pub argv: Vec<OsString>,
-    /// Its whole environment; nothing else is inherited.
+    /// Its whole environment; it inherits nothing else.
     pub env: Vec<(OsString, OsString)>,
-    /// Its working directory, the same path inside and outside.
+    /// Its working directory: one path on the host and in the guest.
     pub cwd: OsString,
-    /// Size of the terminal it gets; `None` for three pipes.
+    /// The size of its terminal; `None` for three pipes.
     pub terminal: Option<TerminalSize>,
 }
 
@@ -31,11 +31,11 @@ pub struct TerminalSize {
 }
 
 impl Job {
-    /// `argv` with this process's environment and directory.
+    /// A job with this process's environment and directory.
     ///
     /// # Errors
     ///
-    /// An empty command, or a working directory that is gone.
+    /// The command is empty, or the working directory was deleted.
     pub fn here(argv: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self> {
         let argv: Vec<OsString> = argv.into_iter().map(Into::into).collect();
         if argv.is_empty() {
@@ -50,10 +50,10 @@ impl Job {
         })
     }
 
-    /// As it crosses the line: strings that end in NUL, which none of them can contain.
+    /// Returns the job as strings that end in NUL, which none of them can contain.
     ///
-    /// The directory, the terminal's size or nothing, the number of arguments, the arguments, the
-    /// environment as names and values.
+    /// They are: the directory, the terminal's size or an empty string, the number of arguments, the
+    /// arguments, the environment as names and values.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |text: &[u8]| {
@@ -106,7 +106,7 @@ impl Job {
         })
     }
 
-    /// The value of `name` in the job's environment.
+    /// Returns the value of `name` in the job's environment.
     pub(crate) fn var(&self, name: &str) -> Option<&OsStr> {
         let found = self.env.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_os_str())
@@ -114,7 +114,7 @@ impl Job {
 }
 
 impl TerminalSize {
-    /// Eight hexadecimal digits, rows first: no byte of it is NUL.
+    /// Returns eight hexadecimal digits, rows first. No byte is NUL.
     pub(crate) fn encode(self) -> Vec<u8> {
         format!("{:04x}{:04x}", self.rows, self.columns).into_bytes()
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_job_is_refused() {
+    fn a_truncated_job_is_an_error() {
         assert!(Job::decode(b"").is_err());
         assert!(Job::decode(b"/\0\x002\0ls\0").is_err());
         assert!(Job::decode(b"/\0\x001\0ls\0NAME\0").is_err());

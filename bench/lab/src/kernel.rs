@@ -1,8 +1,7 @@
-//! Which kernel to boot.
+//! The kernel to boot.
 //!
-//! `LAB_KERNEL` names one, or several with `:` between them. Without it there is one in the user's
-//! cache, once [`find_or_build`] was called: `lab kernel` does that, and so do `lab run` and
-//! `lab shell`. Tests never build.
+//! `LAB_KERNEL` names one, or several with `:` between them. Otherwise it is the one in the user's
+//! cache, which `lab kernel`, `lab run` and `lab shell` build if it is missing. Tests never build one.
 
 use std::{
     env,
@@ -19,14 +18,14 @@ mod source;
 
 use self::cache::Cache;
 
-/// The variable that names kernels.
+/// The variable with the paths of kernels.
 pub const VARIABLE: &str = "LAB_KERNEL";
 
-/// The kernels that `LAB_KERNEL` names, in its order; none when it is unset or empty.
+/// Returns the kernels in `LAB_KERNEL`, in its order; none if it is unset or empty.
 ///
 /// # Errors
 ///
-/// One of them is not an executable file.
+/// A path is not that of an executable file.
 pub fn named() -> Result<Vec<PathBuf>> {
     let Some(value) = env::var_os(VARIABLE) else {
         return Ok(Vec::new());
@@ -37,21 +36,20 @@ pub fn named() -> Result<Vec<PathBuf>> {
         .collect()
 }
 
-/// The kernel in the user's cache, if one was built with today's configuration.
+/// Returns the kernel in the user's cache that was built with the present configuration, if any.
 ///
 /// # Errors
 ///
-/// There is no directory for a cache.
+/// Neither HOME nor XDG_CACHE_HOME names a directory.
 pub fn cached() -> Result<Option<PathBuf>> {
     Ok(Cache::of_user()?.newest(Flavour::Full))
 }
 
-/// The kernel for a command: the first that `LAB_KERNEL` names, else the one in the cache, which is
-/// [built](build()) when it is not there yet.
+/// Returns the first kernel in `LAB_KERNEL`, else the one in the cache, else [builds](build()) one.
 ///
 /// # Errors
 ///
-/// A named kernel cannot be used, or the build failed.
+/// A kernel in `LAB_KERNEL` is unusable, or the build failed.
 pub fn find_or_build() -> Result<PathBuf> {
     if let Some(kernel) = named()?.into_iter().next() {
         return Ok(kernel);
@@ -62,18 +60,17 @@ pub fn find_or_build() -> Result<PathBuf> {
     }
 }
 
-/// What a kernel is made with.
+/// The set of features of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
-    /// Everything that tests and comparisons need. It is what tests run on when none is named.
+    /// All features that tests and comparisons need. Tests without `LAB_KERNEL` run on it.
     Full,
-    /// The same without iptables and ipset: what a node has to do with.
+    /// The same without iptables and ipset, as on a minimal node.
     WithoutIptables,
 }
 
 impl Flavour {
-    /// What it has beyond User-Mode Linux's defaults, and what not, each a file for Kconfig. What
-    /// comes later prevails.
+    /// Returns files for Kconfig that change User-Mode Linux's defaults. The later file prevails.
     fn fragments(self) -> &'static [&'static str] {
         match self {
             Self::Full => &[FRAGMENT],
@@ -82,24 +79,23 @@ impl Flavour {
     }
 }
 
-/// What [`build`] does about a kernel that is there already.
+/// What [`build`] does if the kernel exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rebuild {
-    /// Nothing: takes it.
+    /// Return it.
     IfMissing,
-    /// Builds it again.
+    /// Build it again.
     Always,
 }
 
-/// Builds a kernel from Debian's source package and puts it into the cache. Takes minutes, and
-/// says on stderr how far it is.
+/// Builds a kernel from Debian's source package and puts it into the cache.
 ///
-/// On Debian, as root or with a `sudo` that asks no password, installs what it needs.
+/// Takes about ten minutes and prints its progress on stderr. On Debian, as root or with a `sudo` that
+/// asks no password, installs the packages that it needs.
 ///
 /// # Errors
 ///
-/// Something is missing, and then the error names it; or the build failed, and then it ends with
-/// the last lines of its log.
+/// A package is missing, or the build failed; then the error has the last lines of its log.
 pub fn build(flavour: Flavour, rebuild: Rebuild) -> Result<PathBuf> {
     let cache = Cache::of_user()?;
     let _lock = cache.lock()?;
@@ -110,7 +106,7 @@ pub fn build(flavour: Flavour, rebuild: Rebuild) -> Result<PathBuf> {
     build::run(&cache, flavour)
 }
 
-/// `path` from the root, if it can be executed.
+/// Returns the absolute form of `path` if it is an executable file.
 fn checked(path: &Path) -> Result<PathBuf> {
     let absolute = path
         .canonicalize()

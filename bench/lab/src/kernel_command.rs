@@ -1,4 +1,4 @@
-//! `lab kernel`: which kernel, and building it.
+//! `lab kernel`: prints the path of the kernel, or builds it.
 
 use std::{
     io::{Write, stdout},
@@ -13,14 +13,14 @@ use lab::kernel::{self, Flavour, Rebuild};
 
 /// Print the path of the kernel, building it first if there is none
 ///
-/// It is the first that $LAB_KERNEL names, else the one in ~/.cache/ipvs-proxier/lab, built from
-/// Debian's linux-source (as root or with sudo its packages are installed, too).
+/// The kernel is the first in $LAB_KERNEL, else the one in ~/.cache/ipvs-proxier/lab, built from
+/// Debian's linux-source. As root or with sudo, this also installs the packages that the build needs.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Build again, even if there is one
     #[arg(long)]
     rebuild: bool,
-    /// One without iptables and ipset, whatever $LAB_KERNEL names
+    /// Use a kernel without iptables and ipset, and ignore $LAB_KERNEL
     #[arg(long)]
     no_iptables: bool,
 }

@@ -9,17 +9,19 @@
 //! # }
 //! ```
 //!
-//! [`test()`] runs a test where it can: right here as root on a kernel with IPVS, else inside a
-//! User-Mode Linux kernel, whose root file system is the host's. [`net`] builds networks for tests
-//! to live in.
+//! If this process is root on a kernel with IPVS, [`test()`] runs a test right here. Otherwise it runs
+//! the test in a User-Mode Linux kernel with the root file system of the host. [`net`] builds the
+//! networks of tests.
 //!
 //! ```text
-//!   harness   test(): where to run, what became of it
-//!   machine   a kernel process and the jobs in it   ──── wire ────   guest   process 1 and its agent
-//!   kernel    which kernel; building one
+//!   cost      how slow the lab is, and how long tests wait because of it
+//!   harness   test(): which kernel runs a test, and its result
+//!   machine   a kernel process and its jobs   ──── wire ────   guest   process 1 and its agent
+//!   kernel    finds a kernel, or builds one
 //!   net       hosts, links, servers, clients
 //! ```
 
+mod cost;
 pub mod guest;
 mod harness;
 pub mod job;
@@ -30,14 +32,16 @@ mod netlink;
 mod netns;
 mod wire;
 
+pub use cost::{NORMAL_SYSCALL_COST, patience, syscall_cost};
 pub use harness::{kernel_release, test};
 
-/// Runs `body` on the running kernel, in a network namespace of its own with `lo` up, and gives its
-/// result; panics as `body` does.
+/// Runs `body` in a new network namespace of the running kernel, and returns its result.
+///
+/// `lo` is up there. A panic of `body` continues in the caller.
 ///
 /// # Errors
 ///
-/// The caller may not make namespaces.
+/// The caller lacks the right to create namespaces.
 pub fn in_fresh_network<T: Send>(body: impl FnOnce() -> T + Send) -> std::io::Result<T> {
     netns::on_thread("fresh network", netns::enter_new, body)
 }

@@ -46,6 +46,5 @@ fn main() -> ExitCode {
     }
 }
 
-/// The exit status when the lab itself failed and the command said nothing, as of env(1) and its
-/// kind.
+/// The exit status when the lab itself failed, the same as env(1) uses.
 const LAB_FAILED: u8 = 125;

@@ -1,4 +1,4 @@
-//! Networks for tests to live in, drawn in a few lines.
+//! Networks for tests.
 //!
 //! ```no_run
 //! # fn real_kernel() {
@@ -13,12 +13,12 @@
 //! # }
 //! ```
 //!
-//! A [`Host`] is a network namespace. A [`Node`] is a host that others hang on: pods, other nodes,
-//! clients, each at the end of a veth pair, everything routed. The node that [`node`] makes *is* the
-//! calling thread's namespace, so the code under test runs on it. [`Cluster`] is a whole one, ready
-//! made. All of it goes away when it is dropped.
+//! A [`Host`] is a network namespace. A [`Node`] is a host with links to others: pods, other nodes,
+//! clients, each at the end of a veth pair, with routes between all of them. [`node`] returns the
+//! calling thread's namespace, so the code under test runs on that node. [`Cluster`] is a complete
+//! network. Dropping a value deletes its part of the network.
 //!
-//! Set-up that fails is a panic that says what failed. Linking takes iproute2's `ip`.
+//! A failed set-up panics with its reason. Links need `ip` of iproute2.
 
 mod answer;
 mod client;
@@ -38,7 +38,7 @@ pub use self::{
 
 use anyhow::Result;
 
-/// What set-up is for: a test that has no network has no result.
+/// Returns the value, or panics with the error: a test without its network has no result.
 #[track_caller]
 fn must<T>(result: Result<T>) -> T {
     match result {

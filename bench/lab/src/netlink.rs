@@ -1,6 +1,6 @@
-//! The few netlink requests that come before any test: is there IPVS, bring `lo` up, is a link up.
+//! The netlink requests of the lab itself: find IPVS, set `lo` up, read the state of a link.
 //!
-//! Written out by hand: the lab must work before the crates that it tests do.
+//! They do not use `ipvs-netlink`, because the lab must work while that crate is broken.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use rustix::net::{
     recv, sendto, socket_with,
 };
 
-/// Brings the loopback device of the calling thread's network namespace up.
+/// Sets the loopback device of the calling thread's network namespace up.
 pub(crate) fn bring_loopback_up() -> io::Result<()> {
     // struct ifinfomsg: family, type, index, flags, mask of flags. `lo` is 1 in every namespace.
     let mut body = vec![0; 4];
@@ -20,7 +20,9 @@ pub(crate) fn bring_loopback_up() -> io::Result<()> {
     request(None, RTM_NEWLINK, NLM_F_ACK, &body).map(drop)
 }
 
-/// Whether the kernel has the generic netlink family `name`; the kernel loads the module itself.
+/// Returns whether the kernel has the generic netlink family `name`.
+///
+/// The kernel loads the module if it can.
 pub(crate) fn has_generic_family(name: &str) -> io::Result<bool> {
     // struct genlmsghdr: command, version, padding.
     let mut body = vec![CTRL_CMD_GETFAMILY, 1, 0, 0];
@@ -32,9 +34,10 @@ pub(crate) fn has_generic_family(name: &str) -> io::Result<bool> {
     }
 }
 
-/// Whether packets pass `device` of the calling thread's network namespace.
+/// Returns whether `device` of the calling thread's network namespace passes packets.
 ///
-/// Later than "up" by what the kernel's link watch takes to notice; until then packets are lost.
+/// The kernel's link watch sets the flag some time after the device is up, and packets are lost until
+/// then.
 pub(crate) fn is_running(device: &str) -> io::Result<bool> {
     let mut body = vec![0; 16];
     put_text(&mut body, IFLA_IFNAME, device)?;
@@ -55,8 +58,9 @@ fn put_text(body: &mut Vec<u8>, kind: u16, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends one request (routing is the protocol without a name) and gives the answer, or the error in
-/// it.
+/// Sends one request and returns the answer, or the error in it.
+///
+/// `protocol` is `None` for routing.
 fn request(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let socket = socket_with(
         AddressFamily::NETLINK,
@@ -69,7 +73,7 @@ fn request(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8]) -> io
     message.extend(length.to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
-    // Sequence number and port: one request at a time needs neither.
+    // Sequence number and port are unused: there is one request at a time.
     message.extend([0; 8]);
     message.extend(body);
     let kernel = SocketAddrNetlink::new(0, 0);
@@ -82,7 +86,7 @@ fn request(protocol: Option<Protocol>, kind: u16, flags: u16, body: &[u8]) -> io
     Ok(answer)
 }
 
-/// The error in an answer, if it is one.
+/// Returns the error that an answer carries.
 fn error_of(answer: &[u8]) -> io::Result<()> {
     let kind = answer.get(4..6).ok_or_else(short)?;
     if kind != NLMSG_ERROR.to_ne_bytes() {
@@ -100,7 +104,7 @@ fn error_of(answer: &[u8]) -> io::Result<()> {
 }
 
 fn short() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "a netlink answer cut short")
+    io::Error::new(io::ErrorKind::InvalidData, "a truncated netlink answer")
 }
 
 // include/uapi/linux/{netlink,rtnetlink,genetlink,if}.h
@@ -122,19 +126,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_runs() {
+    fn lo_is_running_and_a_missing_device_is_an_error() {
         assert!(is_running("lo").unwrap());
         assert!(is_running("no-such-device").is_err());
     }
 
     #[test]
-    fn the_control_family_is_always_there() {
+    fn only_existing_families_are_found() {
         assert!(has_generic_family("nlctrl").unwrap());
         assert!(!has_generic_family("no-such-family").unwrap());
     }
 
     #[test]
-    fn answers_are_told_apart() {
+    fn an_error_answer_becomes_an_error() {
         let mut answer = vec![20, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert!(error_of(&answer).is_err());
         answer.extend((-1_i32).to_ne_bytes());

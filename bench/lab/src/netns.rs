@@ -1,7 +1,7 @@
 //! Network namespaces.
 //!
-//! A namespace belongs to a thread. `/proc/self` speaks of the main thread; what a thread sees of
-//! itself is under `/proc/thread-self`.
+//! A namespace belongs to a thread. `/proc/self` shows the main thread's, `/proc/thread-self` the
+//! calling thread's.
 
 use std::{
     any::Any,
@@ -17,25 +17,25 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::netlink;
 
-/// A network namespace that lives as long as someone holds it.
+/// A network namespace. It exists at least as long as this value.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     file: File,
 }
 
 impl Namespace {
-    /// The one that the calling thread is in.
+    /// The namespace of the calling thread.
     pub(crate) fn current() -> io::Result<Self> {
         let file = File::open("/proc/thread-self/ns/net")?;
         Ok(Self { file })
     }
 
-    /// A new one, with `lo` up.
+    /// A new namespace, with `lo` up.
     pub(crate) fn new() -> io::Result<Self> {
         on_thread("namespace", enter_new, Self::current)?
     }
 
-    /// A path at which any process of this user finds it, while it is held here.
+    /// Returns a path of the namespace for other processes, valid as long as this value.
     pub(crate) fn path(&self) -> String {
         format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd())
     }
@@ -53,8 +53,9 @@ pub(crate) fn enter_new() -> io::Result<()> {
     netlink::bring_loopback_up()
 }
 
-/// Runs `body` on a thread of its own called `name` that `enter` puts in its place first; panics as
-/// `body` does.
+/// Runs `enter`, then `body`, on a new thread called `name`.
+///
+/// A panic of `body` continues in the caller.
 pub(crate) fn on_thread<T: Send>(
     name: &str,
     enter: impl FnOnce() -> io::Result<()> + Send,

@@ -1,4 +1,4 @@
-//! `lab run`: one command inside, as if it ran here.
+//! `lab run`: one command in the guest, as if it ran here.
 
 use std::{
     ffi::OsString,
@@ -18,11 +18,11 @@ use lab::{
 
 use crate::{boot, interrupt};
 
-/// Run a command inside
+/// Run a command in a lab kernel
 ///
-/// It has this directory, this environment and stdin, and no terminal; stdout, stderr and the exit
-/// status are the command's (128 + n after signal n, 127 not found, 124 out of time, 125 when the
-/// lab failed). The kernel ends with the command.
+/// The command gets this directory, this environment and stdin, but no terminal. stdout, stderr and
+/// the exit status are the command's: 128 + n after signal n, 127 if it was not found, 124 after
+/// --timeout, 125 if the lab failed. The kernel ends with the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -40,7 +40,7 @@ impl Arguments {
         let job = Job::here(self.command)?;
         let machine = self.boot.boot()?;
         interrupt::end_with(&machine)?;
-        // Counted from here: building and booting a kernel are not the command's time.
+        // Building and booting a kernel do not count.
         let deadline = self
             .timeout
             .map(|seconds| Instant::now() + Duration::from_secs(seconds));
@@ -49,7 +49,7 @@ impl Arguments {
         if let Some(input) = running.input() {
             thread::Builder::new()
                 .name("stdin".into())
-                // A job that ends before its input does is no failure, and a closed stdin is empty.
+                // A job may end before its input does, and a closed stdin is empty: no failures.
                 .spawn(move || input.copy(&mut stdin().lock()))
                 .context("starting a thread")?;
         }
@@ -57,14 +57,14 @@ impl Arguments {
             Ok(Some(status)) => status,
             Ok(None) => {
                 let seconds = self.timeout.unwrap_or_default();
-                eprintln!("lab: out of time after {seconds} s");
+                eprintln!("lab: the command was killed after {seconds} s (--timeout)");
                 return Ok(ExitCode::from(TIMED_OUT));
             }
             Err(Broken::Kernel) => return Err(machine.obituary("died")),
             Err(Broken::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
                 return Ok(ExitCode::from(BROKEN_PIPE));
             }
-            Err(Broken::Output(error)) => bail!("passing output on: {error}"),
+            Err(Broken::Output(error)) => bail!("writing the command's output: {error}"),
         };
         if let Err(error) = machine.power_off() {
             eprintln!("lab: {error:#}");
@@ -73,13 +73,13 @@ impl Arguments {
     }
 }
 
-/// Why a command's output went nowhere.
+/// Why the output of a command ended early.
 pub(crate) enum Broken {
     Kernel,
     Output(io::Error),
 }
 
-/// Copies output until the job ends; gives its status, or nothing at the deadline.
+/// Copies output until the job ends. Returns its exit status, or `None` at the deadline.
 pub(crate) fn relay(running: &Running, deadline: Option<Instant>) -> Result<Option<u8>, Broken> {
     loop {
         let written = match running.next(deadline) {
@@ -98,7 +98,7 @@ fn write_all(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     to.flush()
 }
 
-/// As of timeout(1).
+/// The same as timeout(1) uses.
 const TIMED_OUT: u8 = 124;
-/// What a shell reports for a process that SIGPIPE ended.
+/// The status that a shell reports after SIGPIPE.
 const BROKEN_PIPE: u8 = 141;

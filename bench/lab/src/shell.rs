@@ -1,4 +1,4 @@
-//! `lab shell`: a prompt inside.
+//! `lab shell`: an interactive shell in the guest.
 
 use std::{
     env,
@@ -26,7 +26,7 @@ use crate::{
     run::{Broken, relay},
 };
 
-/// Open an interactive shell inside
+/// Open an interactive shell in a lab kernel
 ///
 /// The shell is $SHELL, else /bin/sh. Leaving it ends the kernel.
 #[derive(Debug, Args)]
@@ -53,7 +53,7 @@ impl Arguments {
         let machine = self.boot.boot()?;
         interrupt::end_with(&machine)?;
         eprintln!(
-            "lab: Linux {}; your files, its own network. Ctrl-D leaves.",
+            "lab: Linux {} with the files of this machine and a network of its own; Ctrl-D ends it",
             machine.release()
         );
         let raw = RawTerminal::enter()?;
@@ -80,39 +80,40 @@ impl Arguments {
     }
 }
 
-/// The user's terminal passing every key on; as it was before when dropped.
+/// The user's terminal in raw mode; dropping it restores the mode before.
 struct RawTerminal {
     before: Termios,
 }
 
 impl RawTerminal {
     fn enter() -> Result<Self> {
-        let before = tcgetattr(stdio::stdin()).context("asking the terminal")?;
+        let before = tcgetattr(stdio::stdin()).context("reading the terminal's mode")?;
         let mut raw = before.clone();
         raw.make_raw();
-        tcsetattr(stdio::stdin(), OptionalActions::Flush, &raw).context("setting the terminal")?;
+        tcsetattr(stdio::stdin(), OptionalActions::Flush, &raw)
+            .context("setting the terminal's mode")?;
         Ok(Self { before })
     }
 }
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // Nothing more can be done for a terminal that is gone.
+        // Fails only if the terminal was closed.
         let _gone = tcsetattr(stdio::stdin(), OptionalActions::Flush, &self.before);
     }
 }
 
 fn size() -> Result<TerminalSize> {
-    let size = tcgetwinsize(stdio::stdin()).context("asking for the terminal's size")?;
+    let size = tcgetwinsize(stdio::stdin()).context("reading the terminal's size")?;
     Ok(TerminalSize {
         rows: size.ws_row,
         columns: size.ws_col,
     })
 }
 
-/// Keeps the inner terminal as large as the outer one.
+/// Keeps the guest's terminal as large as the user's.
 fn follow_size(control: Control) -> Result<()> {
-    let mut signals = Signals::new([SIGWINCH]).context("listening to signals")?;
+    let mut signals = Signals::new([SIGWINCH]).context("registering signal handlers")?;
     thread::Builder::new()
         .name("size".into())
         .spawn(move || {

@@ -1,8 +1,8 @@
-//! What host and guest say to each other.
+//! The messages between host and guest.
 //!
-//! They share one byte stream: a socket on the host, a serial line in the guest. It carries frames,
-//! so that any number of jobs have their own stdin, stdout and stderr, byte for byte, and so that
-//! end of file is a message and not the end of the line.
+//! They share one byte stream: a socket on the host, a serial line in the guest. It carries frames, so
+//! any number of jobs have their own stdin, stdout and stderr, and the end of a file is a message
+//! rather than the end of the line.
 //!
 //! ```text
 //!  job: u32 | kind: u8 | length: u32 | body        little endian
@@ -10,14 +10,14 @@
 
 use std::io::{self, ErrorKind, Read};
 
-/// The longest body that is sent; a reader refuses longer ones as garbage on the line.
+/// The longest body of a frame; a reader rejects a longer one as garbage on the line.
 pub(crate) const MAX_BODY: usize = 1 << 20;
 
-/// Bytes of frames that the host may have on their way to the guest.
+/// The bytes of frames that the host may have sent and the guest has not read.
 ///
-/// A terminal holds 4096, and stops the line when it is nearly full. User-Mode Linux stops it well
-/// and never starts it again (its `reactivate_fd` does nothing since it uses epoll), so it must not
-/// come to that.
+/// A terminal holds 4096 bytes and stops the line when it is nearly full. User-Mode Linux never starts
+/// a stopped line again (its `reactivate_fd` does nothing since it uses epoll), so the host must stay
+/// below that.
 pub(crate) const LINE_WINDOW: usize = 3072;
 
 /// The longest piece of a job's stdin, stdout or stderr in one frame.
@@ -26,11 +26,11 @@ pub(crate) const CHUNK: usize = 16 * 1024;
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// The job it belongs to; chosen by the host, 0 for the machine itself.
+    /// The number of its job, chosen by the host; 0 for the machine itself.
     pub(crate) job: u32,
-    /// What it says.
+    /// Its meaning.
     pub(crate) kind: Kind,
-    /// What belongs to it.
+    /// The content that the kind describes.
     pub(crate) body: Vec<u8>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Guest: the line is open both ways; the body is the kernel's release.
+    /// Guest: the agent accepts jobs; the body is a [`Greeting`](crate::machine::Greeting).
     Ready = 1,
     /// Host: run this [`Job`](crate::job::Job).
     Start = 2,
@@ -48,17 +48,17 @@ pub(crate) enum Kind {
     Resize = 4,
     /// Host: kill the job's process group.
     Kill = 5,
-    /// Host: write everything back and switch off.
+    /// Host: write all files back and switch off.
     PowerOff = 6,
-    /// Guest: the job took so many bytes of input; one `u32`.
+    /// Guest: the job has read this many bytes of input; one `u32`.
     Taken = 7,
     /// Guest: output of the job.
     Stdout = 8,
     /// Guest: error output of the job.
     Stderr = 9,
-    /// Guest: the job ended; one `u32`, its exit status as a shell would say it.
+    /// Guest: the job ended; one `u32`, its exit status as a shell reports it.
     Exit = 10,
-    /// Guest: so many bytes of frames have left the serial line; one `u32`.
+    /// Guest: the agent has read this many bytes from the serial line; one `u32`.
     Received = 11,
 }
 
@@ -71,7 +71,7 @@ impl Frame {
         }
     }
 
-    /// Reads the next frame; `None` when the other side is gone.
+    /// Reads the next frame; `None` if the other side has closed the line.
     pub(crate) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
         let mut header = [0; 9];
         match from.read_exact(&mut header) {
@@ -94,7 +94,7 @@ impl Frame {
         }))
     }
 
-    /// The frame as it goes over the line.
+    /// Returns the bytes of the frame.
     pub(crate) fn encode(&self) -> io::Result<Vec<u8>> {
         let length = u32::try_from(self.body.len())
             .ok()
@@ -110,7 +110,7 @@ impl Frame {
         Ok(bytes)
     }
 
-    /// The number in the body of [`Kind::Taken`], [`Kind::Exit`] and [`Kind::Received`].
+    /// Returns the number in the body of [`Kind::Taken`], [`Kind::Exit`] and [`Kind::Received`].
     pub(crate) fn number(&self) -> io::Result<u32> {
         let bytes = self.body.as_slice().try_into();
         bytes
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_refused() {
+    fn garbage_is_an_error() {
         let mut unknown: &[u8] = &[0, 0, 0, 0, 99, 0, 0, 0, 0];
         assert!(Frame::read(&mut unknown).is_err());
         let mut endless: &[u8] = &[0, 0, 0, 0, 8, 255, 255, 255, 255];

@@ -8,11 +8,11 @@ use std::{
 use lab::net::{self, Answer, Cluster, Host};
 
 #[test]
-fn everyone_reaches_every_pod_as_himself() {
+fn clients_reach_every_pod_with_their_own_address() {
     lab::test(|| {
         let begin = Instant::now();
         let cluster = Cluster::conformance();
-        eprintln!("drawn in {:?}", begin.elapsed());
+        eprintln!("network made in {:?}", begin.elapsed());
 
         let clients: [(&Host, [&str; 2]); 5] = [
             (&cluster.pod2, ["10.244.1.3", "fd00:244:1::3"]),
@@ -41,7 +41,7 @@ fn everyone_reaches_every_pod_as_himself() {
                 }
             }
         }
-        eprintln!("all asked after {:?}", begin.elapsed());
+        eprintln!("all answers after {:?}", begin.elapsed());
     });
 }
 
@@ -74,7 +74,7 @@ fn every_port_of_the_conformance_cluster_answers() {
 }
 
 #[test]
-fn the_callers_thread_is_on_the_node() {
+fn the_calling_thread_is_on_the_node() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         let mine = std::net::TcpStream::connect("10.244.1.2:8080").unwrap();
@@ -95,7 +95,7 @@ fn the_callers_thread_is_on_the_node() {
 }
 
 #[test]
-fn failures_have_names() {
+fn each_failure_has_its_answer() {
     lab::test(|| {
         let mut node = net::node("node-a");
         let ext = node.link("ext0", "203.0.113.1/24", "ext", "203.0.113.9/24");
@@ -113,7 +113,7 @@ fn failures_have_names() {
 }
 
 #[test]
-fn udp_answers_come_from_the_address_that_was_asked() {
+fn udp_answers_come_from_the_destination_of_the_question() {
     lab::test(|| {
         let mut node = net::node("node-a");
         let ext = node.link(
@@ -123,7 +123,7 @@ fn udp_answers_come_from_the_address_that_was_asked() {
             "203.0.113.9/24 2001:db8::9/64",
         );
         node.serve_udp(53);
-        // A service address: a local route, no interface's address.
+        // Like a service address: local by a route, without an interface.
         node.exec(&["ip", "route", "add", "local", "10.96.0.10", "dev", "lo"]);
         node.exec(&[
             "ip",
@@ -148,7 +148,7 @@ fn udp_answers_come_from_the_address_that_was_asked() {
 }
 
 #[test]
-fn a_connection_stays_until_its_server_goes() {
+fn a_connection_lives_until_its_server_stops() {
     lab::test(|| {
         let mut node = net::node("node-a");
         let ext = node.link("ext0", "203.0.113.1/24", "ext", "203.0.113.9/24");

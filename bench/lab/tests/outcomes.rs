@@ -1,4 +1,4 @@
-//! How a test inside ends is how it ends outside. Each fixture below is run as cargo would run it.
+//! The result of a test in the guest becomes the result of the test on the host.
 
 use std::{
     env,
@@ -10,7 +10,7 @@ use std::{
 use lab::kernel;
 
 #[test]
-fn a_panic_inside_fails_with_its_words() {
+fn a_panic_in_the_guest_fails_the_test_with_its_message() {
     let Some(failed) = run("fixture_panics", &[]) else {
         return;
     };
@@ -22,7 +22,7 @@ fn a_panic_inside_fails_with_its_words() {
 }
 
 #[test]
-fn a_crash_inside_fails_with_its_signal() {
+fn a_crash_in_the_guest_fails_the_test_with_its_signal() {
     let Some(failed) = run("fixture_aborts", &[]) else {
         return;
     };
@@ -33,7 +33,7 @@ fn a_crash_inside_fails_with_its_signal() {
 }
 
 #[test]
-fn leaving_early_is_no_success() {
+fn a_test_that_exits_with_0_fails() {
     let Some(failed) = run("fixture_exits", &[]) else {
         return;
     };
@@ -53,7 +53,7 @@ fn a_test_that_hangs_is_killed() {
 }
 
 #[test]
-fn output_of_a_passing_test_is_kept() {
+fn the_output_of_a_passing_test_is_printed() {
     let Some(passed) = run("fixture_speaks", &[("RUST_TEST_THREADS", "1")]) else {
         return;
     };
@@ -63,7 +63,7 @@ fn output_of_a_passing_test_is_kept() {
 }
 
 #[test]
-fn a_skip_is_loud_and_fails_where_it_must_not_happen() {
+fn a_skip_is_printed_and_fails_if_the_lab_is_required() {
     let nowhere = [
         ("LAB_KERNEL", ""),
         ("XDG_CACHE_HOME", "/nonexistent"),
@@ -94,7 +94,7 @@ fn a_skip_is_loud_and_fails_where_it_must_not_happen() {
 }
 
 #[test]
-fn a_kernel_that_is_none_is_an_error() {
+fn a_missing_kernel_is_an_error() {
     let failed = Command::new(env::current_exe().unwrap())
         .args(["fixture_speaks", "--exact", "--ignored"])
         .env("LAB_KERNEL", "/nonexistent/linux")
@@ -109,8 +109,8 @@ fn a_kernel_that_is_none_is_an_error() {
 }
 
 #[test]
-fn a_kernel_that_dies_says_why() {
-    // `false` ends at once and says nothing; it stands for a kernel that cannot boot here.
+fn a_kernel_that_dies_is_reported() {
+    // `false` ends at once, like a kernel that cannot boot on this host.
     let failed = Command::new(env::current_exe().unwrap())
         .args(["fixture_speaks", "--exact", "--ignored"])
         .env("LAB_KERNEL", "/bin/false")
@@ -157,8 +157,7 @@ fn fixture_speaks() {
     lab::test(|| eprintln!("something to say"));
 }
 
-/// Runs a fixture in a process of its own, on a kernel of the lab; `None`, and loudly so, where there
-/// is none.
+/// Runs a fixture in a new process on a lab kernel; `None` if there is no kernel.
 fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
     let named = kernel::named().expect("LAB_KERNEL names kernels");
     let kernels = match kernel::cached() {
@@ -166,7 +165,7 @@ fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
         _ => named,
     };
     if kernels.is_empty() || fixtures_run_here() {
-        // Says SKIP, or fails where that is not allowed, or has nothing to boot because this is it.
+        // Prints SKIP, or fails if LAB_REQUIRED is set, or passes inside a lab kernel.
         lab::test(|| ());
         return None;
     }
@@ -182,7 +181,7 @@ fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
     Some(output.expect("the test binary runs"))
 }
 
-/// Whether this whole test binary was started inside the lab.
+/// Returns whether this test binary runs in a lab kernel.
 fn fixtures_run_here() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
 }

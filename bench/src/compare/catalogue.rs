@@ -1,25 +1,24 @@
-//! The scenarios there are.
+//! All scenarios.
 //!
-//! All but one have servers with 64 cores altogether, connections that take one second of one core, and
-//! weights that say how many cores a server has. What differs from the first is what a scenario is
-//! about.
+//! Unless a scenario says otherwise, the servers have 64 cores in total, a connection takes one second of
+//! one core, and a server's weight is its number of cores.
 
 use super::random::Duration;
-use super::scenario::{Action, Kinship, Scenario, ServerKind, Step};
+use super::scenario::{Action, Affinity, Scenario, ServerKind, Step};
 use super::station::{Discipline, Health};
-use super::workload::{Arrivals, Stays, Workload};
+use super::workload::{Arrivals, IdleConnections, Workload};
 
-/// Servers of a scenario that says nothing else.
+/// The usual number of servers.
 const SERVERS: usize = 16;
-/// Cores of each.
+/// The usual number of cores of each server.
 const CORES: u32 = 4;
-/// Work per connection, in seconds of one core.
+/// The mean work per connection, in seconds of one core.
 const WORK: f64 = 1.0;
-/// Seconds until everybody knows that a server does not answer: three probes, ten seconds apart, as
-/// Kubernetes does unless told otherwise.
+/// Seconds until a dead server is removed from the lists: three probes, ten seconds apart, the
+/// defaults of a Kubernetes readiness probe.
 const DETECTION: f64 = 30.0;
 
-/// All scenarios, the plain one first.
+/// Returns all scenarios, the simplest one first.
 pub(crate) fn all() -> Vec<Scenario> {
     vec![
         steady(),
@@ -39,7 +38,7 @@ pub(crate) fn all() -> Vec<Scenario> {
     ]
 }
 
-/// `servers` equal servers behind `nodes` nodes, nothing special.
+/// Returns a scenario of `servers` equal servers and `nodes` nodes without changes.
 pub(crate) fn equal(nodes: u32, servers: usize) -> Scenario {
     Scenario {
         name: "steady",
@@ -52,14 +51,14 @@ pub(crate) fn equal(nodes: u32, servers: usize) -> Scenario {
         workload: Workload {
             arrivals: Arrivals::Poisson,
             work: Duration::Exponential { mean: WORK },
-            stays: None,
+            idle: None,
             clients: 4_096,
             client_skew: 0.0,
             destinations: 1,
             destination_skew: 0.0,
         },
         script: Vec::new(),
-        kinship: Kinship::Client,
+        affinity: Affinity::Client,
     }
 }
 
@@ -70,8 +69,7 @@ fn steady() -> Scenario {
 fn bursty() -> Scenario {
     let mut scenario = steady();
     scenario.name = "bursty";
-    scenario.about =
-        "bursts of 20 s that exceed what the servers can do by 8 %, 40 s of relief between them";
+    scenario.about = "bursts of 20 s with 8 % more work than the servers can do, and 40 s of low load between them";
     scenario.load = 0.6;
     scenario.workload.arrivals = Arrivals::Bursty {
         factor: 1.8,
@@ -84,8 +82,8 @@ fn bursty() -> Scenario {
 fn heavy_tail() -> Scenario {
     let mut scenario = steady();
     scenario.name = "heavy-tail";
-    scenario.about = "work of Pareto distribution (shape 1.3, up to 200 s); \
-                      a server works on 4 connections, the others queue";
+    scenario.about = "work with a Pareto distribution (shape 1.3, up to 200 s); \
+                      a server serves 4 connections at a time, the others queue";
     scenario.load = 0.6;
     scenario.discipline = Discipline::Queueing;
     scenario.workload.work = Duration::Pareto {
@@ -99,11 +97,11 @@ fn heavy_tail() -> Scenario {
 fn long_lived() -> Scenario {
     let mut scenario = steady();
     scenario.name = "long-lived";
-    scenario.about = "one connection in ten stays for ten minutes (log-normal) and does little; \
-                      4 servers join at half-time";
+    scenario.about = "one connection in ten stays open for ten minutes (log-normal) and does little; \
+                      4 servers are added at half-time";
     scenario.load = 0.6;
     scenario.limit = 1_024;
-    scenario.workload.stays = Some(Stays {
+    scenario.workload.idle = Some(IdleConnections {
         share: 0.1,
         duration: Duration::LogNormal {
             mean: 600.0,
@@ -140,7 +138,7 @@ fn slow() -> Scenario {
     let mut scenario = with_slow_servers(steady(), 0.6, 0.3);
     scenario.name = "slow";
     scenario.about = "4 of 16 servers at half speed from 30 % to 80 % of the time; \
-                      weights do not say so";
+                      their weights do not change";
     for server in (2..SERVERS).step_by(4) {
         scenario.script.push(Step {
             share: 0.8,
@@ -152,7 +150,7 @@ fn slow() -> Scenario {
     scenario
 }
 
-/// One server in four at half speed from this share of the time on, at this load.
+/// Sets the load, and halves the speed of one server in four from this share of the time on.
 pub(crate) fn with_slow_servers(mut scenario: Scenario, load: f64, from: f64) -> Scenario {
     scenario.load = load;
     for server in (2..scenario.servers.len()).step_by(4) {
@@ -171,9 +169,11 @@ fn failing(name: &'static str, how: Health) -> Scenario {
     scenario.name = name;
     scenario.about = match how {
         Health::Silent => {
-            "a server goes down and its machine is silent; unlisted 30 s later, back later; twice"
+            "a server goes down and its machine does not answer; removed after 30 s, added again later; twice"
         }
-        _ => "a server goes down and its machine refuses; unlisted 30 s later, back later; twice",
+        _ => {
+            "a server goes down and its machine refuses connections; removed after 30 s, added again later; twice"
+        }
     };
     scenario.load = 0.6;
     for (server, down, up) in [(3, 0.2, 0.45), (11, 0.6, 0.85)] {
@@ -186,7 +186,7 @@ fn failing(name: &'static str, how: Health) -> Scenario {
         scenario.script.extend([
             step(down, 0.0, Action::Health(how)),
             step(down, DETECTION, Action::Unlist),
-            // In a short run it would be back before it is gone.
+            // The delay keeps this step after the removal in short runs, too.
             step(up, DETECTION, Action::Health(Health::Up)),
             step(up, DETECTION, Action::List(CORES)),
         ]);
@@ -197,8 +197,8 @@ fn failing(name: &'static str, how: Health) -> Scenario {
 fn rolling() -> Scenario {
     let mut scenario = steady();
     scenario.name = "rolling";
-    scenario.about = "every server is replaced in turn: a new one listed, the old one drained for \
-                      30 s and unlisted";
+    scenario.about = "every server is replaced, one after the other: a new one is listed, the old one drained for \
+                      30 s and removed";
     for old in 0..SERVERS {
         let share = 0.2 + 0.6 * old as f64 / SERVERS as f64;
         let step = |server, plus, action| Step {
@@ -220,7 +220,7 @@ fn rolling() -> Scenario {
 fn leaving() -> Scenario {
     let mut scenario = steady();
     scenario.name = "leaving";
-    scenario.about = "3 of 16 servers leave, one at a time";
+    scenario.about = "3 of 16 servers are removed, one after the other";
     scenario.load = 0.6;
     for (server, share) in [(3, 0.4), (8, 0.6), (13, 0.8)] {
         scenario.script.push(Step {
@@ -236,14 +236,14 @@ fn leaving() -> Scenario {
 fn many_nodes() -> Scenario {
     let mut scenario = equal(64, SERVERS);
     scenario.name = "many-nodes";
-    scenario.about = "as steady, but behind 64 nodes that balance alone";
+    scenario.about = "as steady, but with 64 nodes";
     scenario
 }
 
 fn many_rolling() -> Scenario {
     let mut scenario = rolling();
     scenario.name = "many-rolling";
-    scenario.about = "as rolling, but behind 64 nodes that balance alone";
+    scenario.about = "as rolling, but with 64 nodes";
     scenario.nodes = 64;
     scenario
 }
@@ -251,10 +251,10 @@ fn many_rolling() -> Scenario {
 fn caches() -> Scenario {
     let mut scenario = steady();
     scenario.name = "caches";
-    scenario.about = "a firewall mark with 4,096 destination addresses of unequal popularity; \
-                      servers are caches; one leaves";
+    scenario.about = "a firewall mark for 4,096 frontend addresses of unequal popularity; \
+                      servers are caches; one is removed";
     scenario.load = 0.5;
-    scenario.kinship = Kinship::Destination;
+    scenario.affinity = Affinity::Destination;
     scenario.workload.destinations = 4_096;
     scenario.workload.destination_skew = 0.7;
     scenario.script.push(Step {
@@ -269,7 +269,7 @@ fn caches() -> Scenario {
 fn quiet() -> Scenario {
     let mut scenario = steady();
     scenario.name = "quiet";
-    scenario.about = "3 % load: one server could do it all";
+    scenario.about = "3 % load: one server would be enough";
     scenario.load = 0.03;
     scenario
 }
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn work_takes_a_second() {
+    fn mean_work_is_one_second() {
         for scenario in all() {
             let mean = scenario.workload.work.mean();
             assert!((mean - WORK).abs() < 0.01, "{}: {mean}", scenario.name);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_listed_servers_could_do_the_work() {
+    fn the_listed_servers_have_the_capacity_for_the_load() {
         for scenario in all() {
             assert!(scenario.load < 0.9, "{}", scenario.name);
             let cores: u32 = scenario

@@ -1,4 +1,4 @@
-//! Runs many simulations on all cores, and stops when asked.
+//! Runs many simulations in parallel, until done or stopped.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,42 +12,42 @@ use super::engine;
 use super::outcome::Outcome;
 use super::scenario::Scenario;
 
-/// One scheduler in one scenario.
+/// A scheduler in a scenario.
 #[derive(Debug)]
 pub(crate) struct Cell<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) scheduler: &'a str,
-    /// How many connections each run has.
+    /// The number of connections per run.
     pub(crate) connections: u64,
 }
 
-/// What the runs of a cell came to.
+/// The results of all runs of a cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
-    /// All runs together.
+    /// The results of all runs together.
     pub(crate) outcome: Outcome,
     /// The 99th percentile of each run's latencies, in seconds.
     pub(crate) p99s: Vec<f64>,
-    /// Processor time of all runs, in seconds.
+    /// The processor time of all runs, in seconds.
     pub(crate) cpu: f64,
 }
 
-/// How to run them.
+/// How the cells are run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) seed: u64,
-    /// How many runs a cell has, each with a seed of its own.
+    /// The number of runs per cell, each with its own seed.
     pub(crate) repeats: u32,
-    /// How many run at once.
+    /// The number of runs at the same time.
     pub(crate) threads: usize,
 }
 
-/// Runs all cells; those that were not done when `stop` became true are nothing.
+/// Runs all cells. A cell that was not complete when `stop` became true has the result `None`.
 ///
-/// `progress` is told, by whichever thread, how many are done.
+/// After each cell, one of the threads calls `progress` with the number of complete cells.
 ///
 /// # Errors
-/// What the first failing run says.
+/// The error of the first run that fails.
 pub(crate) fn run(
     cells: &[Cell<'_>],
     registry: &Registry,
@@ -55,6 +55,7 @@ pub(crate) fn run(
     stop: &AtomicBool,
     progress: &(dyn Fn(usize) + Sync),
 ) -> anyhow::Result<Vec<Option<Measured>>> {
+    // Threads take the next cell from a shared counter, because cells differ in cost.
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
     let results = Mutex::new(vec![None; cells.len()]);
@@ -117,7 +118,8 @@ fn measure(
     }))
 }
 
-/// Processor time of this thread, in seconds: what else runs on the machine does not count.
+/// Returns the processor time of this thread in seconds, which other load on the machine does not
+/// change.
 fn thread_cpu() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9

@@ -1,4 +1,4 @@
-//! Drawings as SVG, to stand inside an HTML page whose style sheet gives them their colours.
+//! Charts as SVG for the HTML page. Its style sheet defines the colours.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ pub(crate) mod curves;
 pub(crate) mod percentiles;
 pub(crate) mod ratios;
 
-/// Makes text safe between tags and inside quotation marks.
+/// Escapes text for use between tags and in quoted attributes.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -15,7 +15,7 @@ pub(crate) fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// From values to places on the page.
+/// A mapping from values to positions on the page.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     kind: Kind,
@@ -28,14 +28,14 @@ struct Scale {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Linear,
-    /// Marked at 1, 2 and 5 of each power of ten.
+    /// Logarithmic, with marks at 1, 2 and 5 of each power of ten.
     Decimal,
-    /// Marked at powers of two.
+    /// Logarithmic, with marks at powers of two.
     Binary,
 }
 
 impl Scale {
-    /// `low` comes to be at `from`, `high` at `to`. A range of no width is widened.
+    /// Maps `low` to `from` and `high` to `to`. An empty range is widened.
     fn new(kind: Kind, (low, high): (f64, f64), (from, to): (f64, f64)) -> Self {
         let high = if high > low {
             high
@@ -61,7 +61,7 @@ impl Scale {
         self.from + share * (self.to - self.from)
     }
 
-    /// Values to mark.
+    /// Returns the values to mark.
     fn marks(self) -> Vec<f64> {
         let all: Vec<f64> = match self.kind {
             Kind::Linear => {
@@ -80,6 +80,7 @@ impl Scale {
                 .collect(),
             Kind::Binary => (-10..20).map(|power| 2_f64.powi(power)).collect(),
         };
+        // Rounding must not drop a mark at the end of the axis.
         let slack = 1e-9 * self.high.abs();
         all.into_iter()
             .filter(|&mark| self.low - slack <= mark && mark <= self.high + slack)
@@ -87,7 +88,7 @@ impl Scale {
     }
 }
 
-/// A drawing that grows.
+/// A chart under construction.
 #[derive(Debug)]
 struct Svg {
     width: f64,
@@ -95,7 +96,7 @@ struct Svg {
     body: String,
 }
 
-/// Where a text is attached.
+/// The point of a text that its position gives.
 #[derive(Clone, Copy, Debug)]
 enum Anchor {
     Start,
@@ -112,7 +113,7 @@ impl Svg {
         }
     }
 
-    // Writing to a string cannot fail, so none of these looks at the result.
+    // Writing to a string cannot fail, so these methods ignore the results.
 
     fn line(&mut self, class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
         let _ = write!(
@@ -150,12 +151,13 @@ impl Svg {
         );
     }
 
-    /// A line through points; gaps where there is none.
+    /// Draws a line through points, with gaps at missing ones.
     fn path(&mut self, class: &str, points: impl Iterator<Item = Option<(f64, f64)>>, tip: &str) {
         let mut data = String::new();
         let mut pen_is_down = false;
         for point in points {
             if let Some((x, y)) = point {
+                // SVG: M moves without drawing, which leaves the gap; L draws a line.
                 let verb = if pen_is_down { 'L' } else { 'M' };
                 let _ = write!(data, "{verb}{x:.1} {y:.1}");
             }
@@ -179,7 +181,7 @@ impl Svg {
     }
 }
 
-/// Time in the unit that suits it, from milliseconds.
+/// Formats a time in milliseconds in a suitable unit.
 pub(crate) fn time(ms: f64) -> String {
     if ms >= 99_950.0 {
         format!("{:.0} s", ms / 1e3)
@@ -192,7 +194,7 @@ pub(crate) fn time(ms: f64) -> String {
     }
 }
 
-/// A mark of an axis, without needless digits.
+/// Formats the label of a mark without trailing zeros.
 fn plain(value: f64) -> String {
     let text = format!("{value:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -203,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scales_hit_their_ends() {
+    fn scales_map_their_ends() {
         for kind in [Kind::Linear, Kind::Decimal, Kind::Binary] {
             let scale = Scale::new(kind, (1.0, 16.0), (10.0, 110.0));
             assert!((scale.at(1.0) - 10.0).abs() < 1e-9);
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_break_out() {
+    fn names_are_escaped() {
         let mut svg = Svg::new(10.0, 10.0);
         svg.text("a", (0.0, 0.0), Anchor::Start, "<script>");
         svg.dot("b", (0.0, 0.0), 1.0, "\"&");
@@ -236,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_have_few_digits() {
         assert_eq!(time(12.34), "12 ms");
         assert_eq!(time(1_234.0), "1.23 s");
         assert_eq!(time(12_340.0), "12.3 s");

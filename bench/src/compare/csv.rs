@@ -1,17 +1,17 @@
-//! The figures as comma-separated values (RFC 4180, line ends without carriage return).
+//! The results as comma-separated values (RFC 4180, lines end with LF).
 //!
-//! Names have no commas, quotes or line ends; an absent value is empty.
+//! Names contain no commas, quotes or line ends. A missing value is empty.
 
 use std::fmt::Write as _;
 
 use super::report::Report;
 
-/// A line per scheduler and scenario.
+/// Returns a line per scheduler and scenario.
 pub(crate) fn rows(report: &Report) -> String {
     let mut text = String::from(
-        "scenario,scheduler,arrived,completed,unserved,turned_away,unanswered,broken,staying,\
+        "scenario,scheduler,arrived,completed,unserved,rejected,unanswered,aborted,still_open,\
          lost_share,mean_ms,p50_ms,p90_ms,p99_ms,p999_ms,p99_best_ms,p99_worst_ms,\
-         spread,peak,busy,parted_undisturbed,parted_across_change\n",
+         spread,peak,busy,moved,moved_after_change\n",
     );
     for chapter in &report.scenarios {
         for row in &chapter.rows {
@@ -25,10 +25,10 @@ pub(crate) fn rows(report: &Report) -> String {
                 row.arrived,
                 row.completed,
                 row.unserved,
-                row.turned_away,
+                row.rejected,
                 row.unanswered,
-                row.broken,
-                row.staying,
+                row.aborted,
+                row.still_open,
                 value(Some(row.lost_share)),
                 latency.mean,
                 latency.p50,
@@ -40,15 +40,15 @@ pub(crate) fn rows(report: &Report) -> String {
                 value(row.spread),
                 value(row.peak),
                 value(row.busy),
-                value(row.parted_undisturbed),
-                value(row.parted_across_change),
+                value(row.moved),
+                value(row.moved_after_change),
             );
         }
     }
     text
 }
 
-/// A line per scheduler, scenario and moment.
+/// Returns a line per scheduler, scenario and time.
 pub(crate) fn curves(report: &Report) -> String {
     let mut text = String::from("scenario,scheduler,seconds,spread,peak\n");
     for chapter in &report.scenarios {
@@ -71,7 +71,7 @@ pub(crate) fn curves(report: &Report) -> String {
     text
 }
 
-/// A line per question, number of nodes and number of servers.
+/// Returns a line per pair of schedulers, number of nodes and number of servers.
 pub(crate) fn sweep(report: &Report) -> String {
     let mut text = String::from(
         "question,nodes,servers,connections_per_node_and_server,\

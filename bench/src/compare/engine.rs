@@ -1,15 +1,15 @@
-//! The simulation: one event after the other, in order of time.
+//! The simulation: processes events in the order of time.
 //!
 //! ```text
-//!  Source ──arrival──▶ Node ──connect──▶ Balancer          (each node its own)
-//!                       ▲                    │ number of a server
+//!  Source ──arrival──▶ Node ──connect──▶ Balancer          (one per node)
+//!                       ▲                    │ number of the server
 //!                       │ end                ▼
 //!                       └──────────────── Station          (shared by all nodes)
 //!                                            │
 //!                                         Outcome
 //! ```
 //!
-//! Nothing here reads a clock, and every random number comes from the seed.
+//! The simulation reads no clock, and all random numbers come from the seed.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -20,27 +20,27 @@ use schedulers::{Balancer, Error, Implementation, Options, Registry, Request};
 use super::node::{AFTER_END, End, Node, duration};
 use super::outcome::{BINS, Outcome};
 use super::random::Random;
-use super::scenario::{Action, Kinship, Scenario, Step};
-use super::station::{Health, Station, Visit};
+use super::scenario::{Action, Affinity, Scenario, Step};
+use super::station::{Connection, Health, Station};
 use super::tournament::Tournament;
 use super::workload::{Arrival, Demand, Source, client_address, destination_address};
 
-/// The part of the whole time that is not measured: servers start empty.
+/// The share of the run that is not measured, because servers start empty.
 const WARM_UP: f64 = 0.1;
-/// How long before the simulation the nodes' clocks start, in seconds: enough for connections that
-/// are forgotten before it starts.
+/// How long before the simulation the clocks of the nodes start, in seconds: enough to forget the first
+/// connections before the simulation starts.
 const PAST: f64 = 2.0 * AFTER_END;
-/// How often loads are looked at.
+/// How many times per run the loads are sampled.
 const SAMPLES: u32 = 2_000;
-/// Events between two looks at whether to stop.
-const PATIENCE: u32 = 4_096;
+/// After how many events `stop` is checked.
+const STOP_CHECK: u32 = 4_096;
 
-/// Runs `scenario` with the scheduler of this name until about so many connections have come.
+/// Simulates `scenario` with this scheduler until about `connections` connections have arrived.
 ///
-/// Nothing, if `stop` became true meanwhile.
+/// Returns `None` if `stop` became true meanwhile.
 ///
 /// # Errors
-/// `registry` has no such scheduler, or it chose a server that is not there.
+/// `registry` has no such scheduler, or the scheduler picked a server that does not exist.
 pub(crate) fn run(
     scenario: &Scenario,
     registry: &Registry,
@@ -54,7 +54,7 @@ pub(crate) fn run(
     let mut events = 0_u32;
     while simulation.advance()? {
         events = events.wrapping_add(1);
-        if events.is_multiple_of(PATIENCE) && stop.load(Memory::Relaxed) {
+        if events.is_multiple_of(STOP_CHECK) && stop.load(Memory::Relaxed) {
             return Ok(None);
         }
     }
@@ -67,19 +67,19 @@ struct Simulation<'a> {
     now: f64,
     nodes: Vec<Node>,
     stations: Vec<Station>,
-    /// When each station's next connection is done.
+    /// The time of each station's next departure.
     departures: Tournament,
-    stays: BinaryHeap<Stay>,
+    idle: BinaryHeap<IdleConnection>,
     source: Source,
-    /// Infinitely late when the time is over.
+    /// The next connection, at an infinite time after the end of the run.
     arrival: Arrival,
-    /// What is still to happen, the next last.
+    /// The remaining steps, the next one last.
     script: Vec<(f64, Step)>,
     next_sample: f64,
     samples: u32,
-    /// By number of server: 0 if it may get no connections.
+    /// The weight of each server; 0 if it may get no connections.
     weights: Vec<u32>,
-    kin: Kin,
+    last_servers: LastServers,
     present: u64,
     outcome: Outcome,
 }
@@ -97,6 +97,7 @@ impl<'a> Simulation<'a> {
         for number in 0..u64::from(scenario.nodes) {
             let options = Options {
                 implementation: Implementation::Indexed,
+                // A seed per node: with the same one, all nodes would draw the same servers.
                 seed: seed.wrapping_mul(0x1_0000).wrapping_add(number),
                 ..Options::default()
             };
@@ -110,7 +111,7 @@ impl<'a> Simulation<'a> {
             nodes.push(node);
         }
         for (node, number) in nodes.iter_mut().zip(0..) {
-            give_past(node, number, scenario, horizon, seed)?;
+            add_past(node, number, scenario, horizon, seed)?;
         }
         let station =
             |kind: &super::scenario::ServerKind| Station::new(scenario.discipline, kind.cores);
@@ -129,7 +130,7 @@ impl<'a> Simulation<'a> {
             nodes,
             stations: scenario.servers.iter().map(station).collect(),
             departures: Tournament::new(servers),
-            stays: BinaryHeap::new(),
+            idle: BinaryHeap::new(),
             source,
             arrival,
             script,
@@ -140,28 +141,30 @@ impl<'a> Simulation<'a> {
                 .iter()
                 .map(|kind| kind.weight.unwrap_or(0))
                 .collect(),
-            kin: Kin::new(match scenario.kinship {
-                Kinship::Client => scenario.workload.clients,
-                Kinship::Destination => scenario.workload.destinations,
+            last_servers: LastServers::new(match scenario.affinity {
+                Affinity::Client => scenario.workload.clients,
+                Affinity::Destination => scenario.workload.destinations,
             }),
             present: 0,
             outcome: Outcome::new(),
         })
     }
 
-    /// Lets the next thing happen; false if there is none.
+    /// Processes the next event; returns false if there is none.
     fn advance(&mut self) -> Result<bool, Error> {
         let (station, departure) = self.departures.least();
-        let stay = self.stays.peek().map_or(f64::INFINITY, |stay| stay.until);
+        let idle = self.idle.peek().map_or(f64::INFINITY, |idle| idle.until);
         let step = self.script.last().map_or(f64::INFINITY, |&(at, _)| at);
         let first = departure.min(self.arrival.at).min(self.next_sample);
-        let first = first.min(step).min(stay);
+        let first = first.min(step).min(idle);
+        // Idle connections may outlast the run: they are counted as open in `finish`.
         let over = self.arrival.at.is_infinite() && departure.is_infinite();
         if over && self.next_sample.is_infinite() {
             return Ok(false);
         }
         self.outcome.area += (first - self.now) * self.present as f64;
         self.now = first;
+        // `first` is a copy of one of these times, so the comparison is exact.
         if first == self.arrival.at {
             self.arrive()?;
         } else if first == departure {
@@ -172,11 +175,11 @@ impl<'a> Simulation<'a> {
             if let Some((_, step)) = self.script.pop() {
                 self.perform(step)?;
             }
-        } else if let Some(stay) = self.stays.pop() {
-            self.stations[stay.station].release(self.now, stay.cores);
-            self.reschedule(stay.station);
+        } else if let Some(idle) = self.idle.pop() {
+            self.stations[idle.station].remove_idle(self.now, idle.cores);
+            self.reschedule(idle.station);
             self.outcome.completed += 1;
-            self.leave(stay.station, stay.visit, End::Orderly)?;
+            self.leave(idle.station, idle.connection, End::Orderly)?;
         }
         Ok(true)
     }
@@ -194,35 +197,36 @@ impl<'a> Simulation<'a> {
             self.outcome.unserved += 1;
             return Ok(());
         };
-        self.meet(&arrival, server);
-        let visit = Visit {
+        self.count_pair(&arrival, server);
+        let connection = Connection {
             since: self.now,
             node,
         };
         let station = &mut self.stations[server];
         let end = match station.health {
             Health::Up if station.connections() < self.scenario.limit => None,
+            // A full server accepts and closes at once: the node sees a FIN, not a RST.
             Health::Up => Some(End::Orderly),
             Health::Refusing => Some(End::Reset),
             Health::Silent => Some(End::Silence),
         };
         if let Some(end) = end {
             match end {
-                End::Orderly => self.outcome.turned_away += 1,
+                End::Orderly => self.outcome.rejected += 1,
                 End::Reset | End::Silence => self.outcome.unanswered += 1,
             }
             let at = self.node_time();
             return self.nodes[node as usize].ended(server, at, end);
         }
         match arrival.demand {
-            Demand::Work(work) => station.arrive(self.now, work, visit),
-            Demand::Stay { secs, cores } => {
-                station.hold(self.now, cores);
-                self.stays.push(Stay {
+            Demand::Work(work) => station.arrive(self.now, work, connection),
+            Demand::Idle { secs, cores } => {
+                station.add_idle(self.now, cores);
+                self.idle.push(IdleConnection {
                     until: self.now + secs,
                     station: server,
                     cores,
-                    visit,
+                    connection,
                 });
             }
         }
@@ -232,29 +236,29 @@ impl<'a> Simulation<'a> {
     }
 
     fn depart(&mut self, server: usize) -> Result<(), Error> {
-        let Some(visit) = self.stations[server].depart(self.now) else {
+        let Some(connection) = self.stations[server].depart(self.now) else {
             return Ok(());
         };
         self.reschedule(server);
-        let latency = self.now - visit.since;
-        if self.is_measured(visit.since) {
+        let latency = self.now - connection.since;
+        if self.is_measured(connection.since) {
             self.outcome.latency.record(latency);
         }
         self.outcome.completed += 1;
         let at = self.node_time();
-        self.nodes[visit.node as usize].measured(server, latency, at)?;
-        self.leave(server, visit, End::Orderly)
+        self.nodes[connection.node as usize].measured(server, latency, at)?;
+        self.leave(server, connection, End::Orderly)
     }
 
-    /// The connection is over, one way or another.
-    fn leave(&mut self, server: usize, visit: Visit, end: End) -> Result<(), Error> {
+    /// Counts the end of a connection, however it ended.
+    fn leave(&mut self, server: usize, connection: Connection, end: End) -> Result<(), Error> {
         self.present -= 1;
-        self.outcome.sojourn += self.now - visit.since;
+        self.outcome.sojourn += self.now - connection.since;
         let at = self.node_time();
-        self.nodes[visit.node as usize].ended(server, at, end)
+        self.nodes[connection.node as usize].ended(server, at, end)
     }
 
-    /// The nodes' clocks started before the simulation.
+    /// Returns the time on the clocks of the nodes, which start before the simulation.
     fn node_time(&self) -> f64 {
         self.now + PAST
     }
@@ -264,21 +268,21 @@ impl<'a> Simulation<'a> {
         match step.action {
             Action::List(weight) => {
                 self.weights[server] = weight;
-                self.kin.changes += 1;
+                self.last_servers.changes += 1;
                 self.nodes
                     .iter_mut()
                     .try_for_each(|node| node.list(server, weight))
             }
             Action::Unlist => {
                 self.weights[server] = 0;
-                self.kin.changes += 1;
+                self.last_servers.changes += 1;
                 self.nodes
                     .iter_mut()
                     .try_for_each(|node| node.unlist(server))
             }
             Action::Weight(weight) => {
                 self.weights[server] = weight;
-                self.kin.changes += 1;
+                self.last_servers.changes += 1;
                 self.nodes
                     .iter_mut()
                     .try_for_each(|node| node.set_weight(server, weight))
@@ -299,20 +303,20 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// All connections of a server are lost.
+    /// Drops all connections of a server.
     fn crash(&mut self, server: usize, end: End) -> Result<(), Error> {
         let mut lost = self.stations[server].drop_all(self.now);
-        self.stays.retain(|stay| {
-            let stays = stay.station != server;
-            if !stays {
-                lost.push(stay.visit);
+        self.idle.retain(|idle| {
+            let is_elsewhere = idle.station != server;
+            if !is_elsewhere {
+                lost.push(idle.connection);
             }
-            stays
+            is_elsewhere
         });
         self.reschedule(server);
-        for visit in lost {
-            self.outcome.broken += 1;
-            self.leave(server, visit, end)?;
+        for connection in lost {
+            self.outcome.aborted += 1;
+            self.leave(server, connection, end)?;
         }
         Ok(())
     }
@@ -344,25 +348,29 @@ impl<'a> Simulation<'a> {
         };
     }
 
-    /// Notes whether `arrival` meets the server that its kin met last.
-    fn meet(&mut self, arrival: &Arrival, server: usize) {
-        let name = match self.scenario.kinship {
-            Kinship::Client => arrival.client,
-            Kinship::Destination => arrival.destination,
+    /// Counts whether the connection was sent to the same server as the previous one of its client
+    /// (or to its address).
+    fn count_pair(&mut self, arrival: &Arrival, server: usize) {
+        let name = match self.scenario.affinity {
+            Affinity::Client => arrival.client,
+            Affinity::Destination => arrival.destination,
         };
-        let (server_name, changes) = (u32::try_from(server).unwrap_or(u32::MAX), self.kin.changes);
-        let met = self.kin.last[name as usize].replace((server_name, changes));
-        let Some((previous, changes_then)) = met else {
+        let (server_name, changes) = (
+            u32::try_from(server).unwrap_or(u32::MAX),
+            self.last_servers.changes,
+        );
+        let last = self.last_servers.last[name as usize].replace((server_name, changes));
+        let Some((previous, changes_then)) = last else {
             return;
         };
-        // A server that may get no connections parts all its clients, whatever the scheduler.
+        // If the previous server may get no connections, the client must move with every scheduler.
         if !self.is_measured(self.now) || self.weights[previous as usize] == 0 {
             return;
         }
         let pairs = if changes_then == changes {
             &mut self.outcome.undisturbed
         } else {
-            &mut self.outcome.across_change
+            &mut self.outcome.after_change
         };
         pairs.count(previous != server_name);
     }
@@ -372,22 +380,22 @@ impl<'a> Simulation<'a> {
     }
 
     fn finish(mut self) -> Outcome {
-        for stay in &self.stays {
-            self.outcome.staying += 1;
-            self.outcome.sojourn += self.now - stay.visit.since;
+        for idle in &self.idle {
+            self.outcome.still_open += 1;
+            self.outcome.sojourn += self.now - idle.connection.since;
         }
         self.outcome
     }
 }
 
-/// Lets `node` have had connections before the simulation starts, the last of which it remembers.
+/// Gives `node` connections before the simulation starts. The node has not yet forgotten the last ones.
 ///
-/// It began at a moment of its own. Nodes that all began at once would choose the same servers in
-/// step: with round robin, and with the others as long as counts are equal; and those that count ended
-/// connections would do so again each time that those are forgotten.
+/// The past of each node starts at another time. If all nodes started at once, they would pick the same
+/// servers in step: with round robin always, with the others as long as counts are equal. Nodes that
+/// count ended connections would fall into step again when those are forgotten.
 ///
-/// A run that is shorter than nodes remember has a past that is shorter, too.
-fn give_past(
+/// A run that is shorter than the time after which nodes forget has a shorter past, too.
+fn add_past(
     node: &mut Node,
     number: u32,
     scenario: &Scenario,
@@ -422,15 +430,15 @@ fn request(arrival: &Arrival, nodes: u32) -> Request {
     }
 }
 
-/// Who met whom last.
-struct Kin {
-    /// By client or destination: the server, and how many changes there had been.
+/// The server of the last connection of each client, or to each frontend address.
+struct LastServers {
+    /// The server, and the number of changes at that time.
     last: Vec<Option<(u32, u32)>>,
-    /// How often the list of servers changed.
+    /// How many times the list of servers or a weight has changed.
     changes: u32,
 }
 
-impl Kin {
+impl LastServers {
     fn new(names: u32) -> Self {
         Self {
             last: vec![None; names as usize],
@@ -439,35 +447,35 @@ impl Kin {
     }
 }
 
-/// A connection that merely stays.
+/// A connection that stays open and does little.
 #[derive(Clone, Copy, Debug)]
-struct Stay {
+struct IdleConnection {
     until: f64,
     station: usize,
     cores: f64,
-    visit: Visit,
+    connection: Connection,
 }
 
-impl Ord for Stay {
-    /// The heap's top ends first.
+impl Ord for IdleConnection {
+    /// The connection that ends first is the greatest: the top of the heap.
     fn cmp(&self, other: &Self) -> Ordering {
         other.until.total_cmp(&self.until)
     }
 }
 
-impl PartialOrd for Stay {
+impl PartialOrd for IdleConnection {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Stay {
+impl PartialEq for IdleConnection {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Stay {}
+impl Eq for IdleConnection {}
 
 #[cfg(test)]
 mod tests;

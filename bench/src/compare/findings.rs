@@ -1,39 +1,42 @@
-//! What follows from the figures, in words. Every number in a sentence comes from the report, and
-//! so does every "more" and "less".
+//! Conclusions from the results in words. All numbers and comparisons are computed from the report.
 
 use serde::Serialize;
 
 use super::chart::time;
-use super::report::{Chapter, HARMLESS, Report, Row};
+use super::report::{Chapter, NEGLIGIBLE_LOSS, Report, Row};
 use super::sweep::{NODES, Point, Sweep};
 
-/// Differences below this share are not worth a word.
+/// Smaller relative differences are not mentioned.
 const NOTABLE: f64 = 0.05;
 
-/// An answer.
+/// A question and the answer from the results.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// In which scenario; nothing if it takes several to see.
+    /// The scenario; `None` if the answer needs several.
     pub(crate) scenario: Option<String>,
-    /// To which question.
+    /// The question.
     pub(crate) question: String,
     pub(crate) answer: String,
 }
 
-/// All answers that the figures of `report` give.
-pub(crate) fn of(report: &Report) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = report.sweeps.iter().filter_map(alone).collect();
-    findings.extend(report.scenarios.iter().filter_map(best));
-    findings.extend(herds(report));
-    findings.extend(black_hole(report));
-    findings.extend(newcomers(report));
-    findings.extend(report.scenarios.iter().filter_map(movers));
-    findings.extend(report.scenarios.iter().filter_map(losers));
+/// Returns all findings for `report`.
+pub(crate) fn from_report(report: &Report) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = report
+        .sweeps
+        .iter()
+        .filter_map(counting_with_many_nodes)
+        .collect();
+    findings.extend(report.scenarios.iter().filter_map(lowest_p99));
+    findings.extend(bad_with_many_nodes(report));
+    findings.extend(dead_server(report));
+    findings.extend(new_servers(report));
+    findings.extend(report.scenarios.iter().filter_map(moved_clients));
+    findings.extend(report.scenarios.iter().filter_map(losing));
     findings
 }
 
-/// Does counting help when every node balances alone?
-fn alone(sweep: &Sweep) -> Option<Finding> {
+/// Does counting help if every node sees only its own connections?
+fn counting_with_many_nodes(sweep: &Sweep) -> Option<Finding> {
     let (plain, counting) = (&sweep.plain, &sweep.counting);
     let by_nodes: Vec<String> = NODES
         .into_iter()
@@ -54,26 +57,27 @@ fn alone(sweep: &Sweep) -> Option<Finding> {
         return None;
     }
     let mut answer = format!(
-        "With {} servers, the 99th percentile with {counting}, in multiples of that with {plain}, \
+        "With {} servers, the 99th percentile with {counting}, divided by that with {plain}, \
          is {}. ",
         server_span(sweep),
         by_nodes.join(", "),
     );
     answer += &threshold(sweep);
+    // The point of one node is the reference itself.
     let widest = sweep.points.iter().filter(|point| point.nodes > 1);
     let against: Vec<f64> = widest
         .filter_map(|point| sweep.against_one(point))
         .collect();
     if let Some((_, high)) = range(&against) {
         answer += &format!(
-            " Compared with one {counting} balancer that sees every connection, the 99th \
-             percentile of nodes that balance alone is up to {high:.1} times as high."
+            " Compared with a single {counting} balancer that sees every connection, the 99th \
+             percentile of separate nodes is up to {high:.1} times as high."
         );
     }
     Some(Finding {
         scenario: None,
         question: format!(
-            "Does {counting} help when every node balances alone? ({})",
+            "Does {counting} help if every node sees only its own connections? ({})",
             sweep.about
         ),
         answer,
@@ -91,70 +95,72 @@ fn threshold(sweep: &Sweep) -> String {
     });
     let helps = |point: &Point| point.is_clear() && point.ratio() < 1.0 - NOTABLE;
     let harms = |point: &Point| point.is_clear() && point.ratio() > 1.0 + NOTABLE;
+    // Sorted by connections per node and server. Only where counting helps at every higher number, the
+    // number is a threshold; a single good point below it may be chance.
     let firm = points.iter().take_while(|point| helps(point)).count();
     let (dense, sparse) = points.split_at(firm);
     let notable = percent(NOTABLE);
     let mut text = match dense.last() {
         Some(last) => format!(
-            "{counting} helps by more than {notable} wherever a node has at least {:.2} connections \
-             to a server at a time, on average",
+            "{counting} helps by more than {notable} if a node has at least {:.2} connections \
+             to each server on average",
             last.connections_per_node_and_server
         ),
         None => {
-            format!("{counting} does not help by {notable} even where a node has most to count")
+            format!("{counting} does not help by {notable} even with most connections per node")
         }
     };
     if !sparse.is_empty() {
         let helped = sparse.iter().filter(|point| helps(point)).count();
         let harmed = sparse.iter().filter(|point| harms(point)).count();
         text += &format!(
-            "; of the {} cases with fewer it helps in {helped} and does harm in {harmed}",
+            "; in the {} cases with fewer it helps in {helped} and harms in {harmed}",
             sparse.len()
         );
     }
     text + "."
 }
 
-/// Who has the lowest 99th percentile without losing connections?
-fn best(chapter: &Chapter) -> Option<Finding> {
+/// Which schedulers have the lowest 99th percentile without losing connections?
+fn lowest_p99(chapter: &Chapter) -> Option<Finding> {
     let least_lost = chapter.least_lost();
-    let sound: Vec<&Row> = chapter.sound().collect();
+    let losing_fewest: Vec<&Row> = chapter.losing_fewest().collect();
     let lowest = chapter.lowest_p99();
-    if sound.len() < 2 {
+    if losing_fewest.len() < 2 {
         return None;
     }
-    // Runs of one seed see the same arrivals, so one percent is a difference.
-    let winners: Vec<&str> = sound
+    // Runs with the same seed have the same arrivals, so a difference of one percent is significant.
+    let winners: Vec<&str> = losing_fewest
         .iter()
         .filter(|row| row.latency_ms.p99 <= lowest * 1.01)
         .map(|row| row.scheduler.as_str())
         .collect();
-    let mut answer = if winners.len() == sound.len() {
+    let mut answer = if winners.len() == losing_fewest.len() {
         format!(
-            "It makes no difference to latency which of {} chooses: {}.",
+            "The latency is the same with {}: {}.",
             winners.join(", "),
             time(lowest)
         )
     } else {
         format!("{}: {}", winners.join(", "), time(lowest))
     };
-    if winners.len() < sound.len() {
+    if winners.len() < losing_fewest.len() {
         if let Some(rr) = chapter.row("rr").filter(|_| !winners.contains(&"rr")) {
             let ratio = lowest / rr.latency_ms.p99;
-            let spoiled = if rr.lost_share > least_lost + HARMLESS {
+            let loss = if rr.lost_share > least_lost + NEGLIGIBLE_LOSS {
                 format!(
-                    ", which loses {} of the connections besides",
+                    " (which also loses {} of the connections)",
                     percent(rr.lost_share)
                 )
             } else {
                 String::new()
             };
-            answer += &format!(", {ratio:.2} of rr's{spoiled}");
+            answer += &format!(", {ratio:.2} of rr's{loss}");
         }
         answer.push('.');
     }
-    if least_lost > HARMLESS {
-        answer += &format!(" Nobody loses less than {}.", percent(least_lost));
+    if least_lost > NEGLIGIBLE_LOSS {
+        answer += &format!(" Every scheduler loses at least {}.", percent(least_lost));
     }
     Some(Finding {
         scenario: Some(chapter.name.clone()),
@@ -163,19 +169,23 @@ fn best(chapter: &Chapter) -> Option<Finding> {
     })
 }
 
-/// Who does well alone in front and badly among many?
-fn herds(report: &Report) -> Option<Finding> {
+/// Which schedulers are good with one node and bad with many?
+fn bad_with_many_nodes(report: &Report) -> Option<Finding> {
     let one = report.chapter("steady")?;
     let many = report.chapter("many-nodes")?;
     let mut parts = Vec::new();
     for row in &one.rows {
-        let Some(crowd) = many.row(&row.scheduler) else {
+        let Some(with_many) = many.row(&row.scheduler) else {
             continue;
         };
-        let ratio = crowd.latency_ms.p99 / row.latency_ms.p99;
-        if row.lost_share < 0.01 && (ratio > 2.0 || crowd.lost_share > 0.01) {
-            let lost = if crowd.lost_share > HARMLESS {
-                format!(" and {} of the connections lost", percent(crowd.lost_share))
+        let ratio = with_many.latency_ms.p99 / row.latency_ms.p99;
+        // Only schedulers that are good with one node: the others need no warning about many.
+        if row.lost_share < 0.01 && (ratio > 2.0 || with_many.lost_share > 0.01) {
+            let lost = if with_many.lost_share > NEGLIGIBLE_LOSS {
+                format!(
+                    " and {} of the connections lost",
+                    percent(with_many.lost_share)
+                )
             } else {
                 String::new()
             };
@@ -188,11 +198,11 @@ fn herds(report: &Report) -> Option<Finding> {
     Some(Finding {
         scenario: None,
         question: format!(
-            "Who does well behind one node and badly behind {}?",
+            "Which schedulers are good with one node and bad with {}?",
             many.nodes
         ),
         answer: format!(
-            "By their 99th percentile: {}. Nodes that see few connections each agree on the same \
+            "Growth of the 99th percentile: {}. Nodes that see few connections each all pick the same \
              servers.",
             parts.join(", ")
         ),
@@ -200,7 +210,7 @@ fn herds(report: &Report) -> Option<Finding> {
 }
 
 /// Does a dead server attract connections?
-fn black_hole(report: &Report) -> Option<Finding> {
+fn dead_server(report: &Report) -> Option<Finding> {
     let refusing = report.chapter("refusing")?;
     let silent = report.chapter("silent")?;
     let unanswered = |chapter: &Chapter, name: &str| {
@@ -212,11 +222,11 @@ fn black_hole(report: &Report) -> Option<Finding> {
     let parts: Vec<String> = ["lc", "wlc", "sed", "nq", "twos"]
         .into_iter()
         .filter_map(|name| {
-            let (refused, unheard) = (unanswered(refusing, name)?, unanswered(silent, name)?);
+            let (refused, silent_share) = (unanswered(refusing, name)?, unanswered(silent, name)?);
             Some(format!(
                 "{name} {} and {}",
                 percent(refused),
-                percent(unheard)
+                percent(silent_share)
             ))
         })
         .collect();
@@ -225,10 +235,10 @@ fn black_hole(report: &Report) -> Option<Finding> {
     }
     Some(Finding {
         scenario: None,
-        question: "Does a server that is down attract connections until it is unlisted?".to_owned(),
+        question: "Does a server that is down attract connections until it is removed?".to_owned(),
         answer: format!(
-            "Sent to a server that refuses, and to one that is silent: rr {} and {}, {}. A refused \
-             connection is over at once, so the server looks idle; an unanswered one is counted \
+            "Share of connections sent to a server that refuses, and to one that does not answer: rr {} and {}, {}. A refused \
+             connection ends at once, so the server looks idle; one without an answer is counted \
              for a minute, so it looks busy.",
             percent(rr.0),
             percent(rr.1),
@@ -237,8 +247,8 @@ fn black_hole(report: &Report) -> Option<Finding> {
     })
 }
 
-/// Are newcomers flooded?
-fn newcomers(report: &Report) -> Option<Finding> {
+/// Do new servers get too many connections?
+fn new_servers(report: &Report) -> Option<Finding> {
     let mut parts = Vec::new();
     for name in ["long-lived", "rolling", "many-rolling"] {
         let Some(chapter) = report.chapter(name) else {
@@ -264,77 +274,80 @@ fn newcomers(report: &Report) -> Option<Finding> {
     }
     Some(Finding {
         scenario: None,
-        question: "Are new servers flooded by those who count connections?".to_owned(),
+        question: "Do schedulers that count connections overload new servers?".to_owned(),
         answer: format!(
-            "99th percentile in multiples of rr's: {}. A new server has no connections, so every node sends it all of its own until it \
-             has caught up, and with many nodes that is too much at once; wrr starts over at the \
+            "99th percentile, divided by that of rr: {}. A new server has no connections, so every node sends all new ones to it until it \
+             has as many as the others, and many nodes together overload it; wrr starts again with the \
              newest server on every node.",
             parts.join("; ")
         ),
     })
 }
 
-/// Who keeps kin together?
-fn movers(chapter: &Chapter) -> Option<Finding> {
-    let keepers: Vec<&Row> = chapter
+/// Which schedulers send a client to the same server after a change?
+fn moved_clients(chapter: &Chapter) -> Option<Finding> {
+    let steady: Vec<&Row> = chapter
         .rows
         .iter()
-        .filter(|row| row.parted_undisturbed.is_some_and(|share| share < 0.5))
+        .filter(|row| row.moved.is_some_and(|share| share < 0.5))
         .collect();
     if chapter
         .rows
         .iter()
-        .all(|row| row.parted_across_change.is_none())
-        || keepers.is_empty()
+        .all(|row| row.moved_after_change.is_none())
+        || steady.is_empty()
     {
         return None;
     }
-    let parts: Vec<String> = keepers
+    let parts: Vec<String> = steady
         .iter()
         .filter_map(|row| {
             Some(format!(
                 "{} {} ({} without a change)",
                 row.scheduler,
-                percent(row.parted_across_change?),
-                percent(row.parted_undisturbed?)
+                percent(row.moved_after_change?),
+                percent(row.moved?)
             ))
         })
         .collect();
     let others: Vec<f64> = chapter
         .rows
         .iter()
-        .filter_map(|row| row.parted_undisturbed.filter(|&share| share >= 0.5))
+        .filter_map(|row| row.moved.filter(|&share| share >= 0.5))
         .collect();
     let rest = match range(&others) {
-        Some((low, _)) => format!("; the others move at least {} at any time", percent(low)),
+        Some((low, _)) => format!(
+            "; with the others at least {} move, change or not",
+            percent(low)
+        ),
         None => String::new(),
     };
     Some(Finding {
         scenario: Some(chapter.name.clone()),
-        question: "Who meets another server after a change that did not concern theirs?".to_owned(),
+        question: "How many clients move after a change that was not to their server?".to_owned(),
         answer: format!("{}{rest}.", parts.join(", ")),
     })
 }
 
-/// Who loses connections that others serve?
-fn losers(chapter: &Chapter) -> Option<Finding> {
+/// Which schedulers lose connections that others serve?
+fn losing(chapter: &Chapter) -> Option<Finding> {
     let least = chapter.least_lost();
-    let mut losers: Vec<&Row> = chapter
+    let mut losing: Vec<&Row> = chapter
         .rows
         .iter()
         .filter(|row| row.lost_share > least + 0.01)
         .collect();
-    if losers.is_empty() {
+    if losing.is_empty() {
         return None;
     }
-    losers.sort_by(|one, other| other.lost_share.total_cmp(&one.lost_share));
-    let parts: Vec<String> = losers
+    losing.sort_by(|one, other| other.lost_share.total_cmp(&one.lost_share));
+    let parts: Vec<String> = losing
         .iter()
         .map(|row| format!("{} {}", row.scheduler, percent(row.lost_share)))
         .collect();
     Some(Finding {
         scenario: Some(chapter.name.clone()),
-        question: "Who loses connections that others serve?".to_owned(),
+        question: "Which schedulers lose connections that others serve?".to_owned(),
         answer: format!("{}.", parts.join(", ")),
     })
 }
@@ -355,7 +368,7 @@ fn range(values: &[f64]) -> Option<(f64, f64)> {
     Some((low, high))
 }
 
-/// A share in words, with as many digits as it deserves.
+/// Formats a share in percent with two or three significant digits.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent != 0.0 && percent < 0.995 {
@@ -404,24 +417,28 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_follows_the_figures() {
-        let fades = alone(&sweep([0.5, 0.6, 0.99, 1.0, 1.0])).unwrap().answer;
+    fn the_answer_follows_from_the_results() {
+        let fades = counting_with_many_nodes(&sweep([0.5, 0.6, 0.99, 1.0, 1.0]))
+            .unwrap()
+            .answer;
         assert!(fades.contains("0.50 on 1 node, 0.60 on 4 nodes"), "{fades}");
         assert!(fades.contains("at least 2.00 connections"), "{fades}");
-        assert!(fades.contains("helps in 0 and does harm in 0"), "{fades}");
+        assert!(fades.contains("helps in 0 and harms in 0"), "{fades}");
         assert!(fades.contains("up to 2.0 times"), "{fades}");
-        let harms = alone(&sweep([1.0, 1.2, 0.5, 1.2, 1.2])).unwrap().answer;
+        let harms = counting_with_many_nodes(&sweep([1.0, 1.2, 0.5, 1.2, 1.2]))
+            .unwrap()
+            .answer;
         assert!(harms.contains("lc does not help by 5.0 %"), "{harms}");
-        assert!(harms.contains("helps in 1 and does harm in 3"), "{harms}");
-        let always = alone(&sweep([0.5; 5])).unwrap().answer;
+        assert!(harms.contains("helps in 1 and harms in 3"), "{harms}");
+        let always = counting_with_many_nodes(&sweep([0.5; 5])).unwrap().answer;
         assert!(
-            always.contains("at least 0.03 connections to a server at a time, on average."),
+            always.contains("at least 0.03 connections to each server on average."),
             "{always}"
         );
     }
 
     #[test]
-    fn shares_have_as_many_digits_as_they_deserve() {
+    fn shares_have_two_or_three_significant_digits() {
         assert_eq!(percent(0.0), "0.0 %");
         assert_eq!(percent(0.001_23), "0.12 %");
         assert_eq!(percent(0.0456), "4.6 %");

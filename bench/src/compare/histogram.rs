@@ -1,18 +1,18 @@
-//! Latencies, counted in steps of one percent.
+//! A histogram of latencies.
 
-/// Steps per doubling.
+/// Steps per factor of two.
 const STEPS: u64 = 64;
-/// Bits of the fraction that are left out: an `f64` has 52.
+/// The bits of the 52-bit fraction of an `f64` that are ignored.
 const SHIFT: u32 = 52 - STEPS.ilog2();
-/// The least value told apart, about a microsecond.
+/// The exponent of the least latency that is told apart, about a microsecond.
 const LEAST_EXPONENT: u64 = 1023 - 20;
-/// Enough for 40 doublings above it: twelve days.
+/// Steps for 40 doublings of the least latency: up to twelve days.
 const COUNTS: usize = 64 * 40;
 
-/// How often each latency occurred; a step is at most 1.6 % wide.
+/// How often each latency occurred, in steps of at most 1.6 %.
 ///
-/// The first bits of a floating-point number, exponent and beginning of the fraction, are already a
-/// logarithmic scale: finding the step takes a shift and a subtraction.
+/// The upper bits of a floating-point number, its exponent and the start of its fraction, are a
+/// logarithmic scale. So the step follows from a shift and a subtraction.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram {
     counts: Vec<u64>,
@@ -29,7 +29,7 @@ impl Histogram {
         }
     }
 
-    /// Counts a latency of `seconds`.
+    /// Counts a latency in seconds.
     pub(crate) fn record(&mut self, seconds: f64) {
         let position = (seconds.to_bits() >> SHIFT).saturating_sub(LEAST_EXPONENT * STEPS);
         let last = self.counts.len() - 1;
@@ -46,7 +46,7 @@ impl Histogram {
         self.sum += other.sum;
     }
 
-    /// In seconds, exact; 0 without values.
+    /// Returns the exact mean in seconds; 0 without latencies.
     pub(crate) fn mean(&self) -> f64 {
         if self.total == 0 {
             0.0
@@ -55,13 +55,14 @@ impl Histogram {
         }
     }
 
-    /// The latency that this share of all does not exceed, in seconds; 0 without values.
+    /// Returns the latency in seconds that this share of all does not exceed; 0 without latencies.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let wanted = (share * self.total as f64).ceil().max(1.0);
         let mut below = 0.0;
         for (step, &count) in (0_u64..).zip(&self.counts) {
             let count = count as f64;
             if count > 0.0 && below + count >= wanted {
+                // Interpolate within the step, so that the error is less than its 1.6 %.
                 let (low, high) = (lower_end(step), lower_end(step + 1));
                 return low + (high - low) * (wanted - below) / count;
             }
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_within_a_step_of_the_truth() {
+    fn quantiles_are_right_within_a_step() {
         let mut histogram = Histogram::new();
         for value in 1..=10_000 {
             histogram.record(f64::from(value) / 1_000.0);
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_are_counted_at_the_ends() {
+    fn extreme_latencies_are_counted_in_the_outermost_steps() {
         let mut histogram = Histogram::new();
         for value in [0.0, 1e-12, 1e9, f64::INFINITY] {
             histogram.record(value);
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_counting_together() {
+    fn a_merged_histogram_has_all_counts() {
         let (mut one, mut two, mut both) = (Histogram::new(), Histogram::new(), Histogram::new());
         for value in 1..100 {
             let value = f64::from(value);

@@ -1,4 +1,4 @@
-//! The figures as one HTML page that needs nothing else: no script, no font, no network.
+//! The results as one HTML page without scripts, fonts or links to other hosts.
 
 use std::fmt::{Display, Write as _};
 
@@ -9,13 +9,13 @@ use super::sweep::{NODES, SERVERS, Sweep};
 
 const STYLE: &str = include_str!("html/style.css");
 
-/// The whole page.
+/// Returns the page.
 pub(crate) fn page(report: &Report) -> String {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>Schedulers compared</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <h1>IPVS schedulers, side by side</h1>\n"
+         <h1>IPVS schedulers compared</h1>\n"
     );
     // Writing to a string cannot fail.
     let _ = writeln!(
@@ -33,7 +33,7 @@ pub(crate) fn page(report: &Report) -> String {
     if !report.is_complete() {
         let _ = writeln!(
             page,
-            "<p class=\"lost\">Interrupted: {} of {} cells are done, and shown.</p>",
+            "<p class=\"lost\">Interrupted: only {} of {} cells are complete and shown.</p>",
             report.cells_done, report.cells
         );
     }
@@ -59,7 +59,7 @@ fn contents(page: &mut String, report: &Report) {
         page.push_str("<a href=\"#overview\">overview</a> ");
     }
     if !report.sweeps.is_empty() {
-        page.push_str("<a href=\"#alone\">balancing alone</a> ");
+        page.push_str("<a href=\"#alone\">many nodes</a> ");
     }
     for chapter in &report.scenarios {
         let name = escaped(&chapter.name);
@@ -68,7 +68,7 @@ fn contents(page: &mut String, report: &Report) {
     page.push_str("<a href=\"#method\">method</a></nav>\n");
 }
 
-/// What follows from several scenarios together.
+/// Adds the findings that need several scenarios.
 fn general(page: &mut String, report: &Report) {
     let text = answers(report, None);
     if !text.is_empty() {
@@ -91,12 +91,12 @@ fn answers(report: &Report, scenario: Option<&str>) -> String {
         .collect()
 }
 
-/// Everybody everywhere: the 99th percentile in the lowest of the scenario.
+/// Adds the 99th percentiles of all schedulers in all scenarios, divided by the lowest.
 fn overview(page: &mut String, report: &Report) {
     page.push_str(
-        "<h2 id=\"overview\">Overview</h2>\n<p>The 99th percentile of latency, as a multiple of the \
-         lowest in the scenario among those who lose fewest connections. Who loses more than 1 % \
-         of the connections has that share instead.</p>\n\
+        "<h2 id=\"overview\">Overview</h2>\n<p>The 99th percentile of latency, divided by the \
+         lowest in the scenario among the schedulers that lose fewest connections. A scheduler that loses more than 1 % \
+         of the connections has that share instead, with a minus.</p>\n\
          <div class=\"wide\"><table class=\"overview\"><tr><th></th>",
     );
     for chapter in &report.scenarios {
@@ -123,6 +123,7 @@ fn overview(page: &mut String, report: &Report) {
 }
 
 fn overview_cell(chapter: &Chapter, row: &Row) -> String {
+    // Lost connections have no latency, so a scheduler that loses many would look good.
     if row.lost_share > 0.01 {
         return format!(
             "<td class=\"bad3\">\u{2212}{}</td>",
@@ -142,10 +143,10 @@ fn overview_cell(chapter: &Chapter, row: &Row) -> String {
 
 fn sweeps(page: &mut String, report: &Report) {
     page.push_str(
-        "<h2 id=\"alone\">When every node balances alone</h2>\n\
-         <p>Counting schedulers count what their own node has seen. One node is the balancer that \
-         sees everything; with more nodes each sees less, while servers, arrivals and work stay the \
-         same. In brackets: the counting scheduler's 99th percentile in that of one node.</p>\n",
+        "<h2 id=\"alone\">Does counting help with many nodes?</h2>\n\
+         <p>A node counts only its own connections. A single node sees \
+         all of them; with more nodes each sees fewer, while servers, arrivals and work stay the \
+         same. The table has the 99th percentile of the counting scheduler, divided by that of the other one; below 1 counting helps. In brackets: divided by that of the counting scheduler on one node.</p>\n",
     );
     for sweep in &report.sweeps {
         let _ = writeln!(
@@ -221,11 +222,14 @@ fn scenario(page: &mut String, report: &Report, chapter: &Chapter) {
     let _ = writeln!(
         page,
         "<h3>Imbalance over time</h3>\n<p class=\"soft\">Connections per core of the most loaded \
-         server, in the mean of all servers; 1 is even. Grey: rr. Red ticks: something happens.</p>\n{}",
+         server, divided by the mean of all servers; 1 is even. Grey: rr. Red marks: changes.</p>\n{}",
         chart::curves::draw(chapter)
     );
     if let Some(bars) = chart::bars::draw(chapter) {
-        let _ = writeln!(page, "<h3>Who meets another server</h3>\n{bars}");
+        let _ = writeln!(
+            page,
+            "<h3>Connections that move to another server</h3>\n{bars}"
+        );
     }
     figures(page, chapter);
 }
@@ -259,19 +263,19 @@ fn figures(page: &mut String, chapter: &Chapter) {
             number(row.peak).unwrap_or_default(),
             row.busy.map(percent).unwrap_or_default(),
             percent(row.lost_share),
-            row.parted_undisturbed.map(percent).unwrap_or_default(),
-            row.parted_across_change.map(percent).unwrap_or_default(),
+            row.moved.map(percent).unwrap_or_default(),
+            row.moved_after_change.map(percent).unwrap_or_default(),
         );
     }
     page.push_str("</table></div>\n");
 }
 
-/// A whole number in groups of three digits.
+/// Formats a whole number with a comma after every three digits.
 fn thousands(number: impl Display) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -280,27 +284,27 @@ fn thousands(number: impl Display) -> String {
 }
 
 const METHOD: &str = "<h2 id=\"method\">Method</h2>
-<p>A discrete-event simulation. Connections arrive, a node chooses a server with the scheduler under
-test, the server works on all its connections at once (each gets a core, or an equal share of the
-cores when there are more connections than cores), the connection ends. Scenarios say where this
-differs. All schedulers see the same arrivals with the same work.</p>
-<p>Each node has a balancer of its own and counts as the kernel does: a connection is active from its
-SYN to its end, then inactive for 120 s (10 s after a reset; 60 s active when nobody answers). Before a
-run starts, nodes have been at work for two to four minutes; the first tenth of a run is not
-measured.</p>
+<p>A discrete-event simulation. A connection arrives at a node, the scheduler under test chooses a
+server, the server works on the connection until its work is done. A server works on all its connections
+at once: each gets a core, or an equal share of the cores if there are more connections than cores.
+Scenarios say where they differ. All schedulers get the same arrivals with the same work.</p>
+<p>Each node has its own balancer and counts as the kernel does: a connection is active from its SYN to
+its end, then inactive for 120 s (10 s after a reset; without an answer it stays active for 60 s). Nodes
+have been in use for two to four minutes when a run starts. The first tenth of a run is not measured.</p>
 <dl>
-<dt>spread</dt><dd>Coefficient of variation of connections per core over the servers that may get
-connections, on average over time. 0: all equal.</dd>
-<dt>peak</dt><dd>The most loaded server in mean loads, on average over time. 1: all equal.</dd>
-<dt>busy</dt><dd>The share of servers with any connection, on average over time.</dd>
-<dt>lost</dt><dd>Connections that were not served to their end: no server was chosen, or it had too
-many connections already, was down, or went down.</dd>
-<dt>moved</dt><dd>Of two connections of one client in succession (in \u{201c}caches\u{201d}: to one
-destination), the share that met different servers with no change of the list of servers between
-them; and with a change that did not concern the first one's server.</dd>
-<dt>p99 of runs</dt><dd>The 99th percentile of the best and of the worst run: how much is chance.</dd>
+<dt>spread</dt><dd>Coefficient of variation of the connections per core, over the servers that may get
+connections, averaged over time. 0: all equal.</dd>
+<dt>peak</dt><dd>Connections per core of the most loaded server, divided by the mean, averaged over time.
+1: all equal.</dd>
+<dt>busy</dt><dd>The share of servers with at least one connection, averaged over time.</dd>
+<dt>lost</dt><dd>Connections that were not served to their end: the scheduler picked no server, or the
+server had too many connections, was down, or went down.</dd>
+<dt>moved</dt><dd>The share of connections sent to another server than the previous connection of the same
+client (in \u{201c}caches\u{201d}: to the same address). First without a change of the servers between the
+two, then with a change that was not to the previous server.</dd>
+<dt>p99 of runs</dt><dd>The 99th percentile of the best and of the worst run: the difference is chance.</dd>
 </dl>
-<p>Not simulated: the network, retries, clients that stop because it is slow, servers that slow down
+<p>Not simulated: the network, retries, clients that give up when the service is slow, servers that slow down
 with the number of connections, nodes that learn of changes at different times.</p>
 ";
 

@@ -1,4 +1,4 @@
-//! A node: a balancer of its own, which knows the connections that it has seen and no others.
+//! A node: a balancer that knows the node's own connections only.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -6,35 +6,34 @@ use std::time::Duration;
 
 use schedulers::{Balancer, Error, Request, ServerId};
 
-/// How long the kernel keeps a TCP connection whose end it has seen (`FIN_WAIT`, `TIME_WAIT`), in
-/// seconds.
+/// How long the kernel keeps a TCP connection after FIN (`FIN_WAIT`, `TIME_WAIT`), in seconds.
 pub(crate) const AFTER_END: f64 = 120.0;
-/// How long it keeps one that was reset (`CLOSE`).
+/// How long the kernel keeps a connection that was reset (`CLOSE`).
 const AFTER_RESET: f64 = 10.0;
-/// How long it keeps one that nobody answered (`SYN_RECV`); the client has given up by then.
+/// How long the kernel keeps a connection without an answer (`SYN_RECV`).
 const UNANSWERED: f64 = 60.0;
 
-/// How a connection was seen to end.
+/// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Both sides said so (FIN).
+    /// Both sides send a FIN.
     Orderly,
-    /// The server's machine refused it or broke it off (RST).
+    /// The server's machine refuses or resets it (RST).
     Reset,
-    /// Nobody said anything.
+    /// The server does not answer.
     Silence,
 }
 
-/// One balancer, and its connections that are over but not yet forgotten.
+/// A balancer and its connections that have ended but are not yet forgotten.
 ///
-/// The counts that schedulers see are the kernel's: a connection is active from its SYN to its end,
-/// and inactive for a while after that.
+/// Connections are counted as in the kernel: active from the SYN to the end, then inactive until they are
+/// forgotten.
 #[derive(Debug)]
 pub(crate) struct Node {
     balancer: Balancer,
-    /// By number of server; nothing for those that were never listed.
+    /// The id of each server by number; `None` if it was never listed.
     ids: Vec<Option<ServerId>>,
-    /// By index of the balancer's id: the number of the server.
+    /// The number of each server by [`ServerId::index`].
     numbers: Vec<u32>,
     ended: VecDeque<(f64, ServerId)>,
     reset: VecDeque<(f64, ServerId)>,
@@ -42,7 +41,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Without servers; there will be at most `servers`, numbered from 0.
+    /// Creates a node without servers, for at most `servers` of them, numbered from 0.
     pub(crate) fn new(balancer: Balancer, servers: usize) -> Self {
         Self {
             balancer,
@@ -54,7 +53,7 @@ impl Node {
         }
     }
 
-    /// Puts server `number` into the list.
+    /// Adds server `number` to the list.
     pub(crate) fn list(&mut self, number: usize, weight: u32) -> Result<(), Error> {
         let id = self.balancer.add(server_address(number), weight)?;
         self.ids[number] = Some(id);
@@ -65,7 +64,7 @@ impl Node {
         Ok(())
     }
 
-    /// Takes server `number` from the list.
+    /// Removes server `number` from the list.
     pub(crate) fn unlist(&mut self, number: usize) -> Result<(), Error> {
         self.balancer.remove(self.id(number)?)
     }
@@ -74,7 +73,7 @@ impl Node {
         self.balancer.set_weight(self.id(number)?, weight)
     }
 
-    /// A connection that was over before the simulation starts, and is still remembered.
+    /// Counts a connection that ended before the simulation starts, but is not yet forgotten.
     pub(crate) fn remember(&mut self, request: &Request) -> Result<(), Error> {
         if let Some(number) = self.connect(request)? {
             self.ended(number, request.at.as_secs_f64(), End::Orderly)?;
@@ -82,7 +81,7 @@ impl Node {
         Ok(())
     }
 
-    /// Chooses a server for `request` and counts the connection; its number, or nothing.
+    /// Chooses a server for `request`, counts the connection, and returns the server's number.
     pub(crate) fn connect(&mut self, request: &Request) -> Result<Option<usize>, Error> {
         self.forget_until(request.at.as_secs_f64())?;
         let Some(id) = self.balancer.pick(request) else {
@@ -92,7 +91,7 @@ impl Node {
         Ok(Some(self.numbers[id.index()] as usize))
     }
 
-    /// A connection to server `number` ended at time `at`.
+    /// Counts the end of a connection to server `number`.
     pub(crate) fn ended(&mut self, number: usize, at: f64, end: End) -> Result<(), Error> {
         let id = self.id(number)?;
         match end {
@@ -104,21 +103,22 @@ impl Node {
                 self.balancer.deactivated(id)?;
                 self.reset.push_back((at + AFTER_RESET, id));
             }
+            // Still active: without an answer the kernel keeps the connection in SYN_RECV.
             End::Silence => self.unanswered.push_back((at + UNANSWERED, id)),
         }
         Ok(())
     }
 
-    /// Server `number` took `latency` seconds.
+    /// Reports a latency of server `number` in seconds.
     pub(crate) fn measured(&mut self, number: usize, latency: f64, at: f64) -> Result<(), Error> {
         let id = self.id(number)?;
         let (latency, at) = (duration(latency), duration(at));
         self.balancer.measured(id, latency, at)
     }
 
-    /// Forgets connections whose time has come.
+    /// Forgets the connections that the kernel would have forgotten.
     ///
-    /// Only picks look at the counts, so it is enough to do this before each.
+    /// Called before each pick, which is enough: only picks read the counts.
     fn forget_until(&mut self, at: f64) -> Result<(), Error> {
         for queue in [&mut self.ended, &mut self.reset] {
             while let Some(id) = pop_due(queue, at) {
@@ -145,7 +145,7 @@ fn pop_due(queue: &mut VecDeque<(f64, ServerId)>, at: f64) -> Option<ServerId> {
     Some(id)
 }
 
-/// The time since the start.
+/// Converts a time in seconds.
 pub(crate) fn duration(secs: f64) -> Duration {
     Duration::try_from_secs_f64(secs).unwrap_or_default()
 }
@@ -181,7 +181,7 @@ mod tests {
         node.connect(&request).unwrap()
     }
 
-    /// Active and inactive connections of each server.
+    /// Returns the active and inactive connections of each server.
     fn counts(node: &Node) -> Vec<(u32, u32)> {
         let count = |id: &Option<ServerId>| {
             let server = node.balancer.servers().get(id.unwrap()).unwrap();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_counted_until_the_kernel_would_forget_them() {
+    fn connections_are_counted_as_long_as_in_the_kernel() {
         let mut node = node(3);
         assert_eq!(connect(&mut node, 0.0), Some(2));
         assert_eq!(connect(&mut node, 0.0), Some(1));
@@ -200,7 +200,7 @@ mod tests {
         node.ended(1, 1.0, End::Reset).unwrap();
         node.ended(0, 1.0, End::Silence).unwrap();
         assert_eq!(counts(&node), [(1, 0), (0, 1), (0, 1)]);
-        // The reset one is forgotten first, and lc notices.
+        // The reset connection is forgotten first, so lc picks its server.
         assert_eq!(connect(&mut node, 11.0), Some(1));
         node.forget_until(61.0).unwrap();
         assert_eq!(counts(&node), [(0, 0), (1, 0), (0, 1)]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_left_is_chosen_no_more_and_its_connections_end() {
+    fn a_removed_server_gets_no_connections_and_is_forgotten_with_its_last_one() {
         let mut node = node(2);
         assert_eq!(connect(&mut node, 0.0), Some(1));
         node.unlist(1).unwrap();

@@ -1,43 +1,43 @@
-//! What one run of a scenario came to.
+//! The result of a run of a scenario.
 
 use super::histogram::Histogram;
 
-/// How many points a curve over time has.
+/// The number of points of a curve over time.
 pub(crate) const BINS: usize = 100;
 
-/// What one run of a scenario came to, or several runs together.
+/// The result of a run of a scenario, or of several runs together.
 ///
-/// Latencies, loads and kinship are counted after the warm-up, the fates of connections from the
-/// start: `arrived` = `completed` + `unserved` + `turned_away` + `unanswered` + `broken` + `staying`.
+/// Latencies, loads and pairs are counted after the warm-up, connections from the start:
+/// `arrived` = `completed` + `unserved` + `rejected` + `unanswered` + `aborted` + `still_open`.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
-    /// Connections that came.
+    /// All connections that arrived.
     pub(crate) arrived: u64,
     /// Served to their end.
     pub(crate) completed: u64,
-    /// The scheduler had no server for them.
+    /// Refused, because the scheduler picked no server.
     pub(crate) unserved: u64,
-    /// Their server had too many connections.
-    pub(crate) turned_away: u64,
-    /// Their server was down.
+    /// Rejected by a server with too many connections.
+    pub(crate) rejected: u64,
+    /// Sent to a server that was down.
     pub(crate) unanswered: u64,
-    /// Their server went down while it had them.
-    pub(crate) broken: u64,
-    /// Still there at the end.
-    pub(crate) staying: u64,
-    /// From arrival to end, of connections that need work.
+    /// Lost because the server went down.
+    pub(crate) aborted: u64,
+    /// Still open at the end of the run.
+    pub(crate) still_open: u64,
+    /// The time from arrival to end, of connections with work.
     pub(crate) latency: Histogram,
-    /// The curves.
+    /// The loads over time.
     pub(crate) bins: Vec<Loads>,
-    /// All of it after the warm-up.
+    /// The loads of the whole time after the warm-up.
     pub(crate) loads: Loads,
-    /// Pairs of akin connections with no change of the list between them.
+    /// Consecutive connections of a client, without a change of the servers between them.
     pub(crate) undisturbed: Pairs,
-    /// Pairs with a change between them that did not concern the first one's server.
-    pub(crate) across_change: Pairs,
-    /// Connections that there were at each moment, integrated over time, in connection-seconds.
+    /// Those with a change between them, other than of the first one's server.
+    pub(crate) after_change: Pairs,
+    /// The number of connections, integrated over time, in connection-seconds.
     pub(crate) area: f64,
-    /// Time that connections spent here, summed up one by one, in seconds.
+    /// The times of all connections, added up, in seconds.
     pub(crate) sojourn: f64,
 }
 
@@ -47,50 +47,50 @@ impl Outcome {
             arrived: 0,
             completed: 0,
             unserved: 0,
-            turned_away: 0,
+            rejected: 0,
             unanswered: 0,
-            broken: 0,
-            staying: 0,
+            aborted: 0,
+            still_open: 0,
             latency: Histogram::new(),
             bins: vec![Loads::default(); BINS],
             loads: Loads::default(),
             undisturbed: Pairs::default(),
-            across_change: Pairs::default(),
+            after_change: Pairs::default(),
             area: 0.0,
             sojourn: 0.0,
         }
     }
 
-    /// Adds what another run came to.
+    /// Adds the result of another run.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.arrived += other.arrived;
         self.completed += other.completed;
         self.unserved += other.unserved;
-        self.turned_away += other.turned_away;
+        self.rejected += other.rejected;
         self.unanswered += other.unanswered;
-        self.broken += other.broken;
-        self.staying += other.staying;
+        self.aborted += other.aborted;
+        self.still_open += other.still_open;
         self.latency.merge(&other.latency);
         for (bin, more) in self.bins.iter_mut().zip(&other.bins) {
             bin.merge(more);
         }
         self.loads.merge(&other.loads);
         self.undisturbed.merge(other.undisturbed);
-        self.across_change.merge(other.across_change);
+        self.after_change.merge(other.after_change);
         self.area += other.area;
         self.sojourn += other.sojourn;
     }
 
-    /// The share of connections that were not served to their end although they could have been.
+    /// Returns the share of connections that were not served to their end.
     pub(crate) fn lost_share(&self) -> f64 {
-        let lost = self.unserved + self.turned_away + self.unanswered + self.broken;
+        let lost = self.unserved + self.rejected + self.unanswered + self.aborted;
         share(lost, self.arrived)
     }
 }
 
-/// How loads were spread over the servers that may get connections, sampled again and again.
+/// The distribution of the load over the servers that may get connections, sampled over time.
 ///
-/// A load is connections per core.
+/// The load of a server is its number of connections per core.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Loads {
     samples: u32,
@@ -100,7 +100,7 @@ pub(crate) struct Loads {
 }
 
 impl Loads {
-    /// Takes a sample of all servers' loads; without any load there is nothing to compare.
+    /// Adds a sample of the loads of all servers, unless all are 0.
     pub(crate) fn sample(&mut self, loads: impl Iterator<Item = f64> + Clone) {
         let (mut count, mut sum, mut greatest, mut busy) = (0.0, 0.0, 0.0_f64, 0.0);
         for load in loads.clone() {
@@ -109,6 +109,7 @@ impl Loads {
             greatest = greatest.max(load);
             busy += f64::from(u8::from(load > 0.0));
         }
+        // With no connections at all the servers are not balanced or unbalanced: skip the sample.
         if sum <= 0.0 {
             return;
         }
@@ -127,17 +128,17 @@ impl Loads {
         self.busy += other.busy;
     }
 
-    /// The coefficient of variation, on average over time; 0: all equal. Nothing without samples.
+    /// Returns the mean coefficient of variation; 0 if all loads are equal, `None` without samples.
     pub(crate) fn spread(&self) -> Option<f64> {
         self.mean(self.spread)
     }
 
-    /// The greatest load in mean loads, on average over time.
+    /// Returns the mean of the greatest load, divided by the mean load.
     pub(crate) fn peak(&self) -> Option<f64> {
         self.mean(self.peak)
     }
 
-    /// The share of servers that have a connection, on average over time.
+    /// Returns the mean share of servers that have a connection.
     pub(crate) fn busy(&self) -> Option<f64> {
         self.mean(self.busy)
     }
@@ -147,28 +148,28 @@ impl Loads {
     }
 }
 
-/// Pairs of connections that would like to meet the same server.
+/// Pairs of consecutive connections of the same client, or to the same frontend address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pairs {
     pub(crate) all: u64,
-    /// Those where the second met another one.
-    pub(crate) parted: u64,
+    /// The pairs whose connections were sent to different servers.
+    pub(crate) moved: u64,
 }
 
 impl Pairs {
-    pub(crate) fn count(&mut self, parted: bool) {
+    pub(crate) fn count(&mut self, moved: bool) {
         self.all += 1;
-        self.parted += u64::from(parted);
+        self.moved += u64::from(moved);
     }
 
     fn merge(&mut self, other: Self) {
         self.all += other.all;
-        self.parted += other.parted;
+        self.moved += other.moved;
     }
 
-    /// The share of pairs that were parted; nothing without pairs.
-    pub(crate) fn parted_share(self) -> Option<f64> {
-        (self.all > 0).then(|| share(self.parted, self.all))
+    /// Returns the share of pairs that were sent to different servers; `None` without pairs.
+    pub(crate) fn moved_share(self) -> Option<f64> {
+        (self.all > 0).then(|| share(self.moved, self.all))
     }
 }
 
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spread_and_peak_of_a_sample() {
+    fn spread_and_peak_of_samples_are_right() {
         let mut loads = Loads::default();
         assert_eq!(loads.spread(), None);
         loads.sample([0.0, 0.0].into_iter());
@@ -198,16 +199,16 @@ mod tests {
     }
 
     #[test]
-    fn pairs_and_losses_are_shares() {
+    fn moved_and_lost_connections_are_shares() {
         let mut pairs = Pairs::default();
-        assert_eq!(pairs.parted_share(), None);
+        assert_eq!(pairs.moved_share(), None);
         pairs.count(true);
         pairs.count(false);
-        assert_eq!(pairs.parted_share(), Some(0.5));
+        assert_eq!(pairs.moved_share(), Some(0.5));
         let mut outcome = Outcome::new();
         assert_eq!(outcome.lost_share(), 0.0);
         outcome.arrived = 8;
-        outcome.broken = 1;
+        outcome.aborted = 1;
         outcome.unserved = 1;
         let mut twice = outcome.clone();
         twice.merge(&outcome);

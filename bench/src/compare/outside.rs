@@ -1,28 +1,26 @@
-//! A scheduler from outside: what a stranger writes, with nothing but the public interface of the
-//! crate `schedulers`.
+//! A scheduler that is not in the crate `schedulers`, written with its public API only.
 //!
-//! Peak EWMA with two choices: draw two servers, take the one where a connection is expected to be
-//! done sooner. What is expected is an average of the latencies seen, in which recent ones count
-//! more and a bad one counts at once, times the connections there will be. The idea is that of
-//! Finagle's load balancers; the randomness is what keeps independent nodes from agreeing on the
-//! same victim.
+//! Peak EWMA with two choices draws two servers and picks the one with the lower expected latency: a
+//! moving average of its latencies times the connections it will have. Recent latencies count more, and a
+//! high one counts at once. The idea is that of Finagle's load balancers. Because two servers are drawn,
+//! independent nodes do not all pick the same one.
 
 use std::time::Duration;
 
 use schedulers::{Error, Options, Registry, Request, Scheduler, ServerId, Servers};
 
-/// The name it is registered under.
+/// The name under which it is registered.
 pub(crate) const NAME: &str = "peak-ewma";
 
-/// How fast a latency is forgotten: after so long it counts e times less.
+/// After this time the weight of a latency is 1/e.
 const MEMORY: Duration = Duration::from_secs(5);
-/// Draws until one is eligible, before all are looked at.
-const PATIENCE: u32 = 8;
+/// How often an ineligible server is drawn before all servers are scanned.
+const TRIES: u32 = 8;
 
-/// Makes [`PeakEwma`] known by its name.
+/// Registers [`PeakEwma`] under its name.
 ///
 /// # Errors
-/// Somebody has the name.
+/// The name is taken.
 pub(crate) fn register(registry: &mut Registry) -> Result<(), Error> {
     registry.register(NAME, |options: &Options| {
         Box::new(PeakEwma {
@@ -33,28 +31,28 @@ pub(crate) fn register(registry: &mut Registry) -> Result<(), Error> {
     })
 }
 
-/// Two choices, and the better expectation.
+/// Picks the better of two servers drawn at random.
 ///
 /// # Cost
-/// A pick takes constant time as long as most servers are eligible; a removal looks at all.
+/// A pick takes constant time while most servers are eligible; a removal takes one step per server.
 #[derive(Debug)]
 struct PeakEwma {
     random: u64,
     listed: Vec<ServerId>,
-    /// By [`ServerId::index`].
+    /// The latency of each server, by [`ServerId::index`].
     latencies: Vec<Latency>,
 }
 
-/// What is known about a server's latency.
+/// The moving average of a server's latency.
 #[derive(Clone, Copy, Debug, Default)]
 struct Latency {
-    /// In seconds; 0: nothing is known, which makes a newcomer welcome.
+    /// In seconds. 0 before the first measurement, so that new servers are preferred.
     average: f64,
     at: Duration,
 }
 
 impl PeakEwma {
-    /// An eligible server by lot, nothing if there is none.
+    /// Returns a random eligible server, if there is one.
     fn draw(&mut self, servers: &Servers) -> Option<ServerId> {
         let count = u32::try_from(self.listed.len()).ok()?;
         let eligible = |id: &ServerId| {
@@ -62,14 +60,14 @@ impl PeakEwma {
                 .listed(*id)
                 .is_some_and(|server| server.is_eligible())
         };
-        for _ in 0..PATIENCE {
-            // A 64-bit linear congruential generator; its high half is good enough for drawing lots.
+        for _ in 0..TRIES {
+            // A 64-bit linear congruential generator; its upper half is random enough for this.
             self.random = self
                 .random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let lot = (u64::from(count) * (self.random >> 32)) >> 32;
-            let id = self.listed.get(usize::try_from(lot).ok()?)?;
+            let index = (u64::from(count) * (self.random >> 32)) >> 32;
+            let id = self.listed.get(usize::try_from(index).ok()?)?;
             if eligible(id) {
                 return Some(*id);
             }
@@ -77,7 +75,7 @@ impl PeakEwma {
         self.listed.iter().copied().find(eligible)
     }
 
-    /// How long a connection would take, in seconds per unit of weight.
+    /// Returns the expected latency of a connection, in seconds per unit of weight.
     fn expectation(&self, servers: &Servers, id: ServerId) -> f64 {
         let latency = self
             .latencies
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_the_faster_one_and_forgets_in_time() {
+    fn the_faster_server_is_preferred_and_old_latencies_are_forgotten() {
         let (mut balancer, ids) = balancer(2);
         let at = Duration::from_secs;
         balancer.measured(ids[0], at(2), at(0)).unwrap();
@@ -167,7 +165,7 @@ mod tests {
                 .filter(|_| balancer.pick(&REQUEST) == Some(ids[0]))
                 .count()
         };
-        // Only when both lots fall on it.
+        // The slower one is picked only if both draws select it.
         let slow = picks(&mut balancer);
         assert!((60..140).contains(&slow), "{slow}");
         balancer
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn never_picks_who_may_not_be_picked() {
+    fn ineligible_servers_are_never_picked() {
         let (mut balancer, ids) = balancer(40);
         for &id in &ids[1..] {
             balancer.set_weight(id, 0).unwrap();

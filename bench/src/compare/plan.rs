@@ -1,4 +1,4 @@
-//! Which cells to run, and which figure each of them becomes.
+//! The cells to run, and the report from their results.
 
 use super::cells::{Cell, Effort, Measured};
 use super::findings;
@@ -6,10 +6,10 @@ use super::report::{Chapter, Report, Row};
 use super::scenario::Scenario;
 use super::sweep::{NODES, Point, QUESTIONS, Question, SERVERS, Sweep};
 
-/// The name under which the sweep is asked for.
+/// The name that selects the sweep on the command line.
 pub(crate) const SWEEP: &str = "sweep";
 
-/// What to simulate.
+/// The scenarios and the sweep to simulate.
 #[derive(Debug)]
 pub(crate) struct Plan {
     schedulers: Vec<String>,
@@ -28,6 +28,7 @@ impl Plan {
         let mut sweep = Vec::new();
         for question in QUESTIONS {
             let takes_part = |name: &str| schedulers.iter().any(|one| one == name);
+            // A pair needs both schedulers: skip it if the command line excludes one.
             if !with_sweep || !takes_part(question.plain) || !takes_part(question.counting) {
                 continue;
             }
@@ -45,9 +46,9 @@ impl Plan {
         }
     }
 
-    /// All cells: the scenarios' first, by scheduler, then the sweep's in pairs.
+    /// Returns all cells: those of the scenarios by scheduler, then those of the sweep in pairs.
     pub(crate) fn cells(&self) -> Vec<Cell<'_>> {
-        let usual = self.scenarios.iter().flat_map(|scenario| {
+        let of_scenarios = self.scenarios.iter().flat_map(|scenario| {
             self.schedulers.iter().map(|scheduler| Cell {
                 scenario,
                 scheduler,
@@ -61,14 +62,14 @@ impl Plan {
                 connections: sweep_connections(self.connections, scenario.servers.len()),
             })
         });
-        usual.chain(sweep).collect()
+        of_scenarios.chain(sweep).collect()
     }
 
-    /// What the cells came to; `results` are theirs, in their order.
+    /// Returns the report; `results` are in the order of [`Plan::cells`].
     pub(crate) fn report(&self, results: &[Option<Measured>], effort: Effort) -> Report {
-        let (usual, sweep) = results.split_at(self.scenarios.len() * self.schedulers.len());
+        let (of_scenarios, sweep) = results.split_at(self.scenarios.len() * self.schedulers.len());
         let mut scenarios = Vec::new();
-        let each = usual.chunks(self.schedulers.len().max(1));
+        let each = of_scenarios.chunks(self.schedulers.len().max(1));
         for (scenario, results) in self.scenarios.iter().zip(each) {
             let rows: Vec<Row> = self
                 .schedulers
@@ -93,7 +94,7 @@ impl Plan {
             scenarios,
             sweeps: self.sweeps(sweep),
         };
-        report.findings = findings::of(&report);
+        report.findings = findings::from_report(&report);
         report
     }
 
@@ -118,7 +119,8 @@ impl Plan {
     }
 }
 
-/// More servers need more connections for the same time; few need enough for a 99th percentile.
-fn sweep_connections(usual: u64, servers: usize) -> u64 {
-    usual * servers.clamp(16, 128) as u64 / 64
+/// Returns the connections of a run: more for more servers, so that runs last equally long, and enough
+/// for a 99th percentile with few servers.
+fn sweep_connections(per_run: u64, servers: usize) -> u64 {
+    per_run * servers.clamp(16, 128) as u64 / 64
 }

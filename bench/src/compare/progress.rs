@@ -1,11 +1,11 @@
-//! How far it is, on standard error.
+//! Progress messages on standard error.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Says how many of all cells are done: on a terminal in one line that changes, else now and then in
-/// a line of its own.
+/// Prints how many cells are complete: on a terminal in one line that is overwritten, otherwise a line
+/// every few seconds.
 #[derive(Debug)]
 pub(crate) struct Progress {
     all: usize,
@@ -24,7 +24,7 @@ impl Progress {
         }
     }
 
-    /// `done` cells are done.
+    /// Prints that `done` cells are complete, unless the last message is recent.
     pub(crate) fn show(&self, done: usize) {
         let pause = Duration::from_millis(if self.is_terminal { 200 } else { 5_000 });
         let mut last = self.last.lock().expect("no thread panics holding it");
@@ -35,10 +35,10 @@ impl Progress {
         let elapsed = self.start.elapsed().as_secs_f64();
         let left = elapsed / done.max(1) as f64 * self.all.saturating_sub(done) as f64;
         let line = format!(
-            "{done} of {} cells, {elapsed:.0} s, about {left:.0} s to go (Ctrl-C keeps what is done)",
+            "{done} of {} cells, {elapsed:.0} s, about {left:.0} s left (Ctrl-C keeps the complete cells)",
             self.all
         );
-        // Nobody to tell is no reason to stop.
+        // The run goes on even if standard error is closed.
         let _ = if self.is_terminal {
             write!(stderr(), "\r{line}\x1b[K")
         } else {
@@ -46,7 +46,7 @@ impl Progress {
         };
     }
 
-    /// Leaves the terminal's line clean.
+    /// Clears the line on the terminal.
     pub(crate) fn end(&self) {
         if self.is_terminal {
             let _ = write!(stderr(), "\r\x1b[K");

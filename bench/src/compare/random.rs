@@ -1,17 +1,17 @@
-//! Random numbers that a seed repeats, and the distributions that workloads are made of.
+//! Random numbers determined by a seed, and the distributions of a workload.
 //!
-//! Written here rather than taken from a crate, because a figure in the README must still come out
-//! when the crate's next version draws otherwise.
+//! Not a dependency, because the published numbers must stay reproducible, and another version of a crate
+//! may draw other numbers.
 
-/// Xoshiro256++ 1.0 (Blackman and Vigna, 2018), period 2^256 - 1; its state is filled by SplitMix64
-/// (Steele, Lea and Flood, 2014) as its authors advise.
+/// Xoshiro256++ 1.0 (Blackman and Vigna, 2018), period 2^256 - 1. As its authors advise, SplitMix64
+/// (Steele, Lea and Flood, 2014) fills its state.
 #[derive(Clone, Debug)]
 pub(crate) struct Random {
     state: [u64; 4],
 }
 
 impl Random {
-    /// The sequence number `stream` of those that `seed` gives; they have nothing in common.
+    /// Returns sequence `stream` of those that `seed` determines. They are independent.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut word = split_mix(&mut { seed }) ^ stream.wrapping_mul(0xd134_2543_de82_ef95);
         Self {
@@ -35,31 +35,33 @@ impl Random {
         word
     }
 
-    /// Uniform in (0, 1]: its logarithm is finite.
+    /// Returns a uniform number in (0, 1]; 0 is excluded so that its logarithm is finite.
     pub(crate) fn unit(&mut self) -> f64 {
         const STEP: f64 = 1.0 / (1_u64 << 53) as f64;
         ((self.word() >> 11) + 1) as f64 * STEP
     }
 
-    /// Uniform below `bound`; 0 if that is 0.
+    /// Returns a uniform number below `bound`; 0 if `bound` is 0.
     ///
-    /// By multiplication (Lemire 2019) without the rejection step: the bias is below 2^-32.
+    /// By multiplication (Lemire 2019) without rejection: the bias is below 2^-32.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         let product = u128::from(self.word()) * u128::from(bound);
         u32::try_from(product >> 64).unwrap_or_default()
     }
 
-    /// True with this probability.
+    /// Returns true with this probability.
     pub(crate) fn chance(&mut self, probability: f64) -> bool {
         self.unit() <= probability
     }
 
-    /// Exponential.
+    /// Returns an exponentially distributed number.
     pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * self.unit().ln()
     }
 
-    /// Standard normal, by Marsaglia's polar method (the second number is thrown away: no state).
+    /// Returns a standard normal number, by Marsaglia's polar method.
+    ///
+    /// The second number that the method yields is not used: keeping it would add state.
     fn normal(&mut self) -> f64 {
         loop {
             let x = 2.0 * self.unit() - 1.0;
@@ -80,14 +82,14 @@ fn split_mix(state: &mut u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// How long things take, in seconds.
+/// A distribution of durations, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Duration {
-    /// Memoryless; the coefficient of variation is 1.
+    /// Exponential: memoryless, with a coefficient of variation of 1.
     Exponential { mean: f64 },
-    /// Its logarithm is normal with deviation `sigma`.
+    /// Log-normal: the logarithm is normal with deviation `sigma`.
     LogNormal { mean: f64, sigma: f64 },
-    /// Heavy-tailed: the share above x falls as x^-shape, up to `longest`.
+    /// Pareto: heavy-tailed. The share above x is proportional to x^-shape, up to `longest`.
     Pareto {
         shape: f64,
         shortest: f64,
@@ -114,7 +116,7 @@ impl Duration {
         }
     }
 
-    /// The expected value, in seconds.
+    /// Returns the expected value, in seconds.
     pub(crate) fn mean(self) -> f64 {
         match self {
             Self::Exponential { mean } | Self::LogNormal { mean, .. } => mean,
@@ -131,17 +133,17 @@ impl Duration {
     }
 }
 
-/// Numbers below a count, the first ones more often: number k with a frequency of 1/(k+1)^skew.
+/// Numbers below a count, with unequal frequencies: number k has the frequency 1/(k+1)^skew.
 ///
 /// Walker's alias method: a draw takes constant time.
 #[derive(Clone, Debug)]
 pub(crate) struct Popularity {
-    /// Per number: the chance that it stays, and what it becomes else.
+    /// For each number: the probability that it is returned, and the number returned otherwise.
     columns: Vec<(f64, u32)>,
 }
 
 impl Popularity {
-    /// `count` numbers, at least one; `skew` 0: all equally often.
+    /// Creates `count` numbers, at least one. With `skew` 0 all have the same frequency.
     pub(crate) fn new(count: u32, skew: f64) -> Self {
         let count = count.max(1);
         let frequencies: Vec<f64> = (1..=count).map(|k| f64::from(k).powf(-skew)).collect();
@@ -152,6 +154,7 @@ impl Popularity {
             .collect();
         let (mut small, mut large): (Vec<u32>, Vec<u32>) =
             (0..count).partition(|&k| columns[k as usize].0 < 1.0);
+        // Fill each column below the mean up to it with a number above the mean.
         while let (Some(poor), Some(&rich)) = (small.pop(), large.last()) {
             columns[poor as usize].1 = rich;
             columns[rich as usize].0 -= 1.0 - columns[poor as usize].0;
@@ -178,7 +181,7 @@ impl Popularity {
 mod tests {
     use super::*;
 
-    /// Mean of 200,000 draws.
+    /// Returns the mean of 200,000 draws.
     fn mean(mut draw: impl FnMut(&mut Random) -> f64) -> f64 {
         let mut random = Random::new(7, 1);
         (0..200_000).map(|_| draw(&mut random)).sum::<f64>() / 200_000.0
@@ -192,8 +195,8 @@ mod tests {
     }
 
     #[test]
-    fn words_are_those_of_the_published_generator() {
-        // The state 1, 2, 3, 4 and what the reference implementation makes of it.
+    fn words_equal_those_of_the_reference_implementation() {
+        // The words of the reference implementation for the state 1, 2, 3, 4.
         let mut random = Random {
             state: [1, 2, 3, 4],
         };
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_differ_and_repeat() {
+    fn streams_are_different_and_repeatable() {
         let words = |seed, stream| Random::new(seed, stream).word();
         assert_eq!(words(1, 2), words(1, 2));
         assert_ne!(words(1, 2), words(1, 3));
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn means_are_as_promised() {
+    fn means_are_as_documented() {
         close(mean(Random::unit), 0.5, 0.01);
         for duration in [
             Duration::Exponential { mean: 0.1 },
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn pareto_stays_within_its_ends() {
+    fn pareto_stays_within_its_bounds() {
         let mut random = Random::new(1, 1);
         let duration = Duration::Pareto {
             shape: 1.1,

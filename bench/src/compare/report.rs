@@ -1,4 +1,4 @@
-//! The figures, ready to be shown, in milliseconds and shares.
+//! The results, in milliseconds and shares, as they are shown.
 
 use serde::Serialize;
 
@@ -7,61 +7,61 @@ use super::findings::Finding;
 use super::outcome::Loads;
 use super::scenario::Scenario;
 
-/// Losses below this share are not held against a scheduler.
-pub(crate) const HARMLESS: f64 = 0.001;
+/// Smaller shares of lost connections are ignored.
+pub(crate) const NEGLIGIBLE_LOSS: f64 = 0.001;
 
-/// Everything that was found.
+/// All results.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     pub(crate) seed: u64,
-    /// Connections per run.
+    /// The number of connections per run.
     pub(crate) connections: u64,
-    /// Runs per scheduler and scenario, each with a seed of its own.
+    /// The number of runs per scheduler and scenario, each with its own seed.
     pub(crate) repeats: u32,
-    /// How many of all cells are done; fewer than all if somebody interrupted.
+    /// The number of complete cells; less than `cells` after an interruption.
     pub(crate) cells_done: usize,
     pub(crate) cells: usize,
-    /// Simulated connections, all runs together.
+    /// The number of connections simulated in all runs.
     pub(crate) simulated: u64,
-    /// Processor time for them, in seconds.
+    /// The processor time of all runs, in seconds.
     pub(crate) cpu_secs: f64,
-    /// What follows from the figures, in words.
+    /// Conclusions in words.
     pub(crate) findings: Vec<Finding>,
     pub(crate) scenarios: Vec<Chapter>,
     pub(crate) sweeps: Vec<super::sweep::Sweep>,
 }
 
 impl Report {
-    /// Connections simulated in a millisecond of processor time.
+    /// Returns the connections simulated per millisecond of processor time.
     pub(crate) fn pace(&self) -> f64 {
         self.simulated as f64 / (self.cpu_secs * 1e3).max(1e-9)
     }
 
-    /// Whether everything was done.
+    /// Returns whether all cells are complete.
     pub(crate) fn is_complete(&self) -> bool {
         self.cells_done == self.cells
     }
 
-    /// The scenario of this name, if any of it was done.
+    /// Returns the results of the scenario of this name.
     pub(crate) fn chapter(&self, name: &str) -> Option<&Chapter> {
         self.scenarios.iter().find(|chapter| chapter.name == name)
     }
 }
 
-/// What was found in one scenario.
+/// The results of one scenario.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Chapter {
     pub(crate) name: String,
     pub(crate) about: String,
     pub(crate) nodes: u32,
-    /// Servers listed at the start.
+    /// The number of servers listed at the start.
     pub(crate) servers: usize,
     pub(crate) load: f64,
-    /// How long a run lasts, in simulated seconds.
+    /// The length of a run, in simulated seconds.
     pub(crate) seconds: f64,
-    /// When something happens to a server, in simulated seconds.
+    /// The times of all changes, in simulated seconds.
     pub(crate) events: Vec<f64>,
     pub(crate) rows: Vec<Row>,
 }
@@ -89,35 +89,35 @@ impl Chapter {
         }
     }
 
-    /// The lowest 99th percentile, in milliseconds, among those that lose about as few connections
-    /// as anybody.
+    /// Returns the lowest 99th percentile in milliseconds, among the schedulers that lose fewest
+    /// connections.
     pub(crate) fn lowest_p99(&self) -> f64 {
-        self.sound()
+        self.losing_fewest()
             .map(|row| row.latency_ms.p99)
             .fold(f64::INFINITY, f64::min)
     }
 
-    /// Those that lose about as few connections as anybody.
-    pub(crate) fn sound(&self) -> impl Iterator<Item = &Row> {
+    /// Returns the schedulers that lose about as few connections as the best one.
+    pub(crate) fn losing_fewest(&self) -> impl Iterator<Item = &Row> {
         let least = self.least_lost();
         self.rows
             .iter()
-            .filter(move |row| row.lost_share <= least + HARMLESS)
+            .filter(move |row| row.lost_share <= least + NEGLIGIBLE_LOSS)
     }
 
-    /// The least share of connections that anybody loses.
+    /// Returns the least share of lost connections.
     pub(crate) fn least_lost(&self) -> f64 {
         let shares = self.rows.iter().map(|row| row.lost_share);
         shares.fold(f64::INFINITY, f64::min)
     }
 
-    /// The row of this scheduler.
+    /// Returns the results of this scheduler.
     pub(crate) fn row(&self, scheduler: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.scheduler == scheduler)
     }
 }
 
-/// What a scheduler came to in a scenario.
+/// The results of a scheduler in a scenario.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
@@ -125,31 +125,31 @@ pub(crate) struct Row {
     pub(crate) arrived: u64,
     pub(crate) completed: u64,
     pub(crate) unserved: u64,
-    pub(crate) turned_away: u64,
+    pub(crate) rejected: u64,
     pub(crate) unanswered: u64,
-    pub(crate) broken: u64,
-    pub(crate) staying: u64,
-    /// Connections that were not served to their end, as a share of all.
+    pub(crate) aborted: u64,
+    pub(crate) still_open: u64,
+    /// The share of connections that were not served to their end.
     pub(crate) lost_share: f64,
     pub(crate) latency_ms: Latency,
     /// The 99th percentile of the best and of the worst run.
     pub(crate) p99_range_ms: [f64; 2],
-    /// Coefficient of variation of connections per core, on average over time.
+    /// The mean coefficient of variation of connections per core.
     pub(crate) spread: Option<f64>,
-    /// The most loaded server in mean loads, on average over time.
+    /// The mean load of the most loaded server, divided by the mean load.
     pub(crate) peak: Option<f64>,
-    /// The share of servers with any connection, on average over time.
+    /// The mean share of servers with at least one connection.
     pub(crate) busy: Option<f64>,
-    /// Share of akin connections that met another server although nothing had changed.
-    pub(crate) parted_undisturbed: Option<f64>,
-    /// Share of akin connections that met another server after the list had changed, though not
-    /// concerning theirs.
-    pub(crate) parted_across_change: Option<f64>,
-    /// `spread` over time, at equal distances.
+    /// The share of connections sent to another server than the previous one of the client, without a
+    /// change between them.
+    pub(crate) moved: Option<f64>,
+    /// The same share, with a change between them that was not to the previous server.
+    pub(crate) moved_after_change: Option<f64>,
+    /// `spread` over time, in equal steps.
     pub(crate) spread_curve: Vec<Option<f64>>,
     /// `peak` over time.
     pub(crate) peak_curve: Vec<Option<f64>>,
-    /// Connections simulated in a millisecond of processor time.
+    /// Connections simulated per millisecond of processor time.
     pub(crate) pace: f64,
 }
 
@@ -173,10 +173,10 @@ impl Row {
             arrived: outcome.arrived,
             completed: outcome.completed,
             unserved: outcome.unserved,
-            turned_away: outcome.turned_away,
+            rejected: outcome.rejected,
             unanswered: outcome.unanswered,
-            broken: outcome.broken,
-            staying: outcome.staying,
+            aborted: outcome.aborted,
+            still_open: outcome.still_open,
             lost_share: outcome.lost_share(),
             latency_ms: Latency {
                 mean: latency.mean() * 1e3,
@@ -192,8 +192,8 @@ impl Row {
             spread: outcome.loads.spread(),
             peak: outcome.loads.peak(),
             busy: outcome.loads.busy(),
-            parted_undisturbed: outcome.undisturbed.parted_share(),
-            parted_across_change: outcome.across_change.parted_share(),
+            moved: outcome.undisturbed.moved_share(),
+            moved_after_change: outcome.after_change.moved_share(),
             spread_curve: curve(Loads::spread),
             peak_curve: curve(Loads::peak),
             pace: outcome.arrived as f64 / (cpu * 1e3).max(1e-9),

@@ -1,74 +1,74 @@
-//! A situation to compare schedulers in: servers, nodes, a workload, and what goes wrong meanwhile.
+//! A scenario: servers, nodes, a workload, and a script of changes.
 
 use super::station::{Discipline, Health};
 use super::workload::Workload;
 
-/// A server at the start.
+/// The configuration of a server at the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ServerKind {
-    /// How many connections it works on at full speed.
+    /// How many connections it serves at full speed at the same time.
     pub(crate) cores: u32,
-    /// Its weight; nothing: it is not listed until the script says so.
+    /// Its weight; `None` if it is not listed before a step of the script lists it.
     pub(crate) weight: Option<u32>,
 }
 
-/// Something that happens to a server.
+/// A change of a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Action {
-    /// Put into every node's list with this weight.
+    /// Add it to every node's list with this weight.
     List(u32),
-    /// Taken from every node's list. It finishes its connections.
+    /// Remove it from every node's list. It finishes its connections.
     Unlist,
-    /// Given this weight on every node.
+    /// Set its weight on every node.
     Weight(u32),
-    /// From now on so much as fast as at first.
+    /// Set its speed, relative to that at the start.
     Speed(f64),
-    /// From now on it answers, or does not; its connections are lost when it stops to.
+    /// Set whether it answers. If it stops answering, its connections are lost.
     Health(Health),
 }
 
-/// When and to whom.
+/// A change of a server at some time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Step {
-    /// Part of the whole time.
+    /// The time as a share of the run.
     pub(crate) share: f64,
-    /// Seconds after that.
+    /// Seconds to add to it.
     pub(crate) plus: f64,
-    /// Number of the server.
+    /// The number of the server.
     pub(crate) server: usize,
     pub(crate) action: Action,
 }
 
-/// Which connections would like to meet the same server again.
+/// Which connections profit from being sent to the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kinship {
-    /// Those of one client.
+pub(crate) enum Affinity {
+    /// Those of the same client: sessions.
     Client,
-    /// Those to one destination address: the servers are caches.
+    /// Those to the same frontend address: the servers are caches.
     Destination,
 }
 
-/// A situation to compare schedulers in.
+/// A scenario in which schedulers are compared.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// What it is, in one sentence.
+    /// A description in one sentence, without the full stop.
     pub(crate) about: &'static str,
-    /// Each balances alone; clients are spread over them evenly.
+    /// The number of nodes, each with its own balancer. Clients are spread evenly over them.
     pub(crate) nodes: u32,
     pub(crate) servers: Vec<ServerKind>,
     pub(crate) discipline: Discipline,
-    /// Connections at which a server turns away further ones.
+    /// The number of connections from which on a server rejects new ones.
     pub(crate) limit: u32,
-    /// Arriving work, as a share of what the servers listed at the start can do.
+    /// Work that arrives, as a share of the capacity of the servers listed at the start.
     pub(crate) load: f64,
     pub(crate) workload: Workload,
     pub(crate) script: Vec<Step>,
-    pub(crate) kinship: Kinship,
+    pub(crate) affinity: Affinity,
 }
 
 impl Scenario {
-    /// Connections a second.
+    /// Returns the number of new connections per second.
     pub(crate) fn rate(&self) -> f64 {
         let listed = self.servers.iter().filter(|kind| kind.weight.is_some());
         let cores: u32 = listed.map(|kind| kind.cores).sum();

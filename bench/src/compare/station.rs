@@ -1,34 +1,34 @@
-//! A server as a place of work: connections come in, share it or queue, and leave.
+//! A server as a service station of queueing theory: connections share its cores, or queue.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// How a server divides itself among its connections.
+/// How a server divides its cores among its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Discipline {
-    /// All are worked on at once; with more connections than cores each gets an equal share.
-    /// The operating system's way with a thread or a coroutine per connection.
+    /// All connections are served at once. If there are more than cores, each gets an equal share:
+    /// a thread or coroutine per connection.
     Sharing,
-    /// As many workers as cores, one connection each to its end; the others wait in order.
+    /// Each core serves one connection to its end; the others wait in order.
     Queueing,
 }
 
 /// Whether a server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// It does.
+    /// It answers.
     Up,
-    /// Its machine refuses connections at once: the process is gone (TCP RST).
+    /// Its machine refuses connections at once (TCP RST): the process is gone.
     Refusing,
-    /// Nothing comes back: the machine is gone.
+    /// Its machine does not answer.
     Silent,
 }
 
-/// One server, shared by all nodes.
+/// A server, shared by all nodes.
 ///
-/// Under [`Discipline::Sharing`] all connections progress at the same pace. So each is given, when
-/// it comes, the amount of service *per connection* at which it will be done; that never changes
-/// again, however many come and go, and a heap knows who is next.
+/// With [`Discipline::Sharing`] all connections progress at the same pace. The service *per connection* at
+/// which a connection will be complete is therefore known when it arrives, and later arrivals and
+/// departures do not change it. A heap of these values gives the next departure.
 #[derive(Debug)]
 pub(crate) struct Station {
     discipline: Discipline,
@@ -36,29 +36,29 @@ pub(crate) struct Station {
     speed: f64,
     pub(crate) health: Health,
     running: BinaryHeap<Job>,
-    waiting: VecDeque<(f64, Visit)>,
-    /// Service that each running connection has got since the station was last idle, in seconds of
-    /// one core; valid at time `updated`.
+    waiting: VecDeque<(f64, Connection)>,
+    /// The service that each running connection got since the station was last idle, in seconds of
+    /// one core, at time `updated`.
     served: f64,
     updated: f64,
-    /// Connections that merely stay, and the cores they take together.
-    held: u32,
-    held_cores: f64,
+    /// Connections that stay open and do little, and the cores that they take in total.
+    idle: u32,
+    idle_cores: f64,
 }
 
-/// Who a connection belongs to.
+/// A connection at a station.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Visit {
-    /// When it came, in seconds.
+pub(crate) struct Connection {
+    /// The time it arrived, in seconds.
     pub(crate) since: f64,
-    /// Which node chose the server.
+    /// The node that chose the server.
     pub(crate) node: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Job {
     done: f64,
-    visit: Visit,
+    connection: Connection,
 }
 
 impl Station {
@@ -72,37 +72,38 @@ impl Station {
             waiting: VecDeque::new(),
             served: 0.0,
             updated: 0.0,
-            held: 0,
-            held_cores: 0.0,
+            idle: 0,
+            idle_cores: 0.0,
         }
     }
 
-    /// A connection that takes `work` seconds of one core.
-    pub(crate) fn arrive(&mut self, at: f64, work: f64, visit: Visit) {
+    /// Adds a connection that needs `work` seconds of one core.
+    pub(crate) fn arrive(&mut self, at: f64, work: f64, connection: Connection) {
         self.advance(at);
         if self.discipline == Discipline::Queueing && self.running.len() as f64 >= self.cores {
-            self.waiting.push_back((work, visit));
+            self.waiting.push_back((work, connection));
         } else {
-            self.start(work, visit);
+            self.start(work, connection);
         }
     }
 
-    /// The connection that is done next leaves, at the time that [`Station::next_departure`] said.
-    pub(crate) fn depart(&mut self, at: f64) -> Option<Visit> {
+    /// Removes the connection that is complete at the time [`Station::next_departure`] returned.
+    pub(crate) fn depart(&mut self, at: f64) -> Option<Connection> {
         self.advance(at);
         let job = self.running.pop()?;
-        // Exactly what it was promised: rounding must not add up.
+        // Set the exact value, so that rounding errors do not add up.
         self.served = self.served.max(job.done);
-        if let Some((work, visit)) = self.waiting.pop_front() {
-            self.start(work, visit);
+        if let Some((work, connection)) = self.waiting.pop_front() {
+            self.start(work, connection);
         }
+        // Restart from 0 when idle, so that sums of many arrivals do not lose precision.
         if self.running.is_empty() {
             self.served = 0.0;
         }
-        Some(job.visit)
+        Some(job.connection)
     }
 
-    /// When the next connection is done if nothing else happens; infinite if there is none.
+    /// Returns when the next connection is complete without further arrivals; infinite without any.
     pub(crate) fn next_departure(&self) -> f64 {
         match self.running.peek() {
             Some(job) => self.updated + (job.done - self.served).max(0.0) / self.pace(),
@@ -110,52 +111,52 @@ impl Station {
         }
     }
 
-    /// A connection that merely stays and takes this share of a core begins.
-    pub(crate) fn hold(&mut self, at: f64, cores: f64) {
+    /// Adds a connection that stays open and takes this share of a core.
+    pub(crate) fn add_idle(&mut self, at: f64, cores: f64) {
         self.advance(at);
-        self.held += 1;
-        self.held_cores += cores;
+        self.idle += 1;
+        self.idle_cores += cores;
     }
 
-    /// It ends.
-    pub(crate) fn release(&mut self, at: f64, cores: f64) {
+    /// Removes such a connection.
+    pub(crate) fn remove_idle(&mut self, at: f64, cores: f64) {
         self.advance(at);
-        self.held -= 1;
-        self.held_cores -= cores;
+        self.idle -= 1;
+        self.idle_cores -= cores;
     }
 
-    /// From now on it works this much faster than at first.
+    /// Sets the speed, relative to that at the start.
     pub(crate) fn set_speed(&mut self, at: f64, speed: f64) {
         self.advance(at);
         self.speed = speed;
     }
 
-    /// It crashes: all connections are gone. Those that need work are returned.
-    pub(crate) fn drop_all(&mut self, at: f64) -> Vec<Visit> {
+    /// Drops all connections, as in a crash, and returns those with work.
+    pub(crate) fn drop_all(&mut self, at: f64) -> Vec<Connection> {
         self.advance(at);
-        let waiting = self.waiting.drain(..).map(|(_, visit)| visit);
-        let mut gone: Vec<Visit> = self.running.drain().map(|job| job.visit).collect();
+        let waiting = self.waiting.drain(..).map(|(_, connection)| connection);
+        let mut gone: Vec<Connection> = self.running.drain().map(|job| job.connection).collect();
         gone.extend(waiting);
         self.served = 0.0;
-        self.held = 0;
-        self.held_cores = 0.0;
+        self.idle = 0;
+        self.idle_cores = 0.0;
         gone
     }
 
-    /// How many connections it has.
+    /// Returns the number of connections.
     pub(crate) fn connections(&self) -> u32 {
         let working = self.running.len() + self.waiting.len();
-        u32::try_from(working).unwrap_or(u32::MAX) + self.held
+        u32::try_from(working).unwrap_or(u32::MAX) + self.idle
     }
 
-    /// Connections per core.
+    /// Returns the number of connections per core.
     pub(crate) fn load(&self) -> f64 {
         f64::from(self.connections()) / self.cores
     }
 
-    fn start(&mut self, work: f64, visit: Visit) {
+    fn start(&mut self, work: f64, connection: Connection) {
         let done = self.served + work;
-        self.running.push(Job { done, visit });
+        self.running.push(Job { done, connection });
     }
 
     fn advance(&mut self, at: f64) {
@@ -165,19 +166,20 @@ impl Station {
         self.updated = at;
     }
 
-    /// Seconds of one core that each running connection gets per second.
+    /// Returns the seconds of one core that each running connection gets per second.
     fn pace(&self) -> f64 {
-        // Connections that stay never starve those that work altogether.
-        let cores = (self.cores - self.held_cores).max(self.cores / 10.0);
+        // Idle connections leave at least a tenth of the cores to the others.
+        let cores = (self.cores - self.idle_cores).max(self.cores / 10.0);
         self.speed * (cores / self.running.len() as f64).min(1.0)
     }
 }
 
 impl Ord for Job {
-    /// The heap's top is who is done first; of two at once, who came first.
+    /// The connection that is complete first is the greatest: the top of the heap. The earlier one
+    /// wins a tie.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_end = other.done.total_cmp(&self.done);
-        by_end.then_with(|| other.visit.since.total_cmp(&self.visit.since))
+        by_end.then_with(|| other.connection.since.total_cmp(&self.connection.since))
     }
 }
 
@@ -199,11 +201,11 @@ impl Eq for Job {}
 mod tests {
     use super::*;
 
-    fn visit(since: f64) -> Visit {
-        Visit { since, node: 0 }
+    fn connection(since: f64) -> Connection {
+        Connection { since, node: 0 }
     }
 
-    /// When each arrival (time, work) leaves, in order of leaving.
+    /// Returns the time of arrival and departure of each connection (time, work), by departure.
     fn departures(mut station: Station, arrivals: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let mut left = Vec::new();
         let mut arrivals = arrivals.iter().copied().peekable();
@@ -212,34 +214,34 @@ mod tests {
             match arrivals.peek() {
                 Some(&(at, work)) if at < next => {
                     arrivals.next();
-                    station.arrive(at, work, visit(at));
+                    station.arrive(at, work, connection(at));
                 }
                 None if next.is_infinite() => return left,
                 _ => {
-                    let visit = station.depart(next).unwrap();
-                    left.push((visit.since, next));
+                    let connection = station.depart(next).unwrap();
+                    left.push((connection.since, next));
                 }
             }
         }
     }
 
     #[test]
-    fn sharing_divides_one_core() {
-        // Alone for 1 s, then two share: 1 s of work left takes 2 s, then the last is alone again.
+    fn connections_share_one_core() {
+        // Alone for 1 s; then two share, so 1 s of work takes 2 s; then the last one is alone again.
         let station = Station::new(Discipline::Sharing, 1);
         let left = departures(station, &[(0.0, 2.0), (1.0, 2.0)]);
         assert_eq!(left, [(0.0, 3.0), (1.0, 4.0)]);
     }
 
     #[test]
-    fn as_many_as_cores_do_not_disturb_each_other() {
+    fn with_enough_cores_connections_do_not_slow_each_other_down() {
         let station = Station::new(Discipline::Sharing, 2);
         let left = departures(station, &[(0.0, 2.0), (1.0, 2.0)]);
         assert_eq!(left, [(0.0, 2.0), (1.0, 3.0)]);
     }
 
     #[test]
-    fn queueing_serves_in_order() {
+    fn queued_connections_are_served_in_order() {
         let station = Station::new(Discipline::Queueing, 1);
         let left = departures(station, &[(0.0, 2.0), (0.5, 1.0), (0.6, 0.1)]);
         let times: Vec<f64> = left.iter().map(|&(_, at)| at).collect();
@@ -249,17 +251,17 @@ mod tests {
     }
 
     #[test]
-    fn speed_and_stayers_change_the_pace() {
+    fn speed_and_idle_connections_change_the_pace() {
         let mut station = Station::new(Discipline::Sharing, 1);
-        station.arrive(0.0, 4.0, visit(0.0));
+        station.arrive(0.0, 4.0, connection(0.0));
         station.set_speed(1.0, 0.5);
         assert!((station.next_departure() - 7.0).abs() < 1e-9);
-        station.hold(3.0, 0.5);
-        // 2 s of work left at half of half the pace.
+        station.add_idle(3.0, 0.5);
+        // 2 s of work are left, at half the speed and with half of the core.
         assert!((station.next_departure() - 11.0).abs() < 1e-9);
         assert_eq!(station.connections(), 2);
-        station.release(3.0, 0.5);
-        assert_eq!(station.drop_all(3.0), [visit(0.0)]);
+        station.remove_idle(3.0, 0.5);
+        assert_eq!(station.drop_all(3.0), [connection(0.0)]);
         assert_eq!(station.connections(), 0);
         assert!(station.next_departure().is_infinite());
     }

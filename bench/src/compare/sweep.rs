@@ -1,7 +1,7 @@
-//! Does counting connections help when every node counts its own only? By number of nodes and of
-//! servers.
+//! Compares counting with not counting, by number of nodes and of servers.
 //!
-//! One node is the balancer that sees everything: what it achieves is the most that counting can do.
+//! Every node counts only its own connections. A single node sees all connections, so its result is the best
+//! that counting can achieve.
 
 use serde::Serialize;
 
@@ -10,24 +10,24 @@ use super::cells::Measured;
 use super::outcome::Outcome;
 use super::scenario::{Scenario, ServerKind};
 
-/// Numbers of nodes that are tried.
+/// The numbers of nodes.
 pub(crate) const NODES: [u32; 5] = [1, 4, 16, 64, 256];
-/// Numbers of servers that are tried.
+/// The numbers of servers.
 pub(crate) const SERVERS: [usize; 4] = [4, 16, 64, 256];
 
-/// A question: who is compared with whom, among which servers.
+/// A pair of schedulers to compare, and the servers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    /// The scheduler that counts nothing.
+    /// The scheduler that does not count.
     pub(crate) plain: &'static str,
-    /// The one that counts.
+    /// The scheduler that counts.
     pub(crate) counting: &'static str,
     scenario: fn(u32, usize) -> Scenario,
 }
 
-/// All questions.
+/// All pairs.
 pub(crate) const QUESTIONS: [Question; 3] = [
     Question {
         name: "equal",
@@ -45,7 +45,7 @@ pub(crate) const QUESTIONS: [Question; 3] = [
     },
     Question {
         name: "slow",
-        about: "one server in four at half speed, which weights do not say",
+        about: "one server in four at half speed, with the same weight",
         plain: "rr",
         counting: "lc",
         scenario: slow,
@@ -53,7 +53,7 @@ pub(crate) const QUESTIONS: [Question; 3] = [
 ];
 
 impl Question {
-    /// The situation with so many nodes and servers.
+    /// Returns the scenario with these numbers of nodes and servers.
     pub(crate) fn scenario(&self, nodes: u32, servers: usize) -> Scenario {
         let mut scenario = (self.scenario)(nodes, servers);
         scenario.name = "sweep";
@@ -78,11 +78,11 @@ fn weighted(nodes: u32, servers: usize) -> Scenario {
 }
 
 fn slow(nodes: u32, servers: usize) -> Scenario {
-    // Evenly spread, the slow ones just about manage.
+    // With connections spread evenly, the load of the slow servers is 90 %.
     catalogue::with_slow_servers(catalogue::equal(nodes, servers), 0.45, 0.0)
 }
 
-/// The answer to a question.
+/// The results for a pair of schedulers.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Sweep {
@@ -93,25 +93,25 @@ pub(crate) struct Sweep {
     pub(crate) points: Vec<Point>,
 }
 
-/// One number of nodes, one number of servers.
+/// The results for one number of nodes and one of servers.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Point {
     pub(crate) nodes: u32,
     pub(crate) servers: usize,
-    /// Connections that a node has to one server, on average over time, when `plain` chooses.
+    /// Mean number of connections of a node to a server, with the scheduler `plain`.
     pub(crate) connections_per_node_and_server: f64,
     pub(crate) plain: Side,
     pub(crate) counting: Side,
 }
 
-/// How one of the two schedulers did.
+/// The results of one of the two schedulers.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Side {
     pub(crate) mean_ms: f64,
     pub(crate) p99_ms: f64,
-    /// Best and worst run.
+    /// The 99th percentile of the best and of the worst run.
     pub(crate) p99_range_ms: [f64; 2],
     pub(crate) spread: Option<f64>,
     pub(crate) lost_share: f64,
@@ -147,12 +147,12 @@ impl Point {
         }
     }
 
-    /// The 99th percentile of the counting scheduler, in that of the plain one.
+    /// Returns the 99th percentile of the counting scheduler, divided by that of the plain one.
     pub(crate) fn ratio(&self) -> f64 {
         self.counting.p99_ms / self.plain.p99_ms
     }
 
-    /// Whether the runs of the two do not even overlap.
+    /// Returns whether the ranges of the runs of both schedulers do not overlap.
     pub(crate) fn is_clear(&self) -> bool {
         let ([low, high], [other_low, other_high]) =
             (self.counting.p99_range_ms, self.plain.p99_range_ms);
@@ -171,15 +171,14 @@ impl Sweep {
         }
     }
 
-    /// The point with so many nodes and servers, if it was done.
+    /// Returns the point with these numbers of nodes and servers, if it was simulated.
     pub(crate) fn point(&self, nodes: u32, servers: usize) -> Option<&Point> {
         self.points
             .iter()
             .find(|point| (point.nodes, point.servers) == (nodes, servers))
     }
 
-    /// The 99th percentile of the counting scheduler on so many nodes, in that of one balancer that
-    /// sees every connection.
+    /// Returns the 99th percentile of the counting scheduler at `point`, divided by that with one node.
     pub(crate) fn against_one(&self, point: &Point) -> Option<f64> {
         let one = self.point(1, point.servers)?;
         Some(point.counting.p99_ms / one.counting.p99_ms)

@@ -1,4 +1,4 @@
-//! The figures as tables for a terminal.
+//! The results as tables for a terminal.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::report::{Chapter, Report};
 use super::scenario::Scenario;
 use super::sweep::{NODES, SERVERS, Sweep};
 
-/// What there is to choose from.
+/// Returns the list of scenarios and schedulers.
 pub(crate) fn names(scenarios: &[Scenario], registry: &Registry) -> String {
     let mut text = String::from("scenarios\n");
     for scenario in scenarios {
@@ -26,9 +26,23 @@ pub(crate) fn names(scenarios: &[Scenario], registry: &Registry) -> String {
     text
 }
 
-/// Everything.
+/// Explains the columns whose names do not.
+const COLUMNS: &str = "\
+spread: coefficient of variation of connections per core; 0 is even
+peak:   connections per core of the most loaded server, divided by the mean; 1 is even
+lost:   connections that were not served to their end
+moved:  connections sent to another server than the previous one of the same client
+change: the same after a change that was not to the previous server
+
+";
+
+/// Returns all results.
 pub(crate) fn report(report: &Report) -> String {
-    let mut text = String::new();
+    let mut text = String::from(if report.scenarios.is_empty() {
+        ""
+    } else {
+        COLUMNS
+    });
     for chapter in &report.scenarios {
         text.push_str(&scenario(chapter));
         text.push_str(&findings(report, Some(&chapter.name)));
@@ -49,7 +63,7 @@ pub(crate) fn report(report: &Report) -> String {
     text
 }
 
-/// What follows from one scenario, or from several.
+/// Returns the findings for one scenario, or those that need several.
 fn findings(report: &Report, scenario: Option<&str>) -> String {
     let about = report
         .findings
@@ -92,8 +106,8 @@ fn scenario(chapter: &Chapter) -> String {
             number(row.spread),
             number(row.peak),
             percent(Some(row.lost_share)),
-            percent(row.parted_undisturbed),
-            percent(row.parted_across_change),
+            percent(row.moved),
+            percent(row.moved_after_change),
         );
     }
     text
@@ -101,7 +115,7 @@ fn scenario(chapter: &Chapter) -> String {
 
 fn question(sweep: &Sweep) -> String {
     let mut text = format!(
-        "sweep, {}: p99 of {} by p99 of {} (in brackets: by p99 of {} on one node)\n{:<10}",
+        "sweep, {}: p99 of {} divided by p99 of {} (in brackets: divided by p99 of {} on one node)\n{:<10}",
         sweep.about, sweep.counting, sweep.plain, sweep.counting, ""
     );
     for nodes in NODES {

@@ -1,13 +1,13 @@
-//! Who is next among many, when one at a time changes its mind.
+//! The least of many values, of which one changes at a time: the next departure.
 
 /// The least of a fixed number of values, kept up to date.
 ///
 /// # Shape
-/// A complete binary tree in an array: leaf `i` holds value `i`, every other node the index of the
-/// lesser of its two children.
+/// A complete binary tree in an array. Leaf `i` stands for value `i`; every inner node has the index of
+/// the lesser value below it.
 ///
 /// # Cost
-/// Changing a value: as many comparisons as the binary logarithm of the count. Reading: none.
+/// A change takes a logarithmic number of comparisons. Reading the least value takes constant time.
 #[derive(Debug)]
 pub(crate) struct Tournament {
     values: Vec<f64>,
@@ -15,15 +15,15 @@ pub(crate) struct Tournament {
 }
 
 impl Tournament {
-    /// `count` values, all infinite.
+    /// Creates `count` values, all infinite.
     pub(crate) fn new(count: usize) -> Self {
         let leaves = count.next_power_of_two().max(2);
         let mut winners: Vec<u32> = vec![0; 2 * leaves];
-        for (place, leaf) in (leaves..2 * leaves).zip(0..) {
-            winners[place] = leaf;
+        for (node, leaf) in (leaves..2 * leaves).zip(0..) {
+            winners[node] = leaf;
         }
-        for place in (1..leaves).rev() {
-            winners[place] = winners[2 * place];
+        for node in (1..leaves).rev() {
+            winners[node] = winners[2 * node];
         }
         Self {
             values: vec![f64::INFINITY; leaves],
@@ -33,16 +33,16 @@ impl Tournament {
 
     pub(crate) fn set(&mut self, index: usize, value: f64) {
         self.values[index] = value;
-        let mut place = (self.values.len() + index) / 2;
-        while place > 0 {
-            let (left, right) = (self.winners[2 * place], self.winners[2 * place + 1]);
+        let mut node = (self.values.len() + index) / 2;
+        while node > 0 {
+            let (left, right) = (self.winners[2 * node], self.winners[2 * node + 1]);
             let right_wins = self.values[right as usize] < self.values[left as usize];
-            self.winners[place] = if right_wins { right } else { left };
-            place /= 2;
+            self.winners[node] = if right_wins { right } else { left };
+            node /= 2;
         }
     }
 
-    /// The index of the least value, and the value.
+    /// Returns the index of the least value, and the value.
     pub(crate) fn least(&self) -> (usize, f64) {
         let index = self.winners[1] as usize;
         (index, self.values[index])
@@ -55,7 +55,7 @@ mod tests {
     use crate::compare::random::Random;
 
     #[test]
-    fn is_the_minimum_after_every_change() {
+    fn the_least_value_is_right_after_every_change() {
         for count in [1_u32, 2, 3, 16, 100] {
             let mut random = Random::new(3, u64::from(count));
             let mut values = vec![f64::INFINITY; count as usize];

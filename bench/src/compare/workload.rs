@@ -1,77 +1,77 @@
-//! What clients do: who connects when, to which address, and what the connection takes.
+//! The clients: when they connect, to which address, and how much work a connection is.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::random::{Duration, Popularity, Random};
 
-/// How connections arrive. The mean rate is given apart.
+/// How connections arrive. The mean rate is given separately.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Arrivals {
     /// Independent of each other.
     Poisson,
-    /// A Markov-modulated Poisson process with two states: bursts and the quiet between them, both
-    /// of exponential length.
+    /// A Markov-modulated Poisson process with two states, burst and quiet, both of exponential
+    /// length.
     Bursty {
-        /// The rate in a burst, in mean rates.
+        /// The rate in a burst, divided by the mean rate.
         factor: f64,
-        /// Mean length of a burst, in seconds.
+        /// The mean length of a burst, in seconds.
         burst: f64,
-        /// Mean length of the quiet, in seconds.
+        /// The mean length of a quiet period, in seconds.
         quiet: f64,
     },
 }
 
-/// Connections that merely stay.
+/// Connections that stay open and do little.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Stays {
-    /// Which share of all connections they are.
+pub(crate) struct IdleConnections {
+    /// Their share of all connections.
     pub(crate) share: f64,
-    /// How long they stay.
+    /// How long they stay open.
     pub(crate) duration: Duration,
-    /// How much of a core each takes all that time.
+    /// The share of a core that each takes meanwhile.
     pub(crate) cores: f64,
 }
 
-/// Who asks for what, but for the rate.
+/// The behaviour of all clients, apart from the rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Workload {
     pub(crate) arrivals: Arrivals,
     /// Work per connection, in seconds of one core.
     pub(crate) work: Duration,
-    pub(crate) stays: Option<Stays>,
-    /// How many clients there are.
+    pub(crate) idle: Option<IdleConnections>,
+    /// The number of clients.
     pub(crate) clients: u32,
-    /// How unequal they are; see [`Popularity`].
+    /// How unequal the clients are; see [`Popularity`].
     pub(crate) client_skew: f64,
-    /// How many addresses they dial: more than one for a firewall-mark virtual server only.
+    /// The number of frontend addresses; more than one needs a firewall-mark virtual server.
     pub(crate) destinations: u32,
-    /// How unequal those are.
+    /// How unequal the frontend addresses are.
     pub(crate) destination_skew: f64,
 }
 
 impl Workload {
-    /// Seconds of one core that a connection takes on average.
+    /// Returns the mean work of a connection, in seconds of one core.
     pub(crate) fn mean_work(&self) -> f64 {
-        let stays = self.stays.map_or((0.0, 0.0), |stays| {
-            (stays.share, stays.duration.mean() * stays.cores)
+        let idle = self.idle.map_or((0.0, 0.0), |idle| {
+            (idle.share, idle.duration.mean() * idle.cores)
         });
-        (1.0 - stays.0) * self.work.mean() + stays.0 * stays.1
+        (1.0 - idle.0) * self.work.mean() + idle.0 * idle.1
     }
 }
 
-/// What a connection takes.
+/// The work of a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Demand {
     /// Seconds of one core.
     Work(f64),
-    /// It stays for so many seconds, and takes so much of a core.
-    Stay { secs: f64, cores: f64 },
+    /// The connection stays open for this time and takes this share of a core.
+    Idle { secs: f64, cores: f64 },
 }
 
-/// A connection that comes.
+/// A new connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Arrival {
-    /// When, in seconds.
+    /// The time in seconds.
     pub(crate) at: f64,
     pub(crate) client: u32,
     pub(crate) client_port: u16,
@@ -79,14 +79,14 @@ pub(crate) struct Arrival {
     pub(crate) demand: Demand,
 }
 
-/// Draws arrivals; the same for every scheduler, since none of it depends on what happens to them.
+/// Draws connections. They do not depend on the scheduler, so all schedulers get the same ones.
 ///
-/// Each property has a random sequence of its own, so that scenarios that differ in one are alike in
-/// the others.
+/// Times, clients and work have separate random sequences: two workloads that differ in one of them
+/// are equal in the others.
 #[derive(Debug)]
 pub(crate) struct Source {
     workload: Workload,
-    /// Connections a second.
+    /// New connections per second.
     rate: f64,
     clients: Popularity,
     destinations: Popularity,
@@ -114,7 +114,7 @@ impl Source {
         }
     }
 
-    /// The next connection. There is always one.
+    /// Returns the next connection. There is no end.
     pub(crate) fn next_arrival(&mut self) -> Arrival {
         self.now = self.next_time();
         Arrival {
@@ -136,6 +136,7 @@ impl Source {
             return self.now + self.times.exponential(1.0 / self.rate);
         };
         let share = burst / (burst + quiet);
+        // The rate between bursts that keeps the mean rate.
         let low = ((1.0 - factor * share) / (1.0 - share)).max(0.0);
         let mut now = self.now;
         loop {
@@ -144,7 +145,7 @@ impl Source {
             if at <= self.until {
                 return at;
             }
-            // Arrivals have no memory: what did not come before the state changed is drawn anew.
+            // Poisson arrivals have no memory, so draw again after a change of the state.
             now = self.until;
             self.in_burst = !self.in_burst;
             let length = if self.in_burst { burst } else { quiet };
@@ -153,25 +154,25 @@ impl Source {
     }
 
     fn demand(&mut self) -> Demand {
-        match self.workload.stays {
-            Some(stays) if self.demands.chance(stays.share) => Demand::Stay {
-                secs: stays.duration.draw(&mut self.demands),
-                cores: stays.cores,
+        match self.workload.idle {
+            Some(idle) if self.demands.chance(idle.share) => Demand::Idle {
+                secs: idle.duration.draw(&mut self.demands),
+                cores: idle.cores,
             },
             _ => Demand::Work(self.workload.work.draw(&mut self.demands)),
         }
     }
 }
 
-/// The address of client `number`, who lives on node `number % nodes`: pods of a node share a /24.
+/// Returns the address of client `number` on node `number % nodes`. Clients of a node share a /24.
 pub(crate) fn client_address(number: u32, nodes: u32) -> IpAddr {
     let (node, pod) = (number % nodes, number / nodes);
-    // 10.0.0.0/8 has room for 65,536 nodes of 256 pods; a node of more goes on in the next range.
+    // 10.0.0.0/8 holds 65,536 nodes of 256 clients; further clients of a node use the next range.
     let host = (node + (pod >> 8) * nodes) << 8 | (pod & 0xff);
     Ipv4Addr::from_bits(0x0a00_0000 | (host & 0x00ff_ffff)).into()
 }
 
-/// The address number `number` that clients dial.
+/// Returns frontend address `number`.
 pub(crate) fn destination_address(number: u32) -> IpAddr {
     Ipv4Addr::from_bits(0xc612_0000 | (number & 0x0001_ffff)).into()
 }
@@ -183,14 +184,14 @@ mod tests {
     const PLAIN: Workload = Workload {
         arrivals: Arrivals::Poisson,
         work: Duration::Exponential { mean: 0.1 },
-        stays: None,
+        idle: None,
         clients: 100,
         client_skew: 0.0,
         destinations: 1,
         destination_skew: 0.0,
     };
 
-    /// Arrivals per window of one second.
+    /// Returns the number of arrivals in each second.
     fn windows(workload: Workload, rate: f64, seconds: usize) -> Vec<f64> {
         let mut source = Source::new(workload, rate, 5);
         let mut windows = vec![0.0; seconds];
@@ -204,7 +205,7 @@ mod tests {
         windows
     }
 
-    /// Mean, and variance by mean: 1 for a Poisson process.
+    /// Returns the mean, and the variance divided by the mean: 1 for a Poisson process.
     fn dispersion(windows: &[f64]) -> (f64, f64) {
         let count = windows.len() as f64;
         let mean = windows.iter().sum::<f64>() / count;
@@ -213,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn poisson_arrivals_have_the_rate_and_the_spread() {
+    fn poisson_arrivals_have_the_rate_and_the_dispersion() {
         let (mean, dispersion) = dispersion(&windows(PLAIN, 50.0, 5_000));
         assert!((mean - 50.0).abs() < 1.0, "{mean}");
         assert!((dispersion - 1.0).abs() < 0.1, "{dispersion}");
     }
 
     #[test]
-    fn bursts_keep_the_rate_and_widen_the_spread() {
+    fn bursts_keep_the_rate_and_increase_the_dispersion() {
         let bursty = Workload {
             arrivals: Arrivals::Bursty {
                 factor: 3.0,
@@ -235,26 +236,26 @@ mod tests {
     }
 
     #[test]
-    fn stays_are_their_share_and_count_as_work() {
-        let stays = Stays {
+    fn idle_connections_have_their_share_and_count_as_work() {
+        let idle = IdleConnections {
             share: 0.1,
             duration: Duration::Exponential { mean: 50.0 },
             cores: 0.01,
         };
         let workload = Workload {
-            stays: Some(stays),
+            idle: Some(idle),
             ..PLAIN
         };
         assert!((workload.mean_work() - 0.14).abs() < 1e-12);
         let mut source = Source::new(workload, 1.0, 1);
-        let stays = (0..50_000)
-            .filter(|_| matches!(source.next_arrival().demand, Demand::Stay { .. }))
+        let idle = (0..50_000)
+            .filter(|_| matches!(source.next_arrival().demand, Demand::Idle { .. }))
             .count();
-        assert!((4_700..5_300).contains(&stays), "{stays}");
+        assert!((4_700..5_300).contains(&idle), "{idle}");
     }
 
     #[test]
-    fn times_do_not_depend_on_demands() {
+    fn arrival_times_do_not_depend_on_the_work() {
         let other = Workload {
             work: Duration::LogNormal {
                 mean: 1.0,
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_have_addresses_of_their_own() {
+    fn every_client_has_its_own_address() {
         for nodes in [1, 7, 256] {
             let addresses: std::collections::HashSet<IpAddr> = (0..5_000)
                 .map(|number| client_address(number, nodes))

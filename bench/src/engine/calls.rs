@@ -1,4 +1,4 @@
-//! System calls, counted by strace from outside the process.
+//! Counts system calls with strace.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,25 +6,25 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// Files by this prefix do not exist; looking for one marks a place in the trace.
+/// The path prefix of marks in the trace: files that do not exist, but are looked up.
 const MARK: &str = "/bench-engine-mark/";
 
-/// Marks, in the trace of this process, that what follows belongs to `section`.
+/// Begins `section` in the trace of this process.
 pub(crate) fn mark(section: &str) {
-    // That there is no such file is the point.
+    // The lookup fails; strace records it with the name.
     let _ = std::fs::metadata(format!("{MARK}{section}"));
 }
 
 /// The system calls of one section.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Calls {
-    /// How often the section came.
+    /// Number of times that the section was entered.
     pub(crate) times: u64,
-    /// Messages sent, and received, over netlink.
+    /// Number of calls that send or receive on a socket; the measured process has only netlink.
     pub(crate) netlink: u64,
-    /// Of those, requests that do not just read a whole table.
+    /// Number of sends that are not a dump request.
     pub(crate) other_requests: u64,
-    /// All calls by name.
+    /// Number of calls by name.
     pub(crate) by_name: BTreeMap<String, u64>,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Calls {
     }
 }
 
-/// Runs `program` under strace and gives its system calls by section.
+/// Runs `program` under strace and returns its system calls by section.
 pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<String, Calls>> {
     let path = super::temporary("strace");
     let mut strace = Command::new("strace");
@@ -58,7 +58,7 @@ pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<String, Calls>
     let status = strace
         .status()
         .context("running strace (install the package strace)")?;
-    ensure!(status.success(), "under strace: {status}");
+    ensure!(status.success(), "strace: {status}");
     let trace = std::fs::read_to_string(&path)?;
     std::fs::remove_file(&path)?;
     Ok(sections(&trace))
@@ -87,12 +87,14 @@ fn sections(trace: &str) -> BTreeMap<String, Calls> {
             _ => {}
         }
     }
-    // What came before the first mark and after the last.
+    // Calls before the first mark: the start of the process.
     sections.remove("");
     sections
 }
 
-/// Whether a request asks for a whole table. Strace spells the flag for the families it knows.
+/// Returns whether a request is a dump.
+///
+/// Strace prints `NLM_F_DUMP` for the netlink families that it decodes, else the number 0x300.
 fn is_dump(arguments: &str) -> bool {
     arguments.contains("NLM_F_DUMP") || arguments.contains("NLM_F_REQUEST|0x300")
 }
@@ -102,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_belong_to_the_last_mark() {
+    fn calls_count_for_the_section_of_the_last_mark() {
         let trace = r#"brk(NULL) = 0x1
 statx(AT_FDCWD, "/bench-engine-mark/comes", 0, 0, 0x1) = -1 ENOENT (No such file)
 sendto(3, [{nlmsg_len=80, nlmsg_flags=NLM_F_REQUEST|NLM_F_ACK}, "x"], 80, 0, {}, 12) = 80

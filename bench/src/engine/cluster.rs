@@ -1,4 +1,4 @@
-//! A cluster of any size, as the API server has it.
+//! Generates the API objects of a cluster of any size.
 
 use std::net::Ipv4Addr;
 
@@ -8,34 +8,34 @@ use proxier::model::{self, ObjectName, Protocol, TrafficPolicy};
 use proxier::store::{Event, Interner, Parsed, Update};
 use serde_json::{Value, json};
 
-/// The node that the proxy under measurement runs on.
+/// The node of the measured daemon.
 pub(crate) const NODE: &str = "node-17";
 
-/// The address of that node.
+/// The address of [`NODE`].
 pub(crate) const NODE_ADDRESS: [u8; 4] = [192, 168, 0, 17];
 
-/// How many nodes Pods are spread over.
+/// The number of nodes that run Pods.
 const NODES: u32 = 1_000;
 
-/// How many Services share a namespace.
+/// The number of Services in a namespace.
 const PER_NAMESPACE: u32 = 100;
 
 /// Services with one cluster IP, one port and one EndpointSlice each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cluster {
-    /// How many Services.
+    /// The number of Services.
     pub(crate) services: u32,
-    /// How many endpoints each has.
+    /// The number of endpoints per Service.
     pub(crate) endpoints: u32,
 }
 
 impl Cluster {
-    /// How many endpoints there are in all.
+    /// Returns the number of endpoints of all Services.
     pub(crate) fn all_endpoints(self) -> u64 {
         u64::from(self.services) * u64::from(self.endpoints)
     }
 
-    /// Service number `number`, with the fields that a real one has.
+    /// Returns Service number `number` as JSON, with the fields that a real API server sends.
     pub(crate) fn service(self, number: u32) -> Value {
         let ip = cluster_ip(number);
         json!({
@@ -64,7 +64,7 @@ impl Cluster {
         })
     }
 
-    /// The EndpointSlice of Service `number` with `endpoints` of its Pods.
+    /// Returns the EndpointSlice of Service `number` with its first `endpoints` Pods.
     pub(crate) fn slice(self, number: u32, endpoints: u32) -> Value {
         let name = name(number);
         let pods: Vec<Value> = (0..endpoints)
@@ -117,7 +117,7 @@ impl Cluster {
         })
     }
 
-    /// The object of the node itself.
+    /// Returns the object of [`NODE`].
     pub(crate) fn node(self) -> Value {
         let address = Ipv4Addr::from(NODE_ADDRESS);
         json!({
@@ -129,9 +129,10 @@ impl Cluster {
         })
     }
 
-    /// Everything there is, as the events that a proxier begins with.
+    /// Returns the initial events of a watch: the node, all Services and all EndpointSlices.
     ///
-    /// The objects are made without JSON in between: under a profiler, reading it takes long.
+    /// The objects are built without JSON, because parsing a large cluster under callgrind is slow.
+    /// One slice is compared with its parsed JSON, so that the two forms cannot diverge.
     pub(crate) fn events(self, interner: &mut Interner) -> anyhow::Result<Vec<Event>> {
         let first = parse_slice(
             self.slice(0, self.endpoints).to_string().as_bytes(),
@@ -139,7 +140,7 @@ impl Cluster {
         )?;
         ensure!(
             first == self.parsed_slice(0, interner),
-            "the same slice differs when it is read from JSON"
+            "`parsed_slice` differs from the parsed JSON of `slice`"
         );
         let mut services = Vec::new();
         let mut slices = Vec::new();
@@ -197,7 +198,9 @@ impl Cluster {
         }
     }
 
-    /// The number of a Pod in the cluster. One more than there are at the start may come.
+    /// Returns the number of a Pod in the cluster.
+    ///
+    /// Each Service has one number in reserve, for the endpoint that the measurement adds.
     fn pod(self, service: u32, pod: u32) -> u32 {
         service * (self.endpoints + 1) + pod
     }
@@ -231,23 +234,25 @@ fn parsed_service(number: u32, interner: &mut Interner) -> Parsed<model::Service
     }
 }
 
-/// In 10.96.0.0/12.
+/// Returns the cluster IP of Service `number`, in 10.96.0.0/12.
 fn cluster_ip(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(0x0a60_0000 + number + 1)
 }
 
-/// In 10.128.0.0/9, which has room for 8 million.
+/// Returns the address of Pod `pod`, in 10.128.0.0/9 (8 million addresses).
 fn pod_address(pod: u32) -> Ipv4Addr {
     Ipv4Addr::from(0x0a80_0000 + pod + 1)
 }
 
-/// The node that a Pod runs on; none of ours, so that all endpoints are alike.
+/// Returns the number of the node of Pod `pod`; never that of [`NODE`].
+///
+/// All endpoints are remote, so that every change costs the same.
 fn node_of(pod: u32) -> u32 {
-    // Scattered as by chance (Knuth's multiplicative hash).
+    // Knuth's multiplicative hash spreads the Pods pseudo-randomly over the nodes.
     100 + pod.wrapping_mul(2_654_435_761) % NODES
 }
 
-/// Reads an EndpointSlice as it comes from the API server.
+/// Parses an EndpointSlice from the JSON of an API server.
 pub(crate) fn parse_slice(
     json: &[u8],
     interner: &mut Interner,
@@ -268,7 +273,7 @@ fn uid(kind: u32, number: u32) -> String {
     format!("{number:08x}-5d4c-4b3a-9f8e-{kind:012x}")
 }
 
-/// What servers keep of who wrote which field; proxies do not look at it.
+/// Returns a `managedFields` value, which real objects have and the proxy ignores.
 fn managed_fields(manager: &str, field: &str) -> Value {
     json!([{
         "manager": manager,

@@ -1,4 +1,6 @@
-//! Instructions per step, counted by callgrind: exact, and the same on a busy machine.
+//! Counts instructions per step with callgrind.
+//!
+//! The counts are exact and, unlike times, do not depend on the load of the machine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,12 +10,12 @@ use anyhow::{Context as _, ensure};
 
 use super::node::Step;
 
-/// Where the functions are that are counted.
+/// The module of the functions whose instructions are counted.
 const MODULE: &str = "bench::engine::node";
 
-/// Runs `program` under callgrind and gives the median of instructions of each step.
+/// Runs `program` under callgrind and returns the median number of instructions of each step.
 ///
-/// What a step costs in the kernel is not in it.
+/// Instructions in the kernel are not included.
 pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
     let directory = super::temporary("callgrind");
     std::fs::create_dir_all(&directory)?;
@@ -24,8 +26,8 @@ pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
         directory.join("out").display()
     ));
     for step in Step::ALL {
-        // A file for what came before the step, which is not read, and one for the step. Wildcards
-        // would do only once.
+        // Callgrind writes a file with the counts since the last dump: the dump before the step is
+        // ignored, the dump after it is the step. With a wildcard callgrind dumps only once.
         let function = format!("{MODULE}::{}", step.name());
         callgrind.arg(format!("--dump-before={function}"));
         callgrind.arg(format!("--dump-after={function}"));
@@ -43,7 +45,7 @@ pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
     counted
 }
 
-/// Reads what callgrind left: a file for each step.
+/// Reads the dumps of callgrind, one file per executed step.
 fn read(directory: &Path) -> anyhow::Result<BTreeMap<Step, u64>> {
     let mut samples: BTreeMap<Step, Vec<u64>> = BTreeMap::new();
     for entry in std::fs::read_dir(directory)? {
@@ -59,14 +61,14 @@ fn read(directory: &Path) -> anyhow::Result<BTreeMap<Step, u64>> {
     let counted: BTreeMap<Step, u64> = samples.into_iter().map(median).collect();
     ensure!(
         counted.len() == Step::ALL.len(),
-        "callgrind saw {} of {} functions",
+        "callgrind measured {} of {} steps",
         counted.len(),
         Step::ALL.len()
     );
     Ok(counted)
 }
 
-/// The step that a file of callgrind's is about, and its instructions.
+/// Returns the step of a callgrind dump and its instructions; `None` if it is not a step's.
 fn sample(text: &str) -> Option<(Step, u64)> {
     let after = |prefix: &str| text.lines().find_map(|line| line.strip_prefix(prefix));
     let trigger = after("desc: Trigger: --dump-after=")?;

@@ -1,4 +1,4 @@
-//! What the daemon takes of memory while it follows an API server.
+//! Measures the memory of the daemon while it watches an API server.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -11,31 +11,32 @@ use ipvs_netlink::Client;
 
 use super::cluster::{Cluster, NODE, NODE_ADDRESS};
 
-/// How long the daemon may take to program everything.
+/// The time limit for programming the whole cluster.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Memory of a process, in KiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
-    /// What is resident now (`VmRSS`).
+    /// Resident memory (`VmRSS`).
     pub(crate) resident: u64,
-    /// Of which private to the process and not backed by a file (`RssAnon`).
+    /// The part of it that no file backs (`RssAnon`): heap and stacks.
     pub(crate) anonymous: u64,
-    /// The most that was resident (`VmHWM`).
+    /// The highest value of `resident` so far (`VmHWM`).
     pub(crate) peak: u64,
 }
 
-/// What a daemon takes that follows `cluster`.
+/// The memory of a daemon at two points in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
-    /// When all of it was programmed.
+    /// After the whole cluster was programmed.
     pub(crate) started: Memory,
-    /// After it had been read back and compared a few times.
+    /// After three resyncs.
     pub(crate) settled: Memory,
 }
 
-/// Runs `program`, the real one, against an API server that has `cluster`, in the network namespace
-/// of the calling thread.
+/// Runs the executable `program` against an API server with the objects of `cluster`.
+///
+/// It runs in the network namespace of the calling thread.
 pub(crate) fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<Figures> {
     let server = ApiServer::start();
     server.apply(cluster.node());
@@ -85,7 +86,7 @@ impl Daemon {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("running {}", program.display()))?;
-        // A daemon that nobody listens to would wait for room in the pipe.
+        // Without a reader the pipe fills up and the daemon blocks on its next log line.
         if let Some(log) = process.stderr.take() {
             std::thread::spawn(move || {
                 for line in BufReader::new(log).lines().map_while(Result::ok) {
@@ -101,14 +102,17 @@ impl Daemon {
         let mut client = Client::open()?;
         while !is_programmed(&mut client, cluster)? {
             if let Some(status) = self.process.try_wait()? {
-                bail!("the daemon ended: {status}");
+                bail!("the daemon exited: {status}");
             }
-            ensure!(Instant::now() < deadline, "not programmed in {PATIENCE:?}");
+            ensure!(
+                Instant::now() < deadline,
+                "the cluster is not programmed after {PATIENCE:?}"
+            );
             std::thread::sleep(Duration::from_secs(1));
         }
         std::thread::sleep(Duration::from_secs(1));
         let started = self.memory()?;
-        // Three sync periods.
+        // Three periods of `--ipvs-sync-period`, and one second more.
         std::thread::sleep(Duration::from_secs(16));
         let settled = self.memory()?;
         Ok(Figures { started, settled })
@@ -133,13 +137,13 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended by itself; then it is only waited for.
+        // If the daemon has already exited, `kill` fails and `wait` reaps it.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Whether the kernel's table has all of `cluster`.
+/// Returns whether the kernel has a destination for every endpoint of `cluster`.
 fn is_programmed(client: &mut Client, cluster: Cluster) -> anyhow::Result<bool> {
     let table = client.table()?;
     let destinations: usize = table.iter().map(|(_, servers)| servers.len()).sum();

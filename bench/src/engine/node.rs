@@ -1,32 +1,32 @@
-//! A node's daemon in this process, with the time passed in, and the changes it is shown.
+//! Runs a node's daemon in this process, without its timers, and feeds it endpoint changes.
 
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use proxier::daemon::{Daemon, News, Periods};
+use proxier::daemon::{Daemon, Message, Periods};
 use proxier::dataplane::Dataplane;
-use proxier::packets;
-use proxier::plan::{Config, NodePortAddresses, ServiceAddresses};
-use proxier::state_file::StateFile;
+use proxier::filter::FilterConfig;
+use proxier::ledger::LedgerFile;
+use proxier::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use proxier::store::{Event, Interner, Update};
 use proxier::sync::Proxier;
 use serde::{Deserialize, Serialize};
 
 use super::cluster::{Cluster, NODE, parse_slice};
 
-/// The steps of an endpoint's life that cost something.
+/// The steps of an endpoint's life at which the daemon works.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Step {
-    /// A slice has an endpoint more: it becomes a destination.
+    /// A slice gains an endpoint: the daemon adds a destination.
     Comes,
-    /// A slice has an endpoint less: the destination gets weight 0 and drains.
+    /// A slice loses an endpoint: the destination gets weight 0 and drains.
     Goes,
-    /// The destination has no connection left: it is deleted.
+    /// The draining destination has no connections: the daemon deletes it.
     Forgotten,
 }
 
@@ -42,9 +42,9 @@ impl Step {
     }
 }
 
-/// How [`NODE`] is planned where a removed destination may drain so long.
-pub(crate) fn config(drain: Duration) -> anyhow::Result<Config> {
-    Ok(Config {
+/// Returns the planner's configuration for [`NODE`]; removed destinations drain for `drain`.
+pub(crate) fn config(drain: Duration) -> anyhow::Result<PlanConfig> {
+    Ok(PlanConfig {
         node_name: NODE.into(),
         scheduler: "rr".parse()?,
         node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
@@ -53,7 +53,7 @@ pub(crate) fn config(drain: Duration) -> anyhow::Result<Config> {
     })
 }
 
-/// A daemon that has programmed a cluster.
+/// A daemon that has programmed a cluster; the caller advances its time.
 pub(crate) struct Node<D> {
     daemon: Daemon<D>,
     interner: Interner,
@@ -66,10 +66,10 @@ impl<D: Dataplane> Node<D> {
     pub(crate) fn start(dataplane: D, cluster: Cluster) -> anyhow::Result<Self> {
         let config = config(Duration::from_secs(3_600))?;
         let state = super::temporary("state");
-        let proxier = Proxier::new(dataplane, config, StateFile::new(&state))?
-            .filtering(packets::Config::default());
+        let proxier = Proxier::new(dataplane, config, LedgerFile::new(&state))?
+            .filtering(FilterConfig::default());
         let periods = Periods {
-            // Read back when asked to only.
+            // So long that only `read_back` starts a resync.
             sync: Duration::from_secs(1_000_000),
             min_sync: Duration::ZERO,
         };
@@ -80,47 +80,48 @@ impl<D: Dataplane> Node<D> {
             state,
         };
         for event in cluster.events(&mut node.interner)? {
-            node.daemon.take(News::Event(event));
+            node.daemon.receive(Message::Event(event));
         }
         node.round().context("programming the cluster")?;
         Ok(node)
     }
 
-    /// Shows the daemon a slice, as JSON from the watch, and lets it act.
+    /// Passes a slice to the daemon, as JSON from the watch, and runs a round.
     pub(crate) fn hear(&mut self, slice: &[u8]) -> anyhow::Result<()> {
         let parsed = parse_slice(slice, &mut self.interner)?;
         let event = Event::EndpointSlices(Update::Apply(parsed));
-        self.daemon.take(News::Event(event));
+        self.daemon.receive(Message::Event(event));
         self.round()
     }
 
-    /// Lets as much time pass as a destination without connections drains.
+    /// Advances the time until a draining destination's connections are counted again.
     pub(crate) fn wait(&mut self) {
         self.now += Duration::from_secs(1);
     }
 
-    /// Lets the daemon act.
+    /// Runs a round at the current time.
     pub(crate) fn round(&mut self) -> anyhow::Result<()> {
-        ensure!(self.daemon.act(self.now), "an operation failed");
+        ensure!(self.daemon.act(self.now), "an Op failed");
         Ok(())
     }
 
-    /// Makes everything be read back and compared.
+    /// Runs a resync.
     pub(crate) fn read_back(&mut self) -> anyhow::Result<()> {
-        self.daemon.take(News::MachineChanged);
+        self.daemon.receive(Message::MachineChanged);
         self.round()
     }
 }
 
 impl<D> Drop for Node<D> {
     fn drop(&mut self) {
-        // A file in a directory for temporary files.
+        // An error leaves only a file in the directory for temporary files.
         let _ = std::fs::remove_file(&self.state);
     }
 }
 
-/// Somebody who wants to know when a step begins and ends.
+/// Measures steps.
 pub(crate) trait Observer {
+    /// Runs `work`, which performs `step`, and measures it.
     fn observe(
         &mut self,
         step: Step,
@@ -128,14 +129,14 @@ pub(crate) trait Observer {
     ) -> anyhow::Result<()>;
 }
 
-/// Lets an endpoint come and go `times` times, each at another Service.
+/// Adds and removes an endpoint `times` times, each time at another Service.
 pub(crate) fn live<D: Dataplane>(
     node: &mut Node<D>,
     cluster: Cluster,
     times: u32,
     observer: &mut impl Observer,
 ) -> anyhow::Result<()> {
-    // Spread over the whole cluster: a prime, so that no Service comes twice soon.
+    // A prime: the changes are spread over the cluster, and no Service repeats early.
     const STRIDE: u32 = 7_919;
     for number in 0..times {
         let service = number.wrapping_mul(STRIDE) % cluster.services;
@@ -150,8 +151,8 @@ pub(crate) fn live<D: Dataplane>(
     Ok(())
 }
 
-// Functions of their own, so that a profiler can tell them apart by name; each with its own word, or
-// the compiler makes equal ones the same.
+// Callgrind counts by function name, so each step is a function that is not inlined. Each passes
+// its own `Step` to `black_box`, because the compiler merges functions with equal code.
 
 #[inline(never)]
 fn comes<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! When the API server's Service can be used on a node that starts.
+//! Measures how soon the API server's Service is usable while a node is first programmed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,41 +10,43 @@ use proxier::api;
 use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::linux::Linux;
 use proxier::dataplane::{Dataplane, Failure, Outcome};
-use proxier::nftables::{Change, Table};
-use proxier::observed::Found;
+use proxier::filter::FilterConfig;
+use proxier::ledger::LedgerFile;
+use proxier::nftables::{Command, Table};
+use proxier::observed::CountedServer;
 use proxier::op::Op;
-use proxier::packets;
 use proxier::plan::{Machine, ServiceAddresses};
-use proxier::rules::Surplus;
-use proxier::state_file::StateFile;
 use proxier::store::{self, Event, Interner};
-use proxier::sync::{Input, Proxier};
+use proxier::sync::Proxier;
 use serde_json::json;
 
 use super::cluster::{Cluster, NODE_ADDRESS, parse_slice};
 use super::node::config;
 
-/// The cluster IP of `default/kubernetes`: behind all others in every order but ours.
+/// The cluster IP of `default/kubernetes`.
+///
+/// It sorts after all other cluster IPs, so that only a deliberate order programs it first.
 const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 111, 255, 254);
 
-/// Where the API server itself listens: on this node.
+/// The port of the API server itself, on this node.
 const API_PORT: u16 = 6443;
 
-/// How long a client waits for an answer.
+/// The time limit of a client's connection attempt.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the first programming of a node takes.
+/// Durations of the first programming of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
-    /// From the first write to the kernel until the last has taken effect.
+    /// From the start of the first write to the end of the last.
     pub(crate) whole: Duration,
-    /// From the first write until after the one that lets a client on this node connect to
-    /// `default/kubernetes`.
+    /// From the start of the first write to the end of the write after which a client on this node
+    /// can connect to `default/kubernetes`.
     pub(crate) api_service: Duration,
 }
 
-/// Programs `cluster` and the API server's Service into the kernel, in the network namespace of the
-/// calling thread, where a client tries to connect after each write.
+/// Programs `cluster` and the API server's Service, with a connection attempt after each write.
+///
+/// It runs in the network namespace of the calling thread.
 pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
     let _server = TcpListener::bind(SocketAddr::from((NODE_ADDRESS, API_PORT)))?;
     let mut interner = Interner::default();
@@ -59,17 +61,19 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
         end: Duration::ZERO,
         usable: None,
     };
-    let mut proxier = Proxier::new(watched, config, StateFile::new(&state))?
-        .filtering(packets::Config::default());
-    proxier.take(events, Input::Whole);
+    let mut proxier =
+        Proxier::new(watched, config, LedgerFile::new(&state))?.filtering(FilterConfig::default());
+    proxier.receive(events);
     let applied = proxier.sync(Duration::ZERO)?;
     std::fs::remove_file(&state)?;
     let failures = applied.failures().count();
-    ensure!(failures == 0, "{failures} operations failed");
+    ensure!(failures == 0, "{failures} Ops failed");
     let kernel = proxier.dataplane();
     Ok(Start {
         whole: kernel.end,
-        api_service: kernel.usable.context("nobody could connect")?,
+        api_service: kernel
+            .usable
+            .context("no client could connect to default/kubernetes")?,
     })
 }
 
@@ -107,16 +111,16 @@ fn api_service(interner: &mut Interner) -> anyhow::Result<[Event; 2]> {
     ])
 }
 
-/// A kernel that notes when it was written to, and what for. The tries to connect do not count.
+/// The running kernel, with the times of its writes.
 struct Watched {
     linux: Linux,
-    /// When it was written to first.
+    /// The start of the first write.
     begin: Option<Instant>,
-    /// How long the tries took.
+    /// The total duration of the connection attempts, which the other durations exclude.
     tries: Duration,
-    /// The end of the last write, since `begin`.
+    /// The end of the last write, relative to `begin`.
     end: Duration,
-    /// The end of the write after which a client could connect.
+    /// The end of the write after which a client could connect, relative to `begin`.
     usable: Option<Duration>,
 }
 
@@ -142,11 +146,11 @@ impl Dataplane for Watched {
         self.linux.machine()
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         self.linux.virtual_servers(each)
     }
 
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         self.linux.virtual_server(key)
     }
 
@@ -161,14 +165,13 @@ impl Dataplane for Watched {
     fn change_rules(
         &mut self,
         table: &Table,
-        changes: &[Change],
-        surplus: &Surplus,
+        commands: &[Command],
     ) -> Result<Option<u32>, Failure> {
-        self.write(|linux| linux.change_rules(table, changes, surplus))
+        self.write(|linux| linux.change_rules(table, commands))
     }
 
-    fn replace_rules(&mut self, table: &Table, surplus: &Surplus) -> Result<Option<u32>, Failure> {
-        self.write(|linux| linux.replace_rules(table, surplus))
+    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
+        self.write(|linux| linux.replace_rules(table))
     }
 
     fn delete_rules(&mut self) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! JSON objects, and nothing that serde takes for one.
+//! Reads JSON objects; unlike serde's derived structs, it rejects arrays.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-/// Reads one line, an object.
+/// Parses a line, which must be an object.
 pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> anyhow::Result<T> {
     match serde_json::from_slice(line) {
         Ok(Object(value)) => Ok(value),
@@ -15,7 +15,7 @@ pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> anyhow::Result<T> {
     }
 }
 
-/// What is read from an object; a derived struct would be read from an array, too.
+/// A value read from an object. serde would also read a struct from an array, by position.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
@@ -39,7 +39,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
     }
 }
 
-/// The names of the fields of a JSON object.
+/// The field names of a JSON object.
 #[derive(Debug)]
 pub(super) struct Keys(Vec<String>);
 
@@ -73,7 +73,7 @@ impl<'de> Visitor<'de> for KeysOnly {
     }
 }
 
-/// The error without the line that serde_json appends: it counts within ours.
+/// Removes the line number that serde_json appends: it is always 1, as each line is parsed alone.
 fn without_line(error: &serde_json::Error) -> anyhow::Error {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());

@@ -1,4 +1,4 @@
-//! Attributes of any family: every value can be read as every type, two levels deep.
+//! Attributes from arbitrary bytes can be read as every type, two levels deep, without a panic.
 
 #![no_main]
 
@@ -8,15 +8,20 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     for attribute in attributes(bytes).flatten() {
-        look(&attribute);
-        attribute.nested().flatten().for_each(|inner| look(&inner));
+        read_as_every_type(&attribute);
+        attribute
+            .nested()
+            .flatten()
+            .for_each(|inner| read_as_every_type(&inner));
     }
     if let Ok(attributes) = read_attributes(bytes) {
-        attributes.flatten().for_each(|attribute| look(&attribute));
+        attributes
+            .flatten()
+            .for_each(|attribute| read_as_every_type(&attribute));
     }
 });
 
-fn look(attribute: &Attribute<'_>) {
+fn read_as_every_type(attribute: &Attribute<'_>) {
     let wide_enough = attribute.value.len() >= 8;
     assert_eq!(attribute.u64().is_ok(), wide_enough);
     let _ = (attribute.u8(), attribute.u16(), attribute.u32());

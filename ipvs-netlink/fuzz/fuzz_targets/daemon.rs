@@ -1,4 +1,4 @@
-//! A synchronisation daemon that is read is written and read as the same.
+//! A daemon decoded from arbitrary bytes encodes and decodes to itself.
 
 #![no_main]
 
@@ -13,9 +13,9 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let mut batch = Batch::new();
     let written = batch.push(16, 0, |writer| write_daemon(writer, &daemon));
-    written.expect("no attribute of a daemon can be too long");
+    written.expect("all attributes of a daemon have a bounded size");
     let again = read_daemon(&attribute(&batch.as_bytes()[16..]));
-    assert_eq!(again.expect("what is written is read"), daemon);
+    assert_eq!(again.expect("an encoded daemon can be decoded"), daemon);
 });
 
 fn attribute(value: &[u8]) -> Attribute<'_> {

@@ -1,18 +1,18 @@
-//! A datagram as it comes from the socket, answering some of a few requests or a dump.
+//! An arbitrary datagram can be decoded as answers to requests or to a dump without a panic.
 
 #![no_main]
 
-use ipvs_netlink::transport::examine;
+use ipvs_netlink::transport::decode_datagram;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&count, datagram)) = bytes.split_first() else {
         return;
     };
-    // Sequence numbers that wrap, too.
+    // The second value makes the sequence numbers wrap around.
     for first in [0, u32::MAX - 1] {
-        let answers = examine(datagram, first, usize::from(count % 4) + 1);
-        // The end of a dump takes a header at least.
+        let answers = decode_datagram(datagram, first, usize::from(count % 4) + 1);
+        // Each end of a dump has a header of 16 bytes.
         assert!(answers.len() <= datagram.len() / 16);
     }
 });

@@ -1,4 +1,4 @@
-//! A destination that is read is written and read as the same.
+//! A destination decoded from arbitrary bytes encodes and decodes to itself.
 
 #![no_main]
 
@@ -16,10 +16,12 @@ fuzz_target!(|bytes: &[u8]| {
         let destination = entry.destination;
         let mut batch = Batch::new();
         let written = batch.push(16, 0, |writer| write_destination(writer, &destination));
-        written.expect("no attribute of a destination can be too long");
+        written.expect("all attributes of a destination have a bounded size");
         let again = read_destination(&attribute(&batch.as_bytes()[16..]), family);
         assert_eq!(
-            again.expect("what is written is read").destination,
+            again
+                .expect("an encoded destination can be decoded")
+                .destination,
             destination
         );
     }

@@ -1,4 +1,4 @@
-//! A virtual server that is read is written and read as the same.
+//! A virtual server decoded from arbitrary bytes encodes and decodes to itself.
 
 #![no_main]
 
@@ -13,10 +13,10 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let mut batch = Batch::new();
     let written = batch.push(16, 0, |writer| write_service(writer, &entry.service));
-    written.expect("no attribute of a service can be too long");
+    written.expect("all attributes of a service have a bounded size");
     let again = read_service(&attribute(&batch.as_bytes()[16..]));
     assert_eq!(
-        again.expect("what is written is read").service,
+        again.expect("an encoded service can be decoded").service,
         entry.service
     );
 });

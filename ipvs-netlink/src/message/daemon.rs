@@ -1,4 +1,4 @@
-//! Synchronisation daemons on the wire.
+//! Encodes and decodes synchronisation daemons.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,12 +13,12 @@ use crate::sys::{
     IPVS_DAEMON_ATTR_SYNC_ID, IPVS_DAEMON_ATTR_SYNC_MAXLEN,
 };
 
-/// Writes what identifies a daemon in its namespace.
+/// Writes the key of a daemon: its role.
 pub fn write_daemon_key(writer: &mut Writer<'_>, role: DaemonRole) {
     writer.u32(IPVS_DAEMON_ATTR_STATE, role.into());
 }
 
-/// Writes a daemon's whole definition.
+/// Writes all fields of a daemon; fields that are `None` are left to the kernel's defaults.
 pub fn write_daemon(writer: &mut Writer<'_>, daemon: &Daemon) {
     write_daemon_key(writer, daemon.role);
     writer.string(IPVS_DAEMON_ATTR_MCAST_IFN, daemon.interface.as_str());
@@ -27,6 +27,7 @@ pub fn write_daemon(writer: &mut Writer<'_>, daemon: &Daemon) {
         writer.u16(IPVS_DAEMON_ATTR_SYNC_MAXLEN, length);
     }
     if let Some(port) = daemon.port {
+        // In host byte order, unlike all other ports of the interface.
         writer.u16(IPVS_DAEMON_ATTR_MCAST_PORT, port);
     }
     if let Some(ttl) = daemon.ttl {
@@ -42,7 +43,7 @@ pub fn write_daemon(writer: &mut Writer<'_>, daemon: &Daemon) {
 /// Reads a daemon from the value of its attribute.
 ///
 /// # Errors
-/// [`Error::Malformed`] when it has no state or interface, or an attribute of wrong length.
+/// [`Error::Malformed`] if the state or the interface is missing, or an attribute is too short.
 pub fn read_daemon(attribute: &Attribute<'_>) -> Result<Daemon> {
     let (mut role, mut interface) = (None, None);
     let (mut sync_id, mut max_length, mut group, mut port, mut ttl) = (0, None, None, None, None);
@@ -64,11 +65,11 @@ pub fn read_daemon(attribute: &Attribute<'_>) -> Result<Daemon> {
             _ => {}
         }
     }
-    let interface = required(interface, "a daemon without its interface")?;
+    let interface = required(interface, "a daemon has no interface")?;
     Ok(Daemon {
-        role: required(role, "a daemon without its state")?,
+        role: required(role, "a daemon has no state")?,
         interface: Name::new(interface)
-            .map_err(|_| Error::malformed("a daemon's interface has no valid name"))?,
+            .map_err(|_| Error::malformed("the interface name of a daemon is invalid"))?,
         sync_id,
         max_length,
         group,

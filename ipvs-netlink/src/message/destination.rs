@@ -1,4 +1,4 @@
-//! Destinations on the wire.
+//! Encodes and decodes destinations.
 
 use crate::attr::{Attribute, Writer};
 use crate::destination::{
@@ -17,7 +17,10 @@ use crate::sys::{
     IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_WEIGHT,
 };
 
-/// Writes what identifies a destination, its family included.
+/// Writes the key of a destination.
+///
+/// The address family is always written: without it the kernel uses that of the virtual server,
+/// which is wrong for a tunnel to the other family.
 pub fn write_destination_key(writer: &mut Writer<'_>, key: &DestinationKey) {
     writer.u16(
         IPVS_DEST_ATTR_ADDR_FAMILY,
@@ -27,10 +30,11 @@ pub fn write_destination_key(writer: &mut Writer<'_>, key: &DestinationKey) {
     writer.u16_be(IPVS_DEST_ATTR_PORT, key.port);
 }
 
-/// Writes a destination's whole definition.
+/// Writes all fields of a destination.
 ///
-/// Tunnel parameters are written for tunnels and where they differ from the kernel's default, which
-/// a request without them restores.
+/// Tunnel parameters are omitted if the destination is not a tunnel and they have the default
+/// value. That is safe when changing a destination too: a request without them resets them
+/// (`ip_vs_genl_parse_dest`).
 pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
     write_destination_key(writer, &destination.key);
     writer.u32(IPVS_DEST_ATTR_FWD_METHOD, destination.forwarding.into());
@@ -45,10 +49,13 @@ pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
     writer.u32(IPVS_DEST_ATTR_L_THRESH, destination.lower_threshold);
 }
 
-/// Reads a destination of a virtual server of `family` from the value of its attribute.
+/// Reads a destination from the value of its attribute.
+///
+/// `family` is that of the virtual server. It applies if the destination does not name its own, as
+/// on kernels before 3.18.
 ///
 /// # Errors
-/// [`crate::Error::Malformed`] when it has no address or port, or an attribute of wrong length.
+/// [`crate::Error::Malformed`] if the address or the port is missing, or an attribute is too short.
 pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<DestinationEntry> {
     let (mut address, mut port, mut family) = (None, None, family);
     let (mut stats, mut stats64) = (None, None);
@@ -69,7 +76,7 @@ pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<Des
             IPVS_DEST_ATTR_PERSIST_CONNS => persistent = attribute.u32()?,
             IPVS_DEST_ATTR_STATS => stats = Some(attribute),
             IPVS_DEST_ATTR_STATS64 => stats64 = Some(attribute),
-            // 0 stands for the family of the service.
+            // 0 means the family of the virtual server.
             IPVS_DEST_ATTR_ADDR_FAMILY if attribute.u16()? != 0 => {
                 family = read_family(&attribute)?;
             }
@@ -79,11 +86,13 @@ pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<Des
             _ => {}
         }
     }
-    let address = required(address, "a destination without its address")?;
+    // Decoded last: the kernel sends the family after the address.
+    let address = required(address, "a destination has no address")?;
     let key = DestinationKey {
         address: read_address(&address, family)?,
-        port: required(port, "a destination without its port")?,
+        port: required(port, "a destination has no port")?,
     };
+    // `STATS` has the same counters, most of them truncated to 32 bits.
     let stats = stats64.or(stats);
     Ok(DestinationEntry {
         destination: Destination {

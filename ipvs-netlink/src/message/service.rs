@@ -1,4 +1,4 @@
-//! Virtual servers on the wire.
+//! Encodes and decodes virtual servers.
 
 use crate::attr::{Attribute, Writer};
 use crate::error::{Error, Result};
@@ -13,10 +13,10 @@ use crate::sys::{
     IPVS_SVC_ATTR_SCHED_NAME, IPVS_SVC_ATTR_STATS, IPVS_SVC_ATTR_STATS64, IPVS_SVC_ATTR_TIMEOUT,
 };
 
-/// The kernel's word for "bound to no scheduler" (`ip_vs_genl_fill_service`).
+/// The scheduler name that means "bound to no scheduler" (`ip_vs_genl_fill_service`).
 const NO_SCHEDULER: &str = "none";
 
-/// Writes what identifies a virtual server.
+/// Writes the key of a virtual server.
 pub fn write_service_key(writer: &mut Writer<'_>, key: &ServiceKey) {
     writer.u16(IPVS_SVC_ATTR_AF, family_number(key.family()));
     match *key {
@@ -33,7 +33,7 @@ pub fn write_service_key(writer: &mut Writer<'_>, key: &ServiceKey) {
     }
 }
 
-/// Writes a virtual server's whole definition. Every flag is set or cleared: the mask is full.
+/// Writes all fields of a virtual server.
 pub fn write_service(writer: &mut Writer<'_>, service: &Service) {
     write_service_key(writer, &service.key);
     let scheduler = service
@@ -44,10 +44,13 @@ pub fn write_service(writer: &mut Writer<'_>, service: &Service) {
     if let Some(engine) = &service.engine {
         writer.string(IPVS_SVC_ATTR_PE_NAME, engine.as_str());
     }
+    // `struct ip_vs_flags`: the flags, then a mask of the bits to change. With a full mask every
+    // flag is set or cleared; bits outside the mask would keep their old value.
     let mut flags = [0xff; 8];
     flags[..4].copy_from_slice(&service.flags.bits().to_ne_bytes());
     writer.bytes(IPVS_SVC_ATTR_FLAGS, &flags);
     writer.u32(IPVS_SVC_ATTR_TIMEOUT, service.timeout_secs);
+    // Without timeout and mask the kernel returns EINVAL, even for a service without affinity.
     match service.client_mask {
         ClientMask::V4(mask) => writer.u32_be(IPVS_SVC_ATTR_NETMASK, mask),
         ClientMask::V6(prefix) => writer.u32(IPVS_SVC_ATTR_NETMASK, prefix),
@@ -57,7 +60,7 @@ pub fn write_service(writer: &mut Writer<'_>, service: &Service) {
 /// Reads a virtual server from the value of its attribute.
 ///
 /// # Errors
-/// [`Error::Malformed`] when it has no family, no key or an attribute of wrong length.
+/// [`Error::Malformed`] if the family or the key is missing, or an attribute is too short.
 pub fn read_service(attribute: &Attribute<'_>) -> Result<ServiceEntry> {
     let mut read = Parts::default();
     for attribute in attribute.nested() {
@@ -81,7 +84,9 @@ pub fn read_service(attribute: &Attribute<'_>) -> Result<ServiceEntry> {
     read.assemble()
 }
 
-/// What the attributes say, in whatever order they come.
+/// The attributes of a virtual server.
+///
+/// Address and mask are decoded after all attributes are known: their form depends on the family.
 #[derive(Default)]
 struct Parts<'a> {
     family: Option<Family>,
@@ -100,16 +105,16 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn assemble(self) -> Result<ServiceEntry> {
-        let family = required(self.family, "a service without its family")?;
+        let family = required(self.family, "a service has no address family")?;
         let key = match self.mark {
             Some(mark) => ServiceKey::Mark { family, mark },
             None => ServiceKey::Address {
-                protocol: required(self.protocol, "a service without its protocol")?.into(),
+                protocol: required(self.protocol, "a service has no protocol")?.into(),
                 address: read_address(
-                    &required(self.address, "a service without its address")?,
+                    &required(self.address, "a service has no address")?,
                     family,
                 )?,
-                port: required(self.port, "a service without its port")?,
+                port: required(self.port, "a service has no port")?,
             },
         };
         let client_mask = match (self.mask, family) {
@@ -144,5 +149,6 @@ impl Parts<'_> {
 }
 
 fn kernel_name<const MAX: usize>(name: &str) -> Result<Name<MAX>> {
-    Name::new(name).map_err(|_| Error::malformed("a name is longer than its field"))
+    Name::new(name)
+        .map_err(|_| Error::malformed("a scheduler or engine name is longer than its field"))
 }

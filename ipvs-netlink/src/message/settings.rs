@@ -1,4 +1,6 @@
-//! Version and timeouts on the wire: attributes of the message itself, not nested in another.
+//! Encodes and decodes timeouts and version.
+//!
+//! Their attributes are at the top level of the message, not nested in another attribute.
 
 use crate::attr::Writer;
 use crate::error::Result;
@@ -9,17 +11,17 @@ use crate::sys::{
     IPVS_INFO_ATTR_CONN_TAB_SIZE, IPVS_INFO_ATTR_VERSION,
 };
 
-/// Writes the timeouts.
+/// Writes the timeouts; the kernel ignores those that are 0 (`ip_vs_set_timeout`).
 pub fn write_timeouts(writer: &mut Writer<'_>, timeouts: &Timeouts) {
     writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP, timeouts.tcp_secs);
     writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, timeouts.tcp_fin_secs);
     writer.u32(IPVS_CMD_ATTR_TIMEOUT_UDP, timeouts.udp_secs);
 }
 
-/// Reads the timeouts from a message's payload; one that is missing is 0.
+/// Reads the timeouts from a message's payload; missing ones are 0.
 ///
 /// # Errors
-/// [`crate::Error::Malformed`] when an attribute is broken.
+/// [`crate::Error::Malformed`] if an attribute is malformed.
 pub fn read_timeouts(payload: &[u8]) -> Result<Timeouts> {
     let mut timeouts = Timeouts::default();
     for attribute in read_attributes(payload)? {
@@ -34,10 +36,10 @@ pub fn read_timeouts(payload: &[u8]) -> Result<Timeouts> {
     Ok(timeouts)
 }
 
-/// Reads the version from a message's payload; what is missing is 0.
+/// Reads the version and table size from a message's payload; missing values are 0.
 ///
 /// # Errors
-/// [`crate::Error::Malformed`] when an attribute is broken.
+/// [`crate::Error::Malformed`] if an attribute is malformed.
 pub fn read_info(payload: &[u8]) -> Result<Info> {
     let mut info = Info {
         version: (0, 0, 0),
@@ -46,6 +48,7 @@ pub fn read_info(payload: &[u8]) -> Result<Info> {
     for attribute in read_attributes(payload)? {
         let attribute = attribute?;
         match attribute.kind {
+            // `IP_VS_VERSION_CODE`: 0x010201 is 1.2.1.
             IPVS_INFO_ATTR_VERSION => {
                 let [_, major, minor, patch] = attribute.u32()?.to_be_bytes();
                 info.version = (major, minor, patch);

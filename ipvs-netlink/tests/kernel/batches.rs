@@ -5,12 +5,12 @@ use ipvs_netlink::{Change, Errno};
 use crate::{client, server, service, tcp};
 
 #[test]
-fn ten_thousand_changes_have_an_outcome_each() {
+fn each_of_ten_thousand_changes_has_its_outcome() {
     lab::test(|| {
         let mut client = client();
         let key = tcp("10.9.0.1:80");
         client.add_service(&service(key, "rr")).unwrap();
-        // Every 37th repeats its predecessor, every 41st is for a service that is not there.
+        // Every 37th change repeats its predecessor, every 41st names a missing service.
         let mut changes = Vec::new();
         let mut expected = Vec::new();
         for n in 0..10_000_u32 {
@@ -26,7 +26,7 @@ fn ten_thousand_changes_have_an_outcome_each() {
                 }
                 _ => (Change::AddDestination(key, server(&address, 1)), None),
             };
-            // A repetition of a failing change fails the same way.
+            // A repeated deletion fails like the first.
             let errno = match (errno, expected.last()) {
                 (Some(Errno::EXIST), Some(&Some(Errno::SRCH))) => Some(Errno::SRCH),
                 (errno, _) => errno,
@@ -46,7 +46,7 @@ fn ten_thousand_changes_have_an_outcome_each() {
 }
 
 #[test]
-fn answers_are_not_lost_when_everything_fails() {
+fn no_answer_is_lost_if_every_change_fails() {
     lab::test(|| {
         let mut client = client();
         let changes = vec![Change::DeleteService(tcp("10.9.0.1:80")); 2_000];
@@ -57,7 +57,7 @@ fn answers_are_not_lost_when_everything_fails() {
                 .iter()
                 .all(|o| o.as_ref().unwrap_err().is_no_such_service())
         );
-        // The client is as good as before.
+        // The client still works.
         client
             .add_service(&service(tcp("10.9.0.1:80"), "rr"))
             .unwrap();
@@ -65,9 +65,9 @@ fn answers_are_not_lost_when_everything_fails() {
     });
 }
 
-/// The first, the last, and both sides of a datagram's end.
+/// Tests the first and last change and both sides of the datagrams' ends (128 changes each).
 #[test]
-fn failures_are_named_wherever_they_are() {
+fn a_failed_change_is_identified_at_every_position() {
     lab::test(|| {
         let mut client = client();
         for place in [0, 1, 126, 127, 128, 129, 254, 255, 256, 299] {

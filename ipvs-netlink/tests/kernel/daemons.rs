@@ -7,7 +7,7 @@ use ipvs_netlink::{Daemon, DaemonRole, Destination, Errno, Forwarding};
 use crate::{client, errno, server, service, tcp};
 
 #[test]
-fn start_list_stop() {
+fn started_daemons_are_listed_until_they_are_stopped() {
     lab::test(|| {
         let mut client = client();
         let lo = "lo".parse().unwrap();
@@ -36,8 +36,8 @@ fn start_list_stop() {
             (Some(8_848), Some(1), 8)
         );
 
-        // A backup that is stopped within moments of its start hangs in the kernel (6.1 and 7.2).
-        std::thread::sleep(Duration::from_millis(500));
+        // Stopping a backup right after its start blocks in the kernel forever (6.1 and 7.2).
+        std::thread::sleep(lab::patience(Duration::from_millis(500)));
         client.stop_daemon(DaemonRole::Master).unwrap();
         client.stop_daemon(DaemonRole::Backup).unwrap();
         assert_eq!(client.daemons().unwrap(), []);
@@ -45,7 +45,7 @@ fn start_list_stop() {
 }
 
 #[test]
-fn refusals() {
+fn invalid_daemons_are_rejected() {
     lab::test(|| {
         let mut client = client();
         let lo = "lo".parse().unwrap();
@@ -75,7 +75,7 @@ fn refusals() {
     });
 }
 
-/// The synchronisation protocol cannot carry connections whose two ends differ in family.
+/// The synchronisation protocol has no format for connections with two address families.
 #[test]
 fn daemons_and_tunnels_to_the_other_family_exclude_each_other() {
     lab::test(|| {

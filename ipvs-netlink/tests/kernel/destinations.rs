@@ -12,7 +12,7 @@ fn tunnel(kind: TunnelKind, port: u16, flags: u16) -> Tunnel {
     }
 }
 
-/// One of every form, for a virtual server of IPv4.
+/// Returns a destination for every value of each field, for an IPv4 virtual server.
 fn forms() -> Vec<Destination> {
     let one = server("10.9.1.1:80", 1);
     let tunneled = Destination {
@@ -69,7 +69,7 @@ fn forms() -> Vec<Destination> {
 }
 
 #[test]
-fn every_form_reads_back_after_adding_and_after_changing() {
+fn every_field_is_read_back_after_add_and_set() {
     lab::test(|| {
         let mut client = client();
         for key in [tcp("10.9.0.1:80"), mark(Family::V4, 7)] {
@@ -100,7 +100,7 @@ fn every_form_reads_back_after_adding_and_after_changing() {
 }
 
 #[test]
-fn destinations_of_ipv6() {
+fn ipv6_services_accept_ipv6_destinations_and_ipv4_tunnels() {
     lab::test(|| {
         let mut client = client();
         let key = tcp("[fd00::1]:80");
@@ -120,7 +120,7 @@ fn destinations_of_ipv6() {
             .collect();
         assert_eq!(listed, [other, own]);
         client.delete_destination(&key, &other.key).unwrap();
-        // Link-local servers cannot be reached.
+        // The kernel rejects link-local addresses.
         let error = client
             .add_destination(&key, &server("[fe80::1]:80", 1))
             .unwrap_err();
@@ -129,7 +129,7 @@ fn destinations_of_ipv6() {
 }
 
 #[test]
-fn refusals() {
+fn invalid_destinations_are_rejected() {
     lab::test(|| {
         let mut client = client();
         let key = tcp("10.9.0.1:80");

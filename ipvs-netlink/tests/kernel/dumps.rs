@@ -9,7 +9,7 @@ use ipvs_netlink::{Change, Errno, ServiceKey};
 use crate::{client, errno, server, service, tcp};
 
 #[test]
-fn thousands_of_services_come_back_complete() {
+fn a_dump_of_thousands_of_services_is_complete() {
     lab::test(|| {
         let mut client = client();
         let keys: BTreeSet<ServiceKey> = (0..3_000_u16)
@@ -20,7 +20,7 @@ fn thousands_of_services_come_back_complete() {
             .map(|&key| Change::AddService(service(key, "rr")))
             .collect();
         assert!(client.apply(&changes).unwrap().iter().all(Result::is_ok));
-        // Right away, while 7.2 moves its table to a larger one in the background.
+        // Without a delay: Linux 7.2 is resizing its table in the background.
         let listed = client.services().unwrap();
         assert_eq!(listed.len(), keys.len());
         assert_eq!(
@@ -34,7 +34,7 @@ fn thousands_of_services_come_back_complete() {
 }
 
 #[test]
-fn destinations_come_newest_first() {
+fn destinations_are_listed_newest_first() {
     lab::test(|| {
         let mut client = client();
         let key = tcp("10.9.0.1:80");
@@ -64,7 +64,7 @@ fn destinations_come_newest_first() {
 }
 
 #[test]
-fn nothing_is_an_empty_dump_and_so_is_an_unknown_service() {
+fn dumps_of_an_empty_table_and_of_a_missing_service_are_empty() {
     lab::test(|| {
         let mut client = client();
         assert_eq!(client.services().unwrap(), []);
@@ -73,27 +73,28 @@ fn nothing_is_an_empty_dump_and_so_is_an_unknown_service() {
     });
 }
 
-/// A command that only dumps cannot be asked otherwise, and the other way round.
+/// Dump commands need the dump flags, and other commands reject them.
 #[test]
-fn dump_flags_are_checked() {
+fn wrong_dump_flags_and_unknown_commands_are_unsupported() {
     lab::test(|| {
         let mut client = client();
         let family = client.family();
-        let answer = client
-            .transport()
-            .request(family, 0, "asking without dump", |writer| {
-                write_header(writer, IPVS_CMD_GET_DEST, IPVS_GENL_VERSION);
-            });
+        let answer =
+            client
+                .transport()
+                .request(family, 0, "a dump command without flags", |writer| {
+                    write_header(writer, IPVS_CMD_GET_DEST, IPVS_GENL_VERSION);
+                });
         assert_eq!(errno(answer), Some(Errno::OPNOTSUPP));
         for command in [0, 14, 18, 200] {
             let answer = client
                 .transport()
-                .request(family, 0, "asking nonsense", |writer| {
+                .request(family, 0, "an unknown command", |writer| {
                     write_header(writer, command, IPVS_GENL_VERSION);
                 });
             assert!(answer.unwrap_err().is_unsupported(), "{command}");
         }
-        // NLM_F_REPLACE and NLM_F_EXCL together are the flags of a dump.
+        // NLM_F_REPLACE (0x100) and NLM_F_EXCL (0x200) together equal NLM_F_DUMP.
         let answer = client
             .transport()
             .request(family, 0x300, "flushing", |writer| {
@@ -103,9 +104,9 @@ fn dump_flags_are_checked() {
     });
 }
 
-/// A second dump on a socket whose first is unfinished is refused; the first goes on.
+/// The second dump fails with `EBUSY`, and the first continues.
 #[test]
-fn one_dump_at_a_time() {
+fn a_second_dump_on_the_same_socket_is_rejected() {
     use netlink_packet_core::NLM_F_DUMP;
 
     lab::test(|| {
@@ -125,11 +126,11 @@ fn one_dump_at_a_time() {
         }
         let answers = client.transport().run(&mut batch).unwrap();
         let refused = |answer: &ipvs_netlink::transport::Answer| {
-            matches!(answer, Err(ipvs_netlink::transport::NoAnswer::Refused(refusal))
+            matches!(answer, Err(ipvs_netlink::transport::RequestError::Refused(refusal))
                 if refusal.errno == Errno::BUSY)
         };
         assert!(refused(&answers[1]), "{answers:?}");
-        // What is left of the first dump does not disturb what follows.
+        // The unread rest of the first dump does not disturb later requests.
         assert_eq!(client.services().map(|all| all.len()).unwrap_or(250), 250);
     });
 }

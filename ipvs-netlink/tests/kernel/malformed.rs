@@ -11,7 +11,7 @@ use ipvs_netlink::{Errno, Result};
 
 use crate::{client, errno, server, service, tcp};
 
-/// What is wrong, a body that has it wrong, and the kernel's answer.
+/// A defect, a body with this defect and the expected errno.
 type Case<'a> = (&'a str, &'a dyn Fn(&mut Writer<'_>), Errno);
 
 /// Sends `command` with the attributes that `body` writes.
@@ -20,20 +20,20 @@ fn send(command: u8, body: impl FnOnce(&mut Writer<'_>)) -> Result<()> {
     let family = client.family();
     client
         .transport()
-        .request(family, 0, "sending nonsense", |writer| {
+        .request(family, 0, "sending a malformed request", |writer| {
             write_header(writer, command, IPVS_GENL_VERSION);
             body(writer);
         })
 }
 
 #[test]
-fn services() {
+fn malformed_services_are_rejected() {
     lab::test(|| {
         let key = tcp("10.9.0.1:80");
         let cases: [Case<'_>; 5] = [
             ("no service", &|_| {}, Errno::INVAL),
             (
-                "an empty one",
+                "an empty service",
                 &|w| w.nested(IPVS_CMD_ATTR_SERVICE, |_| {}),
                 Errno::INVAL,
             ),
@@ -49,7 +49,7 @@ fn services() {
                 Errno::INVAL,
             ),
             (
-                "another family",
+                "an unsupported family",
                 &|w| {
                     w.nested(IPVS_CMD_ATTR_SERVICE, |inner| {
                         write_service_key(inner, &key);
@@ -59,7 +59,7 @@ fn services() {
                 Errno::AFNOSUPPORT,
             ),
             (
-                "a key and nothing else",
+                "a key without other fields",
                 &|w| {
                     w.nested(IPVS_CMD_ATTR_SERVICE, |inner| {
                         write_service_key(inner, &key)
@@ -79,7 +79,7 @@ fn services() {
 }
 
 #[test]
-fn destinations() {
+fn malformed_destinations_are_rejected() {
     lab::test(|| {
         let key = tcp("10.9.0.1:80");
         client().add_service(&service(key, "rr")).unwrap();
@@ -96,19 +96,19 @@ fn destinations() {
             with(|w| w.nested(IPVS_CMD_ATTR_DEST, |_| {})),
             Some(Errno::INVAL)
         );
-        let foreign = |writer: &mut Writer<'_>| {
+        let unsupported_family = |writer: &mut Writer<'_>| {
             writer.nested(IPVS_CMD_ATTR_DEST, |inner| {
                 write_destination(inner, &server("10.9.1.1:80", 1));
                 inner.u16(IPVS_DEST_ATTR_ADDR_FAMILY, 1);
             });
         };
-        assert_eq!(with(foreign), Some(Errno::AFNOSUPPORT));
+        assert_eq!(with(unsupported_family), Some(Errno::AFNOSUPPORT));
     });
 }
 
-/// A service too short to be a list of attributes fails before it is looked into.
+/// The generic check of top-level attributes rejects it, before IPVS would return `EINVAL`.
 #[test]
-fn a_stub_of_a_service() {
+fn a_service_shorter_than_an_attribute_header_is_out_of_range() {
     lab::test(|| {
         let answer = send(IPVS_CMD_NEW_SERVICE, |w| {
             w.bytes(IPVS_CMD_ATTR_SERVICE, &[0, 0])
@@ -117,19 +117,19 @@ fn a_stub_of_a_service() {
     });
 }
 
-/// The one place where IPVS's refusals have words: the generic check of top-level attributes.
+/// Only the generic check of top-level attributes sends a text; IPVS itself sends none.
 #[test]
-fn the_kernels_words_are_kept() {
+fn an_error_contains_the_kernels_text() {
     lab::test(|| {
         let error = send(IPVS_CMD_SET_CONFIG, |writer| {
             writer.u16(IPVS_CMD_ATTR_TIMEOUT_TCP, 1)
         });
         let error = error.unwrap_err();
         assert_eq!(error.errno(), Some(Errno::RANGE));
-        let words = error.to_string();
+        let text = error.to_string();
         assert!(
-            words.contains("Attribute failed policy validation"),
-            "{words}"
+            text.contains("Attribute failed policy validation"),
+            "{text}"
         );
     });
 }

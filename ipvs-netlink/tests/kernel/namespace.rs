@@ -5,7 +5,7 @@ use ipvs_netlink::{Capabilities, Change, Client, Family, SchedulerName, ServiceK
 use crate::{client, mark, server, service, tcp};
 
 #[test]
-fn timeouts() {
+fn timeouts_are_set_unless_one_is_out_of_range() {
     lab::test(|| {
         let mut client = client();
         let defaults = Timeouts {
@@ -14,7 +14,7 @@ fn timeouts() {
             udp_secs: 300,
         };
         assert_eq!(client.timeouts().unwrap(), defaults);
-        // 0 leaves a timeout as it is.
+        // 0 leaves a timeout unchanged.
         client
             .set_timeouts(&Timeouts {
                 tcp_secs: 7_200,
@@ -28,7 +28,7 @@ fn timeouts() {
                 ..defaults
             }
         );
-        // One value out of range and nothing changes.
+        // If one value is out of range, the kernel changes none.
         let wrong = Timeouts {
             tcp_secs: 1,
             tcp_fin_secs: u32::MAX,
@@ -46,19 +46,19 @@ fn timeouts() {
 }
 
 #[test]
-fn version() {
+fn the_version_of_ipvs_is_1_2_1() {
     lab::test(|| assert_eq!(client().info().unwrap().version, (1, 2, 1)));
 }
 
 #[test]
-fn the_probe_finds_everything_and_leaves_nothing() {
+fn the_probe_finds_all_features_and_restores_the_table() {
     lab::test(|| {
         let mut client = client();
-        // In the way of the probe, and not to be touched.
-        let taken = service(mark(Family::V4, 0xffff_ff00), "sh");
+        // Has the first mark that the probe tries; the probe must not change it.
+        let same_mark = service(mark(Family::V4, 0xffff_ff00), "sh");
         let key = tcp("10.9.0.1:80");
         let before = [
-            Change::AddService(taken),
+            Change::AddService(same_mark),
             Change::AddService(service(key, "rr")),
             Change::AddDestination(key, server("10.9.1.1:80", 3)),
         ];
@@ -71,7 +71,7 @@ fn the_probe_finds_everything_and_leaves_nothing() {
             keys.sort();
             keys
         };
-        let found = table(&mut client);
+        let table_before = table(&mut client);
 
         let capabilities = Capabilities::probe(&mut client).unwrap();
         let names: Vec<&str> = capabilities
@@ -87,14 +87,14 @@ fn the_probe_finds_everything_and_leaves_nothing() {
         assert!(capabilities.has_64_bit_stats());
         assert!(capabilities.has_mixed_families());
         assert!(capabilities.has_tunnel_kinds() && capabilities.has_tunnel_flags());
-        assert_eq!(table(&mut client), found);
+        assert_eq!(table(&mut client), table_before);
     });
 }
 
-/// Root of a user namespace is not root of the kernel: even reading is refused, and told apart from
-/// a missing scheduler.
+/// IPVS checks CAP_NET_ADMIN in the initial user namespace, for reading commands too.
 #[test]
-fn privileges() {
+fn root_of_a_user_namespace_has_no_permission() {
+    const TEST: &str = "namespace::root_of_a_user_namespace_has_no_permission";
     const INSIDE: &str = "IPVS_NETLINK_TEST_UNPRIVILEGED";
 
     if std::env::var_os(INSIDE).is_some() {
@@ -113,14 +113,14 @@ fn privileges() {
         let output = std::process::Command::new("unshare")
             .args(["--user", "--map-root-user", "--net"])
             .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "namespace::privileges", "--nocapture"])
+            .args(["--exact", TEST, "--nocapture"])
             .env(INSIDE, "1")
             .output()
             .unwrap();
-        let words = String::from_utf8_lossy(&output.stdout);
+        let text = String::from_utf8_lossy(&output.stdout);
         assert!(
-            output.status.success() && words.contains("1 passed"),
-            "{words}{output:?}"
+            output.status.success() && text.contains("1 passed"),
+            "{text}{output:?}"
         );
     });
 }

@@ -4,7 +4,7 @@ use ipvs_netlink::{ClientMask, Errno, Family, Protocol, Service, ServiceFlags, S
 
 use crate::{client, errno, mark, server, service, tcp};
 
-/// One of every kind.
+/// Returns a virtual server for every kind of key.
 fn kinds() -> Vec<Service> {
     let mut kinds = Vec::new();
     for address in ["10.9.0.1", "fd00::1"] {
@@ -32,7 +32,7 @@ fn kinds() -> Vec<Service> {
 }
 
 #[test]
-fn every_kind_reads_back_as_it_was_asked_for() {
+fn every_kind_of_key_is_read_back() {
     lab::test(|| {
         let mut client = client();
         for service in kinds() {
@@ -57,7 +57,7 @@ fn every_kind_reads_back_as_it_was_asked_for() {
 }
 
 #[test]
-fn every_attribute_reads_back_after_adding_and_after_changing() {
+fn every_field_is_read_back_after_add_and_set() {
     lab::test(|| {
         let mut client = client();
         let flags = |bits| ServiceFlags::from_bits(bits);
@@ -112,7 +112,7 @@ fn every_attribute_reads_back_after_adding_and_after_changing() {
 }
 
 #[test]
-fn refusals() {
+fn missing_and_invalid_services_are_rejected() {
     lab::test(|| {
         let mut client = client();
         let rr = service(tcp("10.9.0.1:80"), "rr");
@@ -122,7 +122,7 @@ fn refusals() {
         assert_eq!(errno(client.zero(Some(&rr.key))), Some(Errno::SRCH));
         client.add_service(&rr).unwrap();
 
-        // Being there already is noticed before an unknown scheduler is.
+        // The kernel checks for an existing service before it looks up the scheduler.
         let unknown = service(rr.key, "nosuch");
         assert!(client.add_service(&unknown).unwrap_err().is_exists());
         let error = client.set_service(&unknown).unwrap_err();
@@ -132,8 +132,7 @@ fn refusals() {
         assert!(error.is_scheduler_missing());
         assert_eq!(
             error.to_string(),
-            "adding service TCP 10.9.0.2:80: the kernel has no scheduler or persistence engine of \
-             that name: ip_vs_nosuch"
+            "adding service TCP 10.9.0.2:80: the kernel could not load the module ip_vs_nosuch"
         );
         let engine = Some("nosuch".parse().unwrap());
         let error = client.set_service(&Service { engine, ..rr }).unwrap_err();
@@ -153,7 +152,7 @@ fn refusals() {
     });
 }
 
-/// 5.3: a scheduler that cannot take the destinations leaves the old one in place.
+/// The kernel puts the old scheduler back (5.3).
 #[test]
 fn a_failed_change_of_scheduler_changes_nothing() {
     lab::test(|| {
@@ -167,7 +166,7 @@ fn a_failed_change_of_scheduler_changes_nothing() {
             })
             .collect();
         assert!(client.apply(&changes).unwrap().iter().all(Result::is_ok));
-        // Maglev has 4,093 slots.
+        // The Maglev table has 4,093 slots, fewer than the destinations.
         let error = client.set_service(&service(rr.key, "mh")).unwrap_err();
         assert!(error.is_invalid(), "{error}");
         assert_eq!(client.service(&rr.key).unwrap().service, rr);
@@ -175,7 +174,7 @@ fn a_failed_change_of_scheduler_changes_nothing() {
 }
 
 #[test]
-fn flushing_and_zeroing() {
+fn counters_can_be_reset_and_the_table_flushed() {
     lab::test(|| {
         let mut client = client();
         client.flush().unwrap();

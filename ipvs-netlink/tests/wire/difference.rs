@@ -1,4 +1,4 @@
-//! Where our requests deliberately differ from `ipvsadm`'s.
+//! The deliberate differences between our requests and `ipvsadm`'s.
 
 use ipvs_netlink::attr::{Attribute, attributes};
 use ipvs_netlink::message::read_attributes;
@@ -6,14 +6,16 @@ use ipvs_netlink::sys::*;
 
 use crate::written;
 
-/// An attribute inside one of the message's own.
+/// An attribute nested in a top-level attribute of a request.
 pub(crate) struct Inner<'a> {
     command: u8,
     outer: Attribute<'a>,
     inner: Attribute<'a>,
 }
 
-/// A request with its inner attributes as `revise` has them; without those that it drops.
+/// Returns `request` with the value of each nested attribute replaced by `revise`.
+///
+/// An attribute is removed if `revise` returns `None`.
 pub(crate) fn rewritten(request: &[u8], revise: impl Fn(&Inner<'_>) -> Option<Vec<u8>>) -> Vec<u8> {
     let command = request[0];
     written(|writer| {
@@ -39,19 +41,19 @@ pub(crate) fn rewritten(request: &[u8], revise: impl Fn(&Inner<'_>) -> Option<Ve
     })
 }
 
-/// The attribute as it is.
+/// Returns the value as it is.
 pub(crate) fn unchanged(attribute: &Inner<'_>) -> Option<Vec<u8>> {
     Some(attribute.inner.value.to_vec())
 }
 
-/// The attribute as we send it, if we do.
+/// Returns the value that we send; `None` if we omit the attribute.
 pub(crate) fn as_ours(attribute: &Inner<'_>) -> Option<Vec<u8>> {
-    if is_left_out(attribute) {
+    if is_omitted(attribute) {
         return None;
     }
     let mut value = unchanged(attribute)?;
-    // `ipvsadm` reads an IPv4 address over what it read before, here the service's IPv6 address,
-    // and sends all 16 bytes. The kernel looks at 4.
+    // `ipvsadm` parses an IPv4 address into the first 4 bytes of a buffer that still contains the
+    // virtual server's IPv6 address, and sends all 16. The kernel uses only the first 4.
     let kinds = (attribute.outer.kind, attribute.inner.kind);
     if kinds == (IPVS_CMD_ATTR_DEST, IPVS_DEST_ATTR_ADDR)
         && sibling(attribute, IPVS_DEST_ATTR_ADDR_FAMILY) == [2, 0]
@@ -61,11 +63,11 @@ pub(crate) fn as_ours(attribute: &Inner<'_>) -> Option<Vec<u8>> {
     Some(value)
 }
 
-/// What `ipvsadm` sends and we do not.
-fn is_left_out(attribute: &Inner<'_>) -> bool {
+/// Returns whether we omit an attribute that `ipvsadm` sends.
+fn is_omitted(attribute: &Inner<'_>) -> bool {
     let command = attribute.command;
     match (attribute.outer.kind, attribute.inner.kind) {
-        // Where a service is only named, the kernel ignores all but its key
+        // In commands other than NEW and SET the kernel ignores everything but the service's key
         // (`ip_vs_genl_parse_service`).
         (
             IPVS_CMD_ATTR_SERVICE,
@@ -74,12 +76,12 @@ fn is_left_out(attribute: &Inner<'_>) -> bool {
             | IPVS_SVC_ATTR_TIMEOUT
             | IPVS_SVC_ATTR_NETMASK,
         ) => !matches!(command, IPVS_CMD_NEW_SERVICE | IPVS_CMD_SET_SERVICE),
-        // The same for a destination that is to be deleted (`ip_vs_genl_parse_dest`).
+        // To delete a destination the kernel reads only its key (`ip_vs_genl_parse_dest`).
         (IPVS_CMD_ATTR_DEST, kind) if command == IPVS_CMD_DEL_DEST => !matches!(
             kind,
             IPVS_DEST_ATTR_ADDR_FAMILY | IPVS_DEST_ATTR_ADDR | IPVS_DEST_ATTR_PORT
         ),
-        // Without tunnel parameters the kernel takes these defaults.
+        // The kernel's defaults for tunnel parameters are zero.
         (
             IPVS_CMD_ATTR_DEST,
             IPVS_DEST_ATTR_TUN_TYPE | IPVS_DEST_ATTR_TUN_PORT | IPVS_DEST_ATTR_TUN_FLAGS,
@@ -87,7 +89,7 @@ fn is_left_out(attribute: &Inner<'_>) -> bool {
             let is_default = attribute.inner.value.iter().all(|byte| *byte == 0);
             is_default && sibling(attribute, IPVS_DEST_ATTR_FWD_METHOD) != [2, 0, 0, 0]
         }
-        // A daemon is stopped by its role.
+        // To stop a daemon the kernel reads only its role.
         (IPVS_CMD_ATTR_DAEMON, IPVS_DAEMON_ATTR_MCAST_IFN | IPVS_DAEMON_ATTR_SYNC_ID) => {
             command == IPVS_CMD_DEL_DAEMON
         }
@@ -95,7 +97,7 @@ fn is_left_out(attribute: &Inner<'_>) -> bool {
     }
 }
 
-/// The value of the attribute `kind` in the same nest.
+/// Returns the value of the attribute `kind` next to `attribute`.
 fn sibling<'a>(attribute: &Inner<'a>, kind: u16) -> &'a [u8] {
     let mut siblings = attributes(attribute.outer.value).map(Result::unwrap);
     siblings.find(|sibling| sibling.kind == kind).unwrap().value

@@ -1,4 +1,4 @@
-//! The recordings: text to messages and back.
+//! Parses and prints recordings of `record.sh`.
 
 use ipvs_netlink::sys::IPVS_CMD_GET_INFO;
 
@@ -8,7 +8,7 @@ pub(crate) enum Direction {
     FromKernel,
 }
 
-/// A command line and the messages it caused, from their generic-netlink headers on.
+/// A command line and its messages, which begin with the generic-netlink header.
 pub(crate) struct Exchange {
     pub(crate) command: &'static str,
     pub(crate) messages: Vec<(Direction, Vec<u8>)>,
@@ -20,7 +20,7 @@ impl Exchange {
         matching.map(|(_, bytes)| &bytes[..])
     }
 
-    /// What was asked beside the version, which every `ipvsadm` asks for first.
+    /// Returns the only request besides `IPVS_CMD_GET_INFO`, which every `ipvsadm` sends first.
     pub(crate) fn request(&self) -> &[u8] {
         let mut requests = self
             .all(Direction::ToKernel)
@@ -31,7 +31,7 @@ impl Exchange {
     }
 }
 
-/// The exchanges of a recording, in order.
+/// Parses the exchanges of a recording, in order.
 pub(crate) fn recorded(text: &'static str) -> Vec<Exchange> {
     let mut exchanges: Vec<Exchange> = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
@@ -59,7 +59,7 @@ pub(crate) fn recorded(text: &'static str) -> Vec<Exchange> {
     exchanges
 }
 
-/// Bytes as the recordings show them, for messages of failed tests.
+/// Formats bytes as in the recordings, for assertion messages.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let words = bytes.chunks(4).map(|word| {
         let digits = word.iter().map(|byte| format!("{byte:02x}"));

@@ -11,7 +11,7 @@ use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
 use crate::model::Cidr;
 use crate::nftables::{Forwarding, Treatment};
-use crate::plan::{Config, NodePortAddresses};
+use crate::plan::{NodePortAddresses, PlanConfig};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
 
@@ -33,7 +33,7 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let linux = Linux::open(self.service_addresses.into())?;
-        let nothing = Config {
+        let nothing = PlanConfig {
             node_name: "".into(),
             scheduler: "rr".parse()?,
             node_port_addresses: NodePortAddresses::default(),
@@ -42,11 +42,14 @@ impl Flags {
         };
         let mut proxier =
             Proxier::new(linux, nothing, self.state.file())?.excluding(self.ipvs_exclude_cidrs);
-        // Told of nothing, it wants nothing.
+        // Without input, the plan is empty, and everything owned is stale.
         let applied = proxier.resync(clock::since_boot())?;
         let outcomes = applied.ops.iter().zip(&applied.outcomes);
         for (op, _) in outcomes.filter(|(_, outcome)| outcome.is_ok()) {
-            tracing::info!("{}", NamedOp::new(op, proxier.desired(), proxier.owned()));
+            tracing::info!(
+                "{}",
+                NamedOp::new(op, proxier.desired(), proxier.ledger().owned())
+            );
         }
         for failure in applied.failures() {
             tracing::error!("{failure}");
@@ -55,8 +58,8 @@ impl Flags {
             return Ok(ExitCode::FAILURE);
         }
         proxier.dataplane().delete_rules()?;
-        for chain in Forwarding::open(Treatment::Warn)?.clear()? {
-            tracing::info!("{chain}: our rule is removed");
+        for chain in Forwarding::open(Treatment::Warn)?.remove_rules()? {
+            tracing::info!("{chain}: removed our rule");
         }
         self.state.file().remove()?;
         Ok(ExitCode::SUCCESS)

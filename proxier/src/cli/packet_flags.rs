@@ -4,9 +4,8 @@ use std::ops::RangeInclusive;
 
 use clap::{Args, ValueEnum};
 
+use crate::filter::{FilterConfig, LocalMode, MasqueradeBit};
 use crate::model::Cidr;
-use crate::packets::{Config, LocalMode};
-use crate::rules::MasqueradeBit;
 
 /// Flags about packet rules; names and meaning are kube-proxy's.
 #[derive(Args, Debug)]
@@ -93,9 +92,9 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 }
 
 impl PacketFlags {
-    pub(super) fn config(&self) -> Config {
+    pub(super) fn config(&self) -> FilterConfig {
         let name = |name: &Option<String>| name.as_deref().unwrap_or_default().into();
-        Config {
+        FilterConfig {
             masquerade_all: self.masquerade_all,
             masquerade_bit: self.iptables_masquerade_bit,
             local_mode: match self.detect_local_mode {

@@ -7,16 +7,15 @@ use clap::{Args, ValueEnum};
 
 use super::{NodeFlags, StateFlags, json, print};
 use crate::clock;
-use crate::daemon::{Daemon, Periods, WAITING_NEWS};
+use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
 use crate::dataplane::linux::Linux;
+use crate::filter::{self, Filter};
+use crate::ledger::LedgerFile;
 use crate::op::Op;
-use crate::packets::Packets;
 use crate::report::{NamedOp, Report};
-use crate::rules;
-use crate::state_file::StateFile;
-use crate::sync::Proxier;
+use crate::sync::{Preview, Proxier};
 
 /// Flags of `plan`.
 #[derive(Args, Debug)]
@@ -68,7 +67,7 @@ impl Flags {
                 self.print(self.proxier(linux, self.state.file())?)
             }
             Against::Empty => {
-                let nothing = StateFile::new("/nonexistent");
+                let nothing = LedgerFile::new("/nonexistent");
                 let mut proxier = self.proxier(FakeKernel::default(), nothing)?;
                 let node = proxier.snapshot().node();
                 let addresses = node.map(|node| node.addresses.iter().copied().collect());
@@ -78,39 +77,48 @@ impl Flags {
         }
     }
 
-    /// A proxier that has been told everything.
+    /// Returns a proxier with complete input.
     fn proxier<D: Dataplane>(
         &self,
         dataplane: D,
-        state_file: StateFile,
+        ledger: LedgerFile,
     ) -> anyhow::Result<Proxier<D>> {
-        let proxier = Proxier::new(dataplane, self.node.config()?, state_file)?
+        let proxier = Proxier::new(dataplane, self.node.config()?, ledger)?
             .filtering(self.node.packets.config());
-        let (sender, news) = sync_channel(WAITING_NEWS);
+        let (sender, messages) = sync_channel(QUEUE_LENGTH);
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
-        anyhow::ensure!(daemon.listen(&news), "nobody told what there is");
-        Ok(daemon.into_proxier())
+        anyhow::ensure!(
+            daemon.listen(&messages),
+            "the input ended before it was complete"
+        );
+        let mut proxier = daemon.into_proxier();
+        anyhow::ensure!(
+            proxier.may_start()?,
+            "some manifests cannot be read, and the kernel has state of ours: `run` would change \
+             nothing until all of them can be read: {}",
+            problems(&proxier)
+        );
+        Ok(proxier)
     }
 
     fn print<D: Dataplane>(&self, mut proxier: Proxier<D>) -> anyhow::Result<ExitCode> {
-        let ops = proxier.plan(clock::since_boot())?;
+        let Preview { ops, changes_rules } = proxier.preview(clock::since_boot())?;
         let problems = proxier.problems();
-        let rules_change = proxier.packets().is_some_and(|rules| !rules.is_in_step());
         match self.output {
             Output::Json => print(&json(&Report::desired(proxier.desired(), &problems))?)?,
-            Output::Nft => print(&proxier.packets().map_or_else(String::new, nft))?,
+            Output::Nft => print(&proxier.filter().map_or_else(String::new, nft))?,
             Output::Text => {
                 for problem in &problems {
                     tracing::warn!("{problem}");
                 }
-                if rules_change {
-                    print(&format!("set packet rules: table inet {}\n", rules::TABLE))?;
+                if changes_rules {
+                    print(&format!("set packet rules: table inet {}\n", filter::TABLE))?;
                 }
                 print(&text(&ops, &proxier))?;
             }
         }
-        Ok(if ops.is_empty() && !rules_change {
+        Ok(if ops.is_empty() && !changes_rules {
             ExitCode::SUCCESS
         } else {
             ExitCode::from(CHANGES)
@@ -119,10 +127,16 @@ impl Flags {
 }
 
 fn text<D: Dataplane>(ops: &[Op], proxier: &Proxier<D>) -> String {
-    let named = |op| NamedOp::new(op, proxier.desired(), proxier.owned());
+    let named = |op| NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
     ops.iter().map(|op| format!("{}\n", named(op))).collect()
 }
 
-fn nft(packets: &Packets) -> String {
-    packets.table().named(rules::TABLE).to_string()
+fn nft(filter: &Filter) -> String {
+    filter.table().named(filter::TABLE).to_string()
+}
+
+fn problems<D: Dataplane>(proxier: &Proxier<D>) -> String {
+    let problems = proxier.problems();
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    lines.join("; ")
 }

@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::sysctl_flags::SysctlFlags;
 use super::{DurationFlag, NodeFlags, StateFlags};
-use crate::daemon::{Daemon, News, Periods, WAITING_NEWS};
+use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
 use crate::dataplane::linux::{Linux, monitor};
 use crate::model::Cidr;
 use crate::nftables::{Forwarding, Treatment};
@@ -73,7 +73,7 @@ impl From<ForwardDrop> for Treatment {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let linux = Linux::open(self.node.service_addresses.into())?;
-        let (sender, news) = sync_channel(WAITING_NEWS);
+        let (sender, messages) = sync_channel(QUEUE_LENGTH);
         stop_on_signals(sender.clone())?;
         self.monitor(&linux, &sender)?;
         let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
@@ -84,25 +84,25 @@ impl Flags {
             .setting(self.sysctl.settings())
             .forwarding(Forwarding::open(self.forward_drop.into())?);
         if self.once {
-            return Ok(match daemon.run_once(&news) {
+            return Ok(match daemon.run_once(&messages) {
                 true => ExitCode::SUCCESS,
                 false => ExitCode::FAILURE,
             });
         }
-        daemon.run(&news);
-        tracing::info!("stopped; the kernel goes on serving");
+        daemon.run(&messages);
+        tracing::info!("stopped; the kernel keeps its state and continues to serve");
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Tells `listener` of what others change in the kernel.
-    fn monitor(&self, linux: &Linux, listener: &SyncSender<News>) -> anyhow::Result<()> {
+    /// Sends messages when other programs change the kernel.
+    fn monitor(&self, linux: &Linux, listener: &SyncSender<Message>) -> anyhow::Result<()> {
         let addresses = listener.clone();
         monitor::addresses(self.node.service_addresses.into(), move || {
-            addresses.send(News::MachineChanged).is_ok()
+            addresses.send(Message::MachineChanged).is_ok()
         })?;
         let rules = listener.clone();
         monitor::rules(linux.rules_port(), move |tampering| {
-            rules.send(News::RulesChanged(tampering)).is_ok()
+            rules.send(Message::RulesChanged(tampering)).is_ok()
         })?;
         Ok(())
     }
@@ -125,14 +125,13 @@ impl Flags {
     }
 }
 
-/// Tells `listener` to stop when the process is asked to end.
-fn stop_on_signals(listener: SyncSender<News>) -> anyhow::Result<()> {
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM]).context("preparing to be told to stop by a signal")?;
+/// Sends a stop request when the process gets SIGTERM or SIGINT.
+fn stop_on_signals(listener: SyncSender<Message>) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
     std::thread::spawn(move || {
         for _ in signals.forever() {
-            // Whoever asks twice does not want to wait.
-            if listener.try_send(News::Stop).is_err() {
+            // A full queue, or a second signal while the first waits: exit without a last round.
+            if listener.try_send(Message::Stop).is_err() {
                 std::process::exit(0);
             }
         }

@@ -7,7 +7,7 @@ use std::sync::mpsc::SyncSender;
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::daemon::News;
+use crate::daemon::Message;
 use crate::model::Cidr;
 use crate::watch::{self, Watch};
 use crate::{follow, manifests};
@@ -39,7 +39,7 @@ impl SourceFlags {
     pub(super) fn follow(
         &self,
         node_name: Arc<str>,
-        listener: SyncSender<News>,
+        listener: SyncSender<Message>,
     ) -> anyhow::Result<Option<Watch>> {
         if let Some(path) = &self.manifests {
             let options = manifests::Options {

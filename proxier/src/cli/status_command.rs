@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::{Output, ServiceAddresses, StateFlags, json, print};
 use crate::dataplane::linux::Linux;
+use crate::ledger::Ledger;
 use crate::report::{Report, Table, table};
 
 /// Flags of `status`.
@@ -27,10 +28,10 @@ impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut linux = Linux::open(self.service_addresses.into())?;
         let observed = Table::read(&mut linux)?;
-        let owned = self.state.file().load()?.owned;
+        let ledger = Ledger::open(self.state.file())?;
         print(&match self.output {
             Output::Json => json(&Report::observed(&observed))?,
-            Output::Text => table(&observed, &owned, &linux.foreign_addresses()?),
+            Output::Text => table(&observed, ledger.owned(), &linux.foreign_addresses()?),
         })?;
         Ok(ExitCode::SUCCESS)
     }

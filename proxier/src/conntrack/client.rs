@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
+use ipvs_netlink::transport::{RequestError, Transport, protocols};
 use ipvs_netlink::{Errno, Error, Result};
 
 use super::flow::{Flow, read};
@@ -117,7 +117,9 @@ impl Client {
             match answer {
                 Ok(()) => deleted += 1,
                 // The flow ended by itself, or its tuple belongs to a newer flow.
-                Err(NoAnswer::Refused(refusal)) if refusal.errno == Errno::NOENT => deleted += 1,
+                Err(RequestError::Refused(refusal)) if refusal.errno == Errno::NOENT => {
+                    deleted += 1
+                }
                 Err(answer) => {
                     let error: Error = answer.doing("deleting a stale connection");
                     failed = failed.and(Err(error));

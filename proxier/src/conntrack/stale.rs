@@ -197,7 +197,7 @@ mod tests {
     use super::super::flow::{Handle, Tuple};
     use super::*;
     use crate::model::{ObjectName, ServicePortName};
-    use crate::plan::Frontend;
+    use crate::plan::FrontendKind;
 
     fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
         let client = "10.244.1.4:5000".parse().unwrap();
@@ -240,9 +240,9 @@ mod tests {
                     service: ObjectName::new("default", "dns"),
                     port: Arc::from(""),
                 },
-                frontend: Frontend::ClusterIp,
+                kind: FrontendKind::ClusterIp,
                 drain: Duration::ZERO,
-                rules: None,
+                admission: None,
             };
             desired.virtual_servers.insert(*key, server);
         }

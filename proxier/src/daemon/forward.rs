@@ -1,22 +1,23 @@
-//! When chains of others at the forward hook are looked at.
+//! When the forward chains of other programs are checked.
 
 use std::time::Duration;
 
-use super::journal::Journal;
+use super::log::RoundLog;
 use crate::nftables::Forwarding;
 
-/// No two looks are closer: whoever fights for a chain must not keep us busy.
+/// The shortest time between two checks, so that a program that keeps flushing a chain cannot keep
+/// this one busy.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// After a look that went wrong somewhere comes the next one so soon.
+/// The time from a check with failures to the next.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Sees to forward chains of others at every full resync, soon after one has changed, and again when
-/// it could not.
+/// Checks the forward chains at every resync, after a notification that one changed, and again after
+/// a failure.
 #[derive(Debug)]
 pub(super) struct Forward {
     forwarding: Forwarding,
-    last: Option<Duration>,
+    last_check: Option<Duration>,
     has_changed: bool,
     has_failed: bool,
 }
@@ -25,20 +26,20 @@ impl Forward {
     pub(super) fn new(forwarding: Forwarding) -> Self {
         Self {
             forwarding,
-            last: None,
+            last_check: None,
             has_changed: false,
             has_failed: false,
         }
     }
 
-    /// A chain is not what it was.
+    /// Requests a check because a forward chain changed.
     pub(super) fn note_change(&mut self) {
         self.has_changed = true;
     }
 
-    /// When to look before the next resync, in time since boot.
+    /// Returns when a check is due before the next resync, in time since boot.
     pub(super) fn due(&self) -> Option<Duration> {
-        let after = |pause| self.last.map_or(Duration::ZERO, |last| last + pause);
+        let after = |pause| self.last_check.map_or(Duration::ZERO, |last| last + pause);
         match (self.has_changed, self.has_failed) {
             (true, _) => Some(after(PAUSE)),
             (false, true) => Some(after(RETRY)),
@@ -46,12 +47,12 @@ impl Forward {
         }
     }
 
-    /// Looks at `now`, in time since boot.
-    pub(super) fn see_to(&mut self, now: Duration, journal: &mut Journal) {
-        self.last = Some(now);
+    /// Checks all chains at `now`, in time since boot.
+    pub(super) fn apply(&mut self, now: Duration, log: &mut RoundLog) {
+        self.last_check = Some(now);
         self.has_changed = false;
-        let seen = self.forwarding.see_to();
-        self.has_failed = (seen.as_ref()).map_or(true, |seen| !seen.failures.is_empty());
-        journal.forwarding(seen, now);
+        let report = self.forwarding.apply();
+        self.has_failed = (report.as_ref()).map_or(true, |report| !report.failures.is_empty());
+        log.forwarding(report, now);
     }
 }

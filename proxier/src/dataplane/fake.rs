@@ -1,7 +1,7 @@
 //! A kernel in memory, for tests and for `plan --against empty`.
 //!
-//! Answers as the real one does (`tests/conformance.rs` holds it to that), counts what it is asked,
-//! and fails when told to.
+//! It answers as the real one does (`tests/conformance.rs` compares them), counts requests, and fails
+//! where a test asks for a [`Fault`].
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -12,45 +12,44 @@ use rustix::io::Errno;
 
 use super::{Dataplane, Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
-use crate::nftables::{Change, Table};
-use crate::observed::{Connections, Found, Observed, ObservedServer};
+use crate::nftables::{Command, Table};
+use crate::observed::{Connections, CountedServer, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
-use crate::rules::Surplus;
 
 /// The kernel in memory.
 #[derive(Clone, Debug, Default)]
 pub struct FakeKernel {
     /// The machine's own addresses.
     pub machine: Machine,
-    /// What has been made of it so far.
+    /// Virtual servers and service addresses.
     pub state: Observed,
     /// The connections of destinations that have any.
     pub connections: BTreeMap<(ipvs::ServiceKey, ipvs::DestinationKey), Connections>,
     /// The packet rules.
     pub rules: Option<Table>,
-    /// How often packet rules were changed, by anybody.
+    /// How often packet rules were changed, by any program.
     pub rules_generation: u32,
-    /// What was swept from connection tracking.
+    /// The sweeps of connection tracking.
     pub swept: Vec<Stale>,
     /// Whether it refuses to sweep.
     pub refuses_sweeps: bool,
-    /// How many Ops were applied and packet rules set, successful or not.
+    /// How many writes were requested: Ops and packet rules, successful or not.
     pub writes: usize,
-    /// How often all of it was read.
+    /// How often all virtual servers were read.
     pub reads: usize,
-    /// What goes wrong, by the place in the order of all writes (from 0).
+    /// The writes that go wrong, by their number (from 0).
     pub faults: BTreeMap<usize, Fault>,
 }
 
-/// What can go wrong with a write.
+/// A way in which a write goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The kernel refuses it with `ENOMEM`.
     Refused,
     /// The kernel does it, but its answer is lost.
     AnswerLost,
-    /// It never reaches the kernel, and nobody knows.
+    /// The request is lost, and its sender cannot know.
     RequestLost,
 }
 
@@ -59,17 +58,17 @@ impl Dataplane for FakeKernel {
         Ok(self.machine.clone())
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         self.reads += 1;
         for server in self.state.virtual_servers.values() {
-            each(self.found(server));
+            each(self.counted(server));
         }
         Ok(())
     }
 
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         let server = self.state.virtual_servers.get(key);
-        Ok(server.map(|server| self.found(server)))
+        Ok(server.map(|server| self.counted(server)))
     }
 
     fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
@@ -80,21 +79,20 @@ impl Dataplane for FakeKernel {
         Ok(self.rules.as_ref().map(|_| self.rules_generation))
     }
 
-    /// Refuses changes that do not lead from the rules there are to `table`.
+    /// Refuses commands that do not lead from the present rules to `table`.
     fn change_rules(
         &mut self,
         table: &Table,
-        changes: &[Change],
-        surplus: &Surplus,
+        commands: &[Command],
     ) -> Result<Option<u32>, Failure> {
-        let is_right = self.rules.is_some() && self.rules_differ(table, surplus) == changes;
+        let is_right = self.rules.is_some() && self.commands_to(table) == commands;
         let judgement = refuse_if(!is_right, Errno::NOENT);
-        self.write_rules(changes, judgement)
+        self.write_rules(commands, judgement)
     }
 
-    fn replace_rules(&mut self, table: &Table, surplus: &Surplus) -> Result<Option<u32>, Failure> {
-        let changes = self.rules_differ(table, surplus);
-        self.write_rules(&changes, Ok(()))
+    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
+        let commands = self.commands_to(table);
+        self.write_rules(&commands, Ok(()))
     }
 
     fn delete_rules(&mut self) -> Result<(), Failure> {
@@ -103,7 +101,7 @@ impl Dataplane for FakeKernel {
         Ok(())
     }
 
-    /// There are no flows in memory; what would be stale is noted.
+    /// There are no flows in memory; only the request is noted.
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
         if self.refuses_sweeps {
             return Err(Failure::kernel(Errno::NOMEM, "sweeping"));
@@ -115,7 +113,7 @@ impl Dataplane for FakeKernel {
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let write = |op| {
             let judgement = self.judge(op);
-            let result = self.write(op, judgement, |kernel| kernel.take(op));
+            let result = self.write(op, judgement, |kernel| kernel.carry_out(op));
             result.map_err(Box::new)
         };
         ops.iter().map(write).collect()
@@ -123,45 +121,46 @@ impl Dataplane for FakeKernel {
 }
 
 impl FakeKernel {
-    fn found(&self, server: &ObservedServer) -> Found {
+    fn counted(&self, server: &ObservedServer) -> CountedServer {
         let connections = |destination: &ipvs::Destination| {
             let which = (server.service.key, destination.key);
             self.connections.get(&which).copied().unwrap_or_default()
         };
-        Found {
+        CountedServer {
             server: server.clone(),
             connections: server.destinations.iter().map(connections).collect(),
         }
     }
 
-    fn take(&mut self, op: &Op) {
+    fn carry_out(&mut self, op: &Op) {
         self.state.record(op);
         if let Op::AddDestination(key, destination) = *op {
             self.connections.remove(&(key, destination.key));
         }
     }
 
-    /// What leads from the rules there are to `table`, but for a surplus that stays.
-    fn rules_differ(&self, table: &Table, surplus: &Surplus) -> Vec<Change> {
-        let mut there = self.rules.clone().unwrap_or_default();
-        surplus.hide(&mut there, table);
-        there.difference(table)
+    /// Returns the commands that lead from the present rules to `table`.
+    fn commands_to(&self, table: &Table) -> Vec<Command> {
+        match &self.rules {
+            Some(rules) => rules.difference(table),
+            None => Table::default().difference(table),
+        }
     }
 
     fn write_rules(
         &mut self,
-        changes: &[Change],
+        commands: &[Command],
         judgement: Result<(), Errno>,
     ) -> Result<Option<u32>, Failure> {
         self.write(&"setting packet rules", judgement, |kernel| {
             let rules = kernel.rules.get_or_insert_default();
-            changes.iter().for_each(|change| rules.apply(change));
+            commands.iter().for_each(|command| rules.apply(command));
             kernel.rules_generation += 1;
         })?;
         Ok(Some(self.rules_generation))
     }
 
-    /// Does `work` if the kernel would, unless something goes wrong.
+    /// Does `work` if the kernel would, unless a fault is due.
     fn write(
         &mut self,
         doing: &dyn Display,
@@ -186,7 +185,7 @@ impl FakeKernel {
         }
     }
 
-    /// What the kernel would say to `op`.
+    /// Returns the error with which the kernel would refuse `op`.
     fn judge(&self, op: &Op) -> Result<(), Errno> {
         let servers = &self.state.virtual_servers;
         let server = |key| servers.get(key).ok_or(Errno::SRCH);
@@ -230,7 +229,7 @@ fn refuse_if(condition: bool, errno: Errno) -> Result<(), Errno> {
     if condition { Err(errno) } else { Ok(()) }
 }
 
-/// The schedulers that every kernel with IPVS can have.
+/// The schedulers that this kernel has.
 const SCHEDULERS: [&str; 13] = [
     "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf",
 ];

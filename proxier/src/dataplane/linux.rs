@@ -7,11 +7,10 @@ use ipvs_netlink as ipvs;
 
 use super::{Dataplane, Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
-use crate::observed::Found;
+use crate::observed::CountedServer;
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
-use crate::rules::{self, Surplus};
-use crate::{conntrack, nftables};
+use crate::{conntrack, filter, nftables};
 
 mod addresses;
 pub mod monitor;
@@ -26,7 +25,7 @@ pub struct Linux {
     ipvs: ipvs::Client,
     addresses: Addresses,
     rules: nftables::Client,
-    /// `None` where the kernel turned out to have no interface for it.
+    /// `None` once the kernel refused it as unsupported.
     flows: Option<conntrack::Client>,
 }
 
@@ -39,19 +38,19 @@ impl Linux {
         Ok(Self {
             ipvs: ipvs::Client::open()?,
             addresses: Addresses::open(service_addresses)?,
-            rules: nftables::Client::open(rules::TABLE)?,
+            rules: nftables::Client::open(filter::TABLE)?,
             flows: Some(conntrack::Client::open()?),
         })
     }
 }
 
 impl Linux {
-    /// The number by which notifications name us as the cause of a change of packet rules.
+    /// The netlink port that notifications of our own rule changes carry.
     pub fn rules_port(&self) -> u32 {
         self.rules.port()
     }
 
-    /// Addresses that somebody else made local beside those of interfaces, and how, in words.
+    /// Reads the local addresses of other programs beside those of interfaces, each with a description.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -68,11 +67,11 @@ impl Dataplane for Linux {
         })
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         Ok(virtual_servers::walk(&mut self.ipvs, each)?)
     }
 
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         Ok(virtual_servers::find(&mut self.ipvs, key)?)
     }
 
@@ -90,26 +89,20 @@ impl Dataplane for Linux {
     fn change_rules(
         &mut self,
         table: &nftables::Table,
-        changes: &[nftables::Change],
-        surplus: &Surplus,
+        commands: &[nftables::Command],
     ) -> Result<Option<u32>, Failure> {
-        match self.rules.apply(changes) {
+        match self.rules.apply(commands) {
             Err(error) if error.is_out_of_step() => {
                 tracing::warn!("{error}; reading all packet rules back");
-                return self.replace_rules(table, surplus);
+                return self.replace_rules(table);
             }
             other => other?,
         }
         Ok(self.rules.generation())
     }
 
-    fn replace_rules(
-        &mut self,
-        table: &nftables::Table,
-        surplus: &Surplus,
-    ) -> Result<Option<u32>, Failure> {
-        self.rules
-            .restore(table, |there| surplus.hide(there, table))?;
+    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure> {
+        self.rules.restore(table)?;
         Ok(self.rules.generation())
     }
 
@@ -123,7 +116,9 @@ impl Dataplane for Linux {
         };
         match flows.sweep(stale) {
             Err(error) if error.is_unsupported() => {
-                tracing::warn!("{error}; stale UDP flows have to time out (nf_conntrack_netlink)");
+                tracing::warn!(
+                    "{error}; stale UDP flows stay until they time out (the kernel lacks nf_conntrack_netlink)"
+                );
                 self.flows = None;
                 Ok(Swept::default())
             }
@@ -133,7 +128,7 @@ impl Dataplane for Linux {
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(ops.len());
-        // Neighbours of one kind share a system call; the order of the Ops is kept.
+        // Adjacent Ops of one kind share a system call; the order of the Ops stays.
         for run in
             ops.chunk_by(|one, next| one.service_key().is_some() == next.service_key().is_some())
         {
@@ -163,7 +158,7 @@ impl From<ipvs::Error> for Failure {
     fn from(error: ipvs::Error) -> Self {
         let errno = match &error {
             ipvs::Error::Refused { .. } | ipvs::Error::ModuleMissing { .. } => error.errno(),
-            // The socket's own error number is no answer of the kernel's.
+            // The error number of the socket itself says nothing about the request.
             _ => None,
         };
         Self {

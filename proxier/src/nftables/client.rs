@@ -1,67 +1,69 @@
-//! The kernel's side of a table.
+//! Our table in the kernel.
 
 use ipvs_netlink::attr::find;
-use ipvs_netlink::transport::{NoAnswer, Transport, protocols};
+use ipvs_netlink::transport::{RequestError, Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use rustix::io::Errno;
 
-use super::change::Change;
+use super::command::Command;
 use super::existing;
 use super::message::{Base, Grouping, Transaction, contents, message_type, transaction};
 use super::sys::*;
 use super::table::Table;
 
-/// How often a transaction is tried again that somebody else's came before.
+/// How often a transaction is sent that loses the race with another program's.
 const TRIES: u32 = 32;
 
-/// How often a table is read that somebody else changes at the same time, before it is made anew.
+/// How often a table is read for [`Client::restore`] that another program keeps changing.
 const READS: u32 = 3;
 
-/// One table of the network namespace in which this was opened.
-///
-/// It is the only table that is ever changed through this.
+/// A socket that reads and changes one table of its network namespace.
 #[derive(Debug)]
 pub struct Client {
     transport: Transport,
     table: Box<str>,
-    /// The number of the packet filter's state after our last transaction. Asking for it each time
-    /// would double the system calls; should somebody else have come between, the kernel says so.
+    /// The generation after our last transaction. Reading it before each transaction would double the
+    /// system calls. If another program's transaction came between, the kernel refuses ours
+    /// (`ERESTART`).
     generation: Option<u32>,
 }
 
-/// Why a transaction did not happen. Whatever the reason, nothing of it did, but for
-/// [`Error::AnswersLost`] inside [`TransactionError::Netlink`], when that is unknown.
+/// The error of a transaction.
+///
+/// The kernel has applied nothing of it. Only after [`Error::AnswersLost`] inside
+/// [`TransactionError::Netlink`] it may have applied the whole.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
-    /// The kernel refused a change, and so all of them.
-    #[error("{change}: {refusal}")]
+    /// The kernel refused a command and so the transaction.
+    #[error("{command}: {refusal}")]
     Refused {
-        /// The change, or the first of several.
-        change: String,
-        /// The kernel's words.
+        /// The first refused command, as nft takes it.
+        command: String,
+        /// The kernel's error.
         refusal: Refusal,
     },
-    /// Others changed their rules again and again while ours were on their way.
-    #[error("the packet filter was changed by others during each of {tries} tries")]
+    /// Another program's transaction came before ours, each time.
+    #[error("other programs changed the packet filter during each of {tries} tries")]
     Overtaken {
-        /// How often it was tried.
+        /// The number of tries.
         tries: u32,
     },
-    /// The socket failed, or the kernel could not be understood.
+    /// The socket failed, or the kernel's answer is malformed.
     #[error(transparent)]
     Netlink(#[from] Error),
 }
 
 impl TransactionError {
-    /// The table in the kernel is not what the changes were worked out for: something is there
-    /// already, or is not there, or is in use. [`Client::replace`] helps.
+    /// Returns whether the kernel's table is not the one for which the commands were made.
+    ///
+    /// Something exists already, is missing or is in use. [`Client::restore`] helps.
     pub fn is_out_of_step(&self) -> bool {
         let errnos = [Errno::NOENT, Errno::EXIST, Errno::BUSY];
         matches!(self, Self::Refused { refusal, .. } if errnos.contains(&refusal.errno))
     }
 
-    /// Trying again later may work.
+    /// Returns whether the same transaction may succeed later.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Refused { refusal, .. } => matches!(
@@ -73,7 +75,7 @@ impl TransactionError {
         }
     }
 
-    /// The kernel has no nf_tables, or lacks a part of it that the rules need.
+    /// Returns whether the kernel lacks nf_tables or a part of it that the rules need.
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::Refused { refusal, .. } => {
@@ -98,44 +100,41 @@ impl Client {
         })
     }
 
-    /// The table's name.
+    /// Returns the table's name.
     pub fn table(&self) -> &str {
         &self.table
     }
 
-    /// The number by which notifications name this socket as the cause.
+    /// Returns the socket's port, which notifications name as the cause of a change.
     pub fn port(&self) -> u32 {
         self.transport.port()
     }
 
-    /// The number of the packet filter's state in which our table is what our last transaction made of
-    /// it, or what [`Client::restore`] found where it had nothing to change. `None` before the first, and
-    /// after one that failed or that somebody else's came before.
+    /// Returns the generation in which the table is as we last wrote it.
+    ///
+    /// That is the generation after our last transaction, or the one that [`Client::restore`] read if
+    /// nothing differed. `None` before the first transaction, after a failure, and if another program's
+    /// transaction came before ours.
     pub fn generation(&self) -> Option<u32> {
         self.generation
     }
 
-    /// Makes `table` of whatever has its name, and changes only what differs: packets that pass
-    /// meanwhile see what stays. Something there that is none of ours costs all of it
-    /// ([`Client::replace`]).
+    /// Makes the kernel's table equal to `table` and changes only what differs.
     ///
-    /// What `hide` takes out of what is there stays, unless all has to go.
+    /// Packets that pass meanwhile see what stays. If the kernel's table has something that ours never
+    /// has (a set of another type, a chain at another hook), the whole table is replaced
+    /// ([`Client::replace`]).
     ///
     /// # Errors
     /// Those of the kernel.
-    pub fn restore(
-        &mut self,
-        table: &Table,
-        hide: impl Fn(&mut Table),
-    ) -> Result<(), TransactionError> {
+    pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
         for _ in 0..READS {
             self.generation = Some(self.read_generation()?);
-            let Some(mut there) = existing::read(&mut self.transport, &self.table, table)? else {
+            let Some(existing) = existing::read(&mut self.transport, &self.table, table)? else {
                 break;
             };
-            hide(&mut there);
-            match self.apply(&there.difference(table)) {
-                // Somebody was faster.
+            match self.apply(&existing.difference(table)) {
+                // Another transaction came between the read and ours.
                 Err(error) if error.is_out_of_step() => {}
                 other => return other,
             }
@@ -143,103 +142,106 @@ impl Client {
         self.replace(table)
     }
 
-    /// Whether the table exists.
+    /// Returns whether the table exists.
     ///
     /// # Errors
-    /// The socket's, and the kernel's but for `ENOENT`.
+    /// Those of the socket and of the kernel, except `ENOENT`.
     pub fn exists(&mut self) -> Result<bool, Error> {
         Ok(existing::flags(&mut self.transport, &self.table)?.is_some())
     }
 
-    /// Carries out all of `changes`, or none, in one moment that no packet falls into.
+    /// Applies all commands in one transaction. A packet sees the rules before or after all of them.
     ///
-    /// An element that is there already with the same data is not a failure. Costs one send; memory
-    /// and the kernel's time are proportional to the number of changes.
+    /// Adding an existing element with the same data succeeds. Costs one send, and memory and kernel
+    /// time proportional to the number of commands.
     ///
     /// # Errors
-    /// [`TransactionError::is_out_of_step`] when the table is not as the changes suppose.
-    pub fn apply(&mut self, changes: &[Change]) -> Result<(), TransactionError> {
-        if changes.is_empty() {
+    /// [`TransactionError::is_out_of_step`] if the commands do not fit the kernel's table.
+    pub fn apply(&mut self, commands: &[Command]) -> Result<(), TransactionError> {
+        if commands.is_empty() {
             return Ok(());
         }
-        self.commit(Base::Existing, || changes.iter().cloned())
+        self.commit(Base::Existing, || commands.iter().cloned())
     }
 
-    /// Puts `table` in the place of whatever has its name, in one transaction.
+    /// Replaces the kernel's table in one transaction.
     ///
-    /// Not seamless where there is a table already: while the kernel finishes, chains on their way out
-    /// still run, without the elements of their maps. [`Client::restore`] is.
+    /// Packets that pass meanwhile may be rejected: while the kernel commits, the old chains still run,
+    /// but their maps are already empty. [`Client::restore`] avoids that.
     ///
     /// # Errors
     /// Those of the kernel.
     pub fn replace(&mut self, table: &Table) -> Result<(), TransactionError> {
-        self.commit(Base::Anew, || table.creation())
+        self.commit(Base::New, || table.creation())
     }
 
-    /// Deletes the table; that there is none is not a failure.
+    /// Deletes the table, if it exists.
     ///
     /// # Errors
     /// Those of the kernel.
     pub fn delete(&mut self) -> Result<(), TransactionError> {
-        self.commit(Base::Nothing, std::iter::empty)
+        self.commit(Base::Deleted, std::iter::empty)
     }
 
-    fn commit<I: Iterator<Item = Change>>(
+    fn commit<I: Iterator<Item = Command>>(
         &mut self,
         base: Base,
-        changes: impl Fn() -> I,
+        commands: impl Fn() -> I,
     ) -> Result<(), TransactionError> {
-        let mut grouping = Grouping::Together;
+        let mut grouping = Grouping::ManyElements;
         let mut is_overtaken = false;
         for _ in 0..TRIES {
             let generation = match self.generation.take() {
                 Some(expected) => expected,
                 None => self.read_generation()?,
             };
-            let mut encoded = transaction(&self.table, base, changes(), generation, grouping)?;
-            let Some((place, answer)) = self.send(&mut encoded)? else {
-                // Each transaction counts up by one, and leaves out 0 (`nf_tables_commit`).
+            let mut encoded = transaction(&self.table, base, commands(), generation, grouping)?;
+            let Some((index, answer)) = self.send(&mut encoded)? else {
+                // A commit adds 1 to the generation, and skips 0 (`nf_tables_commit`).
                 let now = generation.checked_add(1).unwrap_or(1);
-                // What those who came before did to what stays of the table is not known.
+                // The other transaction may have changed a part of our table that we keep.
                 let is_known = !is_overtaken || base != Base::Existing;
                 self.generation = is_known.then_some(now);
                 return Ok(());
             };
-            let NoAnswer::Refused(refusal) = answer else {
+            let RequestError::Refused(refusal) = answer else {
                 return Err(Error::AnswersLost.into());
             };
             if refusal.errno == Errno::RESTART {
                 is_overtaken = true;
                 continue;
             }
-            let subject = encoded.subjects.get(place).cloned().unwrap_or_default();
+            let subject = encoded.subjects.get(index).cloned().unwrap_or_default();
             if subject.len() > 1 {
-                // Which of them it is shows when each has a message of its own.
-                grouping = Grouping::Singly;
+                // The kernel refuses a message; the next try shows which of its commands is at fault.
+                grouping = Grouping::OneCommand;
                 continue;
             }
-            let change = subject.into_iter().next().and_then(|at| changes().nth(at));
+            let command = subject.into_iter().next().and_then(|at| commands().nth(at));
             return Err(TransactionError::Refused {
-                change: self.words(change.as_ref()),
+                command: self.words(command.as_ref()),
                 refusal,
             });
         }
         Err(TransactionError::Overtaken { tries: TRIES })
     }
 
-    /// The first failure, with the place of the message; `None` when all went well.
-    fn send(&mut self, transaction: &mut Transaction) -> Result<Option<(usize, NoAnswer)>, Error> {
-        // The frame itself is not acknowledged: before Linux 6.10 asking for that confuses the
-        // kernel. The last message inside it stands for all.
+    /// Returns the first failure and the index of its message; `None` if there is none.
+    fn send(
+        &mut self,
+        transaction: &mut Transaction,
+    ) -> Result<Option<(usize, RequestError)>, Error> {
+        // Ask for an acknowledgement of the last message before the end of the batch. Before Linux
+        // 6.10 the kernel does not handle that request on the begin and end messages themselves.
         let last = transaction.batch.len().saturating_sub(2);
         let failures = self.transport.run_whole(&mut transaction.batch, last)?;
         Ok(failures.into_iter().next())
     }
 
-    /// The number of the packet filter's present state, which every transaction of anybody changes.
+    /// Reads the packet filter's generation, a number that changes with each transaction of any program.
     ///
     /// # Errors
-    /// The socket's and the kernel's.
+    /// Those of the socket and of the kernel.
     pub fn read_generation(&mut self) -> Result<u32, Error> {
         let kind = message_type(NFT_MSG_GETGEN);
         self.transport.query(
@@ -255,9 +257,9 @@ impl Client {
         )
     }
 
-    fn words(&self, change: Option<&Change>) -> String {
-        match change {
-            Some(change) => change.in_table(&self.table).to_string(),
+    fn words(&self, command: Option<&Command>) -> String {
+        match command {
+            Some(command) => command.in_table(&self.table).to_string(),
             None => format!("changing table inet {}", self.table),
         }
     }

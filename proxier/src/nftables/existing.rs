@@ -1,12 +1,11 @@
-//! What the kernel has of a table, so that only what differs need be changed.
+//! Reading our table back from the kernel, so that only differences need be written.
 //!
-//! To delete a table and make it anew in one transaction is not seamless: while the kernel finishes
-//! it, chains that are on their way out still run, but the elements of their maps are gone
-//! (`nf_tables_commit_chain_prepare` leaves inactive chains as they are), and packets are refused that
-//! both tables would let through. To change the rules of a chain that stays is.
+//! Replacing the whole table in one transaction would affect packets: while the kernel commits, the old
+//! chains still run, but the elements of their maps are already gone
+//! (`nf_tables_commit_chain_prepare` does not touch chains that are deleted). So packets are rejected
+//! that both tables accept. Changing the rules of a kept chain has no such moment.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use ipvs_netlink::Error;
@@ -15,16 +14,17 @@ use ipvs_netlink::transport::{Message, Transport};
 use rustix::io::Errno;
 
 use super::expression::read_verdict;
+use super::hash;
 use super::message::{contents, message_type};
 use super::rule::{Rule, Verdict};
-use super::set::{Key, Kind, Set};
+use super::set::{Key, Set, SetKind};
 use super::sys::*;
 use super::table::{Chain, Table};
 
-/// What the kernel has of the table `name`, as far as it is known from `wanted`; `None` when there is
-/// no such table, or something in it that is none of ours.
+/// Reads the table `name`; `None` if it is missing or has something that our tables never have.
 ///
-/// Costs a dump of the table's chains, rules and sets, and one of the elements of each set.
+/// Rules are recognised, not decoded. A chain with other rules than in `wanted` gets as many empty
+/// ones. Costs a dump of the table's chains, rules and sets, and one of the elements of each set.
 ///
 /// # Errors
 /// Those of the socket and of the dumps.
@@ -33,7 +33,7 @@ pub(super) fn read(
     name: &str,
     wanted: &Table,
 ) -> Result<Option<Table>, Error> {
-    // One with flags is none of ours: a dormant one does nothing, for example.
+    // Our table has no flags. A dormant one, for example, does nothing.
     if flags(transport, name)? != Some(0) {
         return Ok(None);
     }
@@ -50,7 +50,7 @@ pub(super) fn read(
         return Ok(None);
     }
     for set in table.sets.values_mut() {
-        if matches!(set.kind, Kind::Learned { .. }) {
+        if matches!(set.kind, SetKind::Learned { .. }) {
             continue;
         }
         let Some(elements) = reader.elements(set)? else {
@@ -61,10 +61,10 @@ pub(super) fn read(
     Ok(Some(table))
 }
 
-/// The flags of the table `name`; `None` when there is no such table.
+/// Reads the flags of the table `name`; `None` if it is missing.
 ///
 /// # Errors
-/// The socket's, and the kernel's but for `ENOENT`.
+/// Those of the socket and of the kernel, except `ENOENT`.
 pub(super) fn flags(transport: &mut Transport, name: &str) -> Result<Option<u32>, Error> {
     let answer = transport.query(
         message_type(NFT_MSG_GETTABLE),
@@ -84,16 +84,13 @@ pub(super) fn flags(transport: &mut Transport, name: &str) -> Result<Option<u32>
     }
 }
 
-/// What a rule of ours and of this version is known by: an item of userdata that nft passes over.
+/// Returns the userdata by which our rule is recognised: an item that nft ignores, with the rule's
+/// hash.
 pub(super) fn userdata(rule: &Rule) -> [u8; 10] {
-    /// A kind that libnftnl gives no meaning (its own are counted from 0).
+    /// A kind without a meaning in libnftnl, which counts its own from 0.
     const KIND: u8 = 0xf0;
-    let mut hasher = DefaultHasher::new();
-    // Another version may write the same rule in other bytes.
-    env!("CARGO_PKG_VERSION").hash(&mut hasher);
-    rule.to_string().hash(&mut hasher);
     let mut bytes = [KIND, 8, 0, 0, 0, 0, 0, 0, 0, 0];
-    bytes[2..].copy_from_slice(&hasher.finish().to_be_bytes());
+    bytes[2..].copy_from_slice(&hash::rule(rule).to_be_bytes());
     bytes
 }
 
@@ -106,23 +103,24 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The table's chains, without rules; `None` when packets come through one that is not wanted so.
+    /// Reads the chains without their rules; `None` if one has another hook than the wanted chain.
     fn chains(&mut self) -> Result<Option<Table>, Error> {
         let (name, wanted) = (self.table, self.wanted);
         let mut found = Some(Table::default());
         self.dump(
             NFT_MSG_GETCHAIN,
             "reading our chains",
-            // The kernel lists the chains of all tables.
+            // The kernel ignores a table's name here and dumps the chains of all tables.
             |_| {},
             &mut found,
             |found| *found = Some(Table::default()),
             |found, message| {
-                let Some((table, chain)) = read_chain(message.payload, name, wanted)? else {
+                let Some((has_wanted_hook, chain)) = read_chain(message.payload, name, wanted)?
+                else {
                     return Ok(());
                 };
-                match (table.then_some(chain), &mut *found) {
-                    (Some(chain), Some(found)) => found.add_chain(chain),
+                match found {
+                    Some(table) if has_wanted_hook => table.add_chain(chain),
                     _ => *found = None,
                 }
                 Ok(())
@@ -131,8 +129,8 @@ impl Reader<'_> {
         Ok(found)
     }
 
-    /// Gives the chains of `table` their rules: the wanted ones where all of them are there and no
-    /// others, and something else where it is not so.
+    /// Reads the rules into the chains of `table`: the wanted rules if the chain has exactly these, else
+    /// as many empty rules.
     fn rules(&mut self, table: &mut Table) -> Result<(), Error> {
         let name = self.table;
         let mut found: Vec<(Arc<str>, Box<[u8]>)> = Vec::new();
@@ -158,27 +156,30 @@ impl Reader<'_> {
         )?;
         let mut rules = found.into_iter().peekable();
         while let Some((name, first)) = rules.next() {
-            let mut there = vec![first];
+            let mut existing = vec![first];
             while let Some((_, next)) = rules.next_if(|(chain, _)| *chain == name) {
-                there.push(next);
+                existing.push(next);
             }
             let wanted = self
                 .wanted
                 .chains
                 .get(&name)
                 .map_or(&[][..], |it| &it.rules);
-            let is_wanted = wanted.iter().map(userdata).eq(there.iter().map(|it| &**it));
+            let is_wanted = wanted
+                .iter()
+                .map(userdata)
+                .eq(existing.iter().map(|it| &**it));
             if let Some(chain) = table.chains.get_mut(&name) {
                 chain.rules = match is_wanted {
                     true => wanted.to_vec(),
-                    false => vec![Rule::new([]); there.len()],
+                    false => vec![Rule::new([]); existing.len()],
                 };
             }
         }
         Ok(())
     }
 
-    /// Gives `table` its sets, without elements. Answers whether all of them are wanted so.
+    /// Reads the sets into `table` without their elements. Returns whether all have wanted definitions.
     fn sets(&mut self, table: &mut Table) -> Result<bool, Error> {
         let (name, wanted) = (self.table, self.wanted);
         let mut found = (Vec::new(), true);
@@ -192,7 +193,6 @@ impl Reader<'_> {
                 match read_set(message.payload, wanted)? {
                     Some(Some(set)) => sets.push(set),
                     Some(None) => *are_wanted = false,
-                    // One of a rule.
                     None => {}
                 }
                 Ok(())
@@ -203,7 +203,7 @@ impl Reader<'_> {
         Ok(are_wanted)
     }
 
-    /// The elements of `set`; `None` when some could not be read.
+    /// Reads the elements of `set`; `None` if the set cannot have one of them.
     fn elements(&mut self, set: &Set) -> Result<Option<Elements>, Error> {
         let (table, name) = (self.table, &set.name);
         let mut found = Some(Elements::new());
@@ -248,10 +248,10 @@ impl Reader<'_> {
     }
 }
 
-/// A chain without rules, if it is in `table`, and whether packets come to it as is wanted.
+/// Reads a chain and whether it has the wanted hook; `None` if it is in another table.
 fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(bool, Chain)>, Error> {
     let its_table = find(contents(payload), NFTA_CHAIN_TABLE)?;
-    // To the kernel names are just bytes. A name in our table that cannot be read is none of ours.
+    // To the kernel, names are any bytes. Names of ours are UTF-8, so no other can be wanted.
     let is_ours = |its_table: Attribute<'_>| its_table.string().is_ok_and(|it| it == table);
     if !its_table.is_some_and(is_ours) {
         return Ok(None);
@@ -275,20 +275,21 @@ fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(boo
             _ => {}
         }
     }
-    let there = hook.map(|(number, priority)| (kind, number, priority.cast_signed(), policy));
+    let existing = hook.map(|(number, priority)| (kind, number, priority.cast_signed(), policy));
     let accept = Some(NF_ACCEPT.cast_unsigned());
     let hook = wanted.chains.get(name).and_then(|chain| chain.hook);
-    let should = hook.map(|hook| (hook.kind(), hook.number(), hook.priority(), accept));
+    let expected = hook.map(|hook| (hook.kind(), hook.number(), hook.priority(), accept));
     let chain = Chain {
         name: name.into(),
         hook,
         rules: Vec::new(),
     };
-    Ok(Some((there == should, chain)))
+    Ok(Some((existing == expected, chain)))
 }
 
-/// A set without elements, or `None` inside when it is not wanted so; `None` for one without a name.
-#[expect(clippy::option_option, reason = "two questions with an answer each")]
+/// Reads a set without its elements; `None` for an anonymous set, which belongs to a rule, and
+/// `Some(None)` if the definition is not the wanted one.
+#[expect(clippy::option_option, reason = "two independent answers")]
 fn read_set(payload: &[u8], wanted: &Table) -> Result<Option<Option<Set>>, Error> {
     let (mut name, mut flags, mut key) = ("", 0, 0);
     let (mut timeout, mut size) = (None, None);
@@ -315,7 +316,7 @@ fn read_set(payload: &[u8], wanted: &Table) -> Result<Option<Option<Set>>, Error
     })))
 }
 
-/// An element of `set`; `None` when it is none that a set of ours can have.
+/// Reads an element of `set`; `None` if such a set of ours cannot have it.
 fn read_element(
     element: &Attribute<'_>,
     set: &Set,
@@ -331,8 +332,8 @@ fn read_element(
     }
     let key = key.and_then(|key| Key::decode(&set.key, key.value));
     let verdict = match (set.kind, data) {
-        (Kind::Set, None) => Some(None),
-        (Kind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
+        (SetKind::Set, None) => Some(None),
+        (SetKind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
         _ => None,
     };
     Ok(key.zip(verdict))

@@ -1,62 +1,21 @@
-//! A rule as the kernel's expressions: loads into registers, comparisons, actions.
+//! Rules as the kernel's expressions: loads into registers, comparisons, actions.
 //!
-//! What nft implies is made explicit here, as nft does it: `ip saddr` in a table of family `inet` is
-//! about IPv4 packets only, so a comparison of the packet's family comes first.
+//! The expressions are those that nft generates. For example, `ip saddr` in a table of family `inet`
+//! becomes a comparison of the packet's family and the comparison of the address.
 
 use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
 
+use super::anonymous::{ANONYMOUS, AnonymousSet};
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 use super::sys::*;
-use super::value::{Type, Value};
-use crate::model::{Family, Networks, Protocol};
+use super::value::Value;
+use crate::model::{Family, Networks};
 
-/// A set without a name that one rule looks into. It has to be made before the rule, in the same
-/// transaction, and goes with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Anonymous {
-    /// By what the rule finds it; unique in the transaction.
-    pub(super) id: u32,
-    pub(super) key: Type,
-    pub(super) content: Content,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Content {
-    Networks(Networks),
-    Protocols(Box<[Protocol]>),
-}
-
-/// The name that stands for "give it one" (`nf_tables_set_alloc_name`).
-pub(super) const ANONYMOUS: &str = "__set%d";
-
-/// The sets that `rule` needs, with numbers from `next_id` on.
-pub(super) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<Anonymous> {
-    let contents = rule.statements().iter().filter_map(content);
-    contents
-        .map(|(key, content)| {
-            let id = *next_id;
-            *next_id += 1;
-            Anonymous { id, key, content }
-        })
-        .collect()
-}
-
-fn content(statement: &Statement) -> Option<(Type, Content)> {
-    match statement {
-        Statement::Match(Match::Source(_, networks)) if networks.single().is_none() => {
-            let key = Type::Address(networks.family());
-            Some((key, Content::Networks(networks.clone())))
-        }
-        Statement::Match(Match::Protocol(protocols)) if protocols.len() != 1 => {
-            Some((Type::Protocol, Content::Protocols(protocols.clone())))
-        }
-        _ => None,
-    }
-}
-
-/// Writes the expressions of `rule`, whose [`anonymous_sets`] are `sets`.
-pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[Anonymous]) {
+/// Writes the expressions of `rule`.
+///
+/// `sets` are the rule's [`super::anonymous::anonymous_sets`].
+pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[AnonymousSet]) {
     let mut expressions = Expressions {
         writer,
         sets: sets.iter(),
@@ -67,13 +26,15 @@ pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[Anonymous
     }
 }
 
-/// A 32-bit register, counted from 0. The kernel also knows four of them as one of 16 bytes, and
-/// prefers that name where it can (`nft_dump_register`).
+/// A 32-bit register, counted from 0.
+///
+/// The kernel also numbers each four of them as one register of 16 bytes. Its dumps use that number if
+/// possible (`nft_dump_register`), and so does [`Register::number`].
 #[derive(Clone, Copy)]
 struct Register(u32);
 
 const FIRST: Register = Register(0);
-/// Beyond an IPv6 address in the first one.
+/// The first register after an IPv6 address in [`FIRST`].
 const SECOND: Register = Register(4);
 
 impl Register {
@@ -87,8 +48,9 @@ impl Register {
 
 struct Expressions<'a, 'w> {
     writer: &'a mut Writer<'w>,
-    sets: std::slice::Iter<'a, Anonymous>,
-    /// The family that was compared already.
+    /// The anonymous sets that no expression refers to yet.
+    sets: std::slice::Iter<'a, AnonymousSet>,
+    /// The family with which the rule has compared packets.
     family: Option<Family>,
 }
 
@@ -98,11 +60,11 @@ impl Expressions<'_, '_> {
             Statement::Match(it) => self.matches(it),
             Statement::In { key, set } => {
                 self.load_key(key);
-                self.lookup(Found::Set(set), None);
+                self.lookup(SetName::Named(set), None);
             }
             Statement::VerdictMap { key, map } => {
                 self.load_key(key);
-                self.lookup(Found::Set(map), Some(0));
+                self.lookup(SetName::Named(map), Some(0));
             }
             Statement::SetMark(mark) => self.set_mark(mark),
             Statement::Remember { map, key, data } => {
@@ -149,7 +111,7 @@ impl Expressions<'_, '_> {
                 self.load(Selector::Protocol, FIRST);
                 match protocols[..] {
                     [protocol] => self.compare(Relation::Is, &[protocol.number()]),
-                    _ => self.lookup(Found::Anonymous(Relation::Is), None),
+                    _ => self.lookup(SetName::Anonymous(Relation::Is), None),
                 }
             }
             Match::InputInterface(relation, name) => {
@@ -190,7 +152,7 @@ impl Expressions<'_, '_> {
                     Family::V4 => (IPPROTO_ICMP, ICMP_ECHO),
                     Family::V6 => (IPPROTO_ICMPV6, ICMPV6_ECHO_REQUEST),
                 };
-                self.only(*family);
+                self.compare_family(*family);
                 self.load(Selector::Protocol, FIRST);
                 self.compare(Relation::Is, &[protocol]);
                 self.load_payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, FIRST);
@@ -203,15 +165,15 @@ impl Expressions<'_, '_> {
         let selector = Selector::Source(networks.family());
         let Some(network) = networks.single() else {
             self.load(selector, FIRST);
-            return self.lookup(Found::Anonymous(relation), None);
+            return self.lookup(SetName::Anonymous(relation), None);
         };
         let mut bytes = Vec::with_capacity(16);
         Value::from(network.network()).encode(&mut bytes);
         let length = usize::from(network.prefix_len());
         let whole_bytes = length / 8;
         if length > 0 && length % 8 == 0 {
-            // As nft does: only as many bytes are loaded as the prefix is long.
-            self.only(networks.family());
+            // nft loads only the bytes of the prefix.
+            self.compare_family(networks.family());
             let length = u32::from(network.prefix_len() / 8);
             let offset = source_offset(networks.family());
             self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, offset, length, FIRST);
@@ -246,7 +208,7 @@ impl Expressions<'_, '_> {
             }
             NewMark::Mapped { key, map } => {
                 self.load(*key, FIRST);
-                self.lookup(Found::Set(map), Some(FIRST.number()));
+                self.lookup(SetName::Named(map), Some(FIRST.number()));
             }
         }
         self.expression("meta", |data| {
@@ -255,7 +217,7 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// Loads the parts of a key one after the other, each from a register of its own on.
+    /// Loads the parts of a key into consecutive registers.
     fn load_key(&mut self, key: &[Selector]) {
         let mut register = FIRST;
         for &selector in key {
@@ -270,7 +232,7 @@ impl Expressions<'_, '_> {
     fn load(&mut self, selector: Selector, register: Register) {
         match selector {
             Selector::Source(family) | Selector::Destination(family) => {
-                self.only(family);
+                self.compare_family(family);
                 let length = match family {
                     Family::V4 => 4,
                     Family::V6 => 16,
@@ -295,8 +257,8 @@ impl Expressions<'_, '_> {
         }
     }
 
-    /// Ends the rule for packets of the other family.
-    fn only(&mut self, family: Family) {
+    /// Compares the packet's family, once for each rule.
+    fn compare_family(&mut self, family: Family) {
         if self.family.replace(family) == Some(family) {
             return;
         }
@@ -365,26 +327,27 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// Looks the first register and those after it up; `into` is 0 for verdicts.
-    fn lookup(&mut self, found: Found<'_>, into: Option<u32>) {
-        let anonymous = match found {
-            Found::Anonymous(_) => self.sets.next(),
-            Found::Set(_) => None,
+    /// Looks up the registers from [`FIRST`] on. `into` gets the data of a map; 0 is the register of
+    /// verdicts.
+    fn lookup(&mut self, set: SetName<'_>, into: Option<u32>) {
+        let anonymous = match set {
+            SetName::Anonymous(_) => self.sets.next(),
+            SetName::Named(_) => None,
         };
         self.expression("lookup", |data| {
-            let name = match found {
-                Found::Set(name) => name,
-                Found::Anonymous(_) => ANONYMOUS,
+            let name = match set {
+                SetName::Named(name) => name,
+                SetName::Anonymous(_) => ANONYMOUS,
             };
             data.string(NFTA_LOOKUP_SET, name);
-            if let Some(set) = anonymous {
-                data.u32_be(NFTA_LOOKUP_SET_ID, set.id);
+            if let Some(anonymous) = anonymous {
+                data.u32_be(NFTA_LOOKUP_SET_ID, anonymous.id);
             }
             data.u32_be(NFTA_LOOKUP_SREG, FIRST.number());
             if let Some(register) = into {
                 data.u32_be(NFTA_LOOKUP_DREG, register);
             }
-            if let Found::Anonymous(Relation::IsNot) = found {
+            if let SetName::Anonymous(Relation::IsNot) = set {
                 data.u32_be(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV);
             }
         });
@@ -398,12 +361,14 @@ impl Expressions<'_, '_> {
     }
 }
 
-enum Found<'a> {
-    Set(&'a str),
+/// The set in which a lookup takes place.
+enum SetName<'a> {
+    Named(&'a str),
+    /// The rule's next anonymous set. With [`Relation::IsNot`] the rule continues if it lacks the key.
     Anonymous(Relation),
 }
 
-/// Where the source address is in an IP header; the destination follows it.
+/// Returns the offset of the source address in an IP header. The destination address follows it.
 fn source_offset(family: Family) -> u32 {
     match family {
         Family::V4 => 12,
@@ -411,7 +376,7 @@ fn source_offset(family: Family) -> u32 {
     }
 }
 
-/// The verdict in data; `None` where there is none that we know.
+/// Reads the verdict in the data of an element; `None` for any other data.
 pub(super) fn read_verdict(data: &Attribute<'_>) -> Result<Option<Verdict>, Error> {
     let Some(verdict) = find(data.nested(), NFTA_DATA_VERDICT)? else {
         return Ok(None);
@@ -431,7 +396,7 @@ pub(super) fn read_verdict(data: &Attribute<'_>) -> Result<Option<Verdict>, Erro
     })
 }
 
-/// Writes a verdict as data.
+/// Writes a verdict as data of an element or of an expression.
 pub(super) fn write_verdict(writer: &mut Writer<'_>, verdict: &Verdict) {
     let (code, chain) = match verdict {
         Verdict::Accept => (NF_ACCEPT, None),

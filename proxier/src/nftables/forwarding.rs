@@ -1,79 +1,86 @@
-//! Chains of others that drop the answers of endpoints, and the rule of ours that they get.
+//! Our rule in the forward chains of other programs.
 //!
-//! A packet passes all tables, and one drop is final: where somebody's forward chain has the policy
-//! drop (Docker's `iptables -P FORWARD DROP`), no rule in a table of ours helps. What IPVS sends to
-//! endpoints is never forwarded, but their answers are, unless the client is a process of this node.
-//! So such a chain has to accept established connections. Where it does not, it gets a rule at its
-//! head that does so for answers: kube-proxy's KUBE-FORWARD, less what no Service needs.
+//! A packet passes the chains of all tables, and one drop is final. If another program's forward chain
+//! has the policy drop (Docker runs `iptables -P FORWARD DROP`), no rule in our own table can save the
+//! packet. IPVS takes requests from the input hook and sends them through the output hook, so the
+//! forward hook sees only the answers of endpoints, and only if the client is not a process of this
+//! node. Every such chain gets one rule at its head that accepts these answers. kube-proxy inserts
+//! its KUBE-FORWARD chain in the same way.
+//!
+//! The other rules of the chain are not interpreted: if one of them accepts established connections
+//! already, our rule is redundant and harmless.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{Message, NoAnswer, Transport, protocols};
+use ipvs_netlink::transport::{Message, RequestError, Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use netlink_packet_core::NLM_F_CREATE;
 use rustix::io::Errno;
 
-use super::message::{frame, message_type};
+use super::message::{contents, frame, message_type};
 use super::sys::*;
 
+mod accept_rule;
 mod chain;
-mod elements;
-mod extension;
 mod legacy;
-mod opening;
-mod rule;
-mod rules;
 
+pub(super) use accept_rule::author;
+use accept_rule::{Author, insert_best};
 pub use chain::ForwardChain;
-pub(super) use chain::is_dropping;
-use elements::{Elements, Sets};
-pub(super) use opening::is_ours;
-use rules::{Missing, Rules};
+pub(super) use chain::has_drop_policy;
 
-/// Sees to the forward chains of the network namespace in which this was opened.
+/// A socket that maintains our rule in the forward chains of its network namespace.
 #[derive(Debug)]
 pub struct Forwarding {
     transport: Transport,
     treatment: Treatment,
 }
 
-/// What is done about a chain that drops answers.
+/// What to do about a forward chain whose policy is drop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Treatment {
-    /// A rule of ours at its head accepts them.
+    /// Insert our rule at its head.
     #[default]
     Accept,
-    /// Nothing.
+    /// Only report it.
     Warn,
 }
 
-/// What was done, and what was not.
+/// The result of [`Forwarding::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// These chains have got a rule of ours.
-    pub opened: Vec<ForwardChain>,
-    /// These have lost it: they drop no longer, or nothing is to be done about it.
-    pub closed: Vec<ForwardChain>,
-    /// These drop answers.
-    pub obstacles: BTreeSet<Obstacle>,
-    /// Why there are chains that could not be seen to. Another look may help.
+pub struct ForwardReport {
+    /// The chains that got our rule.
+    pub inserted: Vec<ForwardChain>,
+    /// The chains that lost our rule, because their policy or the treatment changed.
+    pub removed: Vec<ForwardChain>,
+    /// The chains that may drop answers.
+    pub dropping: BTreeSet<DroppingChain>,
+    /// Errors, each with its chain. The next [`Forwarding::apply`] may succeed.
     pub failures: BTreeSet<String>,
-    /// The table `filter` of these programs is in use, and may drop answers, too.
-    pub unreadable: Vec<&'static str>,
+    /// The programs of iptables-legacy whose table `filter` is in use. Netlink gives no access to it.
+    pub legacy_programs: Vec<&'static str>,
 }
 
-/// A chain that drops what is forwarded, and whose rules do not accept established connections.
+/// A chain with policy drop and without our rule.
 ///
-/// What it accepts more narrowly, for one interface say, is not taken into account. The chains of
-/// iptables-legacy are not in nf_tables, so they are never among these ([`Seen::unreadable`]).
+/// Prints with the command that inserts one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Obstacle {
+pub struct DroppingChain {
     chain: ForwardChain,
-    /// Why it has no rule of ours, in the kernel's words, if it should.
+    /// The kernel's error for our rule; `None` with [`Treatment::Warn`].
     refusal: Option<String>,
+}
+
+/// The rules of a chain that have a comment of [`Author`]'s.
+#[derive(Debug, Default)]
+struct CommentedRules {
+    /// Handles of the rules that this program inserted.
+    ours: Vec<u64>,
+    /// Whether the operator ran the command that [`DroppingChain`] prints.
+    has_operators: bool,
 }
 
 impl Forwarding {
@@ -88,50 +95,48 @@ impl Forwarding {
         })
     }
 
-    /// Looks at all forward chains and gives rules of ours to those that need one.
+    /// Applies the treatment to every forward chain.
     ///
-    /// Costs a dump of all chains, one of the rules of each forward chain, and one of its table's
-    /// where it drops and only chains that it jumps to can tell. A chain that has our rule is not
-    /// looked at further.
+    /// Costs a dump of all chains and one of the rules of each forward chain.
     ///
     /// # Errors
-    /// When the chains cannot be listed. What goes wrong with one of them is among the
-    /// [`Seen::failures`], and what the kernel refuses for good among the [`Seen::obstacles`].
-    pub fn see_to(&mut self) -> Result<Seen, Error> {
-        let mut seen = Seen {
-            unreadable: legacy::in_use(),
-            ..Seen::default()
+    /// If the chains cannot be listed. Errors of a single chain are in [`ForwardReport::failures`];
+    /// permanent refusals are in [`ForwardReport::dropping`].
+    pub fn apply(&mut self) -> Result<ForwardReport, Error> {
+        let mut report = ForwardReport {
+            legacy_programs: legacy::in_use(),
+            ..ForwardReport::default()
         };
         for (chain, drops) in self.chains()? {
-            if let Err(error) = self.see_to_one(&chain, drops, &mut seen) {
-                seen.failures.insert(format!("{chain}: {error}"));
+            if let Err(error) = self.apply_to(&chain, drops, &mut report) {
+                report.failures.insert(format!("{chain}: {error}"));
             }
         }
-        Ok(seen)
+        Ok(report)
     }
 
-    fn see_to_one(
+    fn apply_to(
         &mut self,
         chain: &ForwardChain,
         drops: bool,
-        seen: &mut Seen,
+        report: &mut ForwardReport,
     ) -> Result<(), Error> {
-        let rules = self.rules(chain, Some(chain.name()))?;
-        let keeps_ours = drops && self.treatment == Treatment::Accept;
+        let rules = self.commented_rules(chain)?;
+        let needs_ours = drops && self.treatment == Treatment::Accept;
         if !rules.ours.is_empty() {
-            if keeps_ours {
+            if needs_ours {
                 return Ok(());
             }
-            self.delete(chain, &rules)?;
-            seen.closed.push(chain.clone());
+            self.delete(chain, &rules.ours)?;
+            report.removed.push(chain.clone());
         }
-        if !drops || self.accepts(chain, rules)? {
+        if !drops || rules.has_operators {
             return Ok(());
         }
         let refusal = match self.treatment {
             Treatment::Accept => match self.insert(chain)? {
                 None => {
-                    seen.opened.push(chain.clone());
+                    report.inserted.push(chain.clone());
                     return Ok(());
                 }
                 Some(refusal) => Some(refusal.to_string()),
@@ -139,19 +144,19 @@ impl Forwarding {
             Treatment::Warn => None,
         };
         let chain = chain.clone();
-        seen.obstacles.insert(Obstacle { chain, refusal });
+        report.dropping.insert(DroppingChain { chain, refusal });
         Ok(())
     }
 
-    /// Removes our rules from all chains, and says which had one.
+    /// Removes our rules from all chains and returns the chains that had one.
     ///
     /// # Errors
-    /// Those of the socket, of the dumps, and of the removals; the last one, after all chains.
-    pub fn clear(&mut self) -> Result<Vec<ForwardChain>, Error> {
+    /// If the chains cannot be listed. If single chains fail, the last error, after all chains.
+    pub fn remove_rules(&mut self) -> Result<Vec<ForwardChain>, Error> {
         let mut result = Ok(Vec::new());
         for (chain, _) in self.chains()? {
-            match (self.clear_one(&chain), &mut result) {
-                (Ok(true), Ok(closed)) => closed.push(chain),
+            match (self.remove_from(&chain), &mut result) {
+                (Ok(true), Ok(removed)) => removed.push(chain),
                 (Ok(_), _) => {}
                 (Err(error), _) => result = Err(error),
             }
@@ -159,14 +164,14 @@ impl Forwarding {
         result
     }
 
-    /// Answers whether there was a rule of ours.
-    fn clear_one(&mut self, chain: &ForwardChain) -> Result<bool, Error> {
-        let rules = self.rules(chain, Some(chain.name()))?;
-        self.delete(chain, &rules)?;
+    /// Returns whether the chain had a rule of ours.
+    fn remove_from(&mut self, chain: &ForwardChain) -> Result<bool, Error> {
+        let rules = self.commented_rules(chain)?;
+        self.delete(chain, &rules.ours)?;
         Ok(!rules.ours.is_empty())
     }
 
-    /// The forward chains that there are, and whether their policy is drop.
+    /// Returns all forward chains, each with whether its policy is drop.
     fn chains(&mut self) -> Result<Vec<(ForwardChain, bool)>, Error> {
         let mut chains = Vec::new();
         let dumped = self.transport.dump(
@@ -181,88 +186,54 @@ impl Forwarding {
             },
         );
         match dumped {
-            // There is no nf_tables (`nfnetlink_rcv_msg`), so there are none. That it lacks is for
-            // our own rules to say.
+            // A kernel without nf_tables has no chains (`nfnetlink_rcv_msg`). The transaction of our
+            // own table reports that it is missing.
             Err(error) if error.is_invalid() => Ok(Vec::new()),
             Err(error) => Err(error),
             Ok(()) => Ok(chains),
         }
     }
 
-    /// Whether `chain`, whose own rules are `rules`, is sure to accept established connections.
-    fn accepts(&mut self, chain: &ForwardChain, mut rules: Rules) -> Result<bool, Error> {
-        let mut sets = Sets::new();
-        loop {
-            match rules.accept(chain.name(), &sets) {
-                Ok(accepts) => return Ok(accepts),
-                Err(Missing::Rules) => {
-                    rules = self.rules(chain, None)?;
-                    // Names that the kernel gave may be others' by now.
-                    sets.clear();
-                }
-                Err(Missing::Set(name)) => {
-                    let elements = self.elements(chain, &name)?;
-                    sets.insert(name, elements);
-                }
-            }
-        }
-    }
-
-    /// The rules of `chain`'s table, or of one chain in it.
-    fn rules(&mut self, chain: &ForwardChain, only: Option<&str>) -> Result<Rules, Error> {
-        let mut rules = match only {
-            Some(_) => Rules::default(),
-            None => Rules::all(),
-        };
+    fn commented_rules(&mut self, chain: &ForwardChain) -> Result<CommentedRules, Error> {
+        let mut rules = CommentedRules::default();
         self.transport.dump(
             message_type(NFT_MSG_GETRULE),
             "reading the rules of a forward chain",
-            |writer| {
-                writer.header(&[chain.family(), 0, 0, 0]);
-                writer.string(NFTA_RULE_TABLE, chain.table());
-                if let Some(name) = only {
-                    writer.string(NFTA_RULE_CHAIN, name);
-                }
-            },
-            Rules::clear,
+            |writer| chain.write(writer),
+            |rules| *rules = CommentedRules::default(),
             &mut rules,
-            |rules, message| rules.read(message.payload),
+            |rules, message| {
+                match author(message.payload) {
+                    Some(Author::Operator) => rules.has_operators = true,
+                    Some(Author::Program) => {
+                        for attribute in contents(message.payload) {
+                            let attribute = attribute?;
+                            if attribute.kind == NFTA_RULE_HANDLE {
+                                rules.ours.push(u64::from_be_bytes(attribute.array()?));
+                            }
+                        }
+                    }
+                    None => {}
+                }
+                Ok(())
+            },
         )?;
         Ok(rules)
     }
 
-    /// The elements of a set in `chain`'s table.
-    fn elements(&mut self, chain: &ForwardChain, set: &str) -> Result<Elements, Error> {
-        let mut elements = Elements::default();
-        self.transport.dump(
-            message_type(NFT_MSG_GETSETELEM),
-            "reading a set of connection states",
-            |writer| {
-                writer.header(&[chain.family(), 0, 0, 0]);
-                writer.string(NFTA_SET_ELEM_LIST_TABLE, chain.table());
-                writer.string(NFTA_SET_ELEM_LIST_SET, set);
-            },
-            Elements::clear,
-            &mut elements,
-            |elements, message| elements.read(message.payload),
-        )?;
-        Ok(elements)
-    }
-
-    /// Puts our rule at the head of `chain`. Answers why the kernel does not want it, if it does not;
-    /// what may be otherwise the next time is an error.
+    /// Inserts our rule at the head of `chain`. Returns the kernel's refusal if it is permanent.
     fn insert(&mut self, chain: &ForwardChain) -> Result<Option<Refusal>, Error> {
-        let refused = opening::put_best(chain, |dialect| {
+        let refused = insert_best(chain, |syntax| {
             self.change(NFT_MSG_NEWRULE, NLM_F_CREATE, |writer| {
-                writer.header(&[chain.family(), 0, 0, 0]);
-                opening::write(writer, chain, dialect);
+                chain.write(writer);
+                accept_rule::write(writer, syntax);
             })
         })?;
         let Some(refusal) = refused else {
             return Ok(None);
         };
         let error = Error::Refused {
-            doing: "adding our rule".into(),
+            doing: "inserting our rule".into(),
             refusal: refusal.clone(),
         };
         if error.is_transient() {
@@ -271,12 +242,10 @@ impl Forwarding {
         Ok(Some(refusal))
     }
 
-    fn delete(&mut self, chain: &ForwardChain, rules: &Rules) -> Result<(), Error> {
-        for handle in &rules.ours {
+    fn delete(&mut self, chain: &ForwardChain, handles: &[u64]) -> Result<(), Error> {
+        for handle in handles {
             let refused = self.change(NFT_MSG_DELRULE, 0, |writer| {
-                writer.header(&[chain.family(), 0, 0, 0]);
-                writer.string(NFTA_RULE_TABLE, chain.table());
-                writer.string(NFTA_RULE_CHAIN, chain.name());
+                chain.write(writer);
                 writer.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
             })?;
             match refused {
@@ -292,7 +261,7 @@ impl Forwarding {
         Ok(())
     }
 
-    /// Makes one change. Answers why the kernel did not want it, if it did not.
+    /// Sends a transaction of one message. Returns the kernel's refusal, if any.
     fn change(
         &mut self,
         kind: u16,
@@ -305,24 +274,23 @@ impl Forwarding {
         frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
         match self.transport.run_whole(&mut batch, 1)?.into_iter().next() {
             None => Ok(None),
-            Some((_, NoAnswer::Refused(refusal))) => Ok(Some(refusal)),
+            Some((_, RequestError::Refused(refusal))) => Ok(Some(refusal)),
             Some(_) => Err(Error::AnswersLost),
         }
     }
 }
 
-/// With the command that removes it.
-impl fmt::Display for Obstacle {
+impl fmt::Display for DroppingChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { chain, refusal } = self;
         write!(
             f,
-            "{chain} drops what is forwarded and has no rule for all established connections: nobody \
-             but processes of this node is sure to hear the answers of endpoints; "
+            "{chain} drops forwarded packets by its policy; unless one of its rules accepts established \
+             connections, only processes of this node receive the answers of endpoints; "
         )?;
         if let Some(refusal) = refusal {
-            write!(f, "a rule of ours for them was refused: {refusal}; ")?;
+            write!(f, "inserting a rule for them was refused: {refusal}; ")?;
         }
-        write!(f, "all do after `{}`", chain.command())
+        write!(f, "to accept them, run `{}`", chain.command())
     }
 }

@@ -1,6 +1,5 @@
-//! Changes as the messages of one transaction.
+//! The netlink messages of a transaction.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
 use ipvs_netlink::Result;
@@ -8,52 +7,52 @@ use ipvs_netlink::attr::{Attribute, Writer, attributes};
 use ipvs_netlink::batch::Batch;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 
-use super::change::Change;
+use super::anonymous::{AnonymousSet, anonymous_sets};
+use super::command::Command;
 use super::existing::userdata;
-use super::expression::{ANONYMOUS, Anonymous, Content, anonymous_sets, write_rule, write_verdict};
-use super::set::{Element, Kind, Set};
+use super::expression::{write_rule, write_verdict};
+use super::rule::Verdict;
+use super::set::{Key, Set, SetKind};
 use super::sys::*;
 use super::table::Hook;
 use super::value::Type;
-use crate::model::{Family, Networks, Protocol};
 
-/// An attribute holds 65,535 bytes; an element takes less than 400.
+/// The most elements in a message. Their attribute holds 65,535 bytes; an element takes less than 400.
 const ELEMENTS_PER_MESSAGE: usize = 128;
 
-/// What a transaction starts from.
+/// The table from which a transaction starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Base {
-    /// The table as it is; it has to exist.
+    /// The existing table.
     Existing,
-    /// An empty table, in the place of one of that name, if there is one.
-    Anew,
-    /// No table at all is left.
-    Nothing,
+    /// A new table; an existing one of that name is deleted.
+    New,
+    /// No table; an existing one is deleted.
+    Deleted,
 }
 
-/// How many changes one message may carry.
+/// How many commands a message may carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grouping {
-    /// Many elements of a set.
-    Together,
-    /// One, so that a refusal tells which one it is about.
-    Singly,
+    /// Many elements of one set.
+    ManyElements,
+    /// One, so that the kernel's refusal names a command.
+    OneCommand,
 }
 
 /// An encoded transaction.
 #[derive(Debug)]
 pub(super) struct Transaction {
     pub(super) batch: Batch,
-    /// Which changes each message is about; none for those that frame the transaction.
+    /// The indices of the commands that each message carries; an empty range for other messages.
     pub(super) subjects: Vec<Range<usize>>,
 }
 
-/// Encodes a transaction, which the kernel carries out only while its rules are those of
-/// `generation`.
+/// Encodes a transaction. The kernel refuses it unless `generation` is the current one.
 pub(super) fn transaction(
     table: &str,
     base: Base,
-    changes: impl IntoIterator<Item = Change>,
+    commands: impl IntoIterator<Item = Command>,
     generation: u32,
     grouping: Grouping,
 ) -> Result<Transaction> {
@@ -68,31 +67,32 @@ pub(super) fn transaction(
         writer.u32_be(NFNL_BATCH_GENID, generation);
     })?;
     if base != Base::Existing {
-        // To delete what may not be there, it is made first.
+        // Deleting a missing table fails. Adding an existing one does not, so add it first.
+        // `NFT_MSG_DESTROYTABLE` needs Linux 6.3.
         encoder.table(NFT_MSG_NEWTABLE)?;
         encoder.table(NFT_MSG_DELTABLE)?;
     }
-    if base == Base::Anew {
+    if base == Base::New {
         encoder.table(NFT_MSG_NEWTABLE)?;
     }
     let mut group = Vec::new();
-    for change in changes {
+    for command in commands {
         let is_full = match grouping {
-            Grouping::Together => {
+            Grouping::ManyElements => {
                 group.len() == ELEMENTS_PER_MESSAGE
                     || group
                         .first()
-                        .is_some_and(|first| !are_alike(first, &change))
+                        .is_some_and(|first| !fit_together(first, &command))
             }
-            Grouping::Singly => !group.is_empty(),
+            Grouping::OneCommand => !group.is_empty(),
         };
         if is_full {
-            encoder.changes(&group)?;
+            encoder.commands(&group)?;
             group.clear();
         }
-        group.push(change);
+        group.push(command);
     }
-    encoder.changes(&group)?;
+    encoder.commands(&group)?;
     encoder.frame(NFNL_MSG_BATCH_END, |_| {})?;
     Ok(Transaction {
         batch: encoder.batch,
@@ -100,16 +100,19 @@ pub(super) fn transaction(
     })
 }
 
-/// How many bytes the transaction of these changes has.
+/// Returns the number of bytes of the transaction with these commands.
 ///
 /// # Errors
-/// [`ipvs_netlink::Error::TooLong`] when a name is too long for netlink.
-pub fn transaction_length(table: &str, changes: impl IntoIterator<Item = Change>) -> Result<usize> {
-    let encoded = transaction(table, Base::Existing, changes, 0, Grouping::Together)?;
+/// [`ipvs_netlink::Error::TooLong`] if a name does not fit an attribute.
+pub fn transaction_length(
+    table: &str,
+    commands: impl IntoIterator<Item = Command>,
+) -> Result<usize> {
+    let encoded = transaction(table, Base::Existing, commands, 0, Grouping::ManyElements)?;
     Ok(encoded.batch.as_bytes().len())
 }
 
-/// The type of a message of nf_tables of this kind, such as [`NFT_MSG_NEWRULE`].
+/// Returns the netlink type of an nf_tables message such as [`NFT_MSG_NEWRULE`].
 pub(super) fn message_type(kind: u16) -> u16 {
     (NFNL_SUBSYS_NFTABLES << 8) | kind
 }
@@ -121,24 +124,24 @@ pub(super) fn frame(
     body: impl FnOnce(&mut Writer<'_>),
 ) -> Result<()> {
     batch.push(kind, 0, |writer| {
-        // `res_id` says whose transaction it is.
+        // In these messages `res_id` of `struct nfgenmsg` is the subsystem.
         let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
         writer.header(&[NFPROTO_UNSPEC, 0, high, low]);
         body(writer);
     })
 }
 
-/// The attributes of a message of nf_tables, which follow family, version and resource
-/// (`struct nfgenmsg`).
+/// Returns the attributes of an nf_tables message, which follow its `struct nfgenmsg`.
 pub(super) fn contents(payload: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>>> {
     attributes(payload.get(4..).unwrap_or_default())
 }
 
-/// Whether one message can carry both: elements of one set that come, or that go.
-fn are_alike(one: &Change, other: &Change) -> bool {
+/// Returns whether one message can carry both commands: both add to the same set, or both delete from
+/// it.
+fn fit_together(one: &Command, other: &Command) -> bool {
     match (one, other) {
-        (Change::AddElement(one, _), Change::AddElement(other, _))
-        | (Change::DeleteElement(one, _), Change::DeleteElement(other, _)) => one == other,
+        (Command::AddElement(one, _), Command::AddElement(other, _))
+        | (Command::DeleteElement(one, _), Command::DeleteElement(other, _)) => one == other,
         _ => false,
     }
 }
@@ -147,9 +150,9 @@ struct Encoder<'a> {
     table: &'a str,
     batch: Batch,
     subjects: Vec<Range<usize>>,
-    /// How many changes were encoded.
+    /// The number of encoded commands.
     encoded: usize,
-    /// The number of the next set without a name.
+    /// The number of the next new set.
     next_id: u32,
 }
 
@@ -184,44 +187,45 @@ impl Encoder<'_> {
             })
     }
 
-    /// Encodes changes that are alike.
-    fn changes(&mut self, changes: &[Change]) -> Result<()> {
+    /// Encodes commands that [fit together](fit_together).
+    fn commands(&mut self, commands: &[Command]) -> Result<()> {
         let table = self.table;
-        let subject = self.encoded..self.encoded + changes.len();
+        let subject = self.encoded..self.encoded + commands.len();
         self.encoded = subject.end;
-        let Some(first) = changes.first() else {
+        let Some(first) = commands.first() else {
             return Ok(());
         };
         match first {
-            Change::AddSet(set) => {
-                let id = self.next_id();
+            Command::AddSet(set) => {
+                let id = self.next_id;
+                self.next_id += 1;
                 self.message(NFT_MSG_NEWSET, 0, subject, |writer| {
                     write_set(writer, table, set, id);
                 })
             }
-            Change::DeleteSet(name) => self.message(NFT_MSG_DELSET, 0, subject, |writer| {
+            Command::DeleteSet(name) => self.message(NFT_MSG_DELSET, 0, subject, |writer| {
                 writer.string(NFTA_SET_TABLE, table);
                 writer.string(NFTA_SET_NAME, name);
             }),
-            Change::AddElement(set, _) => self.message(NFT_MSG_NEWSETELEM, 0, subject, |writer| {
-                write_elements(writer, table, set, changes);
+            Command::AddElement(set, _) => self.message(NFT_MSG_NEWSETELEM, 0, subject, |writer| {
+                write_elements(writer, table, set, commands);
             }),
-            Change::DeleteElement(set, _) => {
+            Command::DeleteElement(set, _) => {
                 self.message(NFT_MSG_DELSETELEM, 0, subject, |writer| {
-                    write_elements(writer, table, set, changes);
+                    write_elements(writer, table, set, commands);
                 })
             }
-            Change::AddChain(name, hook) => self.message(NFT_MSG_NEWCHAIN, 0, subject, |writer| {
+            Command::AddChain(name, hook) => self.message(NFT_MSG_NEWCHAIN, 0, subject, |writer| {
                 write_chain(writer, table, name, *hook);
             }),
-            Change::DeleteChain(name) => self.message(NFT_MSG_DELCHAIN, 0, subject, |writer| {
+            Command::DeleteChain(name) => self.message(NFT_MSG_DELCHAIN, 0, subject, |writer| {
                 writer.string(NFTA_CHAIN_TABLE, table);
                 writer.string(NFTA_CHAIN_NAME, name);
             }),
-            Change::AddRule(chain, rule) => {
+            Command::AddRule(chain, rule) => {
                 let sets = anonymous_sets(rule, &mut self.next_id);
                 for set in &sets {
-                    self.anonymous(set, &subject)?;
+                    self.anonymous_set(set, &subject)?;
                 }
                 self.message(NFT_MSG_NEWRULE, NLM_F_APPEND, subject, |writer| {
                     writer.string(NFTA_RULE_TABLE, table);
@@ -232,120 +236,37 @@ impl Encoder<'_> {
                     writer.bytes(NFTA_RULE_USERDATA, &userdata(rule));
                 })
             }
-            Change::FlushChain(chain) => self.message(NFT_MSG_DELRULE, 0, subject, |writer| {
+            Command::FlushChain(chain) => self.message(NFT_MSG_DELRULE, 0, subject, |writer| {
                 writer.string(NFTA_RULE_TABLE, table);
                 writer.string(NFTA_RULE_CHAIN, chain);
             }),
         }
     }
 
-    fn next_id(&mut self) -> u32 {
-        let id = self.next_id;
-        self.next_id += 1;
-        id
-    }
-
-    /// A set without a name, and its elements.
-    fn anonymous(&mut self, set: &Anonymous, subject: &Range<usize>) -> Result<()> {
+    fn anonymous_set(&mut self, set: &AnonymousSet, subject: &Range<usize>) -> Result<()> {
         let table = self.table;
-        let elements: Vec<Bare> = match &set.content {
-            Content::Networks(networks) => interval_elements(networks),
-            Content::Protocols(protocols) => {
-                let element = |protocol: &Protocol| Bare {
-                    key: vec![protocol.number()],
-                    flags: 0,
-                };
-                protocols.iter().map(element).collect()
-            }
-        };
-        let interval = match set.content {
-            Content::Networks(_) => NFT_SET_INTERVAL,
-            Content::Protocols(_) => 0,
-        };
-        let size = u32::try_from(elements.len()).unwrap_or(u32::MAX);
         self.message(NFT_MSG_NEWSET, 0, subject.clone(), |writer| {
-            writer.string(NFTA_SET_TABLE, table);
-            writer.string(NFTA_SET_NAME, ANONYMOUS);
-            let flags = NFT_SET_ANONYMOUS | NFT_SET_CONSTANT | interval;
-            writer.u32_be(NFTA_SET_FLAGS, flags);
-            write_key_type(writer, set.key.number(), &[set.key]);
-            writer.u32_be(NFTA_SET_ID, set.id);
-            writer.nested(NFTA_SET_DESC, |description| {
-                description.u32_be(NFTA_SET_DESC_SIZE, size);
-            });
+            set.write(writer, table);
         })?;
-        for chunk in elements.chunks(ELEMENTS_PER_MESSAGE) {
+        for elements in set.elements().chunks(ELEMENTS_PER_MESSAGE) {
             self.message(NFT_MSG_NEWSETELEM, 0, subject.clone(), |writer| {
-                writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
-                writer.string(NFTA_SET_ELEM_LIST_SET, ANONYMOUS);
-                writer.u32_be(NFTA_SET_ELEM_LIST_SET_ID, set.id);
-                writer.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
-                    for element in chunk {
-                        list.nested(NFTA_LIST_ELEM, |writer| {
-                            if element.flags != 0 {
-                                writer.u32_be(NFTA_SET_ELEM_FLAGS, element.flags);
-                            }
-                            write_value(writer, NFTA_SET_ELEM_KEY, &element.key);
-                        });
-                    }
-                });
+                set.write_elements(writer, table, elements);
             })?;
         }
         Ok(())
     }
 }
 
-/// An element of a set without a name.
-struct Bare {
-    key: Vec<u8>,
-    flags: u32,
-}
-
-/// Ranges as the kernel keeps them: an element where each begins, and one marked as the end where
-/// it is over. nft also marks the first address as an end if no range begins there.
-fn interval_elements(networks: &Networks) -> Vec<Bare> {
-    let key = |number: u128| match networks.family() {
-        Family::V4 => {
-            let number = u32::try_from(number).unwrap_or(u32::MAX);
-            Ipv4Addr::from(number).octets().to_vec()
-        }
-        Family::V6 => Ipv6Addr::from(number).octets().to_vec(),
-    };
-    let last = match networks.family() {
-        Family::V4 => u128::from(u32::MAX),
-        Family::V6 => u128::MAX,
-    };
-    let begin = |number| Bare {
-        key: key(number),
-        flags: 0,
-    };
-    let end = |number| Bare {
-        key: key(number),
-        flags: NFT_SET_ELEM_INTERVAL_END,
-    };
-    let ranges = networks.ranges();
-    let mut elements = Vec::with_capacity(2 * ranges.len() + 1);
-    if ranges.first().is_some_and(|&(first, _)| first > 0) {
-        elements.push(end(0));
-    }
-    for (from, to) in ranges {
-        elements.push(begin(from));
-        if to < last {
-            elements.push(end(to + 1));
-        }
-    }
-    elements
-}
-
-fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
+/// Writes the attributes of a message that adds a set without elements.
+pub(super) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
     writer.string(NFTA_SET_TABLE, table);
     writer.string(NFTA_SET_NAME, &set.name);
     writer.u32_be(NFTA_SET_FLAGS, set.kind.flags());
     write_key_type(writer, set.key_type(), &set.key);
     match set.kind {
-        Kind::Set => {}
-        Kind::Verdicts => writer.u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
-        Kind::Learned { .. } => {
+        SetKind::Set => {}
+        SetKind::Verdicts => writer.u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
+        SetKind::Learned { .. } => {
             writer.u32_be(NFTA_SET_DATA_TYPE, Type::Mark.number());
             writer.u32_be(NFTA_SET_DATA_LEN, 4);
         }
@@ -364,8 +285,8 @@ fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
     }
 }
 
-/// The number of a key's types, and its length.
-fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[Type]) {
+/// Writes the type number and the length of a key.
+pub(super) fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[Type]) {
     writer.u32_be(NFTA_SET_KEY_TYPE, number);
     let length = |part: &Type| match key.len() {
         1 => part.length(),
@@ -375,51 +296,53 @@ fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[Type]) {
     writer.u32_be(NFTA_SET_KEY_LEN, u32::try_from(length).unwrap_or(u32::MAX));
 }
 
-// What nft leaves with a set for itself to read, and needs to print it: items of a kind, a length
-// and that many bytes (`NFTNL_UDATA_SET_*` of libnftnl; numbers in the order of x86 and ARM). To the
-// kernel it means nothing.
+// Userdata of sets, which the kernel stores and does not read. Without it `nft list` prints marks in
+// the wrong byte order and cannot print `typeof`. Each item is a kind, a length and that many bytes
+// (`NFTNL_UDATA_SET_*` of libnftnl; numbers in the byte order of x86 and ARM).
 
 /// The bytes of a key are in the host's order.
 const HOST_ORDER: &[u8] = &[0, 4, 1, 0, 0, 0];
 
 /// `typeof ct id : meta mark`
 const TYPEOF_CT_ID_META_MARK: &[u8] = &[
-    0, 4, 1, 0, 0, 0, // the order of keys: the host's
-    1, 4, 1, 0, 0, 0, // the order of data
+    0, 4, 1, 0, 0, 0, // the byte order of keys: the host's
+    1, 4, 1, 0, 0, 0, // the byte order of data: the host's
     3, 20, 0, 4, 12, 0, 0, 0, 1, 12, 0, 4, 23, 0, 0, 0, 1, 4, 255, 255, 255, 255, // ct id
     4, 14, 0, 4, 9, 0, 0, 0, 1, 6, 0, 4, 3, 0, 0, 0, // meta mark
     6, 4, 0, 0, 0, 0, // no intervals
 ];
 
-fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, changes: &[Change]) {
+fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, commands: &[Command]) {
     writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
     writer.string(NFTA_SET_ELEM_LIST_SET, set);
     writer.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
-        for change in changes {
-            list.nested(NFTA_LIST_ELEM, |writer| match change {
-                Change::AddElement(_, element) => write_element(writer, element),
-                Change::DeleteElement(_, key) => {
-                    write_value(writer, NFTA_SET_ELEM_KEY, &key.encode());
+        for command in commands {
+            list.nested(NFTA_LIST_ELEM, |writer| match command {
+                Command::AddElement(_, element) => {
+                    write_element(writer, &element.key, element.verdict.as_ref());
                 }
-                // The others are not encoded here.
+                Command::DeleteElement(_, key) => write_element(writer, key, None),
+                // `fit_together` admits no other command.
                 _ => {}
             });
         }
     });
 }
 
-fn write_element(writer: &mut Writer<'_>, element: &Element) {
-    write_value(writer, NFTA_SET_ELEM_KEY, &element.key.encode());
-    if let Some(verdict) = &element.verdict {
+/// Writes the attributes of an element.
+pub(super) fn write_element(writer: &mut Writer<'_>, key: &Key, verdict: Option<&Verdict>) {
+    write_value(writer, NFTA_SET_ELEM_KEY, &key.encode());
+    if let Some(verdict) = verdict {
         writer.nested(NFTA_SET_ELEM_DATA, |data| write_verdict(data, verdict));
     }
 }
 
-fn write_value(writer: &mut Writer<'_>, kind: u16, value: &[u8]) {
+pub(super) fn write_value(writer: &mut Writer<'_>, kind: u16, value: &[u8]) {
     writer.nested(kind, |data| data.bytes(NFTA_DATA_VALUE, value));
 }
 
-fn write_chain(writer: &mut Writer<'_>, table: &str, name: &str, hook: Option<Hook>) {
+/// Writes the attributes of a message that adds a chain without rules.
+pub(super) fn write_chain(writer: &mut Writer<'_>, table: &str, name: &str, hook: Option<Hook>) {
     writer.string(NFTA_CHAIN_TABLE, table);
     writer.string(NFTA_CHAIN_NAME, name);
     let Some(hook) = hook else {

@@ -1,23 +1,23 @@
-//! Rules: what is looked at, and what is done then.
+//! Rules and their statements.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::value::{Value, name};
+use super::value::{Value, protocol_name};
 use crate::model::{Family, Networks, Protocol};
 
-/// A rule: statements from left to right, until one does not match.
+/// A rule. The kernel executes its statements in order, until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule(Box<[Statement]>);
 
 impl Rule {
-    /// The rule that consists of `statements`.
+    /// Returns the rule with these statements.
     pub fn new(statements: impl Into<Box<[Statement]>>) -> Self {
         Self(statements.into())
     }
 
-    /// Its statements.
+    /// Returns its statements.
     pub fn statements(&self) -> &[Statement] {
         &self.0
     }
@@ -38,139 +38,139 @@ impl fmt::Display for Rule {
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
-    /// Goes on if the packet is like this.
+    /// Compares the packet.
     Match(Match),
-    /// Goes on if the set has the packet's values.
+    /// Matches if the set has an element for the packet.
     In {
-        /// What is looked up, in the order of the set's key.
+        /// The packet's values for each part of the set's key.
         key: Box<[Selector]>,
-        /// The set.
+        /// The set's name.
         set: Arc<str>,
     },
-    /// Does what the map says for the packet's values; goes on if it says nothing.
+    /// Applies the map's verdict for the packet. Without such an element, the next rule follows.
     VerdictMap {
-        /// What is looked up, in the order of the map's key.
+        /// The packet's values for each part of the map's key.
         key: Box<[Selector]>,
-        /// The map.
+        /// The map's name.
         map: Arc<str>,
     },
-    /// Changes the packet's mark.
+    /// Sets the packet's mark.
     SetMark(NewMark),
-    /// Remembers `data` under `key` in a map of kind [`super::Kind::Learned`].
+    /// Adds or updates an element of a map of kind [`super::SetKind::Learned`].
     Remember {
-        /// The map.
+        /// The map's name.
         map: Arc<str>,
-        /// The key.
+        /// The packet's value that becomes the key.
         key: Selector,
-        /// What is remembered.
+        /// The packet's value that becomes the data.
         data: Selector,
     },
-    /// Gives the connection an address of the interface it leaves by as its source, and a random
-    /// port.
+    /// Changes the connection's source to an address of the outgoing interface and a random port.
     Masquerade {
-        /// The ports.
+        /// The range of the port.
         ports: RangeInclusive<u16>,
     },
-    /// Answers that there is nothing here.
+    /// Drops the packet and sends an error to its source.
     Reject(Reject),
-    /// Ends or leaves the chain.
+    /// Applies a verdict.
     Verdict(Verdict),
 }
 
-/// What a packet is compared with.
+/// A condition for packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// Its source; a packet of another family never matches, whatever the relation.
+    /// Its source address. A packet of the other family never matches, whatever the relation.
     Source(Relation, Networks),
     /// Its transport protocol is one of these.
     Protocol(Box<[Protocol]>),
-    /// The interface that it came in by. A packet of this machine has none, and so is on none.
+    /// Its input interface. The name is empty for a packet that this machine sends.
     InputInterface(Relation, Arc<str>),
-    /// The interface that it came in by has a name that begins so.
+    /// Its input interface's name begins with this text.
     InputInterfacePrefix(Relation, Arc<str>),
     /// It begins a connection.
     New,
-    /// It belongs to a connection, or answers to one by ICMP.
+    /// It belongs to an established connection, or is related to one, such as an ICMP error.
     Established,
-    /// It goes to where its connection came from.
+    /// Its direction is opposite to that of its connection's first packet.
     Reply,
-    /// Its mark has these bits.
+    /// Its mark has all of these bits.
     HasMark(u32),
     /// Its mark is not 0.
     Marked,
     /// Its source is an address of this machine.
     SourceIsLocal,
-    /// It asks for an echo (ping).
+    /// It is an ICMP or ICMPv6 echo request (ping).
     EchoRequest(Family),
 }
 
-/// Whether a comparison wants the value or anything else.
+/// Whether a comparison needs equal or unequal values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
-    /// The value, or one of the values.
+    /// Equal to one of the values.
     Is,
-    /// None of the values.
+    /// Unequal to all of the values.
     IsNot,
 }
 
-/// What of a packet is looked up.
+/// A value of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// Its source address; a packet of another family is not in any set.
+    /// Its source address. The rule does not match packets of the other family.
     Source(Family),
-    /// Its destination address; likewise.
+    /// Its destination address. The rule does not match packets of the other family.
     Destination(Family),
     /// Its transport protocol.
     Protocol,
-    /// Its destination port, whatever the protocol; only where the protocol is looked up, too.
+    /// Its destination port: two bytes of the transport header, whatever the protocol. Use it only
+    /// together with [`Selector::Protocol`].
     DestinationPort,
-    /// Its TCP destination port; a packet of another protocol is not in any set.
+    /// Its TCP destination port. The rule does not match packets of other protocols.
     TcpDestinationPort,
     /// Its mark.
     Mark,
-    /// The number of its connection.
+    /// The kernel's number for its tracked connection.
     ConnectionId,
 }
 
-/// What becomes of a packet's mark.
+/// A new value for a packet's mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewMark {
-    /// This.
+    /// This value.
     To(u32),
-    /// What it is, and these bits.
+    /// The present mark with these bits set.
     With(u32),
-    /// What it is, but for these bits.
+    /// The present mark with these bits cleared.
     Without(u32),
-    /// What the map says; where it says nothing the rule ends.
+    /// The map's data for the packet. Without such an element, the rule does not match.
     Mapped {
-        /// What is looked up.
+        /// The packet's value for the map's key.
         key: Selector,
-        /// The map.
+        /// The map's name.
         map: Arc<str>,
     },
 }
 
-/// How a packet is refused.
+/// The error that a rejected packet's source receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reject {
-    /// With a TCP reset; only for TCP.
+    /// A TCP reset. The rule must match TCP only.
     TcpReset,
-    /// With ICMP or ICMPv6 "port unreachable".
+    /// ICMP or ICMPv6 "port unreachable".
     PortUnreachable,
 }
 
-/// How a chain ends.
+/// The chain or rule that follows for a packet, or the packet's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The packet passes this hook's chain.
+    /// Ends this chain and those that jumped to it. The hook's other chains follow.
     Accept,
-    /// The packet vanishes.
+    /// Drops the packet. No other chain can change that.
     Drop,
-    /// Back to where the chain was called.
+    /// Continues after the rule that jumped to this chain.
     Return,
-    /// On in another chain, and back.
+    /// Continues in another chain and, if that one returns, with the next rule.
     Jump(Arc<str>),
-    /// On in another chain, and back to where this one was called.
+    /// Continues in another chain and, if that one returns, after the rule that jumped to this chain.
     Goto(Arc<str>),
 }
 
@@ -213,9 +213,9 @@ impl fmt::Display for Match {
                 write!(f, "{selector} {relation}{networks}")
             }
             Self::Protocol(protocols) => match protocols[..] {
-                [protocol] => write!(f, "meta l4proto {}", name(protocol)),
+                [protocol] => write!(f, "meta l4proto {}", protocol_name(protocol)),
                 _ => {
-                    let names: Vec<_> = protocols.iter().map(|&it| name(it)).collect();
+                    let names: Vec<_> = protocols.iter().map(|&it| protocol_name(it)).collect();
                     write!(f, "meta l4proto {{ {} }}", names.join(", "))
                 }
             },

@@ -9,40 +9,41 @@ use super::rule::Verdict;
 use super::sys::*;
 use super::value::{Type, Value};
 
-/// A set, or a map, of any number of elements.
+/// A set or a map.
 ///
 /// # Invariant
-/// Keys have as many parts as `key`, each of the type there; data are as `kind` says.
+/// The parts of each key have the types in `key`. Elements have a verdict in a set of kind
+/// [`SetKind::Verdicts`] only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
     /// Its name, unique in its table.
     pub name: Arc<str>,
     /// The types of the parts of its keys.
     pub key: Box<[Type]>,
-    /// What a key leads to.
-    pub kind: Kind,
-    /// Its elements; none where packets make them ([`Kind::Learned`]).
+    /// The data of its elements.
+    pub kind: SetKind,
+    /// Its elements; empty if packets add them ([`SetKind::Learned`]).
     pub elements: BTreeMap<Key, Option<Verdict>>,
 }
 
-/// What a key of a set leads to.
+/// The data that the elements of a set have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Nothing: a set.
+pub enum SetKind {
+    /// No data: a set.
     Set,
-    /// A verdict.
+    /// Verdicts: a verdict map.
     Verdicts,
-    /// A packet mark that rules put in and that is forgotten some time later.
+    /// Packet marks that [`super::Statement::Remember`] adds.
     Learned {
-        /// How long after its last use; whole milliseconds.
+        /// The time from an element's last update to its removal, in whole milliseconds.
         timeout: Duration,
-        /// How many there can be at most.
+        /// The most elements.
         size: u32,
     },
 }
 
-impl Kind {
-    /// The kernel's flags of such a set.
+impl SetKind {
+    /// Returns the kernel's flags of such a set.
     pub(super) fn flags(self) -> u32 {
         match self {
             Self::Set => 0,
@@ -51,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// The milliseconds for which it remembers an element, and how many at most.
+    /// Returns the timeout in milliseconds and the size of [`SetKind::Learned`].
     pub(super) fn limits(self) -> Option<(u64, u32)> {
         let Self::Learned { timeout, size } = self else {
             return None;
@@ -59,7 +60,7 @@ impl Kind {
         Some((u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), size))
     }
 
-    /// Whether it is a map in nft's words.
+    /// Returns whether nft calls it a map.
     pub(super) fn is_map(self) -> bool {
         self != Self::Set
     }
@@ -70,17 +71,17 @@ impl Kind {
 pub struct Key(Box<[Value]>);
 
 impl Key {
-    /// The key that consists of `parts`.
+    /// Returns the key with these parts.
     pub fn new(parts: impl IntoIterator<Item = Value>) -> Self {
         Self(parts.into_iter().collect())
     }
 
-    /// Its parts.
+    /// Returns its parts.
     pub fn parts(&self) -> &[Value] {
         &self.0
     }
 
-    /// Its bytes. In a concatenation, each part begins on a multiple of four.
+    /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(24);
         for part in &self.0 {
@@ -92,7 +93,7 @@ impl Key {
         bytes
     }
 
-    /// The key of parts of these `types` that has these bytes, if one has.
+    /// Returns the key with these types and bytes; `None` if no key has them.
     pub(super) fn decode(types: &[Type], mut bytes: &[u8]) -> Option<Self> {
         let mut parts = Vec::with_capacity(types.len());
         for part in types {
@@ -114,13 +115,20 @@ impl fmt::Display for Key {
     }
 }
 
-/// An element of a set, with its verdict where it is a map.
+/// An element of a set or of a verdict map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     /// Its key.
     pub key: Key,
-    /// What the key leads to.
+    /// Its verdict; `None` in a set.
     pub verdict: Option<Verdict>,
+}
+
+/// An element of a set, which has no verdict.
+impl From<Key> for Element {
+    fn from(key: Key) -> Self {
+        Self { key, verdict: None }
+    }
 }
 
 impl fmt::Display for Element {
@@ -141,8 +149,8 @@ pub(super) fn write_element(
 }
 
 impl Set {
-    /// A set or map without elements.
-    pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[Type]>>, kind: Kind) -> Self {
+    /// Returns a set or map without elements.
+    pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[Type]>>, kind: SetKind) -> Self {
         Self {
             name: name.into(),
             key: key.into(),
@@ -151,25 +159,24 @@ impl Set {
         }
     }
 
-    /// Whether `other` differs in its elements only.
+    /// Returns whether `other` has the same name, key types and kind.
     pub(super) fn is_defined_as(&self, other: &Self) -> bool {
         (&self.name, &self.key, self.kind) == (&other.name, &other.key, other.kind)
     }
 
-    /// The types of its keys as nft numbers them, 6 bits each.
+    /// Returns nft's number for the type of its keys: 6 bits for each part.
     pub(super) fn key_type(&self) -> u32 {
         let number = |all: u32, part: &Type| (all << 6) | part.number();
         self.key.iter().fold(0, number)
     }
 
-    /// `type ..` and what else nft writes about a set beside its elements.
-    pub(super) fn definition(&self) -> Definition<'_> {
+    /// Returns the definition as nft prints it between a set's braces, without the elements.
+    pub(super) fn definition(&self) -> impl fmt::Display {
         Definition(self)
     }
 }
 
-/// Prints as the lines between a set's braces, its elements excepted.
-pub(super) struct Definition<'a>(&'a Set);
+struct Definition<'a>(&'a Set);
 
 impl fmt::Display for Definition<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -178,9 +185,9 @@ impl fmt::Display for Definition<'_> {
         f.write_str(if is_typeof { "typeof " } else { "type " })?;
         write_joined(f, key, " . ")?;
         match kind {
-            Kind::Set => Ok(()),
-            Kind::Verdicts => f.write_str(" : verdict"),
-            Kind::Learned { timeout, size } => {
+            SetKind::Set => Ok(()),
+            SetKind::Verdicts => f.write_str(" : verdict"),
+            SetKind::Learned { timeout, size } => {
                 let mark = if is_typeof { "meta mark" } else { "mark" };
                 write!(f, " : {mark}; size {size}; flags dynamic,timeout; timeout ")?;
                 write_duration(f, *timeout)
@@ -189,7 +196,7 @@ impl fmt::Display for Definition<'_> {
     }
 }
 
-/// `1m`, `90s` as `1m30s`, 1.5 seconds as `1s500ms`.
+/// Writes a duration as nft does: 90 seconds as `1m30s`, 1.5 seconds as `1s500ms`.
 fn write_duration(f: &mut fmt::Formatter<'_>, duration: Duration) -> fmt::Result {
     let mut left = duration.as_millis();
     for (unit, millis) in [
@@ -210,11 +217,11 @@ fn write_duration(f: &mut fmt::Formatter<'_>, duration: Duration) -> fmt::Result
 fn write_joined(
     f: &mut fmt::Formatter<'_>,
     parts: &[impl fmt::Display],
-    between: &str,
+    separator: &str,
 ) -> fmt::Result {
     for (index, part) in parts.iter().enumerate() {
         if index > 0 {
-            f.write_str(between)?;
+            f.write_str(separator)?;
         }
         part.fmt(f)?;
     }

@@ -1,4 +1,5 @@
-//! Numbers of `linux/netfilter/nfnetlink.h`, `nf_tables.h` and `nf_nat.h`, spelled as there.
+//! Constants of `linux/netfilter/` (`nfnetlink.h`, `nf_tables.h`, `nf_tables_compat.h`, `nf_nat.h`), with
+//! the kernel's names.
 
 pub(super) const NFNL_SUBSYS_NFTABLES: u16 = 10;
 pub(super) const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
@@ -74,7 +75,6 @@ pub(super) const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
 pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
-pub(super) const NFTA_SET_ELEM_USERDATA: u16 = 6;
 pub(super) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 
 pub(super) const NFT_DATA_VERDICT: u32 = 0xffff_ff00;
@@ -179,5 +179,5 @@ pub(super) const IPPROTO_ICMPV6: u8 = 58;
 pub(super) const ICMP_ECHO: u8 = 8;
 pub(super) const ICMPV6_ECHO_REQUEST: u8 = 128;
 
-/// The longest name of a device with its NUL (`IFNAMSIZ`).
+/// The size of a device's name with its NUL.
 pub(super) const IFNAMSIZ: usize = 16;

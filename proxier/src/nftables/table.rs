@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::change::Change;
+use super::command::Command;
 use super::rule::{Rule, Verdict};
 use super::set::{Element, Key, Set, write_element};
 
-/// A table of family `inet`; prints as `nft list table` does.
+/// A table of family `inet`.
 ///
 /// # Invariant
-/// Sets and chains are under their own names; rules and elements name only what is in the table.
+/// Sets and chains are stored under their own names. Rules and elements refer only to sets and chains
+/// of this table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Its sets and maps, by name.
@@ -20,23 +21,23 @@ pub struct Table {
     pub chains: BTreeMap<Arc<str>, Chain>,
 }
 
-static NOTHING: Table = Table {
+static EMPTY: Table = Table {
     sets: BTreeMap::new(),
     chains: BTreeMap::new(),
 };
 
-/// A chain: rules in order.
+/// A chain of rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// Its name, unique in its table.
     pub name: Arc<str>,
-    /// Where packets come from; `None` for a chain that only others call.
+    /// Its hook; `None` if only other chains jump to it.
     pub hook: Option<Hook>,
-    /// Its rules.
+    /// Its rules, in order.
     pub rules: Vec<Rule>,
 }
 
-/// Where a chain sees packets. Those that reach its end go on (`policy accept`).
+/// The place in the kernel's packet path where a chain runs. Its policy is accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// `type filter hook input`, at this priority.
@@ -45,7 +46,7 @@ pub enum Hook {
     Output(i32),
     /// `type filter hook postrouting`, at this priority.
     Postrouting(i32),
-    /// `type nat hook postrouting priority srcnat`: the first packet of each connection.
+    /// `type nat hook postrouting priority srcnat`, which sees the first packet of each connection.
     SourceNat,
 }
 
@@ -101,7 +102,7 @@ impl fmt::Display for Hook {
 }
 
 impl Chain {
-    /// A chain that others call.
+    /// Returns a chain without a hook.
     pub fn new(name: impl Into<Arc<str>>, rules: impl Into<Vec<Rule>>) -> Self {
         Self {
             name: name.into(),
@@ -110,7 +111,7 @@ impl Chain {
         }
     }
 
-    /// A chain that packets come through.
+    /// Returns a chain at a hook.
     pub fn at(name: impl Into<Arc<str>>, hook: Hook, rules: impl Into<Vec<Rule>>) -> Self {
         Self {
             hook: Some(hook),
@@ -120,46 +121,49 @@ impl Chain {
 }
 
 impl Table {
-    /// Puts a set in, or in the place of one of that name.
+    /// Adds a set, or replaces the set of that name.
     pub fn add_set(&mut self, set: Set) {
         self.sets.insert(set.name.clone(), set);
     }
 
-    /// Puts a chain in, or in the place of one of that name.
+    /// Adds a chain, or replaces the chain of that name.
     pub fn add_chain(&mut self, chain: Chain) {
         self.chains.insert(chain.name.clone(), chain);
     }
 
-    /// Whether the set `set` is there and has an element `key`.
+    /// Returns whether the table has a set `set` with an element `key`.
     pub fn has_element(&self, set: &str, key: &Key) -> bool {
         let set = self.sets.get(set);
         set.is_some_and(|set| set.elements.contains_key(key))
     }
 
-    /// How to make it from nothing, in an order that the kernel accepts. There may be very many
-    /// changes, so they are made one by one.
-    pub fn creation(&self) -> impl Iterator<Item = Change> + '_ {
-        NOTHING.additions(self)
-    }
-
-    /// How to make `wanted` of it, in an order that the kernel accepts.
+    /// Returns the commands that create the table, in an order that the kernel accepts.
     ///
-    /// A set or chain that is defined otherwise is deleted and made anew. Costs a look at every
-    /// element; see [`crate::rules`] for changes that cost what they change.
-    pub fn difference(&self, wanted: &Self) -> Vec<Change> {
-        let mut changes = self.removals(wanted);
-        changes.extend(self.additions(wanted));
-        changes
+    /// A large table has hundreds of thousands, so the iterator makes them one by one.
+    pub fn creation(&self) -> impl Iterator<Item = Command> + '_ {
+        EMPTY.additions(self)
     }
 
-    /// Nothing may be named by a rule or an element when it goes. So first the rules and elements
-    /// that change, then what nothing needs any more.
-    fn removals(&self, wanted: &Self) -> Vec<Change> {
-        let mut changes = Vec::new();
+    /// Returns the commands that change this table to `wanted`, in an order that the kernel accepts.
+    ///
+    /// A set or chain whose definition differs is deleted and added again. Costs a comparison of every
+    /// element.
+    pub fn difference(&self, wanted: &Self) -> Vec<Command> {
+        let mut commands = self.removals(wanted);
+        commands.extend(self.additions(wanted));
+        commands
+    }
+
+    /// Returns the commands that delete what `wanted` lacks.
+    ///
+    /// The kernel refuses to delete a set or chain to which a rule or an element refers (`EBUSY`). So
+    /// rules and elements come first, then chains and sets.
+    fn removals(&self, wanted: &Self) -> Vec<Command> {
+        let mut commands = Vec::new();
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
             if !chain.rules.is_empty() && after.is_none_or(|after| after != chain) {
-                changes.push(Change::FlushChain(chain.name.clone()));
+                commands.push(Command::FlushChain(chain.name.clone()));
             }
         }
         for set in self.sets.values() {
@@ -167,27 +171,30 @@ impl Table {
             let after = after.filter(|after| after.is_defined_as(set));
             for (key, verdict) in &set.elements {
                 if after.and_then(|after| after.elements.get(key)) != Some(verdict) {
-                    changes.push(Change::DeleteElement(set.name.clone(), key.clone()));
+                    commands.push(Command::DeleteElement(set.name.clone(), key.clone()));
                 }
             }
         }
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
             if after.is_none_or(|after| after.hook != chain.hook) {
-                changes.push(Change::DeleteChain(chain.name.clone()));
+                commands.push(Command::DeleteChain(chain.name.clone()));
             }
         }
         for set in self.sets.values() {
             let after = wanted.sets.get(&set.name);
             if after.is_none_or(|after| !after.is_defined_as(set)) {
-                changes.push(Change::DeleteSet(set.name.clone()));
+                commands.push(Command::DeleteSet(set.name.clone()));
             }
         }
-        changes
+        commands
     }
 
-    /// Nothing may be named before it is there. So first what is named, then what names it.
-    fn additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Change> + 'a {
+    /// Returns the commands that add what this table lacks.
+    ///
+    /// The kernel refuses references to missing sets and chains (`ENOENT`). So sets and chains come
+    /// first, then the elements and rules that refer to them.
+    fn additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Command> + 'a {
         let kept_set = |set: &Set| {
             let before = self.sets.get(&set.name);
             before.filter(|before| before.is_defined_as(set))
@@ -211,55 +218,55 @@ impl Table {
                     key: key.clone(),
                     verdict: verdict.clone(),
                 };
-                Change::AddElement(set.name.clone(), element)
+                Command::AddElement(set.name.clone(), element)
             })
         });
         let changed = wanted.chains.values();
         let changed = changed.filter(|chain| self.chains.get(&chain.name) != Some(*chain));
         let rules = changed.flat_map(|chain| {
             let rules = chain.rules.iter();
-            rules.map(|rule| Change::AddRule(chain.name.clone(), rule.clone()))
+            rules.map(|rule| Command::AddRule(chain.name.clone(), rule.clone()))
         });
         new_sets
             .map(|set| {
                 let empty = Set::new(set.name.clone(), set.key.clone(), set.kind);
-                Change::AddSet(Arc::new(empty))
+                Command::AddSet(Arc::new(empty))
             })
-            .chain(new_chains.map(|chain| Change::AddChain(chain.name.clone(), chain.hook)))
+            .chain(new_chains.map(|chain| Command::AddChain(chain.name.clone(), chain.hook)))
             .chain(elements)
             .chain(rules)
     }
 
-    /// Does to this value what the kernel does to the real table.
+    /// Applies a command as the kernel does.
     ///
-    /// What names something that is not there changes nothing.
-    pub fn apply(&mut self, change: &Change) {
-        match change {
-            Change::AddSet(set) => self.add_set(Set::clone(set)),
-            Change::DeleteSet(name) => drop(self.sets.remove(name)),
-            Change::AddElement(set, element) => {
+    /// Ignores a command for a missing set or chain, which the kernel refuses.
+    pub fn apply(&mut self, command: &Command) {
+        match command {
+            Command::AddSet(set) => self.add_set(Set::clone(set)),
+            Command::DeleteSet(name) => drop(self.sets.remove(name)),
+            Command::AddElement(set, element) => {
                 if let Some(set) = self.sets.get_mut(set) {
                     set.elements
                         .insert(element.key.clone(), element.verdict.clone());
                 }
             }
-            Change::DeleteElement(set, key) => {
+            Command::DeleteElement(set, key) => {
                 if let Some(set) = self.sets.get_mut(set) {
                     set.elements.remove(key);
                 }
             }
-            Change::AddChain(name, hook) => self.add_chain(Chain {
+            Command::AddChain(name, hook) => self.add_chain(Chain {
                 name: name.clone(),
                 hook: *hook,
                 rules: Vec::new(),
             }),
-            Change::DeleteChain(name) => drop(self.chains.remove(name)),
-            Change::AddRule(chain, rule) => {
+            Command::DeleteChain(name) => drop(self.chains.remove(name)),
+            Command::AddRule(chain, rule) => {
                 if let Some(chain) = self.chains.get_mut(chain) {
                     chain.rules.push(rule.clone());
                 }
             }
-            Change::FlushChain(chain) => {
+            Command::FlushChain(chain) => {
                 if let Some(chain) = self.chains.get_mut(chain) {
                     chain.rules.clear();
                 }
@@ -267,7 +274,7 @@ impl Table {
         }
     }
 
-    /// The table under `name`, for printing.
+    /// Returns the table as `nft list table` prints it, with this name.
     pub fn named<'a>(&'a self, name: &'a str) -> impl fmt::Display + 'a {
         Named { table: self, name }
     }

@@ -1,11 +1,11 @@
-//! What keys and data of sets consist of.
+//! The values in keys and data of sets, and their types.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::model::{Family, Protocol};
 
-/// The type of a key, or of a part of it.
+/// The type of a key or of one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Type {
     /// `ipv4_addr` or `ipv6_addr`.
@@ -16,13 +16,14 @@ pub enum Type {
     Port,
     /// `mark`.
     Mark,
-    /// What `ct id` is: a number that the kernel gives a tracked connection.
+    /// The type of `ct id`, the kernel's number for a tracked connection.
     ConnectionId,
 }
 
 impl Type {
-    /// The number by which nft knows it, so that it can print our sets. To the kernel it means
-    /// nothing.
+    /// Returns nft's number for the type (`enum datatypes`).
+    ///
+    /// nft needs it to print our sets. The kernel only stores it.
     pub(super) fn number(self) -> u32 {
         match self {
             Self::ConnectionId => 4,
@@ -34,7 +35,7 @@ impl Type {
         }
     }
 
-    /// Bytes of a value, without padding.
+    /// Returns the number of bytes of a value, without padding.
     pub(super) fn length(self) -> usize {
         match self {
             Self::Address(Family::V6) => 16,
@@ -58,7 +59,7 @@ impl fmt::Display for Type {
     }
 }
 
-/// A value of a [`Type`]; prints as nft prints it.
+/// A value of a [`Type`]. Prints as in nft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
     /// An IPv4 address.
@@ -74,7 +75,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Appends the bytes that the kernel compares: network order, but for marks.
+    /// Appends the bytes that the kernel compares: marks in host order, the rest in network order.
     pub(super) fn encode(self, bytes: &mut Vec<u8>) {
         match self {
             Self::V4(address) => bytes.extend_from_slice(&address.octets()),
@@ -84,12 +85,10 @@ impl Value {
             Self::Mark(mark) => bytes.extend_from_slice(&mark.to_ne_bytes()),
         }
     }
-}
 
-impl Value {
-    /// The value of type `of` that has these bytes, if one has.
-    pub(super) fn decode(of: Type, bytes: &[u8]) -> Option<Self> {
-        Some(match of {
+    /// Returns the value of type `kind` with these bytes; `None` if the type has no such value.
+    pub(super) fn decode(kind: Type, bytes: &[u8]) -> Option<Self> {
+        Some(match kind {
             Type::Address(Family::V4) => Self::V4(<[u8; 4]>::try_from(bytes).ok()?.into()),
             Type::Address(Family::V6) => Self::V6(<[u8; 16]>::try_from(bytes).ok()?.into()),
             Type::Protocol => {
@@ -98,7 +97,7 @@ impl Value {
             }
             Type::Port => Self::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
             Type::Mark => Self::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
-            // Packets make these.
+            // Only packets add elements with such keys, and these are never read.
             Type::ConnectionId => return None,
         })
     }
@@ -118,15 +117,15 @@ impl fmt::Display for Value {
         match self {
             Self::V4(address) => address.fmt(f),
             Self::V6(address) => address.fmt(f),
-            Self::Protocol(protocol) => f.write_str(name(*protocol)),
+            Self::Protocol(protocol) => f.write_str(protocol_name(*protocol)),
             Self::Port(port) => port.fmt(f),
             Self::Mark(mark) => write!(f, "{mark:#010x}"),
         }
     }
 }
 
-/// What nft calls a protocol.
-pub(super) fn name(protocol: Protocol) -> &'static str {
+/// Returns nft's name of a protocol.
+pub(super) fn protocol_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",

@@ -1,4 +1,4 @@
-//! Noticing that somebody else changed our table, or took answers their way.
+//! Notifications about changes by other programs.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,53 +12,51 @@ use super::forwarding;
 use super::message::contents;
 use super::sys::*;
 
-/// Listens for changes of one table by others, and of forward chains that matter to
-/// [`super::Forwarding`].
+/// A listener for changes by other programs to one table and to forward chains.
 ///
-/// Its file descriptor becomes readable when anybody changes the packet filter; [`Watch::read`] then
-/// tells whether it was our table, and whether it was somebody else.
+/// Its file descriptor becomes readable when any program changes the packet filter. [`Watch::read`]
+/// returns the changes that matter.
 #[derive(Debug)]
 pub struct Watch {
     listener: Listener,
     table: Box<str>,
-    /// The socket whose changes are no news.
+    /// The port of our own socket, whose changes are ignored.
     own_port: u32,
-    /// What the transaction that is being told of has done so far.
-    found: Found,
+    transaction: Transaction,
 }
 
+/// The relevant changes of a transaction whose end has not been read yet.
 #[derive(Debug, Default)]
-struct Found {
-    /// What was done to our table.
+struct Transaction {
+    /// The first change of our table, or its deletion.
     in_table: Option<&'static str>,
-    /// Whether answers may have lost their way.
+    /// Whether a chain may need our forward rule.
     in_forward: bool,
 }
 
-/// Somebody changed our table, or may have.
+/// A change by another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tampering {
-    /// A transaction of another process touched it.
+    /// A transaction changed our table.
     Changed {
-        /// What was done first, or that the table was deleted.
+        /// The first change, or the deletion of the table.
         what: &'static str,
-        /// The process, as the kernel names it, for example `nft (4711)`.
+        /// The process, with the kernel's name for it: `nft (4711)`.
         by: Option<String>,
     },
-    /// There is a forward chain that drops, which may be new or have other rules now; or our rule in
-    /// such a chain is gone.
+    /// A forward chain with policy drop was added or changed, or our rule in one was deleted.
     Forwarding,
-    /// The kernel had more to tell than the socket could hold: anything may have happened.
+    /// The socket's buffer overflowed, and notifications were lost. Anything may have changed.
     Unknown,
 }
 
 impl Tampering {
-    /// Whether our table may be another than before.
+    /// Returns whether our table may have changed.
     pub fn concerns_our_table(&self) -> bool {
         matches!(self, Self::Changed { .. } | Self::Unknown)
     }
 
-    /// Whether [`super::Forwarding::see_to`] may find something to do.
+    /// Returns whether a forward chain may need [`super::Forwarding::apply`].
     pub fn concerns_forwarding(&self) -> bool {
         matches!(self, Self::Forwarding | Self::Unknown)
     }
@@ -86,32 +84,35 @@ impl Watch {
             listener: Listener::open(protocols::NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?,
             table: name.into(),
             own_port,
-            found: Found::default(),
+            transaction: Transaction::default(),
         })
     }
 
-    /// Takes what news there are, without waiting.
+    /// Reads the waiting notifications, without blocking.
     ///
     /// # Errors
-    /// When the socket fails, but for lost notifications, which are [`Tampering::Unknown`].
+    /// Those of the socket. Lost notifications are [`Tampering::Unknown`] instead.
     pub fn read(&mut self) -> Result<Vec<Tampering>, Error> {
-        let mut news = Vec::new();
+        let mut changes = Vec::new();
         loop {
             let Self {
                 listener,
                 table,
                 own_port,
-                found,
+                transaction,
             } = self;
-            let heard = listener.read(|notice| {
-                hear(&notice, table, *own_port, found, &mut news);
+            let has_more = listener.read(|notice| {
+                if notice.port != *own_port {
+                    let news = transaction.note(&notice, table);
+                    changes.extend(news.into_iter().flatten());
+                }
             });
-            match heard {
+            match has_more {
                 Ok(true) => {}
-                Ok(false) => return Ok(news),
+                Ok(false) => return Ok(changes),
                 Err(Error::AnswersLost) => {
-                    self.found = Found::default();
-                    news.push(Tampering::Unknown);
+                    self.transaction = Transaction::default();
+                    changes.push(Tampering::Unknown);
                 }
                 Err(error) => return Err(error),
             }
@@ -125,45 +126,43 @@ impl AsFd for Watch {
     }
 }
 
-/// Takes one notification; the last one of a transaction makes news of what came before.
-fn hear(
-    notice: &Notice<'_>,
-    table: &str,
-    own_port: u32,
-    found: &mut Found,
-    news: &mut Vec<Tampering>,
-) {
-    if notice.port == own_port || notice.kind >> 8 != NFNL_SUBSYS_NFTABLES {
-        return;
-    }
-    let kind = notice.kind & 0xff;
-    let family = notice.payload.first().copied();
-    if kind == NFT_MSG_NEWGEN {
-        let Found {
-            in_table,
-            in_forward,
-        } = std::mem::take(found);
-        let by = process(notice.payload);
-        news.extend(in_table.map(|what| Tampering::Changed { what, by }));
-        news.extend(in_forward.then_some(Tampering::Forwarding));
-        return;
-    }
-    found.in_forward |= match kind {
-        NFT_MSG_NEWCHAIN => forwarding::is_dropping(notice.payload),
-        NFT_MSG_DELRULE => forwarding::is_ours(notice.payload),
-        _ => false,
-    };
-    // The name of the table is the first attribute of every object.
-    let name = find(contents(notice.payload), 1).ok().flatten();
-    let is_ours = family == Some(NFPROTO_INET)
-        && name.is_some_and(|name| name.string().is_ok_and(|name| name == table));
-    // Whoever deletes a table deletes what is in it first, and what matters is the table.
-    if is_ours && (found.in_table.is_none() || kind == NFT_MSG_DELTABLE) {
-        found.in_table = Some(what(kind));
+impl Transaction {
+    /// Adds a notification about `table`. The last one of a transaction returns its changes.
+    fn note(&mut self, notice: &Notice<'_>, table: &str) -> [Option<Tampering>; 2] {
+        if notice.kind >> 8 != NFNL_SUBSYS_NFTABLES {
+            return [None, None];
+        }
+        let kind = notice.kind & 0xff;
+        if kind == NFT_MSG_NEWGEN {
+            let Self {
+                in_table,
+                in_forward,
+            } = std::mem::take(self);
+            let by = process(notice.payload);
+            return [
+                in_table.map(|what| Tampering::Changed { what, by }),
+                in_forward.then_some(Tampering::Forwarding),
+            ];
+        }
+        self.in_forward |= match kind {
+            NFT_MSG_NEWCHAIN => forwarding::has_drop_policy(notice.payload),
+            NFT_MSG_DELRULE => forwarding::author(notice.payload).is_some(),
+            _ => false,
+        };
+        // The table's name is attribute 1 of every object.
+        let name = find(contents(notice.payload), 1).ok().flatten();
+        let is_ours = notice.payload.first() == Some(&NFPROTO_INET)
+            && name.is_some_and(|name| name.string().is_ok_and(|name| name == table));
+        // When a table is deleted, the kernel notifies of its rules, sets and chains first. The table
+        // says more than the first of them.
+        if is_ours && (self.in_table.is_none() || kind == NFT_MSG_DELTABLE) {
+            self.in_table = Some(description(kind));
+        }
+        [None, None]
     }
 }
 
-/// Who made a transaction, from the end of its notifications.
+/// Reads the process that made a transaction from its `NFT_MSG_NEWGEN`.
 fn process(payload: &[u8]) -> Option<String> {
     let (mut pid, mut name) = (None, None);
     for attribute in contents(payload).map_while(Result::ok) {
@@ -176,7 +175,7 @@ fn process(payload: &[u8]) -> Option<String> {
     Some(format!("{} ({})", name?, pid?))
 }
 
-fn what(kind: u16) -> &'static str {
+fn description(kind: u16) -> &'static str {
     match kind {
         NFT_MSG_NEWTABLE => "table added",
         NFT_MSG_DELTABLE => "table deleted",
@@ -188,6 +187,6 @@ fn what(kind: u16) -> &'static str {
         NFT_MSG_DELSET => "set deleted",
         NFT_MSG_NEWSETELEM => "element added",
         NFT_MSG_DELSETELEM => "element deleted",
-        _ => "something changed",
+        _ => "table changed",
     }
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use super::endpoints::Place;
-use super::{Config, Machine, ServiceAddresses};
+use super::{Machine, PlanConfig, ServiceAddresses};
 use crate::model::Family;
 use crate::problem::Problem;
 use crate::store::Snapshot;
@@ -17,7 +17,7 @@ const FALLBACK: &str = "rr";
 /// The node, as one planning of any number of Services sees it.
 pub(super) struct Context<'a> {
     pub(super) snapshot: &'a Snapshot,
-    pub(super) config: &'a Config,
+    pub(super) config: &'a PlanConfig,
     pub(super) machine: &'a Machine,
     /// The scheduler of virtual servers that do not choose one.
     pub(super) scheduler: ipvs::SchedulerName,
@@ -28,7 +28,11 @@ pub(super) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    pub(super) fn new(snapshot: &'a Snapshot, machine: &'a Machine, config: &'a Config) -> Self {
+    pub(super) fn new(
+        snapshot: &'a Snapshot,
+        machine: &'a Machine,
+        config: &'a PlanConfig,
+    ) -> Self {
         let named = snapshot.node().map_or(&[][..], |node| &node.addresses);
         let serving = |family| {
             let chosen = &config.node_port_addresses;
@@ -126,7 +130,7 @@ impl<'a> Context<'a> {
 }
 
 /// What the operator chose, or else the scheduler that every kernel with IPVS is built with.
-fn default_scheduler(config: &Config, machine: &Machine) -> ipvs::SchedulerName {
+fn default_scheduler(config: &PlanConfig, machine: &Machine) -> ipvs::SchedulerName {
     let chosen = config.scheduler;
     if !machine.missing_schedulers.contains(&chosen) {
         return chosen;

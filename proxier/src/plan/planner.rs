@@ -9,7 +9,7 @@ use ipvs_netlink as ipvs;
 use super::context::Context;
 use super::health::{HealthCheck, HealthPorts};
 use super::service::{Asked, ask};
-use super::{Config, Desired, Frontend, Machine, VirtualServer};
+use super::{Desired, FrontendKind, Machine, PlanConfig, VirtualServer};
 use crate::model::{ObjectName, Service};
 use crate::packed::pack;
 use crate::problem::Problem;
@@ -23,7 +23,7 @@ use crate::store::{Snapshot, Touched};
 /// decided among all who claim it.
 #[derive(Clone, Debug)]
 pub struct Planner {
-    config: Config,
+    config: PlanConfig,
     machine: Machine,
     desired: Desired,
     footprints: BTreeMap<ObjectName, Footprint>,
@@ -78,7 +78,7 @@ impl Changed {
 
 impl Planner {
     /// A planner that has planned nothing yet.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: PlanConfig) -> Self {
         Self {
             config,
             machine: Machine::default(),
@@ -133,7 +133,7 @@ impl Planner {
     }
 
     /// What the operator chose.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &PlanConfig {
         &self.config
     }
 
@@ -372,13 +372,13 @@ impl Before {
 fn precedence<'a>(
     server: &'a VirtualServer,
     snapshot: &'a Snapshot,
-) -> (Frontend, (bool, Option<&'a str>, &'a ObjectName)) {
+) -> (FrontendKind, (bool, Option<&'a str>, &'a ObjectName)) {
     // The two kinds of external address are equals.
-    let frontend = match server.frontend {
-        Frontend::LoadBalancer => Frontend::ExternalIp,
+    let kind = match server.kind {
+        FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
         other => other,
     };
-    (frontend, age(&server.owner.service, snapshot))
+    (kind, age(&server.owner.service, snapshot))
 }
 
 /// What orders Services by age, the oldest first, so that a newcomer can never take anything away
@@ -395,7 +395,7 @@ pub(super) fn age<'a>(
 fn conflict(key: ipvs::ServiceKey, loser: &VirtualServer, winner: &VirtualServer) -> Problem {
     Problem::new(
         format_args!("Service {}", loser.owner.service),
-        loser.frontend.field(),
+        loser.kind.field(),
         key,
         format!(
             "already served for Service {}; skipped",

@@ -11,12 +11,12 @@ use super::context::Context;
 use super::endpoints::{Chosen, EndpointSets};
 use super::health::HealthCheck;
 use super::style::Style;
-use super::{Frontend, VirtualServer};
+use super::{Admission, Endpoints, FrontendKind, Scope, VirtualServer};
+use crate::frontend::Frontend;
 use crate::model::{
     Family, Networks, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
 };
 use crate::problem::Problem;
-use crate::rules;
 
 /// What a Service asks for; others may have an older claim to the same frontends.
 #[derive(Debug, Default)]
@@ -114,20 +114,20 @@ impl Asking<'_> {
 
         for &address in service.cluster_ips.iter().filter(of_family) {
             let at = (address, port.port);
-            self.frontend(port, Frontend::ClusterIp, at, &destinations);
+            self.frontend(port, FrontendKind::ClusterIp, at, &destinations);
         }
         for &address in service.external_ips.iter().filter(of_family) {
             let at = (address, port.port);
-            self.frontend(port, Frontend::ExternalIp, at, &destinations);
+            self.frontend(port, FrontendKind::ExternalIp, at, &destinations);
         }
         for &address in service.load_balancer_ips.iter().filter(of_family) {
             let at = (address, port.port);
-            self.frontend(port, Frontend::LoadBalancer, at, &destinations);
+            self.frontend(port, FrontendKind::LoadBalancer, at, &destinations);
         }
         if let Some(node_port) = port.node_port {
             for &address in context.node_port_addresses(family) {
                 let at = (address, node_port);
-                self.frontend(port, Frontend::NodePort, at, &destinations);
+                self.frontend(port, FrontendKind::NodePort, at, &destinations);
             }
         }
         if let Some(mark) = destinations.mark {
@@ -135,7 +135,7 @@ impl Asking<'_> {
                 family: ipvs_family(family),
                 mark,
             };
-            self.server(port, Frontend::Inside, key, destinations.cluster, None);
+            self.server(port, FrontendKind::Inside, key, destinations.cluster, None);
         }
     }
 
@@ -171,52 +171,52 @@ impl Asking<'_> {
     fn frontend(
         &mut self,
         port: &ServicePort,
-        frontend: Frontend,
+        kind: FrontendKind,
         (address, number): (IpAddr, u16),
         destinations: &Destinations,
     ) {
-        let policy = match frontend {
-            Frontend::ClusterIp => self.service.internal_policy,
+        let policy = match kind {
+            FrontendKind::ClusterIp => self.service.internal_policy,
             _ => self.service.external_policy,
         };
         let chosen = match policy {
             TrafficPolicy::Cluster => &destinations.cluster,
             TrafficPolicy::Local => &destinations.local,
         };
-        let kind = match frontend {
-            Frontend::ClusterIp => rules::Kind::ClusterIp,
-            _ => rules::Kind::External,
+        let scope = match kind {
+            FrontendKind::ClusterIp => Scope::Internal,
+            _ => Scope::External,
         };
-        let is_split = kind == rules::Kind::External && policy == TrafficPolicy::Local;
-        let is_ranged = frontend == Frontend::LoadBalancer;
-        let rules = rules::Frontend {
-            kind,
+        let is_split = scope == Scope::External && policy == TrafficPolicy::Local;
+        let is_ranged = kind == FrontendKind::LoadBalancer;
+        let admission = Admission {
+            scope,
             policy,
             endpoints: if serve(chosen) {
-                rules::Endpoints::Some
+                Endpoints::Usable
             } else if serve(&destinations.cluster) {
-                rules::Endpoints::Elsewhere
+                Endpoints::RemoteOnly
             } else {
-                rules::Endpoints::None
+                Endpoints::None
             },
             source_ranges: destinations.source_ranges.clone().filter(|_| is_ranged),
-            inside: destinations.mark.filter(|_| is_split),
+            inside_mark: destinations.mark.filter(|_| is_split),
         };
-        let key = ipvs::ServiceKey::Address {
-            protocol: u16::from(port.protocol.number()).into(),
+        let frontend = Frontend {
             address,
+            protocol: port.protocol,
             port: number,
         };
-        self.server(port, frontend, key, chosen.clone(), Some(rules));
+        self.server(port, kind, frontend.into(), chosen.clone(), Some(admission));
     }
 
     fn server(
         &mut self,
         port: &ServicePort,
-        frontend: Frontend,
+        kind: FrontendKind,
         key: ipvs::ServiceKey,
         destinations: Arc<[ipvs::Destination]>,
-        rules: Option<rules::Frontend>,
+        admission: Option<Admission>,
     ) {
         // An address that is named twice is served once.
         let is_known = |server: &VirtualServer| server.service.key == key;
@@ -227,9 +227,9 @@ impl Asking<'_> {
             service: self.style.service(key),
             destinations,
             owner: self.owner(port),
-            frontend,
+            kind,
             drain: self.drain(port),
-            rules,
+            admission,
         };
         self.asked.servers.push(server);
     }

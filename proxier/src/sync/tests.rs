@@ -1,12 +1,15 @@
-//! The order of rules and Ops, what stays while input is missing, and what is learnt of failures.
+//! The order of rules and Ops, partial input, and the conclusions from failures.
 
 use std::path::Path;
+
+use ipvs_netlink as ipvs;
 
 use super::*;
 use crate::dataplane::fake::{FakeKernel, Fault};
 use crate::manifests::{self, Options};
 use crate::nftables::Table;
 use crate::plan::{NodePortAddresses, ServiceAddresses};
+use crate::store::Update;
 
 mod failures;
 mod order;
@@ -47,35 +50,50 @@ const REFUSED: &str = "10.96.3.1 . udp . 53 : jump refuse";
 
 type Fake = Proxier<FakeKernel>;
 
-fn told(proxier: &mut Fake, documents: &[&str], input: Input) {
+/// Gives the proxier these documents as its whole input.
+fn receive(proxier: &mut Fake, documents: &[&str]) {
+    proxier.receive(events(documents));
+}
+
+/// Gives the proxier these documents as the readable part of its input.
+fn receive_part(proxier: &mut Fake, documents: &[&str]) {
+    let part = events(documents).into_iter().map(|event| match event {
+        Event::Services(Update::Reset(all)) => Event::Services(Update::Merge(all)),
+        Event::EndpointSlices(Update::Reset(all)) => Event::EndpointSlices(Update::Merge(all)),
+        other => other,
+    });
+    proxier.receive(part);
+}
+
+fn events(documents: &[&str]) -> Vec<Event> {
     let options = Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
     };
     let loaded = manifests::parse(&documents.join("---\n"), "test.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
-    proxier.take(loaded.events, input);
+    loaded.events
 }
 
-fn proxier(kernel: FakeKernel, state: &Path) -> Fake {
-    let config = Config {
+fn proxier(kernel: FakeKernel, ledger: &Path) -> Fake {
+    let config = PlanConfig {
         node_name: "node-a".into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
         service_addresses: ServiceAddresses::Routes,
         drain: Duration::ZERO,
     };
-    Proxier::new(kernel, config, StateFile::new(state))
+    Proxier::new(kernel, config, LedgerFile::new(ledger))
         .unwrap()
-        .filtering(packets::Config::default())
+        .filtering(FilterConfig::default())
 }
 
 const START: Duration = Duration::from_secs(1);
 
-/// One that serves everything.
-fn serving(state: &Path) -> Fake {
-    let mut proxier = proxier(FakeKernel::default(), state);
-    told(&mut proxier, &[NODE, SERVICE, SLICE], Input::Whole);
+/// Returns a proxier that serves everything.
+fn serving(ledger: &Path) -> Fake {
+    let mut proxier = proxier(FakeKernel::default(), ledger);
+    receive(&mut proxier, &[NODE, SERVICE, SLICE]);
     assert_eq!(proxier.sync(START).unwrap().failures().count(), 0);
     let rules = rules(&proxier);
     assert!(rules.contains(GUARD) && rules.contains(FRONTEND), "{rules}");
@@ -89,16 +107,18 @@ fn rules(proxier: &Fake) -> String {
 
 /// The rules that the plan makes from scratch.
 fn from_scratch(proxier: &Fake) -> Table {
-    let mut packets = Packets::new(packets::Config::default());
-    let node = proxier.snapshot.node();
-    let (desired, machine) = (proxier.desired(), proxier.machine());
-    packets.follow(&Changed::default(), desired, node, machine, Input::Whole);
-    packets.table().clone()
+    let mut filter = Filter::new(FilterConfig::default());
+    let mut planner = Planner::new(proxier.planner.config().clone());
+    let snapshot = proxier.snapshot();
+    let changed = planner.update(snapshot, proxier.machine(), Touched::All);
+    filter.follow(planner.desired(), &changed, snapshot.node());
+    filter.table().clone()
 }
 
-/// What is reached without those being kept out who are to be.
+/// Asserts that every service address is rejected where no frontend is, and that the frontend with
+/// source ranges has its guard exactly as long as its virtual server.
 #[track_caller]
-fn nobody_gets_in(proxier: &Fake) {
+fn assert_guarded(proxier: &Fake) {
     let rules = rules(proxier);
     let state = &proxier.dataplane.state;
     for address in state.addresses.keys() {
@@ -113,19 +133,20 @@ fn nobody_gets_in(proxier: &Fake) {
         address: [198, 51, 100, 5].into(),
         port: 53,
     };
-    let is_there = state.virtual_servers.contains_key(&ranged);
-    assert_eq!(rules.contains(GUARD), is_there, "{rules}");
+    let exists = state.virtual_servers.contains_key(&ranged);
+    assert_eq!(rules.contains(GUARD), exists, "{rules}");
 }
 
-/// Whatever fails from which write on.
-fn all_fail_from(proxier: &mut Fake, write: usize) {
+/// Lets every write fail from this one on.
+fn fail_from(proxier: &mut Fake, write: usize) {
     let kernel = &mut proxier.dataplane;
     let faults = kernel.writes + write..kernel.writes + 100;
     kernel.faults = faults.map(|write| (write, Fault::Refused)).collect();
 }
 
+/// Asserts that rounds without faults remove everything.
 #[track_caller]
-fn comes_to_rest(proxier: &mut Fake, mut now: Duration) {
+fn assert_removed(proxier: &mut Fake, mut now: Duration) {
     proxier.dataplane.faults.clear();
     proxier.sync(now).unwrap();
     while let Some(due) = proxier.next_due() {

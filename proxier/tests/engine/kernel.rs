@@ -10,11 +10,10 @@ use ipvs_netlink as ipvs;
 use proxier::conntrack::{Stale, Swept};
 use proxier::dataplane::fake::{FakeKernel, Fault};
 use proxier::dataplane::{Dataplane, Failure, Outcome};
-use proxier::nftables::{Change, Key, Table};
-use proxier::observed::{Connections, Found, Observed};
+use proxier::nftables::{Command, Key, Table};
+use proxier::observed::{Connections, CountedServer, Observed};
 use proxier::op::Op;
 use proxier::plan::Machine;
-use proxier::rules::Surplus;
 
 /// A handle on it.
 #[derive(Clone, Debug)]
@@ -219,11 +218,11 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.machine()
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(Found)) -> Result<(), Failure> {
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         self.0.borrow_mut().kernel.virtual_servers(each)
     }
 
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<Found>, Failure> {
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         self.0.borrow_mut().kernel.virtual_server(key)
     }
 
@@ -238,20 +237,19 @@ impl Dataplane for Kernel {
     fn change_rules(
         &mut self,
         table: &Table,
-        changes: &[Change],
-        surplus: &Surplus,
+        commands: &[Command],
     ) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
-        let result = inner.kernel.change_rules(table, changes, surplus);
+        let result = inner.kernel.change_rules(table, commands);
         inner.look();
         result
     }
 
-    fn replace_rules(&mut self, table: &Table, surplus: &Surplus) -> Result<Option<u32>, Failure> {
+    fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.live()?;
-        let result = inner.kernel.replace_rules(table, surplus);
+        let result = inner.kernel.replace_rules(table);
         inner.look();
         result
     }

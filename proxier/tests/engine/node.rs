@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use proxier::filter::{Filter, FilterConfig};
+use proxier::ledger::LedgerFile;
 use proxier::model::{Cidr, Node as NodeObject};
-use proxier::packets::{self, Packets};
-use proxier::plan::{Changed, Config, NodePortAddresses, ServiceAddresses, desired};
-use proxier::state_file::StateFile;
-use proxier::store::Event;
-use proxier::sync::{Applied, Error, Input, Proxier};
+use proxier::plan::{NodePortAddresses, PlanConfig, Planner, ServiceAddresses, desired};
+use proxier::store::{Event, Touched};
+use proxier::sync::{Applied, Error, Proxier};
 use tempfile::TempDir;
 
 use crate::kernel::Kernel;
@@ -25,8 +25,8 @@ pub(crate) struct Node {
     directory: TempDir,
 }
 
-fn config() -> Config {
-    Config {
+fn config() -> PlanConfig {
+    PlanConfig {
         node_name: "here".into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
@@ -59,7 +59,7 @@ impl Node {
     }
 
     pub(crate) fn tell(&mut self, event: Option<Event>) {
-        self.proxier.take(event, Input::Whole);
+        self.proxier.receive(event);
     }
 
     fn tell_all(&mut self) {
@@ -75,7 +75,7 @@ impl Node {
             self.world.all_slices(),
             Event::Node(node),
         ];
-        self.proxier.take(events, Input::Whole);
+        self.proxier.receive(events);
     }
 
     pub(crate) fn wait(&mut self, seconds: u64) {
@@ -148,12 +148,12 @@ impl Node {
 
     /// The packet rules are those that the plan makes from scratch.
     fn rules_are_what_they_should_be(&self) {
-        let mut packets = Packets::new(packets::Config::default());
-        let node = self.proxier.snapshot().node();
-        let desired = self.proxier.desired();
-        let machine = self.proxier.machine();
-        packets.follow(&Changed::default(), desired, node, machine, Input::Whole);
-        assert_eq!(self.kernel.rules().as_ref(), Some(packets.table()));
+        let mut filter = Filter::new(FilterConfig::default());
+        let mut planner = Planner::new(config());
+        let snapshot = self.proxier.snapshot();
+        let changed = planner.update(snapshot, self.proxier.machine(), Touched::All);
+        filter.follow(planner.desired(), &changed, snapshot.node());
+        assert_eq!(self.kernel.rules().as_ref(), Some(filter.table()));
     }
 
     /// As above, but what is not wanted any more may still be on its way out.
@@ -193,8 +193,8 @@ impl Node {
 }
 
 fn proxier(kernel: &Kernel, directory: &TempDir) -> Proxier<Kernel> {
-    let state_file = StateFile::new(directory.path().join("state"));
+    let state_file = LedgerFile::new(directory.path().join("state"));
     Proxier::new(kernel.clone(), config(), state_file)
         .unwrap()
-        .filtering(packets::Config::default())
+        .filtering(FilterConfig::default())
 }

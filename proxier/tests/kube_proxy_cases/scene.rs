@@ -27,12 +27,12 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use proxier::api;
 use proxier::model::ObjectName;
+use proxier::plan::Endpoints;
 use proxier::plan::{
-    Changed, Config, Desired, Machine, NodePortAddresses, Planner, ServiceAddresses, VirtualServer,
-    desired,
+    Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner, ServiceAddresses,
+    VirtualServer, desired,
 };
 use proxier::problem::Problem;
-use proxier::rules::Endpoints;
 use proxier::store::{Event, Interner, Snapshot, Touched, Update};
 use serde_json::{Map, Value, json};
 
@@ -43,7 +43,7 @@ const DRAIN: Duration = Duration::from_secs(60);
 
 /// A cluster and the planner that follows it.
 pub(crate) struct Scene {
-    config: Config,
+    config: PlanConfig,
     machine: Machine,
     interner: Interner,
     pub(crate) snapshot: Snapshot,
@@ -54,8 +54,8 @@ pub(crate) struct Scene {
 }
 
 /// What the operator chose, unless a case says otherwise.
-pub(crate) fn config() -> Config {
-    Config {
+pub(crate) fn config() -> PlanConfig {
+    PlanConfig {
         node_name: HERE.into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
@@ -453,12 +453,12 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     if server.drain != usual {
         line += &format!(" drain={}", server.drain.as_secs());
     }
-    let rules = server.rules.as_ref().unwrap();
-    if let Some(ranges) = &rules.source_ranges {
+    let admission = server.admission.as_ref().unwrap();
+    if let Some(ranges) = &admission.source_ranges {
         line += &format!(" from={ranges}");
     }
     line += &format!(" ->{}", destinations(server));
-    if rules.endpoints == Endpoints::Elsewhere {
+    if admission.endpoints == Endpoints::RemoteOnly {
         line += " here";
     }
     if let Some(mark) = desired.mark(server) {

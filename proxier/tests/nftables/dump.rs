@@ -1,4 +1,4 @@
-//! A table as the kernel has it, object by object, in bytes.
+//! Dumps a table's objects from the kernel as hexadecimal text.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,13 @@ const GETRULE: u16 = 7;
 const GETSET: u16 = 10;
 const GETSETELEM: u16 = 13;
 
-/// Chains, rules in order, sets and elements of the table `name`; without the numbers that the
-/// kernel gives, and without what nft leaves for itself to read.
+/// Returns the chains, rules, sets and elements of the table `name`.
+///
+/// Leaves out the numbers that the kernel assigns, and userdata, which only nft reads.
 pub(crate) fn table(name: &str) -> Vec<String> {
     let mut transport = Transport::open(protocols::NETLINK_NETFILTER).unwrap();
     let mut lines = Vec::new();
-    // Handle, use count, counters, userdata.
+    // Without handle, use count, counters and userdata.
     lines.extend(objects(
         &mut transport,
         GETCHAIN,
@@ -25,8 +26,9 @@ pub(crate) fn table(name: &str) -> Vec<String> {
         None,
         &[2, 6, 8, 12],
     ));
+    // Without handle, position and userdata.
     lines.extend(objects(&mut transport, GETRULE, name, None, &[3, 6, 7]));
-    // Userdata, padding, handle.
+    // Without userdata, padding and handle.
     let sets = objects(&mut transport, GETSET, name, None, &[13, 14, 16]);
     let names: BTreeSet<String> = sets.iter().map(|set| field(set, 2)).collect();
     lines.extend(sets);
@@ -67,7 +69,7 @@ fn objects(
             |lines, message| {
                 let all = attributes(&message.payload[4..]).map(Result::unwrap);
                 let all: Vec<Attribute<'_>> = all.collect();
-                // Not every dump keeps to the table that is asked for.
+                // The kernel dumps the chains of all tables.
                 if all[0].string()? == table {
                     let kept = all.iter().filter(|it| !without.contains(&it.kind));
                     let text: Vec<String> = kept.map(|it| line(kind, it)).collect();

@@ -1,11 +1,10 @@
-//! Bringing back what somebody else changed, and nothing but that.
+//! Restoring our table after changes by other programs.
 
 use proxier::nftables::{Client, Table};
 
 use crate::{TABLE, assert_same, everything, lines, modes, nft};
 
-/// The table as nft lists it, and the number by which the kernel knows it, which one that is made
-/// anew has not.
+/// Returns the table as nft lists it, and the line with its handle. A new table has a new handle.
 fn listed() -> (Vec<String>, String) {
     let text = nft(&["list", "table", "inet", TABLE], "").unwrap();
     let numbered = nft(&["-a", "list", "table", "inet", TABLE], "").unwrap();
@@ -13,30 +12,30 @@ fn listed() -> (Vec<String>, String) {
 }
 
 #[test]
-fn what_is_as_it_should_be_is_not_touched() {
+fn an_unchanged_table_is_not_written() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         for mode in modes() {
             let table = everything(mode);
             client.replace(&table).unwrap();
             let generation = client.read_generation().unwrap();
-            client.restore(&table, |_| {}).unwrap();
+            client.restore(&table).unwrap();
             assert_eq!(client.read_generation().unwrap(), generation);
             assert_eq!(client.generation(), Some(generation));
         }
-        // From one mode to the next, and from nothing at all.
+        // From one mode to the next, and from a missing table.
         for mode in modes() {
             let table = everything(mode);
-            client.restore(&table, |_| {}).unwrap();
+            client.restore(&table).unwrap();
             assert_same(&listed().0, &lines(&table.named(TABLE).to_string()));
         }
         client.delete().unwrap();
-        client.restore(&Table::default(), |_| {}).unwrap();
+        client.restore(&Table::default()).unwrap();
         assert!(client.exists().unwrap());
     });
 }
 
-/// What somebody may do to our table, and whether it has to be made anew for it.
+/// Changes by another program, each with whether the table has to be replaced after it.
 const TAMPERING: [(&str, bool); 18] = [
     ("flush chain inet T input", false),
     ("add rule inet T input counter", false),
@@ -75,36 +74,36 @@ const TAMPERING: [(&str, bool); 18] = [
 ];
 
 #[test]
-fn what_others_changed_is_brought_back() {
+fn changes_by_other_programs_are_undone() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         let table = everything(modes()[0].clone());
         client.replace(&table).unwrap();
-        for (commands, is_made_anew) in TAMPERING {
+        for (commands, is_replaced) in TAMPERING {
             let (before, number) = listed();
             let commands = commands.replace("inet T", &format!("inet {TABLE}"));
             let commands = commands.replace("; ", "\n").replace(";\n}", "; }");
             nft(&["-f", "-"], &commands).unwrap();
-            client.restore(&table, |_| {}).unwrap();
+            client.restore(&table).unwrap();
             let (after, number_after) = listed();
             assert_eq!(after, before, "{commands}");
-            assert_eq!(number_after != number, is_made_anew, "{commands}");
+            assert_eq!(number_after != number, is_replaced, "{commands}");
         }
     });
 }
 
 #[test]
-fn a_table_that_nft_saved_and_brought_back_is_ours_again() {
+fn a_table_that_nft_saved_and_restored_is_recognised() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         let table = everything(modes()[0].clone());
         client.replace(&table).unwrap();
         let saved = nft(&["list", "ruleset"], "").unwrap();
         nft(&["-f", "-"], &format!("flush ruleset\n{saved}")).unwrap();
-        client.restore(&table, |_| {}).unwrap();
+        client.restore(&table).unwrap();
         assert_same(&listed().0, &lines(&table.named(TABLE).to_string()));
         let generation = client.read_generation().unwrap();
-        client.restore(&table, |_| {}).unwrap();
+        client.restore(&table).unwrap();
         assert_eq!(client.read_generation().unwrap(), generation);
     });
 }

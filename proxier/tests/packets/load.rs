@@ -77,7 +77,9 @@ pub(super) fn socket(to: SocketAddr) -> UdpSocket {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).unwrap();
     socket.connect(to).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+        .set_read_timeout(Some(lab::patience(PATIENCE)))
+        .unwrap();
     socket
 }
 
@@ -87,7 +89,7 @@ fn is_answered(socket: &UdpSocket) -> bool {
         Err(_) => {
             // A process of the node is told at once when a datagram is dropped on its way out; who is
             // elsewhere waits.
-            thread::sleep(PATIENCE);
+            thread::sleep(lab::patience(PATIENCE));
             false
         }
     }
@@ -131,7 +133,7 @@ pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, pause: Duration) ->
             tally.let_through += usize::from(oldest.is_some_and(|it| is_let_through(&it)));
         }
     }
-    thread::sleep(Duration::from_millis(300));
+    thread::sleep(lab::patience(Duration::from_millis(300)));
     tally.let_through += open.iter().filter(|it| is_let_through(it)).count();
     tally
 }
@@ -158,7 +160,7 @@ fn source_ranges_hold_while_they_change() {
         };
         let newcomers = meanwhile(&allowed, newcomer, || {
             // Not so fast that the queues of the lab's links are full, which others use, too.
-            let pause = Duration::from_millis(1);
+            let pause = lab::patience(Duration::from_millis(1));
             let intruder = |to, is_over: &_| intruder(to, is_over, pause);
             intruders = meanwhile(&refused, intruder, change);
         });

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use proxier::filter::MasqueradeBit;
 use proxier::plan::ServiceAddresses;
-use proxier::rules::MasqueradeBit;
 
 use super::scene::Scene;
 use crate::{DUAL, at};

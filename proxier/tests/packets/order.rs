@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use proxier::dataplane::linux::Linux;
-use proxier::sync::{Input, Proxier};
+use proxier::sync::Proxier;
 use proxier::{clock, manifests};
 
 use super::load::{Tally, intruder, meanwhile};
@@ -97,10 +97,15 @@ fn clients_notice_nothing_while_part_of_the_input_cannot_be_read() {
                 if is_new {
                     scene.restart();
                 }
-                let rest = manifests::parse(&without(DUAL, unread), "test.yaml", &options);
-                scene.proxier.take(rest.events, Input::Partial);
-                let applied = scene.proxier.sync(clock::since_boot()).unwrap();
-                assert_eq!(applied.ops, []);
+                let readable = without(DUAL, unread) + "\n---\n{not YAML\n";
+                let part = manifests::parse(&readable, "test.yaml", &options);
+                assert!(!part.is_whole);
+                scene.proxier.receive(part.events);
+                assert_eq!(scene.proxier.may_start().unwrap(), !is_new);
+                if !is_new {
+                    let applied = scene.proxier.sync(clock::since_boot()).unwrap();
+                    assert_eq!(applied.ops, []);
+                }
                 check(&scene, "ext", &ranged, &["pod1/node"]);
                 check(&scene, "ext2", &ranged[..2], &["timeout"]);
                 check(&scene, "ext", &own, &["refused"]);

@@ -13,14 +13,17 @@ use crate::DUAL;
 /// How often the only endpoint is replaced by another, which has been it before.
 const REPLACEMENTS: usize = 30;
 
-/// How long each is the endpoint. Where something is in the way of its flows, it is for half a minute.
+/// The time that each is the endpoint, scaled by [`lab::patience`] like [`PAUSE`]. A flow that the
+/// program forgot to delete blocks its client for 30 s.
 const WHILE: Duration = Duration::from_millis(400);
 
-/// Between two questions of a resolver.
+/// The time between two questions of a resolver. Where system calls are slow it is longer, or the
+/// questions alone would occupy the processor, and queues would drop what the program did not.
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// How many questions in a row may be lost where an endpoint goes, beside those that were asked while
-/// the program changed it: those of 100 ms, for a machine that is busy; a tenth of it is usual.
+/// The questions in a row that may be lost when an endpoint goes, in addition to those that were asked
+/// while the program changed it: 25 times [`PAUSE`], for a busy host. Up to 8 were lost beside two busy
+/// loops on two processors, where a flow that is not deleted loses about 100.
 const IN_FLIGHT: usize = 25;
 
 /// How long a question has to arrive: less than anything that is in its way stays there.
@@ -42,12 +45,13 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Heard {
     let socket = socket(to);
     socket.set_nonblocking(true).unwrap();
     let (mut heard, mut silence) = (Heard::default(), 0);
+    let pause = lab::patience(PAUSE);
     while !is_over.load(Ordering::Relaxed) {
         // A process of the node is told when its datagram is dropped; that is one more that is lost.
         let _ = socket.send(b"?\n");
         heard.questions.push(Instant::now());
         silence += 1;
-        thread::sleep(PAUSE);
+        thread::sleep(pause);
         let mut line = [0; 128];
         while let Ok(length) = socket.recv(&mut line) {
             let line = String::from_utf8_lossy(&line[..length]);
@@ -84,7 +88,7 @@ fn a_rolling_replacement_loses_no_more_than_what_is_in_flight() {
                 let since = Instant::now();
                 program(proxier, &served_by(&[(pod, node)]));
                 replaced.push((since..Instant::now(), name));
-                thread::sleep(WHILE);
+                thread::sleep(lab::patience(WHILE));
             }
         };
         let heard = meanwhile(&clients, resolver, change);
@@ -140,7 +144,9 @@ fn late_answers_are_in_nobodys_way() {
             ] {
                 let bind = || UdpSocket::bind(server).unwrap();
                 let server = scene.client("pod1").run(bind);
-                server.set_read_timeout(Some(PATIENCE)).unwrap();
+                server
+                    .set_read_timeout(Some(lab::patience(PATIENCE)))
+                    .unwrap();
                 let hears = || server.recv_from(&mut [0; 8]).map(|(_, from)| from);
                 let to = to.parse().unwrap();
                 let client = scene.client("pod3").run(|| socket(to));
@@ -151,7 +157,7 @@ fn late_answers_are_in_nobodys_way() {
                 scene.program(&away);
                 // With this, IPVS forgets that the client's questions went to the endpoint.
                 ask();
-                thread::sleep(WHILE);
+                thread::sleep(lab::patience(WHILE));
                 server.send_to(b"late\n", from).unwrap();
                 scene.program(&one);
                 ask();

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use lab::net::{Answer, Cluster, Host};
 use proxier::dataplane::linux::Linux;
+use proxier::filter::{FilterConfig, LocalMode};
+use proxier::ledger::LedgerFile;
 use proxier::manifests;
 use proxier::model::{Cidr, Family, Protocol};
-use proxier::packets::{self, LocalMode};
 use proxier::plan::{self, ServiceAddresses};
-use proxier::state_file::StateFile;
-use proxier::sync::{Input, Proxier};
+use proxier::sync::Proxier;
 use proxier::sysctl::{self, KernelVersion, Roots};
 use proxier::{clock, conntrack};
 use tempfile::TempDir;
@@ -23,7 +23,7 @@ pub(crate) struct Scene {
     pub(crate) cluster: Cluster,
     pub(crate) proxier: Proxier<Linux>,
     form: ServiceAddresses,
-    packets: packets::Config,
+    packets: FilterConfig,
     state: TempDir,
 }
 
@@ -53,7 +53,7 @@ impl Scene {
     pub(crate) fn with(
         manifests: &str,
         form: ServiceAddresses,
-        configure: impl FnOnce(&mut packets::Config),
+        configure: impl FnOnce(&mut FilterConfig),
     ) -> Self {
         let cluster = Cluster::conformance();
         // The observed podB2 had IPv6, too.
@@ -70,9 +70,9 @@ impl Scene {
         let there = ["ip", "-6", "route", "add", six, "via", "fd00:172:18::3"];
         cluster.node.exec(&there);
 
-        let mut packets = packets::Config {
+        let mut packets = FilterConfig {
             local_mode: cluster_networks(),
-            ..packets::Config::default()
+            ..FilterConfig::default()
         };
         configure(&mut packets);
         let state = tempfile::tempdir().unwrap();
@@ -146,8 +146,8 @@ impl Scene {
     }
 }
 
-fn start(form: ServiceAddresses, packets: &packets::Config, state: &TempDir) -> Proxier<Linux> {
-    let config = plan::Config {
+fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Linux> {
+    let config = plan::PlanConfig {
         node_name: "node-a".into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: plan::NodePortAddresses::default(),
@@ -155,7 +155,7 @@ fn start(form: ServiceAddresses, packets: &packets::Config, state: &TempDir) -> 
         // As `--drain-timeout` has it.
         drain: Duration::from_secs(3_600),
     };
-    let file = StateFile::new(state.path().join("state"));
+    let file = LedgerFile::new(state.path().join("state"));
     Proxier::new(Linux::open(form).unwrap(), config, file)
         .unwrap()
         .filtering(packets.clone())
@@ -178,11 +178,11 @@ pub(crate) fn program(proxier: &mut Proxier<Linux>, manifests: &str) {
     };
     let loaded = manifests::parse(manifests, "test.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
-    proxier.take(loaded.events, Input::Whole);
+    proxier.receive(loaded.events);
     let applied = proxier.sync(clock::since_boot()).unwrap();
     let failures: Vec<_> = applied.failures().collect();
     assert!(failures.is_empty(), "{failures:?}");
-    assert!(proxier.packets().unwrap().is_in_step());
+    assert!(proxier.filter().unwrap().is_in_step());
 }
 
 /// Has nft carry out `commands` on `node`.

@@ -23,7 +23,7 @@ impl Resolver {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
             // Nobody here is to hear nothing.
-            let patience = Some(Duration::from_secs(10));
+            let patience = Some(lab::patience(Duration::from_secs(10)));
             socket.set_read_timeout(patience).unwrap();
             socket.connect(to).unwrap();
             socket
@@ -187,7 +187,7 @@ fn go_from_to_exactly(manifests: &str, changed: &str, is_stale: impl Fn(&Known) 
         let left = known(Protocol::Udp);
         let kept: Vec<_> = left.intersection(&stale).collect();
         assert!(kept.is_empty(), "{kept:#?}");
-        std::thread::sleep(SETTLED);
+        std::thread::sleep(lab::patience(SETTLED));
         assert_eq!(known(Protocol::Udp), expected);
         assert_eq!(known(Protocol::Tcp), tcp);
         // What stays is of use.
@@ -321,7 +321,7 @@ fn a_firewall_mark_goes(changed: &str) {
         let resolvers = everybody_asks(&scene);
         let before = known(Protocol::Udp);
         scene.program(changed);
-        std::thread::sleep(SETTLED);
+        std::thread::sleep(lab::patience(SETTLED));
         let left = known(Protocol::Udp);
         let of_local = &frontends()[8..];
         let is_outside = |flow: &Known| {

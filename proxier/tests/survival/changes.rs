@@ -138,7 +138,7 @@ fn history(seed: u32) {
 
     let planned = report(&daemon, "plan");
     assert_eq!(planned["problems"], json!([]));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + lab::patience(PATIENCE);
     while report(&daemon, "status") != planned && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
     }

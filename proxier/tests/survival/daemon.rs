@@ -161,7 +161,7 @@ impl Daemon {
     }
 
     pub(crate) fn eventually(&self, what: &str, mut is_so: impl FnMut() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + lab::patience(PATIENCE);
         while !is_so() {
             let now = serving();
             assert!(

@@ -1,4 +1,4 @@
-//! Somebody else drops what is forwarded while the program runs.
+//! Another program drops forwarded packets while the daemon runs.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -9,22 +9,22 @@ use lab::net::{Answer, Cluster};
 
 use super::{AT_ONCE, daemon::Daemon, serving};
 
-/// To nft: a chain that only drops, in a table that is there.
+/// The nft command that adds a chain with policy drop to an existing table.
 const DROP: &str =
     "add chain inet others forward { type filter hook forward priority 0 ; policy drop ; }";
 
-/// As nft lists it.
+/// The table as nft lists it.
 const LISTED: &str = "table inet others {\n\tchain forward {\n\t\t\
                       type filter hook forward priority filter; policy drop;\n\t}\n}\n";
 
-/// Carries out `command` on the node.
+/// Runs `command` on the node.
 fn on_node(cluster: &Cluster, command: &str) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     let program = format!("/usr/sbin/{}", words[0]);
     cluster.node.exec(&[&[&*program][..], &words[1..]].concat())
 }
 
-/// The number of our rule in the chain; the table counts its rules as they come.
+/// The handle of our rule. The kernel counts handles up for each object added to the table.
 fn handle(cluster: &Cluster) -> u64 {
     let listed = on_node(cluster, "nft -a list chain inet others forward");
     let rule = listed.lines().find(|line| line.contains("ipvs-proxier"));
@@ -33,9 +33,9 @@ fn handle(cluster: &Cluster) -> u64 {
 }
 
 #[test]
-fn answers_pass_whatever_becomes_of_the_firewall() {
+fn our_rule_returns_after_flushes_restarts_and_new_tables() {
     lab::test(|| {
-        // Too long for a resync to find anything.
+        // No resync happens during the test.
         let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
         let (cluster, mut daemon, mut connections) = serving(&flags);
         let nft = |command: &str| on_node(&cluster, &format!("nft {command}"));
@@ -60,7 +60,7 @@ fn answers_pass_whatever_becomes_of_the_firewall() {
         has_rule(&daemon);
         connections.live("a new table");
 
-        // Whoever fights for the chain does not keep the program busy, and does not fill its log.
+        // If another program keeps flushing the chain, repairs stay rare and are logged once.
         let (before, start) = (handle(&cluster), Instant::now());
         while start.elapsed() < Duration::from_secs(3) {
             nft("flush chain inet others forward");
@@ -70,16 +70,16 @@ fn answers_pass_whatever_becomes_of_the_firewall() {
         let most = start.elapsed().as_secs() + 2;
         let repairs = handle(&cluster) - before;
         assert!((1..=most).contains(&repairs), "{repairs} of {most}");
-        let times = daemon.log().matches("it has got a rule").count();
+        let times = daemon.log().matches("inserted our rule").count();
         assert_eq!(times, 1, "{}", daemon.log());
 
-        // It is there once, outlives the program, and goes with everything else.
+        // The rule exists once, stays when the daemon is killed, and `cleanup` removes it.
         daemon.kill();
-        connections.live("the program's death");
+        connections.live("the daemon is killed");
         daemon.start();
         nft("flush chain inet others forward");
         has_rule(&daemon);
-        connections.live("its return");
+        connections.live("the daemon starts again");
         assert_eq!(list().matches("ipvs-proxier").count(), 1);
         daemon.terminate();
         let output = daemon.command("cleanup").output().unwrap();
@@ -89,12 +89,12 @@ fn answers_pass_whatever_becomes_of_the_firewall() {
 }
 
 #[test]
-fn what_fails_at_one_chain_is_told_once_tried_again_and_left_out() {
+fn a_failure_at_one_chain_is_logged_once_retried_and_does_not_affect_others() {
     lab::test(|| {
         let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
         let (cluster, daemon, mut connections) = serving(&flags);
         let nft = |command: &str| on_node(&cluster, &format!("nft {command}"));
-        // Somebody's table, which nobody else may change, has a rule of ours that is not needed.
+        // Only its owner may change this table, so our needless rule in it cannot be removed.
         let mut owner = cluster.node.run(|| {
             Command::new("/usr/sbin/nft")
                 .arg("-i")
@@ -118,22 +118,19 @@ fn what_fails_at_one_chain_is_told_once_tried_again_and_left_out() {
                      Operation not permitted";
         let list = || nft("list chain inet others forward");
         nft("add table inet others");
-        nft(&format!(
-            "{DROP}; add rule inet others forward ct state established accept"
-        ));
-        daemon.eventually("the log says so", || daemon.log().contains(words));
-        assert!(!list().contains("ipvs-proxier"), "{}", list());
-        connections.live("somebody's rule");
-
-        // That somebody's rule goes is not heard: it is the next try that finds it.
-        let number = nft("-a list chain inet others forward");
-        let rule = number.lines().find(|line| line.contains("established"));
-        let number = rule.unwrap().rsplit(' ').next().unwrap();
-        nft(&format!("delete rule inet others forward handle {number}"));
+        nft(DROP);
+        daemon.eventually("the log names the failure", || daemon.log().contains(words));
         daemon.eventually("the other chain has our rule", || {
             list().contains("ipvs-proxier")
         });
         connections.live("our rule");
+
+        // The kernel notifies of no change that matters here, so a retry removes the needless rule.
+        nft("add chain inet others open { type filter hook forward priority 1 ; }");
+        nft("add rule inet others open accept comment \"ipvs-proxier: answers of endpoints\"");
+        daemon.eventually("a retry removed the needless rule", || {
+            !nft("list chain inet others open").contains("ipvs-proxier")
+        });
         std::thread::sleep(Duration::from_secs(11));
         assert_eq!(daemon.log().matches(words).count(), 1, "{}", daemon.log());
         drop(commands);
@@ -142,10 +139,10 @@ fn what_fails_at_one_chain_is_told_once_tried_again_and_left_out() {
 }
 
 #[test]
-fn a_chain_that_drops_answers_is_told_of_once() {
+fn with_forward_drop_warn_the_log_names_a_dropping_chain_once() {
     lab::test(|| {
-        let only_told = ["--ipvs-sync-period", "1s", "--forward-drop", "warn"];
-        let flags = [&AT_ONCE[..], &only_told].concat();
+        let only_warn = ["--ipvs-sync-period", "1s", "--forward-drop", "warn"];
+        let flags = [&AT_ONCE[..], &only_warn].concat();
         let (cluster, daemon, _) = serving(&flags);
         let nft = |command: &str| on_node(&cluster, &format!("nft {command}"));
         nft("add table inet others");
@@ -154,11 +151,13 @@ fn a_chain_that_drops_answers_is_told_of_once() {
         let times = || daemon.log().matches(words).count();
         daemon.eventually("the log names the chain", || times() == 1);
         assert_eq!(cluster.pod3.ask_tcp("10.96.1.1:80"), Answer::Timeout);
-        nft("insert rule inet others forward ct state established,related accept");
+        let log = daemon.log();
+        let command = log.split(words).nth(1).unwrap().split('`').nth(1).unwrap();
+        on_node(&cluster, command);
         assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
 
-        // Whoever takes the rule away again is told again, once the program has seen it.
-        std::thread::sleep(Duration::from_secs(6));
+        // Once a check has seen the command's rule, its removal is logged again.
+        std::thread::sleep(lab::patience(Duration::from_secs(6)));
         assert_eq!(times(), 1, "{}", daemon.log());
         nft("flush chain inet others forward");
         daemon.eventually("the log names it again", || times() == 2);
@@ -166,7 +165,7 @@ fn a_chain_that_drops_answers_is_told_of_once() {
 }
 
 #[test]
-fn tables_that_cannot_be_read_are_told_of_once() {
+fn tables_of_iptables_legacy_are_reported_once() {
     lab::test(|| {
         let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
         let (cluster, daemon, mut connections) = serving(&flags);
@@ -174,11 +173,11 @@ fn tables_that_cannot_be_read_are_told_of_once() {
         let times = || daemon.log().matches(words).count();
         assert_eq!(times(), 0, "{}", daemon.log());
         if !Path::new("/proc/net/ip_tables_names").exists() {
-            // A kernel without iptables-legacy has no such tables.
+            // This kernel lacks iptables-legacy.
             return;
         }
         on_node(&cluster, "iptables-legacy -P FORWARD DROP");
-        daemon.eventually("the log says so", || times() == 1);
+        daemon.eventually("the log names the table", || times() == 1);
         let log = daemon.log();
         let command = log.split(words).nth(1).unwrap().split('`').nth(1).unwrap();
         on_node(&cluster, command);

@@ -1,4 +1,4 @@
-//! What is measured: a scheduler, an implementation, and what happens besides picks.
+//! The subjects of a measurement: a scheduler, an implementation, and the load.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,18 +20,18 @@ pub(crate) struct Subject {
     pub(crate) load: Load,
 }
 
-/// What happens besides picks.
+/// What happens in addition to picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Load {
     /// Nothing.
     None,
     /// Every pick becomes an active connection.
     Connection,
-    /// Nothing, but one server of 64 is heavy and the others are light.
+    /// Nothing. One server of 64 is heavy, the others are light.
     FewHeavy,
 }
 
-/// Everything worth measuring.
+/// Returns all subjects.
 pub(crate) fn subjects() -> Vec<Subject> {
     use Implementation::{Indexed, Plain};
     let subject = |name, implementation, load| Subject {
@@ -69,7 +69,10 @@ impl fmt::Display for Subject {
 }
 
 impl Subject {
-    /// So many servers, with weights of 1 to 100 as a rule, and with as many active connections as balance them.
+    /// Returns a balancer with `size` servers.
+    ///
+    /// Weights are 1 to 100, except with [`Load::FewHeavy`]. Loads start balanced: for lc every server has
+    /// the same number of active connections, for the others a number in proportion to its weight.
     pub(crate) fn balancer(self, size: usize) -> Balancer {
         let registry = Registry::kernel();
         let options = Options {
@@ -77,7 +80,7 @@ impl Subject {
             mh_table: mh_table(size),
             ..Options::default()
         };
-        // Built by name from our own list; refused by none of these sizes.
+        // The names are the kernel's, and these sizes fit into every table.
         let build = |name| registry.build(name, &options).expect("a kernel scheduler");
         let mut balancer = Balancer::new(build("rr"), &options);
         for host in (0_u32..).take(size) {
@@ -91,7 +94,7 @@ impl Subject {
                 .add(SocketAddr::new(address.into(), 80), weight)
                 .expect("a new address");
             let active = if self.name == "lc" { 4 } else { 4 * weight };
-            // ovf gives nothing to servers that are fuller than this.
+            // ovf refuses when all servers have more active connections than their weight.
             let active = if self.name == "ovf" { 0 } else { active };
             balancer.set_connections(id, active, 0).expect("it is new");
         }
@@ -102,7 +105,7 @@ impl Subject {
     }
 }
 
-/// The kernel's default, or the least table that has a slot for each.
+/// Returns the kernel's default table, or the smallest one with a slot per server.
 fn mh_table(servers: usize) -> MhTable {
     let has_room = |table: &MhTable| table.slots() as usize >= servers;
     (12..=17)
@@ -111,7 +114,7 @@ fn mh_table(servers: usize) -> MhTable {
         .unwrap_or_default()
 }
 
-/// The request of one of very many clients, all dialling the same address.
+/// Returns the request of one of very many clients, all to the same address.
 pub(crate) fn request(client: u32) -> Request {
     let [high, low] = [client >> 16, client & 0xffff];
     Request {

@@ -1,4 +1,4 @@
-//! What lblc and lblcr remember per dialled address, and how they forget.
+//! What lblc and lblcr remember per frontend address, and when they forget it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,33 +6,33 @@ use std::time::Duration;
 use crate::kernel::hash::{fold, hash32};
 use crate::options::{Family, LocalityLimit};
 
-/// Entries by dialled address.
+/// Entries by frontend address.
 ///
-/// Kernel: `struct ip_vs_lblc_table`, `ip_vs_lblc_check_expire`, `ip_vs_lblc_full_check`, and the same
-/// of lblcr; Linux 6.1.192.
+/// Kernel: `struct ip_vs_lblc_table`, `ip_vs_lblc_check_expire`, `ip_vs_lblc_full_check`, and their
+/// counterparts in lblcr; Linux 6.1.192.
 ///
 /// # Shape
-/// Chains by hash, as in the kernel, because partial collections go chain by chain. Within a chain,
-/// order does not matter.
+/// Chains by hash, as in the kernel, because a partial collection stops after some chain. The order
+/// within a chain does not matter.
 ///
 /// # Cost
-/// Finding takes constant time up to some thousands of entries. Memory is allocated when a chain
-/// grows beyond what it has ever held, and never otherwise.
+/// Finding an entry takes constant time up to some thousands of entries. Memory is allocated only when a
+/// chain grows beyond its greatest length so far.
 #[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
     chains: Vec<Vec<Entry<T>>>,
-    /// How many entries the kernel believes there are.
+    /// The kernel's `entries`, which may exceed the real number ([`LocalityLimit::Unbounded`]).
     counted: usize,
     limit: LocalityLimit,
-    /// How long an entry lives unused.
+    /// How long an unused entry is kept.
     expiration: Duration,
     last_use: Duration,
-    /// When the timer fires next.
+    /// The next time the timer fires.
     next_collection: Duration,
-    /// One more than how many times it has fired since the last full collection, partial
-    /// collections excepted.
+    /// The kernel's `counter`: 1 plus how often the timer fired since the last full collection.
+    /// Partial collections do not count.
     round: u32,
-    /// The chain that the last partial collection ended with.
+    /// The last chain of the last partial collection.
     rover: usize,
 }
 
@@ -45,13 +45,13 @@ struct Entry<T> {
 
 const CHAIN_BITS: u32 = 10;
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Every so many rounds everything is looked at.
+/// Every 30th round is a full collection (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_ROUND: u32 = 30;
-/// More entries than this are collected early.
+/// More entries than this start partial collections (`max_size`).
 const MANY: usize = 16 << CHAIN_BITS;
-/// More than this are not remembered.
+/// With this many entries no further address is remembered.
 const TOO_MANY: usize = MANY * 3 / 2;
-/// How long an entry must have been unused to be collected early.
+/// A partial collection removes entries unused for this long (`ENTRY_TIMEOUT`).
 const EARLY: Duration = Duration::from_secs(6 * 60);
 
 impl<T> Cache<T> {
@@ -68,13 +68,13 @@ impl<T> Cache<T> {
         }
     }
 
-    /// Starts the timer.
+    /// Starts the timer at `now`.
     pub(super) fn start(&mut self, now: Duration) {
         self.last_use = now;
         self.next_collection = now.saturating_add(INTERVAL);
     }
 
-    /// What is remembered of `address`, which counts as used now.
+    /// Returns the entry of `address` and marks it as used now.
     pub(super) fn get(&mut self, family: Family, address: IpAddr, now: Duration) -> Option<&mut T> {
         self.last_use = now;
         let chain = &mut self.chains[chain_of(family, address)];
@@ -83,11 +83,12 @@ impl<T> Cache<T> {
         Some(&mut entry.value)
     }
 
-    /// Remembers `value` instead of what was remembered of `address`.
+    /// Replaces the entry of `address`, if any, by `value`.
     pub(super) fn replace(&mut self, family: Family, address: IpAddr, now: Duration, value: T) {
         let chain = &mut self.chains[chain_of(family, address)];
-        if let Some(place) = chain.iter().position(|entry| entry.address == address) {
-            chain.swap_remove(place);
+        if let Some(index) = chain.iter().position(|entry| entry.address == address) {
+            chain.swap_remove(index);
+            // Kernels before 6.1.191 do not subtract the replaced entry.
             if self.limit == LocalityLimit::Bounded {
                 self.counted -= 1;
             }
@@ -95,7 +96,7 @@ impl<T> Cache<T> {
         self.insert(family, address, now, value);
     }
 
-    /// Remembers `value` of an address of which nothing is remembered, unless there is no room.
+    /// Adds an entry for an address that has none, unless the table is full.
     pub(super) fn insert(&mut self, family: Family, address: IpAddr, now: Duration, value: T) {
         if self.limit == LocalityLimit::Bounded && self.counted >= TOO_MANY {
             return;
@@ -109,17 +110,21 @@ impl<T> Cache<T> {
         self.counted += 1;
     }
 
-    /// Everything that is remembered.
+    /// Returns all entries.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let entries = self.chains.iter_mut().flatten();
         entries.map(|entry| &mut entry.value)
     }
 
-    /// Forgets what the timer has collected until now; to be called before anything is used.
+    /// Removes what the timer would have removed until `now`. Every pick calls this first.
     ///
-    /// A pick and the timer at the same moment: the pick is first.
+    /// The kernel's timer runs once a minute whether or not there are picks; this crate has no clock, so
+    /// the next pick makes up for the missed rounds. If the timer and a pick are due at the same moment,
+    /// the pick comes first.
     pub(super) fn collect(&mut self, now: Duration) {
         while self.next_collection < now {
+            // Without partial collections only the last full one matters, so a pause of a day costs one
+            // step instead of 1440.
             if self.counted <= MANY {
                 self.collect_full_rounds(now);
                 return;
@@ -135,15 +140,15 @@ impl<T> Cache<T> {
             }
             let is_anything_young = at.saturating_sub(self.last_use) < EARLY;
             if self.counted == before && !is_anything_young {
-                // Nothing is left but what is counted by mistake, and no round will change that.
+                // The rest exists only in the count, which no later round corrects.
                 self.next_collection = last_round(at, now).saturating_add(INTERVAL);
                 return;
             }
         }
     }
 
-    /// All rounds up to now, none of them partial: the last full one removes what those before would
-    /// have removed.
+    /// Runs all full collections until `now` at once: the last one also removes what the earlier ones
+    /// would have removed.
     fn collect_full_rounds(&mut self, now: Duration) {
         let last = last_round(self.next_collection, now);
         let after_first = (last - self.next_collection).as_secs() / INTERVAL.as_secs();
@@ -163,6 +168,7 @@ impl<T> Cache<T> {
     }
 
     fn collect_some(&mut self, now: Duration) {
+        // As `ip_vs_lblc_check_expire`: 4/3 of the excess, and at most half of the size.
         let goal = ((self.counted - MANY) * 4 / 3).min(MANY / 2);
         let mut collected = 0;
         for _ in 0..self.chains.len() {
@@ -184,7 +190,7 @@ impl<T> Cache<T> {
     }
 }
 
-/// When the timer fires last before `now`, if it fires at `first`.
+/// Returns the last time before `now` at which a timer fires that first fires at `first`.
 fn last_round(first: Duration, now: Duration) -> Duration {
     const NANOSECOND: Duration = Duration::from_nanos(1);
     let rounds = (now - first - NANOSECOND).as_secs() / INTERVAL.as_secs();
@@ -224,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn every_half_hour_what_is_old_goes() {
+    fn an_unused_entry_is_removed_by_the_half_hourly_collection() {
         let mut cache = filled(LocalityLimit::Bounded, 1, 0);
         cache.insert(Family::V4, address(1), seconds(100), ());
         cache.collect(seconds(86_400));
         assert_eq!(len(&cache), 2);
-        // 48 half hours are over: one is old enough, the other is not.
+        // After 48 half hours only the first entry is a day old.
         cache.collect(seconds(86_401));
         assert_eq!(len(&cache), 1);
         cache.collect(seconds(86_400 + 1_800));
@@ -239,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_taken_at_once_are_rounds_taken_one_by_one() {
+    fn rounds_run_at_once_equal_rounds_run_one_by_one() {
         for end in (0..20_000).step_by(777) {
             let mut at_once = filled(LocalityLimit::Bounded, 10, 0);
             at_once.expiration = seconds(3_600);
@@ -260,21 +266,21 @@ mod tests {
         cache.collect(seconds(360));
         assert_eq!(len(&cache), 17_000);
         cache.collect(seconds(361));
-        // The goal is four thirds of what is too much; chains are not split.
+        // The goal is 4/3 of the excess, 821; a chain is always collected whole.
         let collected = 17_000 - len(&cache);
         assert!((821..850).contains(&collected), "{collected}");
-        // Partial rounds do not count towards the full one, which would be the 30th.
+        // Partial rounds do not count; otherwise this would be round 7.
         assert_eq!(cache.round, 1);
     }
 
     #[test]
-    fn there_is_a_limit_since_6_1_191() {
+    fn the_number_of_entries_is_limited_since_6_1_191() {
         assert_eq!(len(&filled(LocalityLimit::Bounded, 25_000, 0)), 24_576);
         assert_eq!(len(&filled(LocalityLimit::Unbounded, 25_000, 0)), 25_000);
     }
 
     #[test]
-    fn replacements_were_counted_twice_before() {
+    fn kernels_before_6_1_191_count_a_replaced_entry_twice() {
         let counted = |limit| {
             let mut cache = filled(limit, 3, 0);
             cache.replace(Family::V4, address(1), seconds(1), ());
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_pause_takes_no_long_time() {
+    fn a_long_pause_between_picks_is_collected_quickly() {
         for limit in [LocalityLimit::Bounded, LocalityLimit::Unbounded] {
             let mut cache = filled(limit, 20_000, 0);
             cache.counted += 100_000;

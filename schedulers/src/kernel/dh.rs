@@ -10,20 +10,20 @@ use crate::scheduler::Scheduler;
 use crate::server::ServerId;
 use crate::servers::Servers;
 
-/// `dh`: the same server for the same dialled address.
+/// `dh`: the same server for the same frontend address.
 ///
-/// *Formula*: a table of 256 slots is filled with the servers in list order, one slot each, again and
-/// again, whatever their weights. The dialled address, folded to 32 bits, times 0x61c88647, keeps its
-/// upper 8 bits: the slot. A server there that is not eligible refuses the connection.
+/// *Formula*: a table of 256 slots is filled with the servers in list order, one slot each, repeatedly;
+/// weights do not matter. The frontend address is folded to 32 bits and multiplied by 0x61c88647; the
+/// upper 8 bits of the product select the slot. If its server is not eligible, the connection is refused.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_dh.c`, `ip_vs_dh_schedule`, `ip_vs_dh_reassign`; Linux 6.1.192,
-/// the same in 7.2. Before 4.18 the lower bits of the product were kept.
+/// the same in 7.2. Kernels before 4.18 use the lower bits of the product.
 ///
-/// *Complexity*: constant per pick; the table is filled again at every change of the servers. Memory
-/// is the table's, however many servers there are.
+/// *Complexity*: constant per pick; every change of the servers fills the table again. Memory: the
+/// table only.
 ///
-/// *When to use*: a firewall-mark virtual server that stands for many addresses, in front of caches. A
-/// virtual server with one address sends all its clients to one server.
+/// *When to use*: a firewall-mark virtual server for many addresses, in front of caches. A virtual server
+/// with one address sends all clients to one server.
 #[derive(Clone, Debug)]
 pub struct Dh {
     table: Box<[Option<ServerId>; 1 << Self::BITS]>,
@@ -50,8 +50,8 @@ impl Default for Dh {
 
 impl Scheduler for Dh {
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
-        let dialled = fold(servers.family(), request.destination);
-        self.table[hash32(dialled, Self::BITS)].filter(|&id| is_eligible(servers, id))
+        let frontend = fold(servers.family(), request.destination);
+        self.table[hash32(frontend, Self::BITS)].filter(|&id| is_eligible(servers, id))
     }
 
     fn bound(&mut self, servers: &Servers, _: Duration) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use crate::scheduler::Scheduler;
 use crate::server::ServerId;
 use crate::servers::Servers;
 
-/// `fo`: the heaviest server, as long as it is there.
+/// `fo`: the heaviest eligible server.
 ///
 /// *Formula*: the greatest weight of the eligible servers; the first of the list on a tie.
 ///

@@ -1,14 +1,13 @@
-//! How the kernel's hashing schedulers read an address.
+//! How the kernel's hashing schedulers reduce an address to 32 bits.
 
 use std::net::IpAddr;
 
 use crate::options::Family;
 
-/// The address as 32 bits: an IPv4 address in host order; of an IPv6 address, its four words
-/// XOR-ed.
+/// Returns an IPv4 address in host order, or the XOR of the four words of an IPv6 address.
 ///
-/// The family is that of the virtual server, as in the kernel, which keeps both kinds of address in
-/// one union: of an IPv6 server of an IPv4 virtual server it sees the first word only.
+/// `family` is that of the virtual server, not of the address: the kernel stores both kinds in one
+/// union (`union nf_inet_addr`), so an IPv4 virtual server reads only the first word of an IPv6 server.
 pub(super) fn fold(family: Family, address: IpAddr) -> u32 {
     match (family, address) {
         (_, IpAddr::V4(address)) => address.to_bits(),
@@ -20,9 +19,9 @@ pub(super) fn fold(family: Family, address: IpAddr) -> u32 {
     }
 }
 
-/// Multiplicative hashing into `bits` bits, 1 to 32.
+/// Returns the multiplicative hash of `value` with `bits` bits, 1 to 32.
 ///
-/// Kernel: `hash_32`, `include/linux/hash.h`, with the golden ratio of 4.7 and later; sh, dh, lblc and
+/// Kernel: `hash_32`, `include/linux/hash.h`, with the golden ratio of 4.7 and later. sh, dh, lblc and
 /// lblcr use it since 4.18.
 pub(super) fn hash32(value: u32, bits: u32) -> usize {
     const GOLDEN_RATIO: u32 = 0x61c8_8647;
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn the_virtual_servers_family_counts() {
+    fn the_family_of_the_virtual_server_decides() {
         let address: IpAddr = "2001:db8::1".parse().unwrap();
         assert_eq!(fold(Family::V4, address), 0x2001_0db8);
         assert_eq!(fold(Family::V6, address), 0x2001_0db9);

@@ -1,7 +1,6 @@
-//! The same picks without reading every server.
+//! The same picks as the scan, without reading every server.
 //!
-//! An index is a second opinion that must never differ: `tests/equal.rs` compares it with the scan over
-//! long random histories.
+//! `tests/equal.rs` compares every index with its scan over long random histories.
 
 mod bitmap;
 mod loads;

@@ -11,33 +11,33 @@ use crate::scheduler::Scheduler;
 use crate::server::ServerId;
 use crate::servers::Servers;
 
-/// `lblc`: the same server for the same dialled address while it can keep up, otherwise as
+/// `lblc`: the same server for the same frontend address until it is overrun, then as
 /// [`Wlc`](super::Wlc).
 ///
-/// *Formula*: the server that the dialled address had last, if it is in the set, has a weight above 0,
-/// and either has at most as many active connections as its weight or no server has fewer than half of
-/// its weight. Else wlc's choice, which is remembered. A remembered server gets connections even when
-/// it is marked overloaded.
+/// *Formula*: the last server of the frontend address, if it is listed, has a weight above 0, and is not
+/// overrun. Otherwise wlc's choice, which is remembered for the address. A server is overrun if it has
+/// more active connections than its weight while some server has fewer than half of its own weight.
+/// A remembered server gets connections even if it is marked overloaded.
 ///
-/// *Memory of addresses*: one that nobody dials is forgotten after [`Options::lblc_expiration`], looked
-/// at every half hour; when there are more than 16384, those unused for six minutes are forgotten each
-/// minute; more than 24576 are not remembered, since 6.1.191 ([`Options::locality_limit`]).
+/// *Memory of addresses*: an address unused for [`Options::lblc_expiration`] is forgotten; a timer checks
+/// every half hour. Above 16384 addresses, those unused for six minutes are forgotten every minute. Since
+/// 6.1.191 no more than 24576 are remembered ([`Options::locality_limit`]).
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_lblc.c`, `ip_vs_lblc_schedule`, `__ip_vs_lblc_schedule`,
 /// `is_overloaded`, `ip_vs_lblc_check_expire`; Linux 6.1.192; 7.2 picks the same.
 ///
-/// *Complexity*: constant per pick while the remembered server serves and is not overrun; otherwise
-/// reads every server. Memory: some 70 bytes per address.
+/// *Complexity*: constant per pick while the remembered server is used; otherwise reads every server.
+/// Memory: about 70 bytes per address.
 ///
-/// *When to use*: a firewall-mark virtual server that stands for many addresses, in front of caches. A
-/// virtual server with one address gets one server until that one is overrun.
+/// *When to use*: a firewall-mark virtual server for many addresses, in front of caches. A virtual server
+/// with one address uses one server until that is overrun.
 #[derive(Clone, Debug)]
 pub struct Lblc {
     cache: Cache<Remembered>,
 }
 
 impl Lblc {
-    /// With the expiration and the limit that `options` name.
+    /// Creates a scheduler with the expiration and the limit of `options`.
     pub fn new(options: &Options) -> Self {
         Self {
             cache: Cache::new(options.lblc_expiration, options.locality_limit),
@@ -47,9 +47,9 @@ impl Lblc {
 
 impl Scheduler for Lblc {
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
-        let (family, dialled, now) = (servers.family(), request.destination, request.at);
+        let (family, frontend, now) = (servers.family(), request.destination, request.at);
         self.cache.collect(now);
-        let mut remembered = self.cache.get(family, dialled, now);
+        let mut remembered = self.cache.get(family, frontend, now);
         let last = remembered.as_mut().and_then(|last| last.find(servers));
         if let Some((id, server)) = last
             && server.listed
@@ -61,7 +61,7 @@ impl Scheduler for Lblc {
         let (id, server) = least_loaded(servers)?;
         if !remembered.is_some_and(|last| last.is(server)) {
             let value = Remembered::new(id, server);
-            self.cache.replace(family, dialled, now, value);
+            self.cache.replace(family, frontend, now, value);
         }
         Some(id)
     }

@@ -11,35 +11,34 @@ use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
-/// `lblcr`: the same few servers for the same dialled address, more when they cannot keep up.
+/// `lblcr`: the same few servers for the same frontend address, more if they are overrun.
 ///
-/// *Formula*: every dialled address has a set of servers. The least loaded eligible member by wlc's
-/// measure gets the connection, unless it has more active connections than its weight while some server
-/// has fewer than half of its weight: then wlc's choice among all servers gets it, and joins the set. A
-/// set that has stayed as it is for longer than [`Options::lblcr_expiration`] loses its most loaded
-/// member at the next pick, which may be the one just picked. Of equally loaded members, the one that
-/// joined last counts.
+/// *Formula*: every frontend address has a set of servers. The least loaded eligible member by wlc's
+/// measure gets the connection. If that member is overrun (see [`Lblc`](super::Lblc)), wlc's choice among
+/// all servers gets it instead and joins the set. A set that has not changed for longer than
+/// [`Options::lblcr_expiration`] loses its most loaded member at the next pick, even if that pick returns
+/// this very member. Of equally loaded members, the one that joined last is taken.
 ///
-/// *Memory of addresses*: as [`Lblc`](super::Lblc)'s, with [`Options::lblcr_expiration`]. A removed
-/// server stays a member, and is one again when it comes back.
+/// *Memory of addresses*: as for [`Lblc`](super::Lblc), with [`Options::lblcr_expiration`]. A removed
+/// server stays in the set and is used again when it is added again.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_lblcr.c`, `ip_vs_lblcr_schedule`, `ip_vs_dest_set_min`,
 /// `ip_vs_dest_set_max`, `ip_vs_lblcr_check_expire`; Linux 6.1.192; 7.2 picks the same.
 ///
-/// *Complexity*: reads the set at every pick, and every server when the set does not suffice. Memory:
-/// some 80 bytes per address and 40 per member.
+/// *Complexity*: reads the set at every pick, and every server if the set is overrun. Memory: about 80
+/// bytes per address and 40 per member.
 ///
-/// *When to use*: as lblc, when one address may be dialled more than one server can serve.
+/// *When to use*: as lblc, if one address needs more than one server.
 #[derive(Clone, Debug)]
 pub struct Lblcr {
     cache: Cache<Set>,
     expiration: Duration,
 }
 
-/// The servers of a dialled address.
+/// The servers of a frontend address.
 #[derive(Clone, Debug)]
 struct Set {
-    /// The one that joined last is the last here, the first of the kernel's list.
+    /// In the order of joining: the kernel's list reversed.
     members: Vec<Member>,
     changed: Duration,
 }
@@ -47,12 +46,12 @@ struct Set {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     remembered: Remembered,
-    /// Its weight when it was last removed, which counts while there is no trace of it elsewhere.
+    /// The weight at its last removal, used once the server has no connections and is forgotten.
     last_weight: i32,
 }
 
 impl Lblcr {
-    /// With the expiration and the limit that `options` name.
+    /// Creates a scheduler with the expiration and the limit of `options`.
     pub fn new(options: &Options) -> Self {
         Self {
             cache: Cache::new(options.lblcr_expiration, options.locality_limit),
@@ -92,12 +91,13 @@ impl Set {
         best
     }
 
-    /// The place of the member with the most load per weight, removed servers and overloaded ones
-    /// included.
+    /// Returns the index of the member with the greatest load per weight.
+    ///
+    /// Like `ip_vs_dest_set_max`, this includes removed and overloaded servers.
     fn most_loaded(&mut self, servers: &Servers) -> Option<usize> {
         let flavour = servers.flavour();
         let mut worst = None;
-        for (place, member) in self.members.iter_mut().enumerate().rev() {
+        for (index, member) in self.members.iter_mut().enumerate().rev() {
             let (weight, load) = match member.remembered.find(servers) {
                 Some((_, server)) => (server.weight, server.overhead(flavour)),
                 None => (member.last_weight, 0),
@@ -108,15 +108,15 @@ impl Set {
                 Some((_, worst_weight, most)) => most * weight < load * worst_weight,
             };
             if weight > 0 && is_worse {
-                worst = Some((place, weight, load));
+                worst = Some((index, weight, load));
             }
         }
-        worst.map(|(place, ..)| place)
+        worst.map(|(index, ..)| index)
     }
 
     fn shrink(&mut self, servers: &Servers, now: Duration) {
-        if let Some(place) = self.most_loaded(servers) {
-            self.members.remove(place);
+        if let Some(index) = self.most_loaded(servers) {
+            self.members.remove(index);
             self.changed = now;
         }
     }
@@ -141,14 +141,16 @@ impl Member {
 
 impl Scheduler for Lblcr {
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
-        let (family, dialled, now) = (servers.family(), request.destination, request.at);
+        let (family, frontend, now) = (servers.family(), request.destination, request.at);
         self.cache.collect(now);
-        let Some(set) = self.cache.get(family, dialled, now) else {
+        let Some(set) = self.cache.get(family, frontend, now) else {
             let (id, server) = least_loaded(servers)?;
             let set = Set::of(Member::new(id, server), now);
-            self.cache.insert(family, dialled, now, set);
+            self.cache.insert(family, frontend, now, set);
             return Some(id);
         };
+        // As in the kernel, the set shrinks after its member was chosen and before it is used:
+        // the connection may go to the member that is dropped here.
         let member = set.least_loaded(servers);
         if set.members.len() > 1 && now.saturating_sub(set.changed) > self.expiration {
             set.shrink(servers, now);
@@ -172,6 +174,8 @@ impl Scheduler for Lblcr {
         let Some(server) = servers.get(server) else {
             return;
         };
+        // The kernel's set holds a reference to the removed destination and reads its weight there.
+        // Here the server is forgotten with its last connection, so the set keeps a copy.
         let members = self.cache.values_mut().flat_map(|set| &mut set.members);
         for member in members.filter(|member| member.remembered.is(server)) {
             member.last_weight = server.weight;

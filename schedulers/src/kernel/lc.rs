@@ -5,18 +5,18 @@ use crate::scheduler::Scheduler;
 use crate::server::ServerId;
 use crate::servers::Servers;
 
-/// `lc`: the server with the least connections, active ones counting 256 times.
+/// `lc`: the server with the fewest connections, of which an active one counts 256 times.
 ///
 /// *Formula*: the least [overhead](crate::Server::overhead), compared as an unsigned number, of the
-/// eligible servers; the first of the list on a tie. Weights other than 0 do not matter.
+/// eligible servers; the first server wins a tie. Weights above 0 do not matter.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_lc.c`, `ip_vs_lc_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick. [`Implementation::Indexed`](crate::Implementation)
 /// knows the winner, and takes O(log n) per change of a server.
 ///
-/// *When to use*: equal servers, connections of very different length, and one balancer that sees
-/// all of them.
+/// *When to use*: equal servers, connections of very different length, and a single balancer, which
+/// sees all connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lc;
 
@@ -26,7 +26,7 @@ impl Scheduler for Lc {
         servers
             .iter()
             .filter(|(_, server)| server.is_eligible())
-            // Of equal ones, `min_by_key` returns the first.
+            // `min_by_key` returns the first of equal elements: the newest server, as in the kernel.
             .min_by_key(|(_, server)| server.overhead(flavour).cast_unsigned())
             .map(|(id, _)| id)
     }

@@ -1,11 +1,13 @@
-//! What lblc and lblcr have in common besides the cache.
+//! What lblc and lblcr share besides the cache.
 
 use crate::kernel::weighted::least_per_weight;
 use crate::server::{Endpoint, Server, ServerId};
 use crate::servers::Servers;
 
-/// A server that is remembered: it stays the same when it is removed and added again, since the kernel
-/// keeps a removed destination as long as somebody remembers it.
+/// A reference to a server that survives its removal and re-addition.
+///
+/// The kernel keeps a removed destination in its trash as long as an entry of lblc or lblcr refers to it,
+/// and reuses it when the same address and port is added again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remembered {
     id: ServerId,
@@ -20,9 +22,10 @@ impl Remembered {
         }
     }
 
-    /// The server as it is now, listed or not; nothing if it is not listed and has no connections.
+    /// Returns the server, listed or not. `None` if it is not listed and has no connections.
     pub(super) fn find<'a>(&mut self, servers: &'a Servers) -> Option<(ServerId, &'a Server)> {
         if servers.get(self.id).is_none() {
+            // Forgotten and added again: the server has a new id.
             self.id = servers.remembered(self.endpoint)?;
         }
         Some((self.id, servers.get(self.id)?))
@@ -33,17 +36,18 @@ impl Remembered {
     }
 }
 
-/// The server for an address of which nothing is remembered, or nothing useful.
+/// Returns wlc's choice, for an address without a usable entry.
 pub(super) fn least_loaded(servers: &Servers) -> Option<(ServerId, &Server)> {
     let flavour = servers.flavour();
     let id = least_per_weight(servers, |server| server.overhead(flavour))?;
     Some((id, servers.get(id)?))
 }
 
-/// Whether it has more active connections than its weight while another server has fewer than half
-/// of its own weight.
+/// Returns whether `server` has more active connections than its weight while another server has
+/// fewer than half of its own.
 ///
-/// Kernel: `is_overloaded` in `ip_vs_lblc.c` and `ip_vs_lblcr.c`. The overload mark has no part in it.
+/// Kernel: `is_overloaded` in `ip_vs_lblc.c` and `ip_vs_lblcr.c`. Despite its name it does not read the
+/// overload mark.
 pub(super) fn is_overrun(server: &Server, servers: &Servers) -> bool {
     let active = |server: &Server| server.active.cast_signed();
     active(server) > server.weight

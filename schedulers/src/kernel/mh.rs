@@ -13,36 +13,35 @@ use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
-/// `mh`: the same server for the same client, and few clients move when servers come and go.
+/// `mh`: the same server for the same client; few clients move when servers change.
 ///
-/// *Formula*: every server has a sequence of slots of its own in a table of M slots (M prime, 4093
-/// unless the kernel was configured otherwise), from hashes of its address and port. In list order,
-/// each takes the next free slots of its sequence, as many per turn as its share of the weights, until
-/// the table is full. The client's address, and its port with [`Flags::port`], hash to a slot. A server
-/// there that is not eligible refuses the connection; with [`Flags::fallback`], further hashes are
-/// tried, as many as there are slots.
+/// *Formula*: each server has its own sequence of slots in a table of M slots, from hashes of its address
+/// and port. M is prime: 4093 unless the kernel is configured otherwise. The servers take turns in list
+/// order. In its turn a server takes the next free slots of its sequence, as many as its share of the
+/// weights, until the table is full. A hash of the client's address, and of its port with
+/// [`Flags::port`], selects the slot. If its server is not eligible, the connection is refused; with
+/// [`Flags::fallback`], M further hashes are tried.
 ///
-/// Shares come from [`Server::last_weight`]: setting weight 0 moves no client, it only refuses.
-/// Weights whose ratio exceeds 2<sup>6</sup> (half the table's index) are scaled down, and nobody gets
-/// less than one slot per turn.
+/// The shares come from [`Server::last_weight`]: weight 0 moves no client, it only refuses. Weights whose
+/// ratio exceeds 2<sup>6</sup> (half the table's index) are scaled down, but every share is at least 1.
 ///
-/// *Hash*: SipHash-1-3 as 64-bit little-endian kernels compute it. A kernel of 32 bits uses another
-/// one, which this crate does not have.
+/// *Hash*: SipHash-1-3 as on 64-bit little-endian kernels. 32-bit kernels use another hash, which this
+/// crate does not implement.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_mh.c`, `ip_vs_mh_schedule`, `ip_vs_mh_get_fallback`,
 /// `ip_vs_mh_permutate`, `ip_vs_mh_populate`, `ip_vs_mh_reassign`, `ip_vs_mh_shift_weight`; Linux
 /// 6.1.192, the same in 7.2; since 4.18.
 ///
-/// *Complexity*: constant per pick. A change of the servers fills the table again: about M·ln M steps.
-/// Memory is the table's, however many servers there are.
+/// *Complexity*: constant per pick. A change of the servers fills the table again in about M·ln M steps.
+/// Memory: the table only.
 ///
 /// *When to use*: sessions kept in the servers' memory, or several balancers that must agree without
-/// talking to each other.
+/// communicating.
 ///
-/// More than M servers: the kernel refuses to bind the scheduler ([`Error::TooManyServers`]) and, when
-/// servers are added afterwards, keeps the table as it was. Until there are M again, a slot whose
-/// server is removed refuses; the kernel, which keeps the removed server alive for its table's sake,
-/// would still send connections there.
+/// *More than M servers*: the kernel refuses to bind the scheduler ([`Error::TooManyServers`]). If servers
+/// are added later, it keeps the old table, and so does this crate. There is one difference until the
+/// number is M again: for a slot of a removed server this crate refuses the connection, while the kernel,
+/// whose table holds a reference to that server, still sends connections to it.
 #[derive(Clone, Debug)]
 pub struct Mh {
     flags: Flags,
@@ -51,22 +50,22 @@ pub struct Mh {
     table: Vec<Option<ServerId>>,
 }
 
-/// Where a server's sequence begins; also where a client looks.
+/// Key of the hash that gives a server's first slot, and a client's slot (`hash1`).
 const OFFSET_KEY: Key = Key::twice(2_654_435_761);
-/// How a server's sequence goes on.
+/// Key of the hash that gives the distance between a server's slots (`hash2`).
 const SKIP_KEY: Key = Key::twice(2_654_446_892);
 
-/// A server that takes slots.
-struct Taker {
+/// A server that takes turns to fill the table.
+struct Candidate {
     id: ServerId,
     position: u32,
     skip: u32,
-    /// Slots per turn.
+    /// How many slots it takes per turn.
     turn: u32,
 }
 
 impl Mh {
-    /// With the flags and the table size that `options` name.
+    /// Creates a scheduler with the flags and the table size of `options`.
     pub fn new(options: &Options) -> Self {
         let size = options.mh_table;
         Self {
@@ -83,22 +82,23 @@ impl Mh {
             return Err(Error::TooManyServers { limit: slots });
         }
         self.table.fill(None);
-        let mut takers = self.takers(servers);
-        // Of no takers, cycling would not end: no server, or none that ever had a weight.
-        if takers.iter().all(|taker| taker.turn == 0) {
+        let mut candidates = self.candidates(servers);
+        // Without servers, or if none ever had a weight, the loop below would never end.
+        if candidates.iter().all(|candidate| candidate.turn == 0) {
             return Ok(());
         }
         let mut free = slots;
+        // `ip_vs_mh_populate`: the servers take turns until no slot is free.
         loop {
-            for taker in &mut takers {
-                for _ in 0..taker.turn {
-                    while self.table[taker.position as usize].is_some() {
-                        taker.position += taker.skip;
-                        if taker.position >= slots {
-                            taker.position -= slots;
+            for candidate in &mut candidates {
+                for _ in 0..candidate.turn {
+                    while self.table[candidate.position as usize].is_some() {
+                        candidate.position += candidate.skip;
+                        if candidate.position >= slots {
+                            candidate.position -= slots;
                         }
                     }
-                    self.table[taker.position as usize] = Some(taker.id);
+                    self.table[candidate.position as usize] = Some(candidate.id);
                     free -= 1;
                     if free == 0 {
                         return Ok(());
@@ -108,13 +108,14 @@ impl Mh {
         }
     }
 
-    fn takers(&self, servers: &Servers) -> Vec<Taker> {
+    fn candidates(&self, servers: &Servers) -> Vec<Candidate> {
         let slots = self.size.slots();
         let weights = servers.iter().map(|(_, server)| server.last_weight);
         let (divisor, greatest) = weights.fold((0, 0), |(divisor, greatest), weight| {
             (gcd(divisor, weight), greatest.max(weight))
         });
         let divisor = divisor.max(1);
+        // `ip_vs_mh_shift_weight`: shares are scaled so that no server takes 2^table_bits slots per turn.
         let table_bits = self.size.index() / 2;
         let shift = bit_length(greatest / divisor).saturating_sub(table_bits);
         let turn = |server: &Server| {
@@ -131,7 +132,7 @@ impl Mh {
         };
         servers
             .iter()
-            .map(|(id, server)| Taker {
+            .map(|(id, server)| Candidate {
                 id,
                 position: hash(OFFSET_KEY, server) % slots,
                 skip: hash(SKIP_KEY, server) % (slots - 1) + 1,
@@ -140,13 +141,13 @@ impl Mh {
             .collect()
     }
 
-    /// What the table keeps when there are too many servers is what it kept before.
+    /// Fills the table again. If there are too many servers, the old table stays, as in the kernel.
     fn changed(&mut self, servers: &Servers) {
         let _ = self.fill(servers);
     }
 }
 
-/// Remainders without a division: a pick would spend a third of its time with it.
+/// Computes remainders without a division, which would take a third of the time of a pick.
 ///
 /// Exact for 32 bits: Lemire, Kaser, Kurz, "Faster remainder by direct computation" (2019).
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +158,7 @@ struct Divisor {
 }
 
 impl Divisor {
-    /// Of a number above 1.
+    /// `divisor` must be above 1.
     fn new(divisor: u32) -> Self {
         Self {
             divisor,
@@ -197,6 +198,8 @@ impl Scheduler for Mh {
         if !self.flags.fallback {
             return None;
         }
+        // `ip_vs_mh_get_fallback` does not try the next slots: it hashes the client again, with an
+        // offset that starts at the client's slot.
         (0..slots.divisor)
             .map(|offset| slot(slots.remainder(offset + slot_of_client)))
             .map_while(|slot| self.table[slot as usize])
@@ -227,7 +230,7 @@ mod tests {
     use super::*;
     use crate::balancer::Balancer;
 
-    /// The table's first slots, and how many slots A, B and C have; 10.0.0.1 to .3, port 80.
+    /// Returns the first 16 slots, and how many slots A, B and C have: 10.0.0.1 to .3, port 80.
     fn table(options: &Options, weights: [u32; 3]) -> (String, [usize; 3]) {
         let mut balancer = Balancer::new(Mh::new(options), options);
         let ids = [1, 2, 3].map(|host| {
@@ -238,13 +241,13 @@ mod tests {
         });
         let table = &balancer.scheduler().table;
         let owned = ids.map(|id| table.iter().filter(|&&slot| slot == Some(id)).count());
-        let place = |slot: &Option<ServerId>| ids.iter().position(|&id| Some(id) == *slot).unwrap();
-        let name = |slot| ["A", "B", "C"][place(slot)];
+        let index = |slot: &Option<ServerId>| ids.iter().position(|&id| Some(id) == *slot).unwrap();
+        let name = |slot| ["A", "B", "C"][index(slot)];
         (table.iter().take(16).map(name).collect(), owned)
     }
 
     #[test]
-    fn tables_as_the_kernels() {
+    fn tables_equal_the_kernels() {
         let options = Options::default();
         let check = |weights, first: &str, owned| {
             assert_eq!(table(&options, weights), (first.replace(' ', ""), owned));
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn remainders_are_remainders() {
+    fn remainders_equal_those_of_a_division() {
         for index in 8..=17 {
             let divisor = MhTable::from_index(index).unwrap().slots();
             let slots = Divisor::new(divisor);
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_moves_few() {
+    fn a_removal_moves_few_slots_of_other_servers() {
         let options = Options::default();
         let mut balancer = Balancer::new(Mh::new(&options), &options);
         let [a, b, c] = [1, 2, 3].map(|host| {
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_servers_leave_the_table_and_refuse_the_binding() {
+    fn with_too_many_servers_the_table_stays_and_binding_fails() {
         let options = Options {
             mh_table: MhTable::from_index(8).unwrap(),
             ..Options::default()

@@ -8,18 +8,17 @@ use crate::servers::Servers;
 
 /// `nq`: an idle server, otherwise as [`Sed`](super::Sed).
 ///
-/// *Formula*: the first eligible server of the list without active connections; when there is none,
-/// the least (active connections + 1) / weight of the eligible servers, the first of the list on a
-/// tie. Inactive connections do not count.
+/// *Formula*: the first eligible server without active connections. If there is none, the least (active
+/// connections + 1) / weight of the eligible servers; the first server wins a tie. Inactive connections
+/// do not count.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_nq.c`, `ip_vs_nq_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick, up to the first idle one.
-/// [`Implementation::Indexed`](crate::Implementation) knows the winner, and takes O(log n) per change of
-/// a server.
+/// [`Implementation::Indexed`](crate::Implementation) keeps the winner at O(log n) per change of a server.
 ///
-/// *When to use*: as sed, when no connection shall wait while a server has nothing to do. Not for UDP:
-/// every server is always idle then, and the newest gets everything.
+/// *When to use*: as sed, if no connection may wait while a server is idle. Not for UDP: the kernel counts
+/// no active UDP connections, so every server is always idle and the newest gets everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nq;
 
@@ -28,6 +27,7 @@ impl Scheduler for Nq {
         let mut walk = servers.iter().filter(|(_, server)| server.is_eligible());
         let (mut id, mut best) = walk.next()?;
         let mut least = i64::from(expected(best));
+        // `ip_vs_nq_schedule` returns the first idle server without comparing weights.
         if best.active == 0 {
             return Some(id);
         }

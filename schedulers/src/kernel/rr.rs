@@ -7,26 +7,27 @@ use crate::servers::{Iter, Servers};
 
 /// `rr`: the servers in turn, in list order, whatever their weights.
 ///
-/// *Formula*: the first eligible server after the one picked last, going round.
+/// *Formula*: the next eligible server after the last pick, in a cycle.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_rr.c`, `ip_vs_rr_schedule`, `ip_vs_rr_del_dest`; Linux 6.1.192,
 /// the same in 7.2.
 ///
-/// *Complexity*: one step per pick, and one per server that is passed over.
+/// *Complexity*: one step per pick, and one per server that is skipped.
 ///
 /// *When to use*: equal servers, connections that cost about the same.
 ///
-/// A server added later is the first of the list, so its turn comes when the walk goes round. After
-/// the removal of the server picked last, the one that followed it is next.
+/// A new server is the first of the list, so it is picked after the end of the list is reached. After the
+/// last picked server is removed, the one that followed it is next.
 #[derive(Clone, Debug, Default)]
 pub struct Rr {
-    /// The server picked last; `None` before the first of the list.
+    /// The last pick; `None` before the first server of the list.
     position: Option<ServerId>,
 }
 
 impl Scheduler for Rr {
     fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
-        // Going round would end with the position itself; asking those behind it again finds nobody.
+        // The second search may include servers after the last pick again. They were not eligible a
+        // moment ago, so this finds the same server as the kernel's cycle, which stops there.
         let picked = first_eligible(servers.after(self.position))
             .or_else(|| first_eligible(servers.iter()))?;
         self.position = Some(picked);

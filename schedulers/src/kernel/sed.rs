@@ -6,19 +6,19 @@ use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
-/// `sed`: the server that would have the least active connections per weight with this one more.
+/// `sed`: the server with the fewest active connections per weight, this one included.
 ///
-/// *Formula*: the least (active connections + 1) / weight of the eligible servers; the first of the
-/// list on a tie. Inactive connections do not count.
+/// *Formula*: the least (active connections + 1) / weight of the eligible servers; the first server wins
+/// a tie. Inactive connections do not count.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_sed.c`, `ip_vs_sed_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick. [`Implementation::Indexed`](crate::Implementation)
-/// knows the winner, and takes O(log n) per change of a server.
+/// keeps the winner at O(log n) per change of a server.
 ///
-/// *When to use*: very unequal servers with few connections, where the strongest one is the fastest
-/// even when it is not idle. Not for UDP: the kernel counts no active UDP connections, so the first of
-/// the heaviest servers gets everything.
+/// *When to use*: very unequal servers with few connections, if the strongest one is the fastest even when
+/// it is busy. Not for UDP: the kernel counts no active UDP connections, so the first of the heaviest
+/// servers gets everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sed;
 
@@ -28,7 +28,7 @@ impl Scheduler for Sed {
     }
 }
 
-/// What its active connections would be: in 32 bits, signed, wrapping.
+/// Returns the active connections including the new one, in signed 32 bits that wrap.
 ///
 /// Kernel: `ip_vs_sed_dest_overhead`, `ip_vs_nq_dest_overhead`.
 pub(super) fn expected(server: &Server) -> i32 {

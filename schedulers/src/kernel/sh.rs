@@ -11,25 +11,25 @@ use crate::scheduler::Scheduler;
 use crate::server::ServerId;
 use crate::servers::Servers;
 
-/// `sh`: the same server for the same client, as long as the servers and weights stay as they are.
+/// `sh`: the same server for the same client, as long as servers and weights do not change.
 ///
-/// *Formula*: a table of 2<sup>b</sup> slots (b = 8 unless the kernel was configured otherwise) is
-/// filled with the servers in list order, as many slots in a row as their weight, again and again; a
-/// server of weight 0 gets one slot, too. The client's address, folded to 32 bits, plus its port with
-/// [`Flags::port`], times 0x61c88647, keeps its upper b bits: the slot. A server there that is not
-/// eligible refuses the connection; with [`Flags::fallback`], slots are tried from *twice* the hash
-/// on, not from the slot after it.
+/// *Formula*: a table of 2<sup>b</sup> slots (b = 8 unless the kernel is configured otherwise) is filled
+/// with the servers in list order, repeatedly. A server takes as many adjacent slots as its weight, and
+/// one slot if its weight is 0. The client's address is folded to 32 bits, its port is added with
+/// [`Flags::port`], and the sum is multiplied by 0x61c88647; the upper b bits of the product select the
+/// slot. If its server is not eligible, the connection is refused; with [`Flags::fallback`], slots are
+/// tried from *twice* the hash on, not from the next slot.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_sh.c`, `ip_vs_sh_schedule`, `ip_vs_sh_get_fallback`,
-/// `ip_vs_sh_reassign`; Linux 6.1.192, the same in 7.2. Before 4.18 the lower bits of the product were
-/// kept.
+/// `ip_vs_sh_reassign`; Linux 6.1.192, the same in 7.2. Kernels before 4.18 use the lower bits of the
+/// product.
 ///
-/// *Complexity*: constant per pick; the table is filled again at every change of the servers. Memory
-/// is the table's, however many servers there are.
+/// *Complexity*: constant per pick; every change of the servers fills the table again. Memory: the
+/// table only.
 ///
-/// *When to use*: sessions kept in the servers' memory, few changes. It is no consistent hashing: a
-/// change moves most clients. When weights add up to more than the slots there are, the servers at the
-/// end of the list, the oldest, get nothing.
+/// *When to use*: sessions kept in the servers' memory, if servers rarely change. This is not consistent
+/// hashing: a change moves most clients. If the weights add up to more than the number of slots, the
+/// oldest servers, at the end of the list, get no connections.
 #[derive(Clone, Debug)]
 pub struct Sh {
     flags: Flags,
@@ -38,7 +38,7 @@ pub struct Sh {
 }
 
 impl Sh {
-    /// With the flags and the table size that `options` name.
+    /// Creates a scheduler with the flags and the table size of `options`.
     pub fn new(options: &Options) -> Self {
         Self {
             flags: options.flags,
@@ -51,6 +51,7 @@ impl Sh {
         self.table.fill(None);
         let mut slots = self.table.iter_mut();
         for (id, server) in servers.iter().cycle() {
+            // `ip_vs_sh_reassign` gives a server of weight 0 a slot, too: its clients are refused.
             let share = server.weight().max(1) as usize;
             let given = slots.by_ref().take(share);
             if given.map(|slot| *slot = Some(id)).count() < share {
@@ -80,6 +81,8 @@ impl Scheduler for Sh {
         if !self.flags.fallback {
             return None;
         }
+        // Twice the hash: `ip_vs_sh_get_fallback` starts with the hash as the offset, and
+        // `ip_vs_sh_hashkey` adds the hash to the offset again.
         (0..self.table.len())
             .map_while(|offset| self.slot(2 * hash + offset))
             .find(|&id| is_eligible(servers, id))

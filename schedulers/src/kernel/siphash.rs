@@ -1,26 +1,26 @@
-//! SipHash-1-3 of 32 bits, the kernel's `hsiphash` where words have 64 bits.
+//! SipHash-1-3 of 32 bits: `hsiphash` of a 64-bit kernel.
 
 /// A key of 128 bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key(u64, u64);
 
 impl Key {
-    /// Both halves the same.
+    /// Returns a key of two equal halves.
     pub(super) const fn twice(half: u64) -> Self {
         Self(half, half)
     }
 }
 
-/// The lower 32 bits of the SipHash-1-3 of the four bytes of `message`, least significant first.
+/// Returns the lower 32 bits of the SipHash-1-3 of the little-endian bytes of `message`.
 ///
-/// Kernel: `hsiphash_1u32`, `lib/siphash.c`. The function is Aumasson's and Bernstein's, "SipHash: a
-/// fast short-input PRF" (2012), with one round per block and three at the end.
+/// Kernel: `hsiphash_1u32`, `lib/siphash.c`. Defined by Aumasson and Bernstein, "SipHash: a fast
+/// short-input PRF" (2012); 1-3 means one round per block and three at the end.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the lower 32 bits are the hash"
 )]
 pub(super) fn siphash13(Key(k0, k1): Key, message: u32) -> u32 {
-    // The only block: the message, and its length in the uppermost byte.
+    // The only block: the message, and its length in the highest byte.
     let block = 4 << 56 | u64::from(message);
     let mut state = [
         k0 ^ 0x736f_6d65_7073_6575,
@@ -57,13 +57,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reference_vector() {
+    fn the_reference_vector_matches() {
         let key = Key(0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908);
         assert_eq!(siphash13(key, 0x0302_0100), 0x88d3_8328);
     }
 
     #[test]
-    fn vectors_of_the_mh_keys() {
+    fn hashes_with_the_mh_keys_match() {
         let vectors = [
             (0, 0x1d5a_77c2, 0xf882_433f),
             (1, 0x16ec_66b2, 0x8210_aad1),

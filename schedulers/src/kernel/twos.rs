@@ -1,56 +1,57 @@
 //! Weighted random twos choice.
 
-use crate::kernel::lots::Lots;
+use crate::kernel::random::Random;
 use crate::options::Options;
 use crate::request::Request;
 use crate::scheduler::Scheduler;
 use crate::server::ServerId;
 use crate::servers::Servers;
 
-/// `twos`: two servers drawn by weight, and the less loaded one of them.
+/// `twos`: the less loaded of two servers drawn by weight.
 ///
-/// *Formula*: with W the sum of the eligible servers' weights, two numbers are drawn independently from
-/// 0 to W, *both included*. Each names the first server of the list up to which the weights add up to
-/// at least the number, so the first of the list is drawn a little more often. The second one is
-/// picked if its overhead per weight is less than the first one's, compared crosswise in 32 bits,
-/// which wrap.
+/// *Formula*: two numbers are drawn independently from 0 to W, *both included*, where W is the sum of the
+/// eligible servers' weights. Each number selects the first server at which the added-up weights reach
+/// it; because 0 is included, the first server is drawn a little more often. The second server is picked
+/// if its overhead per weight is less than that of the first. The comparison multiplies crosswise in 32
+/// bits that wrap.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_twos.c`, `ip_vs_twos_schedule`; Linux 6.1.192, the same in 7.2;
 /// since 5.13.
 ///
-/// *Parity*: the kernel draws from its entropy, so no sequence of picks can be compared, only what two
-/// given numbers lead to, and how often each server is picked. Here the numbers come from a generator
-/// that begins with [`Options::seed`]: the same seed, the same picks. Both draw without bias.
+/// *Parity*: the kernel draws true random numbers, so tests compare the result of given numbers and the
+/// frequency of each server, not the sequence of picks. Here a generator started with [`Options::seed`]
+/// draws them: the same seed gives the same picks. Neither generator is biased.
 ///
-/// *Complexity*: reads every server up to the second one drawn, twice.
+/// *Complexity*: reads every server once to add up the weights, and again up to the second one drawn.
 ///
-/// *When to use*: many balancers that each see only their own connections: unlike wlc they do not all
-/// agree on the same server.
+/// *When to use*: many balancers, each of which sees only its own connections. With wlc all of them would
+/// pick the same server; with twos they do not.
 #[derive(Clone, Debug)]
 pub struct Twos {
-    lots: Lots,
+    random: Random,
 }
 
 impl Twos {
-    /// With the seed that `options` name.
+    /// Creates a scheduler with the seed of `options`.
     pub fn new(options: &Options) -> Self {
         Self {
-            lots: Lots::new(options.seed),
+            random: Random::new(options.seed),
         }
     }
 }
 
 impl Scheduler for Twos {
     fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
-        pick_of_two(servers, |ceiling| self.lots.below(ceiling))
+        pick_of_two(servers, |ceiling| self.random.below(ceiling))
     }
 }
 
-/// `draw` gives a number from 0 to one less than its argument, twice.
+/// Picks by the two numbers that `draw` returns: each from 0 to its argument less 1.
 fn pick_of_two(servers: &Servers, mut draw: impl FnMut(u32) -> u32) -> Option<ServerId> {
     let candidates = || servers.iter().filter(|(_, server)| server.is_eligible());
     candidates().next()?;
     let weights = candidates().map(|(_, server)| server.weight);
+    // 1 more than the sum: `ip_vs_twos_schedule` draws from 0 to the sum, both included.
     let ceiling = weights.fold(1, i32::wrapping_add).cast_unsigned();
     let mut rests = [0; 2].map(|_| draw(ceiling).cast_signed());
     let mut drawn = [None; 2];
@@ -67,7 +68,8 @@ fn pick_of_two(servers: &Servers, mut draw: impl FnMut(u32) -> u32) -> Option<Se
             break;
         }
     }
-    // A number stands above all only when the sum has wrapped; the last server stands in for it.
+    // A number exceeds all weights only if their sum has wrapped. The kernel then takes the last
+    // server, with the weight -1 and the load 0 of its uninitialised choice.
     let one = drawn[0].or_else(|| last.map(|id| (id, -1, 0)))?;
     let lighter = drawn[1].filter(|other| {
         let (load, other_load) = (other.1.wrapping_mul(one.2), one.1.wrapping_mul(other.2));
@@ -84,7 +86,7 @@ mod tests {
     use super::*;
     use crate::balancer::Balancer;
 
-    /// C, B, A with weights 3, 2, 1 and 3, 1, 0 active connections.
+    /// Servers C, B, A of weights 3, 2, 1 with 3, 1, 0 active connections.
     fn three() -> (Balancer<Twos>, [ServerId; 3]) {
         let options = Options::default();
         let mut balancer = Balancer::new(Twos::new(&options), &options);
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_lead_to_the_kernels_choice() {
+    fn given_numbers_lead_to_the_kernels_choice() {
         let (balancer, [a, b, c]) = three();
         let examples = [
             ([0, 0], c),
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_drawn_a_little_more_often() {
+    fn the_first_server_is_drawn_a_little_more_often() {
         let (mut balancer, ids) = three();
         for id in ids {
             balancer.set_connections(id, 0, 0).unwrap();
@@ -130,12 +132,12 @@ mod tests {
             destination_port: 80,
             at: Duration::ZERO,
         };
-        // Equal loads: the first draw decides. Expected 4, 2 and 1 of 7.
+        // Loads are equal, so the first number decides: 4, 2 and 1 of 7 are expected.
         let mut counts = [0_i32; 3];
         for _ in 0..70_000 {
             let picked = balancer.pick(&request).unwrap();
-            let place = ids.iter().position(|&id| id == picked).unwrap();
-            counts[place] += 1;
+            let index = ids.iter().position(|&id| id == picked).unwrap();
+            counts[index] += 1;
         }
         for (count, expected) in counts.into_iter().zip([10_000, 20_000, 40_000]) {
             assert!((count - expected).abs() < 600, "{counts:?}");
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_that_wraps_picks_somebody() {
+    fn weights_whose_sum_wraps_still_give_a_pick() {
         let options = Options::default();
         let mut balancer = Balancer::new(Twos::new(&options), &options);
         let most = i32::MAX.unsigned_abs();

@@ -3,11 +3,11 @@
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
-/// The server with the least cost per weight; of equal ones, the first of the list.
+/// Returns the server with the least cost per weight; the first server wins a tie.
 ///
-/// Costs are compared crosswise, as signed products of 64 bits. The scan begins with the first
-/// eligible server; among the later ones, the kernel does not exclude weight 0, which wins when its
-/// cost has overflowed to a negative number.
+/// Costs are multiplied crosswise, as signed 64-bit products, like in the kernel. The scan starts with the
+/// first eligible server. Among the later ones the kernel does not skip weight 0; such a server wins if
+/// its cost has overflowed to a negative number.
 pub(super) fn least_per_weight(
     servers: &Servers,
     cost: impl Fn(&Server) -> i32,

@@ -6,19 +6,20 @@ use crate::scheduler::Scheduler;
 use crate::server::ServerId;
 use crate::servers::Servers;
 
-/// `wlc`: the server with the least connections per weight, active ones counting 256 times.
+/// `wlc`: the server with the fewest connections per weight, of which an active one counts 256 times.
 ///
 /// *Formula*: the least [overhead](crate::Server::overhead) / weight of the eligible servers; the first
-/// of the list on a tie. The overhead is signed: from 2<sup>23</sup> active connections on it is
+/// server wins a tie. The overhead is signed: from 2<sup>23</sup> active connections on it is negative,
+/// and the server wins.
 /// negative, and wins.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_wlc.c`, `ip_vs_wlc_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick. [`Implementation::Indexed`](crate::Implementation)
-/// knows the winner, and takes O(log n) per change of a server.
+/// keeps the winner at O(log n) per change of a server.
 ///
-/// *When to use*: unequal servers, connections of very different length, and one balancer that sees
-/// all of them. The kernel's default.
+/// *When to use*: unequal servers, connections of very different length, and a single balancer, which
+/// sees all connections. ipvsadm's default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wlc;
 

@@ -10,42 +10,42 @@ use crate::servers::Servers;
 
 /// `wrr`: the servers in turn, heavier ones in more rounds.
 ///
-/// *Formula*: with g the greatest common divisor of the weights above 0 and m the greatest weight, one
-/// round each for the levels m − (g − 1), then g less, and so on down to 1; a round visits in list
-/// order the servers that are not overloaded and whose weight is at least the level.
+/// *Formula*: let g be the greatest common divisor of the weights above 0, and m the greatest weight. A
+/// cycle has one round for each level: m − (g − 1), then g less, and so on down to 1. A round visits in
+/// list order the servers that are not overloaded and whose weight is at least the level.
 ///
-/// Every change of a server, even one that changes nothing, starts the round over, at a level that
-/// depends on the one before: servers added one by one begin at the level of the first one's weight.
+/// Every change of a server restarts the round, even if the change has no effect. The level then depends
+/// on the previous one: servers added one by one start at the level of the first one's weight.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_wrr.c`, `ip_vs_wrr_schedule`, `ip_vs_wrr_init_svc`,
 /// `ip_vs_wrr_dest_changed`; Linux 6.1.192, the same in 7.2.
 ///
-/// *Complexity*: one step per pick and one per server that is passed over: most of them at the upper
-/// levels when few servers are heavy. While only light servers are left, every level above them costs
-/// a walk over the list: billions of steps for weights such as 2147483647 and 1. A change reads
-/// every weight. [`Implementation::Indexed`](crate::Implementation::Indexed) has neither.
+/// *Complexity*: one step per pick and one per server that is skipped; most are skipped at the upper
+/// levels if few servers are heavy. If only light servers are eligible, each level above their weights
+/// costs a scan of the list: billions of steps for weights such as 2147483647 and 1. A change reads every
+/// weight. [`Implementation::Indexed`](crate::Implementation::Indexed) avoids both.
 ///
 /// *When to use*: unequal servers, connections that cost about the same.
 #[derive(Clone, Debug)]
 pub struct Wrr {
-    /// The server picked last; `None` before the first of the list.
+    /// The last pick; `None` before the first server of the list.
     position: Option<ServerId>,
-    /// The weight that it takes in this round.
+    /// The least weight that takes part in this round (the kernel's `cw`).
     level: i32,
     rounds: Rounds,
 }
 
-/// What the weights of all servers say about the rounds.
+/// The levels of a cycle, which depend on the weights of all servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rounds {
-    /// The level of the first round; 0: no server has a weight.
+    /// The level of the first round (`mw`); 0 if no server has a weight.
     pub(super) top: i32,
-    /// By how much levels differ.
+    /// The difference between levels (`di`).
     pub(super) step: i32,
 }
 
 impl Rounds {
-    /// `step` is the greatest common divisor of the weights, 0 if there are none.
+    /// Computes the levels; `step` is the greatest common divisor of the weights, 0 if there are none.
     pub(super) fn new(step: i32, greatest: i32) -> Self {
         let step = step.max(1);
         Self {
@@ -54,11 +54,15 @@ impl Rounds {
         }
     }
 
-    /// The level after a change of servers, which was `level` before.
+    /// Returns the level after a change of servers, given the level before.
+    ///
+    /// The kernel keeps the level instead of restarting the cycle (`ip_vs_wrr_dest_changed`), so picks
+    /// depend on the order of changes.
     pub(super) fn level_after_change(self, level: i32) -> i32 {
         if level > self.top || level == 0 {
             self.top
         } else if self.step > 1 {
+            // Levels are 1 more than a multiple of the step.
             level / self.step * self.step + 1
         } else {
             level
@@ -74,7 +78,7 @@ impl Rounds {
     }
 }
 
-/// The greatest common divisor of numbers not below 0; 0 divides nothing.
+/// Returns the greatest common divisor of two numbers, neither of them negative.
 pub(super) fn gcd(mut a: i32, mut b: i32) -> i32 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -108,8 +112,9 @@ impl Scheduler for Wrr {
         }
         let last = self.position;
         let mut from = last;
-        // Giving up: all servers have been asked at the lowest level. If that round began in the
-        // middle of the list, the next one at this level ends where it began.
+        // The search ends when every server was rejected at the lowest level. If the search started in
+        // the middle of the list, that takes a second round at this level, up to the last pick
+        // (`stop` in `ip_vs_wrr_schedule`).
         let mut stop = None;
         let mut is_last_round = false;
         let mut has_restarted = false;

@@ -1,7 +1,7 @@
 use crate::play::Play;
 
 #[test]
-fn the_heaviest_that_is_left() {
+fn the_heaviest_eligible_server_is_picked() {
     Play::new("fo")
         .counting()
         .add("A=1 B=5 C=5")

@@ -1,7 +1,7 @@
 use crate::play::Play;
 
 #[test]
-fn moves_on_when_overrun_and_somebody_has_little_to_do() {
+fn an_overrun_server_is_replaced_if_another_has_little_load() {
     Play::new("lblc")
         .counting()
         .add("A=2 B=2 C=2")
@@ -14,13 +14,13 @@ fn moves_on_when_overrun_and_somebody_has_little_to_do() {
 
 #[test]
 fn addresses_are_remembered_separately() {
-    Play::new("lblc").counting().add("A=2 B=2 C=2").dials(
+    Play::new("lblc").counting().add("A=2 B=2 C=2").frontends(
         "10.0.1.1>C 10.0.1.2>B 10.0.1.3>A 10.0.1.1>C 10.0.1.2>B 10.0.1.1>C 10.0.1.1>C 10.0.1.1>C",
     );
 }
 
 #[test]
-fn weight_0_and_removal_lose_the_address() {
+fn weight_0_or_removal_ends_the_use_of_a_server() {
     Play::new("lblc")
         .counting()
         .add("A=2 B=2")
@@ -36,7 +36,7 @@ fn weight_0_and_removal_lose_the_address() {
 }
 
 #[test]
-fn a_removed_server_that_comes_back_is_the_same() {
+fn a_server_that_is_added_again_is_still_remembered() {
     Play::new("lblc")
         .add("A=2 B=2")
         .picks("B")

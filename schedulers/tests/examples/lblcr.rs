@@ -4,7 +4,7 @@ use crate::play::Play;
 use schedulers::Options;
 
 #[test]
-fn the_set_grows() {
+fn the_set_grows_when_a_member_is_overrun() {
     Play::new("lblcr")
         .counting()
         .add("A=2 B=2 C=2")
@@ -30,15 +30,15 @@ fn the_set_shrinks_by_its_most_loaded_member() {
 }
 
 #[test]
-fn addresses_have_sets_of_their_own() {
-    Play::new("lblcr").counting().add("A=4 B=4").dials(
+fn each_address_has_its_own_set() {
+    Play::new("lblcr").counting().add("A=4 B=4").frontends(
         "10.0.1.1>B 10.0.1.2>A 10.0.1.1>B 10.0.1.2>A 10.0.1.1>B 10.0.1.1>B 10.0.1.1>B 10.0.1.1>B",
     );
 }
 
-/// As two kernels did, with an expiration of 2 s and pauses of 3.2 s.
+/// Recorded from two kernels with an expiration of 2 s and pauses of 3.2 s.
 #[test]
-fn a_recorded_run() {
+fn a_recorded_run_is_repeated() {
     let options = Options {
         lblcr_expiration: Duration::from_secs(2),
         ..Options::default()
@@ -55,7 +55,7 @@ fn a_recorded_run() {
         .picks("C C C C");
 }
 
-/// B and C are the set when B is removed; what is left of the set shows when C is full.
+/// The set is B and C when B is removed. Picks while C is full show which member is left.
 #[test]
 fn a_removed_member_counts_when_the_set_shrinks() {
     let left = |active_of_b, active_of_c, expected| {
@@ -77,12 +77,12 @@ fn a_removed_member_counts_when_the_set_shrinks() {
             .at(90_001)
             .picks(expected);
     };
-    // B has left.
+    // B was dropped from the set.
     left(5, 2, "C");
-    // C has left; B is not there to serve.
+    // C was dropped; B is left, but removed.
     left(1, 2, "A");
-    // As good as forgotten, and no different.
+    // The same if B has no connections and is forgotten.
     left(0, 2, "A");
-    // Equally loaded: B joined last, so it has left.
+    // Equal loads: B joined last, so B was dropped.
     left(0, 0, "C");
 }

@@ -15,7 +15,7 @@ fn flavours_weigh_inactive_connections_differently() {
 }
 
 #[test]
-fn weights_other_than_0_do_not_matter() {
+fn weights_above_0_do_not_matter() {
     Play::new("lc")
         .counting()
         .add("A=1 B=9 C=1")
@@ -27,7 +27,7 @@ fn weights_other_than_0_do_not_matter() {
 }
 
 #[test]
-fn compares_unsigned() {
+fn loads_are_compared_unsigned() {
     Play::new("lc")
         .add("A=1 B=1")
         .count('A', 1 << 23, 0)
@@ -36,7 +36,7 @@ fn compares_unsigned() {
 }
 
 #[test]
-fn wraps_in_32_bits() {
+fn loads_wrap_in_32_bits() {
     Play::classic("lc")
         .add("A=1 B=1")
         .count('A', 1 << 24, 0)

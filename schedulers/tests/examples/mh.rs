@@ -19,14 +19,14 @@ fn with(flags: Flags) -> Play {
 }
 
 #[test]
-fn by_address() {
+fn a_pick_depends_on_the_client_address() {
     Play::new("mh")
         .add("A=1 B=1 C=1")
         .clients("192.168.1.1>A 192.168.1.2>C 192.168.1.3>B 192.168.1.4>C");
 }
 
 #[test]
-fn weights_are_shares() {
+fn slots_are_shared_by_weight() {
     Play::new("mh")
         .add("A=1 B=2 C=3")
         .clients("192.168.1.1>C 192.168.1.2>C 192.168.1.3>C 192.168.1.4>C");
@@ -36,7 +36,7 @@ fn weights_are_shares() {
 }
 
 #[test]
-fn weight_0_moves_nobody_and_refuses_or_falls_back() {
+fn weight_0_moves_no_client_but_refuses_or_falls_back() {
     Play::new("mh")
         .add("A=1 B=1 C=1")
         .weigh("B=0")
@@ -51,7 +51,7 @@ fn weight_0_moves_nobody_and_refuses_or_falls_back() {
 }
 
 #[test]
-fn ports_take_part_with_the_flag() {
+fn with_the_port_flag_the_client_port_is_hashed() {
     with(PORT)
         .add("A=1 B=1 C=1")
         .from("192.168.1.1", 40_000)
@@ -65,7 +65,7 @@ fn ports_take_part_with_the_flag() {
 }
 
 #[test]
-fn servers_without_a_weight_from_the_beginning_get_no_slot() {
+fn a_server_that_never_had_a_weight_gets_no_slot() {
     Play::new("mh").add("A=0 B=0").clients("192.168.1.1>-");
     Play::new("mh")
         .add("A=0 B=1")
@@ -73,7 +73,7 @@ fn servers_without_a_weight_from_the_beginning_get_no_slot() {
 }
 
 #[test]
-fn no_server_no_pick() {
+fn without_servers_there_is_no_pick() {
     Play::new("mh").clients("192.168.1.1>-");
     Play::new("mh")
         .add("A=1")

@@ -1,7 +1,7 @@
 use crate::play::Play;
 
 #[test]
-fn idle_servers_first_whatever_their_weight() {
+fn idle_servers_are_picked_first_whatever_their_weight() {
     Play::new("nq")
         .counting()
         .add("A=1 B=2 C=3")
@@ -18,7 +18,7 @@ fn inactive_connections_do_not_count() {
 }
 
 #[test]
-fn otherwise_as_sed() {
+fn without_idle_servers_it_picks_as_sed() {
     Play::new("nq")
         .add("A=3 B=1 C=0")
         .count('A', 5, 0)

@@ -1,7 +1,7 @@
 use crate::play::Play;
 
 #[test]
-fn takes_one_more_than_the_weight() {
+fn a_server_takes_one_connection_more_than_its_weight() {
     Play::new("ovf")
         .counting()
         .add("A=2 B=3 C=1")

@@ -1,4 +1,4 @@
-//! Servers by letters, picks as a line of letters.
+//! A notation for examples: servers are letters, expected picks a line of letters.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use schedulers::{Balancer, Flavour, Options, Registry, Request, ServerId};
 
-/// What becomes of a picked server.
+/// What happens after a pick.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Then {
-    /// Nothing: counts stay.
+pub(crate) enum AfterPick {
+    /// The counts stay as they are.
     Nothing,
-    /// The connection becomes active.
+    /// The connection is counted as active.
     Active,
 }
 
@@ -19,7 +19,7 @@ pub(crate) struct Play {
     pub(crate) balancer: Balancer,
     ids: BTreeMap<char, ServerId>,
     request: Request,
-    then: Then,
+    after_pick: AfterPick,
 }
 
 impl Play {
@@ -47,17 +47,17 @@ impl Play {
                 destination_port: 80,
                 at: Duration::ZERO,
             },
-            then: Then::Nothing,
+            after_pick: AfterPick::Nothing,
         }
     }
 
-    /// From now on, every picked connection becomes active.
+    /// From now on, every pick is counted as an active connection.
     pub(crate) fn counting(mut self) -> Self {
-        self.then = Then::Active;
+        self.after_pick = AfterPick::Active;
         self
     }
 
-    /// Adds servers, such as `"A=1 B=0"`; A is 10.0.0.1, B 10.0.0.2 and so on, port 80.
+    /// Adds servers, such as `"A=1 B=0"`: A is 10.0.0.1, B is 10.0.0.2 and so on, port 80.
     pub(crate) fn add(mut self, servers: &str) -> Self {
         for (name, weight) in pairs(servers) {
             let host = u8::try_from(u32::from(name) - u32::from('A') + 1).unwrap();
@@ -97,7 +97,7 @@ impl Play {
         self
     }
 
-    /// Who asks from now on.
+    /// Sets the client of the following picks.
     pub(crate) fn from(mut self, source: &str, port: u16) -> Self {
         self.request.source = source.parse().unwrap();
         self.request.source_port = port;
@@ -117,7 +117,7 @@ impl Play {
         self
     }
 
-    /// Asserts the picks for one client each, without port, such as `"10.0.0.1>A 10.0.0.2>B"`.
+    /// Asserts one pick per client address, such as `"10.0.0.1>A 10.0.0.2>B"`.
     #[track_caller]
     pub(crate) fn clients(mut self, expected: &str) -> Self {
         for (source, wanted) in arrows(expected) {
@@ -127,9 +127,9 @@ impl Play {
         self
     }
 
-    /// Asserts the picks for one dialled address each, such as `"10.0.0.1>A 10.0.0.2>B"`.
+    /// Asserts one pick per frontend address, such as `"10.0.0.1>A 10.0.0.2>B"`.
     #[track_caller]
-    pub(crate) fn dials(mut self, expected: &str) -> Self {
+    pub(crate) fn frontends(mut self, expected: &str) -> Self {
         for (destination, wanted) in arrows(expected) {
             self.request.destination = destination;
             assert_eq!(self.pick(), wanted, "destination {destination}");
@@ -141,7 +141,7 @@ impl Play {
         let Some(picked) = self.balancer.pick(&self.request) else {
             return '-';
         };
-        if self.then == Then::Active {
+        if self.after_pick == AfterPick::Active {
             self.balancer.connected(picked).unwrap();
         }
         let (&name, _) = self.ids.iter().find(|&(_, &id)| id == picked).unwrap();

@@ -1,12 +1,12 @@
 use crate::play::Play;
 
 #[test]
-fn newest_first_and_round() {
+fn servers_are_picked_in_turn_newest_first() {
     Play::new("rr").add("A=1 B=1 C=1").picks("C B A C B A C");
 }
 
 #[test]
-fn weight_0_is_passed_over() {
+fn weight_0_is_skipped() {
     Play::new("rr").add("A=1 B=0 C=1").picks("C A C A");
 }
 
@@ -25,7 +25,7 @@ fn after_a_removal_the_successor_is_next() {
 }
 
 #[test]
-fn a_new_server_waits_until_the_walk_goes_round() {
+fn a_new_server_is_picked_after_the_end_of_the_list() {
     Play::new("rr")
         .add("A=1 B=1 C=1")
         .picks("C B")
@@ -34,7 +34,7 @@ fn a_new_server_waits_until_the_walk_goes_round() {
 }
 
 #[test]
-fn the_position_survives_finding_nothing() {
+fn the_position_survives_a_refused_connection() {
     Play::new("rr")
         .add("A=1 B=1 C=1")
         .picks("C")
@@ -45,7 +45,7 @@ fn the_position_survives_finding_nothing() {
 }
 
 #[test]
-fn overload_is_passed_over_and_the_last_one_may_be_picked_again() {
+fn overloaded_servers_are_skipped_and_the_only_one_left_is_picked_again() {
     Play::new("rr")
         .add("A=1 B=1")
         .overload('A', true)

@@ -1,7 +1,7 @@
 use crate::play::Play;
 
 #[test]
-fn counts_the_connection_to_come() {
+fn the_new_connection_is_counted() {
     Play::new("sed")
         .counting()
         .add("A=1 B=2 C=3")
@@ -27,7 +27,7 @@ fn inactive_connections_do_not_count() {
 }
 
 #[test]
-fn only_eligible_servers() {
+fn only_eligible_servers_are_picked() {
     Play::new("sed")
         .counting()
         .add("A=0 B=3 C=2")

@@ -10,21 +10,21 @@ fn with(fallback: bool, port: bool) -> Play {
 }
 
 #[test]
-fn by_address() {
+fn a_pick_depends_on_the_client_address() {
     Play::new("sh")
         .add("A=1 B=1 C=1")
         .clients("10.0.0.1>C 10.0.0.2>A 192.168.1.1>B 192.168.1.10>A");
 }
 
 #[test]
-fn weights_are_slots_and_weight_0_has_one_that_refuses() {
+fn a_weight_is_a_number_of_slots_and_weight_0_has_one_that_refuses() {
     Play::new("sh")
         .add("A=3 B=0 C=2")
         .clients("10.0.0.1>A 10.0.0.3>C 192.168.1.10>-");
 }
 
 #[test]
-fn fallback_probes_from_twice_the_hash() {
+fn fallback_starts_at_twice_the_hash() {
     with(true, false)
         .add("A=3 B=0 C=2")
         .clients("10.0.0.1>A 10.0.0.3>C 192.168.1.10>C");
@@ -32,7 +32,7 @@ fn fallback_probes_from_twice_the_hash() {
 }
 
 #[test]
-fn ports_take_part_with_the_flag_only() {
+fn the_client_port_is_hashed_with_the_port_flag_only() {
     with(false, true)
         .add("A=1 B=1 C=1")
         .from("10.0.0.1", 40_000)
@@ -52,14 +52,14 @@ fn ports_take_part_with_the_flag_only() {
 }
 
 #[test]
-fn a_weight_above_the_table_leaves_nothing_for_older_servers() {
+fn a_weight_above_the_table_size_leaves_no_slot_for_older_servers() {
     Play::new("sh")
         .add("A=1 B=300")
         .clients("10.0.0.1>B 10.0.0.2>B 192.168.1.1>B 192.168.1.10>B 127.0.0.1>B");
 }
 
 #[test]
-fn a_removal_moves_others_clients_too() {
+fn a_removal_moves_clients_of_other_servers() {
     Play::new("sh")
         .add("A=1 B=1 C=1")
         .remove('B')
@@ -67,14 +67,14 @@ fn a_removal_moves_others_clients_too() {
 }
 
 #[test]
-fn no_server_no_pick() {
+fn without_servers_there_is_no_pick() {
     Play::new("sh").clients("10.0.0.1>-");
     Play::new("sh").add("A=1").remove('A').clients("10.0.0.1>-");
 }
 
-/// Slots 63, 124 and 140 of C B A C B A ...
+/// The clients hash to slots 63, 124 and 140 of the table C B A C B A ...
 #[test]
-fn folds_ipv6_addresses() {
+fn ipv6_addresses_are_folded() {
     let options = Options {
         family: Family::V6,
         ..Options::default()

@@ -1,7 +1,7 @@
 use crate::play::Play;
 
 #[test]
-fn by_weight() {
+fn connections_are_shared_by_weight() {
     Play::new("wlc")
         .counting()
         .add("A=1 B=2 C=3")
@@ -9,7 +9,7 @@ fn by_weight() {
 }
 
 #[test]
-fn ties_go_to_the_newest() {
+fn the_newest_server_wins_a_tie() {
     let play = || {
         Play::new("wlc")
             .add("A=2 B=3")
@@ -21,7 +21,7 @@ fn ties_go_to_the_newest() {
 }
 
 #[test]
-fn weight_0_is_passed_over() {
+fn weight_0_is_skipped() {
     Play::new("wlc")
         .add("A=100 B=0 C=1")
         .count('A', 150, 0)
@@ -30,11 +30,11 @@ fn weight_0_is_passed_over() {
 }
 
 #[test]
-fn overflows_to_negative_and_wins() {
+fn a_load_that_overflows_to_negative_wins() {
     for play in [Play::new("wlc"), Play::classic("wlc")] {
         play.add("A=1 B=1").count('A', 1 << 23, 0).picks("A");
     }
-    // Not excluded after the first eligible one, so even weight 0 wins then.
+    // The scan skips weight 0 only until the first eligible server, so weight 0 may win, too.
     Play::new("wlc")
         .add("A=0 B=1")
         .count('A', 1 << 23, 0)

@@ -1,7 +1,7 @@
 use crate::play::Play;
 
 #[test]
-fn levels_go_down_and_the_first_cycle_begins_low() {
+fn levels_decrease_and_the_first_cycle_starts_low() {
     Play::new("wrr")
         .add("A=1 B=2 C=4")
         .picks("C B A | C C C B C B A | C C C B");
@@ -17,7 +17,7 @@ fn levels_differ_by_the_greatest_common_divisor() {
 }
 
 #[test]
-fn a_change_starts_the_round_over() {
+fn a_change_restarts_the_round() {
     Play::new("wrr")
         .add("A=1 B=2 C=4")
         .picks("C B A C")
@@ -36,7 +36,7 @@ fn a_change_starts_the_round_over() {
 }
 
 #[test]
-fn a_change_to_the_same_weight_starts_the_round_over() {
+fn setting_the_same_weight_restarts_the_round() {
     Play::new("wrr")
         .add("A=1 B=1 C=1")
         .picks("C B")
@@ -45,7 +45,7 @@ fn a_change_to_the_same_weight_starts_the_round_over() {
 }
 
 #[test]
-fn overload_is_passed_over_until_nobody_is_left() {
+fn overloaded_servers_are_skipped_until_none_is_left() {
     Play::new("wrr")
         .add("A=1 B=2 C=4")
         .overload('C', true)
@@ -58,7 +58,7 @@ fn overload_is_passed_over_until_nobody_is_left() {
 }
 
 #[test]
-fn no_weight_no_pick() {
+fn without_weights_there_is_no_pick() {
     Play::new("wrr").add("A=0 B=0").picks("- -");
     Play::new("wrr").picks("-");
 }

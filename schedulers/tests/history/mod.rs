@@ -1,4 +1,4 @@
-//! Random lives of a virtual server.
+//! Random histories of a virtual server.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,11 +8,10 @@ use schedulers::{
     Balancer, Flavour, Implementation, Options, Registry, Request, ServerId, Thresholds,
 };
 
-/// Something that happens; servers are named by any number, which is taken modulo how many there
-/// are.
+/// A change or some picks. A server is given by any number, modulo the number of servers.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// A server of an address of few, which may be in use.
+    /// Adds a server with one of 40 addresses, which may be in use.
     Add(u8, u32),
     Remove(usize),
     Weight(usize, u32),
@@ -25,9 +24,9 @@ pub(crate) enum Event {
     Deactivated(usize),
     Disconnected(usize),
     Closed(usize),
-    /// So many picks, each becoming a connection or not.
+    /// Makes this many picks, and counts a connection for each if the flag is set.
     Picks(u8, bool),
-    /// The scheduler is bound again.
+    /// Binds a new scheduler.
     Reschedule,
 }
 
@@ -62,7 +61,7 @@ fn event(weights: &'static [u32]) -> impl Strategy<Value = Event> {
     ]
 }
 
-/// One of the two, and the servers that exist in it, removed ones included.
+/// One of the two compared virtual servers, and its servers, including removed ones.
 pub(crate) struct Side {
     pub(crate) balancer: Balancer,
     name: &'static str,
@@ -90,12 +89,12 @@ impl Side {
         }
     }
 
-    /// Makes it happen, unless it cannot; the picks.
+    /// Applies an event and returns its picks.
     pub(crate) fn play(&mut self, event: &Event) -> Vec<Option<ServerId>> {
         let balancer = &mut self.balancer;
-        let place = |number: usize| number.checked_rem(self.servers.len());
-        let server = |number: usize| Some(self.servers[place(number)?]);
-        // What cannot happen is refused, the same by both sides.
+        let index = |number: usize| number.checked_rem(self.servers.len());
+        let server = |number: usize| Some(self.servers[index(number)?]);
+        // An event that is impossible, such as removing a removed server, is an error for both sides.
         let _ = match *event {
             Event::Add(host, weight) => {
                 let address = IpAddr::from(Ipv4Addr::from(u32::from(host)));

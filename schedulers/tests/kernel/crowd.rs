@@ -1,9 +1,9 @@
 //! More addresses than `lblc` and `lblcr` remember.
 //!
-//! The first server gets all of them, as many as there is room for and some more. Minutes later the
-//! kernel has dropped some that were not asked for. Then there is a second server, which stands before
-//! the first in the list and is as idle: who is asked for again goes to it exactly where the kernel
-//! does not remember.
+//! The first server gets a connection to every address: as many as the table has room for, and some
+//! more. Minutes later the kernel has forgotten some of the addresses. Then a second server is added. It
+//! is the first of the list and equally idle, so a new connection to an address is sent to the second
+//! server exactly if the kernel has forgotten the address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -14,25 +14,27 @@ use crate::kernel::director::Director;
 use crate::kernel::setup::{DAY_SECS, Setup, Traffic};
 use crate::trace::{Flags, Flavour, Limits, Scenario};
 
-/// Somewhat more than one and a half times 16384.
+/// Somewhat more than 3/2 of 16384, the limit.
 const ADDRESSES: u16 = 24_700;
 
-/// The kernel drops what was not asked for in six minutes, and looks each minute, which its timers
-/// make 61.44 seconds, and up to five more for the first. The sixth look is too early for any address
-/// (368 to 373 seconds), the seventh late enough for all (429 to 434), the eighth long after.
+/// How long to wait before the first connections, and until the second server is added.
+///
+/// The kernel forgets addresses unused for six minutes. It checks every minute, which its timers make
+/// 61.44 s, and up to 5 s more for the first time. The sixth check (368 to 373 s) is too early for every
+/// address, the seventh (429 to 434 s) late enough for all, the eighth long after the end.
 const BEFORE: Duration = Duration::from_secs(20);
 const UNTIL: Duration = Duration::from_secs(440);
 
-/// Too coarse for anything that happens at a moment, and nothing does.
+/// Coarse, because no result depends on the exact time of a pick.
 const TICK_MS: u64 = 10_000;
 
-/// Plays it in the calling thread's network namespace, which is new.
+/// Plays the scenario in the calling thread's network namespace, which must be new.
 pub(crate) fn play(scheduler: &str, is_v6: bool, flavour: Flavour) -> Result<Scenario> {
     let setup = Setup {
         scheduler: scheduler.into(),
         flags: Flags::default(),
         expiration_secs: DAY_SECS,
-        // Nobody has a connection, so all servers are equally loaded, always.
+        // No server has a connection, so the loads are always equal.
         traffic: Traffic::OnePacket,
         frontend: SocketAddr::new(address(is_v6, 0), 80),
         by_mark: true,
@@ -53,7 +55,7 @@ pub(crate) fn play(scheduler: &str, is_v6: bool, flavour: Flavour) -> Result<Sce
     Ok(director.into_scenario())
 }
 
-/// A connection to each address.
+/// Makes a connection to each address.
 fn ask(director: &mut Director, is_v6: bool) -> Result<()> {
     let client = server_address(is_v6, 9);
     for (number, port) in (0..ADDRESSES).zip(20_000..) {

@@ -1,8 +1,7 @@
-//! One virtual server of a kernel: it is changed and asked, and everything it does is written down.
+//! A virtual server in the kernel, with a record of every change and every pick.
 //!
-//! The kernel shows the connections of its destinations whenever asked, so they are read after every
-//! pick. What changed besides, by a timer for example, would leave open whether it was before or
-//! after the pick: that is an error, never a guess.
+//! The connection counts are read after every pick. If other counts changed as well, for example by a
+//! timer, the order of the change and the pick is unknown: that is an error, and the scenario is dropped.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -13,62 +12,62 @@ use ipvs_netlink::{
     Change, Client, Destination, DestinationEntry, DestinationKey, ServiceKey, Timeouts,
 };
 
-use crate::kernel::doors::{self, Doors};
-use crate::kernel::ledger::Load;
-use crate::kernel::lives::Live;
+use crate::kernel::connection::Connection;
+use crate::kernel::load::Load;
 use crate::kernel::now;
 use crate::kernel::play::CLOCK_DOUBT_MS;
 use crate::kernel::setup::{DAY_SECS, MARK, Setup, Traffic};
+use crate::kernel::sockets::{self, Sockets};
 use crate::trace::{Connections, Event, Flavour, Limits, Name, Pick, Scenario};
 
-/// As long as no scenario lasts.
+/// Timeouts that are longer than every scenario.
 pub(crate) const LONG: Timeouts = Timeouts {
     tcp_secs: 7200,
     tcp_fin_secs: 7200,
     udp_secs: 7200,
 };
 
-/// A server, whether it is in the list or not.
+/// A server, listed or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Server {
-    /// Where it is.
+    /// The address and port.
     pub(crate) address: SocketAddr,
-    /// Its weight.
+    /// The weight.
     pub(crate) weight: u32,
-    /// Its thresholds.
+    /// The connection thresholds.
     pub(crate) limits: Limits,
-    /// Its load, of which the schedulers see two numbers and a flag.
+    /// The connection counts and the overload mark, which the schedulers read.
     pub(crate) load: Load,
-    /// Whether the virtual server has it now.
+    /// Whether the virtual server has the server now.
     pub(crate) is_listed: bool,
 }
 
-/// One virtual server, and what it did so far.
+/// A virtual server and its record.
 #[derive(Debug)]
 pub(crate) struct Director {
     pub(in crate::kernel) ipvs: Client,
     key: ServiceKey,
     setup: Setup,
     flavour: Flavour,
-    pub(in crate::kernel) doors: Doors,
+    pub(in crate::kernel) sockets: Sockets,
     pub(in crate::kernel) servers: Vec<Server>,
     /// The kernel's list: newest first.
     pub(in crate::kernel) list: Vec<Name>,
-    pub(in crate::kernel) lives: Vec<Live>,
+    pub(in crate::kernel) tracked: Vec<Connection>,
     events: Vec<Event>,
     started: Instant,
 }
 
 impl Director {
-    /// Makes a virtual server in the calling thread's network namespace, which is new.
+    /// Creates a virtual server in the calling thread's network namespace, which must be new.
     pub(crate) fn new(setup: Setup, flavour: Flavour) -> Result<Self> {
-        doors::make_prefixes_local()?;
+        sockets::make_prefixes_local()?;
         for scheduler in ["lblc", "lblcr"] {
             let path = format!("/proc/sys/net/ipv4/vs/{scheduler}_expiration");
             std::fs::write(&path, setup.expiration_secs.to_string()).context(path)?;
         }
         let family = setup.family();
-        let doors = Doors::open(family, setup.by_mark.then_some(MARK))?;
+        let sockets = Sockets::open(family, setup.by_mark.then_some(MARK))?;
         let mut ipvs = Client::open()?;
         ipvs.set_timeouts(&LONG)?;
         let key = setup.key();
@@ -80,26 +79,26 @@ impl Director {
             key,
             setup,
             flavour,
-            doors,
+            sockets,
             servers: Vec::new(),
             list: Vec::new(),
-            lives: Vec::new(),
+            tracked: Vec::new(),
             events: Vec::new(),
             started: now(),
         })
     }
 
-    /// The servers that there ever were, by the number of their name.
+    /// Returns all servers that were ever introduced, by the number of their name.
     pub(crate) fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// The time since the virtual server was made.
+    /// Returns the time since the virtual server was created.
     pub(crate) fn age(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// What happened.
+    /// Returns the record.
     pub(crate) fn into_scenario(self) -> Scenario {
         Scenario {
             family: self.setup.family(),
@@ -110,7 +109,7 @@ impl Director {
         }
     }
 
-    /// A server that nobody has heard of yet.
+    /// Gives a name to a new address. The server is not listed yet.
     pub(crate) fn introduce(&mut self, address: SocketAddr) -> Result<Name> {
         let name = Name(u16::try_from(self.servers.len())?);
         self.servers.push(Server {
@@ -123,7 +122,7 @@ impl Director {
         Ok(name)
     }
 
-    /// Adds a server; one that was there before may find its old connections.
+    /// Adds a server. If it was listed before, the kernel may restore its old connection counts.
     pub(crate) fn add(&mut self, name: Name, weight: u32, limits: Limits) -> Result<()> {
         let destination = self.describe(name, weight, limits);
         self.change(Change::AddDestination(self.key, destination))?;
@@ -133,7 +132,7 @@ impl Director {
         server.is_listed = true;
         let address = server.address;
         let before = server.load;
-        // What ended while it was away ended before it was written.
+        // Connections that ended while the server was not listed ended before this command.
         server.load.release(now);
         server.load.write(limits);
         let is_overloaded = server.load.is_overloaded();
@@ -149,7 +148,7 @@ impl Director {
 
     /// Removes a server; its connections stay.
     pub(crate) fn remove(&mut self, name: Name) -> Result<()> {
-        // The last look at its connections, for they go on without it.
+        // The kernel does not show the counts of a removed server, so read them before.
         self.observe()?;
         let key = DestinationKey::from(self.server(name)?.address);
         self.change(Change::DeleteDestination(self.key, key))?;
@@ -159,7 +158,7 @@ impl Director {
         Ok(())
     }
 
-    /// Writes a server anew, perhaps as it is.
+    /// Sets weight and thresholds of a server, perhaps to the same values.
     pub(crate) fn write(&mut self, name: Name, weight: u32, limits: Limits) -> Result<()> {
         self.observe()?;
         let destination = self.describe(name, weight, limits);
@@ -175,7 +174,7 @@ impl Director {
         Ok(())
     }
 
-    /// A new connection; answers the server that got it.
+    /// Makes a new connection and returns the server that got it.
     pub(crate) fn pick(
         &mut self,
         source: SocketAddr,
@@ -192,14 +191,14 @@ impl Director {
             Traffic::Tcp => self.connect(source, destination)?,
             Traffic::Udp | Traffic::OnePacket => self.send(source, destination)?,
         };
-        // For the kernel it was perhaps later than for us, if this machine stood still meanwhile.
+        // If the machine was suspended meanwhile, the kernel's time of the pick is later than ours.
         let took = u64::try_from(self.age().as_millis())? - at_ms;
         let is_timed = self.setup.expiration_secs < DAY_SECS;
         ensure!(
             !is_timed || took <= tick_ms + CLOCK_DOUBT_MS,
             "a pick took {took} ms"
         );
-        // Whatever else the servers' connections did, they did it before or after: nobody knows.
+        // Other changes of counts may be before or after the pick, so none is allowed.
         let grown = self.grown()?;
         let expected = match (self.setup.traffic, answer) {
             (Traffic::OnePacket, _) | (_, None) => None,
@@ -207,7 +206,7 @@ impl Director {
         };
         ensure!(
             grown.map(|(name, _)| name) == expected,
-            "{source} went to {answer:?}, but the connections of {grown:?} grew"
+            "{source} was sent to {answer:?}, but the connections of {grown:?} grew"
         );
         self.events.push(Event::Pick(pick, answer));
         if let Some(name) = answer {
@@ -231,12 +230,12 @@ impl Director {
     }
 
     fn send(&mut self, source: SocketAddr, destination: SocketAddr) -> Result<Option<Name>> {
-        let Some(address) = self.doors.send(source, destination)? else {
+        let Some(address) = self.sockets.send(source, destination)? else {
             return Ok(None);
         };
         let name = self.name_at(address)?;
         if self.setup.traffic == Traffic::Udp {
-            self.lives.push(Live {
+            self.tracked.push(Connection {
                 server: name,
                 source,
                 destination,
@@ -249,15 +248,15 @@ impl Director {
     }
 
     fn connect(&mut self, source: SocketAddr, destination: SocketAddr) -> Result<Option<Name>> {
-        let dialling = self.doors.dial(source, destination)?;
+        let connecting = self.sockets.send_syn(source, destination)?;
         if self.grown()?.is_none() {
-            // Refused: the client must not get the time to try again.
-            drop(dialling);
+            // Refused. Close the socket now, before the client repeats its SYN.
+            drop(connecting);
             return Ok(None);
         }
-        let (link, address) = self.doors.accept(dialling)?;
+        let (link, address) = self.sockets.accept(connecting)?;
         let name = self.name_at(address)?;
-        self.lives.push(Live {
+        self.tracked.push(Connection {
             server: name,
             source,
             destination,
@@ -268,13 +267,13 @@ impl Director {
         Ok(Some(name))
     }
 
-    /// Does nothing for a while.
+    /// Waits.
     pub(crate) fn rest(&mut self, duration: Duration) -> Result<()> {
         sleep(duration);
         self.observe()
     }
 
-    /// Reads all connections, and writes down what changed. There must be no new ones.
+    /// Reads all connection counts and records the changes. No new connections are allowed.
     pub(in crate::kernel) fn observe(&mut self) -> Result<()> {
         for (name, now) in self.changed()? {
             let server = self.server(name)?;
@@ -282,7 +281,7 @@ impl Director {
             let total = |it: Connections| it.active + it.inactive;
             ensure!(
                 total(now) <= total(before.connections()),
-                "{name} got connections from nowhere: {now:?}"
+                "the kernel counts connections of {name} that the test did not make: {now:?}"
             );
             server.load.release(now);
             let load = server.load;
@@ -301,7 +300,7 @@ impl Director {
         }
     }
 
-    /// The one server that has one connection more, where nothing else changed.
+    /// Returns the server that got one connection, and fails if any other count changed.
     fn grown(&mut self) -> Result<Option<(Name, Connections)>> {
         match self.changed()?[..] {
             [] => Ok(None),
@@ -314,25 +313,28 @@ impl Director {
                 );
                 ensure!(
                     matches!(steps, (Some(1), Some(0)) | (Some(0), Some(1))),
-                    "connections of {name} moved during a pick: {before:?}, {now:?}"
+                    "counts of {name} changed during a pick: {before:?}, {now:?}"
                 );
                 Ok(Some((name, now)))
             }
-            ref several => bail!("connections moved during a pick: {several:?}"),
+            ref several => bail!("several counts changed during a pick: {several:?}"),
         }
     }
 
-    /// The servers whose connections are not what they were.
+    /// Returns the servers whose connection counts changed.
     fn changed(&mut self) -> Result<Vec<(Name, Connections)>> {
         let entries = self.ipvs.destinations(&self.key)?;
-        ensure!(entries.len() == self.list.len(), "servers are missing");
+        ensure!(
+            entries.len() == self.list.len(),
+            "the kernel's list lacks servers"
+        );
         let mut changed = Vec::new();
         for (entry, name) in entries.iter().zip(&self.list) {
             let server = self.servers[usize::from(name.0)];
             let key = DestinationKey::from(server.address);
             ensure!(
                 entry.destination.key == key,
-                "the kernel's list has another order"
+                "the kernel's list is in another order"
             );
             let now = connections(entry);
             if now != server.load.connections() {
@@ -346,7 +348,9 @@ impl Director {
         let key = DestinationKey::from(self.server(name)?.address);
         let entries = self.ipvs.destinations(&self.key)?;
         let entry = entries.iter().find(|entry| entry.destination.key == key);
-        entry.map(connections).context("the new server is missing")
+        entry
+            .map(connections)
+            .context("the kernel's list lacks the new server")
     }
 
     fn describe(&mut self, name: Name, weight: u32, limits: Limits) -> Destination {
@@ -372,9 +376,9 @@ impl Director {
     }
 
     fn name_at(&self, address: SocketAddr) -> Result<Name> {
-        let is_there = |server: &Server| server.address == address;
-        let index = self.servers.iter().position(is_there);
-        let index = index.with_context(|| format!("{address} is no server"))?;
+        let has_address = |server: &Server| server.address == address;
+        let index = self.servers.iter().position(has_address);
+        let index = index.with_context(|| format!("no server has the address {address}"))?;
         Ok(Name(u16::try_from(index)?))
     }
 }

@@ -1,4 +1,4 @@
-//! Which rules the running kernel counts connections by.
+//! The load formula and threshold rule of the running kernel.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -8,11 +8,12 @@ use crate::kernel::director::Director;
 use crate::kernel::setup::{DAY_SECS, Setup, TICK_MS, Traffic};
 use crate::trace::{Flags, Flavour, Limits};
 
-/// Asks the kernel, in the calling thread's network namespace, which is new.
+/// Determines the flavour in the calling thread's network namespace, which must be new.
 ///
-/// Versions would have to be listed, and distributions carry changes back. So a server is filled up
-/// to its threshold, which is then raised by one: older kernels forget at once that it was full,
-/// newer ones wait until it has lost a quarter. The formula of the cost changed at the same time.
+/// It is measured because distributions backport the change, so the version does not tell. A server is
+/// filled up to its threshold, which is then raised by one. Older kernels clear the overload mark at
+/// once; newer ones only when the server has lost a quarter of its connections. The load formula
+/// changed in the same kernel versions.
 pub(crate) fn probe() -> Result<Flavour> {
     const FULL: u32 = 4;
     let frontend = SocketAddr::new(Ipv4Addr::new(10, 96, 0, 1).into(), 443);
@@ -25,7 +26,7 @@ pub(crate) fn probe() -> Result<Flavour> {
         by_mark: false,
         tick_ms: TICK_MS,
     };
-    // What it takes for its own flavour does not touch what the kernel answers.
+    // The flavour given here only affects the director's own marks, not the kernel's answer.
     let mut director = Director::new(setup, Flavour::Total)?;
     let server = director.introduce(SocketAddr::new(Ipv4Addr::new(10, 16, 0, 1).into(), 8080))?;
     let limits = |upper| Limits { upper, lower: 0 };

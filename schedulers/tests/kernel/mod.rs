@@ -1,19 +1,22 @@
-//! A running kernel: its virtual servers are made, driven by sockets, and written down.
+//! A running kernel: creates virtual servers, sends traffic through sockets, records the picks.
 
 use std::time::Instant;
 
-pub(crate) mod dice;
+pub(crate) mod connection;
 pub(crate) mod director;
-pub(crate) mod doors;
 pub(crate) mod flavour;
-pub(crate) mod ledger;
-pub(crate) mod lives;
+pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod play;
+pub(crate) mod random;
 pub(crate) mod setup;
+pub(crate) mod sockets;
 
-/// The time. The crate has no clock, and its lints see to it; kernels have one.
-#[expect(clippy::disallowed_methods, reason = "see above")]
+/// Returns the time. The crate must not read clocks; its tests may.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the crate has no clock, its tests have one"
+)]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }

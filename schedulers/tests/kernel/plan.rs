@@ -1,53 +1,53 @@
-//! What a scenario is about.
+//! The plan of a scenario.
 //!
-//! The kinds of traffic, families and flags follow from its number, so that any few in a row cover
-//! them; the rest is drawn.
+//! The traffic, the family and the flags follow from the number of the scenario, so that consecutive
+//! scenarios cover all of them. The rest is random.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::kernel::dice::Dice;
+use crate::kernel::random::Random;
 use crate::kernel::setup::{DAY_SECS, Setup, TICK_MS, Traffic};
 use crate::trace::Flags;
 
-/// `lblcr_expiration` where it matters: more than what there is to do between two pauses takes, and
-/// for sure less than a pause.
+/// `lblcr_expiration` if it matters: more than the actions between two pauses take, and less than a
+/// pause.
 const EXPIRATION_SECS: u32 = 3;
 
-/// Expirations for scenarios with naps. Each half hour `lblc` and `lblcr` look for addresses that
-/// nobody asked for as long as that.
+/// Expirations for scenarios with idle times. `lblc` and `lblcr` look for addresses unused for this
+/// long every half hour.
 const AGES_SECS: [u32; 3] = [400, 1200, 2000];
 
-/// A scenario to be played.
+/// The plan of one scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) setup: Setup,
     pub(crate) weights: Weights,
-    /// How many servers there are at first, and at most.
+    /// The number of servers at the start, and at most.
     pub(crate) servers: usize,
     pub(crate) pool: usize,
     pub(crate) has_limits: bool,
-    /// Whether the first server gets some 256 connections that are over: as much as one that is
-    /// not.
-    pub(crate) has_burden: bool,
+    /// Whether the first server gets about 256 inactive connections, which weigh as much as an active
+    /// one.
+    pub(crate) has_inactive_load: bool,
     pub(crate) extent: Extent,
-    pub(crate) dice: Dice,
+    pub(crate) random: Random,
 }
 
-/// How much of a scenario there is, at most.
+/// The greatest extent of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// New connections.
+    /// The number of new connections.
     pub(crate) picks: usize,
-    /// How often connections are left to expire, at a second each.
+    /// How often connections are left to expire, which takes a second each.
     pub(crate) expiries: u32,
-    /// How often to wait until `lblcr` may shrink its sets, for three seconds.
+    /// How often to wait three seconds until `lblcr` may shrink its sets.
     pub(crate) pauses: u32,
-    /// Seconds of doing nothing, between as many equal parts and one more; for `lblc` and `lblcr`,
-    /// which forget.
-    pub(crate) naps: &'static [u64],
+    /// Idle times in seconds. They split the scenario into equal parts, one more than idle times, and
+    /// give `lblc` and `lblcr` time to forget addresses.
+    pub(crate) idle_secs: &'static [u64],
 }
 
-/// What weights servers get; 0 besides, now and then.
+/// The weights of the servers, apart from an occasional 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weights {
     /// 1.
@@ -56,19 +56,19 @@ pub(crate) enum Weights {
     Few,
     /// 1 to 100.
     Spread,
-    /// 6 to 60 in steps of 6: with a divisor.
+    /// 6 to 60 in steps of 6, so that they have a common divisor.
     Steps,
-    /// Any number of bits.
+    /// Numbers of any length in bits.
     Wide,
 }
 
 impl Plan {
-    /// Scenario `number` of `scheduler`.
+    /// Draws the plan of scenario `number` of `scheduler`.
     pub(crate) fn draw(scheduler: &str, number: u32, mut extent: Extent, seed: u64) -> Self {
-        let dice_number = scheduler.bytes().fold(u64::from(number), |sum, byte| {
+        let stream = scheduler.bytes().fold(u64::from(number), |sum, byte| {
             sum.wrapping_mul(257).wrapping_add(byte.into())
         });
-        let mut dice = Dice::new(seed, dice_number);
+        let mut random = Random::new(seed, stream);
         let is_hash = ["sh", "mh"].contains(&scheduler);
         let by_locality = ["dh", "lblc", "lblcr"].contains(&scheduler);
         let counts_active = ["sed", "nq", "ovf", "lblc", "lblcr"].contains(&scheduler);
@@ -92,31 +92,31 @@ impl Plan {
             Weights::Wide,
         ];
         let weights = match scheduler {
-            // More active connections than weight is what these look for.
-            "lblc" | "lblcr" | "ovf" if !dice.chance(20) => {
-                *dice.choose(&[Weights::Equal, Weights::Few])
+            // These compare the active connections with the weight, so weights must be low.
+            "lblc" | "lblcr" | "ovf" if !random.chance(20) => {
+                *random.choose(&[Weights::Equal, Weights::Few])
             }
-            _ => *dice.choose(&weights),
+            _ => *random.choose(&weights),
         };
         let weighs_inactive = ["lc", "wlc", "lblc", "lblcr", "twos"].contains(&scheduler);
-        let has_burden = weighs_inactive && matches!(number % 8, 0 | 1);
+        let has_inactive_load = weighs_inactive && matches!(number % 8, 0 | 1);
         if traffic == Traffic::OnePacket {
             extent.expiries = 0;
         }
-        let expiration_secs = if !extent.naps.is_empty() {
-            *dice.choose(&AGES_SECS)
+        let expiration_secs = if !extent.idle_secs.is_empty() {
+            *random.choose(&AGES_SECS)
         } else if scheduler == "lblcr" {
             EXPIRATION_SECS
         } else {
             DAY_SECS
         };
         if expiration_secs == EXPIRATION_SECS {
-            // What there is to do between pauses must not take as long as they do.
+            // What happens between two pauses must take less time than a pause.
             extent.expiries = extent.expiries.min(1);
         } else {
             extent.pauses = 0;
         }
-        let servers = *dice.choose(&[1, 2, 3, 3, 4, 5, 6, 8, 12, 24]);
+        let servers = *random.choose(&[1, 2, 3, 3, 4, 5, 6, 8, 12, 24]);
         Self {
             setup: Setup {
                 scheduler: scheduler.into(),
@@ -128,15 +128,15 @@ impl Plan {
                 traffic,
                 frontend: SocketAddr::new(frontend, 443),
                 tick_ms: TICK_MS,
-                by_mark: by_locality && (!dice.chance(15) || !extent.naps.is_empty()),
+                by_mark: by_locality && (!random.chance(15) || !extent.idle_secs.is_empty()),
             },
             weights,
             servers,
             pool: servers + servers / 2 + 2,
-            has_limits: !has_burden && dice.chance(50),
-            has_burden,
+            has_limits: !has_inactive_load && random.chance(50),
+            has_inactive_load,
             extent,
-            dice,
+            random,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A scenario's course: what happens to a virtual server, drawn event by event.
+//! Plays a scenario: draws one event after the other and applies it to a kernel.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::kernel::connection::Closer;
 use crate::kernel::director::Director;
-use crate::kernel::doors::SERVER_PORTS;
-use crate::kernel::lives::Closer;
 use crate::kernel::plan::{Plan, Weights};
+use crate::kernel::sockets::SERVER_PORTS;
 use crate::trace::{Event, Flavour, Limits, Name, Scenario};
 
-/// Long enough to exceed an expiration of three seconds for sure.
+/// Certainly longer than an expiration of three seconds.
 const PAUSE: Duration = Duration::from_millis(3200);
 
-/// How near to the expiration two picks may be before the kernel's clock and ours could disagree
-/// about which side of it they are on.
+/// The least difference between the distance of two picks and the expiration. If it is less, the
+/// kernel's clock and ours may disagree about whether the expiration is exceeded.
 pub(crate) const CLOCK_DOUBT_MS: u64 = 100;
 
-/// The ports that clients use: none of a server, which listens at every address.
+/// The ports of clients, without those of the servers, which listen at every address.
 const CLIENT_PORTS: RangeInclusive<u32> = 10_000..=65_000;
 
 impl Plan {
-    /// Plays it in the calling thread's network namespace, which is new.
+    /// Plays the plan in the calling thread's network namespace, which must be new.
     pub(crate) fn play(self, flavour: Flavour) -> Result<Scenario> {
         let director = Director::new(self.setup.clone(), flavour)?;
         let mut play = Play {
@@ -40,21 +40,24 @@ impl Plan {
         play.prepare()?;
         play.run()?;
         let scenario = play.director.into_scenario();
-        ensure!(is_clear(&scenario), "picks too near to the expiration");
+        ensure!(
+            is_clear(&scenario),
+            "two picks are too close to the expiration"
+        );
         Ok(scenario)
     }
 }
 
-/// A plan in progress.
+/// A plan that is being played.
 #[derive(Debug)]
 struct Play {
     plan: Plan,
     director: Director,
     destinations: Vec<SocketAddr>,
     sources: Vec<IpAddr>,
-    /// The one that comes next, unless another does.
+    /// The client of the next connection, unless another is drawn.
     client: IpAddr,
-    /// The source of every connection: the kernel knows them again.
+    /// All sources so far: a source that is used again would continue its old connection.
     used: HashSet<SocketAddr>,
     next_port: u16,
 }
@@ -62,24 +65,24 @@ struct Play {
 impl Play {
     fn prepare(&mut self) -> Result<()> {
         if self.plan.setup.by_mark {
-            let more = if self.plan.extent.naps.is_empty() {
+            let more = if self.plan.extent.idle_secs.is_empty() {
                 0
             } else {
                 8
             };
-            for _ in 0..self.plan.dice.draw(1..=8) + more {
-                let port = *self.plan.dice.choose(&[80, 443]);
+            for _ in 0..self.plan.random.draw(1..=8) + more {
+                let port = *self.plan.random.choose(&[80, 443]);
                 let address = self.address(0x600);
                 self.destinations.push(SocketAddr::new(address, port));
             }
         }
-        for _ in 0..self.plan.dice.draw(1..=6) {
+        for _ in 0..self.plan.random.draw(1..=6) {
             self.client = self.address(0);
             self.sources.push(self.client);
         }
         for _ in 0..self.plan.pool {
             loop {
-                let port = *self.plan.dice.choose(&SERVER_PORTS);
+                let port = *self.plan.random.choose(&SERVER_PORTS);
                 let address = SocketAddr::new(self.address(0x100), port);
                 let is_known = |server: &crate::kernel::director::Server| server.address == address;
                 if !self.director.servers().iter().any(is_known) {
@@ -88,8 +91,8 @@ impl Play {
                 }
             }
         }
-        if self.plan.has_burden {
-            self.burden()?;
+        if self.plan.has_inactive_load {
+            self.add_inactive_connections()?;
         }
         for _ in 0..self.plan.servers {
             self.add()?;
@@ -97,23 +100,24 @@ impl Play {
         Ok(())
     }
 
-    /// A server with so many inactive connections against one with none: when that has one active
-    /// connection it is one inactive connection more or less that decides, differently in each
-    /// flavour.
-    fn burden(&mut self) -> Result<()> {
-        let weight = self.plan.dice.draw(1..=4);
-        let inactive = *self.plan.dice.choose(&[255, 256, 256, 257]);
+    /// Adds a server with about 256 inactive connections, and one with none.
+    ///
+    /// When the second server has one active connection, a single inactive connection decides between
+    /// them, and the flavours differ in which server wins.
+    fn add_inactive_connections(&mut self) -> Result<()> {
+        let weight = self.plan.random.draw(1..=4);
+        let inactive = *self.plan.random.choose(&[255, 256, 256, 257]);
         let add = |play: &mut Self| match play.any(false)? {
             Some(name) => play.director.add(name, weight, Limits::default()),
             None => Ok(()),
         };
         add(self)?;
-        // The other addresses stay new to who remembers them.
+        // `lblc` and `lblcr` must not remember the other addresses yet.
         let others = self.destinations.split_off(1);
         for _ in 0..inactive {
             self.pick()?;
-            for live in self.director.open_links() {
-                self.director.close(live, Closer::Server)?;
+            for connection in self.director.open_links() {
+                self.director.close(connection, Closer::Server)?;
             }
         }
         self.destinations.extend(others);
@@ -124,22 +128,22 @@ impl Play {
         Ok(())
     }
 
-    /// Some address of the family; `block` keeps clients, servers and destinations apart.
+    /// Returns a random address. `block` separates clients, servers and frontends.
     fn address(&mut self, block: u16) -> IpAddr {
-        let dice = &mut self.plan.dice;
-        let low = dice.draw(1..=0xfffe);
+        let random = &mut self.plan.random;
+        let low = random.draw(1..=0xfffe);
         let [.., high, low] = low.to_be_bytes();
-        let net = u8::try_from(dice.draw(0..=15)).unwrap_or_default();
+        let net = u8::try_from(random.draw(0..=15)).unwrap_or_default();
         if self.plan.setup.frontend.is_ipv4() {
             let [_, second] = (block >> 4).to_be_bytes();
-            return match (block, dice.draw(0..=2)) {
+            return match (block, random.draw(0..=2)) {
                 (0, 0) => Ipv4Addr::new(192, 168, high, low).into(),
                 (0, 1) => Ipv4Addr::new(172, 16 + net, high, low).into(),
                 _ => Ipv4Addr::new(10, second + net, high, low).into(),
             };
         }
-        let [_, _, a, b] = dice.draw(0..=u32::from(u16::MAX)).to_be_bytes();
-        let (first, second) = match dice.chance(50) {
+        let [_, _, a, b] = random.draw(0..=u32::from(u16::MAX)).to_be_bytes();
+        let (first, second) = match random.chance(50) {
             true => (0x2001, 0xdb8),
             false => (0xfd00, u16::from_be_bytes([a, b])),
         };
@@ -148,27 +152,27 @@ impl Play {
     }
 
     fn run(&mut self) -> Result<()> {
-        let naps = self.plan.extent.naps;
+        let idle_secs = self.plan.extent.idle_secs;
         let all = self.destinations.clone();
-        for &nap in naps {
-            // Some addresses are not asked for, for a while.
-            let dice = &mut self.plan.dice;
-            self.destinations.retain(|_| dice.chance(50));
+        for &secs in idle_secs {
+            // Some addresses are not used for a while, so that they are forgotten.
+            let random = &mut self.plan.random;
+            self.destinations.retain(|_| random.chance(50));
             if self.destinations.is_empty() {
                 self.destinations.clone_from(&all);
             }
-            self.act(self.plan.extent.picks / (naps.len() + 1))?;
+            self.act(self.plan.extent.picks / (idle_secs.len() + 1))?;
             self.destinations.clone_from(&all);
-            self.director.rest(Duration::from_secs(nap))?;
+            self.director.rest(Duration::from_secs(secs))?;
         }
-        self.act(self.plan.extent.picks / (naps.len() + 1))
+        self.act(self.plan.extent.picks / (idle_secs.len() + 1))
     }
 
-    /// Whatever comes, until there were so many new connections.
+    /// Draws and applies events until there were `wanted` new connections.
     fn act(&mut self, wanted: usize) -> Result<()> {
         let mut picks = 0;
         while picks < wanted {
-            let draw = self.plan.dice.draw(0..=99);
+            let draw = self.plan.random.draw(0..=99);
             match draw {
                 0..=62 => {
                     self.pick()?;
@@ -187,19 +191,23 @@ impl Play {
 
     fn pick(&mut self) -> Result<()> {
         let hashes_sources = ["sh", "mh"].contains(&self.plan.setup.scheduler.as_str());
-        // Clients come again, and a hash must send them where it did before.
-        if hashes_sources && self.plan.dice.chance(50) {
+        // Clients must return, to prove that the hash sends them to the same server again.
+        if hashes_sources && self.plan.random.chance(50) {
             let source = self.address(0);
             self.sources.push(source);
             self.client = source;
-        } else if self.plan.dice.chance(if hashes_sources { 60 } else { 10 }) {
-            self.client = *self.plan.dice.choose(&self.sources);
+        } else if self
+            .plan
+            .random
+            .chance(if hashes_sources { 60 } else { 10 })
+        {
+            self.client = *self.plan.random.choose(&self.sources);
         }
-        if self.plan.setup.flags.port && self.plan.dice.chance(20) {
-            let port = self.plan.dice.draw(CLIENT_PORTS);
+        if self.plan.setup.flags.port && self.plan.random.chance(20) {
+            let port = self.plan.random.draw(CLIENT_PORTS);
             self.next_port = u16::try_from(port)?;
         }
-        let destination = *self.plan.dice.choose(&self.destinations);
+        let destination = *self.plan.random.choose(&self.destinations);
         let source = loop {
             let source = SocketAddr::new(self.client, self.next_port);
             self.next_port = self.next_port.checked_add(1).unwrap_or(10_000);
@@ -216,21 +224,21 @@ impl Play {
         if open.is_empty() {
             return Ok(());
         }
-        let live = *self.plan.dice.choose(&open);
-        let closer = match self.plan.dice.chance(60) {
+        let connection = *self.plan.random.choose(&open);
+        let closer = match self.plan.random.chance(60) {
             true => Closer::Server,
             false => Closer::Client,
         };
-        self.director.close(live, closer)
+        self.director.close(connection, closer)
     }
 
-    /// Writes a server: another weight, other thresholds, or all as it is.
+    /// Sets other weights or thresholds of a server, or the same ones again.
     fn write(&mut self) -> Result<()> {
         let Some(name) = self.any(true)? else {
             return Ok(());
         };
         let server = self.director.servers()[usize::from(name.0)];
-        let (weight, limits) = match self.plan.dice.draw(0..=9) {
+        let (weight, limits) = match self.plan.random.draw(0..=9) {
             0 => (server.weight, server.limits),
             1..=3 if self.plan.has_limits => (server.weight, self.limits()),
             _ => (self.weight(), server.limits),
@@ -254,16 +262,16 @@ impl Play {
     }
 
     fn expire(&mut self) -> Result<()> {
-        let mortals = self.director.mortals();
-        if mortals.is_empty() || self.plan.extent.expiries == 0 {
+        let expirable = self.director.expirable();
+        if expirable.is_empty() || self.plan.extent.expiries == 0 {
             return Ok(());
         }
         self.plan.extent.expiries -= 1;
-        let chance = *self.plan.dice.choose(&[20, 50, 90]);
-        let dice = &mut self.plan.dice;
-        let some: Vec<usize> = mortals
+        let chance = *self.plan.random.choose(&[20, 50, 90]);
+        let random = &mut self.plan.random;
+        let some: Vec<usize> = expirable
             .into_iter()
-            .filter(|_| dice.chance(chance))
+            .filter(|_| random.chance(chance))
             .collect();
         self.director.expire(&some)
     }
@@ -276,7 +284,7 @@ impl Play {
         Ok(())
     }
 
-    /// A server that is in the list, or one that is not.
+    /// Returns a random server that is listed, or one that is not.
     fn any(&mut self, is_listed: bool) -> Result<Option<Name>> {
         let servers = self.director.servers();
         let some: Vec<usize> = (0..servers.len())
@@ -285,50 +293,49 @@ impl Play {
         if some.is_empty() {
             return Ok(None);
         }
-        let index = u16::try_from(*self.plan.dice.choose(&some)).context("too many servers")?;
+        let index = u16::try_from(*self.plan.random.choose(&some)).context("too many servers")?;
         Ok(Some(Name(index)))
     }
 
     fn weight(&mut self) -> u32 {
-        let dice = &mut self.plan.dice;
-        if dice.chance(12) {
+        let random = &mut self.plan.random;
+        if random.chance(12) {
             return 0;
         }
         match self.plan.weights {
             Weights::Equal => 1,
-            Weights::Few => dice.draw(1..=4),
-            Weights::Spread => dice.draw(1..=100),
-            Weights::Steps => 6 * dice.draw(1..=10),
+            Weights::Few => random.draw(1..=4),
+            Weights::Spread => random.draw(1..=100),
+            Weights::Steps => 6 * random.draw(1..=10),
             Weights::Wide => {
-                // wrr walks through every weight below the largest, and twos adds them up in 32
-                // bits.
+                // wrr tries every level below the greatest weight, and twos adds the weights in 32 bits.
                 let bits = match self.plan.setup.scheduler.as_str() {
                     "wrr" => 10,
                     "twos" => 24,
                     _ => 31,
                 };
-                let bits = dice.draw(1..=bits);
-                dice.draw(1..=(1 << bits) - 1)
+                let bits = random.draw(1..=bits);
+                random.draw(1..=(1 << bits) - 1)
             }
         }
     }
 
     fn limits(&mut self) -> Limits {
-        let dice = &mut self.plan.dice;
-        if !self.plan.has_limits || dice.chance(30) {
+        let random = &mut self.plan.random;
+        if !self.plan.has_limits || random.chance(30) {
             return Limits::default();
         }
-        let upper = dice.draw(1..=8);
-        let lower = if dice.chance(50) {
+        let upper = random.draw(1..=8);
+        let lower = if random.chance(50) {
             0
         } else {
-            dice.draw(1..=upper)
+            random.draw(1..=upper)
         };
         Limits { upper, lower }
     }
 }
 
-/// Whether no two picks are so far apart that the expiration could be seen either way.
+/// Returns whether no distance of two picks is within [`CLOCK_DOUBT_MS`] of the expiration.
 fn is_clear(scenario: &Scenario) -> bool {
     let times = scenario.events.iter().filter_map(|event| match event {
         Event::Pick(pick, _) => Some(pick.at_ms),

@@ -1,4 +1,4 @@
-//! How a virtual server is made.
+//! The configuration of a virtual server.
 
 use std::net::SocketAddr;
 
@@ -7,27 +7,27 @@ use ipvs_netlink::{Family, Protocol, Service, ServiceFlags, ServiceKey};
 
 use crate::trace::Flags;
 
-/// Good enough for expirations of seconds, and most picks of a trace need not tell their time.
+/// Exact enough for expirations of seconds, and most lines of a trace need no time.
 pub(crate) const TICK_MS: u64 = 20;
 
-/// The kernel's `lblc_expiration` and `lblcr_expiration`.
+/// The kernel's default of `lblc_expiration` and `lblcr_expiration`.
 pub(crate) const DAY_SECS: u32 = 24 * 60 * 60;
 
-/// The firewall mark of virtual servers that have no address.
+/// The firewall mark of virtual servers without an address.
 pub(crate) const MARK: u32 = 0x51;
 
-/// What kind of traffic a virtual server gets.
+/// The traffic of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
     /// TCP connections.
     Tcp,
-    /// UDP flows, which are never active.
+    /// UDP flows, which are never counted as active.
     Udp,
-    /// UDP datagrams, each of which is a connection that is over at once.
+    /// UDP datagrams, each of which is a connection that ends at once.
     OnePacket,
 }
 
-/// A virtual server to be made.
+/// The configuration of a virtual server.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// The kernel's name of its scheduler.
@@ -36,13 +36,13 @@ pub(crate) struct Setup {
     pub(crate) flags: Flags,
     /// `lblc_expiration` and `lblcr_expiration`.
     pub(crate) expiration_secs: u32,
-    /// What it gets.
+    /// The traffic.
     pub(crate) traffic: Traffic,
-    /// What clients ask for.
+    /// The address and port that clients connect to.
     pub(crate) frontend: SocketAddr,
-    /// Whether clients may ask for any address: the virtual server goes by a firewall mark.
+    /// Whether the virtual server has a firewall mark, so that clients may use any address.
     pub(crate) by_mark: bool,
-    /// How exactly picks are timed.
+    /// The resolution of the recorded times.
     pub(crate) tick_ms: u64,
 }
 
@@ -83,7 +83,7 @@ impl Setup {
         Ok(service)
     }
 
-    /// In words: `tcp by address`.
+    /// Returns the description for the trace, such as `tcp by address`.
     pub(crate) fn stimulus(&self) -> String {
         let traffic = match self.traffic {
             Traffic::Tcp => "tcp",

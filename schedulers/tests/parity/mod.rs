@@ -1,5 +1,5 @@
-//! Kernels' picks held against the crate's.
+//! Compares the crate's picks with recorded picks of kernels.
 
-pub(crate) mod lots;
+pub(crate) mod frequency;
 pub(crate) mod replay;
 pub(crate) mod report;

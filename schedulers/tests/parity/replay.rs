@@ -1,4 +1,4 @@
-//! The crate lives through a kernel's scenario, and is asked whatever the kernel was asked.
+//! Replays a kernel's scenario with the crate and compares the picks.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -11,59 +11,59 @@ use schedulers::{
 
 use crate::trace::{self, Connections, Event, Limits, Name, Pick, Scenario, Trace};
 
-/// How the crate is asked.
+/// How the crate is run in a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
-    /// With or without an index.
+pub(crate) struct Mode {
+    /// With an index or without.
     pub(crate) implementation: Implementation,
-    /// Where it knows from how many connections there are, and who has too many.
+    /// Where the counts and overload marks come from.
     pub(crate) counting: Counting,
 }
 
-/// Who counts connections.
+/// Where connection counts and overload marks come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counting {
-    /// The trace says how many there are, and who is overloaded.
-    Told,
-    /// The crate is told of each connection and of thresholds, and counts by itself.
-    Own,
+    /// From the trace.
+    FromTrace,
+    /// From the crate: the replay opens and closes each connection and sets the thresholds.
+    ByCrate,
 }
 
-impl Way {
-    /// All of them.
+impl Mode {
+    /// All combinations.
     pub(crate) const ALL: [Self; 4] = {
-        use Counting::{Own, Told};
+        use Counting::{ByCrate, FromTrace};
         use Implementation::{Indexed, Plain};
-        const fn way(implementation: Implementation, counting: Counting) -> Way {
-            Way {
+        const fn mode(implementation: Implementation, counting: Counting) -> Mode {
+            Mode {
                 implementation,
                 counting,
             }
         }
         [
-            way(Plain, Told),
-            way(Plain, Own),
-            way(Indexed, Told),
-            way(Indexed, Own),
+            mode(Plain, FromTrace),
+            mode(Plain, ByCrate),
+            mode(Indexed, FromTrace),
+            mode(Indexed, ByCrate),
         ]
     };
 }
 
-/// The crate's half of a scenario.
+/// A scenario in replay.
 #[derive(Debug)]
 pub(crate) struct Replay {
-    /// The virtual server as the crate has it.
+    /// The crate's virtual server.
     pub(crate) balancer: Balancer,
     counting: Counting,
     ids: Vec<Option<ServerId>>,
 }
 
 impl Replay {
-    /// Before the first event of `scenario`.
+    /// Starts before the first event of `scenario`.
     ///
     /// # Errors
-    /// The crate has no such scheduler.
-    pub(crate) fn new(trace: &Trace, scenario: &Scenario, way: Way) -> Result<Self> {
+    /// The crate does not have the scheduler.
+    pub(crate) fn new(trace: &Trace, scenario: &Scenario, mode: Mode) -> Result<Self> {
         let expiration = Duration::from_secs(scenario.expiration_secs.into());
         let options = Options {
             family: if scenario.family == 4 {
@@ -79,7 +79,7 @@ impl Replay {
                 fallback: scenario.flags.fallback,
                 port: scenario.flags.port,
             },
-            implementation: way.implementation,
+            implementation: mode.implementation,
             lblc_expiration: expiration,
             lblcr_expiration: expiration,
             ..Options::default()
@@ -87,15 +87,15 @@ impl Replay {
         let scheduler = Registry::kernel().build(&trace.scheduler, &options)?;
         Ok(Self {
             balancer: Balancer::new(scheduler, &options),
-            counting: way.counting,
+            counting: mode.counting,
             ids: Vec::new(),
         })
     }
 
-    /// Lives through `event`, which is no pick.
+    /// Applies `event`, unless it is a pick.
     ///
     /// # Errors
-    /// What the kernel did is impossible to the crate.
+    /// The crate rejects what the kernel did.
     pub(crate) fn apply(&mut self, event: &Event) -> Result<()> {
         match *event {
             Event::Add(name, address, weight, limits) => {
@@ -113,6 +113,7 @@ impl Replay {
                 let id = self.id(name)?;
                 let server = self.balancer.servers().get(id).context("no such server")?;
                 let (before, limits) = (server.thresholds(), self.thresholds(limits)?);
+                // The kernel sets both by one command; equal thresholds must not notify the scheduler twice.
                 if limits != before {
                     self.balancer.set_thresholds(id, limits)?;
                 }
@@ -121,23 +122,23 @@ impl Replay {
             Event::Connections(name, now) => {
                 let id = self.id(name)?;
                 match self.counting {
-                    Counting::Told => {
+                    Counting::FromTrace => {
                         self.balancer
                             .set_connections(id, now.active, now.inactive)?;
                     }
-                    Counting::Own => self.count(id, now)?,
+                    Counting::ByCrate => self.count(id, now)?,
                 }
             }
             Event::Overload(name, on) => {
                 let id = self.id(name)?;
                 match self.counting {
-                    Counting::Told => self.balancer.set_overloaded(id, on)?,
-                    Counting::Own => {
+                    Counting::FromTrace => self.balancer.set_overloaded(id, on)?,
+                    Counting::ByCrate => {
                         let server = self.balancer.servers().get(id).context("no such server")?;
                         ensure!(
                             server.is_overloaded() == on,
                             "{name} with {:?}, {} active and {} inactive connections is {}overloaded \
-                             to the kernel",
+                             in the kernel",
                             server.thresholds(),
                             server.active(),
                             server.inactive(),
@@ -151,15 +152,15 @@ impl Replay {
         Ok(())
     }
 
-    /// Who counts by itself has thresholds, who is told has none.
+    /// The thresholds to set: none if the overload marks come from the trace.
     fn thresholds(&self, limits: Limits) -> Result<Thresholds> {
         Ok(match self.counting {
-            Counting::Told => Thresholds::default(),
-            Counting::Own => Thresholds::new(limits.upper, limits.lower)?,
+            Counting::FromTrace => Thresholds::default(),
+            Counting::ByCrate => Thresholds::new(limits.upper, limits.lower)?,
         })
     }
 
-    /// Opens, moves and closes connections until there are as many as `now`.
+    /// Opens, moves and closes connections until the counts are `now`.
     fn count(&mut self, id: ServerId, now: Connections) -> Result<()> {
         let balancer = &mut self.balancer;
         while let Some(server) = balancer.servers().get(id) {
@@ -187,12 +188,12 @@ impl Replay {
         }
         ensure!(
             now == Connections::default(),
-            "a server without connections was forgotten"
+            "the crate forgot a server that has connections in the kernel"
         );
         Ok(())
     }
 
-    /// The crate's answer.
+    /// Returns the crate's pick.
     pub(crate) fn pick(&mut self, pick: &Pick) -> Option<ServerId> {
         self.balancer.pick(&Request {
             source: pick.source.ip(),
@@ -203,41 +204,41 @@ impl Replay {
         })
     }
 
-    /// The name of a server; of one that is not there, there is none.
+    /// Returns the name of a server, if it has one.
     fn name(&self, id: ServerId) -> Option<Name> {
         let index = self.ids.iter().position(|&known| known == Some(id))?;
         u16::try_from(index).ok().map(Name)
     }
 
-    /// The server of this name, as it was last added.
+    /// Returns the server that was last added under this name.
     ///
     /// # Errors
-    /// It never was.
+    /// No server was.
     pub(crate) fn id(&self, name: Name) -> Result<ServerId> {
         let id = self.ids.get(usize::from(name.0)).copied().flatten();
         id.with_context(|| format!("no server {name}"))
     }
 
-    /// What to call an answer.
-    fn called(&self, answer: Option<ServerId>) -> String {
+    /// Returns the text for a pick.
+    fn label(&self, answer: Option<ServerId>) -> String {
         let Some(id) = answer else {
             return "nothing".into();
         };
         match self.name(id) {
             Some(name) => name.to_string(),
-            None => "a stranger".into(),
+            None => "an unknown server".into(),
         }
     }
 
-    /// The list, a server a line.
+    /// Returns the list, one server per line.
     fn state(&self) -> String {
         let mut state = String::new();
         for (id, server) in self.balancer.servers() {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(
                 state,
                 "  {:3} [{}]:{} weight {} (last {}) active {} inactive {}{}",
-                self.called(Some(id)),
+                self.label(Some(id)),
                 server.address(),
                 server.port(),
                 server.weight(),
@@ -255,12 +256,12 @@ impl Replay {
     }
 }
 
-/// How many picks of `scenario` the crate made as the kernel did.
+/// Compares all picks of `scenario` with the kernel's and returns their number.
 ///
 /// # Errors
-/// The first one that it did not, with all there is to know about it.
-pub(crate) fn compare(trace: &Trace, scenario: &Scenario, way: Way) -> Result<usize> {
-    let mut replay = Replay::new(trace, scenario, way)?;
+/// The first different pick, with the state of the servers and the events before it.
+pub(crate) fn compare(trace: &Trace, scenario: &Scenario, mode: Mode) -> Result<usize> {
+    let mut replay = Replay::new(trace, scenario, mode)?;
     let mut compared = 0;
     for (index, event) in scenario.events.iter().enumerate() {
         if let Event::Pick(pick, kernels) = event {
@@ -269,8 +270,8 @@ pub(crate) fn compare(trace: &Trace, scenario: &Scenario, way: Way) -> Result<us
             let difference = || Difference {
                 event: index,
                 pick: *pick,
-                kernels: replay.called(kernels),
-                ours: replay.called(ours),
+                kernels: replay.label(kernels),
+                ours: replay.label(ours),
                 state: replay.state(),
                 before: &scenario.events[index.saturating_sub(SHOWN)..index],
             };
@@ -284,10 +285,10 @@ pub(crate) fn compare(trace: &Trace, scenario: &Scenario, way: Way) -> Result<us
     Ok(compared)
 }
 
-/// So many events before a difference are shown.
+/// How many events before a difference are shown.
 const SHOWN: usize = 12;
 
-/// A pick that the crate made otherwise than the kernel.
+/// A pick in which the crate differs from the kernel.
 struct Difference<'a> {
     event: usize,
     pick: Pick,
@@ -309,7 +310,7 @@ impl fmt::Display for Difference<'_> {
             self.pick.destination,
             self.pick.at_ms
         )?;
-        write!(f, "the list, head first:\n{}events before:\n", self.state)?;
+        write!(f, "servers, newest first:\n{}events before:\n", self.state)?;
         for event in self.before {
             writeln!(f, "  {event:?}")?;
         }

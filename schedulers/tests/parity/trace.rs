@@ -1,23 +1,23 @@
-//! What a kernel's scheduler did: a sequence of events and picks. [`text`] writes and reads it.
+//! A trace: the events and picks of a kernel's scheduler. [`text`] reads and writes it.
 
 use std::net::SocketAddr;
 
 mod text;
 
-/// What one kernel's scheduler did.
+/// The events and picks of one scheduler on one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trace {
     /// The kernel's name of the scheduler.
     pub(crate) scheduler: String,
     /// The kernel's release.
     pub(crate) kernel: String,
-    /// How that kernel weighs connections.
+    /// The kernel's load formula and threshold rule.
     pub(crate) flavour: Flavour,
-    /// Virtual servers, each with a life of its own.
+    /// Virtual servers, independent of each other.
     pub(crate) scenarios: Vec<Scenario>,
 }
 
-/// The life of one virtual server.
+/// The history of one virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scenario {
     /// 4 or 6.
@@ -26,27 +26,27 @@ pub(crate) struct Scenario {
     pub(crate) flags: Flags,
     /// `lblc_expiration` and `lblcr_expiration`.
     pub(crate) expiration_secs: u32,
-    /// What traffic it was, in words.
+    /// A description of the traffic.
     pub(crate) stimulus: String,
-    /// What happened, in order.
+    /// The events, in order.
     pub(crate) events: Vec<Event>,
 }
 
-/// How connections are weighed; both count 256 per active connection.
+/// A load formula; both count 256 per active connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// Plus all connections: since 6.1.183.
+    /// Plus 1 per connection: 6.1.183 and later.
     Total,
-    /// Plus the inactive ones: before.
+    /// Plus 1 per inactive connection: earlier kernels.
     Classic,
 }
 
 /// The scheduler's flags of a virtual server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flags {
-    /// The source's port takes part in the hash.
+    /// The source port is hashed, too.
     pub(crate) port: bool,
-    /// Another server is looked for when the hashed one is unavailable.
+    /// If the hashed server is not eligible, others are tried.
     pub(crate) fallback: bool,
 }
 
@@ -57,35 +57,35 @@ pub(crate) struct Name(pub(crate) u16);
 /// One event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A server joins, at the head of the list.
+    /// A server is added at the head of the list.
     Add(Name, SocketAddr, u32, Limits),
-    /// It leaves.
+    /// A server is removed.
     Remove(Name),
-    /// It is written again, perhaps as it is.
+    /// The weight and thresholds of a server are set, perhaps to the same values.
     Write(Name, u32, Limits),
-    /// Its connections, where they changed.
+    /// The connection counts of a server changed.
     Connections(Name, Connections),
-    /// Its overloaded flag, where it changed.
+    /// The overload mark of a server changed.
     Overload(Name, bool),
-    /// A new connection, and where it went.
+    /// A new connection, and the server that got it.
     Pick(Pick, Option<Name>),
 }
 
-/// How many connections a server may have.
+/// Connection thresholds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// From this many on it is overloaded; 0 = never.
+    /// From this number on the server is overloaded; 0 means no limit.
     pub(crate) upper: u32,
-    /// Below this many it is so no more; 0 = three quarters of the upper one.
+    /// Below this number the mark is cleared; 0 means three quarters of the upper threshold.
     pub(crate) lower: u32,
 }
 
-/// A server's connections.
+/// The connection counts of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Connections {
-    /// In an active state.
+    /// Connections in an active state.
     pub(crate) active: u32,
-    /// The others.
+    /// All other connections.
     pub(crate) inactive: u32,
 }
 
@@ -94,14 +94,14 @@ pub(crate) struct Connections {
 pub(crate) struct Pick {
     /// The client.
     pub(crate) source: SocketAddr,
-    /// The address that it asked for.
+    /// The address and port that it connects to.
     pub(crate) destination: SocketAddr,
-    /// Milliseconds since the virtual server was made; never decreases.
+    /// Milliseconds since the virtual server was created; never decreases.
     pub(crate) at_ms: u64,
 }
 
 impl Scenario {
-    /// How many picks it has.
+    /// Returns the number of picks.
     pub(crate) fn picks(&self) -> usize {
         let is_pick = |event: &&Event| matches!(event, Event::Pick(..));
         self.events.iter().filter(is_pick).count()

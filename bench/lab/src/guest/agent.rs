@@ -16,19 +16,24 @@ use rustix::{
 
 use super::job::Running;
 use crate::{
+    cost,
     job::Job,
+    machine::Greeting,
     wire::{Frame, Kind},
 };
 
-/// Serves the host until it says stop or hangs up.
+/// Serves the host until it asks to switch off or closes the line.
 pub(super) fn serve() -> Result<()> {
     let (line, serial) = Line::open().context("opening the serial line")?;
     let mut serial = BufReader::new(Counted {
         serial,
         line: line.clone(),
     });
-    let release = uname().release().to_bytes().to_vec();
-    line.send(&Frame::new(0, Kind::Ready, release))?;
+    let greeting = Greeting {
+        release: uname().release().to_string_lossy().into_owned(),
+        syscall_cost: cost::measure(),
+    };
+    line.send(&Frame::new(0, Kind::Ready, greeting.encode()))?;
 
     let mut jobs: HashMap<u32, Running> = HashMap::new();
     while let Some(frame) = Frame::read(&mut serial).context("reading from the host")? {
@@ -73,17 +78,17 @@ pub(super) fn serve() -> Result<()> {
     Ok(())
 }
 
-/// The writing half of the serial line, shared by all jobs.
+/// The writing end of the serial line, shared by all jobs.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     serial: Arc<Mutex<File>>,
 }
 
 impl Line {
-    /// Opens the line and makes it transparent.
+    /// Opens the line in raw mode, so it passes every byte unchanged.
     fn open() -> io::Result<(Self, File)> {
-        // Without NOCTTY the line would become this process's terminal, and a byte of value 3 on
-        // it an interrupt.
+        // Without NOCTTY the line would become the controlling terminal, and a byte of value 3 would
+        // send SIGINT.
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let serial = File::from(open("/dev/ttyS0", flags, Mode::empty())?);
         let mut settings = tcgetattr(&serial)?;
@@ -101,7 +106,7 @@ impl Line {
     }
 }
 
-/// The reading half of the serial line, telling the host how much of it is free again.
+/// The reading end of the serial line. It reports to the host how many bytes it has read.
 struct Counted {
     serial: File,
     line: Line,
@@ -110,6 +115,10 @@ struct Counted {
 impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.serial.read(buffer)?;
+        if length == 0 {
+            // The host has hung up; sending could block forever.
+            return Ok(0);
+        }
         let count = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
         self.line.send(&Frame::new(0, Kind::Received, count))?;
         Ok(length)

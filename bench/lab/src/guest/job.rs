@@ -1,4 +1,4 @@
-//! One job inside: its process, and the threads that carry its bytes.
+//! One job in the guest: its process, and the threads that copy its input and output.
 
 use std::{
     env,
@@ -30,7 +30,7 @@ use crate::{
     wire::{CHUNK, Frame, Kind},
 };
 
-/// A job that was started, as the agent knows it.
+/// A running job.
 #[derive(Debug)]
 pub(super) struct Running {
     group: Pid,
@@ -38,14 +38,14 @@ pub(super) struct Running {
     terminal: Option<OwnedFd>,
 }
 
-/// Why a job was not started, and the exit status a shell would give.
+/// Why a job was not started, with the exit status that a shell would report.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) error: anyhow::Error,
     pub(super) status: u32,
 }
 
-/// Our ends of a job's streams.
+/// The agent's ends of the pipes or the terminal of a job.
 struct Streams {
     input: File,
     outputs: Vec<(Kind, File)>,
@@ -53,7 +53,7 @@ struct Streams {
 }
 
 impl Running {
-    /// Starts `job`, and the threads that report to the host through `line` until it has ended.
+    /// Starts `job`, and threads that report to the host until it has ended.
     pub(super) fn start(id: u32, job: &Job, line: &Line) -> Result<Self, Refused> {
         let (child, streams) = spawn(job)?;
         let running = Self::attend(id, child, streams, line);
@@ -69,7 +69,7 @@ impl Running {
         thread::spawn(move || take_input(id, feed, &incoming, &to_host));
         let (to_host, outputs) = (line.clone(), streams.outputs);
         thread::spawn(move || {
-            // A broken line is the end of the machine; the agent sees it too.
+            // A broken line ends the machine; the agent notices it too.
             let _broken = carry_output(id, child, group, &exited, outputs, &to_host);
         });
         Ok(Self {
@@ -79,16 +79,16 @@ impl Running {
         })
     }
 
-    /// Queues input, the empty piece being the end of it. The host sends no more than is taken.
+    /// Queues input; an empty piece is the end of it. The host limits how much is queued.
     pub(super) fn feed(&self, piece: Vec<u8>) {
-        // A job that no longer reads loses it, as with a closed pipe.
+        // A job that no longer reads loses its input, as with a closed pipe.
         let _ended = self.input.send(piece);
     }
 
     /// Gives the terminal a new size.
     pub(super) fn resize(&self, size: &[u8]) {
         if let (Some(terminal), Some(size)) = (&self.terminal, TerminalSize::decode(size)) {
-            // Gone with the job, at worst.
+            // Fails only if the job has ended.
             let _gone = tcsetwinsize(terminal, winsize(size));
         }
     }
@@ -99,7 +99,7 @@ impl Running {
     }
 }
 
-/// Feeds the job, and tells the host how much of it was taken.
+/// Writes input to the job, and reports to the host how much the job has read.
 fn take_input(id: u32, feed: File, incoming: &Receiver<Vec<u8>>, line: &Line) {
     let mut feed = Some(feed);
     while let Ok(piece) = incoming.recv() {
@@ -118,7 +118,7 @@ fn take_input(id: u32, feed: File, incoming: &Receiver<Vec<u8>>, line: &Line) {
     }
 }
 
-/// Sends what the job writes, and in the end its exit status.
+/// Sends the job's output, then its exit status.
 fn carry_output(
     id: u32,
     mut child: Child,
@@ -143,8 +143,8 @@ fn carry_output(
         drop(watched);
         let has_exited = ready.pop() == Some(true);
 
-        // After the end everything the job wrote is in the pipes. What its orphans still write is
-        // not waited for: they may live for ever.
+        // When the job has exited, all its output is in the pipes. Output of its orphans is not
+        // waited for, since they may run for ever.
         if is_over && !ready.contains(&true) {
             break;
         }
@@ -157,7 +157,7 @@ fn carry_output(
         }
         outputs = open;
     }
-    // The group outlives its leader for as long as the leader is not waited for.
+    // The group still exists, because its leader was not waited for yet.
     let _none_left = kill_process_group(group, Signal::KILL);
     let status = child.wait()?;
     let status = match (status.code(), status.signal()) {
@@ -165,12 +165,12 @@ fn carry_output(
         (None, Some(signal)) => 128 + signal.unsigned_abs(),
         (None, None) => 255,
     };
-    // Whoever waits for the job may read its files on the host next.
+    // The host may read the job's files as soon as it knows that the job has ended.
     rustix::fs::sync();
     line.send(&Frame::new(id, Kind::Exit, status.to_le_bytes()))
 }
 
-/// Sends a piece of what is there; false at the end of it.
+/// Sends one piece of the output; returns `false` at the end of it.
 fn forward(id: u32, kind: Kind, output: &mut File, line: &Line) -> io::Result<bool> {
     let mut piece = vec![0; CHUNK];
     match output.read(&mut piece) {
@@ -181,7 +181,7 @@ fn forward(id: u32, kind: Kind, output: &mut File, line: &Line) -> io::Result<bo
             Ok(true)
         }
         Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
-        // The master of a terminal whose last user is gone.
+        // EIO: no process has the terminal open any more.
         Err(_) => Ok(false),
     }
 }
@@ -259,7 +259,7 @@ fn command(job: &Job, program: &Path) -> Command {
     command
 }
 
-/// Where `name` is, by the job's directory and `PATH`.
+/// Finds the program `name` by the job's directory and `PATH`.
 fn find(job: &Job, name: &OsStr) -> Option<PathBuf> {
     if name.as_encoded_bytes().contains(&b'/') {
         let path = Path::new(&job.cwd).join(name);
@@ -282,5 +282,5 @@ fn winsize(size: TerminalSize) -> Winsize {
     }
 }
 
-/// What a shell searches without a `PATH`.
+/// The directories that a shell searches without `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -1,4 +1,4 @@
-//! The file systems that a program expects. The root is the host's, /dev the kernel's own.
+//! The file systems of a usual Linux system. The root is the host's, /dev the guest kernel's.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -8,7 +8,7 @@ use rustix::{
     mount::{MountFlags, mount},
 };
 
-/// Mounts all of them.
+/// Mounts all file systems and creates the links in /dev.
 pub(super) fn all() -> Result<()> {
     for &(kind, target, data) in MOUNTS {
         if target.starts_with("/dev/") {
@@ -21,9 +21,9 @@ pub(super) fn all() -> Result<()> {
         };
         let data = std::ffi::CString::new(data)?;
         match mount(kind, target, kind, flags, data.as_c_str()) {
-            // Mounted by the kernel itself.
+            // Already mounted by the kernel.
             Ok(()) | Err(Errno::BUSY) => {}
-            // No hierarchy for it in this kernel: nothing here needs one.
+            // The kernel lacks it, and no test needs it.
             Err(_) if kind == "cgroup2" => {}
             Err(error) => return Err(error).with_context(|| format!("mounting {target}")),
         }
@@ -36,7 +36,7 @@ pub(super) fn all() -> Result<()> {
     Ok(())
 }
 
-/// Kind, place and options, in order.
+/// Type, mount point and options, in the order of mounting.
 const MOUNTS: &[(&str, &str, &str)] = &[
     ("devtmpfs", "/dev", "mode=0755"),
     ("proc", "/proc", ""),
@@ -47,7 +47,7 @@ const MOUNTS: &[(&str, &str, &str)] = &[
     ("tmpfs", "/dev/shm", "mode=1777"),
 ];
 
-/// What shells take for granted.
+/// The links in /dev that shells use.
 const LINKS: [(&str, &str); 4] = [
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),

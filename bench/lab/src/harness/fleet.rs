@@ -1,4 +1,4 @@
-//! The kernels that the tests of this process share.
+//! The machines that the tests of this process share.
 
 use std::{
     collections::HashMap,
@@ -13,40 +13,48 @@ use anyhow::{Context, Result};
 
 use super::verdict;
 use crate::{
+    cost,
     job::Job,
     machine::{Config, Event, Machine, Memory, Silence},
 };
 
-/// Runs the test called `name` on `kernel`, and shows what it printed.
+/// Runs the test called `name` on `kernel`, and prints its output.
 ///
 /// # Errors
 ///
-/// It failed: everything there is to say about that.
+/// The test failed; the error has the reason and the output.
 pub(super) fn run(kernel: &Path, name: &str) -> Result<(), String> {
     let slot = slot(kernel);
     let machine = slot
         .get_or_init(|| boot(kernel, name).map_err(|error| format!("{error:#}")))
         .as_ref()
-        .map_err(|error| format!("{name}: no lab on {}: {error}", kernel.display()))?;
-    let where_ = format!("Linux {} ({})", machine.release(), kernel.display());
+        .map_err(|error| format!("{name}: cannot boot {}: {error}", kernel.display()))?;
+    // The cost tells a slow host from a wrong program.
+    let kernel = format!(
+        "Linux {} ({}, {} microseconds a system call)",
+        machine.release(),
+        kernel.display(),
+        machine.syscall_cost().as_micros(),
+    );
 
     let end =
-        run_inside(machine, name).map_err(|error| format!("{name} on {where_}: {error:#}"))?;
-    let output = verdict::without_chatter(&end.output, name);
+        run_inside(machine, name).map_err(|error| format!("{name} on {kernel}: {error:#}"))?;
+    let output = verdict::without_frame(&end.output, name);
     match verdict::of(end.status, &end.output) {
         Ok(()) => {
-            // libtest keeps it unless asked, like the output of any test.
+            // libtest captures it, like the output of any test.
             eprint!("{output}");
             Ok(())
         }
-        Err(reason) => Err(format!("{name} on {where_} {reason}:\n{output}")),
+        Err(reason) => Err(format!("{name} on {kernel} {reason}:\n{output}")),
     }
 }
 
 type Slot = Arc<OnceLock<Result<Machine, String>>>;
 
-/// Where the machine of `kernel` is kept. It is never dropped: it ends with this process, whose end
-/// of the line hangs up.
+/// Returns the slot for the machine of `kernel`.
+///
+/// The machine is never dropped. It ends with this process, because the serial line hangs up then.
 fn slot(kernel: &Path) -> Slot {
     static FLEET: OnceLock<Mutex<HashMap<PathBuf, Slot>>> = OnceLock::new();
     let fleet = FLEET.get_or_init(Mutex::default);
@@ -54,7 +62,9 @@ fn slot(kernel: &Path) -> Slot {
     Arc::clone(fleet.entry(kernel.to_owned()).or_default())
 }
 
-/// Boots with this very program as process 1. libtest brings it to the test `name`, and that to
+/// Boots `kernel` with this program as process 1.
+///
+/// Its arguments make libtest run the test `name`, which calls
 /// [`play_role`](crate::guest::play_role).
 fn boot(kernel: &Path, name: &str) -> Result<Machine> {
     let program = env::current_exe().context("finding the test binary")?;
@@ -66,13 +76,13 @@ fn boot(kernel: &Path, name: &str) -> Result<Machine> {
     })
 }
 
-/// How a test ended inside.
+/// The end of a test in the guest.
 struct End {
     status: Status,
     output: String,
 }
 
-/// What is known about the process of a test.
+/// The end of a test's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Exit(u32),
@@ -81,10 +91,13 @@ pub(super) enum Status {
 
 fn run_inside(machine: &Machine, name: &str) -> Result<End> {
     let program = env::current_exe().context("finding the test binary")?;
-    let running = machine.start(&Job::here(command(program, name))?)?;
+    let mut job = Job::here(command(program, name))?;
+    let cost = machine.syscall_cost().as_nanos().to_string();
+    job.env.push((cost::VARIABLE.into(), cost.into()));
+    let running = machine.start(&job)?;
     running.close_input().context("starting the test")?;
 
-    let limit = time_limit();
+    let limit = time_limit(machine);
     let mut deadline = Instant::now() + limit;
     let mut is_killed = false;
     let mut output = Vec::new();
@@ -93,7 +106,7 @@ fn run_inside(machine: &Machine, name: &str) -> Result<End> {
             Ok(Event::Stdout(bytes) | Event::Stderr(bytes)) => output.extend(bytes),
             Ok(Event::Exit(_)) if is_killed => break Status::Timeout(limit),
             Ok(Event::Exit(status)) => break Status::Exit(status),
-            // A kernel that does not even kill a process does nothing any more.
+            // The kernel did not even kill the process, so it hangs.
             Err(Silence::Timeout) if is_killed => break Status::Timeout(limit),
             Err(Silence::Timeout) => {
                 running.control().kill().context("ending the test")?;
@@ -103,7 +116,9 @@ fn run_inside(machine: &Machine, name: &str) -> Result<End> {
             Err(Silence::Dead) => {
                 let output = String::from_utf8_lossy(&output);
                 let error = machine.obituary("died");
-                return Err(error.context(format!("lost while the test ran:\n{output}")));
+                return Err(error.context(format!(
+                    "the kernel ended while the test ran; output of the test:\n{output}"
+                )));
             }
         }
     };
@@ -113,7 +128,7 @@ fn run_inside(machine: &Machine, name: &str) -> Result<End> {
     })
 }
 
-/// The test binary, told to run just this test.
+/// Returns the command that runs only the test `name`.
 fn command(program: PathBuf, name: &str) -> Vec<OsString> {
     let arguments = [
         name,
@@ -127,10 +142,12 @@ fn command(program: PathBuf, name: &str) -> Vec<OsString> {
     command
 }
 
-fn time_limit() -> Duration {
+/// Returns the time that a test has: `LAB_TIMEOUT`, or a default scaled by the machine's slowness.
+fn time_limit(machine: &Machine) -> Duration {
     let seconds = env::var("LAB_TIMEOUT").ok();
     let seconds = seconds.and_then(|seconds| seconds.parse().ok());
-    seconds.map_or(TIME_LIMIT, Duration::from_secs)
+    let default = || cost::scaled(TIME_LIMIT, machine.syscall_cost());
+    seconds.map_or_else(default, Duration::from_secs)
 }
 
 const TIME_LIMIT: Duration = Duration::from_secs(300);

@@ -1,24 +1,23 @@
-//! What libtest inside said about one test.
+//! The result of one test, from the output of libtest in the guest.
 
 use super::fleet::Status;
 
-/// Whether the test passed, from the process's end and its output; if not, what it did, as the
-/// predicate of a sentence.
+/// Returns whether the test passed; if not, what it did, as the predicate of a sentence.
 pub(super) fn of(status: Status, output: &str) -> Result<(), String> {
     let status = match status {
         Status::Exit(status) => status,
         Status::Timeout(limit) => {
             return Err(format!(
-                "was killed after {} s (LAB_TIMEOUT)",
+                "was killed after {} s (LAB_TIMEOUT sets the limit)",
                 limit.as_secs()
             ));
         }
     };
     match (status, passed(output)) {
         (0, Some(1)) => Ok(()),
-        (0, Some(0)) => Err("did not run: the test binary inside knows no such test".into()),
+        (0, Some(0)) => Err("did not run: the test binary has no test of this name".into()),
         (0, Some(_)) => Err("ran more than one test".into()),
-        // Whoever calls exit(0) in a test must not pass for it.
+        // A test that calls exit(0) does not pass.
         (0, None) => Err("ended without a result".into()),
         (FAILED, Some(_)) => Err("failed".into()),
         (signal @ 129..=192, _) => Err(format!("crashed (signal {})", signal - 128)),
@@ -26,10 +25,10 @@ pub(super) fn of(status: Status, output: &str) -> Result<(), String> {
     }
 }
 
-/// What the test called `name` printed: `output` without libtest's frame around it.
-pub(super) fn without_chatter(output: &str, name: &str) -> String {
+/// Returns the output of the test `name`, without the lines that libtest adds.
+pub(super) fn without_frame(output: &str, name: &str) -> String {
     let opening = format!("test {name} ... ");
-    let is_chatter = |line: &str| {
+    let is_frame = |line: &str| {
         let line = line.trim_ascii();
         ["", "ok", "FAILED", "failures:", "running 1 test", name].contains(&line)
             || line.starts_with(SUMMARY)
@@ -37,11 +36,11 @@ pub(super) fn without_chatter(output: &str, name: &str) -> String {
     output
         .split_inclusive('\n')
         .map(|line| line.strip_prefix(&opening).unwrap_or(line))
-        .filter(|line| !is_chatter(line))
+        .filter(|line| !is_frame(line))
         .collect()
 }
 
-/// The number of passed tests in libtest's summary.
+/// Returns the number of passed tests in libtest's summary.
 fn passed(output: &str) -> Option<usize> {
     let summary = output
         .lines()
@@ -52,7 +51,7 @@ fn passed(output: &str) -> Option<usize> {
 }
 
 const SUMMARY: &str = "test result: ";
-/// libtest's exit status after a failed test.
+/// The exit status of libtest after a failed test.
 const FAILED: u32 = 101;
 
 #[cfg(test)]
@@ -75,7 +74,7 @@ mod tests {
     #[test]
     fn one_passed_test_passes() {
         assert_eq!(of(Status::Exit(0), PASSED), Ok(()));
-        assert_eq!(without_chatter(PASSED, "a::b"), "hello\n");
+        assert_eq!(without_frame(PASSED, "a::b"), "hello\n");
     }
 
     #[test]
@@ -91,9 +90,9 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_keeps_its_words() {
+    fn the_message_of_a_panic_is_kept() {
         assert_eq!(
-            without_chatter(PANICKED, "a::b"),
+            without_frame(PANICKED, "a::b"),
             "thread 'a::b' panicked at x.rs:1:2:\nno\n"
         );
     }

@@ -1,4 +1,4 @@
-//! Building a kernel, from an archive to a file in the cache.
+//! The build of a kernel, from an archive to a file in the cache.
 
 use std::{
     fs,
@@ -28,12 +28,12 @@ pub(super) fn run(cache: &Cache, flavour: Flavour) -> Result<PathBuf> {
     let scratch = cache.scratch()?;
     let steps = Steps::begin(&cache.log())?;
     let built = compile(&source, flavour, scratch.path(), &steps)?;
-    // Both are on one file system: the kernel is there as a whole, or not at all.
+    // Both are on one file system, so the kernel appears complete.
     fs::rename(&built, &kernel).with_context(|| format!("moving it to {}", kernel.display()))?;
     Ok(kernel)
 }
 
-/// Unpacks, configures and compiles in `directory`; gives the kernel's path.
+/// Unpacks, configures and compiles in `directory`; returns the kernel's path.
 fn compile(source: &Source, flavour: Flavour, directory: &Path, steps: &Steps) -> Result<PathBuf> {
     steps.run(
         "unpacking the source",
@@ -65,13 +65,13 @@ fn compile(source: &Source, flavour: Flavour, directory: &Path, steps: &Steps) -
     let config = fs::read_to_string(&config).context("reading the configuration")?;
     if flavour == Flavour::WithoutIptables && has(&config, XTABLES) {
         bail!(
-            "something in {} cannot do without {XTABLES}",
+            "an option of {} requires {XTABLES}",
             source.archive.display()
         );
     }
     if let Some(absent) = REQUIRED.into_iter().find(|option| !has(&config, option)) {
         bail!(
-            "{} does not take {absent}=y for User-Mode Linux",
+            "{} has no {absent}=y for User-Mode Linux",
             source.archive.display()
         );
     }
@@ -94,8 +94,9 @@ fn make(directory: &Path) -> Command {
     make
 }
 
-/// Makes the kernel's build system work in `directory`, for User-Mode Linux, whatever the
-/// environment says about other kernels.
+/// Makes `command` build User-Mode Linux in `directory`.
+///
+/// Removes variables of the environment that are meant for other kernels.
 fn user_mode<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Command {
     for name in OTHER_BUILDS {
         command.env_remove(name);
@@ -108,7 +109,7 @@ fn has(config: &str, option: &str) -> bool {
     config.lines().any(|it| it == line)
 }
 
-/// Variables that mean something to the kernel's makefiles, or to make, and were not meant for this.
+/// Variables that change what make or the kernel's makefiles do.
 const OTHER_BUILDS: [&str; 9] = [
     "CROSS_COMPILE",
     "KBUILD_OUTPUT",
@@ -121,10 +122,10 @@ const OTHER_BUILDS: [&str; 9] = [
     "SUBARCH",
 ];
 
-/// What all of iptables is built on.
+/// The option that all of iptables requires.
 const XTABLES: &str = "CONFIG_NETFILTER_XTABLES";
 
-/// What the lab is useless without. The fragment names more, and not every kernel knows all of it.
+/// The options that the lab requires. The fragment has more, and some kernels lack some of them.
 const REQUIRED: [&str; 5] = [
     "CONFIG_HOSTFS",
     "CONFIG_DEVTMPFS",

@@ -1,4 +1,4 @@
-//! Where built kernels are kept.
+//! The directory of built kernels.
 
 use std::{
     env,
@@ -15,23 +15,25 @@ use rustix::{
 
 use super::Flavour;
 
-/// A directory of kernels, each named after its source and its configuration.
+/// A directory of kernels, whose names contain the source's version and a hash of the configuration.
 #[derive(Debug)]
 pub(super) struct Cache {
     directory: PathBuf,
 }
 
-/// The right to build; given back when dropped.
+/// The exclusive right to build, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
     _file: File,
 }
 
 impl Cache {
-    /// The user's: `ipvs-proxier/lab` in `$XDG_CACHE_HOME` or `~/.cache`. It need not exist.
+    /// Returns the user's cache: `ipvs-proxier/lab` in `$XDG_CACHE_HOME` or `~/.cache`.
+    ///
+    /// The directory need not exist.
     pub(super) fn of_user() -> Result<Self> {
         let xdg = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        // A relative one is to be ignored, by its specification.
+        // The XDG specification says to ignore relative paths.
         let xdg = xdg.filter(|directory| directory.is_absolute());
         let home = env::var_os("HOME").map(PathBuf::from);
         let home = home.filter(|directory| directory.is_absolute());
@@ -47,7 +49,7 @@ impl Cache {
         }
     }
 
-    /// The kernel that was built last with today's configuration of `flavour`.
+    /// Returns the last kernel that was built with the present configuration of `flavour`.
     pub(super) fn newest(&self, flavour: Flavour) -> Option<PathBuf> {
         let suffix = suffix(flavour.fragments());
         fs::read_dir(&self.directory)
@@ -62,27 +64,27 @@ impl Cache {
             .map(|entry| entry.path())
     }
 
-    /// Where the kernel made from `version` of the source belongs.
+    /// Returns the path for a kernel made from `version` of the source.
     pub(super) fn kernel(&self, version: &str, flavour: Flavour) -> PathBuf {
         let name = format!("{PREFIX}{version}{}", suffix(flavour.fragments()));
         self.directory.join(name)
     }
 
-    /// Where the log of a build belongs.
+    /// Returns the path for the log of a build.
     pub(super) fn log(&self) -> PathBuf {
         self.directory.join("build.log")
     }
 
-    /// An empty directory to build in, which has room for it. It goes when it is dropped.
+    /// Creates an empty directory for a build on a file system with enough space.
     pub(super) fn scratch(&self) -> Result<Scratch> {
         let directory = self.directory.join("building");
-        // Whoever left it there no longer holds the lock.
+        // A process that was killed left it; this one has the lock.
         remove(&directory)?;
         let text = directory.to_string_lossy();
         if text.contains([' ', ':', '\t']) {
             bail!(
-                "Linux cannot be built in {text}: there is a space or a colon in it; set \
-                 XDG_CACHE_HOME to a directory without"
+                "the path {text} contains a space or a colon, and Linux cannot be built there; set \
+                 XDG_CACHE_HOME to another directory"
             );
         }
         let stat = statvfs(&self.directory)
@@ -90,8 +92,8 @@ impl Cache {
         let free = stat.f_bavail.saturating_mul(stat.f_frsize);
         if free < NEEDED {
             bail!(
-                "building a kernel takes {} MiB in {}, {} MiB are free; set XDG_CACHE_HOME to a \
-                 directory with more",
+                "building a kernel needs {} MiB in {}, and {} MiB are free; set XDG_CACHE_HOME to a \
+                 directory with more space",
                 NEEDED >> 20,
                 self.directory.display(),
                 free >> 20
@@ -101,7 +103,7 @@ impl Cache {
         Ok(Scratch { directory })
     }
 
-    /// Makes the cache, and waits until nobody else builds in it.
+    /// Creates the cache if it is missing, and waits until no other process builds in it.
     pub(super) fn lock(&self) -> Result<Lock> {
         let shown = self.directory.display();
         DirBuilder::new()
@@ -152,7 +154,9 @@ fn remove(directory: &Path) -> Result<()> {
     }
 }
 
-/// What tells kernels of different configurations apart: FNV-1a, which stays the same for ever.
+/// Returns the end of a kernel's name: the FNV-1a hash of its configuration.
+///
+/// The hash of the standard library may change between releases.
 fn suffix(fragments: &[&str]) -> String {
     let bytes = fragments.iter().flat_map(|fragment| fragment.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -170,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_kernel_of_this_configuration_is_taken() {
+    fn the_newest_kernel_of_the_configuration_is_found() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache {
             directory: directory.path().join("lab"),
@@ -192,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scratch_directory_leaves_nothing() {
+    fn a_dropped_scratch_directory_is_deleted() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache {
             directory: directory.path().to_owned(),

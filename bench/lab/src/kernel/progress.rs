@@ -1,4 +1,4 @@
-//! The steps of a build: run, watched, logged, and told about.
+//! The steps of a build, with a log and progress on stderr.
 
 use std::{
     fs::{File, OpenOptions},
@@ -32,8 +32,9 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// Begins a build that is logged in `log`. From now on Ctrl-C ends a step, not the process, so
-    /// that there is time to clean up.
+    /// Begins a build that writes to `log`.
+    ///
+    /// Until it is dropped, Ctrl-C ends a step and not the process, so the caller can clean up.
     pub(super) fn begin(log: &Path) -> Result<Self> {
         File::create(log).with_context(|| format!("writing to {}", log.display()))?;
         let is_interrupted = Arc::new(AtomicBool::new(false));
@@ -41,7 +42,7 @@ impl Steps {
             .into_iter()
             .map(|signal| flag::register(signal, Arc::clone(&is_interrupted)))
             .collect::<Result<_, _>>()
-            .context("listening to signals")?;
+            .context("registering signal handlers")?;
         Ok(Self {
             begin: Instant::now(),
             log: log.to_owned(),
@@ -54,7 +55,7 @@ impl Steps {
     ///
     /// # Errors
     ///
-    /// It failed: with the end of the log. Or it was interrupted.
+    /// The step failed, with the end of the log; or it was interrupted.
     pub(super) fn run(&self, name: &str, command: &mut Command) -> Result<()> {
         let log = OpenOptions::new().append(true).open(&self.log);
         let log = log.with_context(|| format!("writing to {}", self.log.display()))?;
@@ -66,7 +67,7 @@ impl Steps {
             .process_group(0)
             .spawn();
         let program = command.get_program().display().to_string();
-        // The command holds our copies of the writing end.
+        // The command holds copies of the writing end; the reader waits until they are closed.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = child.with_context(|| format!("{name}: starting {program}"))?;
 
@@ -74,7 +75,7 @@ impl Steps {
         let counter = Arc::clone(&objects);
         let copy = thread::spawn(move || copy(BufReader::new(output), log, &counter));
         let status = self.watch(name, child, &objects)?;
-        // Lines are lost only together with the file system.
+        // If writing to the log fails, the build still counts.
         let _copied = copy.join();
         if !status.success() {
             bail!(
@@ -89,7 +90,7 @@ impl Steps {
     fn watch(&self, name: &str, mut child: Child, objects: &AtomicUsize) -> Result<ExitStatus> {
         let is_terminal = stderr().is_terminal();
         let period = if is_terminal { REDRAW } else { REPORT };
-        let mut told = None;
+        let mut printed = None;
         let status = loop {
             if let Some(status) = child.try_wait().context("waiting for a step")? {
                 break status;
@@ -99,29 +100,29 @@ impl Steps {
                     let _gone = kill_process_group(group, Signal::KILL);
                 }
                 child.wait().context("waiting for a step")?;
-                bail!("{name} was interrupted; nothing is left of it");
+                bail!("{name} was interrupted; its files are deleted");
             }
-            if told.is_none_or(|told: Instant| told.elapsed() >= period) {
-                self.tell(name, objects, is_terminal);
-                told = Some(Instant::now());
+            if printed.is_none_or(|printed: Instant| printed.elapsed() >= period) {
+                self.print(name, objects, is_terminal);
+                printed = Some(Instant::now());
             }
             thread::sleep(Duration::from_millis(100));
         };
         if is_terminal {
-            self.tell(name, objects, is_terminal);
+            self.print(name, objects, is_terminal);
             eprintln!();
         }
         Ok(status)
     }
 
-    fn tell(&self, name: &str, objects: &AtomicUsize, is_terminal: bool) {
+    fn print(&self, name: &str, objects: &AtomicUsize, is_terminal: bool) {
         let line = line(name, objects.load(Ordering::Relaxed), self.begin.elapsed());
         let line = if is_terminal {
             format!("\r\x1b[K{line}")
         } else {
             line + "\n"
         };
-        // Nobody to tell: no reason to stop.
+        // A closed stderr does not stop the build.
         let _unseen = stderr().lock().write_all(line.as_bytes());
     }
 }
@@ -134,7 +135,7 @@ impl Drop for Steps {
     }
 }
 
-/// Writes every line to the log, and counts those in which make says that it compiles something.
+/// Writes every line to the log, and counts the lines in which make reports a compilation.
 fn copy(output: impl BufRead, mut log: File, objects: &AtomicUsize) -> std::io::Result<()> {
     for line in output.split(b'\n') {
         let mut line = line?;
@@ -165,9 +166,9 @@ fn tail(log: &Path) -> String {
     indented.join("\n")
 }
 
-/// How often a terminal is told.
+/// The time between two updates on a terminal.
 const REDRAW: Duration = Duration::from_secs(1);
-/// How often a log is told.
+/// The time between two lines if stderr is not a terminal.
 const REPORT: Duration = Duration::from_secs(30);
 /// Lines of the log in an error.
 const SHOWN: usize = 20;
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_short() {
+    fn a_line_has_time_name_and_objects() {
         let elapsed = Duration::from_secs(187);
         assert_eq!(line("unpacking", 0, elapsed), "lab: 3:07 unpacking");
         assert_eq!(

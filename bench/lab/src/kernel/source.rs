@@ -1,4 +1,4 @@
-//! The kernel's source and the tools that build it: Debian packages.
+//! The Debian packages of the kernel's source and of the tools that build it.
 
 use std::{
     env,
@@ -15,21 +15,21 @@ use anyhow::{Context, Result, bail};
 pub(super) struct Source {
     /// `linux-source-*.tar.xz`.
     pub(super) archive: PathBuf,
-    /// The package's version, such as `6.1.158-1`, as far as known.
+    /// The package's version, such as `6.1.158-1`; without dpkg the series, such as `6.1`.
     pub(super) version: String,
 }
 
-/// The newest source there is, with the tools to build it; installs what is missing if it may.
+/// Returns the newest source, after installing missing packages if it may.
 pub(super) fn ready() -> Result<Source> {
     let missing = missing();
     if !missing.is_empty() {
         install(&missing)?;
     }
     newest(Path::new("/usr/src"))
-        .context("there is still no /usr/src/linux-source-*.tar.xz; install Debian's linux-source")
+        .context("/usr/src/linux-source-*.tar.xz is missing; install Debian's linux-source")
 }
 
-/// The packages that are not there.
+/// Returns the missing packages.
 fn missing() -> Vec<&'static str> {
     let mut packages: Vec<&str> = TOOLS
         .iter()
@@ -47,8 +47,8 @@ fn install(packages: &[&str]) -> Result<()> {
     let list = packages.join(" ");
     if !is_in_path("apt-get") {
         bail!(
-            "building the lab kernel takes these Debian packages or what they stand for: {list}; \
-             or set {} to a kernel built elsewhere",
+            "building the lab kernel needs these Debian packages or their equivalents: {list}; \
+             or set {} to a kernel that was built elsewhere",
             super::VARIABLE
         );
     }
@@ -61,7 +61,7 @@ fn install(packages: &[&str]) -> Result<()> {
     {
         &["sudo", "-n"]
     } else {
-        bail!("building the lab kernel takes: sudo apt-get install {list}");
+        bail!("building the lab kernel needs packages; run: sudo apt-get install {list}");
     };
     eprintln!("lab: installing {list}");
     let apt = |arguments: &[&str]| {
@@ -76,7 +76,7 @@ fn install(packages: &[&str]) -> Result<()> {
     let all = [&["install", "--yes", "--no-install-recommends"], packages].concat();
     let mut output = apt(&all).context("running apt-get")?;
     if !output.status.success() {
-        // The list of packages may be old, or not there at all.
+        // The list of packages may be old or missing.
         apt(&["update"]).context("running apt-get")?;
         output = apt(&all).context("running apt-get")?;
     }
@@ -87,7 +87,7 @@ fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The archive in `directory` with the highest version.
+/// Returns the archive in `directory` with the highest version.
 fn newest(directory: &Path) -> Option<Source> {
     let (series, archive) = fs::read_dir(directory)
         .ok()?
@@ -101,19 +101,19 @@ fn newest(directory: &Path) -> Option<Source> {
     Some(Source { archive, version })
 }
 
-/// `6.1` of `linux-source-6.1.tar.xz`.
+/// Returns `6.1` of `linux-source-6.1.tar.xz`.
 fn series(name: &OsStr) -> Option<&str> {
     let series = name.to_str()?.strip_prefix("linux-source-")?;
     series.strip_suffix(".tar.xz")
 }
 
-/// Numbers compare as numbers: 6.12 is newer than 6.2.
+/// Returns the numbers in `version`, by which 6.12 is newer than 6.2.
 fn numbers(version: &str) -> Vec<u32> {
     let parts = version.split(|c: char| !c.is_ascii_digit());
     parts.filter_map(|part| part.parse().ok()).collect()
 }
 
-/// What dpkg knows about the package, which changes with every point release.
+/// Returns dpkg's version of the package, which changes with every point release.
 fn package_version(series: &str) -> Option<String> {
     let output = Command::new("dpkg-query")
         .args(["--show", "--showformat=${Version}"])
@@ -121,7 +121,7 @@ fn package_version(series: &str) -> Option<String> {
         .output()
         .ok()?;
     let version = String::from_utf8(output.stdout).ok()?;
-    // It becomes part of a file name.
+    // The version becomes part of a file name.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-+~".contains(c);
     let is_version =
         output.status.success() && !version.is_empty() && version.chars().all(is_plain);
@@ -133,7 +133,7 @@ fn is_in_path(tool: &str) -> bool {
     env::split_paths(&path).any(|directory| directory.join(tool).is_file())
 }
 
-/// Programs that the build runs, and the packages they come in.
+/// The programs that the build runs, with their packages.
 const TOOLS: [(&str, &str); 7] = [
     ("gcc", "build-essential"),
     ("make", "build-essential"),
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_numbers() {
+    fn the_highest_version_is_the_newest() {
         let directory = tempfile::tempdir().unwrap();
         for name in [
             "linux-source-6.2.tar.xz",

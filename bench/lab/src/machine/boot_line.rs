@@ -7,37 +7,38 @@ use anyhow::{Result, bail};
 use super::Config;
 use crate::guest;
 
-/// The arguments of the kernel process.
+/// Returns the arguments of the kernel process.
 ///
-/// What the kernel does not know and looks like `NAME=value` becomes part of process 1's
-/// environment; what follows `--` becomes its arguments.
+/// An option `NAME=value` that the kernel does not know becomes part of process 1's environment. The
+/// options after `--` become its arguments.
 pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
     let [program, arguments @ ..] = config.init.as_slice() else {
         bail!("no program to be process 1 of the lab");
     };
     let mut line: Vec<OsString> = vec![
         format!("mem={}", config.memory).into(),
-        // The host's files, with the rights of the host's user.
+        // The root is the host's, with the rights of the host's user.
         "root=/dev/root".into(),
         "rootfstype=hostfs".into(),
         "rootflags=/".into(),
         "rw".into(),
         "quiet".into(),
-        // Whatever a panic leaves behind is not worth keeping.
+        // A panic ends the process at once.
         "panic=-1".into(),
         // Kernel messages go to stdout, the first serial line is stdin: a socket, both ways.
         "con=null".into(),
         "con0=null,fd:1".into(),
         "ssl=null".into(),
         "ssl0=fd:0".into(),
-        // A place where no directory can be made: no management socket, no ~/.uml, no leftovers.
+        // The guest's system calls by seccomp(2), which halves their cost (18 to 10 microseconds on
+        // 7.2), or by ptrace(2) if the host lacks it. 6.1 does not know the option and ignores it.
+        "seccomp=auto".into(),
+        // No directory can be created there, so there is no management socket and no ~/.uml.
         "uml_dir=/dev/null/".into(),
         format!("{}={}", guest::ROLE, guest::INIT).into(),
     ];
     if config.cpus > 1 {
-        // Several processors need the newer way of running processes.
         line.push(format!("ncpus={}", config.cpus).into());
-        line.push("seccomp=on".into());
     }
     let mut init = OsString::from("init=");
     init.push(quoted(program)?);
@@ -50,18 +51,20 @@ pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
     }
     let length: usize = line.iter().map(|argument| argument.len() + 1).sum();
     if length > MAX_LENGTH {
-        bail!("the kernel's command line would be {length} bytes long, {MAX_LENGTH} are possible");
+        bail!("the kernel's command line would have {length} bytes, and {MAX_LENGTH} is the limit");
     }
     Ok(line)
 }
 
-/// The kernel splits its line at spaces, except between double quotes; and User-Mode Linux takes an
-/// argument of init for an option of its own when it begins like one (`debug`, `root=`).
+/// Returns `argument` between double quotes.
+///
+/// The kernel splits its command line at spaces outside of quotes. And User-Mode Linux reads an
+/// unquoted argument of init as its own option if it begins like one (`debug`, `root=`).
 fn quoted(argument: &OsStr) -> Result<OsString> {
     let bytes = argument.as_encoded_bytes();
     if bytes.contains(&b'"') || bytes.contains(&b'\n') {
         bail!(
-            "{} cannot be on a kernel's command line: it has a quote or a new line in it",
+            "{} contains a quote or a line break, which a kernel's command line cannot",
             argument.display()
         );
     }
@@ -71,7 +74,7 @@ fn quoted(argument: &OsStr) -> Result<OsString> {
     Ok(quoted)
 }
 
-/// `COMMAND_LINE_SIZE` of User-Mode Linux, less what it adds itself.
+/// `COMMAND_LINE_SIZE` of User-Mode Linux, minus the options that it adds itself.
 const MAX_LENGTH: usize = 4096 - 64;
 
 #[cfg(test)]
@@ -94,28 +97,28 @@ mod tests {
     }
 
     #[test]
-    fn one_processor_is_the_default() {
+    fn one_processor_needs_no_option() {
         assert_eq!(
             &line(&config(&["/bin/lab"])),
             "mem=1024M root=/dev/root rootfstype=hostfs rootflags=/ rw quiet panic=-1 con=null \
-             con0=null,fd:1 ssl=null ssl0=fd:0 uml_dir=/dev/null/ LAB_ROLE=init init=\"/bin/lab\"",
+             con0=null,fd:1 ssl=null ssl0=fd:0 seccomp=auto uml_dir=/dev/null/ LAB_ROLE=init init=\"/bin/lab\"",
         );
     }
 
     #[test]
-    fn process_one_gets_arguments_and_spaces() {
+    fn arguments_of_process_one_may_contain_spaces() {
         let line = line(&Config {
             cpus: 2,
             ..config(&["/a b/lab", "--exact", "x y"])
         });
         assert!(
-            line.ends_with("ncpus=2 seccomp=on init=\"/a b/lab\" -- \"--exact\" \"x y\""),
+            line.ends_with("ncpus=2 init=\"/a b/lab\" -- \"--exact\" \"x y\""),
             "{line}"
         );
     }
 
     #[test]
-    fn what_cannot_be_said_is_refused() {
+    fn impossible_command_lines_are_errors() {
         assert!(arguments(&config(&[])).is_err());
         assert!(arguments(&config(&["/a\"b"])).is_err());
         assert!(arguments(&config(&[&"x".repeat(5000)])).is_err());

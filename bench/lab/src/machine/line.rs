@@ -11,26 +11,26 @@ use std::{
     },
 };
 
-use super::{lock, running::Event};
+use super::{Greeting, lock, running::Event};
 use crate::wire::{Frame, Kind, LINE_WINDOW};
 
-/// Sends frames, and hands out those that come.
+/// Sends frames, and passes received frames to their jobs.
 #[derive(Debug)]
 pub(super) struct Line {
     socket: UnixStream,
-    /// Held while a frame is sent: frames do not mix.
+    /// Locked while a frame is sent, so frames do not mix.
     sending: Mutex<()>,
-    /// Who listens; `None` once the kernel is gone.
+    /// The receivers by job; `None` after the kernel has ended.
     ports: Mutex<Option<HashMap<u32, Port>>>,
-    /// Bytes that may be sent now; `None` once the kernel is gone.
+    /// Bytes that may be sent now; `None` after the kernel has ended.
     room: Mutex<Option<usize>>,
     more_room: Condvar,
 }
 
-/// Where the frames of one job go.
+/// The channels for the frames of one job.
 #[derive(Debug)]
 pub(super) struct Port {
-    /// Bounded: a slow reader slows the job down, instead of filling memory.
+    /// Bounded: a slow reader slows the job down instead of filling memory.
     pub(super) events: SyncSender<Event>,
     pub(super) taken: Sender<u32>,
 }
@@ -61,7 +61,7 @@ impl Line {
         Ok(())
     }
 
-    /// Opens a port for `job`; false when the kernel is gone.
+    /// Opens a port for `job`; returns `false` if the kernel has ended.
     pub(super) fn listen_to(&self, job: u32, port: Port) -> bool {
         match &mut *lock(&self.ports) {
             Some(ports) => {
@@ -78,14 +78,16 @@ impl Line {
         }
     }
 
-    /// Hands out what the guest says, until it says no more.
-    pub(super) fn listen(&self, socket: UnixStream, ready: &Sender<String>) -> io::Result<()> {
+    /// Passes the guest's frames to their jobs until the line ends.
+    pub(super) fn listen(&self, socket: UnixStream, ready: &Sender<Greeting>) -> io::Result<()> {
         let mut socket = BufReader::new(socket);
         while let Some(frame) = Frame::read(&mut socket)? {
             let event = match frame.kind {
                 Kind::Ready => {
-                    // Whoever no longer waits for it does not need it.
-                    let _late = ready.send(String::from_utf8_lossy(&frame.body).into_owned());
+                    let greeting = Greeting::decode(&frame.body)
+                        .ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
+                    // After its time limit the boot no longer listens.
+                    let _late = ready.send(greeting);
                     continue;
                 }
                 Kind::Received => {
@@ -104,19 +106,19 @@ impl Line {
                 Kind::Start | Kind::Stdin | Kind::Resize | Kind::Kill | Kind::PowerOff => continue,
             };
             if let Some(events) = self.port(frame.job, |port| port.events.clone()) {
-                // Nobody listens to a job that was dropped.
+                // Fails if the owner dropped the job.
                 let _dropped = events.send(event);
             }
         }
         Ok(())
     }
 
-    /// Ends the line from this side: [`listen`](Self::listen) hears what is still in it, and stops.
+    /// Closes the line. [`listen`](Self::listen) still reads the received frames, then returns.
     pub(super) fn hang_up(&self) {
         let _gone = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Tells everyone who waits that nothing more will come.
+    /// Wakes all threads that wait for a frame or for room to send, with an error.
     pub(super) fn close(&self) {
         *lock(&self.ports) = None;
         *lock(&self.room) = None;

@@ -1,4 +1,4 @@
-//! What the kernel says about itself: shown only when something went wrong.
+//! The kernel's console, shown only in errors.
 
 use std::{
     io::{self, PipeWriter, Read},
@@ -6,14 +6,14 @@ use std::{
     thread,
 };
 
-/// The end of the kernel's console output.
+/// The last 64 KiB of the kernel's console output.
 #[derive(Debug, Clone)]
 pub(super) struct Log {
     text: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Log {
-    /// A log, and the end of the pipe that the kernel writes to.
+    /// Returns a log and the writing end of its pipe, which is for the kernel.
     pub(super) fn open() -> io::Result<(Self, PipeWriter)> {
         let (mut reader, writer) = io::pipe()?;
         let log = Self {
@@ -34,13 +34,13 @@ impl Log {
         Ok((log, writer))
     }
 
-    /// The last lines.
+    /// Returns the last lines.
     pub(super) fn tail(&self) -> String {
         last_lines(&super::lock(&self.text))
     }
 }
 
-/// The last [`SHOWN`] lines of console output, without what terminals need, indented.
+/// Returns the last [`SHOWN`] lines of console output, indented and without carriage returns.
 fn last_lines(console: &[u8]) -> String {
     let text = String::from_utf8_lossy(console).replace('\r', "");
     let lines: Vec<&str> = text
@@ -55,17 +55,16 @@ fn last_lines(console: &[u8]) -> String {
     indented.join("\n")
 }
 
-/// Complaints that come with every boot: there is no place for a management socket, by intent, and
-/// no disk.
+/// Messages of every boot: the lab gives the kernel no directory for a management socket and no disk.
 const USUAL: [&str; 4] = [
     "make_umid",
     "remove_umid_dir",
     "Failed to initialize umid",
     "Failed to initialize ubd device",
 ];
-/// Bytes of console output that are kept.
+/// Bytes of console output in memory.
 const KEPT: usize = 64 * 1024;
-/// Lines that are shown: a panic with its call trace.
+/// Lines in an error, enough for a panic with its call trace.
 const SHOWN: usize = 40;
 
 #[cfg(test)]
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_the_end_only() {
+    fn the_tail_is_forty_lines_without_the_usual_messages() {
         let console: String = (0..100).map(|line| format!("line {line}\r\n\n")).collect();
         let shown = last_lines(console.as_bytes());
         assert!(shown.starts_with("  line 60\n"), "{shown}");

@@ -1,4 +1,4 @@
-//! The guest's main memory: a file on the host that the kernel maps.
+//! The guest's main memory, a file on the host that the kernel maps.
 
 use std::{
     env, fmt,
@@ -14,7 +14,7 @@ use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
 pub struct Memory(u32);
 
 impl Memory {
-    /// What a guest gets when nobody says otherwise: a host pays only for what the guest touches.
+    /// The default. The host spends only as much memory as the guest uses.
     pub const DEFAULT: Self = Self(1024);
 
     fn bytes(self) -> u64 {
@@ -47,11 +47,11 @@ impl FromStr for Memory {
     }
 }
 
-/// A directory for the memory file. The kernel unlinks the file as soon as it has it open.
+/// Returns a directory for the memory file, which the kernel opens and unlinks at once.
 ///
-/// The first of `$TMPDIR` if set, /dev/shm, /tmp and /var/tmp that will do: code runs from the
-/// guest's memory, so the file system must not be mounted `noexec` (as Docker mounts /dev/shm), and
-/// a guest dies by SIGBUS when the file system is full.
+/// It is the first usable one of `$TMPDIR`, /dev/shm, /tmp and /var/tmp. The guest executes code from
+/// its memory, so a file system with `noexec` is unusable; Docker mounts /dev/shm so. If the file
+/// system is full, SIGBUS kills the guest.
 pub(super) fn directory(memory: Memory) -> Result<PathBuf> {
     let named = env::var_os("TMPDIR").filter(|name| !name.is_empty());
     let candidates = named.map(PathBuf::from).into_iter().chain(
@@ -67,13 +67,13 @@ pub(super) fn directory(memory: Memory) -> Result<PathBuf> {
         }
     }
     bail!(
-        "no place for the guest's memory ({memory}): {}; \
-         set TMPDIR to a directory with more space, or ask for less with --memory",
+        "no directory for the guest's memory ({memory}): {}; \
+         set TMPDIR to a directory with more space, or use less with --memory",
         reasons.join(", ")
     )
 }
 
-/// Why `directory` cannot hold the memory file.
+/// Returns why `directory` cannot hold the memory file, or `None` if it can.
 fn fault(directory: &Path, memory: Memory) -> Option<String> {
     if !directory.is_absolute() {
         return Some("is not an absolute path".into());
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_must_hold_it() {
+    fn an_unusable_directory_has_a_reason() {
         assert_eq!(
             fault(Path::new("tmp"), Memory(32)).unwrap(),
             "is not an absolute path"

@@ -1,4 +1,4 @@
-//! One job in a running machine.
+//! A running job, seen from the host.
 
 use std::{
     io::{self, Read},
@@ -15,24 +15,24 @@ use crate::{
     wire::{CHUNK, Frame, Kind},
 };
 
-/// What a job does.
+/// An output or the end of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It wrote to its output.
+    /// The job wrote to its stdout, or to its terminal.
     Stdout(Vec<u8>),
-    /// It wrote to its error output.
+    /// The job wrote to its stderr.
     Stderr(Vec<u8>),
-    /// It ended, with the status a shell would name: 128 + n after signal n.
+    /// The job ended with this status, 128 + n after signal n.
     Exit(u32),
 }
 
-/// A job that was started. Dropping it leaves the job alone and its output unheard.
+/// A job that was started. Dropping it discards the job's output and does not stop the job.
 #[derive(Debug)]
 pub struct Running {
     id: u32,
     line: Arc<Line>,
     events: Receiver<Event>,
-    /// Given out once, to the one who feeds the job.
+    /// Moved into the job's only [`Input`].
     credit: Option<Receiver<u32>>,
 }
 
@@ -42,11 +42,11 @@ pub struct Input {
     job: u32,
     line: Arc<Line>,
     credit: Receiver<u32>,
-    /// Bytes sent that the job has not taken yet.
+    /// Bytes that were sent and that the job has not read yet.
     ahead: usize,
 }
 
-/// What can be done to a job from anywhere.
+/// A handle that other threads use to control a job.
 #[derive(Clone, Debug)]
 pub struct Control {
     job: u32,
@@ -56,14 +56,14 @@ pub struct Control {
 /// Why no event came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// The time is up; the job still runs.
+    /// The deadline has passed; the job still runs.
     Timeout,
-    /// The kernel is gone.
+    /// The kernel has ended.
     Dead,
 }
 
 impl Running {
-    /// Listens to job `id`; `None` when the kernel is gone.
+    /// Returns the job `id`; `None` if the kernel has ended.
     pub(super) fn new(id: u32, line: &Arc<Line>) -> Option<Self> {
         let (events, incoming) = mpsc::sync_channel(EVENTS_AHEAD);
         let (taken, credit) = mpsc::channel();
@@ -75,11 +75,11 @@ impl Running {
         })
     }
 
-    /// Waits for the next event until `deadline`, or as long as it takes.
+    /// Returns the next event, or waits for it until `deadline`; without one, for ever.
     ///
     /// # Errors
     ///
-    /// The deadline has passed, or the kernel has died.
+    /// The deadline has passed, or the kernel has ended.
     pub fn next(&self, deadline: Option<Instant>) -> Result<Event, Silence> {
         let Some(deadline) = deadline else {
             return self.events.recv().map_err(|_| Silence::Dead);
@@ -91,7 +91,7 @@ impl Running {
         })
     }
 
-    /// The job's stdin; `None` when it was asked for before.
+    /// Returns the job's stdin; `None` after the first call.
     pub fn input(&mut self) -> Option<Input> {
         let credit = self.credit.take()?;
         Some(Input {
@@ -102,16 +102,16 @@ impl Running {
         })
     }
 
-    /// Says that the job's stdin is empty.
+    /// Closes the job's stdin.
     ///
     /// # Errors
     ///
-    /// The kernel is gone.
+    /// The kernel has ended.
     pub fn close_input(&self) -> io::Result<()> {
         self.line.send(&Frame::new(self.id, Kind::Stdin, []))
     }
 
-    /// A handle for other threads.
+    /// Returns a handle for other threads.
     pub fn control(&self) -> Control {
         Control {
             job: self.id,
@@ -121,20 +121,20 @@ impl Running {
 }
 
 impl Control {
-    /// Kills the job and all processes of its group; its [`Event::Exit`] still comes.
+    /// Kills the job and all processes of its group. [`Event::Exit`] follows.
     ///
     /// # Errors
     ///
-    /// The kernel is gone.
+    /// The kernel has ended.
     pub fn kill(&self) -> io::Result<()> {
         self.line.send(&Frame::new(self.job, Kind::Kill, []))
     }
 
-    /// Tells the terminal of the job that it has a new size.
+    /// Sets the size of the job's terminal.
     ///
     /// # Errors
     ///
-    /// The kernel is gone.
+    /// The kernel has ended.
     pub fn resize(&self, size: TerminalSize) -> io::Result<()> {
         self.line
             .send(&Frame::new(self.job, Kind::Resize, size.encode()))
@@ -152,7 +152,7 @@ impl Input {
     ///
     /// # Errors
     ///
-    /// `from` cannot be read, or the job is gone.
+    /// `from` cannot be read, or the job has ended.
     pub fn copy(mut self, from: &mut impl Read) -> io::Result<()> {
         let mut piece = [0; CHUNK];
         loop {
@@ -160,7 +160,7 @@ impl Input {
                 self.settle()?;
             }
             let length = from.read(&mut piece)?;
-            // An empty piece is the end of file, here as on the line.
+            // An empty piece is the end of file, for a read and in a frame.
             let frame = Frame::new(self.job, Kind::Stdin, &piece[..length]);
             self.line.send(&frame)?;
             if length == 0 {
@@ -170,7 +170,7 @@ impl Input {
         }
     }
 
-    /// Waits until the job has taken some of what it was sent.
+    /// Waits until the job has read some of its input.
     fn settle(&mut self) -> io::Result<()> {
         let taken = self.credit.recv();
         let taken = taken.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
@@ -179,7 +179,7 @@ impl Input {
     }
 }
 
-/// Bytes of input that the guest holds for a job that does not read.
+/// The bytes of input that the guest queues for a job that does not read.
 const WINDOW: usize = 4 * CHUNK;
-/// Events that wait for the reader of a job; 16 KiB each at most.
+/// The events that are queued for the reader of a job, 16 KiB each at most.
 const EVENTS_AHEAD: usize = 64;

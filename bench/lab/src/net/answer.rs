@@ -1,4 +1,4 @@
-//! What a client hears.
+//! The result of a client's question.
 
 use std::{
     fmt,
@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-/// What became of a question.
+/// The result of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A server answered.
@@ -16,20 +16,20 @@ pub enum Answer {
         /// The client, as the server saw it.
         source: SocketAddr,
     },
-    /// The port is closed, and somebody said so: a TCP reset or an ICMP port unreachable.
+    /// The port is closed: a TCP reset or an ICMP port unreachable arrived.
     Refused,
-    /// Nothing came back within the time a client waits.
+    /// Nothing arrived within the time that a client waits.
     Timeout,
-    /// Somebody said that there is no way to it (or none allowed), or there is no route.
+    /// There is no route, or ICMP reported that the address is unreachable or prohibited.
     Unreachable,
-    /// The connection was there and then was not.
+    /// The connection was closed after it was established.
     Reset,
-    /// Something else, in words.
+    /// Another error or an unexpected answer, as text.
     Other(String),
 }
 
 impl Answer {
-    /// The name of the server's host, if one answered.
+    /// Returns the name of the server's host, if a server answered.
     pub fn backend(&self) -> Option<&str> {
         match self {
             Self::Reply { backend, .. } => Some(backend),
@@ -37,7 +37,7 @@ impl Answer {
         }
     }
 
-    /// The client's address as the server saw it, if one answered.
+    /// Returns the client's address as the server saw it, if a server answered.
     pub fn source(&self) -> Option<IpAddr> {
         match self {
             Self::Reply { source, .. } => Some(source.ip()),
@@ -45,7 +45,7 @@ impl Answer {
         }
     }
 
-    /// Reads what a server wrote.
+    /// Parses a server's line.
     pub(super) fn parse(line: &[u8]) -> Self {
         let reply = str::from_utf8(line).ok().and_then(|line| {
             let (backend, source) = line.strip_suffix('\n')?.split_once(' ')?;
@@ -62,7 +62,7 @@ impl From<io::Error> for Answer {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             ErrorKind::ConnectionRefused => Self::Refused,
-            // A timeout on a socket is EAGAIN, one of TCP itself ETIMEDOUT.
+            // A timeout of a socket is EAGAIN, a timeout of TCP itself is ETIMEDOUT.
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Self::Timeout,
             ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_says_who_it_is_and_whom_it_saw() {
+    fn an_answer_names_the_server_and_the_client() {
         let answer = Answer::parse(b"pod1 [fd00::9]:4000\n");
         assert_eq!(answer.backend(), Some("pod1"));
         assert_eq!(answer.source(), Some("fd00::9".parse().unwrap()));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_shown_as_it_is() {
+    fn an_unexpected_line_is_shown_unchanged() {
         for line in ["", "pod1\n", "pod1 10.0.0.1:1", "pod1 nowhere\n"] {
             assert!(
                 matches!(Answer::parse(line.as_bytes()), Answer::Other(_)),

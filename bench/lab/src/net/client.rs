@@ -1,4 +1,4 @@
-//! Clients. They run in the calling thread's namespace.
+//! Clients, in the calling thread's namespace.
 
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Write},
@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{Answer, sctp};
+use crate::cost::patience;
 
 /// A TCP or SCTP connection that stays open until it is dropped.
 #[derive(Debug)]
@@ -17,11 +18,11 @@ pub struct Connection {
 
 impl Connection {
     pub(super) fn open(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(TcpStream::connect_timeout(&address, PATIENCE)?)
+        Self::over(TcpStream::connect_timeout(&address, patience(PATIENCE))?)
     }
 
     pub(super) fn open_sctp(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(sctp::connect(address, PATIENCE)?)
+        Self::over(sctp::connect(address, patience(PATIENCE))?)
     }
 
     fn over(stream: TcpStream) -> Result<Self, Answer> {
@@ -36,7 +37,7 @@ impl Connection {
         }
     }
 
-    /// What the server said when the connection was made: always an [`Answer::Reply`].
+    /// Returns the server's first line, always an [`Answer::Reply`].
     pub fn greeting(&self) -> &Answer {
         &self.greeting
     }
@@ -85,7 +86,7 @@ pub(super) fn ask_udp(address: SocketAddr) -> Answer {
             SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
         };
         let mut socket = UdpSocket::bind(any)?;
-        // Only a connected socket hears ICMP.
+        // Only a connected socket reports ICMP errors.
         socket.connect(address)?;
         socket.send(b"?\n")?;
         let mut line = [0; 512];
@@ -96,23 +97,25 @@ pub(super) fn ask_udp(address: SocketAddr) -> Answer {
     exchange().unwrap_or_else(Answer::from)
 }
 
-/// How long a client waits: for a lost SYN to be repeated, which takes a second, and not much longer,
-/// as silence is what many a test expects.
+/// The time that a client waits for an answer.
+///
+/// TCP repeats a lost SYN after one second. Much more would cost time, as many tests expect silence.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// After that, a client looks so often again, each time for so long. Where the machine stops the lab
-/// for longer than [`PATIENCE`], that is over before the one who answers has had a turn.
+/// The further reads of a client after [`PATIENCE`], and the time of each.
+///
+/// If the host stops the lab for longer than [`PATIENCE`], the time is over before the server ran.
 const MORE_LOOKS: u32 = 20;
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Reads from `socket` until there is something, or has been nothing for long enough.
+/// Reads from `socket`; waits for [`PATIENCE`] and [`MORE_LOOKS`] times [`LOOK`].
 fn patiently<S>(
     socket: &mut S,
     set_timeout: impl Fn(&mut S, Duration) -> io::Result<()>,
     mut read: impl FnMut(&mut S) -> io::Result<usize>,
 ) -> io::Result<usize> {
     let mut looks = MORE_LOOKS;
-    set_timeout(socket, PATIENCE)?;
+    set_timeout(socket, patience(PATIENCE))?;
     loop {
         match read(socket) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

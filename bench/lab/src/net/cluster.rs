@@ -1,4 +1,4 @@
-//! The network that kube-proxy was observed in.
+//! The network of the conformance tests, in which kube-proxy was observed.
 
 use super::{Host, Node, node};
 
@@ -19,7 +19,7 @@ use super::{Host, Node, node};
 /// ```
 #[derive(Debug)]
 pub struct Cluster {
-    /// The node under test: the namespace of the thread that drew the cluster.
+    /// The node under test: the namespace of the thread that made the cluster.
     pub node: Node,
     /// A pod on the node.
     pub pod1: Host,
@@ -40,14 +40,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster of `conformance/`, with its servers.
+    /// Returns the cluster of `conformance/`, with its servers.
     ///
     /// Every pod answers on [`TCP_PORTS`](Self::TCP_PORTS) and [`UDP_PORTS`](Self::UDP_PORTS), the
-    /// node itself as `HOST` on TCP [`HOST_PORTS`](Self::HOST_PORTS). Nothing is proxied yet.
+    /// node itself as `HOST` on TCP [`HOST_PORTS`](Self::HOST_PORTS). It has no service addresses yet.
     ///
     /// # Panics
     ///
-    /// The network cannot be made so; with the words of `ip`.
+    /// `ip` failed; the message has its output.
     #[track_caller]
     pub fn conformance() -> Self {
         let mut node = node("node-a");
@@ -94,16 +94,16 @@ impl Cluster {
         cluster
     }
 
-    /// What every pod answers on over TCP.
+    /// The TCP ports of every pod.
     pub const TCP_PORTS: [u16; 6] = [3000, 5353, 8080, 8081, 8443, 9376];
 
-    /// What every pod answers on over UDP.
+    /// The UDP ports of every pod.
     pub const UDP_PORTS: [u16; 3] = [5353, 8080, 9053];
 
-    /// What the node itself answers on over TCP, as `HOST`.
+    /// The TCP ports of the node itself, which answers as `HOST`.
     pub const HOST_PORTS: [u16; 2] = [22, 9999];
 
-    /// All pods of both nodes.
+    /// Returns all pods of both nodes.
     pub fn pods(&self) -> [&Host; 5] {
         [
             &self.pod1,

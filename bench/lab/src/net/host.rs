@@ -14,27 +14,30 @@ use rustix::net::AddressFamily;
 use super::{Answer, Connection, client, must, server};
 use crate::netns::{self, Namespace};
 
-/// A machine in the drawing.
+/// A host in a network.
 ///
-/// Dropping it stops its servers. Its namespace, and with it both ends of its links, goes when the
-/// last socket in it is closed.
+/// Dropping it stops its servers. The kernel deletes its namespace, with both ends of its links, when
+/// the last socket there is closed.
 #[derive(Debug)]
 pub struct Host {
     name: String,
     pub(super) namespace: Arc<Namespace>,
     servers: Mutex<Vec<JoinHandle<()>>>,
-    /// Servers watch the reading end; it reports the end of the writing one.
+    /// Servers poll the reading end, which reports that the writing end was closed.
     stop: PipeReader,
     stopper: Option<PipeWriter>,
 }
 
 impl Host {
-    /// The calling thread's namespace.
+    /// Returns the host of the calling thread's namespace.
     pub(super) fn here(name: &str) -> Result<Self> {
-        Self::with(name, Namespace::current().context("finding our namespace")?)
+        Self::with(
+            name,
+            Namespace::current().context("opening the thread's namespace")?,
+        )
     }
 
-    /// A namespace with nothing in it.
+    /// Returns a host with a new namespace.
     pub(super) fn new(name: &str) -> Result<Self> {
         let namespace = Namespace::new().context("making a network namespace (are you root?)")?;
         Self::with(name, namespace)
@@ -51,46 +54,51 @@ impl Host {
         })
     }
 
-    /// The name its servers answer with.
+    /// Returns the name with which its servers answer.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs `body` on this host, on a thread of its own; panics as `body` does.
+    /// Runs `body` on a new thread on this host.
+    ///
+    /// A panic of `body` continues in the caller.
     pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         let result = netns::on_thread(&self.name, || self.namespace.enter(), body);
         must(result.with_context(|| format!("running on {}", self.name)))
     }
 
-    /// Runs a program on this host and gives its output.
+    /// Runs a program on this host and returns its output.
     ///
     /// # Panics
     ///
-    /// There is no such program, or it failed; with its words.
+    /// The program is missing or failed; the message has its output.
     #[track_caller]
     pub fn exec(&self, argv: &[&str]) -> String {
         must(self.execute(argv, ""))
     }
 
-    /// Answers on TCP `port`, at every address of this host, present and future: one line with this
-    /// host's name and the address of the client, at once and again for every line of the client.
+    /// Serves TCP `port` at every present and future address of this host.
+    ///
+    /// The server sends one line with this host's name and the client's address, at once and after each
+    /// line of the client.
     #[track_caller]
     pub fn serve_tcp(&self, port: u16) {
         self.serve_tcp_as(&self.name, port);
     }
 
-    /// Answers on UDP `port`, at every address of this host, present and future: one datagram with
-    /// this host's name and the address of the client.
+    /// Serves UDP `port` at every present and future address of this host.
+    ///
+    /// The server answers each datagram with this host's name and the client's address.
     #[track_caller]
     pub fn serve_udp(&self, port: u16) {
         let started = self.run(|| server::udp(&self.name, port, &self.stop));
         self.keep(must(started.with_context(|| self.at("udp", port))));
     }
 
-    /// Answers on SCTP `port`, at every address of this host, as [`serve_tcp`](Self::serve_tcp) does.
+    /// Serves SCTP `port` like [`serve_tcp`](Self::serve_tcp).
     ///
-    /// A host with several addresses of a family tells its clients all of them, and they may go on
-    /// with another than they began with.
+    /// A host with several addresses of a family sends all of them to its clients, which may then use
+    /// another one.
     #[track_caller]
     pub fn serve_sctp(&self, port: u16) {
         for family in [AddressFamily::INET, AddressFamily::INET6] {
@@ -99,50 +107,50 @@ impl Host {
         }
     }
 
-    /// As [`serve_tcp`](Self::serve_tcp), under another name.
+    /// Serves TCP `port` like [`serve_tcp`](Self::serve_tcp), under another name.
     #[track_caller]
     pub(super) fn serve_tcp_as(&self, name: &str, port: u16) {
         let started = self.run(|| server::tcp(name, port, &self.stop));
         self.keep(must(started.with_context(|| self.at("tcp", port))));
     }
 
-    /// Connects to `address` over TCP, and tells what it heard.
+    /// Connects to `address` over TCP and returns the answer.
     #[track_caller]
     pub fn ask_tcp(&self, address: impl ToSocketAddrs) -> Answer {
         let address = one(address);
         self.run(|| client::ask_tcp(address))
     }
 
-    /// Sends one UDP datagram to `address`, and tells what it heard.
+    /// Sends one UDP datagram to `address` and returns the answer.
     #[track_caller]
     pub fn ask_udp(&self, address: impl ToSocketAddrs) -> Answer {
         let address = one(address);
         self.run(|| client::ask_udp(address))
     }
 
-    /// Connects to `address` over SCTP, from one address, and tells what it heard.
+    /// Connects to `address` over SCTP from one address, and returns the answer.
     #[track_caller]
     pub fn ask_sctp(&self, address: impl ToSocketAddrs) -> Answer {
         let address = one(address);
         self.run(|| client::ask_sctp(address))
     }
 
-    /// Opens an SCTP connection to `address` that stays.
+    /// Opens an SCTP connection to `address`.
     ///
     /// # Errors
     ///
-    /// What [`ask_sctp`](Self::ask_sctp) would tell.
+    /// The answer of [`ask_sctp`](Self::ask_sctp).
     #[track_caller]
     pub fn connect_sctp(&self, address: impl ToSocketAddrs) -> Result<Connection, Answer> {
         let address = one(address);
         self.run(|| Connection::open_sctp(address))
     }
 
-    /// Opens a TCP connection to `address` that stays.
+    /// Opens a TCP connection to `address`.
     ///
     /// # Errors
     ///
-    /// What [`ask_tcp`](Self::ask_tcp) would tell.
+    /// The answer of [`ask_tcp`](Self::ask_tcp).
     #[track_caller]
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection, Answer> {
         let address = one(address);
@@ -167,7 +175,7 @@ impl Host {
                 .stderr(Stdio::piped())
                 .spawn()?;
             if let Some(mut stdin) = child.stdin.take() {
-                // A program that does not read it will say what is wrong.
+                // A program that fails before it reads its input reports the reason itself.
                 let _unread = stdin.write_all(input.as_bytes());
             }
             child.wait_with_output()
@@ -175,7 +183,7 @@ impl Host {
         let output = match output {
             Ok(output) => output,
             Err(error) if *program == "ip" && error.kind() == ErrorKind::NotFound => {
-                bail!("networks of tests need the program `ip`; install the package iproute2")
+                bail!("the program `ip` is missing; install the package iproute2")
             }
             Err(error) => return Err(error).context(format!("{program} on {}", self.name)),
         };
@@ -207,13 +215,13 @@ impl Drop for Host {
         let servers = self.servers.get_mut();
         let servers = servers.unwrap_or_else(PoisonError::into_inner);
         for server in servers.drain(..) {
-            // One that panicked has said so.
+            // A panic of a server was already printed.
             let _panicked = server.join();
         }
     }
 }
 
-/// The address that a test wrote down.
+/// Returns the first address of `address`.
 #[track_caller]
 fn one(address: impl ToSocketAddrs) -> SocketAddr {
     let addresses = address

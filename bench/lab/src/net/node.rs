@@ -1,4 +1,4 @@
-//! A node: a host that forwards, and what hangs on it.
+//! Nodes: hosts that forward, with links to other hosts.
 
 use std::{
     fs,
@@ -12,25 +12,25 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{Host, must};
-use crate::netlink;
+use crate::{cost::patience, netlink};
 
-/// A host at the end of a link, which others can be hung on.
+/// A host that can have links to other hosts.
 #[derive(Debug)]
 pub struct Node {
     host: Arc<Host>,
-    /// Its addresses on its first link: what it is known by.
+    /// Its addresses on its first link, by which other hosts know it.
     addresses: Vec<IpAddr>,
-    /// The host at the other end of the first link, unless this one was drawn first.
+    /// The host at the other end of the first link; `None` for the first node.
     above: Option<Arc<Host>>,
 }
 
-/// The calling thread's namespace as a node called `name`, with nothing on it yet.
+/// Returns the calling thread's namespace as a node called `name`, without links.
 ///
-/// It forwards IPv4 and IPv6. No host here detects duplicate addresses: addresses work at once.
+/// It forwards IPv4 and IPv6. Hosts do not detect duplicate addresses, so addresses work at once.
 ///
 /// # Panics
 ///
-/// This is not root in the namespace. In [`test`](crate::test()) it is.
+/// The process is not root in the namespace. In [`test`](crate::test()) it is.
 #[track_caller]
 pub fn node(name: &str) -> Node {
     let host = must(Host::here(name));
@@ -44,29 +44,29 @@ pub fn node(name: &str) -> Node {
 }
 
 impl Node {
-    /// Draws another machine, called `name`, on a link of its own.
+    /// Creates another node, called `name`, and a link to it.
     ///
-    /// `device` is this end of the link, `eth0` the other. Both get their addresses, with prefix
-    /// lengths and spaces between them, and the other end a default route to this one. The first
-    /// link of a node gives it the addresses that it is known by.
+    /// `device` is this end of the link, `eth0` the other one, which gets a default route to this end.
+    /// `ours` and `theirs` are addresses with prefix lengths, with spaces between them. Other hosts know
+    /// a node by the addresses of its first link.
     ///
     /// # Panics
     ///
-    /// The network cannot be made so; with the words of `ip`.
+    /// `ip` failed; the message has its output.
     #[track_caller]
     pub fn link(&mut self, device: &str, ours: &str, name: &str, theirs: &str) -> Self {
         must(self.try_link(device, ours, name, theirs))
     }
 
-    /// Draws a pod, called `name`, with these addresses (spaces between them).
+    /// Creates a pod, called `name`, with these addresses (spaces between them).
     ///
-    /// It has a veth pair of its own (`veth-NAME` here, `eth0` there) and nothing else. Routes of
-    /// one address lead to it from here, and from the host that this one was linked to; its own
-    /// default route leads here.
+    /// A veth pair connects it: `veth-NAME` on this node, `eth0` on the pod. This node and the node at
+    /// the other end of its first link get a route to each address. The pod's default route leads to
+    /// this node.
     ///
     /// # Panics
     ///
-    /// This node has no link yet, or the network cannot be made so; with the words of `ip`.
+    /// This node has no link yet, or `ip` failed; the message has its output.
     #[track_caller]
     pub fn pod(&self, name: &str, addresses: &str) -> Host {
         must(self.try_pod(name, addresses))
@@ -117,8 +117,8 @@ impl Node {
             here.push(format!("route add {address} dev {device} src {node}"));
             there.push(add_address(&address.to_string(), "eth0"));
             there.push(match node {
-                // Any address of a host answers ARP on any of its links; for IPv6 the address has
-                // to be the link's own.
+                // A host answers ARP for each of its addresses on each link, but neighbour
+                // discovery of IPv6 only for addresses of the link itself.
                 IpAddr::V4(node) => format!("route add default via {node} dev eth0 onlink"),
                 IpAddr::V6(_) => format!("route add default via {ROUTER} dev eth0"),
             });
@@ -134,7 +134,7 @@ impl Node {
         Ok(pod)
     }
 
-    /// The address of this node that is of the same family as `address`.
+    /// Returns the address of this node in the family of `address`.
     fn address_like(&self, address: IpAddr) -> Result<IpAddr> {
         let mut ours = self.addresses.iter().copied();
         ours.find(|it| it.is_ipv4() == address.is_ipv4())
@@ -155,7 +155,7 @@ impl Deref for Node {
     }
 }
 
-/// A link between this host's `device` and the other's `eth0`.
+/// Returns the commands for a link between `device` of this host and `eth0` of the other.
 fn veth(device: &str, other: &Host) -> Vec<String> {
     let there = other.namespace.path();
     vec![
@@ -164,13 +164,13 @@ fn veth(device: &str, other: &Host) -> Vec<String> {
     ]
 }
 
-/// Waits until packets pass `device`. Its first ones would be lost, and a lost SYN costs a second.
+/// Waits until `device` passes packets. Before that they are lost, and a lost SYN costs a second.
 fn wait_for(host: &Host, device: &str) -> Result<()> {
-    let deadline = Instant::now() + LINK_TIMEOUT;
+    let deadline = Instant::now() + patience(LINK_TIMEOUT);
     host.run(|| {
         while !netlink::is_running(device)? {
             if Instant::now() > deadline {
-                bail!("it is not up after {} seconds", LINK_TIMEOUT.as_secs());
+                bail!("the link is not up after {:?}", patience(LINK_TIMEOUT));
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -180,12 +180,12 @@ fn wait_for(host: &Host, device: &str) -> Result<()> {
 }
 
 fn add_address(address: &str, device: &str) -> String {
-    // Known to IPv6 only, and only there does anybody detect duplicates.
+    // Only IPv6 has this option, as only IPv6 detects duplicates.
     let nodad = if address.contains(':') { " nodad" } else { "" };
     format!("address add {address} dev {device}{nodad}")
 }
 
-/// The addresses in a list, without their prefix lengths.
+/// Returns the addresses in a list, without their prefix lengths.
 fn addresses(list: &str) -> Result<Vec<IpAddr>> {
     list.split(' ')
         .map(|item| {
@@ -197,7 +197,7 @@ fn addresses(list: &str) -> Result<Vec<IpAddr>> {
         .collect()
 }
 
-/// Link-local addresses, too, work at once.
+/// Turns off duplicate address detection, so link-local addresses work at once, too.
 fn trust_addresses(host: &Host) -> Result<()> {
     set(host, "ipv6/conf/all/accept_dad", "0")?;
     set(host, "ipv6/conf/default/accept_dad", "0")
@@ -209,14 +209,14 @@ fn forward(host: &Host) -> Result<()> {
 }
 
 fn set(host: &Host, sysctl: &str, value: &str) -> Result<()> {
-    // /proc/sys/net is that of the thread that opens it.
+    // /proc/sys/net belongs to the namespace of the thread that opens it.
     host.run(|| fs::write(format!("/proc/sys/net/{sysctl}"), value))
         .with_context(|| format!("setting net/{sysctl} on {}", host.name()))
 }
 
-/// Where pods find their node by IPv6, each on its own link.
+/// The address of the node on the link to each pod, for IPv6.
 const ROUTER: &str = "fe80::1";
-/// Far more than the kernel ever takes.
+/// The limit for a link to come up, which takes milliseconds.
 const LINK_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_addresses() {
+    fn lists_of_addresses_are_parsed() {
         let both = addresses("10.0.0.1/24 fd00::1").unwrap();
         assert_eq!(both[0].to_string(), "10.0.0.1");
         assert_eq!(both[1].to_string(), "fd00::1");

@@ -19,7 +19,7 @@ use rustix::{
     },
 };
 
-/// A socket for one family alone.
+/// Returns a socket for one family alone.
 pub(super) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
     let socket = socket_with(family, kind, flags, Some(ipproto::SCTP))?;
@@ -29,7 +29,7 @@ pub(super) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Every address of `family`.
+/// Returns the wildcard address of `family`.
 pub(super) fn unspecified(family: AddressFamily, port: u16) -> SocketAddr {
     let address: IpAddr = if family == AddressFamily::INET6 {
         Ipv6Addr::UNSPECIFIED.into()
@@ -39,8 +39,9 @@ pub(super) fn unspecified(family: AddressFamily, port: u16) -> SocketAddr {
     (address, port).into()
 }
 
-/// Connects to `address` from the one address that routing chooses. An unbound socket would tell
-/// the server every address of this host.
+/// Connects to `address` from the one address that routing chooses.
+///
+/// An unbound socket would send every address of this host to the server.
 pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -49,13 +50,13 @@ pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<Tcp
     let route = UdpSocket::bind(unspecified(family, 0))?;
     route.connect(address)?;
 
-    // A lost INIT is repeated after three seconds, unless it is told otherwise before there is a
-    // socket. Repeated it has to be: here an ICMP error comes while connect(2) is still at it, and
-    // until then the kernel is deaf to them (`sctp_v4_err` of Linux 7.2: the socket is owned).
+    // The kernel repeats a lost INIT after three seconds by default, and the socket copies this value
+    // when it is created. Here an ICMP error arrives while connect(2) still owns the socket, and
+    // `sctp_v4_err` (Linux 7.2) ignores it then; only the repeated INIT brings another one.
     fs::write("/proc/sys/net/sctp/rto_initial", REPEATED_AFTER)?;
     let socket = socket(family)?;
     rustix::net::bind(&socket, &SocketAddr::new(route.local_addr()?.ip(), 0))?;
-    // Without it no ICMP error is heard before the last of eight repetitions was in vain.
+    // Without this option the kernel reports an ICMP error only after eight repetitions.
     match address {
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
         SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
@@ -75,5 +76,5 @@ pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<Tcp
     Ok(TcpStream::from(socket))
 }
 
-/// In milliseconds.
+/// The time until the kernel repeats a lost INIT, in milliseconds.
 const REPEATED_AFTER: &str = "300";

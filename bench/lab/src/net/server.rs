@@ -1,4 +1,4 @@
-//! Servers that say who they are and whom they saw.
+//! Servers that answer with their name and the client's address.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, PipeReader, Read, Write},
@@ -23,7 +23,7 @@ use super::sctp;
 
 /// Serves TCP `port` in the calling thread's namespace until `stop` ends.
 pub(super) fn tcp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
-    // Both families: what comes by IPv4 is seen as ::ffff:a.b.c.d here.
+    // Serves both families: an IPv4 client appears as ::ffff:a.b.c.d.
     connections(
         name,
         TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?,
@@ -33,8 +33,8 @@ pub(super) fn tcp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
 
 /// Serves SCTP `port` of `family` in the calling thread's namespace until `stop` ends.
 ///
-/// Each family has a server of its own: one for both would tell its clients all its addresses, and
-/// what goes to those does not go by the service address any more.
+/// Each family has its own server. One for both would send all its addresses to its clients, and
+/// packets to these would bypass the service address.
 pub(super) fn sctp(
     name: &str,
     family: AddressFamily,
@@ -47,7 +47,7 @@ pub(super) fn sctp(
     connections(name, TcpListener::from(socket), stop)
 }
 
-/// Talks to everybody who comes to `listener` until `stop` ends.
+/// Serves all clients of `listener` until `stop` ends.
 fn connections(name: &str, listener: TcpListener, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     let (name, stop) = (name.to_owned(), stop.try_clone()?);
@@ -55,20 +55,20 @@ fn connections(name: &str, listener: TcpListener, stop: &PipeReader) -> io::Resu
         let mut visits = Vec::new();
         while wait_for(&listener, &stop) {
             let Ok((stream, _)) = listener.accept() else {
-                // The client has gone again.
+                // The client has closed the connection already.
                 continue;
             };
             let (name, stop) = (name.clone(), stop.try_clone());
             visits.push(Builder::new().spawn(move || visit(&name, stream, &stop?)));
         }
         for visit in visits.into_iter().flatten() {
-            // A connection that broke is the client's business.
+            // The client reports a broken connection.
             let _broken = visit.join();
         }
     })
 }
 
-/// Talks to one client until it leaves.
+/// Serves one client until it closes the connection.
 fn visit(name: &str, mut stream: TcpStream, stop: &PipeReader) -> io::Result<()> {
     let line = answer(name, stream.peer_addr()?);
     stream.set_nonblocking(false)?;
@@ -96,8 +96,7 @@ pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
         None,
     )?;
     set_ipv6_v6only(&v6, true)?;
-    // Answering from an address that is local by a route alone, as service addresses are, counts as
-    // foreign for IPv6.
+    // Service addresses are local by a route alone. IPv6 treats them as foreign source addresses.
     set_ipv6_freebind(&v6, true)?;
     rustix::net::bind(&v6, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
     setsockopt(&v6, sockopt::Ipv6RecvPacketInfo, &true)?;
@@ -108,13 +107,13 @@ pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
         loop {
             let mut watched = [stop.as_fd(), v4.as_fd(), v6.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            // Interrupted or not, what counts is who is ready.
+            // After an interruption no socket is ready, and the loop polls again.
             let _interrupted = poll(&mut watched, None);
             let [is_over, v4_ready, v6_ready] = watched.map(|fd| !fd.revents().is_empty());
             if is_over {
                 return;
             }
-            // A datagram that cannot be answered is lost, as datagrams are.
+            // A failed answer is a lost datagram.
             if v4_ready {
                 let _lost = answer_one(&name, &v4);
             }
@@ -125,8 +124,9 @@ pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
     })
 }
 
-/// Answers one datagram from the address that it was sent to, which the routing table alone would
-/// not do on a host with several.
+/// Answers one datagram from the address that it was sent to.
+///
+/// On a host with several addresses the routing table alone may choose another one.
 fn answer_one(name: &str, socket: &UdpSocket) -> nix::Result<()> {
     let mut question = [0; 512];
     let mut parts = [IoSliceMut::new(&mut question)];
@@ -147,14 +147,14 @@ fn answer_one(name: &str, socket: &UdpSocket) -> nix::Result<()> {
     for message in received.cmsgs()? {
         let sent = match message {
             ControlMessageOwned::Ipv4PacketInfo(mut info) => {
-                // The address it was sent to, which need not be one of the device's.
+                // The destination of the datagram, which need not be an address of the device.
                 info.ipi_spec_dst = info.ipi_addr;
                 info.ipi_ifindex = 0;
                 let from = [ControlMessage::Ipv4PacketInfo(&info)];
                 sendmsg(fd, &parts, &from, flags, Some(&client))
             }
             ControlMessageOwned::Ipv6PacketInfo(mut info) => {
-                // Answers to the link's own addresses have to name the link; others are routed.
+                // An answer to a link-local address has to name the link; others are routed.
                 if client
                     .as_sockaddr_in6()
                     .is_some_and(|it| it.scope_id() == 0)
@@ -176,7 +176,7 @@ fn answer(name: &str, client: SocketAddr) -> Vec<u8> {
     format!("{name} {client}\n").into_bytes()
 }
 
-/// Waits until `socket` has something; false when `stop` ends first.
+/// Waits until `socket` is readable; returns `false` if `stop` ends first.
 fn wait_for(socket: &impl AsFd, stop: &PipeReader) -> bool {
     loop {
         let mut watched = [

@@ -1,4 +1,4 @@
-//! Who meets another server: a bar per scheduler.
+//! The chart of connections that move to another server: a bar per scheduler.
 
 use super::{Anchor, Kind, Scale, Svg};
 use crate::compare::findings::percent;
@@ -10,13 +10,13 @@ const RIGHT: f64 = 70.0;
 const TOP: f64 = 30.0;
 const ROW: f64 = 20.0;
 
-/// The share of connections that meet another server than their kin before a change of the list; a
-/// tick says how many do without a change. Nothing if no list changed.
+/// Draws the share of connections that move after a change of the servers as bars, and the share without
+/// a change as ticks. Returns `None` if no scenario step changed the servers.
 pub(crate) fn draw(chapter: &Chapter) -> Option<String> {
     let mut rows: Vec<(&Row, f64)> = chapter
         .rows
         .iter()
-        .filter_map(|row| Some((row, row.parted_across_change?)))
+        .filter_map(|row| Some((row, row.moved_after_change?)))
         .collect();
     if rows.is_empty() {
         return None;
@@ -36,14 +36,14 @@ pub(crate) fn draw(chapter: &Chapter) -> Option<String> {
         );
     }
     svg.rect("bar", (LEFT, 6.0), (14.0, 10.0), "after a change");
-    let key = "meet another server after a change that did not concern theirs";
+    let key = "moved after a change that was not to the previous server";
     svg.text("mark", (LEFT + 20.0, 16.0), Anchor::Start, key);
     svg.line("tick", (LEFT + 410.0, 4.0), (LEFT + 410.0, 18.0));
     svg.text(
         "mark",
         (LEFT + 418.0, 16.0),
         Anchor::Start,
-        "without any change",
+        "moved without a change",
     );
     for (number, (row, share)) in (0_u32..).zip(rows) {
         let y = TOP + ROW * f64::from(number);
@@ -51,7 +51,7 @@ pub(crate) fn draw(chapter: &Chapter) -> Option<String> {
         let end = scale.at(share * 100.0);
         let tip = format!("{}: {}", row.scheduler, percent(share));
         svg.rect("bar", (LEFT, y + 4.0), (end - LEFT, ROW - 8.0), &tip);
-        if let Some(undisturbed) = row.parted_undisturbed {
+        if let Some(undisturbed) = row.moved {
             let x = scale.at(undisturbed * 100.0);
             svg.line("tick", (x, y + 1.0), (x, y + ROW - 1.0));
         }
@@ -63,7 +63,7 @@ pub(crate) fn draw(chapter: &Chapter) -> Option<String> {
         );
     }
     Some(svg.finish(&format!(
-        "Connections that meet another server in {}",
+        "Connections that move to another server in {}",
         chapter.name
     )))
 }

@@ -1,5 +1,5 @@
-//! Imbalance over time: a panel per kind of scheduler, because fifteen lines in one are a ball of
-//! wool.
+//! The chart of the imbalance over time: a panel per kind of scheduler, because fifteen lines in one
+//! panel cannot be told apart.
 
 use super::{Anchor, Kind, Scale, Svg, plain};
 use crate::compare::report::{Chapter, Row};
@@ -12,7 +12,7 @@ const PANEL: f64 = 178.0;
 const PLOT: f64 = 108.0;
 const HEAD: f64 = 36.0;
 
-/// Kinds of schedulers and who belongs to them; who is of no kind comes last.
+/// The kinds of schedulers; all others are drawn in the last panel.
 const FAMILIES: [(&str, &[&str]); 5] = [
     ("in turn", &["rr", "wrr"]),
     ("by counting", &["lc", "wlc", "sed", "nq"]),
@@ -20,11 +20,11 @@ const FAMILIES: [(&str, &[&str]); 5] = [
     ("by memory of addresses", &["lblc", "lblcr"]),
     ("filling up", &["fo", "ovf"]),
 ];
-const OTHERS: &str = "by lot, and others";
-/// Drawn in grey in every panel, to compare with.
+const OTHERS: &str = "random, and others";
+/// Drawn in grey in every panel for comparison.
 const REFERENCE: &str = "rr";
 
-/// How much more than its share the most loaded server has, over time.
+/// Draws the load of the most loaded server, divided by the mean load, over time.
 pub(crate) fn draw(chapter: &Chapter) -> String {
     let panels = panels(&chapter.rows);
     let count = u32::try_from(panels.len()).unwrap_or(u32::MAX);
@@ -45,7 +45,7 @@ pub(crate) fn draw(chapter: &Chapter) -> String {
         panel(&mut svg, chapter, (family, &rows), corner, width, highest);
     }
     svg.finish(&format!(
-        "Most loaded server by mean server over time in {}",
+        "Load of the most loaded server divided by the mean over time in {}",
         chapter.name
     ))
 }

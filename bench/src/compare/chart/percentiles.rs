@@ -1,4 +1,4 @@
-//! Latency percentiles: a line per scheduler, four dots on each.
+//! The chart of latency percentiles: a line with four dots per scheduler.
 
 use super::{Anchor, Kind, Scale, Svg, plain, time};
 use crate::compare::findings::percent;
@@ -10,7 +10,7 @@ const RIGHT: f64 = 110.0;
 const TOP: f64 = 30.0;
 const ROW: f64 = 22.0;
 
-/// The percentiles of every scheduler, the lowest 99th first.
+/// Draws the percentiles of every scheduler, the lowest 99th percentile first.
 pub(crate) fn draw(chapter: &Chapter) -> String {
     let mut rows: Vec<&Row> = chapter.rows.iter().collect();
     rows.sort_by(|one, other| one.latency_ms.p99.total_cmp(&other.latency_ms.p99));

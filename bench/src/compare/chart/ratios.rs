@@ -1,4 +1,4 @@
-//! Whether counting helps, by number of nodes: a line per number of servers.
+//! The chart of the sweep by number of nodes: a line per number of servers.
 
 use super::{Anchor, Kind, Scale, Svg, plain};
 use crate::compare::sweep::{NODES, SERVERS, Sweep};
@@ -10,7 +10,7 @@ const RIGHT: f64 = 130.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
 
-/// The 99th percentile with counting, in that without.
+/// Draws the 99th percentile of the counting scheduler, divided by that of the plain one.
 pub(crate) fn draw(sweep: &Sweep) -> String {
     let mut svg = Svg::new(WIDTH, HEIGHT);
     let ratios = || sweep.points.iter().map(|point| point.ratio());
@@ -42,7 +42,7 @@ pub(crate) fn draw(sweep: &Sweep) -> String {
         ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 8.0),
         Anchor::Middle,
         &format!(
-            "nodes that balance alone; below 1, {} has a lower 99th percentile than {}",
+            "number of nodes; below 1, {} has a lower 99th percentile than {}",
             sweep.counting, sweep.plain
         ),
     );
@@ -60,7 +60,7 @@ pub(crate) fn draw(sweep: &Sweep) -> String {
             let tip = format!("{name}, {} nodes: {:.2}", point.nodes, point.ratio());
             svg.dot(&format!("s{shade}"), (x, y), 3.5, &tip);
         }
-        // In the order of the lines' shades, for lines may end at one place.
+        // A fixed order instead of a label at the end of each line: lines may end at the same point.
         let y = TOP + 20.0 + 20.0 * shade as f64;
         let x = WIDTH - RIGHT + 22.0;
         svg.line(
@@ -71,7 +71,7 @@ pub(crate) fn draw(sweep: &Sweep) -> String {
         svg.text("mark", (x + 20.0, y), Anchor::Start, &name);
     }
     svg.finish(&format!(
-        "99th percentile of {} by that of {} ({})",
+        "99th percentile of {} divided by that of {} ({})",
         sweep.counting, sweep.plain, sweep.about
     ))
 }

@@ -1,4 +1,4 @@
-//! The simulation against theory, and against what must hold whatever the scheduler.
+//! Compares the simulation with queueing theory, and checks properties of every scheduler.
 
 use super::*;
 use crate::compare::random::Duration;
@@ -23,7 +23,7 @@ fn assert_close(value: f64, expected: f64, tolerance: f64) {
     assert!(error < tolerance, "{value} is not {expected}: {error:.3}");
 }
 
-/// One server with this many cores and this load.
+/// Returns a scenario of one server with this number of cores and this load.
 fn one_server(cores: u32, load: f64) -> Scenario {
     let mut scenario = catalogue::equal(1, 1);
     scenario.servers[0].cores = cores;
@@ -32,7 +32,7 @@ fn one_server(cores: u32, load: f64) -> Scenario {
     scenario
 }
 
-/// The probability that an arrival finds all of `cores` servers of an M/M/c queue busy.
+/// Returns the probability that all `cores` servers of an M/M/c queue are busy at an arrival.
 fn erlang_c(cores: u32, load: f64) -> f64 {
     let offered = f64::from(cores) * load;
     let mut term = 1.0;
@@ -46,7 +46,7 @@ fn erlang_c(cores: u32, load: f64) -> f64 {
 }
 
 #[test]
-fn one_core_takes_as_long_as_an_m_m_1_queue() {
+fn one_core_has_the_latency_of_an_m_m_1_queue() {
     for discipline in [Discipline::Sharing, Discipline::Queueing] {
         for load in [0.3, 0.7] {
             let mut scenario = one_server(1, load);
@@ -58,8 +58,8 @@ fn one_core_takes_as_long_as_an_m_m_1_queue() {
 }
 
 #[test]
-fn sharing_does_not_care_how_work_is_distributed() {
-    // The mean of M/G/1 with processor sharing depends on the mean of the work only.
+fn with_sharing_the_mean_latency_depends_on_the_mean_work_only() {
+    // A property of M/G/1 with processor sharing.
     let mut scenario = one_server(1, 0.6);
     scenario.workload.work = Duration::LogNormal {
         mean: 1.0,
@@ -70,7 +70,7 @@ fn sharing_does_not_care_how_work_is_distributed() {
 }
 
 #[test]
-fn several_cores_take_as_long_as_an_m_m_c_queue() {
+fn several_cores_have_the_latency_of_an_m_m_c_queue() {
     let mut scenario = one_server(4, 0.8);
     scenario.discipline = Discipline::Queueing;
     let outcome = simulate(&scenario, "rr", 400_000, 1);
@@ -79,9 +79,9 @@ fn several_cores_take_as_long_as_an_m_m_c_queue() {
 }
 
 #[test]
-fn one_queue_for_all_is_what_many_nodes_cannot_have() {
-    // Least connections with everything in view is near the best there is, M/M/64; random
-    // assignment is M/M/4 each, and round robin lies between.
+fn lc_on_one_node_is_near_a_single_queue_and_rr_is_better_than_random() {
+    // A single queue for all servers is M/M/64, the best possible. Random assignment is M/M/4 per
+    // server.
     let scenario = catalogue::equal(1, 16);
     let best = 1.0 + erlang_c(64, 0.75) / (64.0 * 0.25);
     let random = 1.0 + erlang_c(4, 0.75) / (4.0 * 0.25);
@@ -91,23 +91,23 @@ fn one_queue_for_all_is_what_many_nodes_cannot_have() {
 }
 
 #[test]
-fn every_scheduler_manages_every_scenario_and_no_connection_is_lost_track_of() {
+fn every_scheduler_runs_every_scenario_and_every_connection_is_accounted_for() {
     for scenario in catalogue::all() {
         for scheduler in registry().names() {
             let outcome = simulate(&scenario, scheduler, 1_000, 1);
             let fates = outcome.completed
                 + outcome.unserved
-                + outcome.turned_away
+                + outcome.rejected
                 + outcome.unanswered
-                + outcome.broken
-                + outcome.staying;
+                + outcome.aborted
+                + outcome.still_open;
             let what = format!("{scheduler} in {}", scenario.name);
             assert_eq!(outcome.arrived, fates, "{what}");
             assert!((500..2_000).contains(&outcome.arrived), "{what}");
             assert!(outcome.completed > 0, "{what}");
-            // Little's law: what is integrated over time is what is summed up one by one.
+            // Little's law: the integral over time equals the sum over the connections.
             assert_close(outcome.area, outcome.sojourn, 1e-6);
-            // Nothing is faster than its work, on average.
+            // The mean latency is at least close to the mean work of one second.
             assert!(outcome.latency.mean() > 0.6, "{what}");
         }
     }
@@ -124,7 +124,7 @@ fn mean_connections_are_rate_times_latency() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_figures() {
+fn the_same_seed_gives_the_same_results() {
     for scenario in catalogue::all() {
         for scheduler in ["lc", outside::NAME] {
             let figures = |seed| {
@@ -145,21 +145,21 @@ fn arrivals_do_not_depend_on_the_scheduler() {
 }
 
 #[test]
-fn a_server_that_is_gone_gets_nothing_and_its_clients_move() {
+fn a_removed_server_gets_no_connections_and_its_clients_move() {
     let leaving = catalogue::all()
         .into_iter()
         .find(|scenario| scenario.name == "leaving")
         .unwrap();
     let outcome = simulate(&leaving, "rr", 20_000, 1);
-    assert_eq!(outcome.unanswered + outcome.broken, 0);
-    // Round robin knows no clients: 15 of 16 meet another server, change or no change.
-    let parted = outcome.undisturbed.parted_share().unwrap();
-    assert_close(parted, 15.0 / 16.0, 0.03);
-    assert!(outcome.across_change.all > 1_000);
+    assert_eq!(outcome.unanswered + outcome.aborted, 0);
+    // Round robin ignores the client: 15 of 16 connections move, with or without a change.
+    let moved = outcome.undisturbed.moved_share().unwrap();
+    assert_close(moved, 15.0 / 16.0, 0.03);
+    assert!(outcome.after_change.all > 1_000);
 }
 
 #[test]
-fn refusing_servers_attract_those_who_count_and_silent_ones_do_not() {
+fn schedulers_that_count_prefer_a_refusing_server_but_not_a_silent_one() {
     let failing = |name: &str| {
         catalogue::all()
             .into_iter()
@@ -169,14 +169,14 @@ fn refusing_servers_attract_those_who_count_and_silent_ones_do_not() {
     let lost =
         |scenario: &Scenario, scheduler: &str| simulate(scenario, scheduler, 60_000, 1).unanswered;
     let (refusing, silent) = (failing("refusing"), failing("silent"));
-    // A refused connection is over at once: the server looks idle.
+    // A refused connection ends at once, so the server looks idle.
     assert!(lost(&refusing, "lc") > lost(&refusing, "rr"));
-    // An unanswered one is counted for a minute: the server looks busy.
+    // A connection without an answer is counted for a minute, so the server looks busy.
     assert!(10 * lost(&silent, "lc") < lost(&silent, "rr"));
 }
 
 #[test]
-fn stopping_ends_it_without_a_result() {
+fn a_stopped_simulation_has_no_result() {
     let stop = AtomicBool::new(true);
     let outcome = run(
         &catalogue::equal(1, 4),

@@ -10,9 +10,9 @@ use rustix::io::Errno;
 
 use super::addresses::Addresses;
 use crate::dataplane::Failure;
+use crate::filter;
 use crate::nftables::{Tampering, Watch};
 use crate::plan::ServiceAddresses;
-use crate::rules;
 
 // Multicast groups of include/uapi/linux/rtnetlink.h.
 const RTNLGRP_IPV4_IFADDR: u32 = 5;
@@ -59,7 +59,7 @@ pub fn rules(
     port: u32,
     mut changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) -> Result<(), Failure> {
-    let mut watch = Watch::open(rules::TABLE, port)?;
+    let mut watch = Watch::open(filter::TABLE, port)?;
     keep_looking("packet rules", move || {
         wait(&watch)?;
         let mut news = watch.read()?;

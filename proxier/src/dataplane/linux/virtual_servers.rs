@@ -4,19 +4,22 @@ use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
 
 use crate::dataplane::{Failure, Outcome};
-use crate::observed::{Connections, Found, ObservedServer};
+use crate::observed::{Connections, CountedServer, ObservedServer};
 use crate::op::Op;
 
-/// Shows every virtual server of the namespace to `each`.
-pub(super) fn walk(client: &mut ipvs::Client, each: &mut dyn FnMut(Found)) -> ipvs::Result<()> {
+/// Calls `each` for every virtual server of the namespace.
+pub(super) fn walk(
+    client: &mut ipvs::Client,
+    each: &mut dyn FnMut(CountedServer),
+) -> ipvs::Result<()> {
     client.walk(|entry, destinations| each(found(entry.service, destinations)))
 }
 
-/// One virtual server, if it exists.
+/// Reads one virtual server; `None` if it does not exist.
 pub(super) fn find(
     client: &mut ipvs::Client,
     key: &ipvs::ServiceKey,
-) -> ipvs::Result<Option<Found>> {
+) -> ipvs::Result<Option<CountedServer>> {
     let entry = match client.service(key) {
         Ok(entry) => entry,
         Err(error) if error.is_no_such_service() => return Ok(None),
@@ -26,9 +29,9 @@ pub(super) fn find(
     Ok(Some(found(entry.service, &destinations)))
 }
 
-fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> Found {
+fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> CountedServer {
     let mut entries: Vec<&ipvs::DestinationEntry> = destinations.iter().collect();
-    // The kernel lists the newest first, and twice what moved while it was being listed.
+    // The kernel lists the newest destination first, and one twice that moved during the dump.
     entries.sort_by_key(|entry| entry.destination.key);
     entries.dedup_by_key(|entry| entry.destination.key);
     let connections = |entry: &&ipvs::DestinationEntry| Connections {
@@ -36,7 +39,7 @@ fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> Fou
         inactive: entry.inactive_connections,
     };
     let destinations: Vec<_> = entries.iter().map(|entry| entry.destination).collect();
-    Found {
+    CountedServer {
         server: ObservedServer {
             service,
             destinations: destinations.into(),
@@ -45,13 +48,13 @@ fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> Fou
     }
 }
 
-/// How many Ops are handed to the client at a time, so that memory does not grow with their number. A
-/// multiple of the 128 that it puts into one datagram: the system calls stay as few.
+/// How many Ops the client gets at a time, so that memory does not grow with their number. A multiple
+/// of the 128 that it puts into one datagram, so that the number of system calls stays minimal.
 const OPS_AT_A_TIME: usize = 4_096;
 
-/// Applies `ops`, all of which are about virtual servers, and adds to `outcomes` what became of them.
-/// When the socket fails none of those that were on their way, or would have followed, is known to
-/// have taken effect.
+/// Applies `ops`, which all concern virtual servers, and appends their outcomes.
+///
+/// If the socket fails, all Ops from that request on fail: whether they took effect is unknown.
 pub(super) fn apply(client: &mut ipvs::Client, ops: &[Op], outcomes: &mut Vec<Outcome>) {
     let end = outcomes.len() + ops.len();
     for ops in ops.chunks(OPS_AT_A_TIME) {

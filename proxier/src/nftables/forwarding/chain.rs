@@ -3,12 +3,13 @@
 use std::fmt;
 
 use ipvs_netlink::Error;
-use ipvs_netlink::attr::find;
+use ipvs_netlink::attr::{Writer, find};
 
+use super::accept_rule::OPERATOR;
 use crate::nftables::message::contents;
 use crate::nftables::sys::*;
 
-/// A chain at the forward hook, of somebody else's table.
+/// A chain at the forward hook, in a table of another program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForwardChain {
     family: u8,
@@ -16,8 +17,8 @@ pub struct ForwardChain {
     name: String,
 }
 
-/// The tables of iptables that have a chain at the forward hook.
-const TABLES_OF_IPTABLES: [&str; 3] = ["filter", "mangle", "security"];
+/// The tables in which iptables has a chain at the forward hook.
+const IPTABLES_TABLES: [&str; 3] = ["filter", "mangle", "security"];
 
 impl ForwardChain {
     #[cfg(test)]
@@ -29,22 +30,16 @@ impl ForwardChain {
         }
     }
 
-    pub(super) fn family(&self) -> u8 {
-        self.family
+    /// Writes the header and the chain's names, with which a message about its rules begins.
+    pub(super) fn write(&self, writer: &mut Writer<'_>) {
+        writer.header(&[self.family, 0, 0, 0]);
+        writer.string(NFTA_RULE_TABLE, &self.table);
+        writer.string(NFTA_RULE_CHAIN, &self.name);
     }
 
-    pub(super) fn table(&self) -> &str {
-        &self.table
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The name of the iptables program that this chain is of. It reads rules in its own dialect
-    /// only, and gives up on a table with any other.
-    pub(super) fn program(&self) -> Option<&'static str> {
-        if self.name != "FORWARD" || !TABLES_OF_IPTABLES.contains(&&*self.table) {
+    /// Returns the iptables program that made this chain; `None` if nft or a library did.
+    pub(super) fn iptables_program(&self) -> Option<&'static str> {
+        if self.name != "FORWARD" || !IPTABLES_TABLES.contains(&&*self.table) {
             return None;
         }
         match self.family {
@@ -54,15 +49,17 @@ impl ForwardChain {
         }
     }
 
-    /// The command by which the chain accepts established connections.
+    /// Returns a shell command that makes the chain accept established connections.
     pub(super) fn command(&self) -> String {
         let Self { table, name, .. } = self;
-        match self.program() {
+        match self.iptables_program() {
             Some(program) => format!(
-                "{program} -t {table} -I {name} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
+                "{program} -t {table} -I {name} -m conntrack --ctstate ESTABLISHED,RELATED \
+                 -m comment --comment {OPERATOR} -j ACCEPT"
             ),
             None => format!(
-                "nft insert rule {} {table} {name} ct state established,related accept",
+                "nft insert rule {} {table} {name} ct state established,related accept \
+                 comment {OPERATOR}",
                 self.family_name()
             ),
         }
@@ -84,7 +81,7 @@ impl fmt::Display for ForwardChain {
     }
 }
 
-/// The chain that a message describes, and whether its policy is drop, if it is at the forward hook.
+/// Reads a chain and whether its policy is drop; `None` if it is not at the forward hook.
 pub(super) fn read(payload: &[u8]) -> Result<Option<(ForwardChain, bool)>, Error> {
     let family = payload.first().copied().unwrap_or_default();
     let (mut table, mut name) = (None, None);
@@ -106,21 +103,22 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForwardChain, bool)>, Error
     }
     let chain = ForwardChain {
         family,
-        table: readable(table),
-        name: readable(name),
+        table: text(table),
+        name: text(name),
     };
     Ok(Some((chain, policy == Some(NF_DROP.cast_unsigned()))))
 }
 
-/// A name, as far as it can be read: to the kernel it is just bytes. By any other the kernel finds
-/// nothing, and says so of this chain alone.
-fn readable(name: Option<&[u8]>) -> String {
+/// Converts a name, which is any bytes to the kernel, to text.
+///
+/// If it is not UTF-8, requests with the text fail with `ENOENT` and are reported for that chain only.
+fn text(name: Option<&[u8]>) -> String {
     let name = String::from_utf8_lossy(name.unwrap_or_default());
     name.trim_end_matches('\0').to_owned()
 }
 
-/// Whether a message describes a chain that drops what is forwarded.
-pub(in crate::nftables) fn is_dropping(payload: &[u8]) -> bool {
+/// Returns whether a message describes a forward chain with policy drop.
+pub(in crate::nftables) fn has_drop_policy(payload: &[u8]) -> bool {
     matches!(read(payload), Ok(Some((_, true))))
 }
 
@@ -129,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_is_of_the_tool_that_made_the_chain() {
+    fn the_command_uses_the_tool_that_made_the_chain() {
         for (family, table, words) in [
             (NFPROTO_IPV4, "filter", "iptables -t filter -I FORWARD -m"),
             (NFPROTO_IPV6, "mangle", "ip6tables -t mangle -I FORWARD -m"),

@@ -1,16 +1,15 @@
-//! Chains that are not in nf_tables.
+//! The tables of iptables-legacy, which nf_tables does not list.
 
-/// The programs of iptables-legacy, each with where the kernel names its tables in use.
+/// The programs of iptables-legacy, each with the file in which the kernel lists its tables in use.
 const PROGRAMS: [(&str, &str); 2] = [
     ("iptables-legacy", "/proc/thread-self/net/ip_tables_names"),
     ("ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"),
 ];
 
-/// The programs of iptables-legacy whose table `filter` is in use in this thread's network namespace.
-/// What is in it can be neither read nor changed over netlink.
+/// Returns the programs whose table `filter` is in use in this thread's network namespace.
 pub(super) fn in_use() -> Vec<&'static str> {
     let is_in_use = |names: &str| {
-        // A kernel without iptables-legacy has no such file.
+        // A kernel without iptables-legacy lacks the file.
         let names = std::fs::read_to_string(names).unwrap_or_default();
         names.lines().any(|name| name == "filter")
     };

@@ -1,22 +1,22 @@
-//! A set of small numbers in which the next member is found fast.
+//! A set of small numbers with a fast search for the next member.
 
-/// Bits, and for every 64 of them a bit that says whether one is set, and so on up to one word.
+/// A bit per number, a summary bit per word of 64 bits, and so on up to a single word.
 ///
 /// # Cost
-/// Every operation takes time proportional to the number of levels: 3 for 65536 numbers, 4 for
-/// 16 million; clearing takes one step per 64 numbers. 1.02 bits per number.
+/// Every operation takes one step per level: 3 levels for 65536 numbers, 4 for 16 million. Clearing
+/// takes one step per 64 numbers. Memory: 1.02 bits per number.
 #[derive(Clone, Debug)]
 pub(super) struct Bitmap {
-    /// The numbers themselves.
+    /// One bit per number.
     words: Vec<u64>,
-    /// The lowest level first.
+    /// One bit per word of the level below, lowest level first.
     summaries: Vec<Vec<u64>>,
 }
 
 const BITS: usize = 64;
 
 impl Bitmap {
-    /// Empty, with room for numbers below `count`.
+    /// Creates an empty set with room for numbers below `count`.
     pub(super) fn new(count: usize) -> Self {
         let mut words = count.div_ceil(BITS).max(1);
         let mut bitmap = Self {
@@ -65,16 +65,17 @@ impl Bitmap {
         }
     }
 
-    /// The least member that is not below `from`.
+    /// Returns the least member not below `from`.
     #[inline]
     pub(super) fn next(&self, from: usize) -> Option<usize> {
+        // Nearly always the word itself has the next member: no summary is read.
         match first_in_word(&self.words, from)? {
             Ok(number) => Some(number),
             Err(next_word) => self.next_by_summary(next_word),
         }
     }
 
-    /// The least member that is not in a word before `word`.
+    /// Returns the least member in `word` or a later word.
     fn next_by_summary(&self, word: usize) -> Option<usize> {
         let mut from = word;
         for (height, summary) in self.summaries.iter().enumerate() {
@@ -86,7 +87,7 @@ impl Bitmap {
         None
     }
 
-    /// The least member under the bit `number` of a summary.
+    /// Returns the least member below the bit `number` of a summary.
     fn least_below(&self, height: usize, number: usize) -> usize {
         let below = self.summaries[..height].iter().rev();
         below.chain([&self.words]).fold(number, |number, level| {
@@ -95,8 +96,8 @@ impl Bitmap {
     }
 }
 
-/// The first bit from `from` on in its word, or else the number of the next word; nothing if there is
-/// no such word.
+/// Returns the first bit set from `from` on in its word, or the index of the next word as an error.
+/// `None` if the set has no such word.
 #[inline]
 fn first_in_word(words: &[u64], from: usize) -> Option<Result<usize, usize>> {
     let word = words.get(from / BITS)? & (u64::MAX << (from % BITS));
@@ -107,7 +108,7 @@ fn first_in_word(words: &[u64], from: usize) -> Option<Result<usize, usize>> {
     })
 }
 
-/// Whether the word was empty before.
+/// Sets a bit; returns whether its word was empty before.
 fn set(words: &mut [u64], number: usize) -> bool {
     let word = &mut words[number / BITS];
     let was_empty = *word == 0;
@@ -115,7 +116,7 @@ fn set(words: &mut [u64], number: usize) -> bool {
     was_empty
 }
 
-/// Whether the word is empty now.
+/// Clears a bit; returns whether its word is empty now.
 fn unset(words: &mut [u64], number: usize) -> bool {
     let word = &mut words[number / BITS];
     *word &= !(1 << (number % BITS));
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_what_a_set_finds() {
+    fn next_returns_what_a_btreeset_returns() {
         for count in [1, 63, 64, 65, 4_096, 4_097, 300_000] {
             let mut bitmap = Bitmap::new(count);
             let mut set = BTreeSet::new();

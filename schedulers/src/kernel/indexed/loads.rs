@@ -1,4 +1,4 @@
-//! lc, wlc, sed and nq with an index.
+//! lc, wlc, sed and nq with an index instead of a scan.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,37 +13,37 @@ use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
-/// A scheduler that picks the server with the least of something, ties going to the newest.
+/// A scheduler that picks the server with the least key; the newest wins a tie.
 pub(in crate::kernel) trait Rule: Scheduler + Copy + Default {
     type Key: Key + fmt::Debug + Send;
 
-    /// The key of an eligible server. `rank` is less for newer servers, and unique.
+    /// Returns the key of an eligible server. `rank` is unique, and less for newer servers.
     fn key(server: &Server, flavour: Flavour, rank: u32) -> Self::Key;
 
-    /// Whether the kernel's arithmetic treats this server so that there is no order: then the
-    /// servers are scanned.
+    /// Returns whether the kernel's arithmetic overflows for this server, so that its comparison is
+    /// no order. As long as one such server exists, picks scan the list.
     fn is_out_of_order(server: &Server, flavour: Flavour) -> bool;
 }
 
-/// A rule with the least server known at all times.
+/// A scheduler that knows the least server at all times.
 ///
 /// # Cost
-/// A pick takes constant time; every change of one server, its connection counts included, takes
-/// O(log n). 40 bytes per server (up to twice that, the tree's leaves being a power of two).
+/// A pick takes constant time. Every change of a server, including its connection counts, takes O(log n).
+/// 40 bytes per server, up to twice that because the number of leaves is a power of two.
 #[derive(Clone, Debug)]
 pub(in crate::kernel) struct Indexed<R: Rule> {
     rule: R,
     tournament: Tournament<R::Key>,
-    /// By [`ServerId::index`].
-    places: Vec<Place>,
-    /// The rank of the newest server; ranks go down.
+    /// The state of each server, by [`ServerId::index`].
+    entries: Vec<Entry>,
+    /// The rank of the newest server; the next one gets a lower rank.
     newest: u32,
     /// How many servers are out of order.
     out_of_order: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct Entry {
     rank: u32,
     is_out_of_order: bool,
 }
@@ -53,7 +53,7 @@ impl<R: Rule> Default for Indexed<R> {
         Self {
             rule: R::default(),
             tournament: Tournament::new(),
-            places: Vec::new(),
+            entries: Vec::new(),
             newest: u32::MAX,
             out_of_order: 0,
         }
@@ -63,29 +63,29 @@ impl<R: Rule> Default for Indexed<R> {
 impl<R: Rule> Indexed<R> {
     fn rebuild(&mut self, servers: &Servers) {
         self.tournament.reset(servers.slots());
-        self.places.clear();
-        self.places.resize(servers.slots(), Place::default());
+        self.entries.clear();
+        self.entries.resize(servers.slots(), Entry::default());
         self.out_of_order = 0;
         self.newest = u32::MAX;
-        // `u32::MAX` is nobody's rank, and there are fewer slots than other ranks.
+        // No server gets the rank `u32::MAX`, and there are fewer slots than other ranks.
         let ranks = (0..u32::MAX).rev();
         let listed: Vec<ServerId> = servers.iter().map(|(id, _)| id).collect();
         for (&id, rank) in listed.iter().rev().zip(ranks) {
-            self.places[id.index()].rank = rank;
+            self.entries[id.index()].rank = rank;
             self.newest = rank;
             self.update(servers, id);
         }
     }
 
     fn update(&mut self, servers: &Servers, id: ServerId) {
-        let Some(place) = self.places.get_mut(id.index()) else {
+        let Some(entry) = self.entries.get_mut(id.index()) else {
             return;
         };
         let flavour = servers.flavour();
         let listed = servers.listed(id);
         let is_out_of_order = listed.is_some_and(|server| R::is_out_of_order(server, flavour));
-        if is_out_of_order != place.is_out_of_order {
-            place.is_out_of_order = is_out_of_order;
+        if is_out_of_order != entry.is_out_of_order {
+            entry.is_out_of_order = is_out_of_order;
             if is_out_of_order {
                 self.out_of_order += 1;
             } else {
@@ -93,7 +93,7 @@ impl<R: Rule> Indexed<R> {
             }
         }
         let key = match listed {
-            Some(server) if server.is_eligible() => R::key(server, flavour, place.rank),
+            Some(server) if server.is_eligible() => R::key(server, flavour, entry.rank),
             _ => R::Key::NONE,
         };
         self.tournament.set(id.slot, key);
@@ -103,6 +103,7 @@ impl<R: Rule> Indexed<R> {
 impl<R: Rule> Scheduler for Indexed<R> {
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
         if self.out_of_order > 0 {
+            // Loads that overflow have no order that a tree could keep; the scan picks as the kernel does.
             return self.rule.pick(servers, request);
         }
         servers.id(self.tournament.winner()?)
@@ -115,15 +116,15 @@ impl<R: Rule> Scheduler for Indexed<R> {
 
     fn added(&mut self, servers: &Servers, server: ServerId) {
         let Some(rank) = self.newest.checked_sub(1) else {
-            // All ranks have been used, by servers that are gone.
+            // All ranks have been used, most of them by servers that are gone.
             self.rebuild(servers);
             return;
         };
         self.newest = rank;
-        if self.places.len() < servers.slots() {
-            self.places.resize(servers.slots(), Place::default());
+        if self.entries.len() < servers.slots() {
+            self.entries.resize(servers.slots(), Entry::default());
         }
-        self.places[server.index()].rank = rank;
+        self.entries[server.index()].rank = rank;
         self.update(servers, server);
     }
 
@@ -140,7 +141,7 @@ impl<R: Rule> Scheduler for Indexed<R> {
     }
 }
 
-/// Least load first, then the newest: both in one number.
+/// Load in the upper half, rank in the lower: one comparison orders by load, then newest first.
 impl Key for u64 {
     const NONE: Self = Self::MAX;
 
@@ -162,19 +163,19 @@ impl Rule for Lc {
     }
 }
 
-/// Least cost per weight first, then the newest.
+/// Ordered by cost per weight, then newest first.
 ///
-/// Compared crosswise as the kernel does, which is exact: both factors have 32 bits.
+/// Compared crosswise like in the kernel. This is exact because all factors have 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::kernel) struct Ratio {
     cost: i32,
-    /// Above 0, except of [`Key::NONE`].
+    /// Above 0, except in [`Key::NONE`].
     weight: i32,
     rank: u32,
 }
 
 impl Key for Ratio {
-    /// Infinite.
+    /// An infinite ratio.
     const NONE: Self = Self {
         cost: 1,
         weight: 0,
@@ -188,7 +189,10 @@ impl Key for Ratio {
     }
 }
 
-/// A scan never begins with weight 0, but goes on to it when its cost has overflowed.
+/// Returns whether the scan would prefer this server in spite of its weight 0.
+///
+/// The kernel's scan never starts with weight 0, but compares later servers without a check of the
+/// weight, and a cost that overflowed to a negative number wins.
 fn wins_without_weight(server: &Server, cost: i32) -> bool {
     server.weight == 0 && !server.overloaded && cost < 0
 }
@@ -228,7 +232,7 @@ impl Rule for Sed {
 impl Rule for Nq {
     type Key = Ratio;
 
-    /// Idle servers are all equal, and less than others.
+    /// All idle servers have the same ratio 0, which is less than that of every busy server.
     fn key(server: &Server, _: Flavour, rank: u32) -> Ratio {
         let (cost, weight) = match server.active {
             0 => (0, 1),
@@ -237,7 +241,7 @@ impl Rule for Nq {
         Ratio { cost, weight, rank }
     }
 
-    /// An overflow makes a busy server look less than idle.
+    /// After an overflow the cost of a busy server is less than that of an idle one.
     fn is_out_of_order(server: &Server, _: Flavour) -> bool {
         server.is_eligible() && expected(server) <= 0
     }
@@ -249,9 +253,9 @@ mod tests {
     use crate::options::Family;
     use crate::thresholds::Thresholds;
 
-    /// After four billion additions.
+    /// The ranks are used up after four billion additions; the test starts two before that.
     #[test]
-    fn ranks_begin_again_when_they_are_used_up() {
+    fn ranks_start_again_when_they_are_used_up() {
         let mut servers = Servers::new(Family::V4, Flavour::Total);
         let mut lc = Indexed::<Lc>::default();
         lc.bound(&servers, Duration::ZERO).unwrap();
@@ -260,7 +264,7 @@ mod tests {
             let address = ([10, 0, 0, 1], port).into();
             let id = servers.add(address, 1, Thresholds::default()).unwrap();
             lc.added(&servers, id);
-            // The newest of equal ones, before and after.
+            // The newest of equal servers wins, before and after the ranks start again.
             let winner = lc.tournament.winner();
             assert_eq!(winner.and_then(|slot| servers.id(slot)), Some(id));
         }

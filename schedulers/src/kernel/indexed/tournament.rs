@@ -1,23 +1,24 @@
 //! The least of many keys, of which one changes at a time.
 
-/// What is compared: less wins.
+/// A key of a tournament; the least one wins.
 pub(in crate::kernel) trait Key: Copy + PartialEq {
-    /// Greater than every key of a contestant: who cannot win.
+    /// The key of a leaf that cannot win: greater than all others.
     const NONE: Self;
 
-    /// Whether this one wins against `other`. No two contestants have equal keys.
+    /// Returns whether this key wins against `other`. No two leaves have equal keys except `NONE`.
     fn beats(self, other: Self) -> bool;
 }
 
-/// A complete binary tree: the leaves are the contestants, every other node repeats the winner of its
-/// two children, so the root is the winner of all.
+/// A complete binary tree. Each leaf has a key, and every inner node repeats the winner of its two
+/// children, so the root is the winner of all leaves.
 ///
 /// # Cost
-/// The winner is known. Changing a key takes one comparison per level of the tree, up to the level
-/// where nothing changes. 32 bytes per leaf with keys of up to 12 bytes; leaves are a power of two.
+/// Reading the winner takes constant time. Changing a key takes one comparison per level, up to the first
+/// level that stays the same. 32 bytes per leaf with keys of up to 12 bytes; the number of leaves is a
+/// power of two.
 #[derive(Clone, Debug)]
 pub(super) struct Tournament<K> {
-    /// The root is 1, the children of `n` are `2n` and `2n + 1`; 0 is not used.
+    /// The root is 1, the children of `n` are `2n` and `2n + 1`; index 0 is unused.
     nodes: Vec<Node<K>>,
     leaves: usize,
 }
@@ -31,26 +32,26 @@ struct Node<K> {
 impl<K: Key> Tournament<K> {
     pub(super) fn new() -> Self {
         Self {
-            nodes: Self::nobody(1),
+            nodes: Self::empty(1),
             leaves: 1,
         }
     }
 
-    fn nobody(leaves: usize) -> Vec<Node<K>> {
-        let nobody = Node {
+    fn empty(leaves: usize) -> Vec<Node<K>> {
+        let empty = Node {
             key: K::NONE,
             leaf: 0,
         };
-        vec![nobody; 2 * leaves]
+        vec![empty; 2 * leaves]
     }
 
-    /// Makes everybody leave, and room for so many.
+    /// Removes all keys and makes room for `contestants` leaves.
     pub(super) fn reset(&mut self, contestants: usize) {
         self.leaves = contestants.next_power_of_two();
-        self.nodes = Self::nobody(self.leaves);
+        self.nodes = Self::empty(self.leaves);
     }
 
-    /// The leaf with the least key, unless all are [`Key::NONE`].
+    /// Returns the leaf with the least key; `None` if all keys are [`Key::NONE`].
     pub(super) fn winner(&self) -> Option<u32> {
         let root = self.nodes[1];
         (root.key != K::NONE).then_some(root.leaf)
@@ -61,19 +62,20 @@ impl<K: Key> Tournament<K> {
         if leaf as usize >= self.leaves {
             self.grow(leaf as usize + 1);
         }
-        let mut place = self.leaves + leaf as usize;
+        let mut node_index = self.leaves + leaf as usize;
         let mut winner = Node { key, leaf };
-        self.nodes[place] = winner;
-        while place > 1 {
-            let rival = self.nodes[place ^ 1];
+        self.nodes[node_index] = winner;
+        while node_index > 1 {
+            let rival = self.nodes[node_index ^ 1];
             if rival.key.beats(winner.key) {
                 winner = rival;
             }
-            place /= 2;
-            if self.nodes[place] == winner {
+            node_index /= 2;
+            // No change here means no change above: most updates stop after a few levels.
+            if self.nodes[node_index] == winner {
                 return;
             }
-            self.nodes[place] = winner;
+            self.nodes[node_index] = winner;
         }
     }
 
@@ -82,12 +84,12 @@ impl<K: Key> Tournament<K> {
         let contestants_before = old.get(self.leaves..).unwrap_or_default().to_vec();
         self.reset(contestants);
         let first = self.leaves;
-        for (place, node) in contestants_before.into_iter().enumerate() {
-            self.nodes[first + place] = node;
+        for (node_index, node) in contestants_before.into_iter().enumerate() {
+            self.nodes[first + node_index] = node;
         }
-        for place in (1..first).rev() {
-            let [one, other] = [self.nodes[2 * place], self.nodes[2 * place + 1]];
-            self.nodes[place] = if other.key.beats(one.key) { other } else { one };
+        for node_index in (1..first).rev() {
+            let [one, other] = [self.nodes[2 * node_index], self.nodes[2 * node_index + 1]];
+            self.nodes[node_index] = if other.key.beats(one.key) { other } else { one };
         }
     }
 }

@@ -1,27 +1,26 @@
-//! Who has which weight.
+//! Servers grouped by weight.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use crate::kernel::wrr::gcd;
 
-/// Servers, by the slot that [`ServerId::index`](crate::ServerId::index) names, grouped by weight.
-/// Weight 0 is no group.
+/// The slots of the servers ([`ServerId::index`](crate::ServerId::index)), grouped by weight above 0.
 ///
 /// # Cost
-/// Changes take O(log n); the greatest common divisor is found again when a group has gone, up to the
-/// first groups that leave it as it was.
+/// A change takes O(log n). When the last server of a weight leaves, the greatest common divisor is
+/// computed again, over the first groups until it is the old one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Weights {
     /// The first member of each group.
     groups: BTreeMap<i32, u32>,
-    /// By slot.
+    /// The members, by slot.
     members: Vec<Member>,
-    /// Of all weights; 0 if there are none.
+    /// The greatest common divisor of all weights; 0 if there are none.
     divisor: i32,
 }
 
-/// A member of the group of its weight: a doubly linked list.
+/// A member of the doubly linked list of its weight.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     weight: i32,
@@ -45,19 +44,19 @@ impl Weights {
         self.divisor = 0;
     }
 
-    /// The greatest common divisor of all weights above 0; 0 if there are none.
+    /// Returns the greatest common divisor of all weights; 0 if there are none.
     pub(super) fn divisor(&self) -> i32 {
         self.divisor
     }
 
-    /// The greatest weight; 0 if there are none above.
+    /// Returns the greatest weight; 0 if there is none.
     pub(super) fn greatest(&self) -> i32 {
         self.groups
             .last_key_value()
             .map_or(0, |(&weight, _)| weight)
     }
 
-    /// The greatest weight below `limit`; 0 if there is none above.
+    /// Returns the greatest weight below `limit`; 0 if there is none.
     pub(super) fn greatest_below(&self, limit: i32) -> i32 {
         let below = (Bound::Unbounded, Bound::Excluded(limit));
         self.groups
@@ -66,7 +65,7 @@ impl Weights {
             .map_or(0, |(&weight, _)| weight)
     }
 
-    /// The slots with this weight, in no particular order.
+    /// Returns the slots of this weight in no particular order.
     pub(super) fn group(&self, weight: i32) -> impl Iterator<Item = u32> {
         let first = self.groups.get(&weight).copied().unwrap_or(NIL);
         let member = |slot: u32| (slot != NIL).then_some(slot);
@@ -75,13 +74,13 @@ impl Weights {
         })
     }
 
-    /// Sets the weight of a slot; 0 takes it out.
+    /// Sets the weight of a slot; weight 0 removes the slot.
     pub(super) fn set(&mut self, slot: u32, weight: i32) {
-        let place = slot as usize;
-        if place >= self.members.len() {
-            self.members.resize(place + 1, OUTSIDE);
+        let index = slot as usize;
+        if index >= self.members.len() {
+            self.members.resize(index + 1, OUTSIDE);
         }
-        if self.members[place].weight == weight {
+        if self.members[index].weight == weight {
             return;
         }
         self.leave(slot);
@@ -89,7 +88,7 @@ impl Weights {
             return;
         }
         let next = self.groups.insert(weight, slot).unwrap_or(NIL);
-        self.members[place] = Member {
+        self.members[index] = Member {
             weight,
             previous: NIL,
             next,
@@ -97,6 +96,7 @@ impl Weights {
         if let Some(member) = self.members.get_mut(next as usize) {
             member.previous = slot;
         }
+        // A new weight can only lower the divisor. Only a removal needs all weights.
         self.divisor = gcd(self.divisor, weight);
     }
 
@@ -114,7 +114,7 @@ impl Weights {
         }
     }
 
-    /// A weight has gone: the divisor is what it was, or a multiple.
+    /// Computes the divisor after a weight disappeared: it is the old one or a multiple of it.
     fn divide_again(&mut self) {
         let least = std::mem::replace(&mut self.divisor, 0);
         for &weight in self.groups.keys() {

@@ -1,4 +1,4 @@
-//! wrr without walking over servers whose turn it is not.
+//! wrr without a scan over servers that do not take part in the round.
 
 use std::time::Duration;
 
@@ -11,37 +11,38 @@ use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
-/// Weighted round robin that knows who takes part in the round.
+/// Weighted round robin that keeps the set of servers in the current round.
 ///
-/// Every listed server has a seat; seats are in list order. `round` has the seats of the servers that
-/// the current level asks. Levels go down within a cycle, so servers only join, until the next cycle.
+/// Every listed server has a seat, a number in list order. `round` has the seats of the servers that take
+/// part at the current level. Levels only decrease within a cycle, so servers only join a round, and
+/// leave it when the next cycle starts.
 ///
 /// # Cost
-/// Every server joins once per cycle, in which it is picked at least once unless it is overloaded: a
-/// pick takes amortised constant time as long as no large part of the servers is overloaded. Levels at
-/// which nobody takes part are skipped at once. A change of a server takes O(log n), and finding the
-/// greatest common divisor again when the last server of a weight has gone. A change of connection
-/// counts takes constant time. About 25 bytes per server.
+/// In each cycle a server joins once and, unless it is overloaded, is picked at least once. So a pick takes
+/// amortised constant time if few servers are overloaded. Levels at which no server takes part are
+/// skipped at once. A change of a server takes O(log n), plus the greatest common divisor if the server
+/// was the last one of its weight. A change of connection counts takes constant time. About 25 bytes per
+/// server.
 #[derive(Clone, Debug)]
 pub(in crate::kernel) struct IndexedWrr {
     rounds: Rounds,
     level: i32,
-    /// The seat of the server picked last; `None` before the first of the list.
+    /// The seat of the last pick; `None` before the first server of the list.
     position: Option<usize>,
 
     weights: Weights,
-    /// Seat of each listed server, by [`ServerId::index`].
+    /// The seat of each listed server, by [`ServerId::index`].
     seats: Vec<u32>,
-    /// Who sits there; not up to date for empty seats.
-    sitters: Vec<u32>,
-    /// The seat of the first of the list; those before it are empty.
+    /// The slot of the server on each seat; outdated for empty seats.
+    slots: Vec<u32>,
+    /// The seat of the first server of the list; the seats below it are empty.
     first: usize,
 
-    /// Servers that are not overloaded and whose weight is at least `joined`.
+    /// The seats of the servers that are not overloaded and whose weight is at least `joined`.
     round: Bitmap,
-    /// `None`: nobody has joined.
+    /// The lowest level whose servers have joined; `None` before the first.
     joined: Option<i32>,
-    /// The greatest weight that has not joined; 0: none.
+    /// The greatest weight whose servers have not joined; 0 if there is none.
     next_to_join: i32,
 }
 
@@ -53,7 +54,7 @@ impl Default for IndexedWrr {
             position: None,
             weights: Weights::default(),
             seats: Vec::new(),
-            sitters: Vec::new(),
+            slots: Vec::new(),
             first: 0,
             round: Bitmap::new(0),
             joined: None,
@@ -63,17 +64,19 @@ impl Default for IndexedWrr {
 }
 
 impl IndexedWrr {
-    /// Seats every server, and as many empty seats before them.
+    /// Gives every server a seat, above an equal number of empty seats for servers added later.
     fn seat_all(&mut self, servers: &Servers) {
         const FEWEST: usize = 64;
+        // New servers get seats below the first one. With as many free seats as servers, moving all
+        // servers costs amortised constant time per addition.
         let count = (2 * servers.len()).max(FEWEST);
         self.seats.clear();
         self.seats.resize(servers.slots(), 0);
-        self.sitters.clear();
-        self.sitters.resize(count, 0);
+        self.slots.clear();
+        self.slots.resize(count, 0);
         self.first = count - servers.len();
         for ((id, _), seat) in servers.iter().zip(self.first..) {
-            self.sit(id, seat);
+            self.set_seat(id, seat);
         }
         self.round = Bitmap::new(count);
         self.start_over();
@@ -83,12 +86,12 @@ impl IndexedWrr {
         clippy::cast_possible_truncation,
         reason = "slots have 32 bits, and there are at most twice as many seats as servers"
     )]
-    fn sit(&mut self, id: ServerId, seat: usize) {
+    fn set_seat(&mut self, id: ServerId, seat: usize) {
         self.seats[id.index()] = seat as u32;
-        self.sitters[seat] = id.slot;
+        self.slots[seat] = id.slot;
     }
 
-    /// A server is the new first of the list.
+    /// Gives a seat to a server that was added at the head of the list.
     fn seat_first(&mut self, servers: &Servers, id: ServerId) {
         let Some(seat) = self.first.checked_sub(1) else {
             self.seat_all(servers);
@@ -98,18 +101,19 @@ impl IndexedWrr {
         if self.seats.len() < servers.slots() {
             self.seats.resize(servers.slots(), 0);
         }
-        self.sit(id, seat);
+        self.set_seat(id, seat);
     }
 
-    /// Nobody takes part.
+    /// Removes all servers from the round.
     fn start_over(&mut self) {
         self.round.clear();
         self.joined = None;
         self.next_to_join = self.weights.greatest();
     }
 
-    /// Lets those and only those take part whom `level` asks.
-    fn ask(&mut self, servers: &Servers, level: i32) {
+    /// Adds the servers of `level` to the round, after removing all if the level has increased.
+    fn join_down_to(&mut self, servers: &Servers, level: i32) {
+        // The level rises only when a cycle starts again.
         if self.joined.is_some_and(|joined| joined < level) {
             self.start_over();
         }
@@ -129,7 +133,7 @@ impl IndexedWrr {
         self.joined = Some(level);
     }
 
-    /// Whether it takes part may have changed, though nobody joins or leaves.
+    /// Adds or removes one server whose weight or overload mark may have changed.
     fn update_round(&mut self, id: ServerId, server: Option<&Server>) {
         let Some(&seat) = self.seats.get(id.index()) else {
             return;
@@ -155,12 +159,12 @@ impl IndexedWrr {
         };
     }
 
-    fn found(&mut self, servers: &Servers, seat: usize) -> Option<ServerId> {
+    fn picked(&mut self, servers: &Servers, seat: usize) -> Option<ServerId> {
         self.position = Some(seat);
-        servers.id(self.sitters[seat])
+        servers.id(self.slots[seat])
     }
 
-    /// Goes down to the level before the next one at which somebody could join, or before the last.
+    /// Lowers the level to just before the next level with a new server, or just before the last one.
     fn skip_levels(&mut self) {
         let Rounds { step, .. } = self.rounds;
         let next = self.next_to_join.max(step);
@@ -169,7 +173,7 @@ impl IndexedWrr {
         }
     }
 
-    /// Goes on with the next rounds until somebody takes part, or everybody has been asked.
+    /// Continues with the next rounds until a server is found or all were rejected at the lowest level.
     fn pick_in_next_round(&mut self, servers: &Servers, mut from: usize) -> Option<ServerId> {
         let Rounds { top, step } = self.rounds;
         if top == 0 {
@@ -180,12 +184,13 @@ impl IndexedWrr {
         let mut is_last_round = false;
         let mut has_restarted = false;
         loop {
-            self.ask(servers, self.level);
+            self.join_down_to(servers, self.level);
             let next = self.round.next(from);
+            // The scan ends at the last pick in the second round at the lowest level, see `Wrr::pick`.
             let stop_ahead = stop.filter(|&stop| from <= stop);
             match (next, stop_ahead) {
-                (Some(next), Some(stop)) if next <= stop => return self.found(servers, next),
-                (Some(next), None) => return self.found(servers, next),
+                (Some(next), Some(stop)) if next <= stop => return self.picked(servers, next),
+                (Some(next), None) => return self.picked(servers, next),
                 (_, Some(stop)) => {
                     self.position = Some(stop);
                     return None;
@@ -193,6 +198,7 @@ impl IndexedWrr {
                 (None, None) => {}
             }
             from = 0;
+            // With weights such as 2147483647 and 1, empty levels number billions.
             if self.round.is_empty() {
                 self.skip_levels();
             }
@@ -214,14 +220,14 @@ impl IndexedWrr {
 }
 
 impl Scheduler for IndexedWrr {
-    /// As [`Wrr`](super::super::Wrr), with a look at the round instead of a walk over the list.
+    /// Picks as [`Wrr`](super::super::Wrr) does, by a search in the round instead of a scan.
     fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
         let from = self.position.map_or(0, |last| last + 1);
-        // Nearly always, the round goes on.
+        // The fast path, taken by nearly all picks: the round has a server after the last pick.
         if self.joined == Some(self.level)
             && let Some(next) = self.round.next(from)
         {
-            return self.found(servers, next);
+            return self.picked(servers, next);
         }
         self.pick_in_next_round(servers, from)
     }

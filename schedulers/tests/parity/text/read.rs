@@ -1,4 +1,4 @@
-//! Lines to events.
+//! Reads a trace from text.
 
 use std::str::FromStr;
 
@@ -16,14 +16,14 @@ impl FromStr for Trace {
             .enumerate()
             .map(|(index, line)| (index + 1, line.split(' ').collect::<Vec<_>>()))
             .filter(|(_, fields)| !fields[0].starts_with('#'));
-        let (_, header) = lines.next().context("an empty trace")?;
+        let (_, header) = lines.next().context("the trace is empty")?;
         let ["trace", scheduler, "kernel", kernel, "flavour", flavour] = header[..] else {
             bail!("not a trace: {header:?}");
         };
         let flavour = match flavour {
             "total" => Flavour::Total,
             "classic" => Flavour::Classic,
-            _ => bail!("no flavour: {flavour:?}"),
+            _ => bail!("unknown flavour {flavour:?}"),
         };
         let mut trace = Self {
             scheduler: scheduler.into(),
@@ -65,7 +65,9 @@ impl Trace {
             return Ok(());
         }
         let scenario = self.scenarios.last_mut();
-        let events = &mut scenario.context("an event before any scenario")?.events;
+        let events = &mut scenario
+            .context("an event before the first scenario")?
+            .events;
         let event = match *fields {
             ["+", name, address, weight, ref limits @ ..] => Event::Add(
                 name.parse()?,
@@ -88,6 +90,7 @@ impl Trace {
             ["o", name, "on"] => Event::Overload(name.parse()?, true),
             ["o", name, "off"] => Event::Overload(name.parse()?, false),
             ["p", ref fields @ ..] => {
+                // A trailing `*7` repeats the line; the source port still increases from pick to pick.
                 let last = fields.split_last();
                 let run = last.and_then(|(last, line)| Some((last.strip_prefix('*')?, line)));
                 let (times, line) = match run {
@@ -101,7 +104,7 @@ impl Trace {
                 }
                 return Ok(());
             }
-            _ => bail!("{fields:?} is no event"),
+            _ => bail!("unknown event {fields:?}"),
         };
         events.push(event);
         Ok(())
@@ -110,7 +113,7 @@ impl Trace {
 
 impl Memory {
     fn read_pick(&mut self, fields: &[&str]) -> Result<(Event, Option<Event>)> {
-        let (answer, fields) = fields.split_last().context("a pick without an answer")?;
+        let (answer, fields) = fields.split_last().context("a pick without a server")?;
         let mut pick = self.next();
         for field in fields {
             let (kind, value) = field.split_at_checked(1).context("an empty field")?;
@@ -126,10 +129,10 @@ impl Memory {
                     .destination
                     .set_port(value.parse().with_context(invalid)?),
                 "t" => pick.at_ms = value.parse().with_context(invalid)?,
-                _ => bail!("a field {field:?} of a pick"),
+                _ => bail!("unknown field {field:?} of a pick"),
             }
         }
-        ensure!(pick.at_ms >= self.pick.at_ms, "time goes backwards");
+        ensure!(pick.at_ms >= self.pick.at_ms, "the time decreases");
         self.pick = pick;
         if *answer == "-" {
             return Ok((Event::Pick(pick, None), None));
@@ -160,7 +163,7 @@ impl FromStr for Name {
             );
             let digit = u16::from(letter - b'a' + 1);
             let next = number.checked_mul(26).and_then(|it| it.checked_add(digit));
-            number = next.with_context(|| format!("{text:?} is too long a name"))?;
+            number = next.with_context(|| format!("the name {text:?} is too long"))?;
         }
         let number = number.checked_sub(1);
         Ok(Self(number.context("a server without a name")?))
@@ -173,7 +176,7 @@ fn read_flags(text: &str) -> Result<Flags> {
         match flag {
             "port" => flags.port = true,
             "fallback" => flags.fallback = true,
-            _ => bail!("no flag: {flag:?}"),
+            _ => bail!("unknown flag {flag:?}"),
         }
     }
     Ok(flags)
@@ -186,6 +189,6 @@ fn read_limits(fields: &[&str]) -> Result<Limits> {
             upper: upper.parse()?,
             lower: lower.parse()?,
         }),
-        _ => bail!("{fields:?} are no thresholds"),
+        _ => bail!("invalid thresholds {fields:?}"),
     }
 }

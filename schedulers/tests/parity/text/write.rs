@@ -1,4 +1,4 @@
-//! Events to lines.
+//! Writes a trace as text.
 
 use std::fmt::{self, Write as _};
 
@@ -52,6 +52,7 @@ impl fmt::Display for Scenario {
                     writeln!(f, "o {name} {}", if *on { "on" } else { "off" })?;
                 }
                 Event::Pick(pick, answer) => {
+                    // The count of the picked connection follows its pick: one mark replaces a whole line.
                     let tail = events.peek().and_then(|next| memory.tail(*answer, next));
                     if tail.is_some() {
                         events.next();
@@ -66,7 +67,7 @@ impl fmt::Display for Scenario {
 }
 
 impl Memory {
-    /// The mark for `next` when it says no more than that the pick's connection counts.
+    /// Returns the mark that replaces `next`, if `next` only counts the picked connection.
     fn tail(&mut self, answer: Option<Name>, next: &Event) -> Option<char> {
         let name = answer?;
         let &Event::Connections(changed, now) = next else {
@@ -115,7 +116,7 @@ impl Memory {
     }
 }
 
-/// Equal lines.
+/// A line and how often it repeats.
 #[derive(Debug, Default)]
 struct Run {
     line: String,
@@ -173,7 +174,7 @@ impl fmt::Display for Flags {
     }
 }
 
-/// The end of a line: empty, or with a space before each number.
+/// Nothing, or a space and a number for each threshold.
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::default() {

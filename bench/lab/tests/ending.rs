@@ -1,0 +1,161 @@
+//! A machine ends with its test, no matter how the test ends.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::HashMap,
+    env, fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use lab::kernel;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The limit for a machine to boot or to end, which takes 0.5 s and 0.2 s on an idle host.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn an_interrupted_test_leaves_no_process() {
+    on_each_kernel(|machine| machine.end(&[Victim::Test], Signal::INT));
+}
+
+#[test]
+fn a_killed_test_leaves_no_process() {
+    on_each_kernel(|machine| machine.end(&[Victim::Test], Signal::KILL));
+}
+
+#[test]
+fn a_killed_kernel_leaves_no_helper() {
+    on_each_kernel(|machine| machine.end(&[Victim::Kernel], Signal::KILL));
+}
+
+/// Without a test and without a kernel, the warden kills the rest.
+#[test]
+fn helpers_do_not_outlive_test_and_kernel() {
+    on_each_kernel(|machine| machine.end(&[Victim::Kernel, Victim::Test], Signal::KILL));
+}
+
+/// Without a test and without a warden, the guest switches itself off, though it is busy.
+#[test]
+fn a_busy_guest_does_not_outlive_test_and_warden() {
+    on_each_kernel(|machine| machine.end(&[Victim::Warden, Victim::Test], Signal::KILL));
+}
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_computes_for_ever() {
+    lab::test(|| {
+        fs::write(env::var_os("FIXTURE_IS_BUSY").unwrap(), "").unwrap();
+        rustix::fs::sync();
+        loop {
+            std::hint::spin_loop();
+        }
+    });
+}
+
+/// Which process of a test and its machine is killed.
+#[derive(Clone, Copy)]
+enum Victim {
+    Test,
+    Kernel,
+    Warden,
+}
+
+/// A machine that computes for ever.
+struct Busy<'a> {
+    test: Child,
+    kernel: &'a Path,
+    /// The working directory of the machine's processes.
+    directory: &'a Path,
+}
+
+fn on_each_kernel(body: impl Fn(Busy<'_>)) {
+    let named = kernel::named().unwrap();
+    let kernels = match kernel::cached() {
+        Ok(Some(cached)) if named.is_empty() => vec![cached],
+        _ => named,
+    };
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap();
+    if kernels.is_empty() || cpuinfo.contains("User Mode Linux") {
+        // Prints SKIP, or fails if tests must not be skipped, or passes inside a lab kernel.
+        return lab::test(|| ());
+    }
+    for kernel in &kernels {
+        let scratch = tempfile::tempdir().unwrap();
+        let is_busy = scratch.path().join("is-busy");
+        let directory = scratch.path().join("machine");
+        fs::create_dir(&directory).unwrap();
+        let test = Command::new(env::current_exe().unwrap())
+            .args(["fixture_computes_for_ever", "--exact", "--ignored"])
+            .env(kernel::VARIABLE, kernel)
+            .env("LAB_DIRECTORY", &directory)
+            .env("FIXTURE_IS_BUSY", &is_busy)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("the guest computes", || is_busy.exists());
+        body(Busy {
+            test,
+            kernel,
+            directory: &directory,
+        });
+    }
+}
+
+impl Busy<'_> {
+    /// Sends `signal` to `victims`, and waits until all processes of the machine have ended.
+    fn end(mut self, victims: &[Victim], signal: Signal) {
+        let processes = processes(self.directory);
+        // At least kernel, warden and one process that runs the guest's programs.
+        assert!(processes.len() >= 3, "{processes:?}");
+        let pid_of = |program: &Path| {
+            let is_it = |(_, name): &(&i32, &String)| name.as_str() == program.to_str().unwrap();
+            let pids = processes.iter().filter(is_it).map(|(pid, _)| *pid);
+            // A helper of 6.1 is a copy of the kernel with a higher number.
+            pids.min().unwrap()
+        };
+        for victim in victims {
+            let pid = match victim {
+                Victim::Test => self.test.id().cast_signed(),
+                Victim::Kernel => pid_of(self.kernel),
+                Victim::Warden => pid_of(&env::current_exe().unwrap()),
+            };
+            kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+        }
+        self.test.wait().unwrap();
+        wait_until("the machine ends", || {
+            crate::processes(self.directory).is_empty()
+        });
+    }
+}
+
+/// Returns the processes with this working directory, as numbers and programs, without zombies.
+fn processes(directory: &Path) -> HashMap<i32, String> {
+    let mut found = HashMap::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        let (Ok(pid), path) = (name.parse(), entry.path()) else {
+            continue;
+        };
+        // Both links of a zombie are unreadable.
+        if fs::read_link(path.join("cwd")).is_ok_and(|it| it == directory)
+            && let Ok(program) = fs::read_link(path.join("exe"))
+        {
+            found.insert(pid, program.to_string_lossy().into_owned());
+        }
+    }
+    found
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIME_LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "timed out: {what}");
+        sleep(Duration::from_millis(20));
+    }
+}

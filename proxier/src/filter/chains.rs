@@ -1,0 +1,386 @@
+//! The chains and sets that do not depend on any Service.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::config::{FilterConfig, LocalMode, NodeFacts};
+use super::names::*;
+use crate::model::{Cidr, Family, Networks, Protocol};
+use crate::nftables::{
+    Chain, Hook, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
+    Type, Verdict,
+};
+
+/// Before IPVS (98, `ip_vs_in` in `net/netfilter/ipvs/ip_vs_core.c`) and after all filters.
+const BEFORE_IPVS_INPUT: Hook = Hook::Input(97);
+/// Before IPVS (-98), and after other programs' destination NAT (-100).
+const BEFORE_IPVS_OUTPUT: Hook = Hook::Output(-99);
+/// After IPVS (99) delivered a packet to a process of this node.
+const AFTER_IPVS_INPUT: Hook = Hook::Input(101);
+/// Before every other chain that sees the packets that IPVS forwards.
+const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
+/// Before any destination NAT (-100), and after conntrack knows the connection (-200).
+const OUTPUT: Hook = Hook::Output(-110);
+const INPUT: Hook = Hook::Input(0);
+/// After source NAT (100): the last hook before the packet leaves.
+const LEAVING: Hook = Hook::Postrouting(300);
+
+/// How long a packet's earlier mark is kept. A packet needs microseconds from hook to hook.
+const MARK_TIMEOUT: Duration = Duration::from_secs(60);
+/// For how many connections earlier marks are kept. Packets of further connections lose theirs.
+const MAX_MARKS: u32 = 65_536;
+
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// The clients inside the cluster, as packets show them on this node.
+enum Inside<'a> {
+    /// Their source address is in one of these networks.
+    Networks(&'a [Cidr]),
+    /// They come in by this interface.
+    Bridge(&'a Arc<str>),
+    /// They come in by an interface whose name starts so.
+    InterfacePrefix(&'a Arc<str>),
+}
+
+impl<'a> Inside<'a> {
+    fn on(config: &'a FilterConfig, node: &'a NodeFacts) -> Self {
+        match &config.local_mode {
+            LocalMode::ClusterCidr(networks) => Self::Networks(networks),
+            LocalMode::NodeCidr => Self::Networks(&node.pod_cidrs),
+            LocalMode::BridgeInterface(name) => Self::Bridge(name),
+            LocalMode::InterfaceNamePrefix(prefix) => Self::InterfacePrefix(prefix),
+        }
+    }
+
+    /// The matches of which any one recognises a packet from inside.
+    fn matches(&self) -> Vec<Match> {
+        match *self {
+            Self::Networks(networks) => FAMILIES
+                .into_iter()
+                .filter_map(|family| networks_of(family, networks))
+                .map(|networks| Match::Source(Relation::Is, networks))
+                .collect(),
+            Self::Bridge(name) => vec![Match::InputInterface(Relation::Is, name.clone())],
+            Self::InterfacePrefix(prefix) => {
+                vec![Match::InputInterfacePrefix(Relation::Is, prefix.clone())]
+            }
+        }
+    }
+}
+
+/// Returns the table of a node without Services.
+pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
+    let inside = Inside::on(config, node);
+    let mut table = Table::default();
+    for family in FAMILIES {
+        sets(&mut table, family);
+    }
+    for (name, key, kind) in [
+        (HEALTH_CHECK_PORTS, Type::Port, SetKind::Set),
+        (INSIDE_MARKS, Type::Mark, SetKind::Set),
+        (
+            MARKS_BEFORE,
+            Type::ConnectionId,
+            SetKind::Learned {
+                timeout: MARK_TIMEOUT,
+                size: MAX_MARKS,
+            },
+        ),
+    ] {
+        table.add_set(Set::new(name, [key], kind));
+    }
+    for chain in [
+        Chain::at("input", INPUT, input(config)),
+        Chain::at("output", OUTPUT, admission()),
+        Chain::at("inside-input", BEFORE_IPVS_INPUT, inside_input(&inside)),
+        Chain::at(
+            "inside-output",
+            BEFORE_IPVS_OUTPUT,
+            [rule([goto(INSIDE_CHAIN)])],
+        ),
+        Chain::at("restore-output", AFTER_IPVS_OUTPUT, [restore_mark()]),
+        Chain::at(
+            "restore-input",
+            AFTER_IPVS_INPUT,
+            [restore_mark(), clear_bit(config)],
+        ),
+        Chain::at("postrouting", Hook::SourceNat, postrouting(config)),
+        Chain::at("leaving", LEAVING, [clear_bit(config)]),
+        Chain::new(CLUSTER_IP, cluster_ip(config, &inside)),
+        Chain::new(EXTERNAL, [rule([goto(MASQUERADE)])]),
+        Chain::new(LOCAL_ONLY, from_service_addresses()),
+        Chain::new(MASQUERADE, masquerade(config)),
+        Chain::new(REFUSE, refuse()),
+        Chain::new(NOT_HERE, not_here(&inside)),
+        Chain::new(INSIDE_CHAIN, inside_marks()),
+        Chain::new(RESTORE, restore()),
+    ] {
+        table.add_chain(chain);
+    }
+    table
+}
+
+fn sets(table: &mut Table, family: Family) {
+    let address = Type::Address(family);
+    let frontend = [address, Type::Protocol, Type::Port];
+    for (name, kind) in [
+        (FRONTENDS, SetKind::Verdicts),
+        (GUARDED, SetKind::Verdicts),
+        (INSIDE, SetKind::Verdicts),
+    ] {
+        table.add_set(Set::new(name.of(family), frontend, kind));
+    }
+    for name in [SERVICE_ADDRESSES, PINGABLE] {
+        table.add_set(Set::new(name.of(family), [address], SetKind::Set));
+    }
+    let pair = [address, address];
+    table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
+}
+
+/// The rules that admit every client's packets to a frontend.
+fn admission() -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for family in FAMILIES {
+        rules.push(rule([frontend_map(family, GUARDED)]));
+    }
+    for family in FAMILIES {
+        rules.push(rule([Match::New.into(), frontend_map(family, FRONTENDS)]));
+    }
+    rules
+}
+
+fn input(config: &FilterConfig) -> Vec<Rule> {
+    let mut rules = admission();
+    rules.push(rule([
+        Statement::In {
+            key: [Selector::TcpDestinationPort].into(),
+            set: HEALTH_CHECK_PORTS.into(),
+        },
+        Verdict::Accept.into(),
+    ]));
+    for family in FAMILIES.into_iter().filter(|_| config.answer_ping) {
+        let ping = Match::EchoRequest(family);
+        let to = addressed_to(family, PINGABLE);
+        rules.push(rule([ping.into(), to, Verdict::Accept.into()]));
+    }
+    for family in FAMILIES {
+        let to = addressed_to(family, SERVICE_ADDRESSES);
+        rules.push(rule([Match::New.into(), to, goto(REFUSE)]));
+    }
+    rules
+}
+
+/// Masquerades connections to cluster IPs from outside the cluster.
+///
+/// Their answers would not return through this node otherwise. Connections of the node itself are
+/// masqueraded too, unless its addresses count as inside.
+fn cluster_ip(config: &FilterConfig, inside: &Inside<'_>) -> Vec<Rule> {
+    if config.masquerade_all {
+        return vec![rule([goto(MASQUERADE)])];
+    }
+    match *inside {
+        Inside::Networks(networks) => FAMILIES
+            .map(|family| match networks_of(family, networks) {
+                Some(inside) => {
+                    let outside = Match::Source(Relation::IsNot, inside);
+                    rule([outside.into(), goto(MASQUERADE)])
+                }
+                // No client is recognised as inside. Masqueraded is only the source that is sure
+                // to be this node.
+                None => from_service_address(family),
+            })
+            .into(),
+        Inside::Bridge(name) => {
+            let outside = Match::InputInterface(Relation::IsNot, name.clone());
+            vec![rule([outside.into(), goto(MASQUERADE)])]
+        }
+        Inside::InterfacePrefix(prefix) => {
+            let outside = Match::InputInterfacePrefix(Relation::IsNot, prefix.clone());
+            vec![rule([outside.into(), goto(MASQUERADE)])]
+        }
+    }
+}
+
+fn from_service_addresses() -> Vec<Rule> {
+    FAMILIES.map(from_service_address).into()
+}
+
+/// Masquerades a process of this node whose source is a service address.
+///
+/// An endpoint on another node has that address too and would answer to itself.
+fn from_service_address(family: Family) -> Rule {
+    let from = Statement::In {
+        key: [Selector::Source(family)].into(),
+        set: SERVICE_ADDRESSES.of(family).into(),
+    };
+    rule([from, goto(MASQUERADE)])
+}
+
+/// Sets the masquerade bit, but not on packets from loopback addresses: those stay on this node.
+fn masquerade(config: &FilterConfig) -> Vec<Rule> {
+    let loopback = [(Family::V4, "127.0.0.0/8"), (Family::V6, "::1/128")];
+    let loopback = loopback.map(|(family, network)| {
+        let networks = Networks::new(family, network.parse::<Cidr>());
+        let from = Match::Source(Relation::Is, networks);
+        rule([from.into(), Verdict::Return.into()])
+    });
+    let mark = NewMark::With(config.masquerade_bit.mark());
+    let [v4, v6] = loopback;
+    vec![v4, v6, rule([Statement::SetMark(mark)])]
+}
+
+/// Rejects new connections. Established ones pass: their destination may be draining.
+fn refuse() -> Vec<Rule> {
+    let tcp = Match::Protocol([Protocol::Tcp].into());
+    vec![
+        rule([Match::Established.into(), Verdict::Return.into()]),
+        rule([tcp.into(), Statement::Reject(Reject::TcpReset)]),
+        rule([Statement::Reject(Reject::PortUnreachable)]),
+    ]
+}
+
+/// Drops new connections from outside the cluster.
+///
+/// A rejection would reach the client. After a drop, the client repeats its SYN, which a load
+/// balancer that has just removed this node sends to another one.
+fn not_here(inside: &Inside<'_>) -> Vec<Rule> {
+    let mut rules = vec![
+        rule([Match::Established.into(), Verdict::Return.into()]),
+        rule([Match::SourceIsLocal.into(), Verdict::Return.into()]),
+    ];
+    for inside in inside.matches() {
+        rules.push(rule([inside.into(), Verdict::Return.into()]));
+    }
+    rules.push(rule([Verdict::Drop.into()]));
+    rules
+}
+
+fn inside_input(inside: &Inside<'_>) -> Vec<Rule> {
+    let to_chain = |inside: Match| rule([inside.into(), goto(INSIDE_CHAIN)]);
+    inside.matches().into_iter().map(to_chain).collect()
+}
+
+fn inside_marks() -> Vec<Rule> {
+    FAMILIES
+        .map(|family| rule([frontend_map(family, INSIDE)]))
+        .into()
+}
+
+fn restore_mark() -> Rule {
+    let ours = Statement::In {
+        key: [Selector::Mark].into(),
+        set: INSIDE_MARKS.into(),
+    };
+    rule([ours, Verdict::Jump(RESTORE.into()).into()])
+}
+
+fn restore() -> Vec<Rule> {
+    let before = NewMark::Mapped {
+        key: Selector::ConnectionId,
+        map: MARKS_BEFORE.into(),
+    };
+    vec![
+        rule([Statement::SetMark(before), Verdict::Return.into()]),
+        rule([Statement::SetMark(NewMark::To(0))]),
+    ]
+}
+
+/// Returns the chain that sets the firewall mark `mark`, and keeps the mark a packet had before.
+pub(super) fn firewall_mark(mark: u32) -> Chain {
+    let remember = Statement::Remember {
+        map: MARKS_BEFORE.into(),
+        key: Selector::ConnectionId,
+        data: Selector::Mark,
+    };
+    Chain::new(
+        inside(mark),
+        [
+            rule([Match::Marked.into(), remember]),
+            rule([Statement::SetMark(NewMark::To(mark))]),
+        ],
+    )
+}
+
+fn postrouting(config: &FilterConfig) -> Vec<Rule> {
+    let ported = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
+    let masquerade = || Statement::Masquerade {
+        ports: masquerade_ports(&config.node_ports),
+    };
+    let marked = Match::HasMark(config.masquerade_bit.mark());
+    let mut rules = vec![rule([marked.into(), ported().into(), masquerade()])];
+    for family in FAMILIES {
+        // A Pod that is its own endpoint sees its own address as the source, answers directly, and
+        // the answer never passes IPVS. So its connections to itself are masqueraded.
+        let itself = Statement::In {
+            key: [Selector::Source(family), Selector::Destination(family)].into(),
+            set: HAIRPIN.of(family).into(),
+        };
+        rules.push(rule([itself, ported().into(), masquerade()]));
+    }
+    rules
+}
+
+/// Returns the larger of the two ranges of unprivileged ports that node ports leave free.
+fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
+    let below = 1024..=node_ports.start().saturating_sub(1);
+    let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
+    match (below.len(), above.len()) {
+        // The node ports leave no range free.
+        (0, 0..=1) => 1024..=u16::MAX,
+        (low, high) if low > high => below,
+        _ => above,
+    }
+}
+
+fn clear_bit(config: &FilterConfig) -> Rule {
+    let bit = config.masquerade_bit.mark();
+    let cleared = Statement::SetMark(NewMark::Without(bit));
+    rule([Match::HasMark(bit).into(), cleared])
+}
+
+fn networks_of(family: Family, networks: &[Cidr]) -> Option<Networks> {
+    let networks = Networks::new(family, networks.iter().copied());
+    (!networks.is_empty()).then_some(networks)
+}
+
+fn frontend_map(family: Family, map: PerFamily) -> Statement {
+    Statement::VerdictMap {
+        key: [
+            Selector::Destination(family),
+            Selector::Protocol,
+            Selector::DestinationPort,
+        ]
+        .into(),
+        map: map.of(family).into(),
+    }
+}
+
+fn addressed_to(family: Family, set: PerFamily) -> Statement {
+    Statement::In {
+        key: [Selector::Destination(family)].into(),
+        set: set.of(family).into(),
+    }
+}
+
+fn goto(chain: &str) -> Statement {
+    Verdict::Goto(Arc::from(chain)).into()
+}
+
+fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
+    Rule::new(statements)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masquerading_never_chooses_a_node_port() {
+        assert_eq!(masquerade_ports(&(30_000..=32_767)), 32_768..=65_535);
+        assert_eq!(masquerade_ports(&(40_000..=65_535)), 1024..=39_999);
+        assert_eq!(masquerade_ports(&(60_000..=61_000)), 1024..=59_999);
+        assert_eq!(masquerade_ports(&(1..=500)), 1024..=65_535);
+        assert_eq!(masquerade_ports(&(1..=65_535)), 1024..=65_535);
+    }
+}

@@ -1,0 +1,103 @@
+//! What the operator chose, and what the Node object adds to it.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use crate::model::{Cidr, Family, Node};
+
+/// What the operator chose; the default is kube-proxy's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilterConfig {
+    /// Masquerade all connections to cluster IPs (`--masquerade-all`).
+    pub masquerade_all: bool,
+    /// The bit of packet marks that means "masquerade" (`--iptables-masquerade-bit`).
+    ///
+    /// It is set on packets of Services on their way through this node and cleared before they
+    /// leave. Packets that another program marks with it are masqueraded too.
+    pub masquerade_bit: MasqueradeBit,
+    /// How clients inside the cluster are recognised (`--detect-local-mode`).
+    pub local_mode: LocalMode,
+    /// Whether service addresses with endpoints answer pings.
+    pub answer_ping: bool,
+    /// The cluster's node ports; masquerading never chooses one of them as a source port.
+    pub node_ports: RangeInclusive<u16>,
+}
+
+impl Default for FilterConfig {
+    fn default() -> Self {
+        Self {
+            masquerade_all: false,
+            masquerade_bit: MasqueradeBit::default(),
+            local_mode: LocalMode::default(),
+            answer_ping: false,
+            node_ports: 30_000..=32_767,
+        }
+    }
+}
+
+/// The position of a bit in packet marks, 0 to 31; the default is kube-proxy's, 14.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MasqueradeBit(u8);
+
+impl MasqueradeBit {
+    /// Returns the bit at `position`; `None` above 31.
+    pub fn new(position: u8) -> Option<Self> {
+        (position < 32).then_some(Self(position))
+    }
+
+    /// The mark in which only this bit is set.
+    pub fn mark(self) -> u32 {
+        1 << self.0
+    }
+}
+
+impl Default for MasqueradeBit {
+    fn default() -> Self {
+        Self(14)
+    }
+}
+
+/// `--detect-local-mode` with its argument. Processes of the node are inside in every mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalMode {
+    /// `ClusterCIDR`: by source addresses in these networks (`--cluster-cidr`). In a family without
+    /// networks, no client is recognised.
+    ClusterCidr(Vec<Cidr>),
+    /// `NodeCIDR`: by source addresses in the pod networks of our Node.
+    NodeCidr,
+    /// `BridgeInterface`: by this input interface (`--pod-bridge-interface`).
+    BridgeInterface(Arc<str>),
+    /// `InterfaceNamePrefix`: by the start of the input interface's name
+    /// (`--pod-interface-name-prefix`).
+    InterfaceNamePrefix(Arc<str>),
+}
+
+impl Default for LocalMode {
+    fn default() -> Self {
+        Self::ClusterCidr(Vec::new())
+    }
+}
+
+/// What the rules depend on beside the configuration: facts of our Node object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeFacts {
+    /// The main addresses, at most one per family: the sources of the node's own connections to
+    /// service addresses.
+    pub(super) addresses: Vec<IpAddr>,
+    /// The networks of the node's Pods.
+    pub(super) pod_cidrs: Vec<Cidr>,
+}
+
+impl NodeFacts {
+    pub(super) fn of(node: Option<&Node>) -> Self {
+        let Some(node) = node else {
+            return Self::default();
+        };
+        let families = [Family::V4, Family::V6].into_iter();
+        Self {
+            addresses: families.filter_map(|family| node.address(family)).collect(),
+            pod_cidrs: node.pod_cidrs.clone(),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Guards: rules that stay until what they protect is gone.
+//!
+//! A frontend that is removed loses its rules in one transaction and its virtual server in a later
+//! Op. In between, a client that its source ranges kept out would be admitted, and the node's own
+//! daemons would answer at its address. So a removed frontend keeps its guard, and a removed service
+//! address stays rejected, until [`Ruleset::release`] learns that the kernel has them no more.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::admission::key;
+use super::names::{GUARDED, REFUSE, SERVICE_ADDRESSES, ranges};
+use super::ruleset::Ruleset;
+use crate::frontend::Frontend;
+use crate::nftables::{Chain, Element, Key, Rule, Verdict};
+use crate::plan::Admission;
+
+/// The parts of a table that wait to be released.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Guards {
+    /// The frontends whose guard waits, with the chain that only the guard names.
+    pub(super) frontends: BTreeSet<Frontend>,
+    pub(super) addresses: BTreeSet<IpAddr>,
+}
+
+impl Ruleset {
+    /// Rejects new connections to a stale frontend until it is released.
+    ///
+    /// A frontend that has a guard keeps it. The new guard has the name of a source-range chain: if
+    /// the kernel has such a chain, its element stays and only the chain's rules change, atomically.
+    pub fn guard_frontend(&mut self, frontend: Frontend) {
+        let set = GUARDED.of(frontend.family());
+        let is_guarded = self.table().has_element(set, &key(&frontend));
+        if is_guarded || self.frontend(&frontend).is_some() {
+            return;
+        }
+        let name = ranges(&frontend);
+        let refuse = Verdict::Goto(REFUSE.into());
+        self.add_chain(Chain::new(name.clone(), [Rule::new([refuse.into()])]));
+        let element = Element {
+            key: key(&frontend),
+            verdict: Some(Verdict::Jump(name)),
+        };
+        self.add_element(set, element);
+        self.guards.frontends.insert(frontend);
+    }
+
+    /// Rejects new connections to a stale service address until it is released.
+    pub fn guard_address(&mut self, address: IpAddr) {
+        if !self.has_service_address(address) {
+            self.add_service_address(address);
+            self.guards.addresses.insert(address);
+        }
+    }
+
+    /// Removes the waiting guards of which the closures say that nothing needs them any more.
+    /// Returns whether there were any.
+    ///
+    /// # Cost
+    /// Proportional to the waiting guards.
+    pub fn release(
+        &mut self,
+        is_frontend_done: impl Fn(&Frontend, Option<&Admission>) -> bool,
+        is_address_done: impl Fn(&IpAddr) -> bool,
+    ) -> bool {
+        let frontends = self.guards.frontends.iter().copied();
+        let frontends: Vec<Frontend> = frontends
+            .filter(|frontend| is_frontend_done(frontend, self.frontend(frontend)))
+            .collect();
+        let addresses = self.guards.addresses.iter().copied();
+        let addresses: Vec<IpAddr> = addresses.filter(is_address_done).collect();
+        for frontend in &frontends {
+            self.remove_guard(frontend);
+        }
+        for &address in &addresses {
+            self.guards.addresses.remove(&address);
+            let key = Key::new([address.into()]);
+            self.remove_element(SERVICE_ADDRESSES.of(address.into()), key);
+        }
+        !frontends.is_empty() || !addresses.is_empty()
+    }
+
+    /// Removes the guard of a frontend, if it waits to be released.
+    pub(super) fn remove_guard(&mut self, frontend: &Frontend) {
+        if self.guards.frontends.remove(frontend) {
+            self.remove_element(GUARDED.of(frontend.family()), key(frontend));
+            self.remove_chain(&ranges(frontend));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::FilterConfig;
+    use crate::model::{Family, Networks, Protocol, TrafficPolicy};
+    use crate::nftables::Command;
+    use crate::plan::{Endpoints, Scope};
+
+    const FRONTEND: Frontend = Frontend {
+        address: IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 5)),
+        protocol: Protocol::Udp,
+        port: 53,
+    };
+
+    fn admission(ranges: Option<&str>, endpoints: Endpoints) -> Admission {
+        let networks = |text: &str| Networks::new(Family::V4, [text.parse().unwrap()]);
+        Admission {
+            scope: Scope::External,
+            policy: TrafficPolicy::Cluster,
+            endpoints,
+            source_ranges: ranges.map(networks),
+            inside_mark: None,
+        }
+    }
+
+    fn ranged() -> Admission {
+        admission(Some("203.0.113.0/24"), Endpoints::Usable)
+    }
+
+    fn open() -> Admission {
+        admission(None, Endpoints::Usable)
+    }
+
+    /// A ruleset with one frontend, whose commands were taken.
+    fn with(admission: Admission) -> Ruleset {
+        let mut rules = Ruleset::new(&FilterConfig::default(), None);
+        rules.set_frontend(FRONTEND, Some(admission));
+        rules.add_service_address(FRONTEND.address);
+        rules.take_commands();
+        rules
+    }
+
+    fn commands(rules: &mut Ruleset) -> Vec<String> {
+        let commands = rules.take_commands();
+        let text = |command: &Command| command.in_table("t").to_string();
+        commands.iter().map(text).collect()
+    }
+
+    fn release_all(rules: &mut Ruleset) -> bool {
+        rules.release(|_, _| true, |_| true)
+    }
+
+    const REMOVE_FRONTEND: &str = "delete element inet t frontends-4 { 198.51.100.5 . udp . 53 }";
+    const REMOVE_GUARD: &str = "delete element inet t guarded-4 { 198.51.100.5 . udp . 53 }";
+    const REMOVE_PING: &str = "delete element inet t pingable-4 { 198.51.100.5 }";
+    const REMOVE_ADDRESS: &str = "delete element inet t service-addresses-4 { 198.51.100.5 }";
+
+    #[test]
+    fn a_guard_is_removed_when_it_is_released() {
+        let mut rules = with(ranged());
+        rules.set_frontend(FRONTEND, None);
+        rules.remove_service_address(FRONTEND.address);
+        assert_eq!(commands(&mut rules), [REMOVE_FRONTEND, REMOVE_PING]);
+        assert!(!rules.release(|_, _| false, |_| false));
+        assert_eq!(commands(&mut rules), [""; 0]);
+        assert!(rules.release(|_, _| false, |_| true));
+        assert_eq!(commands(&mut rules), [REMOVE_ADDRESS]);
+        assert!(release_all(&mut rules));
+        let chain = "ranges-udp-198.51.100.5-53";
+        let gone = [
+            format!("flush chain inet t {chain}"),
+            REMOVE_GUARD.to_owned(),
+            format!("delete chain inet t {chain}"),
+        ];
+        assert_eq!(commands(&mut rules), gone);
+        assert!(!release_all(&mut rules));
+        let nothing = Ruleset::new(&FilterConfig::default(), None);
+        assert_eq!(rules.table(), nothing.table());
+        assert_eq!(rules.fingerprint(), nothing.fingerprint());
+    }
+
+    #[test]
+    fn a_guard_that_is_needed_again_stays() {
+        for again in [ranged(), admission(None, Endpoints::None), open()] {
+            let mut rules = with(ranged());
+            rules.set_frontend(FRONTEND, None);
+            rules.remove_service_address(FRONTEND.address);
+            rules.set_frontend(FRONTEND, Some(again.clone()));
+            rules.add_service_address(FRONTEND.address);
+            // Without source ranges, the old guard is released now.
+            assert_eq!(release_all(&mut rules), again == open());
+            let fresh = with(again);
+            assert_eq!(rules.table(), fresh.table());
+            assert_eq!(rules.fingerprint(), fresh.fingerprint());
+        }
+    }
+
+    #[test]
+    fn a_frontend_that_gets_endpoints_keeps_its_guard_until_release() {
+        let mut rules = with(admission(None, Endpoints::None));
+        rules.set_frontend(FRONTEND, Some(open()));
+        let ping = "add element inet t pingable-4 { 198.51.100.5 }";
+        assert_eq!(commands(&mut rules), [ping]);
+        assert!(!rules.release(|_, now| now.is_none(), |_| true));
+        assert!(rules.release(|_, now| now.is_some(), |_| false));
+        assert_eq!(commands(&mut rules), [REMOVE_GUARD]);
+    }
+
+    #[test]
+    fn a_stale_frontend_is_rejected_until_it_is_released() {
+        let mut rules = Ruleset::new(&FilterConfig::default(), None);
+        let nothing = rules.clone();
+        rules.guard_frontend(FRONTEND);
+        rules.guard_frontend(FRONTEND);
+        rules.guard_address(FRONTEND.address);
+        let chain = "ranges-udp-198.51.100.5-53";
+        let guard = [
+            format!("add chain inet t {chain}"),
+            format!("add element inet t guarded-4 {{ 198.51.100.5 . udp . 53 : jump {chain} }}"),
+            format!("add rule inet t {chain} goto refuse"),
+        ];
+        let address = "add element inet t service-addresses-4 { 198.51.100.5 }".to_owned();
+        let guard = [&guard[..2], &[address], &guard[2..]].concat();
+        assert_eq!(commands(&mut rules), guard);
+        assert!(release_all(&mut rules));
+        assert_eq!(rules.table(), nothing.table());
+        // A desired frontend has the guard that its admission asks for, and no other.
+        let mut rules = with(open());
+        rules.guard_frontend(FRONTEND);
+        rules.guard_address(FRONTEND.address);
+        assert_eq!(commands(&mut rules), [""; 0]);
+        assert!(!release_all(&mut rules));
+    }
+}

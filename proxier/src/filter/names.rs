@@ -1,0 +1,80 @@
+//! The names of sets and chains.
+
+use std::sync::Arc;
+
+use crate::frontend::Frontend;
+use crate::model::Family;
+
+/// Sets that exist once per family.
+#[derive(Clone, Copy)]
+pub(super) struct PerFamily {
+    v4: &'static str,
+    v6: &'static str,
+}
+
+impl PerFamily {
+    pub(super) fn of(self, family: Family) -> &'static str {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+}
+
+macro_rules! per_family {
+    ($name:literal) => {
+        PerFamily {
+            v4: concat!($name, "-4"),
+            v6: concat!($name, "-6"),
+        }
+    };
+}
+
+/// Every frontend, with the chain that decides about masquerading.
+pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
+/// The frontends that some clients may not use now, with the chain that decides.
+pub(super) const GUARDED: PerFamily = per_family!("guarded");
+/// The frontends whose clients inside the cluster reach other endpoints.
+pub(super) const INSIDE: PerFamily = per_family!("inside");
+/// The addresses that are local for Services only.
+pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
+/// The service addresses that answer pings.
+pub(super) const PINGABLE: PerFamily = per_family!("pingable");
+/// Each endpoint on this node, as a pair of source and destination.
+pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
+/// The health-check node ports.
+pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
+/// The firewall marks in use.
+pub(super) const INSIDE_MARKS: &str = "inside-marks";
+/// The mark that packets of a connection had before they got a firewall mark.
+pub(super) const MARKS_BEFORE: &str = "marks-before";
+
+/// Connections to cluster IPs.
+pub(super) const CLUSTER_IP: &str = "cluster-ip";
+/// Connections to external frontends with policy Cluster.
+pub(super) const EXTERNAL: &str = "external";
+/// Connections to external frontends with policy Local.
+pub(super) const LOCAL_ONLY: &str = "local-only";
+/// Sets the masquerade bit.
+pub(super) const MASQUERADE: &str = "mark-masquerade";
+/// Rejects new connections.
+pub(super) const REFUSE: &str = "refuse";
+/// Drops new connections from outside the cluster.
+pub(super) const NOT_HERE: &str = "not-here";
+/// Sets the firewall mark of packets from clients inside the cluster.
+pub(super) const INSIDE_CHAIN: &str = "inside";
+/// Restores the mark that a packet had before its firewall mark.
+pub(super) const RESTORE: &str = "restore";
+
+/// The chain that admits certain sources to `frontend`.
+pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
+    // Names may not contain colons.
+    let address = frontend.address.to_string().replace(':', "_");
+    let protocol = frontend.protocol.to_string().to_lowercase();
+    format!("ranges-{protocol}-{address}-{}", frontend.port).into()
+}
+
+/// The chain that sets this firewall mark.
+pub(super) fn inside(mark: u32) -> Arc<str> {
+    format!("inside-{mark:08x}").into()
+}

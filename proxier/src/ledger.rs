@@ -1,0 +1,420 @@
+//! The persistent record of what is owned and what drains.
+//!
+//! ```text
+//!  own, disown, drain, end ──▶ Ledger ──flush──▶ LedgerFile (one line of JSON per record, under /run)
+//!                              memory  ◀──open──
+//! ```
+//!
+//! The kernel keeps no owner with a virtual server and no deadline with a destination, so the ledger
+//! does. Each of its methods changes memory and queues the record of that change; [`Ledger::flush`]
+//! appends what is queued. A process that starts replays the file through the same methods.
+
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use crate::dataplane::Failure;
+use crate::filter::Fingerprint;
+use crate::frontend::LedgerKey;
+use crate::model::ServicePortName;
+use crate::observed::{CountedServer, Observed};
+use crate::plan::Desired;
+use crate::timer::Timer;
+
+mod drains;
+mod file;
+mod owned;
+mod record;
+
+pub use drains::{Drain, Drains};
+pub use file::{Error, LedgerFile};
+pub use owned::{Owned, Territory};
+
+use record::Record;
+
+/// What is owned, what drains, and which packet rules were written last.
+#[derive(Debug)]
+pub struct Ledger {
+    owned: Owned,
+    drains: Drains,
+    rules: Option<WrittenRules>,
+    /// Changes of memory that the file does not have yet.
+    queue: Vec<Record>,
+    file: LedgerFile,
+    /// When a flush that failed is tried again.
+    retry: Timer,
+}
+
+/// The packet rules that were written last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrittenRules {
+    /// The number of the state of all packet rules after our transaction (`NFTA_GEN_ID`).
+    pub generation: u32,
+    /// The fingerprint of our table.
+    pub fingerprint: Fingerprint,
+}
+
+impl Ledger {
+    /// Reads the ledger from `file`, which need not exist.
+    ///
+    /// # Errors
+    /// When the file exists and cannot be read. To continue as if nothing were owned would leave
+    /// virtual servers behind, so the caller decides.
+    pub fn open(mut file: LedgerFile) -> Result<Self, Error> {
+        let records = file.read()?;
+        let mut ledger = Self {
+            owned: Owned::default(),
+            drains: Drains::default(),
+            rules: None,
+            queue: Vec::new(),
+            file,
+            retry: Timer::retry(),
+        };
+        for record in records {
+            ledger.replay(record);
+        }
+        // The file has all of it already.
+        ledger.queue.clear();
+        Ok(ledger)
+    }
+
+    /// The owned virtual servers.
+    pub fn owned(&self) -> &Owned {
+        &self.owned
+    }
+
+    /// The draining destinations.
+    pub fn drains(&self) -> &Drains {
+        &self.drains
+    }
+
+    /// The packet rules that were written last.
+    pub fn rules(&self) -> Option<WrittenRules> {
+        self.rules
+    }
+
+    /// Records that a virtual server is owned and serves `owner`. Returns whether that is new.
+    pub fn own(&mut self, key: ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+        if self.owned.is_for(&key, owner) {
+            return false;
+        }
+        self.insert(key, owner.to_string().into());
+        true
+    }
+
+    /// Records that a virtual server is deleted, and its destinations with it.
+    pub fn disown(&mut self, key: &ipvs::ServiceKey) {
+        self.drains.end_all(key);
+        if self.owned.remove(key) {
+            self.enqueue(LedgerKey::new(*key).map(|server| Record::Disown { server }));
+        }
+    }
+
+    /// Records that a destination has weight 0 since `now` and drains until `deadline`.
+    ///
+    /// A destination that drains already keeps its first deadline.
+    pub fn drain(
+        &mut self,
+        key: ipvs::ServiceKey,
+        destination: ipvs::DestinationKey,
+        now: Duration,
+        deadline: Duration,
+    ) {
+        if self.drains.begin(key, destination, now, deadline) {
+            self.enqueue(Record::drain(key, destination, deadline));
+        }
+    }
+
+    /// Records that a destination no longer drains: it is desired again, or deleted.
+    pub fn end(&mut self, key: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) {
+        if self.drains.end(key, destination) {
+            self.enqueue(Record::drained(*key, *destination));
+        }
+    }
+
+    /// Ends the drains of a virtual server's destinations that are desired again.
+    pub fn end_desired(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
+        let Some(wanted) = desired.virtual_servers.get(key) else {
+            return;
+        };
+        for destination in self.drains.of(key) {
+            if wanted.has_destination(&destination) {
+                self.end(key, &destination);
+            }
+        }
+    }
+
+    /// Begins the drains that are not recorded: of stale destinations with weight 0.
+    ///
+    /// A process that was killed left them, or a return to service that the kernel refused.
+    pub fn recognise_drains(
+        &mut self,
+        key: &ipvs::ServiceKey,
+        desired: &Desired,
+        observed: &Observed,
+        now: Duration,
+    ) {
+        let wanted = desired.virtual_servers.get(key);
+        let found = observed.virtual_servers.get(key);
+        let (Some(wanted), Some(found)) = (wanted, found) else {
+            return;
+        };
+        for destination in found.destinations.iter() {
+            if destination.weight == 0 && !wanted.has_destination(&destination.key) {
+                self.drain(*key, destination.key, now, now + wanted.drain);
+            }
+        }
+    }
+
+    /// Takes in the connections of a virtual server that has draining destinations; `None` if the
+    /// kernel no longer has it.
+    ///
+    /// A destination without connections, or past its deadline, may be deleted from now on. One
+    /// that another program deleted no longer drains.
+    pub fn count(&mut self, key: &ipvs::ServiceKey, found: Option<&CountedServer>, now: Duration) {
+        for destination in self.drains.counted(key, found, now) {
+            self.enqueue(Record::drained(*key, destination));
+        }
+    }
+
+    /// Records the packet rules that a transaction of ours led to.
+    pub fn set_rules(&mut self, rules: WrittenRules) {
+        self.rules = Some(rules);
+        self.enqueue(Some(Record::from(rules)));
+    }
+
+    /// Appends the queued records to the file: one system call per thousand, none if there are none.
+    ///
+    /// # Errors
+    /// When the file cannot be written. Memory keeps everything; the next flush that succeeds
+    /// writes the whole ledger.
+    pub fn flush(&mut self, now: Duration) -> Result<(), Failure> {
+        let queued = std::mem::take(&mut self.queue);
+        let written = match self.file.is_behind() {
+            true => self.rewrite(),
+            false => self.file.append(&queued),
+        };
+        match &written {
+            Ok(()) => self.retry.reset(),
+            // A round flushes up to twice; that is one failure.
+            Err(_) if self.retry.is_waiting(now) => {}
+            Err(_) => self.retry.back_off(now),
+        }
+        Ok(written?)
+    }
+
+    /// Writes the file anew if most of its lines were revoked by later ones.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the old one stays.
+    pub fn compact(&mut self) -> Result<(), Failure> {
+        let needed = self.owned.len() + self.drains.iter().count();
+        if self.file.is_worth_rewriting(needed) {
+            self.rewrite()?;
+        }
+        Ok(())
+    }
+
+    /// Gives back memory that insertions in order left unused; for after many insertions.
+    pub fn pack(&mut self) {
+        self.owned.pack();
+    }
+
+    /// When a flush is to be tried again, or the connections of draining destinations counted.
+    pub fn next_due(&self) -> Option<Duration> {
+        let timers = [self.retry.due(), self.drains.next_due()];
+        timers.into_iter().flatten().min()
+    }
+
+    /// Continues in another file, as if the first one had become unwritable.
+    #[cfg(test)]
+    pub(crate) fn move_to(&mut self, file: LedgerFile) {
+        self.file = file;
+    }
+
+    fn rewrite(&mut self) -> Result<(), Error> {
+        let owned = self.owned.iter();
+        let owned = owned.filter_map(|(key, service)| Record::own(*key, service.into()));
+        let drains = self.drains.iter();
+        let drains = drains.filter_map(|(key, destination, drain)| {
+            Record::drain(key, destination, drain.deadline)
+        });
+        let rules = self.rules.map(Record::from);
+        let all: Vec<Record> = owned.chain(drains).chain(rules).collect();
+        self.file.rewrite(&all)
+    }
+
+    fn replay(&mut self, record: Record) {
+        match record {
+            Record::Own { server, service } => self.insert(server.into(), service),
+            Record::Disown { server } => self.disown(&server.into()),
+            Record::Drain {
+                server,
+                destination,
+                until,
+            } => {
+                let deadline = Duration::from_secs(until);
+                self.drain(server.into(), destination.into(), Duration::ZERO, deadline);
+            }
+            Record::Drained {
+                server,
+                destination,
+            } => self.end(&server.into(), &destination.into()),
+            Record::Rules {
+                generation,
+                fingerprint,
+            } => self.set_rules(WrittenRules {
+                generation,
+                fingerprint,
+            }),
+        }
+    }
+
+    fn insert(&mut self, key: ipvs::ServiceKey, service: Box<str>) {
+        let record = Record::own(key, service.clone());
+        self.owned.insert(key, service);
+        self.enqueue(record);
+    }
+
+    fn enqueue(&mut self, record: Option<Record>) {
+        self.queue.extend(record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::path::Path;
+
+    use super::*;
+    use crate::model::ObjectName;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    fn key(last: u8) -> ipvs::ServiceKey {
+        ipvs::ServiceKey::Address {
+            protocol: ipvs::Protocol::Tcp,
+            address: [10, 96, 0, last].into(),
+            port: 80,
+        }
+    }
+
+    fn owner(name: &str) -> ServicePortName {
+        ServicePortName {
+            service: ObjectName::new("a", name),
+            port: "".into(),
+        }
+    }
+
+    fn destination() -> ipvs::DestinationKey {
+        ipvs::DestinationKey {
+            address: IpAddr::from([10, 244, 0, 1]),
+            port: 8080,
+        }
+    }
+
+    fn open(path: &Path) -> Ledger {
+        Ledger::open(LedgerFile::new(path)).unwrap()
+    }
+
+    fn names(ledger: &Ledger) -> Vec<&str> {
+        ledger.owned.iter().map(|(_, name)| name).collect()
+    }
+
+    fn drain(ledger: &mut Ledger, last: u8, until: u64) {
+        ledger.drain(key(last), destination(), NOW, Duration::from_secs(until));
+    }
+
+    #[test]
+    fn the_next_process_reads_what_was_flushed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run/ledger");
+        let mut ledger = open(&path);
+        assert!(ledger.own(key(1), &owner("b")) && ledger.own(key(2), &owner("c")));
+        assert!(!ledger.own(key(2), &owner("c")));
+        drain(&mut ledger, 2, 70);
+        ledger.flush(NOW).unwrap();
+        ledger.disown(&key(1));
+        drain(&mut ledger, 2, 90);
+        let mark = ipvs::ServiceKey::Mark {
+            family: ipvs::Family::V6,
+            mark: 7,
+        };
+        ledger.own(mark, &owner("d"));
+        let rules = WrittenRules {
+            generation: 3,
+            fingerprint: 4,
+        };
+        ledger.set_rules(rules);
+        ledger.flush(NOW).unwrap();
+        let read = open(&path);
+        assert_eq!(names(&read), ["a/c", "a/d"]);
+        assert_eq!(read.rules(), Some(rules));
+        let drains: Vec<_> = read.drains.iter().collect();
+        let (server, _, drain) = drains[0];
+        assert_eq!((drains.len(), server), (1, key(2)));
+        assert_eq!(drain.deadline, Duration::from_secs(70), "the first one");
+    }
+
+    #[test]
+    fn a_drain_that_ended_is_not_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        let mut ledger = open(&path);
+        for last in [1, 2, 3] {
+            ledger.own(key(last), &owner("b"));
+            drain(&mut ledger, last, 70);
+        }
+        ledger.end(&key(1), &destination());
+        ledger.disown(&key(2));
+        // The kernel no longer has the third.
+        ledger.count(&key(3), None, NOW);
+        ledger.flush(NOW).unwrap();
+        assert_eq!(open(&path).drains().iter().count(), 0);
+    }
+
+    #[test]
+    fn the_file_is_compacted_when_most_of_it_is_revoked() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        let mut ledger = open(&path);
+        for _ in 0..600 {
+            ledger.own(key(9), &owner("x"));
+            ledger.disown(&key(9));
+        }
+        ledger.own(key(1), &owner("b"));
+        drain(&mut ledger, 1, 5);
+        ledger.flush(NOW).unwrap();
+        ledger.compact().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
+        ledger.own(key(2), &owner("c"));
+        ledger.flush(NOW).unwrap();
+        let read = open(&path);
+        assert_eq!(names(&read), ["a/b", "a/c"]);
+        assert_eq!(read.drains.iter().count(), 1);
+    }
+
+    #[test]
+    fn a_flush_that_failed_is_followed_by_one_of_the_whole_ledger() {
+        let directory = tempfile::tempdir().unwrap();
+        let blocked = directory.path().join("run");
+        std::fs::write(&blocked, "not a folder").unwrap();
+        let path = blocked.join("ledger");
+        let mut ledger = open(&directory.path().join("none"));
+        ledger.file = LedgerFile::new(&path);
+        for (last, name) in [(1, "b"), (2, "c")] {
+            ledger.own(key(last), &owner(name));
+            ledger.flush(NOW).unwrap_err();
+            assert!(ledger.queue.is_empty(), "a queue would grow without bound");
+        }
+        // An empty queue does not hide that the file is behind.
+        ledger.flush(NOW).unwrap_err();
+        assert!(ledger.next_due().is_some());
+        std::fs::remove_file(blocked).unwrap();
+        ledger.flush(NOW).unwrap();
+        assert_eq!(ledger.next_due(), None);
+        ledger.own(key(3), &owner("d"));
+        ledger.flush(NOW).unwrap();
+        assert_eq!(names(&open(&path)), ["a/b", "a/c", "a/d"]);
+    }
+}

@@ -1,0 +1,274 @@
+//! Removed endpoints that keep their connections.
+//!
+//! ```text
+//!            removed                no connection left, or deadline
+//! desired ─────────────▶ draining ─────────────────────────────────▶ over ──deleted──▶ gone
+//!    ▲  weight as planned   │ weight 0
+//!    └──────────────────────┘ desired again
+//! ```
+//!
+//! A draining destination gets no new connection and keeps those it has. If it were deleted at once,
+//! IPVS would drop the packets of its connections (`ip_vs_in_hook`, `expire_nodest_conn`). Times are
+//! durations since boot, which mean the same to the next process.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use crate::observed::CountedServer;
+use crate::timer::Timer;
+
+/// The first pause between two counts of connections.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause; every count costs five system calls per virtual server.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// All draining destinations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drains {
+    servers: BTreeMap<ipvs::ServiceKey, Server>,
+}
+
+/// The draining destinations of one virtual server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Server {
+    destinations: BTreeMap<ipvs::DestinationKey, Drain>,
+    /// When their connections are counted next.
+    count: Timer,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            destinations: BTreeMap::new(),
+            count: Timer::doubling(FIRST_PAUSE, LONGEST_PAUSE),
+        }
+    }
+}
+
+/// How far the drain of a destination is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// When the destination is deleted even if it has connections.
+    pub deadline: Duration,
+    /// Whether the destination may be deleted now.
+    pub is_over: bool,
+}
+
+impl Drains {
+    /// Returns the drain of a destination; `None` if it does not drain.
+    pub fn get(&self, key: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> Option<Drain> {
+        let server = self.servers.get(key)?;
+        server.destinations.get(destination).copied()
+    }
+
+    /// Returns the draining destinations of a virtual server.
+    pub fn of(&self, key: &ipvs::ServiceKey) -> Vec<ipvs::DestinationKey> {
+        let server = self.servers.get(key);
+        server.map_or_else(Vec::new, |server| {
+            server.destinations.keys().copied().collect()
+        })
+    }
+
+    /// The virtual servers that have draining destinations.
+    pub fn virtual_servers(&self) -> impl Iterator<Item = &ipvs::ServiceKey> {
+        self.servers.keys()
+    }
+
+    /// Returns the virtual servers whose connections are to be counted at `now`.
+    pub fn due(&self, now: Duration) -> Vec<ipvs::ServiceKey> {
+        let due = self.servers.iter();
+        due.filter(|(_, server)| server.count.is_due(now))
+            .map(|(key, _)| *key)
+            .collect()
+    }
+
+    /// When connections are to be counted next.
+    pub fn next_due(&self) -> Option<Duration> {
+        let timers = self.servers.values().map(|server| server.count.due());
+        timers.flatten().min()
+    }
+
+    /// Every draining destination.
+    pub fn iter(
+        &self,
+    ) -> impl Iterator<Item = (ipvs::ServiceKey, ipvs::DestinationKey, Drain)> + '_ {
+        self.servers.iter().flat_map(|(key, server)| {
+            let destinations = server.destinations.iter();
+            destinations.map(|(destination, drain)| (*key, *destination, *drain))
+        })
+    }
+
+    /// Returns whether that is new: a destination that drains already keeps its deadline.
+    pub(super) fn begin(
+        &mut self,
+        key: ipvs::ServiceKey,
+        destination: ipvs::DestinationKey,
+        now: Duration,
+        deadline: Duration,
+    ) -> bool {
+        let server = self.servers.entry(key).or_default();
+        let Entry::Vacant(new) = server.destinations.entry(destination) else {
+            return false;
+        };
+        new.insert(Drain {
+            deadline,
+            is_over: deadline <= now,
+        });
+        server.count.reset();
+        server.count.back_off(now);
+        true
+    }
+
+    /// Returns whether the destination was draining.
+    pub(super) fn end(
+        &mut self,
+        key: &ipvs::ServiceKey,
+        destination: &ipvs::DestinationKey,
+    ) -> bool {
+        let Some(server) = self.servers.get_mut(key) else {
+            return false;
+        };
+        let was_draining = server.destinations.remove(destination).is_some();
+        if server.destinations.is_empty() {
+            self.servers.remove(key);
+        }
+        was_draining
+    }
+
+    pub(super) fn end_all(&mut self, key: &ipvs::ServiceKey) {
+        self.servers.remove(key);
+    }
+
+    /// Ends drains by the connections counted at `now`, and those past their deadline.
+    ///
+    /// Returns the draining destinations that no longer exist.
+    pub(super) fn counted(
+        &mut self,
+        key: &ipvs::ServiceKey,
+        found: Option<&CountedServer>,
+        now: Duration,
+    ) -> Vec<ipvs::DestinationKey> {
+        let Some(server) = self.servers.get_mut(key) else {
+            return Vec::new();
+        };
+        let mut gone = Vec::new();
+        let mut next_deadline = Duration::MAX;
+        for (destination, drain) in &mut server.destinations {
+            let connections = found.and_then(|found| found.connections_of(destination));
+            match connections {
+                Some(left) => drain.is_over |= left.are_none() || drain.deadline <= now,
+                None => gone.push(*destination),
+            }
+            if !drain.is_over {
+                next_deadline = next_deadline.min(drain.deadline);
+            }
+        }
+        server.count.back_off(now);
+        // In time for the deadline, but never at once: the deletion may fail again and again.
+        server
+            .count
+            .no_later_than(next_deadline.max(now + FIRST_PAUSE));
+        for destination in &gone {
+            self.end(key, destination);
+        }
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observed::{Connections, ObservedServer};
+
+    const KEY: ipvs::ServiceKey = ipvs::ServiceKey::Mark {
+        family: ipvs::Family::V4,
+        mark: 1,
+    };
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn destination(last: u8) -> ipvs::DestinationKey {
+        ipvs::DestinationKey {
+            address: [10, 0, 0, last].into(),
+            port: 80,
+        }
+    }
+
+    fn found(last: u8, active: u32, inactive: u32) -> CountedServer {
+        let scheduler = ipvs::SchedulerName::new("rr").unwrap();
+        let destinations = vec![ipvs::Destination::new(destination(last), 0)];
+        CountedServer {
+            server: ObservedServer {
+                service: ipvs::Service::new(KEY, scheduler),
+                destinations: destinations.into(),
+            },
+            connections: vec![Connections { active, inactive }],
+        }
+    }
+
+    fn is_over(drains: &Drains, last: u8) -> bool {
+        drains.get(&KEY, &destination(last)).unwrap().is_over
+    }
+
+    #[test]
+    fn a_drain_is_over_when_the_last_connection_is_gone() {
+        let mut drains = Drains::default();
+        drains.begin(KEY, destination(1), seconds(10), seconds(70));
+        assert_eq!(drains.due(seconds(10)), []);
+        assert_eq!(drains.due(seconds(11)), [KEY]);
+        drains.counted(&KEY, Some(&found(1, 0, 3)), seconds(11));
+        assert!(!is_over(&drains, 1));
+        drains.counted(&KEY, Some(&found(1, 0, 0)), seconds(12));
+        assert!(is_over(&drains, 1));
+        assert!(drains.end(&KEY, &destination(1)));
+        assert_eq!(drains, Drains::default());
+    }
+
+    #[test]
+    fn a_drain_is_over_at_its_deadline_and_is_counted_then() {
+        let mut drains = Drains::default();
+        drains.begin(KEY, destination(1), seconds(0), seconds(100));
+        let mut counts = 0;
+        while !is_over(&drains, 1) {
+            let now = drains.next_due().unwrap();
+            assert!(now <= seconds(100));
+            drains.counted(&KEY, Some(&found(1, 1, 0)), now);
+            counts += 1;
+        }
+        // 1, 2, 4, .. 30 seconds apart.
+        assert!(counts < 12, "{counts}");
+    }
+
+    #[test]
+    fn a_drain_without_time_is_over_at_once() {
+        let mut drains = Drains::default();
+        drains.begin(KEY, destination(1), seconds(5), seconds(5));
+        assert!(is_over(&drains, 1));
+    }
+
+    #[test]
+    fn a_second_beginning_keeps_the_first_deadline() {
+        let mut drains = Drains::default();
+        drains.begin(KEY, destination(1), seconds(0), seconds(60));
+        drains.begin(KEY, destination(1), seconds(30), seconds(90));
+        let drain = drains.get(&KEY, &destination(1)).unwrap();
+        assert_eq!(drain.deadline, seconds(60));
+    }
+
+    #[test]
+    fn a_destination_that_another_program_deleted_no_longer_drains() {
+        let mut drains = Drains::default();
+        for last in [1, 2] {
+            drains.begin(KEY, destination(last), seconds(0), seconds(60));
+        }
+        let gone = drains.counted(&KEY, Some(&found(2, 1, 0)), seconds(1));
+        assert_eq!(gone, [destination(1)]);
+        assert_eq!(drains.iter().count(), 1);
+    }
+}

@@ -1,0 +1,204 @@
+//! The ledger's file: one line of JSON per record, appended.
+//!
+//! It lies under `/run`, which lives as long as the kernel's tables do. A record is written before
+//! the virtual server that it names is created: a record without a virtual server does no harm, a
+//! virtual server without a record would be foreign to the next process. A process that is killed
+//! in the middle of a line loses that line only.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::record::Record;
+use crate::dataplane::Failure;
+
+/// The file is rewritten when it has this many lines more than twice the lines it needs.
+const SLACK: usize = 1_000;
+
+/// How many records are encoded at a time, so that memory does not grow with their number.
+const RECORDS_AT_A_TIME: usize = 1_000;
+
+/// The file in which a [`super::Ledger`] is kept.
+#[derive(Debug)]
+pub struct LedgerFile {
+    path: PathBuf,
+    /// Open for appending since the first write.
+    open: Option<File>,
+    lines: usize,
+    /// Whether it lacks records that could not be appended.
+    is_behind: bool,
+}
+
+/// Why the ledger could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("ledger {}: {source}", .path.display())]
+pub struct Error {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self {
+            errno: rustix::io::Errno::from_io_error(&error.source),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl LedgerFile {
+    /// The file at `path`, which need not exist.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            open: None,
+            lines: 0,
+            is_behind: false,
+        }
+    }
+
+    /// Reads all records; there are none if the file does not exist.
+    ///
+    /// A line that cannot be parsed is skipped with a warning: its writer was killed while it wrote
+    /// the line, before it programmed what the line names.
+    pub(super) fn read(&mut self) -> Result<Vec<Record>, Error> {
+        let text = match std::fs::read(&self.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(source) => return Err(self.error(source)),
+        };
+        let mut records = Vec::new();
+        let lines = text.split(|&byte| byte == b'\n');
+        for (number, line) in lines.enumerate().filter(|(_, line)| !line.is_empty()) {
+            self.lines += 1;
+            match serde_json::from_slice(line) {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    let path = self.path.display();
+                    tracing::warn!("ledger {path}: line {}: {error}; skipped", number + 1);
+                }
+            }
+        }
+        Ok(records)
+    }
+
+    /// Whether the last [`LedgerFile::append`] failed: then only a rewrite makes the file complete.
+    pub(super) fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// Whether most lines were revoked by later ones, given that `needed` lines would do.
+    pub(super) fn is_worth_rewriting(&self, needed: usize) -> bool {
+        self.lines > 2 * needed + SLACK
+    }
+
+    /// Appends `records`: one system call per thousand.
+    pub(super) fn append(&mut self, records: &[Record]) -> Result<(), Error> {
+        let appended = self.try_append(records);
+        self.is_behind = appended.is_err();
+        appended.map_err(|source| self.error(source))
+    }
+
+    fn try_append(&mut self, records: &[Record]) -> io::Result<()> {
+        let mut text = Vec::new();
+        for records in records.chunks(RECORDS_AT_A_TIME) {
+            text.clear();
+            encode(records, &mut text)?;
+            self.open()?.write_all(&text)?;
+            self.lines += records.len();
+        }
+        Ok(())
+    }
+
+    /// Replaces the file by one with `records` only. A reader sees the old file or the new one.
+    pub(super) fn rewrite(&mut self, records: &[Record]) -> Result<(), Error> {
+        let mut text = Vec::new();
+        let replaced = encode(records, &mut text).and_then(|()| replace(&self.path, &text));
+        replaced.map_err(|source| self.error(source))?;
+        self.open = None;
+        self.lines = records.len();
+        self.is_behind = false;
+        Ok(())
+    }
+
+    /// Removes the file, which need not exist.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(self) -> Result<(), Error> {
+        match std::fs::remove_file(&self.path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(self.error(source)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the file, open for appending, with a line end after a line that its writer did not
+    /// finish.
+    fn open(&mut self) -> io::Result<&mut File> {
+        let file = match self.open.take() {
+            Some(file) => file,
+            None => {
+                create_directory(&self.path)?;
+                let mut options = File::options();
+                let mut file = options.create(true).append(true).open(&self.path)?;
+                if self.lines > 0 {
+                    file.write_all(b"\n")?;
+                }
+                file
+            }
+        };
+        Ok(self.open.insert(file))
+    }
+
+    fn error(&self, source: io::Error) -> Error {
+        Error {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+fn encode(records: &[Record], text: &mut Vec<u8>) -> io::Result<()> {
+    for record in records {
+        serde_json::to_writer(&mut *text, record)?;
+        text.push(b'\n');
+    }
+    Ok(())
+}
+
+/// Creates the directory of `path` if it does not exist.
+fn create_directory(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)
+}
+
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    create_directory(path)?;
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    std::fs::rename(new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record as version 0.1 writes it; files of that version must stay readable.
+    const LINE: &str =
+        r#"{"own":{"server":{"protocol":6,"address":"10.96.0.1","port":80},"service":"a/b"}}"#;
+
+    #[test]
+    fn a_torn_line_costs_no_other_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        std::fs::write(&path, format!("{LINE}\n{}", &LINE[..20])).unwrap();
+        let mut file = LedgerFile::new(&path);
+        let records = file.read().unwrap();
+        assert_eq!(records.len(), 1);
+        file.append(&records).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, format!("{LINE}\n{}\n{LINE}\n", &LINE[..20]));
+        assert_eq!(LedgerFile::new(&path).read().unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,133 @@
+//! The virtual servers that are ours.
+//!
+//! Addresses need no such record: our routes carry our protocol number, our addresses sit on our
+//! device.
+
+use std::collections::BTreeMap;
+
+use ipvs_netlink as ipvs;
+
+use crate::model::{Cidr, ServicePortName};
+use crate::packed::pack;
+
+/// The virtual servers that we created or adopted, each with the Service port it serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owned {
+    names: BTreeMap<ipvs::ServiceKey, Box<str>>,
+}
+
+impl Owned {
+    /// Returns the Service port of an owned virtual server, as `namespace/name:port`.
+    pub fn name(&self, key: &ipvs::ServiceKey) -> Option<&str> {
+        self.names.get(key).map(|name| &**name)
+    }
+
+    /// Whether a virtual server is owned.
+    pub fn contains(&self, key: &ipvs::ServiceKey) -> bool {
+        self.names.contains_key(key)
+    }
+
+    /// Whether a virtual server is owned and serves `owner`.
+    pub(super) fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+        let Some(name) = self.name(key) else {
+            return false;
+        };
+        // Compared in pieces: every change asks, and must not allocate for it.
+        let namespace = name.strip_prefix(&*owner.service.namespace);
+        let service = namespace
+            .and_then(|rest| rest.strip_prefix('/'))
+            .and_then(|rest| rest.strip_prefix(&*owner.service.name));
+        match service {
+            Some("") => owner.port.is_empty(),
+            Some(rest) => rest.strip_prefix(':') == Some(&*owner.port),
+            None => false,
+        }
+    }
+
+    pub(super) fn insert(&mut self, key: ipvs::ServiceKey, service: Box<str>) {
+        self.names.insert(key, service);
+    }
+
+    /// Returns whether the virtual server was owned.
+    pub(super) fn remove(&mut self, key: &ipvs::ServiceKey) -> bool {
+        self.names.remove(key).is_some()
+    }
+
+    /// How many virtual servers are owned.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether no virtual server is owned.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    pub(super) fn pack(&mut self) {
+        pack(&mut self.names);
+    }
+
+    /// Every owned virtual server with its Service port, in order of the keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&ipvs::ServiceKey, &str)> {
+        self.names.iter().map(|(key, name)| (key, &**name))
+    }
+}
+
+/// The address ranges that decide about ownership beside the ledger.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Territory {
+    /// The cluster's service ranges. A virtual server in them is ours without a record: no other
+    /// program serves this cluster's cluster IPs. So a lost ledger costs nothing there.
+    pub ours: Vec<Cidr>,
+    /// Ranges in which no virtual server is ever deleted (`--ipvs-exclude-cidrs`).
+    pub excluded: Vec<Cidr>,
+}
+
+impl Territory {
+    /// Whether a stale virtual server may be deleted.
+    pub fn is_ours(&self, key: &ipvs::ServiceKey, owned: &Owned) -> bool {
+        let within = |ranges: &[Cidr]| match *key {
+            ipvs::ServiceKey::Address { address, .. } => {
+                ranges.iter().any(|range| range.contains(address))
+            }
+            _ => false,
+        };
+        !within(&self.excluded) && (owned.contains(key) || within(&self.ours))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excluded_ranges_win_over_everything() {
+        let key = |address: [u8; 4]| ipvs::ServiceKey::Address {
+            protocol: ipvs::Protocol::Tcp,
+            address: address.into(),
+            port: 80,
+        };
+        let range = |text: &str| vec![Cidr::parse(text).unwrap()];
+        let mut owned = Owned::default();
+        owned.insert(key([192, 0, 2, 1]), "a/b".into());
+        let mut territory = Territory {
+            ours: range("10.96.0.0/16"),
+            excluded: range("10.96.7.0/24"),
+        };
+        let is_ours = |territory: &Territory, address| territory.is_ours(&key(address), &owned);
+        assert!(is_ours(&territory, [192, 0, 2, 1]), "recorded");
+        assert!(!is_ours(&territory, [192, 0, 2, 2]), "foreign");
+        assert!(is_ours(&territory, [10, 96, 0, 2]), "in a service range");
+        assert!(!is_ours(&territory, [10, 96, 7, 2]), "excluded");
+        territory.excluded = range("0.0.0.0/0");
+        assert!(
+            !is_ours(&territory, [192, 0, 2, 1]),
+            "excluded though recorded"
+        );
+        let mark = ipvs::ServiceKey::Mark {
+            family: ipvs::Family::V4,
+            mark: 7,
+        };
+        assert!(!territory.is_ours(&mark, &owned), "foreign mark");
+    }
+}

@@ -1,0 +1,85 @@
+//! One line of the ledger's file.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+use serde::{Deserialize, Serialize};
+
+use super::WrittenRules;
+use crate::filter::Fingerprint;
+use crate::frontend::LedgerKey;
+
+/// One change of the ledger.
+///
+/// The names of variants and fields are the file's format: a daemon of another version reads them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Record {
+    /// A virtual server is owned.
+    Own {
+        server: LedgerKey,
+        /// The Service port that it serves, as `namespace/name:port`.
+        service: Box<str>,
+    },
+    /// A virtual server is deleted.
+    Disown { server: LedgerKey },
+    /// A destination drains.
+    Drain {
+        server: LedgerKey,
+        destination: SocketAddr,
+        /// The deadline in seconds since boot.
+        until: u64,
+    },
+    /// A destination no longer drains.
+    Drained {
+        server: LedgerKey,
+        destination: SocketAddr,
+    },
+    /// Packet rules were written.
+    Rules {
+        generation: u32,
+        fingerprint: Fingerprint,
+    },
+}
+
+impl Record {
+    /// Returns the record of an owned virtual server; `None` for a kind of key that we never create.
+    pub(super) fn own(key: ipvs::ServiceKey, service: Box<str>) -> Option<Self> {
+        let server = LedgerKey::new(key)?;
+        Some(Self::Own { server, service })
+    }
+
+    /// Returns the record of a destination that drains.
+    pub(super) fn drain(
+        key: ipvs::ServiceKey,
+        destination: ipvs::DestinationKey,
+        deadline: Duration,
+    ) -> Option<Self> {
+        Some(Self::Drain {
+            server: LedgerKey::new(key)?,
+            destination: (destination.address, destination.port).into(),
+            until: deadline.as_secs(),
+        })
+    }
+
+    /// Returns the record of a destination that no longer drains.
+    pub(super) fn drained(
+        key: ipvs::ServiceKey,
+        destination: ipvs::DestinationKey,
+    ) -> Option<Self> {
+        Some(Self::Drained {
+            server: LedgerKey::new(key)?,
+            destination: (destination.address, destination.port).into(),
+        })
+    }
+}
+
+impl From<WrittenRules> for Record {
+    fn from(rules: WrittenRules) -> Self {
+        Self::Rules {
+            generation: rules.generation,
+            fingerprint: rules.fingerprint,
+        }
+    }
+}

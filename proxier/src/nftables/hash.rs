@@ -1,0 +1,167 @@
+//! Hashes of the bytes that the kernel gets for a part of a table.
+//!
+//! Userdata of rules in the kernel and the state file keep hashes for later builds of this program.
+//! `std::hash::DefaultHasher` does not suit, because its algorithm may change with each Rust release.
+//! Encoded bytes suit better than text or `Debug` output: if another version encodes an unchanged
+//! value in other bytes, its hash differs too.
+
+use ipvs_netlink::attr::Writer;
+use ipvs_netlink::batch::Batch;
+
+use super::anonymous::anonymous_sets;
+use super::expression::write_rule;
+use super::message::{write_chain, write_element, write_set};
+use super::rule::{Rule, Verdict};
+use super::set::{Key, Set};
+use super::sys::*;
+use super::table::Chain;
+
+/// Returns the hash of an element of the set or map `set`.
+pub fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
+    message(NFT_MSG_NEWSETELEM, |writer| {
+        writer.string(NFTA_SET_ELEM_LIST_SET, set);
+        write_element(writer, key, verdict);
+    })
+}
+
+/// Returns the hash of a chain: its name, its hook and its rules.
+pub fn chain(chain: &Chain) -> u64 {
+    message(NFT_MSG_NEWCHAIN, |writer| {
+        write_chain(writer, "", &chain.name, chain.hook);
+        for each in &chain.rules {
+            writer.bytes(NFTA_RULE_USERDATA, &rule(each).to_ne_bytes());
+        }
+    })
+}
+
+/// Returns the hash of a set's definition, without its elements.
+pub fn set(set: &Set) -> u64 {
+    message(NFT_MSG_NEWSET, |writer| write_set(writer, "", set, 0))
+}
+
+/// Returns the hash of a rule and its anonymous sets. The chain does not matter.
+pub(super) fn rule(rule: &Rule) -> u64 {
+    // The numbers of anonymous sets differ from transaction to transaction; here they start at 1.
+    let sets = anonymous_sets(rule, &mut 1);
+    message(NFT_MSG_NEWRULE, |writer| {
+        write_rule(writer, rule, &sets);
+        for set in &sets {
+            set.write(writer, "");
+            // One attribute for each element cannot be too long.
+            for element in set.elements().chunks(1) {
+                set.write_elements(writer, "", element);
+            }
+        }
+    })
+}
+
+/// Returns the hash of a message of this type with the attributes that `body` writes.
+fn message(kind: u16, body: impl FnOnce(&mut Writer<'_>)) -> u64 {
+    let mut batch = Batch::new();
+    // An attribute longer than 65,535 bytes leaves nothing to hash. No such value reaches the kernel,
+    // because its transaction fails for the same reason.
+    let _too_long = batch.push(kind, 0, body);
+    mix(fnv1a(batch.as_bytes()))
+}
+
+/// FNV-1a with 64 bits.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The last step of MurmurHash3 (`fmix64`).
+///
+/// The fingerprint of a table is the sum of such hashes. The sum of plain FNV-1a hashes often stays the
+/// same if two elements swap their last bytes, because the multiplication preserves sums.
+fn mix(mut hash: u64) -> u64 {
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ (hash >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::rule::{Match, Relation};
+    use super::super::set::SetKind;
+    use super::super::table::Hook;
+    use super::super::value::{Type, Value};
+    use super::*;
+    use crate::model::{Family, Networks};
+
+    #[test]
+    fn fnv1a_gives_its_published_values() {
+        for (text, hash) in [
+            ("", 0xcbf2_9ce4_8422_2325),
+            ("a", 0xaf63_dc4c_8601_ec8c),
+            ("foobar", 0x8594_4171_f739_67e8),
+        ] {
+            assert_eq!(fnv1a(text.as_bytes()), hash, "{text}");
+        }
+    }
+
+    fn source(networks: &[&str]) -> Rule {
+        let networks = networks.iter().map(|text| text.parse().unwrap());
+        let networks = Networks::new(Family::V4, networks);
+        Rule::new([Match::Source(Relation::Is, networks).into()])
+    }
+
+    #[test]
+    fn different_parts_have_different_hashes() {
+        let port = |port| Key::new([Value::Port(port)]);
+        let goto = |chain: &str| Some(Verdict::Goto(chain.into()));
+        let one = source(&["10.0.0.0/8"]);
+        let two = source(&["10.0.0.0/8", "192.0.2.0/24"]);
+        let more = source(&["10.0.0.0/8", "192.0.2.0/25"]);
+        let rules = [&one, &two, &more].map(rule);
+        let chains = [
+            Chain::new("c", Vec::new()),
+            Chain::new("d", Vec::new()),
+            Chain::at("c", Hook::Input(0), Vec::new()),
+            Chain::at("c", Hook::Input(1), Vec::new()),
+            Chain::new("c", [one.clone()]),
+            Chain::new("c", [two.clone()]),
+            Chain::new("c", [one.clone(), two.clone()]),
+            Chain::new("c", [two, one]),
+        ];
+        let elements = [
+            element("s", &port(1), None),
+            element("s", &port(2), None),
+            element("t", &port(1), None),
+            element("s", &port(1), goto("a").as_ref()),
+            element("s", &port(1), goto("b").as_ref()),
+        ];
+        let sets = [
+            Set::new("s", [Type::Port], SetKind::Set),
+            Set::new("s", [Type::Mark], SetKind::Set),
+            Set::new("s", [Type::Port], SetKind::Verdicts),
+            Set::new("t", [Type::Port], SetKind::Set),
+        ];
+        let chains = chains.iter().map(chain);
+        let sets = sets.iter().map(set);
+        let all: Vec<u64> = chains.chain(sets).chain(rules).chain(elements).collect();
+        assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+    }
+
+    #[test]
+    fn a_sum_shows_that_two_elements_swapped_their_verdicts() {
+        let sum = |verdicts: [u8; 2]| {
+            let ports = [80, 81].map(|port| Key::new([Value::Port(port)]));
+            let pairs = ports.iter().zip(verdicts);
+            pairs.fold(0_u64, |sum, (key, verdict)| {
+                let chain = format!("chain-{}", char::from(verdict));
+                sum.wrapping_add(element("s", key, Some(&Verdict::Goto(chain.into()))))
+            })
+        };
+        for one in b'a'..=b'z' {
+            for other in b'a'..one {
+                assert_ne!(sum([one, other]), sum([other, one]));
+            }
+        }
+    }
+}

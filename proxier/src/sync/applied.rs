@@ -1,0 +1,46 @@
+//! The result of a round.
+
+use crate::conntrack::Swept;
+use crate::dataplane::{Failure, Outcome};
+use crate::op::Op;
+use crate::plan::Changed;
+
+/// What a round changed, and what failed.
+#[derive(Clone, Debug, Default)]
+pub struct Applied {
+    /// The result of writing packet rules, if they had to change.
+    pub rules: Option<Result<(), Failure>>,
+    /// The result of sweeping stale flows, if there could be any.
+    pub flows: Option<Result<Swept, Failure>>,
+    /// The Ops, in order.
+    pub ops: Vec<Op>,
+    /// The result of each Op, in order.
+    pub outcomes: Vec<Outcome>,
+    /// Why the ledger could not be written, if it could not. Until a later flush succeeds, the next
+    /// process would take new virtual servers outside the service ranges for foreign.
+    pub unrecorded: Option<Failure>,
+    /// The drift that this round repairs.
+    pub drifted: Changed,
+}
+
+impl Applied {
+    /// Everything that failed.
+    pub fn failures(&self) -> impl Iterator<Item = &Failure> {
+        let rules = self.rules.iter().filter_map(|result| result.as_ref().err());
+        let ops = self.outcomes.iter();
+        let ops = ops.filter_map(|outcome| outcome.as_ref().err());
+        let ops = ops.map(|failure| &**failure);
+        let flows = self.flows.iter().filter_map(|result| result.as_ref().err());
+        rules.chain(ops).chain(flows).chain(&self.unrecorded)
+    }
+
+    /// Whether `op` repairs drift.
+    pub fn is_repair(&self, op: &Op) -> bool {
+        match op.service_key() {
+            Some(key) => self.drifted.virtual_servers.contains(&key),
+            None => op
+                .address()
+                .is_some_and(|address| self.drifted.addresses.contains(&address)),
+        }
+    }
+}

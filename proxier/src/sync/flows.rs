@@ -1,0 +1,89 @@
+//! Connection tracking entries that Ops made stale.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use crate::conntrack::{Stale, Strays, Swept};
+use crate::dataplane::{Dataplane, Failure};
+use crate::observed::Observed;
+use crate::op::Op;
+use crate::plan::Desired;
+use crate::timer::Timer;
+
+/// The pause before a sweep that failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The flows that are still to be swept.
+#[derive(Debug)]
+pub(super) struct Flows {
+    /// The virtual servers with stale flows, with one Op that made them stale. One of each: more
+    /// would accumulate while sweeps fail.
+    unswept: BTreeMap<ipvs::ServiceKey, Op>,
+    /// Endpoints whose late answers may block their new flows.
+    strays: Strays,
+    retry: Timer,
+}
+
+impl Default for Flows {
+    fn default() -> Self {
+        Self {
+            unswept: BTreeMap::new(),
+            strays: Strays::default(),
+            retry: Timer::doubling(RETRY, RETRY),
+        }
+    }
+}
+
+impl Flows {
+    /// Notes what `op`, which took effect at `now`, makes stale. `observed` is the state before it.
+    pub(super) fn note(&mut self, op: &Op, observed: &Observed, now: Duration) {
+        self.strays.record(op, observed, now);
+        if let Some(key) = op.service_key().filter(|_| Stale::may_result_from(op)) {
+            self.unswept.insert(key, *op);
+        }
+    }
+
+    /// Deletes the stale flows; `None` if there can be none.
+    ///
+    /// What a sweep that fails would have deleted is part of the next one.
+    pub(super) fn sweep(
+        &mut self,
+        dataplane: &mut impl Dataplane,
+        desired: &Desired,
+        now: Duration,
+    ) -> Option<Result<Swept, Failure>> {
+        let mut stale = Stale::from_ops(self.unswept.values(), desired);
+        stale.set_returned(self.strays.due(now));
+        if stale.is_empty() {
+            self.unswept.clear();
+            self.retry.reset();
+            return None;
+        }
+        let result = dataplane.sweep_flows(&stale);
+        match &result {
+            Ok(_) => {
+                self.unswept.clear();
+                self.strays.record_sweep(stale.returned());
+                self.retry.reset();
+            }
+            Err(_) => {
+                self.strays.postpone(stale.returned(), now + RETRY);
+                self.retry.back_off(now);
+            }
+        }
+        Some(result)
+    }
+
+    /// When flows are to be swept next.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        let timers = [self.retry.due(), self.strays.next_due()];
+        timers.into_iter().flatten().min()
+    }
+
+    #[cfg(test)]
+    pub(super) fn unswept(&self) -> usize {
+        self.unswept.len()
+    }
+}
