@@ -166,9 +166,9 @@ impl Snapshot {
 
     /// Marks the snapshot complete as it is.
     ///
-    /// For a start with input of which a part cannot be read, on a machine without state of ours:
-    /// nothing is lost there when the readable part is served. A later [`Update::Reset`] deletes
-    /// what it lacks, as ever.
+    /// For a start with partly unreadable input on a node whose kernel has no state of this proxy:
+    /// serving the readable part removes nothing there. A later [`Update::Reset`] still deletes what
+    /// it lacks.
     pub fn accept_partial(&mut self) {
         self.services_listed = true;
         self.slices_listed = true;

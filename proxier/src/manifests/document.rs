@@ -178,7 +178,10 @@ fn read_json(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) -> bool {
 
 fn unreadable(line: usize, language: &str, message: &str) -> ManifestObject {
     let mut message: String = message.chars().map(printable).take(MAX_MESSAGE).collect();
-    message = format!("cannot be read as {language}: {message}; the document is skipped");
+    message = format!(
+        "cannot be read as {language}: {message}; \
+         objects read from this document before stay in use"
+    );
     ManifestObject {
         line,
         object: Err(Problem::new("", "", "", message)),

@@ -53,7 +53,7 @@ impl Inventory {
 
     /// Notes a file that could not be read.
     pub(super) fn add_unreadable_file(&mut self, file: &str, reason: &str) {
-        let message = format!("{reason}; the file is skipped");
+        let message = format!("{reason}; objects read from this file before stay in use");
         self.add_unreadable(Problem::new(file, "", "", message));
     }
 

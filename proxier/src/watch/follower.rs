@@ -67,8 +67,8 @@ enum ParsedEvent<T> {
 }
 
 impl<'a, R: Resource> Follower<'a, R> {
-    /// How long to list in pages after a streaming list failed. Not for ever: the server may be
-    /// upgraded.
+    /// How long to list in pages after a streaming list failed. Limited, because the server
+    /// may be upgraded.
     const STREAM_RETRY: Duration = Duration::from_secs(600);
     /// A watch that ends sooner counts as failed, so that the backoff limits the rate of requests.
     const SHORTEST_WATCH: Duration = Duration::from_millis(500);
@@ -76,8 +76,8 @@ impl<'a, R: Resource> Follower<'a, R> {
     const ABSENT_RETRY: Duration = Duration::from_secs(300);
     /// The maximum number of problems that no event carries.
     const MAX_PROBLEMS: usize = 100;
-    /// The number of parsed objects after which the interner is replaced: it would keep the names
-    /// of deleted nodes and zones for ever.
+    /// The number of parsed objects after which the interner is replaced: it would never free
+    /// the names of deleted nodes and zones.
     const MAX_INTERNER_USES: u32 = 100_000;
 
     pub(super) fn new(shared: &'a Shared, entry: &'a Entry) -> Self {

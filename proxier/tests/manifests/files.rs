@@ -54,8 +54,8 @@ fn a_directory_is_read_in_order_and_without_subdirectories() {
     assert_eq!(
         problems,
         [
-            "D/gone.yaml: no such file or directory (os error 2); the file is skipped",
-            "D/latin.yaml: not UTF-8 at byte 5; the file is skipped",
+            "D/gone.yaml: no such file or directory (os error 2); objects read from this file before stay in use",
+            "D/latin.yaml: not UTF-8 at byte 5; objects read from this file before stay in use",
             "D/c.json:1: Service default/b: the object was defined before; this later definition is used",
         ]
     );
