@@ -10,6 +10,10 @@
 //! nothing. `ARCHITECTURE.md` has the map and the invariants.
 
 #![expect(
+    rustdoc::private_intra_doc_links,
+    reason = "the documentation is for readers of the source"
+)]
+#![expect(
     unnameable_types,
     reason = "`testing` names only the items that tests use"
 )]
