@@ -108,7 +108,8 @@ fn a_rolling_replacement_loses_no_more_than_what_is_in_flight() {
 }
 
 impl Heard {
-    /// No more is lost than what is in flight while one of `changes` is made. Answers how much.
+    /// Asserts that no more questions were lost than were asked while `changes` were made. Returns a
+    /// summary.
     fn little_is_lost(&self, changes: &[(Range<Instant>, &str)]) -> String {
         let during = |(change, _): &(Range<Instant>, &str)| {
             let questions = self.questions.iter();
@@ -121,7 +122,9 @@ impl Heard {
         let summary = format!(
             "{lost} of {asked} lost, at most {silence} in a row; {all} asked during changes"
         );
-        assert!(lost <= all + REPLACEMENTS * IN_FLIGHT / 5, "{summary}");
+        // At most a third of them was lost in 40 runs on two kernels, half of them beside two busy loops.
+        // Without the deletion of stale flows it is about 60 of 36.
+        assert!(lost <= all, "{summary}");
         assert!(silence <= most.unwrap() + IN_FLIGHT, "{summary}");
         summary
     }
