@@ -301,7 +301,7 @@ impl Watch {
     fn end(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // The thread has printed its own panic, and the receiver notices the closed channel.
+            // A panic of the thread ended the process (`exit_on_panic`).
             let _ = thread.join();
         }
     }
