@@ -61,8 +61,8 @@ fn fault(command: &str) -> Option<String> {
 #[derive(Default)]
 struct Words<'a> {
     package: Option<&'a str>,
-    /// The folder of the target and its name.
-    target: Option<(&'static str, &'a str)>,
+    /// The folder and the name of each target.
+    targets: Vec<(&'static str, &'a str)>,
     filters: Vec<&'a str>,
 }
 
@@ -72,9 +72,15 @@ fn words<'a>(words: &[&'a str]) -> Words<'a> {
     while let Some(word) = words.next() {
         match word {
             "-p" | "--package" => read.package = words.next(),
-            "--test" => read.target = words.next().map(|name| ("tests", name)),
-            "--bench" => read.target = words.next().map(|name| ("benches", name)),
-            "--example" => read.target = words.next().map(|name| ("examples", name)),
+            "--test" => read
+                .targets
+                .extend(words.next().map(|name| ("tests", name))),
+            "--bench" => read
+                .targets
+                .extend(words.next().map(|name| ("benches", name))),
+            "--example" => read
+                .targets
+                .extend(words.next().map(|name| ("examples", name))),
             "--" => {}
             option if option.starts_with('-') => {}
             filter => read.filters.push(filter),
@@ -107,19 +113,17 @@ fn cargo_test(arguments: &[&str]) -> Option<String> {
         Err(fault) => return Some(fault),
     };
     let mut texts = Vec::new();
-    if let Some((folder, name)) = words.target {
-        let folder = directory.join(folder);
-        let roots = [
-            folder.join(format!("{name}.rs")),
-            folder.join(name).join("main.rs"),
-        ];
-        if !roots.iter().any(|root| root.is_file()) {
+    if words.targets.is_empty() {
+        read(&directory, &mut texts);
+    }
+    for (folder, name) in words.targets {
+        let file = directory.join(folder).join(format!("{name}.rs"));
+        let folder = file.with_extension("");
+        if !file.is_file() && !folder.join("main.rs").is_file() {
             return Some(format!("there is no target {name}"));
         }
-        read(&roots[0], &mut texts);
-        read(&folder.join(name), &mut texts);
-    } else {
-        read(&directory, &mut texts);
+        read(&file, &mut texts);
+        read(&folder, &mut texts);
     }
     let has_test = |filter: &&str| {
         let name = filter.rsplit("::").next().unwrap();
@@ -165,7 +169,7 @@ fn cargo_run(arguments: &[&str]) -> Option<String> {
         Ok(directory) => directory,
         Err(fault) => return Some(fault),
     };
-    if let Some((folder, name)) = words.target {
+    if let Some((folder, name)) = words.targets.first() {
         let folder = directory.join(folder);
         let is_file = folder.join(format!("{name}.rs")).is_file();
         return (!is_file).then(|| format!("there is no example {name}"));
@@ -208,9 +212,8 @@ fn faults(text: &str) -> Vec<String> {
 
 #[test]
 fn every_promise_names_a_command_that_exists() {
-    let Ok(text) = std::fs::read_to_string(repository().join("SPECIFICATION.md")) else {
-        return;
-    };
+    let text = std::fs::read_to_string(repository().join("SPECIFICATION.md"))
+        .expect("the repository has SPECIFICATION.md");
     assert!(!rows(&text).is_empty(), "SPECIFICATION.md has no table");
     assert_none(&faults(&text));
 }
@@ -224,9 +227,10 @@ fn commands_that_exist_are_accepted() {
 | A helper of the same name. | - | `cargo test -p proxier tidy::imports::modules_import` |
 | Time per pick. | 5 ns | `cargo bench -p schedulers --bench pick` |
 | Time per Op. | 1 us | `LAB_REQUIRED=1 cargo run --release -p bench -- netlink --quick` |
+| Two targets. | - | `cargo test -p proxier --test plan --test tidy modules_import` |
 | Everything. | - | `./check`, or `cargo test --workspace` |
 ";
-    assert_eq!(rows(text).len(), 5);
+    assert_eq!(rows(text).len(), 6);
     assert_none(&faults(text));
 }
 
