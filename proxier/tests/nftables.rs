@@ -12,7 +12,7 @@ use proxier::testing::filter::{FilterConfig, LocalMode, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, Networks, Node, TrafficPolicy};
 use proxier::testing::nftables::{Client, Command, Element, Key, Table, Tampering, Value, Watch};
-use proxier::testing::plan::{Admission, Endpoints, Scope};
+use proxier::testing::plan::{Admission, Availability, Scope};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 mod nftables {
@@ -59,7 +59,7 @@ fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
     Admission {
         scope,
         policy,
-        endpoints: Endpoints::Usable,
+        endpoints: Availability::Usable,
         source_ranges: None,
         inside_mark: None,
     }
@@ -81,7 +81,7 @@ fn everything(local_mode: LocalMode) -> Table {
     let cluster_ip = admission(Scope::Internal, Cluster);
     let external = admission(Scope::External, Cluster);
     let local = Admission {
-        endpoints: Endpoints::RemoteOnly,
+        endpoints: Availability::RemoteOnly,
         inside_mark: Some(0x8000_0001),
         ..admission(Scope::External, Local)
     };
@@ -92,7 +92,7 @@ fn everything(local_mode: LocalMode) -> Table {
         (
             frontend("tcp 10.96.0.9:80"),
             Admission {
-                endpoints: Endpoints::None,
+                endpoints: Availability::None,
                 ..cluster_ip
             },
         ),
@@ -118,7 +118,7 @@ fn everything(local_mode: LocalMode) -> Table {
             frontend("tcp 198.51.100.13:80"),
             Admission {
                 source_ranges: ranges(Family::V4, &["10.0.0.0/9"]),
-                endpoints: Endpoints::None,
+                endpoints: Availability::None,
                 ..external
             },
         ),
@@ -469,7 +469,7 @@ fn changes_in_nft_words() {
     };
     let local = Admission {
         policy: TrafficPolicy::Local,
-        endpoints: Endpoints::RemoteOnly,
+        endpoints: Availability::RemoteOnly,
         inside_mark: Some(7),
         ..open.clone()
     };
@@ -508,9 +508,9 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
     let scope = prop_oneof![Just(Scope::Internal), Just(Scope::External)];
     let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
     let endpoints = prop_oneof![
-        Just(Endpoints::Usable),
-        Just(Endpoints::RemoteOnly),
-        Just(Endpoints::None)
+        Just(Availability::Usable),
+        Just(Availability::RemoteOnly),
+        Just(Availability::None)
     ];
     let source_ranges = proptest::option::of(prop_oneof![
         Just(vec!["10.0.0.0/8"]),
