@@ -88,7 +88,7 @@ pub mod op {
 pub mod plan {
     //! The desired state.
     pub use crate::plan::{
-        Admission, Changed, Desired, Endpoints, FrontendKind, Machine, NodePortAddresses,
+        Admission, Availability, Changed, Desired, FrontendKind, Machine, NodePortAddresses,
         PlanConfig, Planner, Scope, ServiceAddresses, VirtualServer, desired,
     };
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use proxier::testing::api;
 use proxier::testing::model::ObjectName;
-use proxier::testing::plan::Endpoints;
+use proxier::testing::plan::Availability;
 use proxier::testing::plan::{
     Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner, ServiceAddresses,
     VirtualServer, desired,
@@ -458,7 +458,7 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
         line += &format!(" from={ranges}");
     }
     line += &format!(" ->{}", destinations(server));
-    if admission.endpoints == Endpoints::RemoteOnly {
+    if admission.endpoints == Availability::RemoteOnly {
         line += " here";
     }
     if let Some(mark) = desired.mark(server) {

@@ -9,7 +9,7 @@ use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, TrafficPolicy};
 use proxier::testing::nftables::{Client, Table};
-use proxier::testing::plan::{Admission, Endpoints, Scope};
+use proxier::testing::plan::{Admission, Availability, Scope};
 
 use super::rules::{admission, frontend, node, ranges};
 use crate::{assert_same, lines, nft};
@@ -33,7 +33,7 @@ fn changes_in_nft_syntax() {
     };
     let local = Admission {
         policy: TrafficPolicy::Local,
-        endpoints: Endpoints::RemoteOnly,
+        endpoints: Availability::RemoteOnly,
         inside_mark: Some(7),
         ..open.clone()
     };
@@ -72,9 +72,9 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
     let scope = prop_oneof![Just(Scope::Internal), Just(Scope::External)];
     let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
     let endpoints = prop_oneof![
-        Just(Endpoints::Usable),
-        Just(Endpoints::RemoteOnly),
-        Just(Endpoints::None)
+        Just(Availability::Usable),
+        Just(Availability::RemoteOnly),
+        Just(Availability::None)
     ];
     let source_ranges = proptest::option::of(prop_oneof![
         Just(vec!["10.0.0.0/8"]),

@@ -6,7 +6,7 @@ use proxier::testing::filter::{FilterConfig, LocalMode, Ruleset};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, Networks, Node, Protocol, TrafficPolicy};
 use proxier::testing::nftables::Table;
-use proxier::testing::plan::{Admission, Endpoints, Scope};
+use proxier::testing::plan::{Admission, Availability, Scope};
 
 /// Reads a frontend: `tcp 10.96.0.1:80`.
 pub(crate) fn frontend(text: &str) -> Frontend {
@@ -28,7 +28,7 @@ pub(crate) fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
     Admission {
         scope,
         policy,
-        endpoints: Endpoints::Usable,
+        endpoints: Availability::Usable,
         source_ranges: None,
         inside_mark: None,
     }
@@ -51,7 +51,7 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
     let cluster_ip = admission(Scope::Internal, Cluster);
     let external = admission(Scope::External, Cluster);
     let local = Admission {
-        endpoints: Endpoints::RemoteOnly,
+        endpoints: Availability::RemoteOnly,
         inside_mark: Some(0x8000_0001),
         ..admission(Scope::External, Local)
     };
@@ -62,7 +62,7 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
         (
             frontend("tcp 10.96.0.9:80"),
             Admission {
-                endpoints: Endpoints::None,
+                endpoints: Availability::None,
                 ..cluster_ip
             },
         ),
@@ -88,7 +88,7 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
             frontend("tcp 198.51.100.13:80"),
             Admission {
                 source_ranges: ranges(Family::V4, &["10.0.0.0/9"]),
-                endpoints: Endpoints::None,
+                endpoints: Availability::None,
                 ..external
             },
         ),
