@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipvs_netlink as ipvs;
 
 use crate::ledger::LedgerFile;
+use crate::model::Cidr;
 use crate::plan::{self, NodePortAddresses, PlanConfig};
 
 use packet_flags::PacketFlags;
@@ -159,6 +160,14 @@ impl StateFlags {
     fn file(&self) -> LedgerFile {
         LedgerFile::new(&self.state_file)
     }
+}
+
+/// Virtual servers that are left alone.
+#[derive(Args, Debug)]
+struct ExcludeFlags {
+    /// Never delete virtual servers whose address lies in these ranges.
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    ipvs_exclude_cidrs: Vec<Cidr>,
 }
 
 /// A length of time as kube-proxy's flags spell it: `30s`, `1m30s`, `500ms`, `0`.

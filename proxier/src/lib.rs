@@ -35,6 +35,7 @@ mod nftables;
 mod observed;
 mod op;
 mod packed;
+mod panics;
 mod plan;
 mod problem;
 mod report;
@@ -47,3 +48,4 @@ mod timer;
 mod watch;
 
 pub use cli::Cli;
+pub use panics::exit_on_panic;

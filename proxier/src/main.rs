@@ -7,6 +7,7 @@ use clap::Parser as _;
 use proxier::Cli;
 
 fn main() -> ExitCode {
+    proxier::exit_on_panic();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()

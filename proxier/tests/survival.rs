@@ -258,6 +258,11 @@ fn what_is_foreign_survives_start_run_and_cleanup() {
         daemon.endpoints(&[POD1]);
         daemon.start();
         daemon.await_endpoints(&[POD1]);
+        daemon.eventually("a plan with the same ranges has no changes", || {
+            let plan = daemon.command("plan").args(exclude).output().unwrap();
+            assert_ne!(plan.status.code(), Some(1), "{plan:?}");
+            plan.status.success()
+        });
         daemon.endpoints(&[POD2]);
         daemon.await_endpoints(&[POD2]);
         let status = daemon.command("status").output().unwrap();

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{ServiceAddresses, StateFlags};
+use super::{ExcludeFlags, ServiceAddresses, StateFlags};
 use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
-use crate::model::Cidr;
 use crate::nftables::{Forwarding, Treatment};
 use crate::plan::{NodePortAddresses, PlanConfig};
 use crate::report::NamedOp;
@@ -25,9 +24,8 @@ pub(super) struct Flags {
     #[arg(long, value_enum, default_value_t)]
     service_addresses: ServiceAddresses,
 
-    /// Leave virtual servers whose address lies in these ranges.
-    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
-    ipvs_exclude_cidrs: Vec<Cidr>,
+    #[command(flatten)]
+    exclude: ExcludeFlags,
 }
 
 impl Flags {
@@ -40,8 +38,8 @@ impl Flags {
             service_addresses: self.service_addresses.into(),
             drain: Duration::ZERO,
         };
-        let mut proxier =
-            Proxier::new(linux, nothing, self.state.file())?.excluding(self.ipvs_exclude_cidrs);
+        let mut proxier = Proxier::new(linux, nothing, self.state.file())?
+            .excluding(self.exclude.ipvs_exclude_cidrs);
         // Without input, the plan is empty, and everything owned is stale.
         let applied = proxier.resync(clock::since_boot())?;
         let outcomes = applied.ops.iter().zip(&applied.outcomes);

@@ -5,7 +5,7 @@ use std::sync::mpsc::sync_channel;
 
 use clap::{Args, ValueEnum};
 
-use super::{NodeFlags, StateFlags, json, print};
+use super::{ExcludeFlags, NodeFlags, StateFlags, json, print};
 use crate::clock;
 use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
@@ -25,6 +25,9 @@ pub(super) struct Flags {
 
     #[command(flatten)]
     state: StateFlags,
+
+    #[command(flatten)]
+    exclude: ExcludeFlags,
 
     /// What the plan is compared with.
     #[arg(long, value_enum, default_value_t)]
@@ -84,7 +87,8 @@ impl Flags {
         ledger: LedgerFile,
     ) -> anyhow::Result<Proxier<D>> {
         let proxier = Proxier::new(dataplane, self.node.config()?, ledger)?
-            .filtering(self.node.packets.config());
+            .filtering(self.node.packets.config())
+            .excluding(self.exclude.ipvs_exclude_cidrs.clone());
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);

@@ -10,10 +10,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::sysctl_flags::SysctlFlags;
-use super::{DurationFlag, NodeFlags, StateFlags};
+use super::{DurationFlag, ExcludeFlags, NodeFlags, StateFlags};
 use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
 use crate::dataplane::linux::{Linux, monitor};
-use crate::model::Cidr;
 use crate::nftables::{Forwarding, Treatment};
 use crate::sync::Proxier;
 
@@ -37,9 +36,8 @@ pub(super) struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "1s")]
     ipvs_min_sync_period: DurationFlag,
 
-    /// Never delete virtual servers whose address lies in these ranges.
-    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
-    ipvs_exclude_cidrs: Vec<Cidr>,
+    #[command(flatten)]
+    exclude: ExcludeFlags,
 
     /// What to do about forward chains of others that drop the answers of endpoints; not among
     /// kube-proxy's flags.
@@ -78,7 +76,7 @@ impl Flags {
         self.monitor(&linux, &sender)?;
         let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
             .filtering(self.node.packets.config())
-            .excluding(self.ipvs_exclude_cidrs.clone());
+            .excluding(self.exclude.ipvs_exclude_cidrs.clone());
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
         let mut daemon = Daemon::new(proxier, self.periods()?, watch)
             .setting(self.sysctl.settings())
