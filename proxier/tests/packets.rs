@@ -195,6 +195,20 @@ fn told_by(mode: LocalMode) {
     inside_and_outside_differ(&scene);
 }
 
+#[test]
+fn source_ranges_hold_for_a_load_balancer_address_that_is_an_external_ip_too() {
+    lab::test(|| {
+        let ranges = "loadBalancerSourceRanges: [";
+        let both = "externalIPs: [198.51.100.5, \"2001:db8:51::5\"]\n  ";
+        let manifests = DUAL.replacen(ranges, &format!("{both}{ranges}"), 1);
+        assert_ne!(manifests, DUAL);
+        let scene = Scene::conformance(&manifests);
+        let load_balancer = at("198.51.100.5", "2001:db8:51::5", 80, 53);
+        check(&scene, "ext", &load_balancer, &["pod1/node"]);
+        check(&scene, "ext2", &load_balancer, &["timeout"]);
+    });
+}
+
 /// Source ranges are about load-balancer addresses alone. A Service's other addresses stay open to
 /// everybody, and its load-balancer addresses of both families and protocols stay as open and as shut
 /// as they were, while ranges change.

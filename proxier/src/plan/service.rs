@@ -188,7 +188,10 @@ impl Asking<'_> {
             _ => Scope::External,
         };
         let is_split = scope == Scope::External && policy == TrafficPolicy::Local;
-        let is_ranged = kind == FrontendKind::LoadBalancer;
+        // `spec.externalIPs` may name a load-balancer address too; the ranges hold for the address.
+        let is_ranged = scope == Scope::External
+            && kind != FrontendKind::NodePort
+            && self.service.load_balancer_ips.contains(&address);
         let admission = Admission {
             scope,
             policy,
