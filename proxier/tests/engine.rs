@@ -37,6 +37,8 @@ enum Step {
     Die(u8),
     /// Somebody else changes the kernel.
     Drift(u8, u8),
+    /// Another program removes the ledger's file, or cuts it, before a resync.
+    LoseLedger(bool),
     /// Somebody connects, or leaves.
     Connections(u8, bool),
 }
@@ -61,6 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..6_u8, fault()).prop_map(|(after, fault)| Step::Fault(after, fault)),
         1 => (0..6_u8).prop_map(Step::Die),
         1 => (any::<u8>(), any::<u8>()).prop_map(|(what, which)| Step::Drift(what, which)),
+        1 => any::<bool>().prop_map(Step::LoseLedger),
         2 => (any::<u8>(), any::<bool>()).prop_map(|(which, up)| Step::Connections(which, up)),
     ]
 }
@@ -82,6 +85,7 @@ fn play(node: &mut Node, step: Step) {
         Step::Fault(after, fault) => node.kernel.fail_after(after.into(), fault),
         Step::Die(after) => node.kernel.die_after(after.into()),
         Step::Drift(what, which) => node.kernel.drift(what, which.into()),
+        Step::LoseLedger(is_cut) => node.lose_ledger(is_cut),
         Step::Connections(which, up) => node.kernel.connections(which.into(), up),
     }
 }

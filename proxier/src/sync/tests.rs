@@ -13,6 +13,7 @@ use crate::store::Update;
 
 mod failures;
 mod order;
+mod ownership;
 mod partial;
 
 const NODE: &str = "

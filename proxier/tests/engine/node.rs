@@ -58,6 +58,17 @@ impl Node {
         self.resync();
     }
 
+    /// Removes or empties the ledger's file while the process runs; its next resync survives.
+    pub(crate) fn lose_ledger(&mut self, is_cut: bool) {
+        let file = self.directory.path().join("state");
+        match is_cut {
+            true => std::fs::write(&file, "").unwrap(),
+            false => _ = std::fs::remove_file(&file),
+        }
+        self.kernel.behave();
+        self.resync();
+    }
+
     pub(crate) fn tell(&mut self, event: Option<Event>) {
         self.proxier.receive(event);
     }
