@@ -160,6 +160,19 @@ fn a_bridge_tells_clients_inside_from_clients_outside() {
     inside_and_outside_differ(LocalMode::BridgeInterface("veth-pod3".into()));
 }
 
+#[test]
+fn source_ranges_hold_for_a_load_balancer_address_that_is_an_external_ip_too() {
+    lab::test(|| {
+        let services = Services::dual().edit("ranged", |service| {
+            service.external_ips = vec!["198.51.100.5", "2001:db8:51::5"];
+        });
+        let scene = Scene::new(&services);
+        let load_balancer = at("198.51.100.5", "2001:db8:51::5", 80, 53);
+        check(&scene, "ext", &load_balancer, &["pod1/node"]);
+        check(&scene, "ext2", &load_balancer, &["timeout"]);
+    });
+}
+
 /// Asserts that a client inside keeps its address and reaches all endpoints, and that a client outside
 /// is masqueraded at a cluster IP and reaches only this node's endpoints under policy Local.
 #[track_caller]

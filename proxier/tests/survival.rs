@@ -15,6 +15,8 @@ mod dice;
 mod foreign;
 #[path = "survival/forward.rs"]
 mod forward;
+#[path = "survival/ledger.rs"]
+mod ledger;
 #[path = "survival/repair.rs"]
 mod repair;
 

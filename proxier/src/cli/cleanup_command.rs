@@ -1,5 +1,6 @@
 //! `ipvs-proxier cleanup`.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,6 +14,9 @@ use crate::nftables::{Forwarding, Treatment};
 use crate::plan::{NodePortAddresses, PlanConfig};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
+
+/// How many of the remaining virtual servers are named.
+const SAMPLES: usize = 10;
 
 /// Flags of `cleanup`.
 #[derive(Args, Debug)]
@@ -30,7 +34,9 @@ pub(super) struct Flags {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let linux = Linux::open(self.service_addresses.into())?;
+        let mut linux = Linux::open(self.service_addresses.into())?;
+        let has_traces = linux.rules_generation()?.is_some() || !linux.addresses()?.is_empty();
+        let lacks_ledger = !self.state.state_file.exists();
         let nothing = PlanConfig {
             node_name: "".into(),
             scheduler: "rr".parse()?,
@@ -39,7 +45,7 @@ impl Flags {
             drain: Duration::ZERO,
         };
         let mut proxier = Proxier::new(linux, nothing, self.state.file())?
-            .excluding(self.exclude.ipvs_exclude_cidrs);
+            .excluding(self.exclude.ipvs_exclude_cidrs.clone());
         // Without input, the plan is empty, and everything owned is stale.
         let applied = proxier.resync(clock::since_boot())?;
         let outcomes = applied.ops.iter().zip(&applied.outcomes);
@@ -60,6 +66,28 @@ impl Flags {
             tracing::info!("{chain}: removed our rule");
         }
         self.state.file().remove()?;
+        if has_traces && lacks_ledger {
+            return self.check_left(proxier.dataplane());
+        }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Fails if virtual servers are left: without the ledger, some of them may be ours.
+    fn check_left(&self, linux: &mut Linux) -> anyhow::Result<ExitCode> {
+        let mut left = BTreeSet::new();
+        linux.virtual_servers(&mut |found| _ = left.insert(found.server.service.key))?;
+        if left.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let samples: Vec<String> = left.iter().take(SAMPLES).map(ToString::to_string).collect();
+        tracing::error!(
+            "{} does not exist, so the owners of the {} virtual servers that remain are unknown \
+             ({}{}); delete those of Services with ipvsadm",
+            self.state.state_file.display(),
+            left.len(),
+            samples.join(", "),
+            if left.len() > SAMPLES { ", .." } else { "" },
+        );
+        Ok(ExitCode::FAILURE)
     }
 }

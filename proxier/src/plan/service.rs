@@ -196,8 +196,11 @@ impl RequirementsBuilder<'_> {
             _ => Scope::External,
         };
         let is_split = scope == Scope::External && policy == TrafficPolicy::Local;
-        // kube-proxy, too, applies the ranges to load-balancer addresses only.
-        let has_ranges = kind == FrontendKind::LoadBalancer;
+        // kube-proxy, too, applies the ranges to load-balancer addresses only. `spec.externalIPs` may
+        // name such an address too; the ranges hold for the address.
+        let has_ranges = scope == Scope::External
+            && kind != FrontendKind::NodePort
+            && self.service.load_balancer_ips.contains(&socket.ip());
         let admission = Admission {
             scope,
             policy,

@@ -97,6 +97,7 @@ impl<D: Dataplane> Proxier<D> {
             self.ledger.end_desired(key, desired);
         }
         let observed = &self.kernel.observed;
+        self.ledger.adopt(desired, observed);
         for key in desired.virtual_servers.keys() {
             self.ledger.recognise_drains(key, desired, observed, now);
         }
@@ -306,6 +307,9 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     fn record(&mut self, extent: Extent, now: Duration) -> Result<(), Failure> {
+        if extent == Extent::All {
+            self.ledger.check_file();
+        }
         self.ledger.flush(now)?;
         match extent {
             Extent::All => self.ledger.compact(),

@@ -1,5 +1,6 @@
 //! The program on node-a, following an API server of the test's.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -53,12 +54,15 @@ impl Daemon {
         daemon
     }
 
+    /// The file of the program's ledger.
+    pub(crate) fn state_file(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
     pub(crate) fn command(&self, name: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
         command.arg(name);
-        command
-            .arg("--state-file")
-            .arg(self.directory.path().join("state"));
+        command.arg("--state-file").arg(self.state_file());
         if ["run", "plan"].contains(&name) {
             command.args(["--master", &self.api.url()]);
             command.args(["--hostname-override", "node-a"]);

@@ -112,8 +112,8 @@ fn a_failing_read_delays_no_other_virtual_server_until_the_next_resync() {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = proxier(FakeKernel::default(), &directory.path().join("ledger"));
     // All Ops fail, so all virtual servers are read again at the same moment.
-    fail_from(&mut proxier, 1);
-    receive(&mut proxier, &[NODE, SERVICE, SLICE]);
+    refuse_after(&mut proxier, 1);
+    receive(&mut proxier, &whole_cluster());
     assert!(proxier.sync(START).unwrap().failures().count() > 0);
     assert_eq!(proxier.dataplane.state.virtual_servers.len(), 0);
     proxier.dataplane.faults.clear();
