@@ -1,11 +1,11 @@
-//! `ipvs-proxier cleanup`.
+//! The command `ipvs-proxier cleanup`.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::{ServiceAddresses, StateFlags};
+use super::{ServiceAddressesFlag, StateFlags};
 use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
@@ -21,11 +21,11 @@ pub(super) struct Flags {
     #[command(flatten)]
     state: StateFlags,
 
-    /// How service addresses were made local.
+    /// How `run` made service addresses local.
     #[arg(long, value_enum, default_value_t)]
-    service_addresses: ServiceAddresses,
+    service_addresses: ServiceAddressesFlag,
 
-    /// Leave virtual servers whose address lies in these ranges.
+    /// Keep virtual servers with an address in these ranges.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     ipvs_exclude_cidrs: Vec<Cidr>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let linux = Linux::open(self.service_addresses.into())?;
-        let nothing = PlanConfig {
+        let config = PlanConfig {
             node_name: "".into(),
             scheduler: "rr".parse()?,
             node_port_addresses: NodePortAddresses::default(),
@@ -41,8 +41,9 @@ impl Flags {
             drain: Duration::ZERO,
         };
         let mut proxier =
-            Proxier::new(linux, nothing, self.state.file())?.excluding(self.ipvs_exclude_cidrs);
-        // Without input, the plan is empty, and everything owned is stale.
+            Proxier::new(linux, config, self.state.file())?.excluding(self.ipvs_exclude_cidrs);
+        // Without input the plan is empty, so that a resync deletes every owned object. The drain time
+        // is irrelevant: virtual servers are deleted whole.
         let applied = proxier.resync(clock::since_boot())?;
         let outcomes = applied.ops.iter().zip(&applied.outcomes);
         for (op, _) in outcomes.filter(|(_, outcome)| outcome.is_ok()) {
@@ -57,10 +58,13 @@ impl Flags {
         if applied.failures().next().is_some() {
             return Ok(ExitCode::FAILURE);
         }
+        // The rules come last: without guards and filters, a frontend that still exists would be open
+        // to clients that it rejects.
         proxier.dataplane().delete_rules()?;
         for chain in Forwarding::open(Treatment::Warn)?.remove_rules()? {
-            tracing::info!("{chain}: removed our rule");
+            tracing::info!("removed our accept rule from {chain}");
         }
+        // Kept after a failure: the ledger is the only record of the virtual servers that remain.
         self.state.file().remove()?;
         Ok(ExitCode::SUCCESS)
     }
