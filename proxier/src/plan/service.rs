@@ -58,7 +58,7 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
 
 /// Returns the families of `service`: those of its cluster IPs.
 ///
-/// The API server and the parser allow external addresses of these families only.
+/// The parser drops external addresses of other families: the Service has no endpoints for them.
 fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
     service.cluster_ips.iter().map(|&ip| Family::from(ip))
 }

@@ -1,4 +1,4 @@
-//! Noticing what others change: the machine's own addresses, our packet rules.
+//! Monitors of changes by other programs: to the machine's addresses and to packet rules.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -18,17 +18,18 @@ use crate::plan::ServiceAddresses;
 const RTNLGRP_IPV4_IFADDR: u32 = 5;
 const RTNLGRP_IPV6_IFADDR: u32 = 9;
 
-/// How long to wait for more of the same: an interface is seldom given just one address.
-const SETTLE: Duration = Duration::from_millis(200);
+/// How long to wait for further notifications: an interface usually gets several addresses at once.
+const SETTLE_TIME: Duration = Duration::from_millis(200);
 
-/// Calls `changed` whenever the addresses that [`crate::plan::Machine`] wants are not what they were,
-/// in a thread that ends when `changed` says `false`.
+/// Starts a thread that calls `changed` when the machine's own addresses changed.
 ///
-/// Notifications come for every pod's interface; most leave the machine's own addresses as they are.
+/// The thread ends when `changed` returns `false`. A notification alone proves no change: the kernel
+/// also sends them for Pod interfaces, and those for link-local addresses change nothing here. The
+/// thread therefore compares the addresses before and after.
 ///
 /// # Errors
-/// When a socket cannot be opened or the addresses cannot be read now. Should that happen later, it
-/// is logged, and changes are found at the next resync only.
+/// If a socket cannot be opened or the addresses cannot be read at the start. A later failure is
+/// logged and ends the thread; from then on only resyncs find changes.
 pub(crate) fn addresses(
     form: ServiceAddresses,
     mut changed: impl FnMut() -> bool + Send + 'static,
@@ -36,59 +37,60 @@ pub(crate) fn addresses(
     let groups = [RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR];
     let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
     let mut addresses = Addresses::open(form)?;
-    let mut last = addresses.of_machine()?;
-    keep_looking("addresses", move || {
-        wait(&notices)?;
-        std::thread::sleep(SETTLE);
-        drain(&mut notices)?;
-        let now = addresses.of_machine()?;
-        let is_news = now != last;
+    let mut last = addresses.read_machine()?;
+    spawn("addresses", move || {
+        wait_for(&notices)?;
+        std::thread::sleep(SETTLE_TIME);
+        discard(&mut notices)?;
+        let now = addresses.read_machine()?;
+        let has_changed = now != last;
         last = now;
-        Ok(!is_news || changed())
+        Ok(!has_changed || changed())
     });
     Ok(())
 }
 
-/// Calls `changed` with what somebody else did to our packet rules, or to forward chains that matter,
-/// in a thread that ends when `changed` says `false`. `port` is the socket by which we change them.
+/// Starts a thread that calls `changed` when another program changed our table or a forward chain.
+///
+/// The thread ends when `changed` returns `false`. `port` is the netlink port of our own changes,
+/// which are ignored.
 ///
 /// # Errors
-/// When the socket cannot be opened. Should it fail later, that is logged, and what is changed is found
-/// at the next resync only.
+/// If the socket cannot be opened. A later failure is logged and ends the thread; from then on only
+/// resyncs find changes.
 pub(crate) fn rules(
     port: u32,
     mut changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) -> Result<(), Failure> {
     let mut watch = Watch::open(filter::TABLE, port)?;
-    keep_looking("packet rules", move || {
-        wait(&watch)?;
-        let mut news = watch.read()?;
-        // One repair of a kind is enough for all that is told at once.
-        let (mut in_table, mut in_forward) = (false, false);
-        news.retain(|piece| {
-            let is_first = (piece.concerns_our_table() && !in_table)
-                || (piece.concerns_forwarding() && !in_forward);
-            in_table |= piece.concerns_our_table();
-            in_forward |= piece.concerns_forwarding();
+    spawn("packet rules", move || {
+        wait_for(&watch)?;
+        let mut tamperings = watch.read()?;
+        // One repair covers all changes of a kind: pass on the first of each kind only.
+        let (mut has_table, mut has_forward) = (false, false);
+        tamperings.retain(|tampering| {
+            let is_first = (tampering.concerns_our_table() && !has_table)
+                || (tampering.concerns_forwarding() && !has_forward);
+            has_table |= tampering.concerns_our_table();
+            has_forward |= tampering.concerns_forwarding();
             is_first
         });
-        Ok(news.into_iter().all(&mut changed))
+        Ok(tamperings.into_iter().all(&mut changed))
     });
     Ok(())
 }
 
-/// Calls `look` in a thread for as long as it says `true`.
-fn keep_looking(
-    what: &'static str,
-    mut look: impl FnMut() -> Result<bool, Failure> + Send + 'static,
-) {
+/// Starts a thread that calls `step` until it returns `false` or fails.
+fn spawn(what: &'static str, mut step: impl FnMut() -> Result<bool, Failure> + Send + 'static) {
     std::thread::spawn(move || {
         loop {
-            match look() {
+            match step() {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(failure) => {
-                    tracing::error!("{failure}; changed {what} are found at resyncs only");
+                    tracing::error!(
+                        "{failure}; changes of {what} are now found at resyncs only; restart to monitor them again"
+                    );
                     return;
                 }
             }
@@ -96,7 +98,7 @@ fn keep_looking(
     });
 }
 
-fn wait(notices: &impl AsFd) -> Result<(), Failure> {
+fn wait_for(notices: &impl AsFd) -> Result<(), Failure> {
     loop {
         let mut readable = [PollFd::from_borrowed_fd(notices.as_fd(), PollFlags::IN)];
         match poll(&mut readable, None) {
@@ -107,12 +109,14 @@ fn wait(notices: &impl AsFd) -> Result<(), Failure> {
     }
 }
 
-fn drain(notices: &mut Listener) -> Result<(), Failure> {
+/// Discards all waiting notifications.
+fn discard(notices: &mut Listener) -> Result<(), Failure> {
     loop {
         match notices.read(|_| ()) {
             Ok(true) => {}
             Ok(false) => return Ok(()),
-            // What was lost was about addresses, and those are read now anyway.
+            // `ENOBUFS`: notifications were lost. They carry nothing that the caller needs, because it
+            // reads all addresses next.
             Err(ipvs_netlink::Error::AnswersLost) => {}
             Err(error) => return Err(error.into()),
         }
