@@ -81,7 +81,7 @@ struct NodeFlags {
     #[command(flatten)]
     packets: PacketFlags,
 
-    /// Addresses that serve node ports: networks, or `primary` for the Node object's main addresses
+    /// Addresses that serve node ports: networks, or primary for the Node object's main addresses
     /// [default: all].
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     nodeport_addresses: Vec<String>,

@@ -36,7 +36,7 @@ pub(super) struct SourceFlags {
 impl SourceFlags {
     /// Starts to send all objects and their changes to `listener`.
     ///
-    /// Dropping the returned watch stops it. Manifests have none: their thread runs until the
+    /// Dropping the returned watch stops it. Manifests have none: their thread ends when the
     /// receiver is dropped.
     pub(super) fn follow(
         &self,
