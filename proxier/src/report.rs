@@ -1,4 +1,4 @@
-//! What the commands print: the same shapes for what should be and for what is.
+//! The output of `plan` and `status`: desired and observed state in the same form.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -14,20 +14,20 @@ use crate::op::Op;
 use crate::plan::Desired;
 use crate::problem::Problem;
 
-/// What a kernel has at one moment.
+/// The virtual servers and service addresses of a kernel.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table {
-    /// Every virtual server of the network namespace, ours or not.
+pub(crate) struct KernelTable {
+    /// Every virtual server of the network namespace, owned or foreign.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, CountedServer>,
-    /// The addresses that we made local, with their preferred source.
+    /// The service addresses, each with its preferred source.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
 }
 
-impl Table {
-    /// Reads it.
+impl KernelTable {
+    /// Reads the table from the kernel.
     ///
     /// # Errors
-    /// When any part cannot be read whole.
+    /// If any part cannot be read completely.
     pub(crate) fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
         let mut virtual_servers = BTreeMap::new();
         dataplane.virtual_servers(&mut |found| {
@@ -43,45 +43,45 @@ impl Table {
 /// A table of virtual servers as JSON; every list is sorted.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
-    virtual_servers: Vec<ByAddress>,
-    /// Virtual servers that have a firewall mark instead of an address.
-    firewall_marks: Vec<ByMark>,
+pub(crate) struct JsonReport {
+    virtual_servers: Vec<AddressEntry>,
+    /// Virtual servers with a firewall mark instead of an address.
+    firewall_marks: Vec<MarkEntry>,
     addresses: Vec<IpAddr>,
     problems: Vec<ProblemEntry>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ByAddress {
+struct AddressEntry {
     protocol: String,
     address: IpAddr,
     port: u16,
     #[serde(flatten)]
-    definition: Definition,
+    server: ServerEntry,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ByMark {
-    /// 4 or 6.
+struct MarkEntry {
+    /// The IP version: 4 or 6.
     family: u8,
     mark: u32,
     #[serde(flatten)]
-    definition: Definition,
+    server: ServerEntry,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Definition {
+struct ServerEntry {
     scheduler: String,
     flags: u32,
     persistence_timeout: u32,
-    destinations: Vec<Destination>,
+    destinations: Vec<DestinationEntry>,
 }
 
 #[derive(Debug, Serialize)]
-struct Destination {
+struct DestinationEntry {
     address: IpAddr,
     port: u16,
     weight: u32,
@@ -95,8 +95,8 @@ struct ProblemEntry {
     message: String,
 }
 
-impl Report {
-    /// What should be.
+impl JsonReport {
+    /// Returns the report of the desired state.
     pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
         let mut report = Self {
             addresses: desired.addresses.keys().copied().collect(),
@@ -104,30 +104,30 @@ impl Report {
             ..Self::default()
         };
         for server in desired.virtual_servers.values() {
-            report.list(&server.service, &server.destinations);
+            report.add(&server.service, &server.destinations);
         }
         report
     }
 
-    /// What is.
-    pub(crate) fn observed(observed: &Table) -> Self {
+    /// Returns the report of the observed state.
+    pub(crate) fn observed(observed: &KernelTable) -> Self {
         let mut report = Self {
             addresses: observed.addresses.keys().copied().collect(),
             ..Self::default()
         };
         for CountedServer { server, .. } in observed.virtual_servers.values() {
-            report.list(&server.service, &server.destinations);
+            report.add(&server.service, &server.destinations);
         }
         report
     }
 
-    fn list(&mut self, service: &ipvs::Service, destinations: &[ipvs::Destination]) {
-        let destination = |destination: &ipvs::Destination| Destination {
+    fn add(&mut self, service: &ipvs::Service, destinations: &[ipvs::Destination]) {
+        let destination = |destination: &ipvs::Destination| DestinationEntry {
             address: destination.key.address,
             port: destination.key.port,
             weight: destination.weight,
         };
-        let definition = Definition {
+        let server = ServerEntry {
             scheduler: scheduler(service).to_owned(),
             flags: service.flags.bits(),
             persistence_timeout: persistence_secs(service).unwrap_or(0),
@@ -138,21 +138,21 @@ impl Report {
                 protocol,
                 address,
                 port,
-            } => self.virtual_servers.push(ByAddress {
+            } => self.virtual_servers.push(AddressEntry {
                 protocol: protocol.to_string(),
                 address,
                 port,
-                definition,
+                server,
             }),
-            ipvs::ServiceKey::Mark { family, mark } => self.firewall_marks.push(ByMark {
+            ipvs::ServiceKey::Mark { family, mark } => self.firewall_marks.push(MarkEntry {
                 family: match family {
                     ipvs::Family::V4 => 4,
                     ipvs::Family::V6 => 6,
                 },
                 mark,
-                definition,
+                server,
             }),
-            // No kernel has a third kind of key.
+            // `ServiceKey` is non-exhaustive, but IPVS has no third kind of key.
             _ => {}
         }
     }
@@ -180,20 +180,22 @@ fn scheduler(service: &ipvs::Service) -> &str {
         .map_or("none", ipvs::SchedulerName::as_str)
 }
 
-/// The affinity of a service; the kernel keeps a timeout without affinity, which means nothing.
+/// Returns the affinity timeout in seconds; `None` without affinity.
+///
+/// The kernel also returns a timeout for virtual servers without the flag; it has no effect.
 fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
     let is_persistent = service.flags.contains(ipvs::ServiceFlags::PERSISTENT);
     is_persistent.then_some(service.timeout_secs)
 }
 
-/// An Op with the Service port it is for: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
+/// An Op with the name of its Service port: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
 pub(crate) struct NamedOp<'a> {
     op: &'a Op,
     name: Option<String>,
 }
 
 impl<'a> NamedOp<'a> {
-    /// Looks the name up among what should be, then among what is ours.
+    /// Finds the name in the desired state; for a stale virtual server, in the ledger.
     pub(crate) fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
         let name = op
             .service_key()
@@ -215,9 +217,12 @@ impl fmt::Display for NamedOp<'_> {
     }
 }
 
-/// The kernel's table as text, like `ipvsadm -Ln`, with Service names where known, and what is not
-/// ours.
-pub(crate) fn table(observed: &Table, owned: &Owned, foreign: &BTreeMap<IpAddr, String>) -> String {
+/// Returns the table as text, like `ipvsadm -Ln`, with Service names and foreign addresses.
+pub(crate) fn table(
+    observed: &KernelTable,
+    owned: &Owned,
+    foreign: &BTreeMap<IpAddr, String>,
+) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);
@@ -229,14 +234,14 @@ fn write_foreign(text: &mut String, foreign: &BTreeMap<IpAddr, String>) -> fmt::
     if foreign.is_empty() {
         return Ok(());
     }
-    writeln!(text, "\nLocal addresses of others ({}):", foreign.len())?;
-    for (address, how) in foreign {
-        writeln!(text, "  {address} {how}")?;
+    writeln!(text, "\nForeign local addresses ({}):", foreign.len())?;
+    for (address, description) in foreign {
+        writeln!(text, "  {address} {description}")?;
     }
     Ok(())
 }
 
-fn write_table(text: &mut String, observed: &Table, owned: &Owned) -> fmt::Result {
+fn write_table(text: &mut String, observed: &KernelTable, owned: &Owned) -> fmt::Result {
     writeln!(
         text,
         "{:<44} {:<10} {:<18} Service",

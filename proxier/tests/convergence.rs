@@ -11,7 +11,7 @@ use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
-use proxier::testing::diff::{self, Terms};
+use proxier::testing::diff::{self, DeletionRules};
 use proxier::testing::ledger::Drains;
 use proxier::testing::model::{ObjectName, ServicePortName};
 use proxier::testing::observed::Observed;
@@ -94,11 +94,11 @@ fn keys(desired: &Desired) -> BTreeSet<ipvs::ServiceKey> {
 
 /// The ordered changes that lead to `desired`, where `owned` is ours and nothing drains.
 fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKey>) -> Vec<Op> {
-    let terms = Terms {
+    let rules = DeletionRules {
         is_ours: &|key| owned.contains(key),
         drains: &Drains::default(),
     };
-    let mut ops = diff::diff(desired, observed, &terms);
+    let mut ops = diff::diff(desired, observed, &rules);
     diff::sort(&mut ops, &BTreeSet::new());
     ops
 }

@@ -45,12 +45,12 @@ pub(crate) fn addresses(
     let open = move || {
         let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
         let mut addresses = Addresses::open(form)?;
-        let mut last = addresses.of_machine()?;
+        let mut last = addresses.read_machine()?;
         let look: Look<()> = Box::new(move || {
             wait(&notices)?;
             std::thread::sleep(SETTLE);
             drain(&mut notices)?;
-            let now = addresses.of_machine()?;
+            let now = addresses.read_machine()?;
             let is_news = now != last;
             last = now;
             Ok(if is_news { vec![()] } else { Vec::new() })
