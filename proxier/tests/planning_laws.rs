@@ -278,9 +278,7 @@ impl Conformance {
         let service = |at: usize| &self.services[at % self.services.len()];
         let slice = |at: usize| &self.slices[at % self.slices.len()];
         match *change {
-            Change::DeleteService(at) => {
-                Event::Services(Update::Delete(service(at).name.clone()))
-            }
+            Change::DeleteService(at) => Event::Services(Update::Delete(service(at).name.clone())),
             Change::RestoreService(at) => Event::Services(Update::Apply(service(at).clone())),
             Change::AlterService(at) => {
                 let mut altered = service(at).clone();
