@@ -122,7 +122,7 @@ mod tests {
         admission(None, Endpoints::Usable)
     }
 
-    /// A ruleset with one frontend, whose commands were taken.
+    /// Returns a ruleset with one frontend and no commands left to write.
     fn with(admission: Admission) -> Ruleset {
         let mut rules = Ruleset::new(&FilterConfig::default(), None);
         rules.set_frontend(FRONTEND, Some(admission));

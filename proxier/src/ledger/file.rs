@@ -189,7 +189,7 @@ mod tests {
         r#"{"own":{"server":{"protocol":6,"address":"10.96.0.1","port":80},"service":"a/b"}}"#;
 
     #[test]
-    fn a_torn_line_costs_no_other_line() {
+    fn a_torn_line_does_not_affect_other_lines() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         std::fs::write(&path, format!("{LINE}\n{}", &LINE[..20])).unwrap();
