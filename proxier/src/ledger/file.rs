@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_costs_no_other_line() {
+    fn a_torn_line_does_not_affect_other_lines() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         std::fs::write(&path, format!("{LINE}\n{}", &LINE[..20])).unwrap();
