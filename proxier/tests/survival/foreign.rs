@@ -126,10 +126,10 @@ impl<'a> ForeignRules<'a> {
 fn packet_rules_of_other_programs_stay_byte_for_byte() {
     lab::test(|| {
         let cluster = Cluster::conformance();
-        let others = ForeignRules::add(&cluster);
-        let everything = others.everything();
-        let foreign = others.foreign();
-        assert!(!everything.contains(OUR_COMMENT));
+        let rules = ForeignRules::add(&cluster);
+        let before = rules.everything();
+        let foreign = rules.foreign();
+        assert!(!before.contains(OUR_COMMENT));
 
         let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
         let mut daemon = Daemon::new(&flags);
@@ -139,17 +139,17 @@ fn packet_rules_of_other_programs_stay_byte_for_byte() {
             daemon.eventually("answers of endpoints pass", || {
                 matches!(cluster.pod3.ask_tcp("10.96.1.1:80"), Answer::Reply { .. })
             });
-            let now = others.foreign();
+            let now = rules.foreign();
             let is_ours = |line: &&str| line.contains(OUR_COMMENT);
             let ours = now.lines().filter(is_ours).count();
-            assert_eq!(ours, others.dropping_chains(), "{now}");
+            assert_eq!(ours, rules.dropping_chains(), "{now}");
             let theirs: Vec<&str> = now.lines().filter(|line| !is_ours(line)).collect();
             assert_eq!(theirs, foreign.lines().collect::<Vec<_>>());
         };
         let rules_inserted = |daemon: &Daemon| {
-            let count = || others.foreign().matches(OUR_COMMENT).count();
+            let count = || rules.foreign().matches(OUR_COMMENT).count();
             daemon.eventually("every chain has our rule", || {
-                count() == others.dropping_chains()
+                count() == rules.dropping_chains()
             });
         };
         daemon.start();
@@ -163,9 +163,9 @@ fn packet_rules_of_other_programs_stay_byte_for_byte() {
         daemon.endpoints(&[POD1]);
         serves(&daemon, POD1);
         // The daemon adds its own table again after another program deleted it.
-        others.on_node("nft delete table inet ipvs-proxier");
-        daemon.eventually("the table is back", || {
-            others.on_node("nft list tables").contains("ipvs-proxier")
+        rules.on_node("nft delete table inet ipvs-proxier");
+        daemon.eventually("the table is restored", || {
+            rules.on_node("nft list tables").contains("ipvs-proxier")
         });
         serves(&daemon, POD1);
         daemon.api.delete(&web_key());
@@ -176,10 +176,10 @@ fn packet_rules_of_other_programs_stay_byte_for_byte() {
         daemon.terminate();
         let cleanup = daemon.command("cleanup").output().unwrap();
         assert!(cleanup.status.success(), "{cleanup:?}");
-        let left = others.everything();
+        let left = rules.everything();
         assert_eq!(
             left.lines().collect::<Vec<_>>(),
-            everything.lines().collect::<Vec<_>>()
+            before.lines().collect::<Vec<_>>()
         );
     });
 }
