@@ -130,6 +130,7 @@ impl From<Flow> for Tracked {
     }
 }
 
+/// Returns the flows of `protocol` that the node tracks.
 fn tracked(protocol: Protocol) -> BTreeSet<Tracked> {
     let mut table = conntrack::Client::open().unwrap();
     let families = [Family::V4, Family::V6];

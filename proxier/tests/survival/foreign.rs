@@ -12,7 +12,7 @@ use super::{AT_ONCE, POD1, POD2};
 /// A foreign filter with all that listings show: elements, verdicts, comments, a limit, an object.
 const OF_NFT: &str = "
     table inet others {
-        comment \"somebody's\"
+        comment \"a foreign table\"
         counter seen {
             comment \"of all that is forwarded\"
         }
