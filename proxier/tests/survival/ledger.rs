@@ -50,7 +50,7 @@ fn a_lost_ledger_costs_no_ownership() {
         daemon.eventually("the node port", has_node_port);
 
         daemon.kill();
-        let file = daemon.state_file();
+        let file = daemon.ledger();
         std::fs::remove_file(&file).unwrap();
         daemon.start();
         daemon.eventually("the next process records the node port", || {
@@ -87,7 +87,7 @@ fn cleanup_without_the_ledger_names_what_it_left() {
         daemon.api.apply(with_node_port());
         daemon.eventually("the node port", has_node_port);
         daemon.terminate();
-        std::fs::remove_file(daemon.state_file()).unwrap();
+        std::fs::remove_file(daemon.ledger()).unwrap();
         let cleanup = daemon.command("cleanup").output().unwrap();
         assert_eq!(cleanup.status.code(), Some(1), "{cleanup:?}");
         let words = words(&cleanup);
