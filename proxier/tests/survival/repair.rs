@@ -67,3 +67,34 @@ fn a_flush_of_a_dropping_forward_chain_is_repaired_at_once() {
         println!("{took:?}");
     });
 }
+
+#[test]
+fn a_later_change_of_a_node_setting_stays_and_ipvs_settings_are_restored() {
+    let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
+    lab::test(move || {
+        let (cluster, daemon, _) = serving(&flags);
+        let timeout = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
+        let conntrack = "/proc/sys/net/ipv4/vs/conntrack";
+        let sh = |command: String| cluster.node.exec(&["/bin/sh", "-c", &command]);
+        let read = |file| sh(format!("cat {file}")).trim().to_owned();
+        assert_eq!((&*read(timeout), &*read(conntrack)), ("86400", "1"));
+
+        // An administrator shortens a timeout because the table of connections is full.
+        sh(format!("echo 600 > {timeout}"));
+        for _ in 0..2 {
+            // IPVS does so when its module is loaded again.
+            sh(format!("echo 0 > {conntrack}"));
+            daemon.eventually("a resync restores what IPVS needs", || {
+                read(conntrack) == "1"
+            });
+        }
+        assert_eq!(read(timeout), "600");
+        let log = daemon.log();
+        let words = "nf_conntrack_tcp_timeout_established was changed to 600";
+        assert_eq!(log.matches(words).count(), 1, "{log}");
+        assert!(
+            log.contains("restored net.ipv4.vs.conntrack=1, was 0"),
+            "{log}"
+        );
+    });
+}
