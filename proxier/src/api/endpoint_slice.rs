@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::fmt::{Arguments, Display};
 
 use serde::Deserialize;
 
@@ -12,6 +12,7 @@ use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
 use super::or_default;
 use super::scalar::Scalar;
+use super::service::parse_family;
 use crate::model::{self, Family, Hints};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -88,13 +89,11 @@ impl EndpointSlice {
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::EndpointSlice>, Problem> {
         let name = self.metadata.object_name("EndpointSlice", interner)?;
-        let mut findings = Findings::new("EndpointSlice", &name);
-        let object = self.read(&name, interner, &mut findings);
-        Ok(Parsed {
+        Ok(Findings::collect(
+            "EndpointSlice",
             name,
-            object,
-            problems: findings.into_problems(),
-        })
+            |name, findings| self.read(name, interner, findings),
+        ))
     }
 
     /// Returns the Service whose Endpoints object this slice copies, if it is a copy.
@@ -115,15 +114,13 @@ impl EndpointSlice {
         if labels.headless != Scalar::Absent {
             return None;
         }
-        let family = match self.address_type.as_str() {
-            Some("IPv4") => Family::V4,
-            Some("IPv6") => Family::V6,
-            Some("FQDN") => return None,
-            _ => {
-                let message = "is not IPv4, IPv6 or FQDN; the slice is skipped";
-                findings.add("addressType", &self.address_type, message);
-                return None;
-            }
+        if self.address_type.as_str() == Some("FQDN") {
+            return None;
+        }
+        let Some(family) = parse_family(&self.address_type) else {
+            let message = "is not IPv4, IPv6 or FQDN; the slice is skipped";
+            findings.add("addressType", &self.address_type, message);
+            return None;
         };
         let service = labels
             .service_name
@@ -135,26 +132,18 @@ impl EndpointSlice {
             findings.add(field, &labels.service_name, message);
             return None;
         };
-        Some(model::EndpointSlice {
-            name: name.clone(),
-            service: interner.intern(service),
-            ports: slice_ports("ports", &self.ports, interner, findings),
-            endpoints: self.endpoints(family, interner, findings),
-        })
-    }
-
-    fn endpoints(
-        &self,
-        family: Family,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Vec<model::Endpoint> {
+        let ports = slice_ports("ports", &self.ports, interner, findings);
         // The exact capacity, because endpoints are most of the snapshot's memory.
         let mut endpoints = Vec::with_capacity(self.endpoints.len());
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             endpoints.extend(endpoint.read(index, family, interner, findings));
         }
-        endpoints
+        Some(model::EndpointSlice {
+            name: name.clone(),
+            service: interner.intern(service),
+            ports,
+            endpoints,
+        })
     }
 }
 
@@ -173,19 +162,16 @@ pub(super) fn slice_ports(
     for (index, port) in wire.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let read = (
-            findings.port_name(&format!("{at}.name"), &port.name, instead),
-            findings.protocol(&format!("{at}.protocol"), &port.protocol, instead),
-            findings.port(&format!("{at}.port"), &port.port, instead),
+            findings.port_name(format_args!("{at}.name"), &port.name, instead),
+            findings.protocol(format_args!("{at}.protocol"), &port.protocol, instead),
+            findings.port(format_args!("{at}.port"), &port.port, instead),
         );
         let (Some(name), Some(protocol), Some(port)) = read else {
             continue;
         };
         if !seen.insert((name, protocol)) {
-            findings.add(
-                format!("{at}.name"),
-                name,
-                "is the name of an earlier port too; the port is skipped",
-            );
+            let message = "is the name of an earlier port too; the port is skipped";
+            findings.add(format_args!("{at}.name"), name, message);
             continue;
         }
         ports.push(model::SlicePort {
@@ -206,83 +192,46 @@ impl Endpoint {
         findings: &mut Findings,
     ) -> Option<model::Endpoint> {
         let instead = "the endpoint is skipped";
+        let at = format_args!("endpoints[{index}]");
         let Some(text) = self.addresses.first() else {
-            findings.add(
-                format!("endpoints[{index}].addresses"),
-                "",
-                format!("is empty; {instead}"),
-            );
+            let message = format!("is empty; {instead}");
+            findings.add(format_args!("{at}.addresses"), "", message);
             return None;
         };
-        // A field's path costs an allocation, so it is formatted only for invalid endpoints: a
-        // large cluster has 100,000 valid ones.
-        let address = match text.as_str().and_then(super::parse_address) {
-            Some(address) if why_unusable_or_link_local(address).is_none() => address,
-            _ => {
-                let field = format!("endpoints[{index}].addresses[0]");
-                findings.address(&field, text, why_unusable_or_link_local, instead)?
-            }
-        };
+        let field = format_args!("{at}.addresses[0]");
+        let address = findings.address(field, text, why_unusable_or_link_local, instead)?;
         if Family::from(address) != family {
-            let field = format!("endpoints[{index}].addresses[0]");
-            findings.add(
-                field,
-                text,
-                format!("is not of the slice's addressType; {instead}"),
-            );
+            let message = format!("is not of the slice's addressType; {instead}");
+            findings.add(field, text, message);
             return None;
         }
-        let conditions = &self.conditions;
-        // The path is formatted only for an invalid value, as above.
-        let mut flag = |name: &str, value: &Scalar, default: bool| match value {
-            Scalar::Absent => default,
-            Scalar::Boolean(flag) => *flag,
-            _ => findings.flag(
-                &format!("endpoints[{index}].conditions.{name}"),
-                value,
-                default,
-            ),
+        let mut flag = |name, value, default| {
+            findings.flag(format_args!("{at}.conditions.{name}"), value, default)
         };
+        let conditions = &self.conditions;
+        let is_ready = flag("ready", &conditions.ready, true);
+        let is_serving = flag("serving", &conditions.serving, true);
+        let is_terminating = flag("terminating", &conditions.terminating, false);
+        let node = node_name(format_args!("{at}.nodeName"), &self.node_name, findings);
+        let zone = self.zone.as_str().filter(|zone| is_zone(zone));
+        if zone.is_none() && !self.zone.is_blank() {
+            let message = "is not a zone; the endpoint's zone is unknown";
+            findings.add(format_args!("{at}.zone"), &self.zone, message);
+        }
         Some(model::Endpoint {
             address,
-            is_ready: flag("ready", &conditions.ready, true),
-            is_serving: flag("serving", &conditions.serving, true),
-            is_terminating: flag("terminating", &conditions.terminating, false),
-            location: self.location(index, interner, findings),
-            hints: self.hints.read(index, interner, findings),
+            is_ready,
+            is_serving,
+            is_terminating,
+            location: interner.location(node.as_deref(), zone),
+            hints: self.hints.read(at, interner, findings),
         })
-    }
-}
-
-impl Endpoint {
-    fn location(
-        &self,
-        index: usize,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Arc<model::Location> {
-        let field = || format!("endpoints[{index}].nodeName");
-        let node = node_name(field, &self.node_name, findings);
-        let zone = self.zone(index, findings);
-        interner.location(node.as_deref(), zone)
-    }
-
-    fn zone(&self, index: usize, findings: &mut Findings) -> Option<&str> {
-        if self.zone.is_blank() {
-            return None;
-        }
-        let zone = self.zone.as_str().filter(|zone| is_zone(zone));
-        if zone.is_none() {
-            let message = "is not a zone; the endpoint's zone is unknown";
-            findings.add(format!("endpoints[{index}].zone"), &self.zone, message);
-        }
-        zone
     }
 }
 
 /// Parses the name of an endpoint's node, in lower case.
 pub(super) fn node_name<'a>(
-    field: impl FnOnce() -> String,
+    field: impl Display,
     value: &'a Scalar,
     findings: &mut Findings,
 ) -> Option<Cow<'a, str>> {
@@ -299,18 +248,15 @@ pub(super) fn node_name<'a>(
             return Some(lower.into());
         }
     }
-    findings.add(
-        field(),
-        value,
-        "is not a node name; the endpoint's node is unknown",
-    );
+    let message = "is not a node name; the endpoint's node is unknown";
+    findings.add(field, value, message);
     None
 }
 
 impl EndpointHints {
     fn read(
         &self,
-        index: usize,
+        at: Arguments<'_>,
         interner: &mut Interner,
         findings: &mut Findings,
     ) -> Option<Box<Hints>> {
@@ -319,18 +265,14 @@ impl EndpointHints {
         }
         let mut names = |list: &[Hint], field: &str| {
             let mut names = Vec::with_capacity(list.len());
-            for (at, hint) in list.iter().enumerate() {
-                match hint
-                    .name
-                    .as_str()
-                    .filter(|name| (1..=253).contains(&name.len()))
-                {
+            for (index, hint) in list.iter().enumerate() {
+                let name = hint.name.as_str();
+                match name.filter(|name| (1..=253).contains(&name.len())) {
                     Some(name) => names.push(interner.intern(name)),
-                    None => findings.add(
-                        format!("endpoints[{index}].hints.{field}[{at}].name"),
-                        &hint.name,
-                        "is not a name; the hint is ignored",
-                    ),
+                    None => {
+                        let field = format_args!("{at}.hints.{field}[{index}].name");
+                        findings.add(field, &hint.name, "is not a name; the hint is ignored");
+                    }
                 }
             }
             names

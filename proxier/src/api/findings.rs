@@ -1,42 +1,56 @@
 //! Parsing of an object's fields with a list of its problems.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::net::IpAddr;
 
-use super::address::parse_address;
+use super::address::{parse_address, parse_network};
 use super::metadata::is_label;
 use super::scalar::Scalar;
-use crate::model::Protocol;
+use crate::model::{Cidr, ObjectName, Protocol};
 use crate::problem::Problem;
+use crate::store::Parsed;
 
 /// The maximum number of problems that are listed for one object.
 const MAX_PROBLEMS: usize = 100;
 
 /// The problems of one object, collected while its fields are parsed.
 ///
-/// The parameter `instead` of the methods says what replaces a bad value.
+/// The parameter `instead` of the methods says what replaces a bad value. A field's path is formatted
+/// only for a Problem: a large cluster has 100,000 valid endpoints.
 pub(super) struct Findings {
     object: String,
     problems: Vec<Problem>,
 }
 
 impl Findings {
-    pub(super) fn new(kind: &str, name: impl Display) -> Self {
-        Self {
+    /// Parses the object `name` with `read`.
+    pub(super) fn collect<T>(
+        kind: &str,
+        name: ObjectName,
+        read: impl FnOnce(&ObjectName, &mut Self) -> Option<T>,
+    ) -> Parsed<T> {
+        let mut findings = Self {
             object: format!("{kind} {name}"),
             problems: Vec::new(),
+        };
+        Parsed {
+            object: read(&name, &mut findings),
+            name,
+            problems: findings.problems,
         }
     }
 
     pub(super) fn add(
         &mut self,
-        field: impl Into<String>,
+        field: impl Display,
         value: impl Display,
         message: impl Into<String>,
     ) {
         // A list without limit would let a hostile object fill memory and logs.
         match self.problems.len() {
             0..MAX_PROBLEMS => {
+                let field = field.to_string();
                 self.problems
                     .push(Problem::new(&self.object, field, value, message));
             }
@@ -49,24 +63,10 @@ impl Findings {
         }
     }
 
-    /// Parses a string. Returns `None` if it is absent or of another type.
-    pub(super) fn text<'a>(
-        &mut self,
-        field: &str,
-        value: &'a Scalar,
-        instead: &str,
-    ) -> Option<&'a str> {
-        let text = value.as_str();
-        if text.is_none() && *value != Scalar::Absent {
-            self.add(field, value, format!("is not a string; {instead}"));
-        }
-        text
-    }
-
     /// Parses an address for which `refuse` returns no reason.
     pub(super) fn address(
         &mut self,
-        field: &str,
+        field: impl Display,
         value: &Scalar,
         refuse: fn(IpAddr) -> Option<&'static str>,
         instead: &str,
@@ -82,8 +82,31 @@ impl Findings {
         Some(address)
     }
 
+    /// Parses a network.
+    pub(super) fn network(&mut self, field: impl Display, value: &Scalar) -> Option<Cidr> {
+        let network = value.as_str().and_then(parse_network);
+        if network.is_none() {
+            self.add(field, value, "is not a network in CIDR form; ignored");
+        }
+        network
+    }
+
+    /// Parses a list of networks, without duplicates.
+    pub(super) fn networks(&mut self, field: &str, list: &[Scalar]) -> Vec<Cidr> {
+        let mut seen = HashSet::new();
+        let list = list.iter().enumerate();
+        list.filter_map(|(index, text)| self.network(format_args!("{field}[{index}]"), text))
+            .filter(|&network| seen.insert(network))
+            .collect()
+    }
+
     /// Parses a port from 1 to 65535.
-    pub(super) fn port(&mut self, field: &str, value: &Scalar, instead: &str) -> Option<u16> {
+    pub(super) fn port(
+        &mut self,
+        field: impl Display,
+        value: &Scalar,
+        instead: &str,
+    ) -> Option<u16> {
         // A string is invalid, as it is for the API server.
         let port = match value {
             Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),
@@ -98,7 +121,7 @@ impl Findings {
     /// Parses a port's name, which is empty if absent.
     pub(super) fn port_name<'a>(
         &mut self,
-        field: &str,
+        field: impl Display,
         value: &'a Scalar,
         instead: &str,
     ) -> Option<&'a str> {
@@ -115,7 +138,7 @@ impl Findings {
     /// Parses a protocol, which is TCP if absent.
     pub(super) fn protocol(
         &mut self,
-        field: &str,
+        field: impl Display,
         value: &Scalar,
         instead: &str,
     ) -> Option<Protocol> {
@@ -134,7 +157,7 @@ impl Findings {
     }
 
     /// Parses a boolean. Returns `default` if it is absent or of another type.
-    pub(super) fn flag(&mut self, field: &str, value: &Scalar, default: bool) -> bool {
+    pub(super) fn flag(&mut self, field: impl Display, value: &Scalar, default: bool) -> bool {
         match value {
             Scalar::Absent => default,
             Scalar::Boolean(flag) => *flag,
@@ -152,7 +175,7 @@ impl Findings {
     /// Parses one of `words`. Returns the first if the value is absent or none of them.
     pub(super) fn choice<T: Copy, const N: usize>(
         &mut self,
-        field: &str,
+        field: impl Display,
         value: &Scalar,
         words: [(&str, T); N],
     ) -> T {
@@ -175,10 +198,5 @@ impl Findings {
                 default
             }
         }
-    }
-
-    /// Returns the problems.
-    pub(super) fn into_problems(self) -> Vec<Problem> {
-        self.problems
     }
 }

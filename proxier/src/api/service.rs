@@ -127,13 +127,9 @@ impl Service {
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Service>, Problem> {
         let name = self.metadata.object_name("Service", interner)?;
-        let mut findings = Findings::new("Service", &name);
-        let object = self.read(&name, interner, &mut findings);
-        Ok(Parsed {
-            name,
-            object,
-            problems: findings.into_problems(),
-        })
+        Ok(Findings::collect("Service", name, |name, findings| {
+            self.read(name, interner, findings)
+        }))
     }
 
     /// Returns whether the Service has cluster IPs, no matter which proxy serves it.
@@ -239,11 +235,8 @@ impl Service {
     }
 
     fn health_check_node_port(&self, findings: &mut Findings) -> Option<u16> {
+        let port = &self.spec.health_check_node_port;
         let instead = "the Service has no health check";
-        findings.port(
-            "spec.healthCheckNodePort",
-            &self.spec.health_check_node_port,
-            instead,
-        )
+        findings.port("spec.healthCheckNodePort", port, instead)
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn ports(
         if numbers.contains(&(protocol, port.port)) {
             let message =
                 format!("is the {protocol} port of an earlier entry too; the port is skipped");
-            findings.add(format!("{at}.port"), port.port, message);
+            findings.add(format_args!("{at}.port"), port.port, message);
             continue;
         }
         if names.contains(&port.name) {
@@ -35,7 +35,7 @@ pub(super) fn ports(
                 "" => "is missing here and in an earlier port; the port is skipped",
                 _ => "is the name of an earlier port too; the port is skipped",
             };
-            findings.add(format!("{at}.name"), &port.name, message);
+            findings.add(format_args!("{at}.name"), &port.name, message);
             continue;
         }
         // Inserted after both checks, so that a skipped port does not conflict with a later one.
@@ -45,7 +45,7 @@ pub(super) fn ports(
             && !node_ports.insert((protocol, node_port))
         {
             let message = "is the node port of an earlier port too; the port has no node port";
-            findings.add(format!("{at}.nodePort"), node_port, message);
+            findings.add(format_args!("{at}.nodePort"), node_port, message);
             port.node_port = None;
         }
         ports.push(port);
@@ -60,17 +60,16 @@ fn read(
     findings: &mut Findings,
 ) -> Option<model::ServicePort> {
     let instead = "the port is skipped";
-    let name = findings.port_name(&format!("{at}.name"), &wire.name, instead)?;
-    let protocol = findings.protocol(&format!("{at}.protocol"), &wire.protocol, instead)?;
-    let port = findings.port(&format!("{at}.port"), &wire.port, instead)?;
+    let name = findings.port_name(format_args!("{at}.name"), &wire.name, instead)?;
+    let protocol = findings.protocol(format_args!("{at}.protocol"), &wire.protocol, instead)?;
+    let port = findings.port(format_args!("{at}.port"), &wire.port, instead)?;
     let node_port = match &wire.node_port {
         // In the API server's JSON the field is absent; in Go types an absent one is 0.
         Scalar::Absent | Scalar::Integer(0) => None,
-        given => findings.port(
-            &format!("{at}.nodePort"),
-            given,
-            "the port has no node port",
-        ),
+        given => {
+            let instead = "the port has no node port";
+            findings.port(format_args!("{at}.nodePort"), given, instead)
+        }
     };
     Some(model::ServicePort {
         name: interner.intern(name),
