@@ -9,7 +9,7 @@ use super::flow::Flow;
 use crate::frontend::Frontend;
 use crate::model::{Family, Protocol};
 use crate::op::Op;
-use crate::plan::{Desired, VirtualServer};
+use crate::plan::Desired;
 
 /// The frontends with stale flows, and per frontend the endpoints whose flows stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -170,7 +170,7 @@ mod tests {
     use super::super::flow::{Handle, Tuple};
     use super::*;
     use crate::model::{ObjectName, ServicePortName};
-    use crate::plan::FrontendKind;
+    use crate::plan::{FrontendKind, VirtualServer};
 
     fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
         let client = "10.244.1.4:5000".parse().unwrap();
