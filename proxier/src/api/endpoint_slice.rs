@@ -7,10 +7,10 @@ use std::fmt::{Arguments, Display};
 use serde::Deserialize;
 
 use super::address::why_unusable_or_link_local;
-use super::findings::Findings;
 use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use super::service::parse_family;
 use crate::model::{self, Family, Hints};
@@ -89,11 +89,10 @@ impl EndpointSlice {
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::EndpointSlice>, Problem> {
         let name = self.metadata.object_name("EndpointSlice", interner)?;
-        Ok(Findings::collect(
-            "EndpointSlice",
-            name,
-            |name, findings| self.read(name, interner, findings),
-        ))
+        let kind = "EndpointSlice";
+        Ok(Parser::parse(kind, name, interner, |name, parser| {
+            self.read(name, parser)
+        }))
     }
 
     /// Returns the Service whose Endpoints object this slice copies, if it is a copy.
@@ -106,8 +105,7 @@ impl EndpointSlice {
     fn read(
         &self,
         name: &model::ObjectName,
-        interner: &mut Interner,
-        findings: &mut Findings,
+        parser: &mut Parser<'_>,
     ) -> Option<model::EndpointSlice> {
         let labels = &self.metadata.labels;
         // The watch's selector excludes these slices; manifests may contain them.
@@ -119,7 +117,7 @@ impl EndpointSlice {
         }
         let Some(family) = parse_family(&self.address_type) else {
             let message = "is not IPv4, IPv6 or FQDN; the slice is skipped";
-            findings.add("addressType", &self.address_type, message);
+            parser.problem("addressType", &self.address_type, message);
             return None;
         };
         let service = labels
@@ -129,18 +127,18 @@ impl EndpointSlice {
         let Some(service) = service else {
             let field = "metadata.labels[kubernetes.io/service-name]";
             let message = "does not name a Service; the slice is skipped";
-            findings.add(field, &labels.service_name, message);
+            parser.problem(field, &labels.service_name, message);
             return None;
         };
-        let ports = slice_ports("ports", &self.ports, interner, findings);
+        let ports = slice_ports("ports", &self.ports, parser);
         // The exact capacity, because endpoints are most of the snapshot's memory.
         let mut endpoints = Vec::with_capacity(self.endpoints.len());
         for (index, endpoint) in self.endpoints.iter().enumerate() {
-            endpoints.extend(endpoint.read(index, family, interner, findings));
+            endpoints.extend(endpoint.read(index, family, parser));
         }
         Some(model::EndpointSlice {
             name: name.clone(),
-            service: interner.intern(service),
+            service: parser.intern(service),
             ports,
             endpoints,
         })
@@ -153,8 +151,7 @@ impl EndpointSlice {
 pub(super) fn slice_ports(
     at: &str,
     wire: &[SlicePort],
-    interner: &mut Interner,
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Vec<model::SlicePort> {
     let instead = "the port is skipped";
     let mut ports = Vec::with_capacity(wire.len());
@@ -162,20 +159,20 @@ pub(super) fn slice_ports(
     for (index, port) in wire.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let read = (
-            findings.port_name(format_args!("{at}.name"), &port.name, instead),
-            findings.protocol(format_args!("{at}.protocol"), &port.protocol, instead),
-            findings.port(format_args!("{at}.port"), &port.port, instead),
+            parser.port_name(format_args!("{at}.name"), &port.name, instead),
+            parser.protocol(format_args!("{at}.protocol"), &port.protocol, instead),
+            parser.port(format_args!("{at}.port"), &port.port, instead),
         );
         let (Some(name), Some(protocol), Some(port)) = read else {
             continue;
         };
         if !seen.insert((name, protocol)) {
             let message = "is the name of an earlier port too; the port is skipped";
-            findings.add(format_args!("{at}.name"), name, message);
+            parser.problem(format_args!("{at}.name"), name, message);
             continue;
         }
         ports.push(model::SlicePort {
-            name: interner.intern(name),
+            name: parser.intern(name),
             protocol,
             port,
         });
@@ -188,43 +185,42 @@ impl Endpoint {
         &self,
         index: usize,
         family: Family,
-        interner: &mut Interner,
-        findings: &mut Findings,
+        parser: &mut Parser<'_>,
     ) -> Option<model::Endpoint> {
         let instead = "the endpoint is skipped";
         let at = format_args!("endpoints[{index}]");
         let Some(text) = self.addresses.first() else {
             let message = format!("is empty; {instead}");
-            findings.add(format_args!("{at}.addresses"), "", message);
+            parser.problem(format_args!("{at}.addresses"), "", message);
             return None;
         };
         let field = format_args!("{at}.addresses[0]");
-        let address = findings.address(field, text, why_unusable_or_link_local, instead)?;
+        let address = parser.address(field, text, why_unusable_or_link_local, instead)?;
         if Family::from(address) != family {
             let message = format!("is not of the slice's addressType; {instead}");
-            findings.add(field, text, message);
+            parser.problem(field, text, message);
             return None;
         }
         let mut flag = |name, value, default| {
-            findings.flag(format_args!("{at}.conditions.{name}"), value, default)
+            parser.flag(format_args!("{at}.conditions.{name}"), value, default)
         };
         let conditions = &self.conditions;
         let is_ready = flag("ready", &conditions.ready, true);
         let is_serving = flag("serving", &conditions.serving, true);
         let is_terminating = flag("terminating", &conditions.terminating, false);
-        let node = node_name(format_args!("{at}.nodeName"), &self.node_name, findings);
+        let node = node_name(format_args!("{at}.nodeName"), &self.node_name, parser);
         let zone = self.zone.as_str().filter(|zone| is_zone(zone));
         if zone.is_none() && !self.zone.is_blank() {
             let message = "is not a zone; the endpoint's zone is unknown";
-            findings.add(format_args!("{at}.zone"), &self.zone, message);
+            parser.problem(format_args!("{at}.zone"), &self.zone, message);
         }
         Some(model::Endpoint {
             address,
             is_ready,
             is_serving,
             is_terminating,
-            location: interner.location(node.as_deref(), zone),
-            hints: self.hints.read(at, interner, findings),
+            location: parser.interner.location(node.as_deref(), zone),
+            hints: self.hints.read(at, parser),
         })
     }
 }
@@ -233,7 +229,7 @@ impl Endpoint {
 pub(super) fn node_name<'a>(
     field: impl Display,
     value: &'a Scalar,
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Option<Cow<'a, str>> {
     if value.is_blank() {
         return None;
@@ -249,17 +245,12 @@ pub(super) fn node_name<'a>(
         }
     }
     let message = "is not a node name; the endpoint's node is unknown";
-    findings.add(field, value, message);
+    parser.problem(field, value, message);
     None
 }
 
 impl EndpointHints {
-    fn read(
-        &self,
-        at: Arguments<'_>,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Option<Box<Hints>> {
+    fn read(&self, at: Arguments<'_>, parser: &mut Parser<'_>) -> Option<Box<Hints>> {
         if self.for_zones.is_empty() && self.for_nodes.is_empty() {
             return None;
         }
@@ -268,10 +259,10 @@ impl EndpointHints {
             for (index, hint) in list.iter().enumerate() {
                 let name = hint.name.as_str();
                 match name.filter(|name| (1..=253).contains(&name.len())) {
-                    Some(name) => names.push(interner.intern(name)),
+                    Some(name) => names.push(parser.intern(name)),
                     None => {
                         let field = format_args!("{at}.hints.{field}[{index}].name");
-                        findings.add(field, &hint.name, "is not a name; the hint is ignored");
+                        parser.problem(field, &hint.name, "is not a name; the hint is ignored");
                     }
                 }
             }

@@ -7,9 +7,9 @@ use serde::Deserialize;
 
 use super::address::why_unusable_or_link_local;
 use super::endpoint_slice::{SlicePort, node_name, slice_ports};
-use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::{self, Family, ObjectName};
 use crate::store::{Interner, Parsed};
@@ -67,9 +67,9 @@ impl Endpoints {
         name: &ObjectName,
         interner: &mut Interner,
     ) -> Vec<Parsed<model::EndpointSlice>> {
-        let all = Findings::collect("Endpoints", name.clone(), |name, findings| {
+        let all = Parser::parse("Endpoints", name.clone(), interner, |name, parser| {
             let subsets = self.subsets.iter().enumerate();
-            let slices = subsets.flat_map(|(index, it)| it.mirror(name, index, interner, findings));
+            let slices = subsets.flat_map(|(index, it)| it.mirror(name, index, parser));
             Some(slices.collect::<Vec<_>>())
         });
         let slices = all.object.into_iter().flatten().map(|slice| Parsed {
@@ -97,11 +97,10 @@ impl Subset {
         &self,
         name: &ObjectName,
         index: usize,
-        interner: &mut Interner,
-        findings: &mut Findings,
+        parser: &mut Parser<'_>,
     ) -> Vec<model::EndpointSlice> {
         let at = format!("subsets[{index}]");
-        let ports = slice_ports(&format!("{at}.ports"), &self.ports, interner, findings);
+        let ports = slice_ports(&format!("{at}.ports"), &self.ports, parser);
         let ready = self.addresses.iter().map(|address| (address, true));
         let unready = self
             .not_ready_addresses
@@ -118,10 +117,10 @@ impl Subset {
                 let message = format!(
                     "exceeds {MAX_ADDRESSES} addresses of the subset; this and later ones are ignored"
                 );
-                findings.add(at, &address.ip, message);
+                parser.problem(at, &address.ip, message);
                 break;
             }
-            let Some(endpoint) = address.read(&at, is_ready, interner, findings) else {
+            let Some(endpoint) = address.read(&at, is_ready, parser) else {
                 continue;
             };
             match Family::from(endpoint.address) {
@@ -134,7 +133,7 @@ impl Subset {
             .filter(|(_, endpoints)| !endpoints.is_empty())
             .map(|(family, endpoints)| model::EndpointSlice {
                 name: slice_name(name, index, family),
-                service: interner.intern(&name.name),
+                service: parser.intern(&name.name),
                 ports: ports.clone(),
                 endpoints,
             })
@@ -143,24 +142,18 @@ impl Subset {
 }
 
 impl SubsetAddress {
-    fn read(
-        &self,
-        at: &str,
-        is_ready: bool,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Option<model::Endpoint> {
+    fn read(&self, at: &str, is_ready: bool, parser: &mut Parser<'_>) -> Option<model::Endpoint> {
         let refuse = why_unusable_or_link_local;
         let instead = "the address is skipped";
-        let address = findings.address(format_args!("{at}.ip"), &self.ip, refuse, instead)?;
-        let node = node_name(format_args!("{at}.nodeName"), &self.node_name, findings);
+        let address = parser.address(format_args!("{at}.ip"), &self.ip, refuse, instead)?;
+        let node = node_name(format_args!("{at}.nodeName"), &self.node_name, parser);
         Some(model::Endpoint {
             address,
             is_ready,
             // The control plane's copies lack these conditions, and these are the API's defaults.
             is_serving: true,
             is_terminating: false,
-            location: interner.location(node.as_deref(), None),
+            location: parser.interner.location(node.as_deref(), None),
             hints: None,
         })
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::address::why_unusable;
-use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::{self, Cidr};
 use crate::problem::Problem;
@@ -66,13 +66,13 @@ impl Node {
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Node>, Problem> {
         let name = self.metadata.cluster_object_name("Node", interner)?;
         let labels = &self.metadata.labels;
-        Ok(Findings::collect("Node", name, |name, findings| {
+        Ok(Parser::parse("Node", name, interner, |name, parser| {
             Some(model::Node {
                 name: name.name.clone(),
-                addresses: self.addresses(findings),
-                zone: zone_or_region("zone", &labels.zone, interner, findings),
-                region: zone_or_region("region", &labels.region, interner, findings),
-                pod_cidrs: self.pod_cidrs(findings),
+                addresses: self.addresses(parser),
+                zone: zone_or_region("zone", &labels.zone, parser),
+                region: zone_or_region("region", &labels.region, parser),
+                pod_cidrs: self.pod_cidrs(parser),
             })
         }))
     }
@@ -90,7 +90,7 @@ impl Node {
     }
 
     /// Parses the internal addresses, then the external ones; host names are ignored.
-    fn addresses(&self, findings: &mut Findings) -> Vec<IpAddr> {
+    fn addresses(&self, parser: &mut Parser<'_>) -> Vec<IpAddr> {
         let mut addresses = Vec::new();
         // kube-proxy's order, which decides what `--nodeport-addresses=primary` means.
         for wanted in ["InternalIP", "ExternalIP"] {
@@ -99,7 +99,7 @@ impl Node {
                     continue;
                 }
                 let field = format_args!("status.addresses[{index}].address");
-                let address = findings.address(field, &entry.address, why_unusable, "ignored");
+                let address = parser.address(field, &entry.address, why_unusable, "ignored");
                 addresses.extend(address.filter(|address| !addresses.contains(address)));
             }
         }
@@ -107,15 +107,15 @@ impl Node {
     }
 
     /// Parses `spec.podCIDRs`, or the older `spec.podCIDR` if the list is empty.
-    fn pod_cidrs(&self, findings: &mut Findings) -> Vec<Cidr> {
+    fn pod_cidrs(&self, parser: &mut Parser<'_>) -> Vec<Cidr> {
         let NodeSpec {
             pod_cidr,
             pod_cidrs,
         } = &self.spec;
         if !pod_cidrs.is_empty() || pod_cidr.is_blank() {
-            return findings.networks("spec.podCIDRs", pod_cidrs);
+            return parser.networks("spec.podCIDRs", pod_cidrs);
         }
-        findings
+        parser
             .network("spec.podCIDR", pod_cidr)
             .into_iter()
             .collect()
@@ -130,31 +130,26 @@ impl NodeLabels {
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::NodeLocation>, Problem> {
         let name = self.metadata.cluster_object_name("Node", interner)?;
         let region = &self.metadata.labels.region;
-        Ok(Findings::collect("Node", name, |name, findings| {
+        Ok(Parser::parse("Node", name, interner, |name, parser| {
             Some(model::NodeLocation {
                 name: name.name.clone(),
-                region: zone_or_region("region", region, interner, findings),
+                region: zone_or_region("region", region, parser),
             })
         }))
     }
 }
 
 /// Parses the label of a zone or region.
-fn zone_or_region(
-    what: &str,
-    label: &Scalar,
-    interner: &mut Interner,
-    findings: &mut Findings,
-) -> Option<Arc<str>> {
+fn zone_or_region(what: &str, label: &Scalar, parser: &mut Parser<'_>) -> Option<Arc<str>> {
     if label.is_blank() {
         return None;
     }
     let name = label.as_str().filter(|text| is_zone(text));
     if name.is_none() {
         let field = format_args!("metadata.labels[topology.kubernetes.io/{what}]");
-        findings.add(field, label, format!("is not a {what}; the node has none"));
+        parser.problem(field, label, format!("is not a {what}; the node has none"));
     }
-    name.map(|text| interner.intern(text))
+    name.map(|text| parser.intern(text))
 }
 
 /// Returns whether `text` can name a zone or a region.

@@ -2,9 +2,9 @@
 
 use serde::Deserialize;
 
-use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model;
 use crate::problem::Problem;
@@ -40,11 +40,16 @@ impl ServiceCidr {
         interner: &mut Interner,
     ) -> Result<Parsed<model::ServiceCidr>, Problem> {
         let name = self.metadata.cluster_object_name("ServiceCIDR", interner)?;
-        Ok(Findings::collect("ServiceCIDR", name, |name, findings| {
-            Some(model::ServiceCidr {
-                name: name.name.clone(),
-                ranges: findings.networks("spec.cidrs", &self.spec.cidrs),
-            })
-        }))
+        Ok(Parser::parse(
+            "ServiceCIDR",
+            name,
+            interner,
+            |name, parser| {
+                Some(model::ServiceCidr {
+                    name: name.name.clone(),
+                    ranges: parser.networks("spec.cidrs", &self.spec.cidrs),
+                })
+            },
+        ))
     }
 }

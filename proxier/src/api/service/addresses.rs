@@ -5,18 +5,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Ingress, ServiceSpec};
 use crate::api::address::{why_unusable, why_unusable_or_link_local};
-use crate::api::findings::Findings;
+use crate::api::parser::Parser;
 use crate::api::scalar::Scalar;
 use crate::model::{Cidr, Family};
 
 /// Parses the cluster IPs, at most one per family: `clusterIPs`, or `clusterIP` without a list.
-pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<IpAddr> {
+pub(super) fn cluster_ips(spec: &ServiceSpec, parser: &mut Parser<'_>) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = Vec::with_capacity(spec.cluster_ips.len());
     if spec.cluster_ips.is_empty() {
         if !spec.cluster_ip.is_blank() {
             let refuse = why_unusable_or_link_local;
             let instead = "the Service is not served";
-            let address = findings.address("spec.clusterIP", &spec.cluster_ip, refuse, instead);
+            let address = parser.address("spec.clusterIP", &spec.cluster_ip, refuse, instead);
             addresses.extend(address);
         }
         return addresses;
@@ -24,30 +24,30 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Ip
     // The API server keeps both fields equal. In a manifest they may differ.
     if !spec.cluster_ip.is_blank() && spec.cluster_ips.first() != Some(&spec.cluster_ip) {
         let message = "differs from spec.clusterIPs[0], which is used";
-        findings.add("spec.clusterIP", &spec.cluster_ip, message);
+        parser.problem("spec.clusterIP", &spec.cluster_ip, message);
     }
     for (index, word) in spec.ip_families.iter().enumerate() {
         if parse_family(word).is_none() {
             let field = format!("spec.ipFamilies[{index}]");
-            findings.add(field, word, "is not IPv4 or IPv6; ignored");
+            parser.problem(field, word, "is not IPv4 or IPv6; ignored");
         }
     }
     for (index, text) in spec.cluster_ips.iter().enumerate() {
         let field = format!("spec.clusterIPs[{index}]");
-        let Some(address) = findings.address(&field, text, why_unusable_or_link_local, "ignored")
+        let Some(address) = parser.address(&field, text, why_unusable_or_link_local, "ignored")
         else {
             continue;
         };
         let family = Family::from(address);
         let declared = spec.ip_families.get(index).and_then(parse_family);
         if declared.is_some_and(|declared| declared != family) {
-            findings.add(
+            parser.problem(
                 field,
                 text,
                 format!("is not of spec.ipFamilies[{index}]; ignored"),
             );
         } else if addresses.iter().any(|&other| Family::from(other) == family) {
-            findings.add(field, text, "is a second address of its family; ignored");
+            parser.problem(field, text, "is a second address of its family; ignored");
         } else {
             addresses.push(address);
         }
@@ -68,11 +68,11 @@ pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
 pub(super) fn external_ips(
     wire: &[Scalar],
     cluster_ips: &[IpAddr],
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Vec<IpAddr> {
     let fields = wire.iter().enumerate();
     let fields = fields.map(|(index, text)| (format!("spec.externalIPs[{index}]"), text));
-    unique_addresses(fields, why_unusable_or_link_local, cluster_ips, findings)
+    unique_addresses(fields, why_unusable_or_link_local, cluster_ips, parser)
 }
 
 /// Parses the load-balancer addresses that packets still have when they reach a node.
@@ -82,7 +82,7 @@ pub(super) fn external_ips(
 pub(super) fn ingress_ips(
     wire: &[Ingress],
     cluster_ips: &[IpAddr],
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Vec<IpAddr> {
     let mut fields = Vec::new();
     for (index, ingress) in wire.iter().enumerate() {
@@ -97,11 +97,11 @@ pub(super) fn ingress_ips(
             Some("Proxy") => {}
             _ => {
                 let message = "is not VIP or Proxy; the ingress is left out";
-                findings.add(format_args!("{at}.ipMode"), &ingress.ip_mode, message);
+                parser.problem(format_args!("{at}.ipMode"), &ingress.ip_mode, message);
             }
         }
     }
-    unique_addresses(fields, why_unusable, cluster_ips, findings)
+    unique_addresses(fields, why_unusable, cluster_ips, parser)
 }
 
 /// Parses addresses of a Service, each with its field, without duplicates.
@@ -112,12 +112,12 @@ fn unique_addresses<'a>(
     fields: impl IntoIterator<Item = (String, &'a Scalar)>,
     refuse: fn(IpAddr) -> Option<&'static str>,
     cluster_ips: &[IpAddr],
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Vec<IpAddr> {
     let mut seen = HashSet::new();
     let mut addresses = Vec::new();
     for (field, text) in fields {
-        let Some(address) = findings.address(&field, text, refuse, "ignored") else {
+        let Some(address) = parser.address(&field, text, refuse, "ignored") else {
             continue;
         };
         let is_of = |ip: &IpAddr| Family::from(*ip) == Family::from(address);
@@ -127,7 +127,7 @@ fn unique_addresses<'a>(
             addresses.push(address);
         } else {
             let message = "is of a family without a cluster IP; ignored";
-            findings.add(field, address, message);
+            parser.problem(field, address, message);
         }
     }
     addresses
@@ -139,12 +139,12 @@ fn unique_addresses<'a>(
 /// every client, and so is one with a network of length 0, which therefore yields no networks. If the
 /// list has entries but no valid one, it must not open the Service: the result is then the two
 /// unspecified addresses, which no client has.
-pub(super) fn source_ranges(wire: &[Scalar], findings: &mut Findings) -> Vec<Cidr> {
+pub(super) fn source_ranges(wire: &[Scalar], parser: &mut Parser<'_>) -> Vec<Cidr> {
     let field = "spec.loadBalancerSourceRanges";
-    let mut ranges = findings.networks(field, wire);
+    let mut ranges = parser.networks(field, wire);
     if ranges.is_empty() && !wire.is_empty() {
         let message = "has no valid network; all clients are rejected";
-        findings.add(field, "", message);
+        parser.problem(field, "", message);
         let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         return unspecified.map(|address: IpAddr| address.into()).into();
     }

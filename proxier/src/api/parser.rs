@@ -1,47 +1,57 @@
-//! Parsing of an object's fields with a list of its problems.
+//! Parsing of an object's fields.
 
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::address::{parse_address, parse_network};
 use super::metadata::is_label;
 use super::scalar::Scalar;
 use crate::model::{Cidr, ObjectName, Protocol};
 use crate::problem::Problem;
-use crate::store::Parsed;
+use crate::store::{Interner, Parsed};
 
 /// The maximum number of problems that are listed for one object.
 const MAX_PROBLEMS: usize = 100;
 
-/// The problems of one object, collected while its fields are parsed.
+/// Parses the fields of one object and collects their problems.
 ///
 /// The parameter `instead` of the methods says what replaces a bad value. A field's path is formatted
 /// only for a Problem: a large cluster has 100,000 valid endpoints.
-pub(super) struct Findings {
+pub(super) struct Parser<'a> {
     object: String,
     problems: Vec<Problem>,
+    pub(super) interner: &'a mut Interner,
 }
 
-impl Findings {
+impl<'a> Parser<'a> {
     /// Parses the object `name` with `read`.
-    pub(super) fn collect<T>(
+    pub(super) fn parse<T>(
         kind: &str,
         name: ObjectName,
+        interner: &'a mut Interner,
         read: impl FnOnce(&ObjectName, &mut Self) -> Option<T>,
     ) -> Parsed<T> {
-        let mut findings = Self {
+        let mut parser = Self {
             object: format!("{kind} {name}"),
             problems: Vec::new(),
+            interner,
         };
         Parsed {
-            object: read(&name, &mut findings),
+            object: read(&name, &mut parser),
             name,
-            problems: findings.problems,
+            problems: parser.problems,
         }
     }
 
-    pub(super) fn add(
+    /// Returns the shared form of `text`.
+    pub(super) fn intern(&mut self, text: &str) -> Arc<str> {
+        self.interner.intern(text)
+    }
+
+    /// Adds a Problem with `field`.
+    pub(super) fn problem(
         &mut self,
         field: impl Display,
         value: impl Display,
@@ -72,11 +82,11 @@ impl Findings {
         instead: &str,
     ) -> Option<IpAddr> {
         let Some(address) = value.as_str().and_then(parse_address) else {
-            self.add(field, value, format!("is not an IP address; {instead}"));
+            self.problem(field, value, format!("is not an IP address; {instead}"));
             return None;
         };
         if let Some(reason) = refuse(address) {
-            self.add(field, value, format!("{reason}; {instead}"));
+            self.problem(field, value, format!("{reason}; {instead}"));
             return None;
         }
         Some(address)
@@ -86,7 +96,7 @@ impl Findings {
     pub(super) fn network(&mut self, field: impl Display, value: &Scalar) -> Option<Cidr> {
         let network = value.as_str().and_then(parse_network);
         if network.is_none() {
-            self.add(field, value, "is not a network in CIDR form; ignored");
+            self.problem(field, value, "is not a network in CIDR form; ignored");
         }
         network
     }
@@ -113,24 +123,24 @@ impl Findings {
             _ => None,
         };
         if port.is_none() {
-            self.add(field, value, format!("is not a port number; {instead}"));
+            self.problem(field, value, format!("is not a port number; {instead}"));
         }
         port
     }
 
     /// Parses a port's name, which is empty if absent.
-    pub(super) fn port_name<'a>(
+    pub(super) fn port_name<'t>(
         &mut self,
         field: impl Display,
-        value: &'a Scalar,
+        value: &'t Scalar,
         instead: &str,
-    ) -> Option<&'a str> {
+    ) -> Option<&'t str> {
         if value.is_blank() {
             return Some("");
         }
         let name = value.as_str().filter(|name| is_label(name));
         if name.is_none() {
-            self.add(field, value, format!("is not a DNS label; {instead}"));
+            self.problem(field, value, format!("is not a DNS label; {instead}"));
         }
         name
     }
@@ -152,7 +162,7 @@ impl Findings {
             },
             _ => {}
         }
-        self.add(field, value, format!("is not TCP, UDP or SCTP; {instead}"));
+        self.problem(field, value, format!("is not TCP, UDP or SCTP; {instead}"));
         None
     }
 
@@ -162,7 +172,7 @@ impl Findings {
             Scalar::Absent => default,
             Scalar::Boolean(flag) => *flag,
             _ => {
-                self.add(
+                self.problem(
                     field,
                     value,
                     format!("is not true or false; {default} is used"),
@@ -190,7 +200,7 @@ impl Findings {
             Some((_, choice)) => *choice,
             None => {
                 let list = words.map(|(word, _)| word).join(", ");
-                self.add(
+                self.problem(
                     field,
                     value,
                     format!("is not one of {list}; {default_word} is used"),
