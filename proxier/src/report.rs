@@ -1,4 +1,4 @@
-//! The output of `plan` and `status`: desired and observed state in the same form.
+//! The output of the commands: one format for desired and observed state.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -14,20 +14,20 @@ use crate::op::Op;
 use crate::plan::Desired;
 use crate::problem::Problem;
 
-/// The virtual servers and service addresses of a kernel.
+/// The state of a kernel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KernelTable {
     /// Every virtual server of the network namespace, owned or foreign.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, CountedServer>,
-    /// The service addresses, each with its preferred source.
+    /// Our service addresses, each with its preferred source.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
 }
 
 impl KernelTable {
-    /// Reads the table from the kernel.
+    /// Reads the state of `dataplane`.
     ///
     /// # Errors
-    /// If any part cannot be read completely.
+    /// If a part cannot be read completely.
     pub(crate) fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
         let mut virtual_servers = BTreeMap::new();
         dataplane.virtual_servers(&mut |found| {
@@ -41,43 +41,40 @@ impl KernelTable {
 }
 
 /// A table of virtual servers as JSON; every list is sorted.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct JsonReport {
-    virtual_servers: Vec<AddressEntry>,
-    /// Virtual servers with a firewall mark instead of an address.
-    firewall_marks: Vec<MarkEntry>,
+    virtual_servers: Vec<ServerEntry>,
+    /// Virtual servers that have a firewall mark instead of an address.
+    firewall_marks: Vec<ServerEntry>,
     addresses: Vec<IpAddr>,
     problems: Vec<ProblemEntry>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct AddressEntry {
-    protocol: String,
-    address: IpAddr,
-    port: u16,
-    #[serde(flatten)]
-    server: ServerEntry,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct MarkEntry {
-    /// The IP version: 4 or 6.
-    family: u8,
-    mark: u32,
-    #[serde(flatten)]
-    server: ServerEntry,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 struct ServerEntry {
+    #[serde(flatten)]
+    key: KeyEntry,
     scheduler: String,
     flags: u32,
     persistence_timeout: u32,
     destinations: Vec<DestinationEntry>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum KeyEntry {
+    Address {
+        protocol: String,
+        address: IpAddr,
+        port: u16,
+    },
+    Mark {
+        /// 4 or 6.
+        family: u8,
+        mark: u32,
+    },
 }
 
 #[derive(Debug, Serialize)]
@@ -96,65 +93,71 @@ struct ProblemEntry {
 }
 
 impl JsonReport {
-    /// Returns the report of the desired state.
+    /// Reports the desired state.
     pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
-        let mut report = Self {
-            addresses: desired.addresses.keys().copied().collect(),
-            problems: problems.iter().map(ProblemEntry::from).collect(),
-            ..Self::default()
-        };
-        for server in desired.virtual_servers.values() {
-            report.add(&server.service, &server.destinations);
-        }
-        report
+        let servers = desired.virtual_servers.values();
+        let servers = servers.map(|server| (&server.service, &*server.destinations));
+        Self::new(servers, &desired.addresses, problems)
     }
 
-    /// Returns the report of the observed state.
+    /// Reports the observed state.
     pub(crate) fn observed(observed: &KernelTable) -> Self {
-        let mut report = Self {
-            addresses: observed.addresses.keys().copied().collect(),
-            ..Self::default()
-        };
-        for CountedServer { server, .. } in observed.virtual_servers.values() {
-            report.add(&server.service, &server.destinations);
-        }
-        report
+        let servers = observed.virtual_servers.values().map(|it| &it.server);
+        let servers = servers.map(|server| (&server.service, &*server.destinations));
+        Self::new(servers, &observed.addresses, &[])
     }
 
-    fn add(&mut self, service: &ipvs::Service, destinations: &[ipvs::Destination]) {
-        let destination = |destination: &ipvs::Destination| DestinationEntry {
-            address: destination.key.address,
-            port: destination.key.port,
-            weight: destination.weight,
-        };
-        let server = ServerEntry {
-            scheduler: scheduler(service).to_owned(),
-            flags: service.flags.bits(),
-            persistence_timeout: persistence_secs(service).unwrap_or(0),
-            destinations: destinations.iter().map(destination).collect(),
-        };
-        match service.key {
+    fn new<'a>(
+        servers: impl Iterator<Item = (&'a ipvs::Service, &'a [ipvs::Destination])>,
+        addresses: &BTreeMap<IpAddr, Option<IpAddr>>,
+        problems: &[Problem],
+    ) -> Self {
+        let servers = servers.filter_map(|(service, all)| ServerEntry::new(service, all));
+        let (virtual_servers, firewall_marks) =
+            servers.partition(|server| matches!(server.key, KeyEntry::Address { .. }));
+        Self {
+            virtual_servers,
+            firewall_marks,
+            addresses: addresses.keys().copied().collect(),
+            problems: problems.iter().map(ProblemEntry::from).collect(),
+        }
+    }
+}
+
+impl ServerEntry {
+    /// Returns `None` for a kind of key that IPVS does not have.
+    fn new(service: &ipvs::Service, destinations: &[ipvs::Destination]) -> Option<Self> {
+        let key = match service.key {
             ipvs::ServiceKey::Address {
                 protocol,
                 address,
                 port,
-            } => self.virtual_servers.push(AddressEntry {
+            } => KeyEntry::Address {
                 protocol: protocol.to_string(),
                 address,
                 port,
-                server,
-            }),
-            ipvs::ServiceKey::Mark { family, mark } => self.firewall_marks.push(MarkEntry {
+            },
+            ipvs::ServiceKey::Mark { family, mark } => KeyEntry::Mark {
                 family: match family {
                     ipvs::Family::V4 => 4,
                     ipvs::Family::V6 => 6,
                 },
                 mark,
-                server,
-            }),
-            // `ServiceKey` is non-exhaustive, but IPVS has no third kind of key.
-            _ => {}
-        }
+            },
+            _ => return None,
+        };
+        let destinations = destinations.iter().map(|destination| DestinationEntry {
+            address: destination.key.address,
+            port: destination.key.port,
+            weight: destination.weight,
+        });
+        Some(Self {
+            key,
+            scheduler: scheduler(service).to_owned(),
+            flags: service.flags.bits(),
+            persistence_timeout: persistence_secs(service).unwrap_or(0),
+            destinations: destinations.collect(),
+        })
     }
 }
 
@@ -180,9 +183,7 @@ fn scheduler(service: &ipvs::Service) -> &str {
         .map_or("none", ipvs::SchedulerName::as_str)
 }
 
-/// Returns the affinity timeout in seconds; `None` without affinity.
-///
-/// The kernel also returns a timeout for virtual servers without the flag; it has no effect.
+/// Returns the affinity of a service. Without affinity the kernel's timeout has no meaning.
 fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
     let is_persistent = service.flags.contains(ipvs::ServiceFlags::PERSISTENT);
     is_persistent.then_some(service.timeout_secs)
@@ -195,7 +196,7 @@ pub(crate) struct NamedOp<'a> {
 }
 
 impl<'a> NamedOp<'a> {
-    /// Finds the name in the desired state; for a stale virtual server, in the ledger.
+    /// Finds the name in the desired state, or else among the owned virtual servers.
     pub(crate) fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
         let name = op
             .service_key()
@@ -217,7 +218,8 @@ impl fmt::Display for NamedOp<'_> {
     }
 }
 
-/// Returns the table as text, like `ipvsadm -Ln`, with Service names and foreign addresses.
+/// Returns `observed` as text like that of `ipvsadm -Ln`, with the names of Service ports and with
+/// `foreign` addresses.
 pub(crate) fn table(
     observed: &KernelTable,
     owned: &Owned,
@@ -226,19 +228,13 @@ pub(crate) fn table(
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);
-    let _ = write_foreign(&mut text, foreign);
+    if !foreign.is_empty() {
+        let _ = writeln!(text, "\nLocal addresses of others ({}):", foreign.len());
+    }
+    for (address, how) in foreign {
+        let _ = writeln!(text, "  {address} {how}");
+    }
     text
-}
-
-fn write_foreign(text: &mut String, foreign: &BTreeMap<IpAddr, String>) -> fmt::Result {
-    if foreign.is_empty() {
-        return Ok(());
-    }
-    writeln!(text, "\nForeign local addresses ({}):", foreign.len())?;
-    for (address, description) in foreign {
-        writeln!(text, "  {address} {description}")?;
-    }
-    Ok(())
 }
 
 fn write_table(text: &mut String, observed: &KernelTable, owned: &Owned) -> fmt::Result {
@@ -250,14 +246,13 @@ fn write_table(text: &mut String, observed: &KernelTable, owned: &Owned) -> fmt:
     writeln!(
         text,
         "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
-        "Destination", "Forward", "Weight", "Active", "Inactive"
+        "DestinationEntry", "Forward", "Weight", "Active", "Inactive"
     )?;
     for (key, found) in &observed.virtual_servers {
         let server = &found.server;
-        let options = match persistence_secs(&server.service) {
-            Some(seconds) => format!("persistent {seconds}s"),
-            None => String::new(),
-        };
+        let persistence = persistence_secs(&server.service);
+        let options = persistence.map(|seconds| format!("persistent {seconds}s"));
+        let options = options.unwrap_or_default();
         let name = owned.name(key).unwrap_or("(foreign)");
         let scheduler = scheduler(&server.service);
         writeln!(

@@ -140,9 +140,9 @@ impl Scene {
             "node" if words.bare[0] == HERE => {
                 self.machine.addresses = addresses(&words.bare[1..]);
                 let node: api::Node = read(node(&words));
-                let (node, problems) = node.parse(&mut self.interner).unwrap();
-                assert_eq!(problems, []);
-                self.receive("node", words.bare[0], Event::Node(node));
+                let parsed = node.parse(&mut self.interner).unwrap();
+                assert_eq!(parsed.problems, []);
+                self.receive("node", words.bare[0], Event::Node(parsed.object.unwrap()));
             }
             "node" => {
                 let node: api::NodeLabels = read(node(&words));

@@ -64,7 +64,7 @@ impl Daemon {
     pub(crate) fn command(&self, name: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
         command.arg(name);
-        command.arg("--state-file").arg(self.state_file());
+        command.arg("--state-file").arg(self.ledger());
         if ["run", "plan"].contains(&name) {
             command.args(["--master", &self.api.url()]);
             command.args(["--hostname-override", "node-a"]);
