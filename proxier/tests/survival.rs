@@ -155,7 +155,7 @@ fn connections_survive_a_minute_without_an_api_server() {
 }
 
 #[test]
-fn two_hundred_kills_leave_the_planned_table_and_open_connections() {
+fn two_hundred_kills_end_in_the_planned_table() {
     lab::test(|| {
         let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
         let mut dice = Dice::new(20_261_121);
