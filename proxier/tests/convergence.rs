@@ -92,7 +92,8 @@ fn keys(desired: &Desired) -> BTreeSet<ipvs::ServiceKey> {
     desired.virtual_servers.keys().copied().collect()
 }
 
-/// Returns the ordered Ops that lead to `desired`. The virtual servers in `owned` are ours; none drains.
+/// Returns the ordered Ops that lead to `desired`. The virtual servers in `owned` are ours, and no
+/// destination drains.
 fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKey>) -> Vec<Op> {
     let rules = DeletionRules {
         is_ours: &|key| owned.contains(key),
