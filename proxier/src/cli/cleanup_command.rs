@@ -10,6 +10,7 @@ use super::{ServiceAddresses, StateFlags};
 use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
+use crate::ledger::LedgerLock;
 use crate::model::Cidr;
 use crate::nftables::{Forwarding, Treatment};
 use crate::plan::{NodePortAddresses, PlanConfig};
@@ -36,6 +37,7 @@ pub(super) struct Flags {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let lock = self.state.lock()?;
         let mut linux = Linux::open(self.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || !linux.addresses()?.is_empty();
         let lacks_ledger = !self.state.state_file.exists();
@@ -68,6 +70,7 @@ impl Flags {
             tracing::info!("{chain}: removed our rule");
         }
         self.state.file().remove()?;
+        lock.map_or(Ok(()), LedgerLock::remove)?;
         if has_traces && lacks_ledger {
             return self.check_left(proxier.dataplane());
         }
