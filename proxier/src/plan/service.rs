@@ -142,7 +142,9 @@ impl Asking<'_> {
     fn destinations(&mut self, port: &ServicePort, family: Family) -> Destinations {
         let place = self.context.place();
         let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &place);
-        let is_split = self.is_split(port, family) && sets.cluster != sets.local;
+        // Whatever the endpoints are: if the virtual server of the mark were deleted when both sets
+        // become equal, the connections through it would be reset.
+        let is_split = self.is_split(port, family);
         let local = sets.local.iter().map(|chosen| chosen.address.ip());
         self.asked.local_endpoints.extend(local);
         let ranges = self.service.source_ranges.iter().copied();

@@ -16,7 +16,7 @@
 //! `unready`, `serving` (but not ready), `terminating` (and serving), `gone` (terminating, not
 //! serving). Indented lines are the plan after the commands before them: virtual servers, ordered,
 //! each with the sources it is for, its destinations (`*weight` unless 1; `nobody here` where there are
-//! some on other nodes that it is not to use) and, where they differ, those of clients inside the
+//! some on other nodes that it is not to use) and, under policy Local, those of clients inside the
 //! cluster; then the answers to load balancers, with the number of endpoints here; then what was
 //! worked around. `nothing` is an empty plan.
 

@@ -307,9 +307,9 @@ fn everybody_is_answered_when_a_firewall_mark_goes() {
     a_firewall_mark_goes(&edited(LOCAL, policy, "externalTrafficPolicy: Cluster"));
 }
 
-/// By the one that is left to clients of both kinds.
+/// The virtual server of the mark stays, and loses its connections to that endpoint.
 #[test]
-fn everybody_is_answered_when_a_firewall_mark_goes_with_an_endpoint() {
+fn everybody_is_answered_when_the_last_remote_endpoint_behind_a_firewall_mark_goes() {
     a_firewall_mark_goes(&edited(LOCAL_4, POD_B1, ""));
 }
 
