@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipvs_netlink as ipvs;
 
-use crate::ledger::LedgerFile;
+use crate::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::model::Cidr;
 use crate::plan::{self, NodePortAddresses, PlanConfig};
 
@@ -161,6 +161,20 @@ struct StateFlags {
 impl StateFlags {
     fn file(&self) -> LedgerFile {
         LedgerFile::new(&self.state_file)
+    }
+
+    /// Locks the ledger, so that no other process programs this node until the lock is dropped.
+    ///
+    /// `None` if the file system cannot lock: a full disk must not keep a node from being served.
+    fn lock(&self) -> anyhow::Result<Option<LedgerLock>> {
+        match LedgerLock::acquire(&self.state_file) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error @ LockError::Held { .. }) => Err(error.into()),
+            Err(error @ LockError::Unusable { .. }) => {
+                tracing::warn!("{error}; another process on this node would not be noticed");
+                Ok(None)
+            }
+        }
     }
 }
 

@@ -23,12 +23,14 @@ use crate::timer::Timer;
 
 mod drains;
 mod file;
+mod lock;
 mod owned;
 mod record;
 
 pub use drains::Drains;
 pub(crate) use file::Error;
 pub use file::LedgerFile;
+pub(crate) use lock::{LedgerLock, LockError};
 pub(crate) use owned::{Owned, Territory};
 
 use record::Record;

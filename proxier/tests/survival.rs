@@ -137,6 +137,45 @@ fn connections_survive_flapping_scaling_and_edits() {
     });
 }
 
+/// Under policy Local, clients inside the cluster use remote endpoints too, through a virtual server
+/// of a firewall mark. It must not depend on which endpoints there are.
+#[test]
+fn connections_inside_survive_the_end_of_the_last_remote_endpoint() {
+    lab::test(|| {
+        let flags = [&AT_ONCE[..], &["--cluster-cidr", "10.244.0.0/16"]].concat();
+        let (cluster, daemon, _) = serving(&flags);
+        let mut web = web(&json!({}));
+        web["spec"]["type"] = json!("LoadBalancer");
+        web["spec"]["externalTrafficPolicy"] = json!("Local");
+        web["status"] = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}});
+        daemon.api.apply(web);
+        daemon.endpoints(&[POD1, (2, 2)]);
+        daemon.await_endpoints(&[POD1, (2, 2)]);
+        let mut open = Vec::new();
+        daemon.eventually("connections to both endpoints", || {
+            open = (0..4)
+                .filter_map(|_| {
+                    let connection = cluster.pod3.connect("198.51.100.1:80").ok()?;
+                    let pod = connection.greeting().backend()?.to_owned();
+                    Some((connection, pod))
+                })
+                .collect();
+            let has = |name| open.iter().any(|(_, pod): &(_, String)| pod == name);
+            has("pod1") && has("podB1")
+        });
+        let mut connections = Connections(open);
+        daemon.endpoints(&[POD1]);
+        daemon.await_endpoints(&[POD1]);
+        connections.assert_alive("the end of the last remote endpoint");
+        daemon.endpoints(&[POD1, (2, 2)]);
+        daemon.await_endpoints(&[POD1, (2, 2)]);
+        connections.assert_alive("its return");
+        daemon.endpoints(&[(2, 2)]);
+        daemon.await_endpoints(&[(2, 2)]);
+        connections.assert_alive("the end of the last local endpoint");
+    });
+}
+
 #[test]
 fn connections_survive_a_minute_without_an_api_server() {
     lab::test(|| {

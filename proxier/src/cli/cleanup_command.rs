@@ -10,6 +10,7 @@ use super::{ExcludeFlags, ServiceAddressesFlag, StateFlags};
 use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
+use crate::ledger::LedgerLock;
 use crate::nftables::{Forwarding, Treatment};
 use crate::plan::{NodePortAddresses, PlanConfig};
 use crate::report::NamedOp;
@@ -34,6 +35,7 @@ pub(super) struct Flags {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let lock = self.state.lock()?;
         let mut linux = Linux::open(self.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || !linux.addresses()?.is_empty();
         let lacks_ledger = !self.state.state_file.exists();
@@ -70,6 +72,7 @@ impl Flags {
         }
         // Kept after a failure: the ledger is the only record of the virtual servers that remain.
         self.state.file().remove()?;
+        lock.map_or(Ok(()), LedgerLock::remove)?;
         if has_traces && lacks_ledger {
             return self.check_left(proxier.dataplane());
         }

@@ -70,6 +70,7 @@ impl From<ForwardDrop> for Treatment {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let _lock = self.state.lock()?;
         let linux = Linux::open(self.node.service_addresses.into())?;
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         stop_on_signals(sender.clone())?;

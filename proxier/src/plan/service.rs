@@ -149,7 +149,9 @@ impl RequirementsBuilder<'_> {
     fn destinations(&mut self, port: &ServicePort, family: Family) -> PortDestinations {
         let topology = self.context.topology();
         let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &topology);
-        let needs_mark = self.has_local_external(port, family) && sets.cluster != sets.local;
+        // Even if both sets are equal: without the mark's virtual server, the kernel would reset the
+        // connections through it when the last remote endpoint is removed.
+        let needs_mark = self.has_local_external(port, family);
         let local = sets.local.iter().map(|endpoint| endpoint.address.ip());
         self.requirements.local_endpoints.extend(local);
         let ranges = self.service.source_ranges.iter().copied();

@@ -19,7 +19,7 @@
 //! Indented lines are the plan after the commands above them:
 //! 1. Virtual servers, ordered, with `from=` their source ranges, and their destinations: `*weight`
 //!    unless it is 1; `none` without destinations; `none local` if a policy Local excludes all
-//!    endpoints. `inside ->` has the destinations for clients inside the cluster, if they differ.
+//!    endpoints. `inside ->` has the destinations for clients inside the cluster, under policy Local.
 //! 2. Health checks, with the number of local endpoints.
 //! 3. Problems.
 //!
