@@ -384,20 +384,26 @@ impl Client {
         self.family
     }
 
+    /// Replaces the number of the family by one that is out of date, for tests: their kernels cannot
+    /// unload IPVS.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_family(mut self, family: u16) -> Self {
+        self.family = family;
+        self
+    }
+
     /// Returns the transport, for requests that this type has no function for.
     pub fn transport(&mut self) -> &mut Transport {
         &mut self.transport
     }
 
-    fn request(
-        &mut self,
-        command: u8,
-        doing: &str,
-        body: impl FnOnce(&mut Writer<'_>),
-    ) -> Result<()> {
-        self.transport.request(self.family, 0, doing, |writer| {
-            write_header(writer, command, IPVS_GENL_VERSION);
-            body(writer);
+    fn request(&mut self, command: u8, doing: &str, body: impl Fn(&mut Writer<'_>)) -> Result<()> {
+        self.attempt(|transport, family| {
+            transport.request(family, 0, doing, |writer| {
+                write_header(writer, command, IPVS_GENL_VERSION);
+                body(writer);
+            })
         })
     }
 
@@ -405,14 +411,14 @@ impl Client {
         &mut self,
         command: u8,
         doing: &str,
-        body: impl FnOnce(&mut Writer<'_>),
-        read: impl FnOnce(Message<'_>) -> Result<T>,
+        body: impl Fn(&mut Writer<'_>),
+        read: impl Fn(Message<'_>) -> Result<T>,
     ) -> Result<T> {
         let body = |writer: &mut Writer<'_>| {
             write_header(writer, command, IPVS_GENL_VERSION);
             body(writer);
         };
-        self.transport.query(self.family, doing, body, read)
+        self.attempt(|transport, family| transport.query(family, doing, body, &read))
     }
 
     /// Replaces the content of `entries` by a dump: `read` decodes each attribute `kind`.
@@ -437,8 +443,22 @@ impl Client {
             }
             Ok(())
         };
-        self.transport
-            .dump(self.family, doing, body, Vec::clear, entries, each)
+        self.attempt(|transport, family| {
+            transport.dump(family, doing, body, Vec::clear, entries, each)
+        })
+    }
+
+    /// Calls `run` with the number of the family, and a second time if that number was out of date.
+    ///
+    /// A missing virtual server is `ESRCH`, so a request outside [`Client::apply`] fails with
+    /// `ENOENT` only if no family has the number.
+    fn attempt<T>(&mut self, mut run: impl FnMut(&mut Transport, u16) -> Result<T>) -> Result<T> {
+        match run(&mut self.transport, self.family) {
+            Err(error) if error.errno() == Some(Errno::NOENT) && self.family_changed()? => {
+                run(&mut self.transport, self.family)
+            }
+            result => result,
+        }
     }
 }
 

@@ -103,6 +103,21 @@ impl Ledger {
         true
     }
 
+    /// Records the desired virtual servers that the kernel has as owned.
+    ///
+    /// They are recorded already, unless the file was lost and nothing had to be programmed since.
+    pub fn adopt(&mut self, desired: &Desired, observed: &Observed) {
+        let before = self.owned.len();
+        for (key, wanted) in &desired.virtual_servers {
+            if observed.virtual_servers.contains_key(key) {
+                self.own(*key, &wanted.owner);
+            }
+        }
+        if self.owned.len() > 2 * before {
+            self.pack();
+        }
+    }
+
     /// Records that a virtual server is deleted, and its destinations with it.
     pub fn disown(&mut self, key: &ipvs::ServiceKey) {
         self.drains.end_all(key);
@@ -184,13 +199,22 @@ impl Ledger {
         self.enqueue(Some(Record::from(rules)));
     }
 
-    /// Appends the queued records to the file: one system call per thousand, none if there are none.
+    /// Notices if the file was removed or replaced; the next flush then writes the whole ledger.
+    pub fn check_file(&mut self) {
+        self.file.check();
+    }
+
+    /// Appends the queued records to the file: three system calls per thousand, none if there are
+    /// none.
     ///
     /// # Errors
     /// When the file cannot be written. Memory keeps everything; the next flush that succeeds
     /// writes the whole ledger.
     pub fn flush(&mut self, now: Duration) -> Result<(), Failure> {
         let queued = std::mem::take(&mut self.queue);
+        if !queued.is_empty() {
+            self.check_file();
+        }
         let written = match self.file.is_behind() {
             true => self.rewrite(),
             false => self.file.append(&queued),

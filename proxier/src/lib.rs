@@ -6,12 +6,13 @@
 //!    objects      the model               (pure)   (pure)   (syscalls)
 //! ```
 //!
-//! [`sync`] is one round of it. What is wrong with the input is a [`problem::Problem`] and stops
-//! nothing. `ARCHITECTURE.md` has the map and the invariants.
+//! The API server's objects take the same way, through [`watch`]. [`sync`] runs one round of it. Bad
+//! input is a [`problem::Problem`]: it affects its own object only, and never stops a round.
+//! `ARCHITECTURE.md` has the map and the invariants.
 
 #![expect(
     rustdoc::private_intra_doc_links,
-    reason = "the documentation is for readers of the source"
+    reason = "readers of this documentation read the source, too"
 )]
 #![expect(
     unnameable_types,
@@ -35,6 +36,7 @@ mod nftables;
 mod observed;
 mod op;
 mod packed;
+mod panics;
 mod plan;
 mod problem;
 mod report;
@@ -47,3 +49,4 @@ mod timer;
 mod watch;
 
 pub use cli::Cli;
+pub use panics::exit_on_panic;

@@ -8,7 +8,9 @@
 //!
 //! A follower per kind lists the objects once and then watches them, over its own connection. A
 //! list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
-//! (KEP-3157), the list arrives over the watch; otherwise it arrives in pages. Responses are split
+//! (KEP-3157), the list arrives over the watch; otherwise it is requested, in pages where the server
+//! reads it from etcd. All lists but those after an expired version need only the server's watch
+//! cache, so that all nodes can list at the same moment. Responses are split
 //! into objects as bytes arrive, and each object is parsed at once, so memory does not grow with the
 //! length of a response.
 //!
@@ -299,7 +301,7 @@ impl Watch {
     fn end(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // The thread has printed its own panic, and the receiver notices the closed channel.
+            // A panic of the thread ended the process (`exit_on_panic`).
             let _ = thread.join();
         }
     }

@@ -11,7 +11,7 @@ use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
-use proxier::testing::diff::{self, Terms};
+use proxier::testing::diff::{self, DeletionRules};
 use proxier::testing::ledger::Drains;
 use proxier::testing::model::{ObjectName, ServicePortName};
 use proxier::testing::observed::Observed;
@@ -95,11 +95,11 @@ fn keys(desired: &Desired) -> BTreeSet<ipvs::ServiceKey> {
 /// Returns the ordered Ops that lead to `desired`. The virtual servers in `owned` are ours, and no
 /// destination drains.
 fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKey>) -> Vec<Op> {
-    let terms = Terms {
+    let rules = DeletionRules {
         is_ours: &|key| owned.contains(key),
         drains: &Drains::default(),
     };
-    let mut ops = diff::diff(desired, observed, &terms);
+    let mut ops = diff::diff(desired, observed, &rules);
     diff::sort(&mut ops, &BTreeSet::new());
     ops
 }

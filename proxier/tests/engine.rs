@@ -42,6 +42,10 @@ enum Step {
     Kill(u8),
     /// Another program changes our state, at this index.
     Drift(Drift, u8),
+    /// Another program removes the ledger's file.
+    RemoveLedger,
+    /// Another program empties the ledger's file.
+    EmptyLedger,
     /// Clients open connections to the destination at this index.
     Connect(u8),
     /// Clients close their connections to the destination at this index.
@@ -96,6 +100,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..6_u8, fault()).prop_map(|(after, fault)| Step::Fault(after, fault)),
         1 => (0..6_u8).prop_map(Step::Kill),
         1 => (drift(), any::<u8>()).prop_map(|(drift, index)| Step::Drift(drift, index)),
+        1 => Just(Step::RemoveLedger),
+        1 => Just(Step::EmptyLedger),
         1 => any::<u8>().prop_map(Step::Connect),
         1 => any::<u8>().prop_map(Step::Disconnect),
     ]
@@ -113,6 +119,8 @@ fn play(node: &mut Node, step: Step) {
         Step::Fault(after, fault) => node.kernel.fail_after(after.into(), fault),
         Step::Kill(after) => node.kernel.kill_after(after.into()),
         Step::Drift(drift, index) => node.kernel.drift(drift, index.into()),
+        Step::RemoveLedger => node.lose_ledger(|file| _ = std::fs::remove_file(file)),
+        Step::EmptyLedger => node.lose_ledger(|file| std::fs::write(file, "").unwrap()),
         Step::Connect(index) => node.kernel.set_connections(index.into(), 3),
         Step::Disconnect(index) => node.kernel.set_connections(index.into(), 0),
     }

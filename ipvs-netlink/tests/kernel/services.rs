@@ -187,3 +187,36 @@ fn counters_can_be_reset_and_the_table_flushed() {
         assert_eq!(client.services().unwrap(), []);
     });
 }
+
+/// `GENL_MAX_ID`, which no family has: `ip_vs` was unloaded and loaded since the lookup.
+const STALE_FAMILY: u16 = 1_023;
+
+#[test]
+fn every_request_succeeds_after_the_module_was_reloaded() {
+    lab::test(|| {
+        let reloaded = || client().with_family(STALE_FAMILY);
+        let family = client().family();
+        let key = tcp("10.9.0.1:80");
+        let mut client = reloaded();
+        client.add_service(&service(key, "rr")).unwrap();
+        assert_eq!(client.family(), family);
+        client
+            .add_destination(&key, &server("10.9.1.1:80", 1))
+            .unwrap();
+
+        assert_eq!(reloaded().service(&key).unwrap().service.key, key);
+        assert_eq!(reloaded().services().unwrap().len(), 1);
+        assert_eq!(reloaded().destinations(&key).unwrap().len(), 1);
+        assert_eq!(reloaded().table().unwrap().len(), 1);
+        assert_eq!(reloaded().daemons().unwrap(), []);
+        reloaded().info().unwrap();
+        let timeouts = reloaded().timeouts().unwrap();
+        reloaded().set_timeouts(&timeouts).unwrap();
+        reloaded().zero(Some(&key)).unwrap();
+        reloaded().flush().unwrap();
+        assert_eq!(reloaded().services().unwrap(), []);
+        // An error for another reason is returned as it is.
+        let missing = reloaded().service(&key);
+        assert_eq!(errno(missing), Some(Errno::SRCH));
+    });
+}

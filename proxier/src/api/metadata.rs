@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
 use super::annotations::PREFIX;
-use super::findings::Findings;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::ObjectName;
 use crate::problem::Problem;
@@ -151,13 +151,16 @@ impl Metadata {
     }
 
     /// Returns `creationTimestamp` as text that sorts by time.
-    pub(super) fn created(&self, findings: &mut Findings) -> Option<Box<str>> {
+    pub(super) fn created(&self, parser: &mut Parser<'_>) -> Option<Box<str>> {
         let field = "metadata.creationTimestamp";
-        let text = findings.text(field, &self.creation_timestamp, "ignored")?;
-        if is_utc_second(text) {
-            return Some(text.into());
-        }
-        findings.add(field, text, "is not a UTC time in whole seconds; ignored");
+        let value = &self.creation_timestamp;
+        let message = match value.as_str() {
+            None if *value == Scalar::Absent => return None,
+            None => "is not a string; ignored",
+            Some(text) if is_utc_second(text) => return Some(text.into()),
+            Some(_) => "is not a UTC time in whole seconds; ignored",
+        };
+        parser.problem(field, value, message);
         None
     }
 

@@ -1,11 +1,11 @@
-//! `ipvs-proxier plan`.
+//! The command `ipvs-proxier plan`.
 
 use std::process::ExitCode;
 use std::sync::mpsc::sync_channel;
 
 use clap::{Args, ValueEnum};
 
-use super::{NodeFlags, StateFlags, json, print};
+use super::{ExcludeFlags, NodeFlags, StateFlags, json, print};
 use crate::clock;
 use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
@@ -14,7 +14,7 @@ use crate::dataplane::linux::Linux;
 use crate::filter::{self, Filter};
 use crate::ledger::LedgerFile;
 use crate::op::Op;
-use crate::report::{NamedOp, Report};
+use crate::report::{JsonReport, NamedOp};
 use crate::sync::{Preview, Proxier};
 
 /// Flags of `plan`.
@@ -26,37 +26,40 @@ pub(super) struct Flags {
     #[command(flatten)]
     state: StateFlags,
 
-    /// What the plan is compared with.
+    #[command(flatten)]
+    exclude: ExcludeFlags,
+
+    /// State to compare the plan with.
     #[arg(long, value_enum, default_value_t)]
     against: Against,
 
-    /// How the plan is printed.
+    /// Format of the output.
     #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
+    output: PlanOutput,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Against {
-    /// This machine's kernel; needs CAP_NET_ADMIN.
+    /// The kernel of this machine; needs CAP_NET_ADMIN.
     #[default]
     Kernel,
-    /// A kernel without any virtual server, on a machine with the addresses of the Node object.
+    /// A kernel without virtual servers, on a machine with the addresses of the Node object.
     Empty,
 }
 
-/// How a plan is printed.
+/// The format of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// What would change, a line each.
+enum PlanOutput {
+    /// One line for each change.
     #[default]
     Text,
-    /// All virtual servers and addresses, for programs.
+    /// The desired virtual servers and addresses as JSON.
     Json,
-    /// The packet rules as `nft -f` reads them.
+    /// The desired packet rules in the syntax of `nft -f`.
     Nft,
 }
 
-/// Something would change.
+/// The exit code if there are changes.
 const CHANGES: u8 = 2;
 
 impl Flags {
@@ -67,8 +70,9 @@ impl Flags {
                 self.print(self.proxier(linux, self.state.file())?)
             }
             Against::Empty => {
-                let nothing = LedgerFile::new("/nonexistent");
-                let mut proxier = self.proxier(FakeKernel::default(), nothing)?;
+                // No earlier run owns anything in an empty kernel.
+                let ledger = LedgerFile::new("/nonexistent");
+                let mut proxier = self.proxier(FakeKernel::default(), ledger)?;
                 let node = proxier.snapshot().node();
                 let addresses = node.map(|node| node.addresses.iter().copied().collect());
                 proxier.dataplane().machine.addresses = addresses.unwrap_or_default();
@@ -77,26 +81,27 @@ impl Flags {
         }
     }
 
-    /// Returns a proxier with complete input.
+    /// Returns a proxier after it received its complete input.
     fn proxier<D: Dataplane>(
         &self,
         dataplane: D,
         ledger: LedgerFile,
     ) -> anyhow::Result<Proxier<D>> {
         let proxier = Proxier::new(dataplane, self.node.config()?, ledger)?
-            .filtering(self.node.packets.config());
+            .filtering(self.node.packets.config())
+            .excluding(self.exclude.ipvs_exclude_cidrs.clone());
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         let watch = self.node.source.follow(self.node.node_name()?, sender)?;
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
         anyhow::ensure!(
             daemon.listen(&messages),
-            "the input ended before it was complete"
+            "the input ended before all objects arrived"
         );
         let mut proxier = daemon.into_proxier();
         anyhow::ensure!(
             proxier.may_start()?,
-            "some manifests cannot be read, and the kernel has state of ours: `run` would change \
-             nothing until all of them can be read: {}",
+            "some manifests are unreadable, and an earlier run left virtual servers in the kernel: \
+             `run` would change nothing until all manifests are readable: {}",
             problems(&proxier)
         );
         Ok(proxier)
@@ -106,9 +111,9 @@ impl Flags {
         let Preview { ops, changes_rules } = proxier.preview(clock::since_boot())?;
         let problems = proxier.problems();
         match self.output {
-            Output::Json => print(&json(&Report::desired(proxier.desired(), &problems))?)?,
-            Output::Nft => print(&proxier.filter().map_or_else(String::new, nft))?,
-            Output::Text => {
+            PlanOutput::Json => print(&json(&JsonReport::desired(proxier.desired(), &problems))?)?,
+            PlanOutput::Nft => print(&proxier.filter().map_or_else(String::new, nft))?,
+            PlanOutput::Text => {
                 for problem in &problems {
                     tracing::warn!("{problem}");
                 }

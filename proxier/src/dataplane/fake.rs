@@ -38,6 +38,8 @@ pub struct FakeKernel {
     pub writes: usize,
     /// How often all virtual servers were read.
     pub reads: usize,
+    /// How many of the next reads of a single virtual server fail.
+    pub failing_reads: usize,
     /// The writes that go wrong, by their number (from 0).
     pub faults: BTreeMap<usize, Fault>,
 }
@@ -67,6 +69,10 @@ impl Dataplane for FakeKernel {
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
+        if let Some(left) = self.failing_reads.checked_sub(1) {
+            self.failing_reads = left;
+            return Err(Failure::kernel(Errno::NOBUFS, format!("reading {key}")));
+        }
         let server = self.state.virtual_servers.get(key);
         Ok(server.map(|server| self.counted(server)))
     }

@@ -95,7 +95,7 @@ mod tests {
     use crate::filter::FilterConfig;
     use crate::model::{Family, Networks, Protocol, TrafficPolicy};
     use crate::nftables::Command;
-    use crate::plan::{Endpoints, Scope};
+    use crate::plan::{Availability, Scope};
 
     const FRONTEND: Frontend = Frontend {
         address: IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 5)),
@@ -103,7 +103,7 @@ mod tests {
         port: 53,
     };
 
-    fn admission(ranges: Option<&str>, endpoints: Endpoints) -> Admission {
+    fn admission(ranges: Option<&str>, endpoints: Availability) -> Admission {
         let networks = |text: &str| Networks::new(Family::V4, [text.parse().unwrap()]);
         Admission {
             scope: Scope::External,
@@ -115,11 +115,11 @@ mod tests {
     }
 
     fn ranged() -> Admission {
-        admission(Some("203.0.113.0/24"), Endpoints::Usable)
+        admission(Some("203.0.113.0/24"), Availability::Usable)
     }
 
     fn open() -> Admission {
-        admission(None, Endpoints::Usable)
+        admission(None, Availability::Usable)
     }
 
     /// Returns a ruleset with one frontend and no commands left to write.
@@ -174,7 +174,7 @@ mod tests {
     fn a_frontend_that_returns_keeps_its_guard_if_it_needs_one() {
         for (scenario, again, is_released) in [
             ("source ranges", ranged(), false),
-            ("no endpoints", admission(None, Endpoints::None), false),
+            ("no endpoints", admission(None, Availability::None), false),
             ("neither", open(), true),
         ] {
             let mut rules = with(ranged());
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_frontend_that_gets_endpoints_keeps_its_guard_until_release() {
-        let mut rules = with(admission(None, Endpoints::None));
+        let mut rules = with(admission(None, Availability::None));
         rules.set_frontend(FRONTEND, Some(open()));
         let ping = "add element inet t pingable-4 { 198.51.100.5 }";
         assert_eq!(commands(&mut rules), [ping]);

@@ -15,6 +15,7 @@ use crate::store::Update;
 
 mod failures;
 mod order;
+mod ownership;
 mod partial;
 
 /// The rule that sends new connections of the load balancer's frontend to its source ranges.

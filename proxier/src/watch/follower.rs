@@ -67,7 +67,7 @@ enum ParsedEvent<T> {
 }
 
 impl<'a, R: Resource> Follower<'a, R> {
-    /// How long to list in pages after a streaming list failed. Limited, because the server
+    /// How long to list without streaming after a streaming list failed. Limited, because the server
     /// may be upgraded.
     const STREAM_RETRY: Duration = Duration::from_secs(600);
     /// A watch that ends sooner counts as failed, so that the backoff limits the rate of requests.
@@ -171,7 +171,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         Query::new::<R>(self.fields.as_deref())
     }
 
-    /// Lists all objects in pages.
+    /// Requests a list of all objects, page by page if the server splits it.
     async fn list(&mut self, since: &Since) -> Result<(), RequestFailure> {
         self.entry.set_state(FollowState::Listing);
         // A list reports the problems of all objects anew.
@@ -226,7 +226,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             && blames_stream(failure)
         {
             self.stream_failed = Some(Instant::now());
-            let text = "the streaming list failed, listing in pages";
+            let text = "the streaming list failed, listing without streaming";
             tracing::info!(objects = R::PLURAL, "{text}: {failure}");
             if failure
                 .refusal()

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::resource::Resource;
 
-/// The page size, in objects. A server that answers from its cache ignores it.
+/// The page size, in objects, of lists that etcd answers. A server that answers from its cache
+/// ignores it.
 const PAGE: &str = "500";
 
 /// How recent a list must be.
@@ -36,16 +37,23 @@ impl Query {
         query
     }
 
-    /// Requests the first page of a list.
+    /// Requests a list, or its first page.
+    ///
+    /// Before Kubernetes 1.32, a list with a limit and a resource version above 0 is read from etcd
+    /// (`shouldDelegateList` in `cacher.go`). After a restart of the API server, all nodes list at
+    /// the same moment, so such a list has no limit, as in client-go's reflector.
     pub(super) fn list(mut self, since: &Since) -> Self {
-        self.add("limit", PAGE);
         match since {
-            Since::Any => self.add("resourceVersion", "0"),
+            // A server whose cache is not filled yet reads this list from etcd, hence the limit.
+            Since::Any => {
+                self.add("limit", PAGE);
+                self.add("resourceVersion", "0");
+            }
             Since::Seen(version) => {
                 self.add("resourceVersion", version);
                 self.add("resourceVersionMatch", "NotOlderThan");
             }
-            Since::Newest => {}
+            Since::Newest => self.add("limit", PAGE),
         }
         self
     }
@@ -112,6 +120,11 @@ mod tests {
             query.as_str(),
             "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name\
              &fieldSelector=spec.clusterIP%21%3DNone&limit=500&resourceVersion=0"
+        );
+        let query = Query::new::<OwnNode>(None).list(&Since::Seen("7".into()));
+        assert_eq!(
+            query.as_str(),
+            "/api/v1/nodes?resourceVersion=7&resourceVersionMatch=NotOlderThan"
         );
         let query = Query::new::<OwnNode>(Some("metadata.name=n")).page("a+/=");
         assert_eq!(

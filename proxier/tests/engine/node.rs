@@ -58,6 +58,13 @@ impl Node {
         self.resync();
     }
 
+    /// Lets another program do `damage` to the ledger's file. The process runs on and makes a resync.
+    pub(crate) fn lose_ledger(&mut self, damage: impl FnOnce(&std::path::Path)) {
+        damage(&self.directory.path().join("ledger"));
+        self.kernel.clear_faults();
+        self.resync();
+    }
+
     /// Applies a change to the cluster and delivers its event.
     pub(crate) fn change(&mut self, change: Change) {
         let event = self.world.apply(change);

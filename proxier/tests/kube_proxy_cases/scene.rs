@@ -32,7 +32,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use proxier::testing::api;
 use proxier::testing::model::ObjectName;
-use proxier::testing::plan::Endpoints;
+use proxier::testing::plan::Availability;
 use proxier::testing::plan::{
     Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner, ServiceAddresses,
     VirtualServer, desired,
@@ -140,9 +140,9 @@ impl Scene {
             "node" if words.bare[0] == HERE => {
                 self.machine.addresses = addresses(&words.bare[1..]);
                 let node: api::Node = read(node(&words));
-                let (node, problems) = node.parse(&mut self.interner).unwrap();
-                assert_eq!(problems, []);
-                self.receive("node", words.bare[0], Event::Node(node));
+                let parsed = node.parse(&mut self.interner).unwrap();
+                assert_eq!(parsed.problems, []);
+                self.receive("node", words.bare[0], Event::Node(parsed.object.unwrap()));
             }
             "node" => {
                 let node: api::NodeLabels = read(node(&words));
@@ -473,7 +473,7 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
         line += &format!(" from={ranges}");
     }
     line += &format!(" ->{}", destinations(server));
-    if admission.endpoints == Endpoints::RemoteOnly {
+    if admission.endpoints == Availability::RemoteOnly {
         line += " local";
     }
     if let Some(mark) = desired.mark(server) {

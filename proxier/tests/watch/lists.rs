@@ -9,8 +9,8 @@ use crate::follower::{Follower, PATIENCE, brief};
 use crate::objects::{key, node, response, service, slice};
 
 #[test]
-fn a_list_is_streamed_if_the_server_can_and_paged_otherwise() {
-    for (scenario, streams_lists) in [("streaming lists", true), ("lists in pages", false)] {
+fn a_list_is_streamed_if_the_server_can_and_requested_whole_otherwise() {
+    for (scenario, streams_lists) in [("streaming lists", true), ("no streaming lists", false)] {
         println!("{scenario}");
         let server = ApiServer::start();
         server.configure(|behaviour| behaviour.streams_lists = streams_lists);
@@ -42,13 +42,48 @@ fn a_list_is_streamed_if_the_server_can_and_paged_otherwise() {
         assert_eq!(first.parameter("resourceVersionMatch"), "NotOlderThan");
         assert!(!["", "0"].contains(&first.parameter("resourceVersion")));
         assert_eq!(first.is_watch(), streams_lists);
-        // 1,199 objects are three pages of 500.
-        assert_eq!(lists.count(), if streams_lists { 0 } else { 2 });
+        assert_eq!(lists.count(), 0, "the list has one page");
 
         server.apply(service("new", 80));
         assert_eq!(follower.services(), "apply a/new");
         let status = follower.status().services;
         assert_eq!((status.lists, status.changes), (2, 1));
+    }
+}
+
+#[test]
+fn lists_at_the_start_and_after_a_restart_are_served_from_the_watch_cache() {
+    for streams_lists in [true, false] {
+        let server = ApiServer::start();
+        server.configure(|behaviour| behaviour.streams_lists = streams_lists);
+        for index in 0..600 {
+            server.apply(service(&format!("s{index:03}"), 80));
+            server.apply(slice(&format!("s{index:03}-1")));
+        }
+        let follower = Follower::start(&server);
+        let synced = follower.services();
+        assert_eq!(synced.matches("a/s").count(), 600, "{synced}");
+        follower.until("synced", |status| {
+            follower.drain();
+            status.is_synced() && status.node.is_synced() && status.service_cidrs.is_synced()
+        });
+
+        // The watch cache of a restarted server has no history, so no watch can resume.
+        server.refuse();
+        follower.until("down", |status| {
+            status.services.failures > 0 && status.endpoint_slices.failures > 0
+        });
+        server.delete(&key("Service", "s000"));
+        server.delete(&key("EndpointSlice", "s000-1"));
+        server.compact();
+        server.resume();
+        follower.until("listed again", |status| {
+            follower.drain();
+            status.services.lists == 2 && status.endpoint_slices.lists == 2
+        });
+        for request in server.requests() {
+            assert!(request.is_served_from_cache(), "from etcd: {request:?}");
+        }
     }
 }
 

@@ -9,10 +9,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::addresses::Addresses;
+use crate::clock;
 use crate::dataplane::Failure;
 use crate::filter;
 use crate::nftables::{Tampering, Watch};
 use crate::plan::ServiceAddresses;
+use crate::timer::Timer;
 
 // Multicast groups of include/uapi/linux/rtnetlink.h.
 const RTNLGRP_IPV4_IFADDR: u32 = 5;
@@ -21,31 +23,41 @@ const RTNLGRP_IPV6_IFADDR: u32 = 9;
 /// How long to wait for more of the same: an interface is seldom given just one address.
 const SETTLE: Duration = Duration::from_millis(200);
 
+/// The pause before a failed monitor is opened again: doubled from the first to the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+
+/// Waits for notifications and returns the changes that they report.
+type Look<T> = Box<dyn FnMut() -> Result<Vec<T>, Failure> + Send>;
+
 /// Calls `changed` whenever the addresses that [`crate::plan::Machine`] wants are not what they were,
 /// in a thread that ends when `changed` says `false`.
 ///
 /// Notifications come for every pod's interface; most leave the machine's own addresses as they are.
 ///
 /// # Errors
-/// When a socket cannot be opened or the addresses cannot be read now. Should that happen later, it
-/// is logged, and changes are found at the next resync only.
+/// When a socket cannot be opened or the addresses cannot be read now. After a later failure, the
+/// sockets are opened again and `changed` is called, because a change may have been missed.
 pub(crate) fn addresses(
     form: ServiceAddresses,
     mut changed: impl FnMut() -> bool + Send + 'static,
 ) -> Result<(), Failure> {
     let groups = [RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR];
-    let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
-    let mut addresses = Addresses::open(form)?;
-    let mut last = addresses.of_machine()?;
-    keep_looking("addresses", move || {
-        wait(&notices)?;
-        std::thread::sleep(SETTLE);
-        drain(&mut notices)?;
-        let now = addresses.of_machine()?;
-        let is_news = now != last;
-        last = now;
-        Ok(!is_news || changed())
-    });
+    let open = move || {
+        let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
+        let mut addresses = Addresses::open(form)?;
+        let mut last = addresses.read_machine()?;
+        let look: Look<()> = Box::new(move || {
+            wait(&notices)?;
+            std::thread::sleep(SETTLE);
+            drain(&mut notices)?;
+            let now = addresses.read_machine()?;
+            let is_news = now != last;
+            last = now;
+            Ok(if is_news { vec![()] } else { Vec::new() })
+        });
+        Ok(look)
+    };
+    Monitor::open("addresses", (), open)?.start(move |()| changed());
     Ok(())
 }
 
@@ -53,47 +65,112 @@ pub(crate) fn addresses(
 /// in a thread that ends when `changed` says `false`. `port` is the socket by which we change them.
 ///
 /// # Errors
-/// When the socket cannot be opened. Should it fail later, that is logged, and what is changed is found
-/// at the next resync only.
+/// When the socket cannot be opened. After a later failure, it is opened again and `changed` is
+/// called with [`Tampering::Unknown`].
 pub(crate) fn rules(
     port: u32,
-    mut changed: impl FnMut(Tampering) -> bool + Send + 'static,
+    changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) -> Result<(), Failure> {
-    let mut watch = Watch::open(filter::TABLE, port)?;
-    keep_looking("packet rules", move || {
-        wait(&watch)?;
-        let mut news = watch.read()?;
-        // One repair of a kind is enough for all that is told at once.
-        let (mut in_table, mut in_forward) = (false, false);
-        news.retain(|piece| {
-            let is_first = (piece.concerns_our_table() && !in_table)
-                || (piece.concerns_forwarding() && !in_forward);
-            in_table |= piece.concerns_our_table();
-            in_forward |= piece.concerns_forwarding();
-            is_first
+    let open = move || {
+        let mut watch = Watch::open(filter::TABLE, port)?;
+        let look: Look<Tampering> = Box::new(move || {
+            wait(&watch)?;
+            let mut news = watch.read()?;
+            // One repair of a kind is enough for all that is told at once.
+            let (mut in_table, mut in_forward) = (false, false);
+            news.retain(|piece| {
+                let is_first = (piece.concerns_our_table() && !in_table)
+                    || (piece.concerns_forwarding() && !in_forward);
+                in_table |= piece.concerns_our_table();
+                in_forward |= piece.concerns_forwarding();
+                is_first
+            });
+            Ok(news)
         });
-        Ok(news.into_iter().all(&mut changed))
-    });
+        Ok(look)
+    };
+    Monitor::open("packet rules", Tampering::Unknown, open)?.start(changed);
     Ok(())
 }
 
-/// Calls `look` in a thread for as long as it says `true`.
-fn keep_looking(
+/// Reports changes of one kind until the receiver is gone, and survives failures of its sockets.
+struct Monitor<T, O> {
+    /// The things that change, in the plural.
     what: &'static str,
-    mut look: impl FnMut() -> Result<bool, Failure> + Send + 'static,
-) {
-    std::thread::spawn(move || {
+    /// What is reported after a time without notifications.
+    missed: T,
+    open: O,
+    look: Look<T>,
+    /// The pause before the next try to open.
+    retry: Timer,
+}
+
+impl<T, O> Monitor<T, O>
+where
+    T: Clone + Send + 'static,
+    O: FnMut() -> Result<Look<T>, Failure> + Send + 'static,
+{
+    fn open(what: &'static str, missed: T, mut open: O) -> Result<Self, Failure> {
+        Ok(Self {
+            what,
+            missed,
+            look: open()?,
+            open,
+            retry: Timer::doubling(PAUSES.0, PAUSES.1),
+        })
+    }
+
+    fn start(self, changed: impl FnMut(T) -> bool + Send + 'static) {
+        std::thread::spawn(move || self.run(changed));
+    }
+
+    /// Calls `changed` with each change until it returns `false`.
+    fn run(mut self, mut changed: impl FnMut(T) -> bool) {
+        let mut opened = clock::since_boot();
         loop {
-            match look() {
-                Ok(true) => {}
-                Ok(false) => return,
+            match (self.look)() {
+                Ok(changes) => {
+                    if !changes.into_iter().all(&mut changed) {
+                        return;
+                    }
+                }
                 Err(failure) => {
-                    tracing::error!("{failure}; changed {what} are found at resyncs only");
-                    return;
+                    // Sockets that fail soon after they were opened must not keep a processor busy.
+                    if clock::since_boot() > opened + PAUSES.1 {
+                        self.retry.reset();
+                    }
+                    self.reopen(failure);
+                    opened = clock::since_boot();
+                    if !changed(self.missed.clone()) {
+                        return;
+                    }
                 }
             }
         }
-    });
+    }
+
+    /// Opens the sockets again after `failure`, however often that takes.
+    fn reopen(&mut self, mut failure: Failure) {
+        loop {
+            let now = clock::since_boot();
+            self.retry.back_off(now);
+            let pause = self.retry.due().unwrap_or(now).saturating_sub(now);
+            tracing::error!(
+                "{failure}; until notifications work again, changes of {} are found at resyncs only; \
+                 trying again in {pause:?}",
+                self.what
+            );
+            std::thread::sleep(pause);
+            match (self.open)() {
+                Ok(look) => {
+                    self.look = look;
+                    tracing::info!("notifications of changed {} work again", self.what);
+                    return;
+                }
+                Err(next) => failure = next,
+            }
+        }
+    }
 }
 
 fn wait(notices: &impl AsFd) -> Result<(), Failure> {
@@ -116,5 +193,44 @@ fn drain(notices: &mut Listener) -> Result<(), Failure> {
             Err(ipvs_netlink::Error::AnswersLost) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    fn failed() -> Failure {
+        Failure::kernel(Errno::NOBUFS, "reading")
+    }
+
+    #[test]
+    fn a_monitor_continues_after_failures_and_reports_that_it_missed_changes() {
+        let source = |script: &[Result<&'static str, ()>]| {
+            let mut script: VecDeque<_> = script.iter().copied().collect();
+            let look: Look<&str> = Box::new(move || {
+                let next = script.pop_front().unwrap_or(Err(()));
+                next.map(|change| vec![change]).map_err(|()| failed())
+            });
+            Ok(look)
+        };
+        let mut opens = VecDeque::from([
+            source(&[Ok("first"), Err(())]),
+            Err(failed()),
+            Err(failed()),
+            source(&[Err(())]),
+            source(&[Ok("second"), Ok("last")]),
+        ]);
+        let open = move || opens.pop_front().unwrap_or_else(|| Err(failed()));
+        let mut monitor = Monitor::open("things", "missed", open).unwrap();
+        monitor.retry = Timer::doubling(Duration::from_millis(1), Duration::from_millis(8));
+        let mut seen = Vec::new();
+        monitor.run(|change| {
+            seen.push(change);
+            change != "last"
+        });
+        assert_eq!(seen, ["first", "missed", "missed", "second", "last"]);
     }
 }

@@ -106,3 +106,23 @@ fn a_frontend_with_source_ranges_waits_for_its_rules() {
     assert!(has_virtual_server(&proxier));
     assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(&proxier)));
 }
+
+#[test]
+fn a_failing_read_delays_no_other_virtual_server_until_the_next_resync() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = proxier(FakeKernel::default(), &directory.path().join("ledger"));
+    // All Ops fail, so all virtual servers are read again at the same moment.
+    refuse_after(&mut proxier, 1);
+    receive(&mut proxier, &whole_cluster());
+    assert!(proxier.sync(START).unwrap().failures().count() > 0);
+    assert_eq!(proxier.dataplane.state.virtual_servers.len(), 0);
+    proxier.dataplane.faults.clear();
+
+    proxier.dataplane.failing_reads = 1;
+    let due = proxier.next_due().unwrap();
+    proxier.sync(due).unwrap_err();
+    // The daemon tries again after a second.
+    proxier.sync(due + Duration::from_secs(1)).unwrap();
+    assert_eq!(proxier.dataplane.state.virtual_servers.len(), 2);
+    assert_eq!(proxier.dataplane.state.addresses.len(), 2);
+}

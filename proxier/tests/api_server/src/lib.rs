@@ -120,6 +120,22 @@ impl Request {
             .is_some_and(|value| value == "1" || value == "true")
     }
 
+    /// Returns whether a server before Kubernetes 1.32 answers it from its watch cache, not from etcd.
+    ///
+    /// These are the rules of `shouldDelegateList` (`apiserver/pkg/storage/cacher/cacher.go`, 1.31)
+    /// without the feature ConsistentListFromCache. Watches and streaming lists use the cache always.
+    pub fn is_served_from_cache(&self) -> bool {
+        if self.is_watch() {
+            return true;
+        }
+        let version = self.parameter("resourceVersion");
+        let is_consistent = version.is_empty();
+        let is_next_page = !self.parameter("continue").is_empty();
+        let is_limited = !["", "0"].contains(&self.parameter("limit")) && version != "0";
+        let is_exact = self.parameter("resourceVersionMatch") == "Exact";
+        !(is_consistent || is_next_page || is_limited || is_exact)
+    }
+
     /// Returns a parameter's value, empty if it is missing.
     pub fn parameter(&self, name: &str) -> &str {
         self.query.get(name).map_or("", String::as_str)

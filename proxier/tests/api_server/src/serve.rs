@@ -266,7 +266,7 @@ fn list(
         },
     };
     // From its cache a real server sends all objects, ignoring the limit.
-    let is_cached = request.parameter("resourceVersion") == "0";
+    let is_cached = request.is_served_from_cache();
     let Rest {
         revision,
         mut objects,
