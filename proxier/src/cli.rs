@@ -38,7 +38,7 @@ enum CliCommand {
     Run(run_command::Flags),
     /// Prints the changes that `run` would make. Exit code: 0 without changes, 2 with changes, 1 on error.
     Plan(plan_command::Flags),
-    /// Prints the kernel's virtual servers, with the Service names of those that we own.
+    /// Prints the kernel's virtual servers, with Service names where the state file has them.
     Status(status_command::Flags),
     /// Removes everything that this program added to the kernel. Connections to Services break.
     Cleanup(cleanup_command::Flags),
@@ -75,7 +75,7 @@ struct NodeFlags {
     #[command(flatten)]
     source: SourceFlags,
 
-    /// Name of this node, as in `nodeName` of endpoints [default: the host name].
+    /// Name of this node, as in nodeName of endpoints [default: the host name].
     #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     node_name: Option<String>,
 
@@ -149,7 +149,8 @@ impl NodeFlags {
 /// Flags about the ledger.
 #[derive(Args, Debug)]
 struct StateFlags {
-    /// File that records the virtual servers that we own; it must not survive a reboot.
+    /// File that records which of the kernel's virtual servers this program created. It should not
+    /// survive a reboot.
     #[arg(
         long,
         value_name = "FILE",
