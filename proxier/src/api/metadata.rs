@@ -114,7 +114,7 @@ impl Metadata {
             let message = "is not a DNS label; the object is skipped";
             return Err(self.problem(kind, "metadata.namespace", &self.namespace, message));
         };
-        let name = self.cluster_name(kind)?;
+        let name = self.valid_name(kind)?;
         Ok(ObjectName {
             // Few namespaces, many objects: only the namespace is worth sharing.
             namespace: interner.intern(namespace),
@@ -122,11 +122,7 @@ impl Metadata {
         })
     }
 
-    /// Returns the name of a cluster-scoped object.
-    ///
-    /// # Errors
-    /// If the API server would reject the name.
-    pub(crate) fn cluster_name(&self, kind: &str) -> Result<&str, Problem> {
+    fn valid_name(&self, kind: &str) -> Result<&str, Problem> {
         self.name
             .as_str()
             .filter(|name| is_subdomain(name))
@@ -136,16 +132,16 @@ impl Metadata {
             })
     }
 
-    /// Returns the same as an [`ObjectName`].
+    /// Returns the name of a cluster-scoped object.
     ///
     /// # Errors
-    /// As [`Metadata::cluster_name`].
+    /// If the API server would reject the name.
     pub(crate) fn cluster_object_name(
         &self,
         kind: &str,
         interner: &mut Interner,
     ) -> Result<ObjectName, Problem> {
-        let name = self.cluster_name(kind)?;
+        let name = self.valid_name(kind)?;
         // Interned, because the locations of endpoints contain the names of nodes too.
         Ok(ObjectName::new(interner.intern(""), interner.intern(name)))
     }

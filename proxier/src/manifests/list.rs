@@ -125,6 +125,14 @@ impl<'de> DeserializeSeed<'de> for DocumentSeed<'_> {
     }
 }
 
+macro_rules! visit_scalars {
+    ($($visit:ident($type:ty))*) => {
+        $(fn $visit<E: Error>(self, _: $type) -> Result<Document, E> {
+            Ok(Document::Scalar)
+        })*
+    };
+}
+
 impl<'de> Visitor<'de> for DocumentSeed<'_> {
     type Value = Document;
 
@@ -136,32 +144,9 @@ impl<'de> Visitor<'de> for DocumentSeed<'_> {
         Ok(Document::Empty)
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_i128<E: Error>(self, _: i128) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_u128<E: Error>(self, _: u128) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_str<E: Error>(self, _: &str) -> Result<Document, E> {
-        Ok(Document::Scalar)
+    visit_scalars! {
+        visit_bool(bool) visit_i64(i64) visit_u64(u64) visit_i128(i128) visit_u128(u128)
+        visit_f64(f64) visit_str(&str)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut input: A) -> Result<Document, A::Error> {
