@@ -21,7 +21,7 @@ use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Protocol, TrafficPolicy};
 use proxier::testing::nftables::{self, Client, transaction_length};
-use proxier::testing::plan::{Admission, Endpoints, Scope};
+use proxier::testing::plan::{Admission, Availability, Scope};
 use serde::Serialize;
 
 use crate::figures::{self, median};
@@ -212,7 +212,7 @@ fn admission() -> Admission {
     Admission {
         scope: Scope::Internal,
         policy: TrafficPolicy::Cluster,
-        endpoints: Endpoints::Usable,
+        endpoints: Availability::Usable,
         source_ranges: None,
         inside_mark: None,
     }

@@ -313,35 +313,29 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Instant;
 
+    use api_server::Manifest;
+
     use super::*;
     use crate::dataplane::fake::FakeKernel;
     use crate::ledger::LedgerFile;
     use crate::manifests::{self, Options};
     use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 
-    const CLUSTER: &str = "
-apiVersion: v1
-kind: Service
-metadata:
-  name: db
-  annotations:
-    ipvs-proxier.io/topology-keys: topology.kubernetes.io/region
-spec:
-  clusterIP: 10.96.0.90
-  ports: [{port: 5432}]
----
-apiVersion: v1
-kind: Node
-metadata: {name: here, labels: {topology.kubernetes.io/region: r}}
-";
-
     #[test]
-    fn the_first_round_waits_for_the_nodes_that_a_service_asks_for() {
+    fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
+        let region = "topology.kubernetes.io/region";
+        let cluster = Manifest::documents([
+            &Manifest::service("db")
+                .annotation("ipvs-proxier.io/topology-keys", region)
+                .cluster_ip("10.96.0.90")
+                .port("", "TCP", 5432),
+            &Manifest::node("here").label(region, "r"),
+        ]);
         let options = Options {
             service_cidr: Vec::new(),
             node_name: "here".into(),
         };
-        let loaded = manifests::parse(CLUSTER, "cluster.yaml", &options);
+        let loaded = manifests::parse(&cluster, "cluster.yaml", &options);
         assert_eq!(loaded.problems, []);
         let (nodes, others): (Vec<_>, Vec<_>) =
             (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));

@@ -23,12 +23,14 @@ use crate::timer::Timer;
 
 mod drains;
 mod file;
+mod lock;
 mod owned;
 mod record;
 
 pub use drains::Drains;
 pub(crate) use file::Error;
 pub use file::LedgerFile;
+pub(crate) use lock::{LedgerLock, LockError};
 pub(crate) use owned::{Owned, Territory};
 
 use record::Record;
@@ -101,6 +103,21 @@ impl Ledger {
         }
         self.insert(key, owner.to_string().into());
         true
+    }
+
+    /// Records the desired virtual servers that the kernel has as owned.
+    ///
+    /// They are recorded already, unless the file was lost and nothing had to be programmed since.
+    pub fn adopt(&mut self, desired: &Desired, observed: &Observed) {
+        let before = self.owned.len();
+        for (key, wanted) in &desired.virtual_servers {
+            if observed.virtual_servers.contains_key(key) {
+                self.own(*key, &wanted.owner);
+            }
+        }
+        if self.owned.len() > 2 * before {
+            self.pack();
+        }
     }
 
     /// Records that a virtual server is deleted, and its destinations with it.
@@ -184,13 +201,22 @@ impl Ledger {
         self.enqueue(Some(Record::from(rules)));
     }
 
-    /// Appends the queued records to the file: one system call per thousand, none if there are none.
+    /// Notices if the file was removed or replaced; the next flush then writes the whole ledger.
+    pub fn check_file(&mut self) {
+        self.file.check();
+    }
+
+    /// Appends the queued records to the file: three system calls per thousand, none if there are
+    /// none.
     ///
     /// # Errors
     /// When the file cannot be written. Memory keeps everything; the next flush that succeeds
     /// writes the whole ledger.
     pub fn flush(&mut self, now: Duration) -> Result<(), Failure> {
         let queued = std::mem::take(&mut self.queue);
+        if !queued.is_empty() {
+            self.check_file();
+        }
         let written = match self.file.is_behind() {
             true => self.rewrite(),
             false => self.file.append(&queued),
@@ -327,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_reads_what_was_flushed() {
+    fn a_new_process_reads_the_flushed_records() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/ledger");
         let mut ledger = open(&path);
@@ -354,11 +380,15 @@ mod tests {
         let drains: Vec<_> = read.drains.iter().collect();
         let (server, _, drain) = drains[0];
         assert_eq!((drains.len(), server), (1, key(2)));
-        assert_eq!(drain.deadline, Duration::from_secs(70), "the first one");
+        assert_eq!(
+            drain.deadline,
+            Duration::from_secs(70),
+            "a drain keeps its first deadline"
+        );
     }
 
     #[test]
-    fn a_drain_that_ended_is_not_read_again() {
+    fn a_new_process_does_not_read_drains_that_ended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         let mut ledger = open(&path);
@@ -368,7 +398,7 @@ mod tests {
         }
         ledger.end(&key(1), &destination());
         ledger.disown(&key(2));
-        // The kernel no longer has the third.
+        // The kernel no longer has the third virtual server.
         ledger.count(&key(3), None, NOW);
         ledger.flush(NOW).unwrap();
         assert_eq!(open(&path).drains().iter().count(), 0);
@@ -396,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_failed_is_followed_by_one_of_the_whole_ledger() {
+    fn the_flush_after_a_failed_one_writes_the_whole_ledger() {
         let directory = tempfile::tempdir().unwrap();
         let blocked = directory.path().join("run");
         std::fs::write(&blocked, "not a folder").unwrap();
@@ -408,7 +438,7 @@ mod tests {
             ledger.flush(NOW).unwrap_err();
             assert!(ledger.queue.is_empty(), "a queue would grow without bound");
         }
-        // An empty queue does not hide that the file is behind.
+        // Although the queue is empty, the file lacks records.
         ledger.flush(NOW).unwrap_err();
         assert!(ledger.next_due().is_some());
         std::fs::remove_file(blocked).unwrap();

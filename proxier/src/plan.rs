@@ -1,4 +1,4 @@
-//! What this node's kernel should look like, computed from the snapshot.
+//! Computes the desired kernel state of this node from the snapshot.
 //!
 //! ```text
 //! Snapshot ─┐
@@ -6,9 +6,9 @@
 //! Config   ─┘
 //! ```
 //!
-//! Pure and total: the same input gives the same output, byte for byte, and bad input gives a
-//! [`Problem`] instead of an error. [`Planner`] is the same function with a memory: it plans again
-//! only the Services that an event touched, and says what came out differently.
+//! Pure and total: equal input gives equal output, and bad input gives a [`Problem`] instead of an
+//! error. [`Planner`] is the incremental form of the same function: it replans only the Services
+//! that an event touched, and returns what changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,79 +26,82 @@ mod context;
 mod endpoints;
 mod health;
 mod node_ports;
+mod options;
 mod planner;
 mod service;
-mod style;
 
-pub use admission::{Admission, Endpoints, Scope};
+pub use admission::{Admission, Availability, Scope};
 pub(crate) use health::HealthCheck;
 pub use node_ports::NodePortAddresses;
 pub use planner::{Changed, Planner};
 
-/// What the operator chose, as far as planning is concerned.
+/// The operator's choices that affect the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanConfig {
-    /// The name of this node, as endpoints name it.
+    /// The name of this node, as `nodeName` of endpoints spells it.
     pub node_name: Arc<str>,
-    /// The scheduler of virtual servers that do not choose one.
+    /// The scheduler of Services without the annotation `scheduler`.
     pub scheduler: ipvs::SchedulerName,
     /// The addresses of this node that serve node ports.
     pub node_port_addresses: NodePortAddresses,
     /// How service addresses are made local.
     pub service_addresses: ServiceAddresses,
-    /// How long a removed endpoint may keep its connections, where the Service does not say.
+    /// How long a removed TCP endpoint may keep its connections, unless the annotation
+    /// `drain-seconds` says otherwise.
     pub drain: Duration,
 }
 
-/// How the kernel is told that a service address is its own.
+/// How service addresses become local addresses of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceAddresses {
-    /// As `local` routes whose preferred source is the node's address. Linear in their number.
+    /// `local` routes whose preferred source is the node's address. Linear in their number.
     #[default]
     Routes,
-    /// As addresses on the dummy device `kube-ipvs0`, kube-proxy's form. Adding them costs time
-    /// quadratic in their number, in the kernel.
+    /// Addresses on the dummy device `kube-ipvs0`, as kube-proxy adds them. The kernel needs time
+    /// quadratic in their number to add them.
     Dummy,
 }
 
-/// What planning has to know about the machine itself.
+/// The properties of the machine that affect the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// The addresses on its interfaces; none that exist for Services only, no loopback and no IPv6
-    /// link-local ones.
+    /// The addresses of its interfaces, without service addresses, loopback and IPv6 link-local
+    /// addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// Schedulers that the kernel turned out not to have.
+    /// Schedulers that the kernel rejected with `ENOENT`.
     pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
 }
 
-/// A virtual server that should exist.
+/// A desired virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Its definition.
+    /// Key, scheduler, flags and affinity.
     pub service: ipvs::Service,
-    /// Its destinations, ordered by key, each key once. Shared by the frontends of a Service port
-    /// that have the same ones.
+    /// Its destinations, ordered by key, each key once. Frontends of a Service port with the same
+    /// destinations share their memory.
     pub destinations: Arc<[ipvs::Destination]>,
-    /// The Service port it exists for.
+    /// The Service port that it serves.
     pub owner: ServicePortName,
-    /// The field of the Service that asks for it.
+    /// The kind of its frontend.
     pub kind: FrontendKind,
     /// How long a removed destination may keep its connections.
     pub drain: Duration,
-    /// Who may use it; `None` for the virtual server of a firewall mark, which has no frontend.
+    /// The clients that may use it; `None` for a firewall mark, which has no frontend.
     pub admission: Option<Admission>,
 }
 
 impl VirtualServer {
-    /// Whether `key` is one of the destinations.
+    /// Returns whether `key` is one of the destinations.
     pub fn has_destination(&self, key: &ipvs::DestinationKey) -> bool {
         let order = |destination: &ipvs::Destination| destination.key;
         self.destinations.binary_search_by_key(key, order).is_ok()
     }
 }
 
-/// The kinds of frontends that a Service port has, in the order in which they win a contested
-/// frontend: no external address may capture another Service's cluster IP.
+/// The kinds of frontends, ordered by precedence.
+///
+/// If two Services claim a frontend, the first kind wins: an external address must not take over
+/// another Service's cluster IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrontendKind {
     /// `spec.clusterIPs`.
@@ -109,13 +112,13 @@ pub enum FrontendKind {
     LoadBalancer,
     /// `spec.ports[].nodePort` on an address of the node.
     NodePort,
-    /// A firewall mark: the way of clients inside the cluster to a frontend whose traffic policy
-    /// keeps other clients on this node.
+    /// A firewall mark. With policy Local, it leads clients inside the cluster to all endpoints,
+    /// while clients outside reach those of this node only.
     Inside,
 }
 
 impl FrontendKind {
-    /// The field of the Service that asks for it.
+    /// Returns the field of the Service that requests such frontends.
     pub fn field(self) -> &'static str {
         match self {
             Self::ClusterIp => "spec.clusterIPs",
@@ -127,32 +130,32 @@ impl FrontendKind {
     }
 }
 
-/// What should be.
+/// The desired state of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Every virtual server of ours.
+    /// All virtual servers.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, VirtualServer>,
-    /// Every address to make local, with the preferred source of connections to it, if any.
+    /// All service addresses to make local, each with its preferred source, if any.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
     /// The addresses of endpoints on this node.
     pub local_endpoints: BTreeSet<IpAddr>,
-    /// What load balancers may ask, by the port of the node that they ask at.
+    /// The health checks for load balancers, by port of this node.
     pub health_checks: BTreeMap<u16, HealthCheck>,
 }
 
 impl Desired {
-    /// The firewall mark that clients inside the cluster need at `server`, if any.
+    /// Returns the firewall mark of clients inside the cluster at `server`, if any.
     pub fn mark(&self, server: &VirtualServer) -> Option<u32> {
         let family = server.service.key.family();
         let mark = server.admission.as_ref()?.inside_mark?;
         let key = ipvs::ServiceKey::Mark { family, mark };
-        // Should two Service ports have the same mark, only one of them has its virtual server.
+        // Marks are hashes. If two Service ports have the same one, only the owner of the virtual
+        // server may use it: the other's packets would reach foreign endpoints.
         let inside = self.virtual_servers.get(&key)?;
         (inside.owner == server.owner).then_some(mark)
     }
 
-    /// The virtual servers that not everybody may use (`loadBalancerSourceRanges`), and their
-    /// addresses.
+    /// Returns the virtual servers with `loadBalancerSourceRanges`, and their addresses.
     pub fn restricted(&self) -> (BTreeSet<ipvs::ServiceKey>, BTreeSet<IpAddr>) {
         let is_restricted = |server: &VirtualServer| {
             let admission = server.admission.as_ref();
@@ -176,7 +179,7 @@ impl Desired {
     }
 }
 
-/// Plans the node.
+/// Returns the desired state of the node, and the problems of its input.
 pub fn desired(
     snapshot: &Snapshot,
     machine: &Machine,

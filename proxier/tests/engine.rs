@@ -1,6 +1,7 @@
-//! The engine under everything that can happen to it: events in any order, lost ones, relists,
-//! failing and unanswered writes, strangers' hands on the kernel, connections that hold on, and
-//! death at any write. What remains true, and what becomes true in the end.
+//! Random histories of a node, and what must be true after each step and at the end.
+//!
+//! A history has events in any order, lost events, relists, refused writes, lost answers, changes of
+//! the kernel by other programs, open connections, and kills at any write.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,30 +16,40 @@ use std::collections::BTreeSet;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::select;
 use proxier::testing::dataplane::fake::Fault;
 
+use kernel::Drift;
 use node::Node;
-use world::{Happening, happening};
+use world::{Change, change};
 
-/// What is done between happenings.
+/// A step of a history.
 #[derive(Clone, Debug)]
 enum Step {
-    World(Happening),
-    /// An event that the daemon is told about and one that it is not, until the next relist.
-    Unheard(Happening),
+    /// The cluster changes, and the proxier receives the event.
+    Change(Change),
+    /// The cluster changes, and the event is lost until the next relist.
+    LostEvent(Change),
     RelistServices,
     RelistSlices,
     Sync,
     Resync,
+    /// A number of seconds passes.
     Wait(u8),
-    /// The write that comes after so many others goes wrong.
+    /// The write after this number of others fails.
     Fault(u8, Fault),
-    /// The process dies at the write that comes after so many others.
-    Die(u8),
-    /// Somebody else changes the kernel.
-    Drift(u8, u8),
-    /// Somebody connects, or leaves.
-    Connections(u8, bool),
+    /// The process is killed at the write after this number of others.
+    Kill(u8),
+    /// Another program changes our state, at this index.
+    Drift(Drift, u8),
+    /// Another program removes the ledger's file.
+    RemoveLedger,
+    /// Another program empties the ledger's file.
+    EmptyLedger,
+    /// Clients open connections to the destination at this index.
+    Connect(u8),
+    /// Clients close their connections to the destination at this index.
+    Disconnect(u8),
 }
 
 fn fault() -> impl Strategy<Value = Fault> {
@@ -49,40 +60,69 @@ fn fault() -> impl Strategy<Value = Fault> {
     ]
 }
 
+fn drift() -> impl Strategy<Value = Drift> {
+    select(vec![
+        Drift::DeleteVirtualServers,
+        Drift::DeleteVirtualServer,
+        Drift::DeleteAddresses,
+        Drift::DeleteAddress,
+        Drift::DeleteDestination,
+        Drift::ChangeWeight,
+        Drift::DeleteRules,
+    ])
+}
+
+/// What interrupts the process before a round, or in it.
+#[derive(Clone, Copy, Debug)]
+enum Interruption {
+    None,
+    Restart,
+    Kill,
+}
+
+fn interruption() -> impl Strategy<Value = Interruption> {
+    prop_oneof![
+        4 => Just(Interruption::None),
+        1 => Just(Interruption::Restart),
+        1 => Just(Interruption::Kill),
+    ]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        8 => happening().prop_map(Step::World),
-        2 => happening().prop_map(Step::Unheard),
+        8 => change().prop_map(Step::Change),
+        2 => change().prop_map(Step::LostEvent),
         1 => Just(Step::RelistServices),
         1 => Just(Step::RelistSlices),
         6 => Just(Step::Sync),
         1 => Just(Step::Resync),
         2 => (0..90_u8).prop_map(Step::Wait),
         2 => (0..6_u8, fault()).prop_map(|(after, fault)| Step::Fault(after, fault)),
-        1 => (0..6_u8).prop_map(Step::Die),
-        1 => (any::<u8>(), any::<u8>()).prop_map(|(what, which)| Step::Drift(what, which)),
-        2 => (any::<u8>(), any::<bool>()).prop_map(|(which, up)| Step::Connections(which, up)),
+        1 => (0..6_u8).prop_map(Step::Kill),
+        1 => (drift(), any::<u8>()).prop_map(|(drift, index)| Step::Drift(drift, index)),
+        1 => Just(Step::RemoveLedger),
+        1 => Just(Step::EmptyLedger),
+        1 => any::<u8>().prop_map(Step::Connect),
+        1 => any::<u8>().prop_map(Step::Disconnect),
     ]
 }
 
 fn play(node: &mut Node, step: Step) {
     match step {
-        Step::World(happening) => {
-            let event = node.world.happen(happening);
-            node.tell(event);
-        }
-        Step::Unheard(happening) => {
-            let _ = node.world.happen(happening);
-        }
-        Step::RelistServices => node.tell(Some(node.world.all_services())),
-        Step::RelistSlices => node.tell(Some(node.world.all_slices())),
+        Step::Change(change) => node.change(change),
+        Step::LostEvent(change) => _ = node.world.apply(change),
+        Step::RelistServices => node.receive(Some(node.world.all_services())),
+        Step::RelistSlices => node.receive(Some(node.world.all_slices())),
         Step::Sync => _ = node.sync(),
         Step::Resync => _ = node.resync(),
         Step::Wait(seconds) => node.wait(seconds.into()),
         Step::Fault(after, fault) => node.kernel.fail_after(after.into(), fault),
-        Step::Die(after) => node.kernel.die_after(after.into()),
-        Step::Drift(what, which) => node.kernel.drift(what, which.into()),
-        Step::Connections(which, up) => node.kernel.connections(which.into(), up),
+        Step::Kill(after) => node.kernel.kill_after(after.into()),
+        Step::Drift(drift, index) => node.kernel.drift(drift, index.into()),
+        Step::RemoveLedger => node.lose_ledger(|file| _ = std::fs::remove_file(file)),
+        Step::EmptyLedger => node.lose_ledger(|file| std::fs::write(file, "").unwrap()),
+        Step::Connect(index) => node.kernel.set_connections(index.into(), 3),
+        Step::Disconnect(index) => node.kernel.set_connections(index.into(), 0),
     }
 }
 
@@ -90,111 +130,101 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_the_kernel_becomes_what_it_should_be(steps in vec(step(), 1..60)) {
+    fn after_any_history_the_kernel_has_what_the_plan_asks_for(steps in vec(step(), 1..60)) {
         let mut node = Node::start();
         for step in steps {
             play(&mut node, step);
-            node.nothing_foreign_is_touched();
+            node.assert_foreign_unchanged();
         }
-        node.calm_down();
-        node.kernel_is_what_it_should_be();
-        node.nothing_is_written();
+        node.settle_without_faults();
+        node.assert_programmed();
+        node.assert_nothing_is_written();
     }
 
     #[test]
-    fn failures_are_made_good_without_reading_everything_back(
-        rounds in vec((happening(), 0..6_u8, fault()), 1..30),
+    fn failed_writes_are_repeated_without_a_resync(
+        rounds in vec((change(), 0..6_u8, fault()), 1..30),
     ) {
         let mut node = Node::start();
-        for (happening, after, fault) in rounds {
-            let event = node.world.happen(happening);
-            node.tell(event);
+        for (change, after, fault) in rounds {
+            node.change(change);
             node.kernel.fail_after(after.into(), fault);
             node.sync();
         }
-        node.kernel.behave();
-        node.come_to_rest();
-        node.kernel_is_what_it_should_be();
+        node.kernel.clear_faults();
+        node.settle();
+        node.assert_programmed();
     }
 
     #[test]
-    fn planned_piece_by_piece_is_planned_at_once(happenings in vec((happening(), any::<bool>()), 1..80)) {
+    fn an_incremental_plan_equals_one_from_scratch(changes in vec((change(), any::<bool>()), 1..80)) {
         let mut node = Node::start();
-        for (happening, sync) in happenings {
-            let event = node.world.happen(happening);
-            node.tell(event);
+        for (change, sync) in changes {
+            node.change(change);
             if sync {
                 node.sync();
-                node.plan_is_the_one_from_scratch();
+                node.assert_planned_as_from_scratch();
             }
         }
     }
 
-    /// Whatever becomes local is refused where no frontend is before, and until after; in the next
-    /// process, too.
+    /// Rules reject connections to a service address outside its frontends from before the address
+    /// becomes local until after it is removed, also across a restart.
     #[test]
-    fn no_address_is_open_between_two_writes(
-        rounds in vec((vec(happening(), 1..6), 0..6_u8), 1..20),
+    fn no_service_address_is_local_without_its_rule(
+        rounds in vec((vec(change(), 1..6), interruption()), 1..20),
     ) {
         let mut node = Node::start();
-        for (happenings, way) in rounds {
-            for happening in happenings {
-                let event = node.world.happen(happening);
-                node.tell(event);
-            }
-            match way {
-                0 => node.restart(),
-                1 => node.kernel.die_after(3),
-                _ => {}
+        for (changes, interruption) in rounds {
+            changes.into_iter().for_each(|change| node.change(change));
+            match interruption {
+                Interruption::None => {}
+                Interruption::Restart => node.restart(),
+                Interruption::Kill => node.kernel.kill_after(3),
             }
             node.sync();
-            node.kernel.behave();
+            node.kernel.clear_faults();
             prop_assert_eq!(node.kernel.open_addresses(), BTreeSet::new());
         }
     }
 
     #[test]
-    fn without_failures_one_round_is_enough(rounds in vec(vec(happening(), 1..6), 1..20)) {
+    fn without_failures_one_round_is_enough(rounds in vec(vec(change(), 1..6), 1..20)) {
         let mut node = Node::start();
-        for happenings in rounds {
-            for happening in happenings {
-                let event = node.world.happen(happening);
-                node.tell(event);
-            }
+        for changes in rounds {
+            changes.into_iter().for_each(|change| node.change(change));
             node.sync();
-            node.kernel_serves_what_it_should();
+            node.assert_serving();
         }
     }
 }
 
-/// Two hundred deaths at random writes in an endless series of changes.
+/// 200 kills at different writes while the cluster changes without end.
 #[test]
-fn two_hundred_deaths() {
+fn the_process_after_each_of_200_kills_completes_the_state() {
     use proptest::strategy::ValueTree as _;
     use proptest::test_runner::TestRunner;
 
     let mut runner = TestRunner::deterministic();
     let mut draw = |node: &mut Node| {
-        let happening = happening().new_tree(&mut runner).unwrap().current();
-        let event = node.world.happen(happening);
-        node.tell(event);
+        node.change(change().new_tree(&mut runner).unwrap().current());
     };
     let mut node = Node::start();
-    let (mut deaths, mut rounds) = (0, 0);
-    while deaths < 200 {
+    let (mut kills, mut rounds) = (0, 0);
+    while kills < 200 {
         for _ in 0..3 {
             draw(&mut node);
         }
-        node.kernel.die_after(rounds % 5);
+        node.kernel.kill_after(rounds % 5);
         rounds += 1;
         if !node.sync() {
-            deaths += 1;
-            assert!(node.sync(), "the next one lives");
-            node.kernel_serves_what_it_should();
-            node.nothing_foreign_is_touched();
+            kills += 1;
+            assert!(node.sync(), "the next process is not killed");
+            node.assert_serving();
+            node.assert_foreign_unchanged();
         }
-        assert!(rounds < 2_000, "{deaths} deaths only");
+        assert!(rounds < 2_000, "only {kills} kills");
     }
-    node.calm_down();
-    node.kernel_is_what_it_should_be();
+    node.settle_without_faults();
+    node.assert_programmed();
 }

@@ -5,20 +5,18 @@
 use std::io::Write as _;
 use std::process::{self, Stdio};
 
-use std::time::Duration;
-
-use proptest::prelude::*;
-use proxier::testing::filter::{FilterConfig, LocalMode, Ruleset, TABLE};
-use proxier::testing::frontend::Frontend;
-use proxier::testing::model::{Family, Networks, Node, TrafficPolicy};
-use proxier::testing::nftables::{Client, Command, Element, Key, Table, Tampering, Value, Watch};
-use proxier::testing::plan::{Admission, Endpoints, Scope};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use proxier::testing::filter::TABLE;
+use proxier::testing::nftables::{Client, Command, Element, Key, Table, Value};
 
 mod nftables {
+    mod changes;
     pub(super) mod dump;
     mod restore;
+    pub(super) mod rules;
+    mod watch;
 }
+
+use nftables::rules::{everything, modes};
 
 /// Runs nft and returns its output.
 fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
@@ -38,118 +36,6 @@ fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
     match output.status.success() {
         true => Ok(text(&output.stdout)),
         false => Err(text(&output.stderr)),
-    }
-}
-
-fn frontend(text: &str) -> Frontend {
-    let (protocol, address) = text.split_once(' ').unwrap();
-    let address: std::net::SocketAddr = address.parse().unwrap();
-    Frontend {
-        protocol: match protocol {
-            "tcp" => proxier::testing::model::Protocol::Tcp,
-            "udp" => proxier::testing::model::Protocol::Udp,
-            _ => proxier::testing::model::Protocol::Sctp,
-        },
-        address: address.ip(),
-        port: address.port(),
-    }
-}
-
-fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
-    Admission {
-        scope,
-        policy,
-        endpoints: Endpoints::Usable,
-        source_ranges: None,
-        inside_mark: None,
-    }
-}
-
-fn ranges(family: Family, list: &[&str]) -> Option<Networks> {
-    let networks = list.iter().map(|text| text.parse().unwrap());
-    Some(Networks::new(family, networks))
-}
-
-/// A table in which everything occurs that can.
-fn everything(local_mode: LocalMode) -> Table {
-    use TrafficPolicy::{Cluster, Local};
-    let config = FilterConfig {
-        local_mode,
-        answer_ping: true,
-        ..FilterConfig::default()
-    };
-    let cluster_ip = admission(Scope::Internal, Cluster);
-    let external = admission(Scope::External, Cluster);
-    let local = Admission {
-        endpoints: Endpoints::RemoteOnly,
-        inside_mark: Some(0x8000_0001),
-        ..admission(Scope::External, Local)
-    };
-    let frontends = [
-        (frontend("tcp 10.96.0.1:443"), cluster_ip.clone()),
-        (frontend("udp 10.96.0.10:53"), cluster_ip.clone()),
-        (frontend("sctp [fd00:10:96::1]:7777"), cluster_ip.clone()),
-        (
-            frontend("tcp 10.96.0.9:80"),
-            Admission {
-                endpoints: Endpoints::None,
-                ..cluster_ip
-            },
-        ),
-        (frontend("tcp 172.18.0.2:30080"), external.clone()),
-        (
-            frontend("tcp 198.51.100.12:80"),
-            Admission {
-                source_ranges: ranges(
-                    Family::V4,
-                    &["203.0.113.0/24", "172.18.0.0/15", "0.0.0.0/31"],
-                ),
-                ..external.clone()
-            },
-        ),
-        (
-            frontend("tcp [2001:db8::12]:80"),
-            Admission {
-                source_ranges: ranges(Family::V6, &["2001:db8:113::/48", "ffff::/17"]),
-                ..external.clone()
-            },
-        ),
-        (
-            frontend("tcp 198.51.100.13:80"),
-            Admission {
-                source_ranges: ranges(Family::V4, &["10.0.0.0/9"]),
-                endpoints: Endpoints::None,
-                ..external
-            },
-        ),
-        (frontend("tcp 198.51.100.19:80"), local.clone()),
-        (frontend("udp [fd00:172:18::2]:30054"), local),
-    ];
-    let addresses = |list: &[&str]| {
-        let parsed = list.iter().map(|text| text.parse().unwrap());
-        parsed.collect::<Vec<std::net::IpAddr>>()
-    };
-    let mut rules = Ruleset::new(&config, Some(&node()));
-    for (frontend, admission) in frontends {
-        rules.set_frontend(frontend, Some(admission));
-    }
-    for address in addresses(&["10.96.0.1", "198.51.100.12", "fd00:10:96::1"]) {
-        rules.add_service_address(address);
-    }
-    for address in addresses(&["10.244.1.2", "fd00:244:1::2"]) {
-        rules.add_local_endpoint(address);
-    }
-    rules.add_health_check_port(31_999);
-    rules.table().clone()
-}
-
-fn node() -> Node {
-    Node {
-        name: "node-a".into(),
-        addresses: vec!["172.18.0.2".parse().unwrap()],
-        zone: None,
-        region: None,
-        pod_cidrs: Vec::new(),
     }
 }
 
@@ -183,21 +69,12 @@ fn lines(text: &str) -> Vec<String> {
     lines
 }
 
+/// Asserts that the lines are the same. Shows only the first difference.
 #[track_caller]
 fn assert_same(left: &[String], right: &[String]) {
     let differing = left.iter().zip(right).find(|(left, right)| left != right);
     assert_eq!(differing, None);
     assert_eq!(left.len(), right.len());
-}
-
-fn modes() -> [LocalMode; 4] {
-    let networks = ["10.244.0.0/16", "fd00:244::/31"];
-    [
-        LocalMode::ClusterCidr(networks.map(|text| text.parse().unwrap()).into()),
-        LocalMode::ClusterCidr(Vec::new()),
-        LocalMode::BridgeInterface("cni0".into()),
-        LocalMode::InterfaceNamePrefix("veth".into()),
-    ]
 }
 
 #[test]
@@ -358,89 +235,6 @@ fn transactions_succeed_while_another_program_changes_its_table() {
     });
 }
 
-/// Waits until the file descriptor is readable, as the daemon does. Returns whether it is.
-fn wait(watch: &Watch, patience: Duration) -> bool {
-    let mut fds = [PollFd::new(watch, PollFlags::IN)];
-    let patience = Timespec::try_from(lab::patience(patience)).unwrap();
-    poll(&mut fds, Some(&patience)).unwrap() > 0
-}
-
-#[test]
-fn changes_of_our_table_by_other_programs_are_noticed() {
-    lab::test(|| {
-        let table = everything(modes()[0].clone());
-        let mut client = Client::open(TABLE).unwrap();
-        let mut watch = Watch::open(TABLE, client.port()).unwrap();
-        client.replace(&table).unwrap();
-        client
-            .apply(&[Command::FlushChain("refuse".into())])
-            .unwrap();
-        nft(&["-f", "-"], FOREIGN).unwrap();
-        nft(&["delete", "table", "ip", TABLE], "").unwrap();
-        assert_eq!(watch.read().unwrap(), [], "own changes, foreign tables");
-
-        for (command, what) in [
-            (&["flush", "ruleset"][..], "table deleted"),
-            (&["delete", "table", "inet", TABLE], "table deleted"),
-            (&["flush", "table", "inet", TABLE], "rule deleted"),
-            (
-                &[
-                    "add",
-                    "element",
-                    "inet",
-                    TABLE,
-                    "pingable-4",
-                    "{ 10.0.0.9 }",
-                ],
-                "element added",
-            ),
-            (
-                &["insert", "rule", "inet", TABLE, "input", "drop"],
-                "rule added",
-            ),
-        ] {
-            client.replace(&table).unwrap();
-            assert_eq!(watch.read().unwrap(), []);
-            nft(command, "").unwrap();
-            assert!(wait(&watch, Duration::from_secs(20)), "{command:?}");
-            let news = watch.read().unwrap();
-            let [news] = &news[..] else {
-                panic!("{news:?}");
-            };
-            let news = news.to_string();
-            assert!(
-                news.starts_with(&format!("{what} by nft (")),
-                "{command:?}: {news}"
-            );
-        }
-        // An overflow of the socket's buffer is reported, and later changes are noticed again.
-        let mut stranger = Client::open(TABLE).unwrap();
-        let set = std::sync::Arc::<str>::from("pingable-4");
-        let address = |it: u32| Value::V4((0x0b00_0000 + it).into());
-        let keys: Vec<Key> = (0..30_000).map(|it| Key::new([address(it)])).collect();
-        let add = |key: &Key| {
-            let element = Element {
-                key: key.clone(),
-                verdict: None,
-            };
-            Command::AddElement(set.clone(), element)
-        };
-        let delete = |key: &Key| Command::DeleteElement(set.clone(), key.clone());
-        for _ in 0..2 {
-            let changes: Vec<Command> = keys.iter().map(add).collect();
-            stranger.apply(&changes).unwrap();
-            let changes: Vec<Command> = keys.iter().map(delete).collect();
-            stranger.apply(&changes).unwrap();
-        }
-        assert!(wait(&watch, Duration::from_secs(20)));
-        assert!(watch.read().unwrap().contains(&Tampering::Unknown));
-        client.replace(&table).unwrap();
-        let _own = watch.read().unwrap();
-        nft(&["flush", "ruleset"], "").unwrap();
-        assert_eq!(watch.read().unwrap().len(), 1);
-    });
-}
-
 #[test]
 fn the_table_of_a_node_in_nft_syntax() {
     let table = everything(modes()[0].clone());
@@ -448,187 +242,4 @@ fn the_table_of_a_node_in_nft_syntax() {
         snapshot_path => "nftables" }, {
         insta::assert_snapshot!("everything", table.named(TABLE).to_string());
     });
-}
-
-#[test]
-fn changes_in_nft_words() {
-    let mut rules = Ruleset::new(&FilterConfig::default(), None);
-    rules.take_commands();
-    let web = frontend("tcp 198.51.100.12:80");
-    let mut text = String::new();
-    let mut write_changes = |rules: &mut Ruleset, what: &str| {
-        text += &format!("# {what}\n");
-        for change in rules.take_commands() {
-            text += &format!("{}\n", change.in_table(TABLE));
-        }
-    };
-    let open = admission(Scope::External, TrafficPolicy::Cluster);
-    let ranged = |list: &[&str]| Admission {
-        source_ranges: ranges(Family::V4, list),
-        ..open.clone()
-    };
-    let local = Admission {
-        policy: TrafficPolicy::Local,
-        endpoints: Endpoints::RemoteOnly,
-        inside_mark: Some(7),
-        ..open.clone()
-    };
-    rules.set_frontend(web, Some(open.clone()));
-    write_changes(&mut rules, "a load-balancer address is added");
-    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8"])));
-    write_changes(&mut rules, "it gets source ranges");
-    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    write_changes(&mut rules, "the source ranges change");
-    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
-    write_changes(&mut rules, "the source ranges stay the same");
-    rules.set_frontend(web, Some(local));
-    write_changes(
-        &mut rules,
-        "its policy becomes Local, without an endpoint on this node",
-    );
-    rules.set_frontend(web, None);
-    write_changes(&mut rules, "it is removed");
-    rules.release(|_, _| true, |_| true);
-    write_changes(&mut rules, "its guard is released");
-    rules.add_service_address("10.96.0.1".parse().unwrap());
-    rules.add_local_endpoint("fd00::1".parse().unwrap());
-    rules.add_health_check_port(31_999);
-    write_changes(
-        &mut rules,
-        "addresses, endpoints and a health-check port are added",
-    );
-    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
-        snapshot_path => "nftables" }, {
-        insta::assert_snapshot!("changes", text);
-    });
-}
-
-/// A small world, so that random frontends meet.
-fn any_admission() -> impl Strategy<Value = Option<Admission>> {
-    let scope = prop_oneof![Just(Scope::Internal), Just(Scope::External)];
-    let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
-    let endpoints = prop_oneof![
-        Just(Endpoints::Usable),
-        Just(Endpoints::RemoteOnly),
-        Just(Endpoints::None)
-    ];
-    let source_ranges = proptest::option::of(prop_oneof![
-        Just(vec!["10.0.0.0/8"]),
-        Just(vec!["10.0.0.0/8", "172.18.0.0/16"]),
-        Just(vec![]),
-    ]);
-    let frontend = (
-        scope,
-        policy,
-        endpoints,
-        source_ranges,
-        proptest::option::of(1..3_u32),
-    );
-    proptest::option::of(
-        frontend.prop_map(|(scope, policy, endpoints, list, inside_mark)| Admission {
-            scope,
-            policy,
-            endpoints,
-            source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
-            inside_mark,
-        }),
-    )
-}
-
-fn config() -> FilterConfig {
-    FilterConfig {
-        answer_ping: true,
-        ..FilterConfig::default()
-    }
-}
-
-/// Steps: which of four places gets which frontend.
-fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Admission>)>>> {
-    let step = proptest::collection::vec((0..4_u8, any_admission()), 1..4);
-    proptest::collection::vec(step, 1..8)
-}
-
-fn nth_frontend(nth: u8) -> Frontend {
-    frontend(
-        [
-            "tcp 10.0.0.1:80",
-            "tcp 10.0.0.1:81",
-            "udp 10.0.0.1:80",
-            "tcp 10.0.0.2:80",
-        ][usize::from(nth)],
-    )
-}
-
-fn from_scratch(frontends: &std::collections::BTreeMap<Frontend, Admission>) -> Table {
-    let mut rules = Ruleset::new(&config(), Some(&node()));
-    for (&frontend, admission) in frontends {
-        rules.set_frontend(frontend, Some(admission.clone()));
-    }
-    rules.table().clone()
-}
-
-proptest! {
-    /// The table depends only on the present frontends, not on past ones, and the commands lead to it.
-    #[test]
-    fn changes_add_up(steps in steps()) {
-        let mut rules = Ruleset::new(&config(), Some(&node()));
-        let mut applied = rules.table().clone();
-        let mut frontends = std::collections::BTreeMap::new();
-        for step in steps {
-            for (nth, admission) in step {
-                let frontend = nth_frontend(nth);
-                rules.set_frontend(frontend, admission.clone());
-                match admission {
-                    Some(admission) => frontends.insert(frontend, admission),
-                    None => frontends.remove(&frontend),
-                };
-            }
-            rules.release(|_, _| true, |_| true);
-            prop_assert_eq!(rules.table(), &from_scratch(&frontends));
-            for change in rules.take_commands() {
-                applied.apply(&change);
-            }
-            prop_assert_eq!(rules.table(), &applied);
-            prop_assert_eq!(rules.take_commands(), []);
-        }
-    }
-}
-
-/// The kernel accepts all commands, and its table is the one that a replacement would give.
-#[test]
-fn the_kernel_accepts_incremental_changes() {
-    lab::test(|| {
-        use proptest::strategy::ValueTree as _;
-        let mut runner = proptest::test_runner::TestRunner::deterministic();
-        let mut client = Client::open(TABLE).unwrap();
-        for _ in 0..20 {
-            let mut rules = Ruleset::new(&config(), Some(&node()));
-            client.replace(rules.table()).unwrap();
-            for step in steps().new_tree(&mut runner).unwrap().current() {
-                for (nth, admission) in step {
-                    rules.set_frontend(nth_frontend(nth), admission);
-                }
-                rules.release(|_, _| true, |_| true);
-                client.apply(&rules.take_commands()).unwrap();
-            }
-            let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
-            assert_same(
-                &blocks(&listed),
-                &blocks(&rules.table().named(TABLE).to_string()),
-            );
-        }
-    });
-}
-
-/// Returns the sets and chains of a table, sorted, because the kernel lists chains by age.
-fn blocks(text: &str) -> Vec<String> {
-    let inner = text.trim_end().trim_end_matches('}');
-    let (_, inner) = inner.split_once('\n').unwrap();
-    let mut blocks: Vec<String> = inner
-        .trim_end()
-        .split("\n\n")
-        .map(|it| lines(it).join("\n"))
-        .collect();
-    blocks.sort();
-    blocks
 }

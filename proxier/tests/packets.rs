@@ -1,4 +1,5 @@
-//! Packets through a real kernel with our packet filter: who reaches whom, and what the server sees.
+//! Packets through a real kernel with our packet filter: which client reaches which server, and which
+//! source address the server sees.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,31 +18,32 @@ mod packets {
     mod replacement;
     pub(super) mod scene;
     mod sctp;
+    pub(super) mod services;
     mod stale;
 }
 
 use packets::observed;
 use packets::scene::{Answers, Scene};
+use packets::services::Services;
 
 const CLUSTER: &str = include_str!("conformance/cluster.yaml");
 const KUBE_PROXY: &str = include_str!("conformance/kube-proxy-1.36.2.json");
-const DUAL: &str = include_str!("packets/dual.yaml");
 
-/// Every row that was observed with kube-proxy; where the Kubernetes documentation says something
-/// else, that.
+/// Compares with every row that was observed with kube-proxy. Where the Kubernetes documentation
+/// differs from kube-proxy, the documentation decides.
 #[test]
 fn clients_of_every_service_see_what_they_saw_with_kube_proxy() {
     lab::test(|| {
-        let scene = Scene::conformance(CLUSTER);
-        let differing: Vec<String> = observed::rows(KUBE_PROXY)
+        let scene = Scene::new(CLUSTER);
+        let differences: Vec<String> = observed::rows(KUBE_PROXY)
             .iter()
-            .filter_map(|row| row.probe(&scene))
+            .filter_map(|row| row.difference(&scene))
             .collect();
-        assert!(differing.is_empty(), "{}", differing.join("\n"));
+        assert!(differences.is_empty(), "{}", differences.join("\n"));
     });
 }
 
-/// `tcp` and `udp` frontends of both families at which a Service of `dual.yaml` is.
+/// Returns the `tcp` and `udp` frontends of both families: `tcp v4, udp v4, tcp v6, udp v6`.
 fn at(v4: &str, v6: &str, tcp: u16, udp: u16) -> [String; 4] {
     [
         format!("tcp {v4}:{tcp}"),
@@ -51,40 +53,23 @@ fn at(v4: &str, v6: &str, tcp: u16, udp: u16) -> [String; 4] {
     ]
 }
 
-fn set(answers: &[&str]) -> Answers {
-    answers.iter().map(|&answer| answer.to_owned()).collect()
-}
-
-/// Compares what `client` hears at each of `frontends`.
+/// Asserts that `client` receives the `expected` answers, and no others, at each frontend.
 #[track_caller]
 fn check(scene: &Scene, client: &str, frontends: &[String], expected: &[&str]) {
+    let expected: Answers = expected.iter().map(|&answer| answer.to_owned()).collect();
+    // The kernel sends six ICMP errors to a host at once, and then one a second.
+    let is_icmp_error = expected.contains("refused");
+    let times = if is_icmp_error { 1 } else { 3 * expected.len() };
     for frontend in frontends {
-        // The kernel sends six ICMP errors to a host at once, and then one a second.
-        let times = match expected {
-            ["refused"] => 1,
-            _ => 3 * expected.len(),
-        };
         let answers = scene.ask(client, frontend, times);
-        assert_eq!(answers, set(expected), "{client} to {frontend}");
+        assert_eq!(answers, expected, "{client} to {frontend}");
     }
 }
 
-/// Clients inside keep their addresses and reach everybody; one outside is masqueraded at a cluster
-/// IP, and keeps to this node under policy Local.
-#[track_caller]
-fn inside_and_outside_differ(scene: &Scene) {
-    let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
-    check(scene, "pod3", &cluster_ip, &["pod1/client", "podB1/client"]);
-    check(scene, "ext", &cluster_ip, &["pod1/node", "podB1/node"]);
-    let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
-    check(scene, "pod3", &local, &["pod2/client", "podB1/client"]);
-    check(scene, "ext", &local, &["pod2/client"]);
-}
-
 #[test]
-fn both_families_and_protocols() {
+fn each_client_reaches_each_service_over_tcp_and_udp_in_both_families() {
     lab::test(|| {
-        let scene = Scene::conformance(DUAL);
+        let scene = Scene::new(Services::dual());
         let both = ["pod1/client", "podB1/client"];
         let masqueraded = ["pod1/node", "podB1/node"];
 
@@ -124,40 +109,26 @@ fn both_families_and_protocols() {
             for client in ["pod3", "ext", "peer"] {
                 check(&scene, client, &empty, &["refused"]);
             }
-            // A process of the node is told by the error of its very system call: EPERM.
-            let (tcp, udp) = ([0, 2], [1, 3]);
-            check(
-                &scene,
-                "node",
-                &tcp.map(|it| empty[it].clone()),
-                &["refused"],
-            );
-            check(
-                &scene,
-                "node",
-                &udp.map(|it| empty[it].clone()),
-                &["unreachable"],
-            );
+            // The output hook rejects a datagram of the node itself, so sendto(2) returns EPERM.
+            let [tcp, udp, tcp6, udp6] = empty;
+            check(&scene, "node", &[tcp, tcp6], &["refused"]);
+            check(&scene, "node", &[udp, udp6], &["unreachable"]);
         }
-        // No daemon of the node answers at a service address.
+        // The node's daemons listen on all addresses. They are reached at the node's own addresses, but
+        // not at service addresses.
         let no_service = at("10.96.1.1", "fd00:10:96::1", 9999, 9999);
         for client in ["pod3", "ext", "node"] {
             check(&scene, client, &no_service, &["refused"]);
         }
-        // But it does at the node's own.
-        check(
-            &scene,
-            "ext",
-            &["tcp 172.18.0.2:22".into(), "tcp [fd00:172:18::2]:22".into()],
-            &["HOST/client"],
-        );
+        let ssh = ["tcp 172.18.0.2:22", "tcp [fd00:172:18::2]:22"].map(String::from);
+        check(&scene, "ext", &ssh, &["HOST/client"]);
     });
 }
 
 #[test]
-fn with_addresses_on_a_device_and_everything_masqueraded() {
+fn everything_is_masqueraded_with_masquerade_all_and_addresses_on_a_device() {
     lab::test(|| {
-        let scene = Scene::with(DUAL, ServiceAddresses::Dummy, |config| {
+        let scene = Scene::with(Services::dual(), ServiceAddresses::Dummy, |config| {
             config.masquerade_all = true;
         });
         let masqueraded = ["pod1/node", "podB1/node"];
@@ -165,7 +136,8 @@ fn with_addresses_on_a_device_and_everything_masqueraded() {
         for client in ["pod3", "ext", "node"] {
             check(&scene, client, &cluster_ip, &masqueraded);
         }
-        // The node's own source is the service address here, which podB1 could not answer.
+        // Without masquerade, the node's source would be the service address here, and the route of
+        // podB1's answers would not lead to this node.
         let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
         check(&scene, "node", &local, &["pod2/node", "podB1/node"]);
         let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
@@ -174,47 +146,67 @@ fn with_addresses_on_a_device_and_everything_masqueraded() {
 }
 
 #[test]
-fn clients_inside_are_told_by_the_prefix_of_an_interface() {
-    lab::test(|| told_by(LocalMode::InterfaceNamePrefix("veth-".into())));
+fn an_interface_prefix_tells_clients_inside_from_clients_outside() {
+    inside_and_outside_differ(LocalMode::InterfaceNamePrefix("veth-".into()));
 }
 
 #[test]
-fn clients_inside_are_told_by_the_pod_networks_of_the_node() {
-    lab::test(|| told_by(LocalMode::NodeCidr));
+fn pod_networks_of_the_node_tell_clients_inside_from_clients_outside() {
+    inside_and_outside_differ(LocalMode::NodeCidr);
 }
 
 #[test]
-fn clients_inside_are_told_by_their_bridge() {
-    lab::test(|| told_by(LocalMode::BridgeInterface("veth-pod3".into())));
+fn a_bridge_tells_clients_inside_from_clients_outside() {
+    inside_and_outside_differ(LocalMode::BridgeInterface("veth-pod3".into()));
 }
 
-fn told_by(mode: LocalMode) {
-    let scene = Scene::with(DUAL, ServiceAddresses::Routes, |config| {
-        config.local_mode = mode;
-    });
-    inside_and_outside_differ(&scene);
-}
-
-/// Source ranges are about load-balancer addresses alone. A Service's other addresses stay open to
-/// everybody, and its load-balancer addresses of both families and protocols stay as open and as shut
-/// as they were, while ranges change.
 #[test]
-fn what_has_no_source_ranges_stays_open_while_they_change() {
+fn source_ranges_hold_for_a_load_balancer_address_that_is_an_external_ip_too() {
     lab::test(|| {
-        let ranges = "loadBalancerSourceRanges: [203.0.113.0/24, ";
-        let more = "externalIPs: [198.51.100.9, \"2001:db8:51::9\"]\n  ";
-        let http = "{name: http, port: 80, targetPort: 8080}";
-        let dns = "{name: dns, port: 53, targetPort: 5353, protocol: UDP}";
-        let port = |port: &str, number: u16| port.replace('}', &format!(", nodePort: {number}}}"));
-        let manifests = DUAL
-            .replacen(ranges, &format!("{more}{ranges}"), 1)
-            .replacen(http, &port(http, 30086), 1)
-            .replacen(dns, &port(dns, 30056), 1);
-        let mut scene = Scene::conformance(&manifests);
+        let services = Services::dual().edit("ranged", |service| {
+            service.external_ips = vec!["198.51.100.5", "2001:db8:51::5"];
+        });
+        let scene = Scene::new(&services);
+        let load_balancer = at("198.51.100.5", "2001:db8:51::5", 80, 53);
+        check(&scene, "ext", &load_balancer, &["pod1/node"]);
+        check(&scene, "ext2", &load_balancer, &["timeout"]);
+    });
+}
+
+/// Asserts that a client inside keeps its address and reaches all endpoints, and that a client outside
+/// is masqueraded at a cluster IP and reaches only this node's endpoints under policy Local.
+#[track_caller]
+fn inside_and_outside_differ(mode: LocalMode) {
+    lab::test(|| {
+        let scene = Scene::with(Services::dual(), ServiceAddresses::Routes, |config| {
+            config.local_mode = mode;
+        });
+        let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
+        check(
+            &scene,
+            "pod3",
+            &cluster_ip,
+            &["pod1/client", "podB1/client"],
+        );
+        check(&scene, "ext", &cluster_ip, &["pod1/node", "podB1/node"]);
+        let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
+        check(&scene, "pod3", &local, &["pod2/client", "podB1/client"]);
+        check(&scene, "ext", &local, &["pod2/client"]);
+    });
+}
+
+/// Source ranges restrict load-balancer addresses only.
+#[test]
+fn addresses_without_source_ranges_stay_open_while_ranges_change() {
+    lab::test(|| {
+        let services = Services::dual().edit("ranged", |service| {
+            service.external_ips = vec!["198.51.100.9", "2001:db8:51::9"];
+            service.set_node_ports([30086, 30056]);
+        });
+        let mut scene = Scene::new(&services);
         let load_balancer = at("198.51.100.5", "2001:db8:51::5", 80, 53);
         for round in 0..6 {
-            let changed = format!("{ranges}10.{round}.0.0/16, \"fd00:{round}::/32\", ");
-            scene.program(&manifests.replace(ranges, &changed));
+            scene.program(services.clone().with_more_source_ranges(round));
             for open in [
                 at("198.51.100.9", "2001:db8:51::9", 80, 53),
                 at("172.18.0.2", "fd00:172:18::2", 30086, 30056),
@@ -222,8 +214,8 @@ fn what_has_no_source_ranges_stays_open_while_they_change() {
                 check(&scene, "ext2", &open, &["pod1/node"]);
             }
             check(&scene, "ext", &load_balancer, &["pod1/node"]);
-            let shut = &load_balancer[round % 4..][..1];
-            check(&scene, "ext2", shut, &["timeout"]);
+            let closed = &load_balancer[round % 4..][..1];
+            check(&scene, "ext2", closed, &["timeout"]);
         }
     });
 }

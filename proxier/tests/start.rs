@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use api_server::Manifest;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
@@ -14,28 +15,18 @@ use proxier::testing::nftables::Table;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use proxier::testing::sync::Proxier;
 
-const API_SERVICE: &str = "
-apiVersion: v1
-kind: Service
-metadata: {name: kubernetes, namespace: default}
-spec:
-  clusterIP: 10.96.255.254
-  ports: [{name: https, port: 443, targetPort: 6443}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata:
-  name: kubernetes
-  namespace: default
-  labels: {kubernetes.io/service-name: kubernetes}
-addressType: IPv4
-ports: [{name: https, port: 6443}]
-endpoints: [{addresses: [172.18.0.9]}]
----
-";
+/// Returns the Service through which the node reaches the API server, and its endpoint.
+fn api_service() -> [Manifest; 2] {
+    let service = Manifest::service("kubernetes")
+        .cluster_ip("10.96.255.254")
+        .port("https", "TCP", 443);
+    let slice = Manifest::slice_of("kubernetes")
+        .port("https", "TCP", 6443)
+        .endpoint("172.18.0.9");
+    [service, slice]
+}
 
-/// Returns a proxier that programmed `kernel` for the conformance cluster, of which only the first
-/// `writes` writes succeeded.
+/// Programs `kernel` for the conformance cluster. The kernel accepts only the first `writes` writes.
 fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
     for number in writes..1_000 {
         kernel.faults.insert(number, Fault::Refused);
@@ -48,7 +39,8 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
         drain: Duration::ZERO,
     };
     let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance/cluster.yaml");
-    let text = API_SERVICE.to_owned() + &std::fs::read_to_string(cluster).unwrap();
+    let cluster = std::fs::read_to_string(cluster).unwrap();
+    let text = format!("{}---\n{cluster}", Manifest::documents(&api_service()));
     let options = manifests::Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
@@ -56,7 +48,7 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
     let loaded = manifests::parse(&text, "cluster.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
     let directory = tempfile::tempdir().unwrap();
-    let file = LedgerFile::new(directory.path().join("state"));
+    let file = LedgerFile::new(directory.path().join("ledger"));
     let mut proxier = Proxier::new(kernel, config, file)
         .unwrap()
         .filtering(FilterConfig::default());
@@ -65,7 +57,7 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
     proxier
 }
 
-/// Returns the local addresses and the rules after so many writes.
+/// Returns the service addresses and the rules of a kernel that accepted `writes` writes.
 fn after(writes: usize) -> (Vec<IpAddr>, String) {
     let mut proxier = programmed(FakeKernel::default(), writes);
     let kernel = proxier.dataplane();
@@ -77,7 +69,7 @@ fn after(writes: usize) -> (Vec<IpAddr>, String) {
 #[test]
 fn the_api_servers_address_is_programmed_first() {
     let api: IpAddr = [10, 96, 255, 254].into();
-    // The rules of all frontends; the API server's virtual server, destination and address.
+    // The writes: the rules of all frontends; the API server's virtual server, destination, address.
     let (addresses, rules) = after(3);
     assert_eq!(addresses, [] as [IpAddr; 0]);
     assert!(rules.contains("10.96.255.254 . tcp . 443"), "{rules}");
@@ -87,7 +79,7 @@ fn the_api_servers_address_is_programmed_first() {
 
 #[test]
 fn existing_rules_are_replaced_in_one_transaction() {
-    // An earlier process may have left them, and clients rely on them.
+    // Clients rely on the rules of an earlier process until the new ones replace them.
     let kernel = FakeKernel {
         rules: Some(Table::default()),
         ..FakeKernel::default()

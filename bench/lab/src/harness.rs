@@ -5,7 +5,7 @@ use std::{
     env, fs,
     io::{Write, stderr},
     panic::resume_unwind,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::OnceLock,
     thread,
 };
@@ -54,10 +54,13 @@ pub fn test<F: FnOnce() + Send>(body: F) {
             entered.unwrap_or_else(|error| panic!("entering a network namespace: {error}"));
         }
         Kernels::Lab(kernels) => {
-            let failures: Vec<String> = kernels
-                .iter()
-                .filter_map(|kernel| fleet::run(kernel, &name).err())
-                .collect();
+            let mut failures = Vec::new();
+            let mut remaining: Vec<&Path> = kernels.iter().map(PathBuf::as_path).collect();
+            // A machine has one processor of the host. Two test threads on one machine would leave
+            // the other processor idle.
+            while let Some(turn) = fleet::take_turn(&mut remaining) {
+                failures.extend(fleet::run(&turn, &name).err());
+            }
             if !failures.is_empty() {
                 fail(failures.join("\n"));
             }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The kernel runs as long as the socket is open. When this process ends for any reason, the serial
-//! line hangs up, and the [`warden`] kills the kernel.
+//! line hangs up, and the `warden` kills the kernel.
 
 use std::{
     env,

@@ -9,7 +9,7 @@ use super::names::{
 use crate::frontend::Frontend;
 use crate::model::{Networks, TrafficPolicy};
 use crate::nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
-use crate::plan::{Admission, Endpoints, Scope};
+use crate::plan::{Admission, Availability, Scope};
 
 /// The parts of the table that belong to one frontend alone.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -44,9 +44,9 @@ pub(super) fn parts(
     add(FRONTENDS.of(family), Verdict::Goto(masquerading.into()));
 
     let rejecting = match (admission.scope, admission.endpoints) {
-        (_, Endpoints::Usable) => None,
-        (Scope::External, Endpoints::RemoteOnly) => Some(NOT_HERE),
-        (Scope::Internal, Endpoints::RemoteOnly) | (_, Endpoints::None) => Some(REFUSE),
+        (_, Availability::Usable) => None,
+        (Scope::External, Availability::RemoteOnly) => Some(NOT_HERE),
+        (Scope::Internal, Availability::RemoteOnly) | (_, Availability::None) => Some(REFUSE),
     };
     let mut chain = None;
     if let Some(allowed) = &admission.source_ranges {

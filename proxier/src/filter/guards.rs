@@ -95,7 +95,7 @@ mod tests {
     use crate::filter::FilterConfig;
     use crate::model::{Family, Networks, Protocol, TrafficPolicy};
     use crate::nftables::Command;
-    use crate::plan::{Endpoints, Scope};
+    use crate::plan::{Availability, Scope};
 
     const FRONTEND: Frontend = Frontend {
         address: IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 5)),
@@ -103,7 +103,7 @@ mod tests {
         port: 53,
     };
 
-    fn admission(ranges: Option<&str>, endpoints: Endpoints) -> Admission {
+    fn admission(ranges: Option<&str>, endpoints: Availability) -> Admission {
         let networks = |text: &str| Networks::new(Family::V4, [text.parse().unwrap()]);
         Admission {
             scope: Scope::External,
@@ -115,14 +115,14 @@ mod tests {
     }
 
     fn ranged() -> Admission {
-        admission(Some("203.0.113.0/24"), Endpoints::Usable)
+        admission(Some("203.0.113.0/24"), Availability::Usable)
     }
 
     fn open() -> Admission {
-        admission(None, Endpoints::Usable)
+        admission(None, Availability::Usable)
     }
 
-    /// A ruleset with one frontend, whose commands were taken.
+    /// Returns a ruleset with one frontend and no commands left to write.
     fn with(admission: Admission) -> Ruleset {
         let mut rules = Ruleset::new(&FilterConfig::default(), None);
         rules.set_frontend(FRONTEND, Some(admission));
@@ -171,24 +171,27 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_is_needed_again_stays() {
-        for again in [ranged(), admission(None, Endpoints::None), open()] {
+    fn a_frontend_that_returns_keeps_its_guard_if_it_needs_one() {
+        for (scenario, again, is_released) in [
+            ("source ranges", ranged(), false),
+            ("no endpoints", admission(None, Availability::None), false),
+            ("neither", open(), true),
+        ] {
             let mut rules = with(ranged());
             rules.set_frontend(FRONTEND, None);
             rules.remove_service_address(FRONTEND.address);
             rules.set_frontend(FRONTEND, Some(again.clone()));
             rules.add_service_address(FRONTEND.address);
-            // Without source ranges, the old guard is released now.
-            assert_eq!(release_all(&mut rules), again == open());
+            assert_eq!(release_all(&mut rules), is_released, "{scenario}");
             let fresh = with(again);
-            assert_eq!(rules.table(), fresh.table());
-            assert_eq!(rules.fingerprint(), fresh.fingerprint());
+            assert_eq!(rules.table(), fresh.table(), "{scenario}");
+            assert_eq!(rules.fingerprint(), fresh.fingerprint(), "{scenario}");
         }
     }
 
     #[test]
     fn a_frontend_that_gets_endpoints_keeps_its_guard_until_release() {
-        let mut rules = with(admission(None, Endpoints::None));
+        let mut rules = with(admission(None, Availability::None));
         rules.set_frontend(FRONTEND, Some(open()));
         let ping = "add element inet t pingable-4 { 198.51.100.5 }";
         assert_eq!(commands(&mut rules), [ping]);

@@ -15,7 +15,7 @@ use crate::frontend::Frontend;
 use crate::model::Node;
 use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, Verdict, hash};
 use crate::packed::pack;
-use crate::plan::{Admission, Endpoints};
+use crate::plan::{Admission, Availability};
 
 /// The packet rules that a node needs, and the commands that lead there from its last rules.
 ///
@@ -219,7 +219,7 @@ impl Ruleset {
                 None => {}
             }
         }
-        if admission.endpoints != Endpoints::None {
+        if admission.endpoints != Availability::None {
             let key = || Key::new([frontend.address.into()]);
             let set = PINGABLE.of(frontend.family());
             match count.of(&mut self.pingable, frontend.address) {

@@ -5,8 +5,9 @@
 //! virtual server without a record would be foreign to the next process. A process that is killed
 //! in the middle of a line loses that line only.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::record::Record;
@@ -24,9 +25,29 @@ pub struct LedgerFile {
     path: PathBuf,
     /// Open for appending since the first write.
     open: Option<File>,
+    /// The file that was read or written last, as it was then; `None` if there was none.
+    last: Option<Identity>,
     lines: usize,
-    /// Whether it lacks records that could not be appended.
+    /// Whether it lacks records: they could not be appended, or the file was lost.
     is_behind: bool,
+}
+
+/// What tells a file from another one at its path, and from itself before it was cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    length: u64,
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            length: metadata.len(),
+        }
+    }
 }
 
 /// Why the ledger could not be read or written.
@@ -52,6 +73,7 @@ impl LedgerFile {
         Self {
             path: path.into(),
             open: None,
+            last: None,
             lines: 0,
             is_behind: false,
         }
@@ -62,7 +84,7 @@ impl LedgerFile {
     /// A line that cannot be parsed is skipped with a warning: its writer was killed while it wrote
     /// the line, before it programmed what the line names.
     pub(super) fn read(&mut self) -> Result<Vec<Record>, Error> {
-        let text = match std::fs::read(&self.path) {
+        let text = match self.read_text() {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(source) => return Err(self.error(source)),
@@ -82,9 +104,35 @@ impl LedgerFile {
         Ok(records)
     }
 
-    /// Whether the last [`LedgerFile::append`] failed: then only a rewrite makes the file complete.
+    fn read_text(&mut self) -> io::Result<Vec<u8>> {
+        let mut file = File::open(&self.path)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        self.last = Some(Identity::of(&file.metadata()?));
+        Ok(text)
+    }
+
+    /// Whether the last [`LedgerFile::append`] failed, or [`LedgerFile::check`] found the file lost:
+    /// then only a rewrite makes the file complete.
     pub(super) fn is_behind(&self) -> bool {
         self.is_behind
+    }
+
+    /// Notices if the path no longer leads to the file that was read or written last, or if another
+    /// program changed its length.
+    ///
+    /// Appending to a file without a path succeeds, and the next process would find none of it.
+    pub(super) fn check(&mut self) {
+        let Some(last) = self.last else {
+            return;
+        };
+        let found = std::fs::metadata(&self.path);
+        if found.is_ok_and(|found| Identity::of(&found) == last) || self.is_behind {
+            return;
+        }
+        let path = self.path.display();
+        tracing::warn!("ledger {path}: another program removed or changed it; writing it anew");
+        self.is_behind = true;
     }
 
     /// Whether most lines were revoked by later ones, given that `needed` lines would do.
@@ -104,7 +152,10 @@ impl LedgerFile {
         for records in records.chunks(RECORDS_AT_A_TIME) {
             text.clear();
             encode(records, &mut text)?;
-            self.open()?.write_all(&text)?;
+            let file = self.open()?;
+            file.write_all(&text)?;
+            let written = Identity::of(&file.metadata()?);
+            self.last = Some(written);
             self.lines += records.len();
         }
         Ok(())
@@ -114,7 +165,7 @@ impl LedgerFile {
     pub(super) fn rewrite(&mut self, records: &[Record]) -> Result<(), Error> {
         let mut text = Vec::new();
         let replaced = encode(records, &mut text).and_then(|()| replace(&self.path, &text));
-        replaced.map_err(|source| self.error(source))?;
+        self.last = Some(replaced.map_err(|source| self.error(source))?);
         self.open = None;
         self.lines = records.len();
         self.is_behind = false;
@@ -167,17 +218,19 @@ fn encode(records: &[Record], text: &mut Vec<u8>) -> io::Result<()> {
 }
 
 /// Creates the directory of `path` if it does not exist.
-fn create_directory(path: &Path) -> io::Result<()> {
+pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)
 }
 
-fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+/// Returns the identity of the new file.
+fn replace(path: &Path, text: &[u8]) -> io::Result<Identity> {
     create_directory(path)?;
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(text)?;
     file.sync_all()?;
-    std::fs::rename(new, path)
+    std::fs::rename(new, path)?;
+    Ok(Identity::of(&file.metadata()?))
 }
 
 #[cfg(test)]
@@ -189,7 +242,38 @@ mod tests {
         r#"{"own":{"server":{"protocol":6,"address":"10.96.0.1","port":80},"service":"a/b"}}"#;
 
     #[test]
-    fn a_torn_line_costs_no_other_line() {
+    fn a_file_that_is_removed_replaced_or_cut_is_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        let damages: [fn(&Path); 3] = [
+            |path| std::fs::remove_file(path).unwrap(),
+            |path| {
+                std::fs::write(path.with_extension("other"), format!("{LINE}\n")).unwrap();
+                std::fs::rename(path.with_extension("other"), path).unwrap();
+            },
+            |path| std::fs::write(path, "").unwrap(),
+        ];
+        for damage in damages {
+            std::fs::write(&path, format!("{LINE}\n")).unwrap();
+            let mut file = LedgerFile::new(&path);
+            let records = file.read().unwrap();
+            let lose = |file: &mut LedgerFile| {
+                file.check();
+                assert!(!file.is_behind());
+                damage(&path);
+                file.check();
+                assert!(file.is_behind());
+                file.rewrite(&records).unwrap();
+            };
+            lose(&mut file);
+            lose(&mut file);
+            file.append(&records).unwrap();
+            lose(&mut file);
+        }
+    }
+
+    #[test]
+    fn a_torn_line_does_not_affect_other_lines() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         std::fs::write(&path, format!("{LINE}\n{}", &LINE[..20])).unwrap();

@@ -1,25 +1,25 @@
-//! What the packet filter needs to know about a frontend.
+//! The properties of a frontend that decide its packet rules.
 
 use crate::model::{Networks, TrafficPolicy};
 
-/// Which clients may use a frontend, and what their packets need.
+/// The clients that may use a frontend, and the treatment of their packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// Whether clients outside the cluster use the frontend.
+    /// Whether the frontend is for clients outside the cluster.
     pub scope: Scope,
     /// `internalTrafficPolicy` of a cluster IP, `externalTrafficPolicy` of the others.
     pub policy: TrafficPolicy,
-    /// Where the frontend has endpoints.
-    pub endpoints: Endpoints,
+    /// Whether, and where, endpoints take new connections.
+    pub endpoints: Availability,
     /// The sources that may connect (`loadBalancerSourceRanges` of the address's family); `None`
-    /// without restriction.
+    /// if all may.
     pub source_ranges: Option<Networks>,
-    /// The firewall mark through which clients inside the cluster reach endpoints that clients
-    /// outside may not use.
+    /// The firewall mark that leads clients inside the cluster to the endpoints of all nodes;
+    /// `None` if all clients reach the same endpoints.
     pub inside_mark: Option<u32>,
 }
 
-/// The kinds of frontends, as far as packet rules differ.
+/// The side of the cluster boundary from which clients use a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// A cluster IP.
@@ -28,13 +28,13 @@ pub enum Scope {
     External,
 }
 
-/// Where a frontend has endpoints that take new connections.
+/// The availability of endpoints that take new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Endpoints {
-    /// Where its traffic policy allows it.
+pub enum Availability {
+    /// The traffic policy allows at least one endpoint.
     Usable,
-    /// On other nodes only, and the traffic policy is Local.
+    /// The traffic policy is Local, and only other nodes have endpoints.
     RemoteOnly,
-    /// Nowhere.
+    /// No node has endpoints.
     None,
 }

@@ -1,29 +1,30 @@
-//! What a Service's plan depends on beside the Service and its endpoints.
+//! The input of a Service's plan other than the Service and its endpoints.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-use super::endpoints::Place;
+use super::endpoints::Topology;
 use super::{Machine, PlanConfig, ServiceAddresses};
 use crate::model::Family;
 use crate::problem::Problem;
 use crate::store::Snapshot;
 
-/// The scheduler that is built whenever IPVS is, as far as distributions go.
+/// The scheduler to use if the kernel lacks the operator's: no known distribution builds IPVS
+/// without `ip_vs_rr`.
 const FALLBACK: &str = "rr";
 
-/// The node, as one planning of any number of Services sees it.
+/// The state of the node during one update of the plan.
 pub(super) struct Context<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) config: &'a PlanConfig,
     pub(super) machine: &'a Machine,
-    /// The scheduler of virtual servers that do not choose one.
+    /// The scheduler of Services without the annotation `scheduler`.
     pub(super) scheduler: ipvs::SchedulerName,
     /// The addresses that serve node ports, by family.
     node_ports: [Vec<IpAddr>; 2],
-    /// Where connections from this machine to service addresses come from, by family.
+    /// The preferred source of connections from this machine to service addresses, by family.
     sources: [Option<IpAddr>; 2],
 }
 
@@ -49,17 +50,17 @@ impl<'a> Context<'a> {
         }
     }
 
-    pub(super) fn place(&self) -> Place<'a> {
-        Place::new(&self.config.node_name, self.snapshot)
+    pub(super) fn topology(&self) -> Topology<'a> {
+        Topology::new(&self.config.node_name, self.snapshot)
     }
 
-    /// The scheduler called `name`, unless the kernel turned out not to have it.
+    /// Returns the scheduler `name`; `None` if the kernel rejected it before.
     pub(super) fn usable_scheduler(&self, name: &str) -> Option<ipvs::SchedulerName> {
         let name = name.parse().ok()?;
         (!self.machine.missing_schedulers.contains(&name)).then_some(name)
     }
 
-    /// The addresses of this machine that serve node ports (`--nodeport-addresses`).
+    /// Returns the addresses that serve node ports (`--nodeport-addresses`).
     pub(super) fn node_port_addresses(&self, family: Family) -> &[IpAddr] {
         let [v4, v6] = &self.node_ports;
         match family {
@@ -68,7 +69,9 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The preferred source of connections to `address`, in the form of addresses that has one.
+    /// Returns the preferred source of connections to `address`.
+    ///
+    /// Addresses on the dummy device have none: only routes can have one.
     pub(super) fn source(&self, address: IpAddr) -> Option<IpAddr> {
         match self.config.service_addresses {
             ServiceAddresses::Dummy => None,
@@ -84,13 +87,13 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// What of the operator's choices and of the Node object cannot be had.
+    /// Returns the problems of the configuration and of the Node object.
     pub(super) fn problems(&self) -> Vec<Problem> {
-        let mut problems = self.strange_node_addresses();
+        let mut problems = self.foreign_node_addresses();
         let wanted = self.config.scheduler;
         if self.scheduler != wanted {
             let message = format!(
-                "is a scheduler that this kernel has not; {} is used",
+                "is a scheduler that this kernel lacks; {} is used instead",
                 self.scheduler
             );
             problems.push(Problem::new("Configuration", "scheduler", wanted, message));
@@ -98,8 +101,8 @@ impl<'a> Context<'a> {
         problems
     }
 
-    /// Says so where the Node object's addresses are none of the machine's.
-    fn strange_node_addresses(&self) -> Vec<Problem> {
+    /// Returns a problem for each address of the Node object that the machine lacks.
+    fn foreign_node_addresses(&self) -> Vec<Problem> {
         let Some(node) = self.snapshot.node() else {
             return Vec::new();
         };
@@ -112,16 +115,16 @@ impl<'a> Context<'a> {
                 continue;
             }
             let instead = match self.source_of(family) {
-                Some(source) => format!("come from {source} instead"),
-                None => "carry the service address as their source".to_owned(),
+                Some(source) => format!("{source}"),
+                None => "the service address".to_owned(),
             };
             problems.push(Problem::new(
                 format_args!("Node {}", node.name),
                 "status.addresses",
                 address,
                 format!(
-                    "no address of this machine; its connections to {name} service addresses \
-                     {instead}"
+                    "is not an address of this machine; its connections to {name} service addresses \
+                     come from {instead} instead"
                 ),
             ));
         }
@@ -129,7 +132,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// What the operator chose, or else the scheduler that every kernel with IPVS is built with.
+/// Returns the operator's scheduler, or [`FALLBACK`] if the kernel lacks it.
 fn default_scheduler(config: &PlanConfig, machine: &Machine) -> ipvs::SchedulerName {
     let chosen = config.scheduler;
     if !machine.missing_schedulers.contains(&chosen) {
@@ -138,8 +141,10 @@ fn default_scheduler(config: &PlanConfig, machine: &Machine) -> ipvs::SchedulerN
     ipvs::SchedulerName::new(FALLBACK).unwrap_or(chosen)
 }
 
-/// The node's address, or else the lowest that the machine has. Never one it has not, which the
-/// kernel refuses.
+/// Returns the Node object's address if the machine has it, otherwise the machine's lowest address.
+///
+/// The kernel rejects a route whose preferred source is not local (`fib_valid_prefsrc`), so that
+/// the Node object alone must not decide.
 fn source(
     snapshot: &Snapshot,
     machine_addresses: &BTreeSet<IpAddr>,

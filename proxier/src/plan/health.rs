@@ -1,4 +1,4 @@
-//! What load balancers may ask this node about Services (`spec.healthCheckNodePort`).
+//! Health checks of Services for load balancers (`spec.healthCheckNodePort`).
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,21 @@ use crate::model::{Family, ObjectName};
 use crate::problem::Problem;
 use crate::store::Snapshot;
 
-/// The answer to a load balancer that asks whether this node serves a Service under external traffic
-/// policy Local.
+/// The health of a Service with external traffic policy Local on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// The Service.
     pub service: ObjectName,
-    /// For each family of the Service, how many endpoints on this node are ready and get new
-    /// connections; an endpoint counts once, however many ports it has. Endpoints that are
-    /// terminating still serve as the last resort, but do not count: the load balancer is to look
-    /// for another node.
+    /// The number of ready local endpoints with a weight above 0, by family of the Service.
+    ///
+    /// An endpoint with several ports counts once. Terminating endpoints do not count, although
+    /// they may still serve: the load balancer should choose another node before they exit.
     pub local_endpoints: BTreeMap<Family, usize>,
 }
 
-/// Who claims which port. The API server gives out each once; manifests may not.
+/// The Services that claim each health-check port.
+///
+/// The API server allocates each port once. Manifests may contain the same port twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HealthPorts {
     claims: BTreeMap<u16, Vec<HealthCheck>>,
@@ -40,13 +41,13 @@ impl HealthPorts {
         }
     }
 
-    /// Whose answer is given at `port`: the oldest Service's.
+    /// Returns the health check to serve at `port`: the oldest Service's.
     pub(super) fn winner(&self, port: u16, snapshot: &Snapshot) -> Option<&HealthCheck> {
         let claims = self.claims.get(&port)?.iter();
         claims.min_by_key(|check| age(&check.service, snapshot))
     }
 
-    /// The Services that did not get their port.
+    /// Returns a problem for each Service whose port another one has.
     pub(super) fn problems(&self, snapshot: &Snapshot) -> Vec<Problem> {
         let mut problems = Vec::new();
         let contested = self.claims.iter().filter(|(_, claims)| claims.len() > 1);
@@ -64,8 +65,8 @@ impl HealthPorts {
                     "spec.healthCheckNodePort",
                     port,
                     format!(
-                        "already given to Service {winner}; load balancers have no health check of \
-                         the Service"
+                        "is also the port of Service {winner}, which is older and gets it; this Service \
+                         has no health check"
                     ),
                 )
             }));

@@ -1,4 +1,4 @@
-//! Which addresses of a node serve node ports (`--nodeport-addresses`).
+//! The addresses that serve node ports (`--nodeport-addresses`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,16 +11,17 @@ const PRIMARY: &str = "primary";
 /// The operator's choice of the addresses that serve node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// Those in these networks. A family without a network in the list, or with one of length 0,
-    /// serves on all of its addresses.
+    /// The addresses in these networks. A family without a network in the list, or with one of
+    /// length 0, serves on all of its addresses.
     Networks(Vec<Cidr>),
-    /// The node's main address of each family, as the Node object says. A family that the object
-    /// does not mention serves nowhere: so the Kubernetes documentation, where kube-proxy's IPVS
-    /// mode would serve on all addresses.
+    /// The first address of each family in the Node object.
+    ///
+    /// A family without an address there serves no node ports, as the Kubernetes documentation
+    /// says. kube-proxy's IPVS mode differs: it serves them on all addresses.
     Primary,
 }
 
-/// All addresses.
+/// The default is all addresses.
 impl Default for NodePortAddresses {
     fn default() -> Self {
         Self::Networks(Vec::new())
@@ -28,17 +29,17 @@ impl Default for NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Reads the words of the flag or of the configuration file; none mean all addresses.
+    /// Parses the values of the flag; an empty list means all addresses.
     ///
     /// # Errors
-    /// When a word is neither a network nor `primary`, and when `primary` is not the only one
+    /// If a value is neither a network nor `primary`, or `primary` is not the only value
     /// (kube-proxy's `validateKubeProxyNodePortAddress`, 1.36).
     pub fn parse<'a>(
         words: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, InvalidNodePortAddresses> {
         let words: Vec<&str> = words.into_iter().collect();
         match words[..] {
-            // How an empty list is written on a command line.
+            // `--nodeport-addresses=` is one empty value to clap.
             [""] => return Ok(Self::default()),
             [PRIMARY] => return Ok(Self::Primary),
             _ if words.contains(&PRIMARY) => return Err(InvalidNodePortAddresses::Mixed),
@@ -51,8 +52,9 @@ impl NodePortAddresses {
         Ok(Self::Networks(networks))
     }
 
-    /// The addresses of `machine` that serve node ports of `family`, in order. `node` is what the
-    /// Node object names, the most important first.
+    /// Returns the addresses of `machine` that serve node ports of `family`, in order.
+    ///
+    /// `node` are the addresses of the Node object in its order, the main ones first.
     pub fn serving(
         &self,
         family: Family,
@@ -68,11 +70,11 @@ impl NodePortAddresses {
             }
             Self::Networks(networks) => {
                 let networks = networks.iter().filter(|net| net.family() == family);
-                let names_some = networks.clone().next().is_some();
+                let is_restricted = networks.clone().next().is_some();
                 let names_all = networks.clone().any(|net| net.prefix_len() == 0);
                 machine
                     .filter(|&own| {
-                        !names_some || names_all || networks.clone().any(|net| net.contains(own))
+                        !is_restricted || names_all || networks.clone().any(|net| net.contains(own))
                     })
                     .collect()
             }
@@ -80,13 +82,13 @@ impl NodePortAddresses {
     }
 }
 
-/// Why words cannot say which addresses serve node ports.
+/// The reason why a list of node-port addresses is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidNodePortAddresses {
-    /// A word is no network.
+    /// A value is not a network.
     #[error("{0:?} is not a network in CIDR form, such as 192.0.2.0/24, and not \"primary\"")]
     Word(String),
-    /// `primary` was given beside others.
+    /// `primary` is combined with other values.
     #[error("\"primary\" cannot be combined with networks")]
     Mixed,
 }
@@ -100,7 +102,7 @@ mod tests {
         words.map(|word| word.parse().unwrap()).collect()
     }
 
-    /// Chooses among `machine`; answers both families' addresses in one line.
+    /// Checks the serving addresses of both families.
     fn check(words: &str, machine: &str, node: &str, v4: &str, v6: &str) {
         let chosen = NodePortAddresses::parse(words.split_whitespace()).unwrap();
         let machine = addresses(machine).into_iter().collect();
@@ -109,10 +111,10 @@ mod tests {
         assert_eq!(found, (addresses(v4), addresses(v6)), "{words}");
     }
 
-    /// Rows of M, "Node-port addresses", of the inventory of kube-proxy's tests, less loopback,
-    /// which never is among the machine's addresses.
+    /// The cases of kube-proxy's tests ("Node-port addresses" in the inventory), without loopback
+    /// addresses: [`Machine`](crate::plan::Machine) never has them.
     #[test]
-    fn networks_choose_per_family() {
+    fn networks_restrict_their_own_family_only() {
         let machine = "10.20.30.51 100.200.201.1 2001:db8::1";
         let all_v4 = "10.20.30.51 100.200.201.1";
         check("", machine, "", all_v4, "2001:db8::1");
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn primary_is_the_first_of_each_family_where_the_machine_has_it() {
+    fn primary_is_the_nodes_first_address_of_each_family_if_the_machine_has_it() {
         let machine = "10.0.0.1 10.0.0.2 fd00::1 fd00::2";
         check(
             "primary",
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_mean_nothing_are_refused() {
+    fn invalid_values_are_rejected() {
         let parse = |words: &[&str]| NodePortAddresses::parse(words.iter().copied());
         assert_eq!(parse(&[]), Ok(NodePortAddresses::default()));
         assert_eq!(parse(&[""]), Ok(NodePortAddresses::default()));

@@ -1,4 +1,4 @@
-//! Planning with a memory: only what was touched is planned again.
+//! The incremental form of [`super::desired`]: replans only the touched Services.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,39 +8,39 @@ use ipvs_netlink as ipvs;
 
 use super::context::Context;
 use super::health::{HealthCheck, HealthPorts};
-use super::service::{Asked, ask};
+use super::service::{Requirements, requirements};
 use super::{Desired, FrontendKind, Machine, PlanConfig, VirtualServer};
 use crate::model::{ObjectName, Service};
 use crate::packed::pack;
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
 
-/// The plan of a node, kept up to date.
+/// The up-to-date plan of a node.
 ///
 /// # Invariant
-/// After any sequence of updates the plan equals [`super::desired`] of the last input: a Service's
-/// plan depends on nothing but its own objects and the node, and a contested frontend is
-/// decided among all who claim it.
+/// After any sequence of updates the plan equals [`super::desired`] of the last input. Two properties
+/// ensure that: the requirements of a Service depend on its own objects and the node only, and the
+/// winner of a contested frontend is chosen from all Services that claim it.
 #[derive(Clone, Debug)]
 pub struct Planner {
     config: PlanConfig,
     machine: Machine,
     desired: Desired,
     footprints: BTreeMap<ObjectName, Footprint>,
-    /// The Services whose footprints have problems.
+    /// The Services whose footprints have problems: [`Planner::problems`] needs no search for them.
     faulty: BTreeSet<ObjectName>,
-    /// Virtual servers whose frontend another Service has.
+    /// Virtual servers that lost their frontend to another Service.
     losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
-    /// How many Services want each address local.
+    /// The number of Services that require each local address.
     address_users: Users,
-    /// How many Services have an endpoint on this node of each address.
+    /// The number of Services with a local endpoint at each address.
     local_endpoint_users: Users,
     health_ports: HealthPorts,
-    /// Problems that are no Service's.
+    /// Problems of the configuration and of the Node object.
     common_problems: Vec<Problem>,
 }
 
-/// What one Service left in the plan.
+/// The parts of the plan that one Service required.
 #[derive(Clone, Debug)]
 struct Footprint {
     keys: Box<[ipvs::ServiceKey]>,
@@ -50,21 +50,21 @@ struct Footprint {
     problems: Box<[Problem]>,
 }
 
-/// What an update changed in the plan.
+/// The changes of the plan by an update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
-    /// Virtual servers that came, went or differ.
+    /// Added, removed and changed virtual servers.
     pub virtual_servers: BTreeSet<ipvs::ServiceKey>,
-    /// Addresses that came, went or have another source.
+    /// Added and removed addresses, and those with a changed source.
     pub addresses: BTreeSet<IpAddr>,
-    /// Addresses of endpoints that came to this node or went.
+    /// Added and removed addresses of local endpoints.
     pub local_endpoints: BTreeSet<IpAddr>,
-    /// Ports whose health check came, went or has another answer.
+    /// Ports of added, removed and changed health checks.
     pub health_checks: BTreeSet<u16>,
 }
 
 impl Changed {
-    /// Adds what `other` names.
+    /// Adds the changes of `other`.
     pub fn extend(&mut self, other: &Self) {
         let keys = &other.virtual_servers;
         self.virtual_servers.extend(keys.iter().copied());
@@ -77,7 +77,7 @@ impl Changed {
 }
 
 impl Planner {
-    /// A planner that has planned nothing yet.
+    /// Returns a planner with an empty plan.
     pub fn new(config: PlanConfig) -> Self {
         Self {
             config,
@@ -93,7 +93,7 @@ impl Planner {
         }
     }
 
-    /// Plans the touched Services again, or all when the machine is not what it was.
+    /// Replans the touched Services, or all if the machine changed.
     ///
     /// # Cost
     /// Proportional to the touched Services and their endpoints, times the logarithm of all.
@@ -115,13 +115,16 @@ impl Planner {
         if names.is_empty() && !is_all {
             return Changed::default();
         }
-        // Out of self while the rest of it is changed; not cloned, it may be large.
+        // The context borrows the machine while `plan` borrows self. Moved, not cloned: a node may
+        // have thousands of addresses.
         let machine = std::mem::take(&mut self.machine);
         let config = self.config.clone();
         let context = Context::new(snapshot, &machine, &config);
         let changed = self.plan(&names, &context);
         if is_all {
             self.common_problems = context.problems();
+            // After a full update nearly every entry is new; see `pack`. After others it would cost
+            // more than it saves.
             pack(&mut self.desired.virtual_servers);
             pack(&mut self.desired.addresses);
             pack(&mut self.footprints);
@@ -132,29 +135,29 @@ impl Planner {
         changed
     }
 
-    /// What the operator chose.
+    /// Returns the operator's choices.
     pub fn config(&self) -> &PlanConfig {
         &self.config
     }
 
-    /// What should be.
+    /// Returns the plan.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
 
-    /// What should be, for those who need no update any more.
+    /// Returns the plan, without the state for updates.
     pub fn into_desired(self) -> Desired {
         self.desired
     }
 
-    /// What of the input was worked around, sorted.
+    /// Returns the problems of the input, sorted.
     ///
     /// # Cost
     /// Proportional to the problems, and to the health-check node ports.
     pub fn problems(&self, snapshot: &Snapshot) -> Vec<Problem> {
         let faulty = self.faulty.iter();
         let footprints = faulty.filter_map(|name| self.footprints.get(name));
-        let of_services = footprints.flat_map(|left| &left.problems);
+        let of_services = footprints.flat_map(|footprint| &footprint.problems);
         let mut problems: Vec<Problem> = snapshot
             .problems()
             .chain(of_services)
@@ -172,30 +175,32 @@ impl Planner {
     }
 
     fn plan(&mut self, names: &BTreeSet<ObjectName>, context: &Context<'_>) -> Changed {
-        let mut before = Before::default();
+        let mut previous = Previous::default();
+        // All withdrawals come before all claims: a frontend may move between two touched Services.
         for name in names {
-            self.withdraw(name, &mut before);
+            self.withdraw(name, &mut previous);
         }
         for name in names {
             if let Some(service) = context.snapshot.service(name) {
-                self.claim(service, ask(service, context), context, &mut before);
+                let requirements = requirements(service, context);
+                self.claim(service, requirements, context, &mut previous);
             }
         }
-        for &key in before.virtual_servers.keys() {
-            self.decide(key, context.snapshot);
+        for &key in previous.virtual_servers.keys() {
+            self.resolve(key, context.snapshot);
         }
-        for &port in before.health_checks.keys() {
+        for &port in previous.health_checks.keys() {
             let checks = &mut self.desired.health_checks;
             match self.health_ports.winner(port, context.snapshot) {
                 Some(winner) => checks.insert(port, winner.clone()),
                 None => checks.remove(&port),
             };
         }
-        before.compare(&mut self.desired)
+        previous.compare(&mut self.desired)
     }
 
-    /// Takes out what `name` asked for.
-    fn withdraw(&mut self, name: &ObjectName, before: &mut Before) {
+    /// Removes the requirements of `name` from the plan.
+    fn withdraw(&mut self, name: &ObjectName, previous: &mut Previous) {
         let Some(footprint) = self.footprints.remove(name) else {
             return;
         };
@@ -211,42 +216,43 @@ impl Planner {
                 }
                 self.desired.virtual_servers.get(&key).cloned()
             };
-            before.virtual_servers.entry(key).or_insert(removed);
+            previous.virtual_servers.entry(key).or_insert(removed);
         }
         if let Some(port) = footprint.health_port {
             let check = || self.desired.health_checks.get(&port).cloned();
-            before.health_checks.entry(port).or_insert_with(check);
+            previous.health_checks.entry(port).or_insert_with(check);
             self.health_ports.withdraw(port, name);
         }
         for address in footprint.addresses {
             if self.address_users.remove(address) {
                 let removed = self.desired.addresses.remove(&address);
-                before.addresses.entry(address).or_insert(removed);
+                let removed = removed.map(LocalAddress::new);
+                previous.addresses.entry(address).or_insert(removed);
             }
         }
         for address in footprint.local_endpoints {
             if self.local_endpoint_users.remove(address) {
                 let removed = self.desired.local_endpoints.remove(&address);
-                before.local_endpoints.entry(address).or_insert(removed);
+                previous.local_endpoints.entry(address).or_insert(removed);
             }
         }
     }
 
-    /// Puts in what `service` asks for; who gets a contested frontend is decided later.
+    /// Adds the requirements of `service`; [`Self::resolve`] chooses the winners afterwards.
     fn claim(
         &mut self,
         service: &Service,
-        asked: Asked,
+        requirements: Requirements,
         context: &Context<'_>,
-        before: &mut Before,
+        previous: &mut Previous,
     ) {
-        let mut keys = Vec::with_capacity(asked.servers.len());
-        for server in asked.servers {
+        let mut keys = Vec::with_capacity(requirements.servers.len());
+        for server in requirements.servers {
             let key = server.service.key;
             let winner = || self.desired.virtual_servers.get(&key).cloned();
-            before.virtual_servers.entry(key).or_insert_with(winner);
+            previous.virtual_servers.entry(key).or_insert_with(winner);
             keys.push(key);
-            // Nearly always nobody else claims it.
+            // Nearly always the frontend is free, and `resolve` has nothing to do.
             match self.desired.virtual_servers.entry(key) {
                 Entry::Vacant(free) => {
                     free.insert(server);
@@ -254,38 +260,39 @@ impl Planner {
                 Entry::Occupied(_) => self.losers.entry(key).or_default().push(server),
             }
         }
-        for &address in &asked.addresses {
+        for &address in &requirements.addresses {
             let source = context.source(address);
             self.address_users.add(address);
-            let old = self.desired.addresses.insert(address, source);
-            before.addresses.entry(address).or_insert(old);
+            let replaced = self.desired.addresses.insert(address, source);
+            let replaced = replaced.map(LocalAddress::new);
+            previous.addresses.entry(address).or_insert(replaced);
         }
-        for &address in &asked.local_endpoints {
+        for &address in &requirements.local_endpoints {
             self.local_endpoint_users.add(address);
             let was_known = !self.desired.local_endpoints.insert(address);
-            before.local_endpoints.entry(address).or_insert(was_known);
+            previous.local_endpoints.entry(address).or_insert(was_known);
         }
-        let health_port = asked.health_check.as_ref().map(|&(port, _)| port);
-        if let Some((port, check)) = asked.health_check {
+        let health_port = requirements.health_check.as_ref().map(|&(port, _)| port);
+        if let Some((port, check)) = requirements.health_check {
             let known = || self.desired.health_checks.get(&port).cloned();
-            before.health_checks.entry(port).or_insert_with(known);
+            previous.health_checks.entry(port).or_insert_with(known);
             self.health_ports.claim(port, check);
         }
-        if !asked.problems.is_empty() {
+        if !requirements.problems.is_empty() {
             self.faulty.insert(service.name.clone());
         }
         let footprint = Footprint {
             keys: keys.into(),
-            addresses: asked.addresses.into(),
-            local_endpoints: asked.local_endpoints.into_iter().collect(),
+            addresses: requirements.addresses.into(),
+            local_endpoints: requirements.local_endpoints.into_iter().collect(),
             health_port,
-            problems: asked.problems.into(),
+            problems: requirements.problems.into(),
         };
         self.footprints.insert(service.name.clone(), footprint);
     }
 
-    /// Gives a frontend to the first of those who claim it.
-    fn decide(&mut self, key: ipvs::ServiceKey, snapshot: &Snapshot) {
+    /// Gives a contested frontend to the claim with the highest precedence.
+    fn resolve(&mut self, key: ipvs::ServiceKey, snapshot: &Snapshot) {
         let Some(mut claims) = self.losers.remove(&key) else {
             return;
         };
@@ -301,7 +308,7 @@ impl Planner {
     }
 }
 
-/// How many Services use each address.
+/// The number of Services that use each address.
 #[derive(Clone, Debug, Default)]
 struct Users(BTreeMap<IpAddr, u32>);
 
@@ -310,7 +317,7 @@ impl Users {
         *self.0.entry(address).or_default() += 1;
     }
 
-    /// Answers whether that was the last one.
+    /// Returns whether the removed user was the last one.
     fn remove(&mut self, address: IpAddr) -> bool {
         let Entry::Occupied(mut users) = self.0.entry(address) else {
             return false;
@@ -324,18 +331,32 @@ impl Users {
     }
 }
 
-/// What the touched parts of the plan were before an update.
+/// The touched parts of the plan as they were before an update; `None` if absent.
 #[derive(Default)]
-struct Before {
+struct Previous {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
-    addresses: BTreeMap<IpAddr, Option<Option<IpAddr>>>,
+    addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
     local_endpoints: BTreeMap<IpAddr, bool>,
     health_checks: BTreeMap<u16, Option<HealthCheck>>,
 }
 
-impl Before {
-    /// What is not what it was. A virtual server that is what it was becomes the old one again:
-    /// its destinations may be shared.
+/// A planned address.
+#[derive(PartialEq, Eq)]
+struct LocalAddress {
+    source: Option<IpAddr>,
+}
+
+impl LocalAddress {
+    fn new(source: Option<IpAddr>) -> Self {
+        Self { source }
+    }
+}
+
+impl Previous {
+    /// Returns the parts of the plan that changed.
+    ///
+    /// Puts back the old value of an unchanged virtual server: the observed state may share the
+    /// memory of its destinations.
     fn compare(self, after: &mut Desired) -> Changed {
         let mut virtual_servers = BTreeSet::new();
         for (key, before) in self.virtual_servers {
@@ -351,7 +372,10 @@ impl Before {
         Changed {
             virtual_servers,
             addresses: addresses
-                .filter(|(address, before)| before.as_ref() != after.addresses.get(address))
+                .filter(|(address, before)| {
+                    let now = after.addresses.get(address).copied();
+                    *before != now.map(LocalAddress::new)
+                })
                 .map(|(address, _)| address)
                 .collect(),
             local_endpoints: (self.local_endpoints.into_iter())
@@ -366,14 +390,14 @@ impl Before {
     }
 }
 
-/// The order in which claims to one frontend are served.
+/// Returns the precedence of a claim to a frontend, the highest first.
 ///
-/// Cluster IPs first; then the older Service.
+/// A cluster IP wins over external addresses, these over node ports; then the older Service wins.
 fn precedence<'a>(
     server: &'a VirtualServer,
     snapshot: &'a Snapshot,
 ) -> (FrontendKind, (bool, Option<&'a str>, &'a ObjectName)) {
-    // The two kinds of external address are equals.
+    // External IPs and load-balancer addresses have equal precedence.
     let kind = match server.kind {
         FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
         other => other,
@@ -381,8 +405,10 @@ fn precedence<'a>(
     (kind, age(&server.owner.service, snapshot))
 }
 
-/// What orders Services by age, the oldest first, so that a newcomer can never take anything away
-/// from a running one; undated objects come last.
+/// Returns a key that orders Services by age, the oldest first.
+///
+/// A new Service thus never takes a frontend from a running one. Objects without a creation time,
+/// as in manifests, come last, ordered by name.
 pub(super) fn age<'a>(
     name: &'a ObjectName,
     snapshot: &'a Snapshot,
@@ -398,7 +424,7 @@ fn conflict(key: ipvs::ServiceKey, loser: &VirtualServer, winner: &VirtualServer
         loser.kind.field(),
         key,
         format!(
-            "already served for Service {}; skipped",
+            "is a frontend of Service {} already; this Service does not get it",
             winner.owner.service
         ),
     )

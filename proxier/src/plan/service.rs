@@ -1,76 +1,81 @@
-//! What one Service asks of this node.
+//! Derives the requirements of one Service on this node.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
 use super::context::Context;
-use super::endpoints::{Chosen, EndpointSets};
+use super::endpoints::{EndpointSets, SelectedEndpoint};
 use super::health::HealthCheck;
-use super::style::Style;
-use super::{Admission, Endpoints, FrontendKind, Scope, VirtualServer};
+use super::options::ServerOptions;
+use super::{Admission, Availability, FrontendKind, Scope, VirtualServer};
 use crate::frontend::Frontend;
 use crate::model::{
     Family, Networks, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
 };
 use crate::problem::Problem;
 
-/// What a Service asks for; others may have an older claim to the same frontends.
+/// The requirements of a Service; an older Service may claim the same frontends.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct Requirements {
     /// Virtual servers, each key once.
     pub(super) servers: Vec<VirtualServer>,
     /// Addresses to make local, each once.
     pub(super) addresses: Vec<IpAddr>,
     /// Addresses of endpoints on this node.
     pub(super) local_endpoints: BTreeSet<IpAddr>,
-    /// The answer to load balancers, and the port they ask at.
+    /// The health check for load balancers, and its port.
     pub(super) health_check: Option<(u16, HealthCheck)>,
-    /// What was worked around.
+    /// The problems of its annotations.
     pub(super) problems: Vec<Problem>,
 }
 
-/// Works out what `service` asks for. Depends on nothing but its arguments.
-pub(super) fn ask(service: &Service, context: &Context<'_>) -> Asked {
-    let mut asked = Asked::default();
+/// Returns the requirements of `service`; they depend on the arguments only.
+pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirements {
+    let mut requirements = Requirements::default();
     if let Some(port) = service.health_check_node_port {
-        asked.health_check = Some((port, health_check(service, context)));
+        requirements.health_check = Some((port, health_check(service, context)));
     }
-    let mut asking = Asking {
+    let mut builder = RequirementsBuilder {
         service,
         context,
-        style: Style::of(service, context, &mut asked.problems),
-        asked,
+        options: ServerOptions::of(service, context, &mut requirements.problems),
+        requirements,
     };
     for port in &service.ports {
         for family in families(service) {
-            asking.port(port, family);
+            builder.port(port, family);
         }
     }
     for &address in addresses(service) {
-        asking.make_local(address);
+        builder.make_local(address);
     }
-    asking.asked
+    builder.requirements
 }
 
-/// The families of `service`: each of its addresses is of one that it has a cluster IP of.
+/// Returns the families of `service`: those of its cluster IPs.
+///
+/// The parser drops external addresses of other families: the Service has no endpoints for them.
 fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
     service.cluster_ips.iter().map(|&ip| Family::from(ip))
 }
 
-/// The answer to load balancers. Collects endpoints once more; few Services have such a port.
+/// Returns the health check of `service`.
+///
+/// Selects the endpoints a second time, which is simpler than keeping them. Few Services have a
+/// health-check port.
 fn health_check(service: &Service, context: &Context<'_>) -> HealthCheck {
-    let place = context.place();
+    let topology = context.topology();
     let count = |family| {
         let mut addresses = BTreeSet::new();
         for port in &service.ports {
-            let sets = EndpointSets::of(context.snapshot, service, port, family, &place);
+            let sets = EndpointSets::of(context.snapshot, service, port, family, &topology);
             if sets.is_local_ready {
-                let serving = sets.local.iter().filter(|chosen| chosen.weight > 0);
-                addresses.extend(serving.map(|chosen| chosen.address.ip()));
+                let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
+                addresses.extend(serving.map(|endpoint| endpoint.address.ip()));
             }
         }
         (family, addresses.len())
@@ -89,45 +94,47 @@ fn addresses(service: &Service) -> impl Iterator<Item = &IpAddr> {
     service.cluster_ips.iter().chain(external)
 }
 
-struct Asking<'a> {
+/// Collects the requirements of one Service.
+struct RequirementsBuilder<'a> {
     service: &'a Service,
     context: &'a Context<'a>,
-    style: Style,
-    asked: Asked,
+    options: ServerOptions,
+    requirements: Requirements,
 }
 
-/// The destinations of one port and family.
-struct Destinations {
+/// The destinations of one port and family, for each traffic policy.
+struct PortDestinations {
     cluster: Arc<[ipvs::Destination]>,
     local: Arc<[ipvs::Destination]>,
-    /// The sources that may use load-balancer addresses; `None` = all.
+    /// The sources that may use load-balancer addresses; `None` if all may.
     source_ranges: Option<Networks>,
-    /// The firewall mark of clients inside the cluster, where policy Local needs one.
+    /// The firewall mark of clients inside the cluster, if they reach other endpoints.
     mark: Option<u32>,
 }
 
-impl Asking<'_> {
+impl RequirementsBuilder<'_> {
+    /// Adds the virtual servers of one port and family.
     fn port(&mut self, port: &ServicePort, family: Family) {
         let (service, context) = (self.service, self.context);
         let destinations = self.destinations(port, family);
         let of_family = |address: &&IpAddr| Family::from(**address) == family;
 
         for &address in service.cluster_ips.iter().filter(of_family) {
-            let at = (address, port.port);
-            self.frontend(port, FrontendKind::ClusterIp, at, &destinations);
+            let socket = SocketAddr::new(address, port.port);
+            self.frontend(port, FrontendKind::ClusterIp, socket, &destinations);
         }
         for &address in service.external_ips.iter().filter(of_family) {
-            let at = (address, port.port);
-            self.frontend(port, FrontendKind::ExternalIp, at, &destinations);
+            let socket = SocketAddr::new(address, port.port);
+            self.frontend(port, FrontendKind::ExternalIp, socket, &destinations);
         }
         for &address in service.load_balancer_ips.iter().filter(of_family) {
-            let at = (address, port.port);
-            self.frontend(port, FrontendKind::LoadBalancer, at, &destinations);
+            let socket = SocketAddr::new(address, port.port);
+            self.frontend(port, FrontendKind::LoadBalancer, socket, &destinations);
         }
         if let Some(node_port) = port.node_port {
             for &address in context.node_port_addresses(family) {
-                let at = (address, node_port);
-                self.frontend(port, FrontendKind::NodePort, at, &destinations);
+                let socket = SocketAddr::new(address, node_port);
+                self.frontend(port, FrontendKind::NodePort, socket, &destinations);
             }
         }
         if let Some(mark) = destinations.mark {
@@ -135,29 +142,33 @@ impl Asking<'_> {
                 family: ipvs_family(family),
                 mark,
             };
-            self.server(port, FrontendKind::Inside, key, destinations.cluster, None);
+            self.add(self.virtual_server(port, FrontendKind::Inside, key, destinations.cluster));
         }
     }
 
-    fn destinations(&mut self, port: &ServicePort, family: Family) -> Destinations {
-        let place = self.context.place();
-        let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &place);
-        let is_split = self.is_split(port, family) && sets.cluster != sets.local;
-        let local = sets.local.iter().map(|chosen| chosen.address.ip());
-        self.asked.local_endpoints.extend(local);
+    fn destinations(&mut self, port: &ServicePort, family: Family) -> PortDestinations {
+        let topology = self.context.topology();
+        let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &topology);
+        // Even if both sets are equal: without the mark's virtual server, the kernel would reset the
+        // connections through it when the last remote endpoint is removed.
+        let needs_mark = self.has_local_external(port, family);
+        let local = sets.local.iter().map(|endpoint| endpoint.address.ip());
+        self.requirements.local_endpoints.extend(local);
         let ranges = self.service.source_ranges.iter().copied();
         let ranges = Networks::new(family, ranges);
-        Destinations {
-            // Ranges of the other family only leave this one open.
+        PortDestinations {
+            // Ranges of the other family restrict that family only.
             source_ranges: Some(ranges).filter(|ranges| !ranges.is_empty()),
-            mark: is_split.then(|| mark(&self.owner(port), port.protocol, family)),
+            mark: needs_mark.then(|| mark(&self.owner(port), port.protocol, family)),
             cluster: sets.cluster.into_iter().map(destination).collect(),
             local: sets.local.into_iter().map(destination).collect(),
         }
     }
 
-    /// Whether there is a frontend that serves clients outside the cluster from this node only.
-    fn is_split(&self, port: &ServicePort, family: Family) -> bool {
+    /// Returns whether `port` has a frontend for clients outside the cluster with policy Local.
+    ///
+    /// Only then may clients inside and outside the cluster reach different endpoints.
+    fn has_local_external(&self, port: &ServicePort, family: Family) -> bool {
         let (service, context) = (self.service, self.context);
         let of_family = |ip: &IpAddr| Family::from(*ip) == family;
         let external = &service.external_ips;
@@ -168,18 +179,19 @@ impl Asking<'_> {
             && (external.any(of_family) || has_node_port())
     }
 
+    /// Adds the virtual server of one frontend.
     fn frontend(
         &mut self,
         port: &ServicePort,
         kind: FrontendKind,
-        (address, number): (IpAddr, u16),
-        destinations: &Destinations,
+        socket: SocketAddr,
+        destinations: &PortDestinations,
     ) {
         let policy = match kind {
             FrontendKind::ClusterIp => self.service.internal_policy,
             _ => self.service.external_policy,
         };
-        let chosen = match policy {
+        let destinations_of_policy = match policy {
             TrafficPolicy::Cluster => &destinations.cluster,
             TrafficPolicy::Local => &destinations.local,
         };
@@ -187,59 +199,73 @@ impl Asking<'_> {
             FrontendKind::ClusterIp => Scope::Internal,
             _ => Scope::External,
         };
-        let is_split = scope == Scope::External && policy == TrafficPolicy::Local;
-        let is_ranged = kind == FrontendKind::LoadBalancer;
+        let is_local_external = scope == Scope::External && policy == TrafficPolicy::Local;
+        // kube-proxy, too, applies the ranges to load-balancer addresses only. `spec.externalIPs` may
+        // name such an address too; the ranges hold for the address.
+        let has_ranges = scope == Scope::External
+            && kind != FrontendKind::NodePort
+            && self.service.load_balancer_ips.contains(&socket.ip());
         let admission = Admission {
             scope,
             policy,
-            endpoints: if serve(chosen) {
-                Endpoints::Usable
-            } else if serve(&destinations.cluster) {
-                Endpoints::RemoteOnly
+            endpoints: if accept_connections(destinations_of_policy) {
+                Availability::Usable
+            } else if accept_connections(&destinations.cluster) {
+                Availability::RemoteOnly
             } else {
-                Endpoints::None
+                Availability::None
             },
-            source_ranges: destinations.source_ranges.clone().filter(|_| is_ranged),
-            inside_mark: destinations.mark.filter(|_| is_split),
+            source_ranges: destinations.source_ranges.clone().filter(|_| has_ranges),
+            inside_mark: destinations.mark.filter(|_| is_local_external),
         };
         let frontend = Frontend {
-            address,
+            address: socket.ip(),
             protocol: port.protocol,
-            port: number,
+            port: socket.port(),
         };
-        self.server(port, kind, frontend.into(), chosen.clone(), Some(admission));
+        let selected = destinations_of_policy.clone();
+        self.add(VirtualServer {
+            admission: Some(admission),
+            ..self.virtual_server(port, kind, frontend.into(), selected)
+        });
     }
 
-    fn server(
-        &mut self,
+    /// Adds a virtual server, unless its key is known.
+    ///
+    /// An external IP may equal a load-balancer address of the same Service: the first one counts.
+    fn add(&mut self, server: VirtualServer) {
+        let key = server.service.key;
+        let servers = &mut self.requirements.servers;
+        if servers.iter().all(|known| known.service.key != key) {
+            servers.push(server);
+        }
+    }
+
+    /// Returns a virtual server without admission.
+    fn virtual_server(
+        &self,
         port: &ServicePort,
         kind: FrontendKind,
         key: ipvs::ServiceKey,
         destinations: Arc<[ipvs::Destination]>,
-        admission: Option<Admission>,
-    ) {
-        // An address that is named twice is served once.
-        let is_known = |server: &VirtualServer| server.service.key == key;
-        if self.asked.servers.iter().any(is_known) {
-            return;
-        }
-        let server = VirtualServer {
-            service: self.style.service(key),
+    ) -> VirtualServer {
+        VirtualServer {
+            service: self.options.service(key),
             destinations,
             owner: self.owner(port),
             kind,
             drain: self.drain(port),
-            admission,
-        };
-        self.asked.servers.push(server);
+            admission: None,
+        }
     }
 
-    /// TCP connections end by themselves, and their clients connect again when they are cut. A UDP
-    /// client may send from one port for ever, so it must not wait for its flow to end; nor do SCTP
-    /// associations, as with kube-proxy.
+    /// Returns how long removed destinations of `port` may keep their connections.
+    ///
+    /// Only TCP drains: its connections end. A UDP client may send from one port for ever, and would
+    /// keep a removed endpoint for ever. SCTP associations do not drain in kube-proxy, either.
     fn drain(&self, port: &ServicePort) -> Duration {
         match port.protocol {
-            Protocol::Tcp => self.style.drain,
+            Protocol::Tcp => self.options.drain,
             Protocol::Udp | Protocol::Sctp => Duration::ZERO,
         }
     }
@@ -251,20 +277,22 @@ impl Asking<'_> {
         }
     }
 
-    /// Makes a service address local, unless it is an address of the machine already.
+    /// Adds a local address, unless the machine has it on an interface.
+    ///
+    /// An external IP may be an address of the node itself; the kernel has a local route for it then.
     fn make_local(&mut self, address: IpAddr) {
-        let is_known = self.asked.addresses.contains(&address);
+        let is_known = self.requirements.addresses.contains(&address);
         if !is_known && !self.context.machine.addresses.contains(&address) {
-            self.asked.addresses.push(address);
+            self.requirements.addresses.push(address);
         }
     }
 }
 
-/// The firewall mark of a Service port: a hash of its name (FNV-1a), so that it is the same in
-/// every run and depends on no other Service.
+/// Returns the firewall mark of a Service port: the FNV-1a hash of its name.
 ///
-/// Packets carry it for the moment between our hook and IPVS only, so that every value but 0 is
-/// free. Should two Service ports ever meet in one, the older one has it.
+/// A counter would depend on the other Services and on the order of their arrival; a hash is equal
+/// in every run. Packets carry the mark between our hook and IPVS only, so that every value but 0
+/// is free. If two Service ports have the same hash, the older Service gets the mark.
 pub(crate) fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
     let text = format!("{owner}/{protocol}/{family:?}");
     let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
@@ -273,15 +301,15 @@ pub(crate) fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) 
     hash.max(1)
 }
 
-/// Whether some of `destinations` get new connections.
-pub(crate) fn serve(destinations: &[ipvs::Destination]) -> bool {
+/// Returns whether any destination has a weight above 0.
+fn accept_connections(destinations: &[ipvs::Destination]) -> bool {
     destinations
         .iter()
         .any(|destination| destination.weight > 0)
 }
 
-fn destination(chosen: Chosen) -> ipvs::Destination {
-    ipvs::Destination::new(chosen.address.into(), chosen.weight.into())
+fn destination(endpoint: SelectedEndpoint) -> ipvs::Destination {
+    ipvs::Destination::new(endpoint.address.into(), endpoint.weight.into())
 }
 
 fn ipvs_family(family: Family) -> ipvs::Family {

@@ -1,63 +1,75 @@
-//! The order of rules and Ops, partial input, and the conclusions from failures.
+//! Tests of rounds on the in-memory kernel.
 
+use std::net::IpAddr;
 use std::path::Path;
 
+use api_server::Manifest;
 use ipvs_netlink as ipvs;
 
 use super::*;
 use crate::dataplane::fake::{FakeKernel, Fault};
 use crate::manifests::{self, Options};
-use crate::nftables::Table;
+use crate::nftables::{Key, Table};
 use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::store::Update;
 
 mod failures;
 mod order;
+mod ownership;
 mod partial;
 
-const NODE: &str = "
-apiVersion: v1
-kind: Node
-metadata: {name: node-a}
-status: {addresses: [{type: InternalIP, address: 172.18.0.2}]}
-";
-
-const SERVICE: &str = "
-apiVersion: v1
-kind: Service
-metadata: {name: ranged}
-spec:
-  type: LoadBalancer
-  clusterIP: 10.96.3.1
-  loadBalancerSourceRanges: [203.0.113.0/24]
-  ports: [{name: dns, port: 53, protocol: UDP}]
-status: {loadBalancer: {ingress: [{ip: 198.51.100.5}]}}
-";
-
-const SLICE: &str = "
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: ranged-4, labels: {kubernetes.io/service-name: ranged}}
-addressType: IPv4
-ports: [{name: dns, port: 53, protocol: UDP}]
-endpoints: [{addresses: [10.244.1.2]}]
-";
-
+/// The rule that sends new connections of the load balancer's frontend to its source ranges.
 const GUARD: &str = "198.51.100.5 . udp . 53 : jump ranges-udp-198.51.100.5-53";
+/// The rule that accepts connections of that frontend.
 const FRONTEND: &str = "198.51.100.5 . udp . 53 : goto external";
 
-const REFUSED: &str = "10.96.3.1 . udp . 53 : jump refuse";
+/// The rule that rejects connections to the cluster IP while the Service has no endpoint.
+const REJECTED: &str = "10.96.3.1 . udp . 53 : jump refuse";
 
 type Fake = Proxier<FakeKernel>;
 
-/// Gives the proxier these documents as its whole input.
-fn receive(proxier: &mut Fake, documents: &[&str]) {
-    proxier.receive(events(documents));
+fn node() -> Manifest {
+    Manifest::node("node-a").address("172.18.0.2")
 }
 
-/// Gives the proxier these documents as the readable part of its input.
-fn receive_part(proxier: &mut Fake, documents: &[&str]) {
-    let part = events(documents).into_iter().map(|event| match event {
+/// Returns a Service that has a cluster IP and a load balancer's address, but no source ranges.
+fn open_service(name: &str, cluster_ip: &str, ingress: &str) -> Manifest {
+    Manifest::service(name)
+        .of_type("LoadBalancer")
+        .cluster_ip(cluster_ip)
+        .ingress(ingress)
+        .port("dns", "UDP", 53)
+}
+
+/// Returns the Service `ranged`, whose load balancer admits only the clients in `range`.
+fn service_for(range: &str) -> Manifest {
+    open_service("ranged", "10.96.3.1", "198.51.100.5").source_range(range)
+}
+
+fn service() -> Manifest {
+    service_for("203.0.113.0/24")
+}
+
+/// Returns every object of the cluster.
+fn whole_cluster() -> [Manifest; 3] {
+    [node(), service(), slice(&["10.244.1.2"])]
+}
+
+/// Returns the EndpointSlice of the Service `ranged`.
+fn slice(endpoints: &[&str]) -> Manifest {
+    let slice = Manifest::slice_of("ranged").port("dns", "UDP", 53);
+    let addresses = endpoints.iter();
+    addresses.fold(slice, |slice, address| slice.endpoint(address))
+}
+
+/// Replaces the whole input of the proxier.
+fn receive(proxier: &mut Fake, manifests: &[Manifest]) {
+    proxier.receive(events(manifests));
+}
+
+/// Applies the readable part of an input of which other objects cannot be read.
+fn receive_part(proxier: &mut Fake, manifests: &[Manifest]) {
+    let part = events(manifests).into_iter().map(|event| match event {
         Event::Services(Update::Reset(all)) => Event::Services(Update::Merge(all)),
         Event::EndpointSlices(Update::Reset(all)) => Event::EndpointSlices(Update::Merge(all)),
         other => other,
@@ -65,12 +77,13 @@ fn receive_part(proxier: &mut Fake, documents: &[&str]) {
     proxier.receive(part);
 }
 
-fn events(documents: &[&str]) -> Vec<Event> {
+fn events(manifests: &[Manifest]) -> Vec<Event> {
     let options = Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
     };
-    let loaded = manifests::parse(&documents.join("---\n"), "test.yaml", &options);
+    let text = Manifest::documents(manifests);
+    let loaded = manifests::parse(&text, "test.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
     loaded.events
 }
@@ -90,23 +103,24 @@ fn proxier(kernel: FakeKernel, ledger: &Path) -> Fake {
 
 const START: Duration = Duration::from_secs(1);
 
-/// Returns a proxier that serves everything.
+/// Returns a proxier that programmed the Service `ranged`.
 fn serving(ledger: &Path) -> Fake {
     let mut proxier = proxier(FakeKernel::default(), ledger);
-    receive(&mut proxier, &[NODE, SERVICE, SLICE]);
+    receive(&mut proxier, &whole_cluster());
     assert_eq!(proxier.sync(START).unwrap().failures().count(), 0);
     let rules = rules(&proxier);
     assert!(rules.contains(GUARD) && rules.contains(FRONTEND), "{rules}");
     proxier
 }
 
+/// Returns the kernel's packet rules as text.
 fn rules(proxier: &Fake) -> String {
     let rules = proxier.dataplane.rules.clone().unwrap();
     rules.named("t").to_string()
 }
 
-/// The rules that the plan makes from scratch.
-fn from_scratch(proxier: &Fake) -> Table {
+/// Returns the packet rules of a new process with the same input.
+fn rules_from_scratch(proxier: &Fake) -> Table {
     let mut filter = Filter::new(FilterConfig::default());
     let mut planner = Planner::new(proxier.planner.config().clone());
     let snapshot = proxier.snapshot();
@@ -115,36 +129,39 @@ fn from_scratch(proxier: &Fake) -> Table {
     filter.table().clone()
 }
 
-/// Asserts that every service address is rejected where no frontend is, and that the frontend with
-/// source ranges has its guard exactly as long as its virtual server.
+/// Asserts that rules reject connections to service addresses without a frontend, and that the guard
+/// of the load balancer's frontend exists if its virtual server does.
 #[track_caller]
 fn assert_guarded(proxier: &Fake) {
-    let rules = rules(proxier);
     let state = &proxier.dataplane.state;
     for address in state.addresses.keys() {
-        let set = "service-addresses-4";
-        let key = crate::nftables::Key::new([(*address).into()]);
-        let all = proxier.dataplane.rules.as_ref().unwrap();
-        let has = all.sets[set].elements.contains_key(&key);
-        assert!(has, "{address} in {rules}");
+        assert!(is_rejected(proxier, *address), "{address}");
     }
-    let ranged = ipvs::ServiceKey::Address {
+    let load_balancer = ipvs::ServiceKey::Address {
         protocol: ipvs::Protocol::Udp,
         address: [198, 51, 100, 5].into(),
         port: 53,
     };
-    let exists = state.virtual_servers.contains_key(&ranged);
+    let exists = state.virtual_servers.contains_key(&load_balancer);
+    let rules = rules(proxier);
     assert_eq!(rules.contains(GUARD), exists, "{rules}");
 }
 
-/// Lets every write fail from this one on.
-fn fail_from(proxier: &mut Fake, write: usize) {
+/// Returns whether rules reject connections to `address` outside its frontends.
+fn is_rejected(proxier: &Fake, address: IpAddr) -> bool {
+    let rules = proxier.dataplane.rules.as_ref().unwrap();
+    rules.has_element("service-addresses-4", &Key::new([address.into()]))
+}
+
+/// Makes the kernel accept `writes` more writes and refuse the 100 after them.
+fn refuse_after(proxier: &mut Fake, writes: usize) {
     let kernel = &mut proxier.dataplane;
-    let faults = kernel.writes + write..kernel.writes + 100;
+    let first = kernel.writes + writes;
+    let faults = first..first + 100;
     kernel.faults = faults.map(|write| (write, Fault::Refused)).collect();
 }
 
-/// Asserts that rounds without faults remove everything.
+/// Asserts that further rounds, without faults, delete every object and rule of the Service.
 #[track_caller]
 fn assert_removed(proxier: &mut Fake, mut now: Duration) {
     proxier.dataplane.faults.clear();
@@ -153,7 +170,7 @@ fn assert_removed(proxier: &mut Fake, mut now: Duration) {
         now = due;
         proxier.sync(now).unwrap();
     }
-    assert_eq!(proxier.dataplane.rules, Some(from_scratch(proxier)));
+    assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(proxier)));
     assert!(proxier.dataplane.state.virtual_servers.is_empty());
     assert!(proxier.dataplane.state.addresses.is_empty());
 }

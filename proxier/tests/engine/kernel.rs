@@ -1,4 +1,4 @@
-//! A kernel in memory that outlives its proxiers and misbehaves on demand.
+//! An in-memory kernel that outlives its proxiers and injects faults.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,25 +15,26 @@ use proxier::testing::observed::{Connections, CountedServer, Observed};
 use proxier::testing::op::Op;
 use proxier::testing::plan::Machine;
 
-/// A handle on it.
+/// A handle to the kernel, which the test and the proxier share.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel(Rc<RefCell<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
     kernel: FakeKernel,
-    state_file: PathBuf,
-    /// At which write the process dies.
-    dies_at: Option<usize>,
-    /// What the state file said when it died.
-    at_death: Option<Vec<u8>>,
-    /// Addresses that were local after some write, and not refused where no frontend is.
+    ledger_file: PathBuf,
+    /// The number of the write at which the process is killed.
+    killed_at: Option<usize>,
+    /// The content of the ledger file at the kill.
+    ledger_at_kill: Option<Vec<u8>>,
+    /// The service addresses that were local after any write without a rule that rejects
+    /// connections outside their frontends.
     open: BTreeSet<IpAddr>,
 }
 
 impl Inner {
-    /// Sees which addresses are local and not refused.
-    fn look(&mut self) {
+    /// Adds the addresses that are open now to `open`.
+    fn note_open_addresses(&mut self) {
         let FakeKernel { state, rules, .. } = &self.kernel;
         let is_open = |address: &&IpAddr| {
             let set = match address {
@@ -48,21 +49,33 @@ impl Inner {
         self.open.extend(open);
     }
 
-    /// Fails once the process is to die, and keeps the state file as it is then.
-    fn live(&mut self) -> Result<(), Failure> {
-        if self.dies_at.is_none_or(|at| self.kernel.writes < at) {
+    /// Returns an error from the kill on, and keeps the ledger file's content of that moment.
+    fn check_alive(&mut self) -> Result<(), Failure> {
+        if self.killed_at.is_none_or(|at| self.kernel.writes < at) {
             return Ok(());
         }
-        let text = || std::fs::read(&self.state_file).unwrap_or_default();
-        self.at_death.get_or_insert_with(text);
+        let text = || std::fs::read(&self.ledger_file).unwrap_or_default();
+        self.ledger_at_kill.get_or_insert_with(text);
         Err(Failure {
             errno: None,
-            message: "nobody is left to see this".to_owned(),
+            message: "the process was killed".to_owned(),
         })
     }
 }
 
-/// Virtual servers of somebody else.
+/// A change by another program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Drift {
+    DeleteVirtualServers,
+    DeleteVirtualServer,
+    DeleteAddresses,
+    DeleteAddress,
+    DeleteDestination,
+    ChangeWeight,
+    DeleteRules,
+}
+
+/// Returns the virtual servers of another program.
 fn foreign() -> [ipvs::Service; 2] {
     let rr = || "rr".parse().unwrap();
     let key = ipvs::ServiceKey::Address {
@@ -78,7 +91,7 @@ fn foreign() -> [ipvs::Service; 2] {
 }
 
 impl Kernel {
-    pub(crate) fn new(state_file: &Path) -> Self {
+    pub(crate) fn new(ledger_file: &Path) -> Self {
         let mut kernel = FakeKernel::default();
         kernel.machine.addresses.insert([172, 18, 0, 2].into());
         for service in foreign() {
@@ -92,9 +105,9 @@ impl Kernel {
         }
         Self(Rc::new(RefCell::new(Inner {
             kernel,
-            state_file: state_file.to_owned(),
-            dies_at: None,
-            at_death: None,
+            ledger_file: ledger_file.to_owned(),
+            killed_at: None,
+            ledger_at_kill: None,
             open: BTreeSet::new(),
         })))
     }
@@ -103,7 +116,7 @@ impl Kernel {
         self.0.borrow().kernel.state.clone()
     }
 
-    /// How often anything was written.
+    /// Returns the number of writes so far.
     pub(crate) fn writes(&self) -> usize {
         self.0.borrow().kernel.writes
     }
@@ -112,11 +125,13 @@ impl Kernel {
         self.0.borrow().kernel.rules.clone()
     }
 
-    /// The addresses that were local at any time without being refused where no frontend is.
+    /// Returns the service addresses that were local at any time without a rule that rejects
+    /// connections outside their frontends.
     pub(crate) fn open_addresses(&self) -> BTreeSet<IpAddr> {
         self.0.borrow().open.clone()
     }
 
+    /// Returns whether the other program's virtual servers are unchanged.
     pub(crate) fn has_foreign(&self) -> bool {
         let state = &self.0.borrow().kernel.state;
         foreign().iter().all(|service| {
@@ -134,31 +149,32 @@ impl Kernel {
         kernel.faults.insert(kernel.writes + writes, fault);
     }
 
-    pub(crate) fn behave(&self) {
+    /// Cancels the faults and the kill that have not happened yet.
+    pub(crate) fn clear_faults(&self) {
         let mut inner = self.0.borrow_mut();
         inner.kernel.faults.clear();
-        inner.dies_at = None;
+        inner.killed_at = None;
     }
 
-    pub(crate) fn die_after(&self, writes: usize) {
+    pub(crate) fn kill_after(&self, writes: usize) {
         let mut inner = self.0.borrow_mut();
-        inner.dies_at = Some(inner.kernel.writes + writes);
+        inner.killed_at = Some(inner.kernel.writes + writes);
     }
 
-    /// Whether the process has died. From now on the next one lives; it finds the state file as it
-    /// was at that moment.
-    pub(crate) fn stop_dying(&self) -> bool {
+    /// Returns whether the process was killed. If so, restores the ledger file to that moment and
+    /// accepts the writes of the next process.
+    pub(crate) fn finish_kill(&self) -> bool {
         let mut inner = self.0.borrow_mut();
-        let Some(text) = inner.at_death.take() else {
+        let Some(text) = inner.ledger_at_kill.take() else {
             return false;
         };
-        inner.dies_at = None;
-        std::fs::write(&inner.state_file, text).unwrap();
+        inner.killed_at = None;
+        std::fs::write(&inner.ledger_file, text).unwrap();
         true
     }
 
-    /// Lets a destination have connections, or none.
-    pub(crate) fn connections(&self, which: usize, up: bool) {
+    /// Sets the number of active connections of our destination at `index`, modulo their number.
+    pub(crate) fn set_connections(&self, index: usize, active: u32) {
         let kernel = &mut self.0.borrow_mut().kernel;
         let servers = kernel.state.virtual_servers.iter();
         let servers = servers.filter(|(key, _)| !Self::is_foreign(key));
@@ -167,12 +183,12 @@ impl Kernel {
             .collect();
         if !all.is_empty() {
             let connections = Connections {
-                active: u32::from(up) * 3,
+                active,
                 inactive: 0,
             };
             kernel
                 .connections
-                .insert(all[which % all.len()], connections);
+                .insert(all[index % all.len()], connections);
         }
     }
 
@@ -180,35 +196,35 @@ impl Kernel {
         self.0.borrow_mut().kernel.connections.clear();
     }
 
-    /// Somebody changes something that is not theirs.
-    pub(crate) fn drift(&self, what: u8, which: usize) {
+    /// Another program changes our state: all objects of a kind, or the one at `index`, modulo their
+    /// number.
+    pub(crate) fn drift(&self, drift: Drift, index: usize) {
         let FakeKernel { state, rules, .. } = &mut self.0.borrow_mut().kernel;
-        let keys: Vec<_> = state.virtual_servers.keys().copied().collect();
-        let ours: Vec<_> = keys.iter().filter(|key| !Self::is_foreign(key)).collect();
+        let keys = state.virtual_servers.keys();
+        let ours: Vec<_> = keys.filter(|key| !Self::is_foreign(key)).copied().collect();
         let addresses: Vec<IpAddr> = state.addresses.keys().copied().collect();
-        let Some(&&key) = ours.get(which % ours.len().max(1)) else {
+        let Some(key) = ours.get(index % ours.len().max(1)) else {
             return;
         };
-        match what % 7 {
-            6 => *rules = None,
-            0 => state.virtual_servers.retain(|key, _| Self::is_foreign(key)),
-            1 => drop(state.virtual_servers.remove(&key)),
-            2 => state.addresses.clear(),
-            3 => {
-                if let Some(address) = addresses.get(which % addresses.len().max(1)) {
+        let destinations = &mut state.virtual_servers.get_mut(key).unwrap().destinations;
+        match drift {
+            Drift::DeleteVirtualServers => {
+                state.virtual_servers.retain(|key, _| Self::is_foreign(key));
+            }
+            Drift::DeleteVirtualServer => drop(state.virtual_servers.remove(key)),
+            Drift::DeleteAddresses => state.addresses.clear(),
+            Drift::DeleteAddress => {
+                if let Some(address) = addresses.get(index % addresses.len().max(1)) {
                     state.addresses.remove(address);
                 }
             }
-            kind => {
-                let server = state.virtual_servers.get_mut(&key).unwrap();
-                server.destinations.change(|destinations| {
-                    if kind == 4 {
-                        destinations.pop();
-                    } else if let Some(destination) = destinations.first_mut() {
-                        destination.weight ^= 5;
-                    }
-                });
-            }
+            Drift::DeleteDestination => destinations.change(|all| _ = all.pop()),
+            Drift::ChangeWeight => destinations.change(|all| {
+                if let Some(first) = all.first_mut() {
+                    first.weight ^= 5;
+                }
+            }),
+            Drift::DeleteRules => *rules = None,
         }
     }
 }
@@ -240,17 +256,17 @@ impl Dataplane for Kernel {
         commands: &[Command],
     ) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
-        inner.live()?;
+        inner.check_alive()?;
         let result = inner.kernel.change_rules(table, commands);
-        inner.look();
+        inner.note_open_addresses();
         result
     }
 
     fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
-        inner.live()?;
+        inner.check_alive()?;
         let result = inner.kernel.replace_rules(table);
-        inner.look();
+        inner.note_open_addresses();
         result
     }
 
@@ -266,12 +282,12 @@ impl Dataplane for Kernel {
         let inner = &mut *self.0.borrow_mut();
         let mut outcomes = Vec::new();
         for op in ops {
-            match inner.live() {
+            match inner.check_alive() {
                 Ok(()) => {
                     outcomes.extend(inner.kernel.apply(&[*op]));
-                    inner.look();
+                    inner.note_open_addresses();
                 }
-                Err(dead) => outcomes.push(Err(dead.into())),
+                Err(killed) => outcomes.push(Err(killed.into())),
             }
         }
         outcomes

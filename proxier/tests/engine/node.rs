@@ -1,4 +1,4 @@
-//! A node: a world to be told of, a proxier, a kernel, and time.
+//! A node: a proxier, the cluster that it follows, its kernel, and its clock.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use proxier::testing::sync::{Applied, Error, Proxier};
 use tempfile::TempDir;
 
 use crate::kernel::Kernel;
-use crate::world::World;
+use crate::world::{Change, World};
 
-/// How long removed destinations may keep their connections.
+/// The time that a removed destination keeps its connections.
 const DRAIN: Duration = Duration::from_secs(120);
 
 pub(crate) struct Node {
@@ -38,7 +38,7 @@ fn config() -> PlanConfig {
 impl Node {
     pub(crate) fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let kernel = Kernel::new(&directory.path().join("state"));
+        let kernel = Kernel::new(&directory.path().join("ledger"));
         let proxier = proxier(&kernel, &directory);
         let mut node = Self {
             world: World::default(),
@@ -47,22 +47,36 @@ impl Node {
             now: Duration::from_secs(1_000),
             directory,
         };
-        node.tell_all();
+        node.relist();
         node
     }
 
-    /// Another process takes over.
+    /// Replaces the process by a new one.
     pub(crate) fn restart(&mut self) {
         self.proxier = proxier(&self.kernel, &self.directory);
-        self.tell_all();
+        self.relist();
         self.resync();
     }
 
-    pub(crate) fn tell(&mut self, event: Option<Event>) {
+    /// Lets another program do `damage` to the ledger's file. The process runs on and makes a resync.
+    pub(crate) fn lose_ledger(&mut self, damage: impl FnOnce(&std::path::Path)) {
+        damage(&self.directory.path().join("ledger"));
+        self.kernel.clear_faults();
+        self.resync();
+    }
+
+    /// Applies a change to the cluster and delivers its event.
+    pub(crate) fn change(&mut self, change: Change) {
+        let event = self.world.apply(change);
+        self.receive(event);
+    }
+
+    pub(crate) fn receive(&mut self, event: Option<Event>) {
         self.proxier.receive(event);
     }
 
-    fn tell_all(&mut self) {
+    /// Delivers every object of the cluster.
+    fn relist(&mut self) {
         let node = NodeObject {
             name: "here".into(),
             addresses: vec![[172, 18, 0, 2].into()],
@@ -82,12 +96,13 @@ impl Node {
         self.now += Duration::from_secs(seconds);
     }
 
-    /// Answers whether the process survived it; the next one is there already if not.
+    /// Makes a round. Returns `false` if the process was killed; a new one has replaced it then.
     pub(crate) fn sync(&mut self) -> bool {
         let result = self.proxier.sync(self.now);
         self.finish(result)
     }
 
+    /// Makes a resync. Returns as [`Self::sync`].
     pub(crate) fn resync(&mut self) -> bool {
         let result = self.proxier.resync(self.now);
         self.finish(result)
@@ -96,25 +111,25 @@ impl Node {
     fn finish(&mut self, result: Result<Applied, Error>) -> bool {
         let applied = result.unwrap();
         assert_eq!(applied.ops.len(), applied.outcomes.len());
-        let has_died = self.kernel.stop_dying();
-        if has_died {
+        let was_killed = self.kernel.finish_kill();
+        if was_killed {
             self.proxier = proxier(&self.kernel, &self.directory);
-            self.tell_all();
+            self.relist();
         }
-        !has_died
+        !was_killed
     }
 
-    /// Lets everything come to rest: nothing fails any more, everybody hangs up, time passes.
-    pub(crate) fn calm_down(&mut self) {
-        self.kernel.behave();
+    /// Clears all faults, closes all connections, relists, and makes rounds until none is due.
+    pub(crate) fn settle_without_faults(&mut self) {
+        self.kernel.clear_faults();
         self.kernel.close_all_connections();
-        self.tell_all();
+        self.relist();
         self.resync();
-        self.come_to_rest();
+        self.settle();
     }
 
-    /// Does what is due until nothing is.
-    pub(crate) fn come_to_rest(&mut self) {
+    /// Makes rounds until none is due.
+    pub(crate) fn settle(&mut self) {
         for _ in 0..1_000 {
             let Some(due) = self.proxier.next_due() else {
                 return;
@@ -122,16 +137,16 @@ impl Node {
             self.now = self.now.max(due);
             self.sync();
         }
-        panic!("never at rest: {:?}", self.proxier);
+        panic!("a round is due after 1000 rounds: {:?}", self.proxier);
     }
 
-    pub(crate) fn nothing_foreign_is_touched(&self) {
+    pub(crate) fn assert_foreign_unchanged(&self) {
         assert!(self.kernel.has_foreign());
     }
 
-    /// Everything is as planned, and there is nothing else of ours.
-    pub(crate) fn kernel_is_what_it_should_be(&self) {
-        self.plan_is_the_one_from_scratch();
+    /// Asserts that the kernel has what a plan from scratch asks for, and nothing else of ours.
+    pub(crate) fn assert_programmed(&self) {
+        self.assert_planned_as_from_scratch();
         let state = self.kernel.state();
         let desired = self.proxier.desired();
         assert_eq!(state.addresses, desired.addresses);
@@ -143,11 +158,11 @@ impl Node {
             assert_eq!(*wanted.destinations, *found.destinations, "{key}");
             assert_eq!(wanted.service, found.service);
         }
-        self.rules_are_what_they_should_be();
+        self.assert_rules();
     }
 
-    /// The packet rules are those that the plan makes from scratch.
-    fn rules_are_what_they_should_be(&self) {
+    /// Asserts that the packet rules are those of a plan from scratch.
+    fn assert_rules(&self) {
         let mut filter = Filter::new(FilterConfig::default());
         let mut planner = Planner::new(config());
         let snapshot = self.proxier.snapshot();
@@ -156,9 +171,9 @@ impl Node {
         assert_eq!(self.kernel.rules().as_ref(), Some(filter.table()));
     }
 
-    /// As above, but what is not wanted any more may still be on its way out.
-    pub(crate) fn kernel_serves_what_it_should(&self) {
-        self.plan_is_the_one_from_scratch();
+    /// As [`Self::assert_programmed`], but accepts stale virtual servers and draining destinations.
+    pub(crate) fn assert_serving(&self) {
+        self.assert_planned_as_from_scratch();
         let state = self.kernel.state();
         let desired = self.proxier.desired();
         assert_eq!(state.addresses, desired.addresses);
@@ -170,18 +185,19 @@ impl Node {
             });
             assert!(wanted.destinations.iter().eq(serving), "{key}");
         }
-        self.rules_are_what_they_should_be();
+        self.assert_rules();
     }
 
-    pub(crate) fn plan_is_the_one_from_scratch(&self) {
+    /// Asserts that the plan, and the problems, are those of a plan from scratch.
+    pub(crate) fn assert_planned_as_from_scratch(&self) {
         let proxier = &self.proxier;
         let (from_scratch, problems) = desired(proxier.snapshot(), proxier.machine(), &config());
         assert_eq!(*proxier.desired(), from_scratch);
         assert_eq!(proxier.problems(), problems);
     }
 
-    /// Neither by this process nor by the next.
-    pub(crate) fn nothing_is_written(&mut self) {
+    /// Asserts that neither this process nor the next one writes to the kernel.
+    pub(crate) fn assert_nothing_is_written(&mut self) {
         let before = self.kernel.writes();
         self.sync();
         self.resync();
@@ -193,8 +209,8 @@ impl Node {
 }
 
 fn proxier(kernel: &Kernel, directory: &TempDir) -> Proxier<Kernel> {
-    let state_file = LedgerFile::new(directory.path().join("state"));
-    Proxier::new(kernel.clone(), config(), state_file)
+    let ledger_file = LedgerFile::new(directory.path().join("ledger"));
+    Proxier::new(kernel.clone(), config(), ledger_file)
         .unwrap()
         .filtering(FilterConfig::default())
 }

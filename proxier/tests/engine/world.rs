@@ -1,4 +1,4 @@
-//! A small cluster in which things happen.
+//! A small cluster and its random changes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use proxier::testing::model::{
 };
 use proxier::testing::store::{Event, Parsed, Update};
 
-/// The objects as the API server has them.
+/// The objects of the API server.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     services: BTreeMap<ObjectName, Service>,
@@ -22,24 +22,24 @@ pub(crate) struct World {
 
 /// A change of an object.
 #[derive(Clone, Debug)]
-pub(crate) enum Happening {
-    Service(Service),
-    NoService(ObjectName),
-    Slice(EndpointSlice),
-    NoSlice(ObjectName),
+pub(crate) enum Change {
+    ApplyService(Service),
+    DeleteService(ObjectName),
+    ApplySlice(EndpointSlice),
+    DeleteSlice(ObjectName),
 }
 
-/// Of few names, addresses and ports, so that they meet.
-pub(crate) fn happening() -> impl Strategy<Value = Happening> {
+/// Returns changes with few names, addresses and ports, so that objects conflict.
+pub(crate) fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
-        3 => service().prop_map(Happening::Service),
-        1 => service_name().prop_map(Happening::NoService),
-        5 => slice().prop_map(Happening::Slice),
-        1 => slice_name().prop_map(Happening::NoSlice),
+        3 => service().prop_map(Change::ApplyService),
+        1 => service_name().prop_map(Change::DeleteService),
+        5 => slice().prop_map(Change::ApplySlice),
+        1 => slice_name().prop_map(Change::DeleteSlice),
     ]
 }
 
-/// One of them goes before all others.
+/// The names of Services. `kubernetes` is programmed before the others.
 const SERVICES: [&str; 4] = ["alpha", "beta", "kubernetes", "web"];
 
 fn service_name() -> impl Strategy<Value = ObjectName> {
@@ -66,17 +66,24 @@ fn service() -> impl Strategy<Value = Service> {
         any::<bool>(),
     )
         .prop_map(
-            |(name, (last, is_dual, external), ports, internal, external_policy, sticky)| {
+            |(
+                name,
+                (last, is_dual, external),
+                ports,
+                internal_policy,
+                external_policy,
+                is_sticky,
+            )| {
                 let mut cluster_ips: Vec<IpAddr> = vec![[10, 96, 0, last].into()];
                 if is_dual {
                     cluster_ips.push([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last) + 1].into());
                 }
-                let mut made: Vec<ServicePort> = Vec::new();
+                let mut service_ports: Vec<ServicePort> = Vec::new();
                 for (number, is_udp, has_node_port) in ports {
                     let protocol = if is_udp { Protocol::Udp } else { Protocol::Tcp };
                     let name: Arc<str> = format!("p{number}").into();
-                    if made.iter().all(|port| port.name != name) {
-                        made.push(ServicePort {
+                    if service_ports.iter().all(|port| port.name != name) {
+                        service_ports.push(ServicePort {
                             name,
                             protocol,
                             port: 80 + number,
@@ -88,9 +95,9 @@ fn service() -> impl Strategy<Value = Service> {
                     created: Some(format!("2026-01-0{}T00:00:00Z", last + 1).into()),
                     name,
                     cluster_ips,
-                    ports: made,
-                    affinity_secs: sticky.then_some(600),
-                    internal_policy: internal,
+                    ports: service_ports,
+                    affinity_secs: is_sticky.then_some(600),
+                    internal_policy,
                     external_policy,
                     external_ips: external
                         .map(|last| [192, 0, 2, last].into())
@@ -120,7 +127,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
             is_serving: state > 0,
             is_terminating: state == 1,
             location: Arc::new(Location {
-                node: Some(if is_here { "here" } else { "there" }.into()),
+                node: Some(if is_here { "here" } else { "other" }.into()),
                 zone: None,
             }),
             hints: None,
@@ -147,24 +154,24 @@ fn parsed<T: Clone>((name, object): (&ObjectName, &T)) -> Parsed<T> {
 }
 
 impl World {
-    /// Lets it happen; answers the event that tells of it, if anything changed.
-    pub(crate) fn happen(&mut self, happening: Happening) -> Option<Event> {
-        Some(match happening {
-            Happening::Service(service) => {
+    /// Applies a change. Returns its event; `None` if the object to delete does not exist.
+    pub(crate) fn apply(&mut self, change: Change) -> Option<Event> {
+        Some(match change {
+            Change::ApplyService(service) => {
                 let event = Event::Services(Update::Apply(parsed((&service.name, &service))));
                 self.services.insert(service.name.clone(), service);
                 event
             }
-            Happening::NoService(name) => {
+            Change::DeleteService(name) => {
                 self.services.remove(&name)?;
                 Event::Services(Update::Delete(name))
             }
-            Happening::Slice(slice) => {
+            Change::ApplySlice(slice) => {
                 let event = Event::EndpointSlices(Update::Apply(parsed((&slice.name, &slice))));
                 self.slices.insert(slice.name.clone(), slice);
                 event
             }
-            Happening::NoSlice(name) => {
+            Change::DeleteSlice(name) => {
                 self.slices.remove(&name)?;
                 Event::EndpointSlices(Update::Delete(name))
             }

@@ -1,14 +1,18 @@
-//! Restoring our table after changes by other programs.
+//! Repair of our table after changes by other programs.
 
 use proxier::testing::nftables::{Client, Table};
 
-use crate::{TABLE, assert_same, everything, lines, modes, nft};
+use super::rules::{everything, modes};
+use crate::{TABLE, assert_same, lines, nft};
 
 /// Returns the table as nft lists it, and the line with its handle. A new table has a new handle.
 fn listed() -> (Vec<String>, String) {
     let text = nft(&["list", "table", "inet", TABLE], "").unwrap();
-    let numbered = nft(&["-a", "list", "table", "inet", TABLE], "").unwrap();
-    (lines(&text), numbered.lines().next().unwrap().to_owned())
+    let with_handles = nft(&["-a", "list", "table", "inet", TABLE], "").unwrap();
+    (
+        lines(&text),
+        with_handles.lines().next().unwrap().to_owned(),
+    )
 }
 
 #[test]
@@ -35,59 +39,64 @@ fn an_unchanged_table_is_not_written() {
     });
 }
 
-/// Changes by another program, each with whether the table has to be replaced after it.
-const TAMPERING: [(&str, bool); 18] = [
-    ("flush chain inet T input", false),
-    ("add rule inet T input counter", false),
-    ("insert rule inet T cluster-ip drop", false),
-    ("add rule inet T leaving jump external", false),
-    ("flush chain inet T input; flush chain inet T output", false),
-    ("flush table inet T", false),
-    ("flush map inet T frontends-4", false),
-    ("flush set inet T service-addresses-6", false),
-    (
-        "add element inet T service-addresses-4 { 192.0.2.1 }",
-        false,
-    ),
-    (
-        "delete element inet T frontends-4 { 10.96.0.1 . tcp . 443 }; \
-         add element inet T frontends-4 { 10.96.0.1 . tcp . 443 : accept }",
-        false,
-    ),
-    (
-        "add element inet T frontends-4 { 10.96.0.1 . icmp . 1 : accept }",
-        true,
-    ),
-    ("add chain inet T more { accept; }", false),
-    (
-        "add chain inet T more; add rule inet T more accept; add rule inet T input jump more",
-        false,
-    ),
-    (
-        "add chain inet T more { type filter hook input priority 7; }",
-        true,
-    ),
-    ("chain inet T input { policy drop; }", true),
-    ("add set inet T more { type ipv4_addr; }", true),
-    ("add table inet T { flags dormant; }", true),
-    ("delete table inet T", true),
+/// Changes of rules, elements and plain chains, as commands of nft.
+const UNDONE_IN_PLACE: [&str; 12] = [
+    "flush chain inet ipvs-proxier input",
+    "add rule inet ipvs-proxier input counter",
+    "insert rule inet ipvs-proxier cluster-ip drop",
+    "add rule inet ipvs-proxier leaving jump external",
+    "flush chain inet ipvs-proxier input
+     flush chain inet ipvs-proxier output",
+    "flush table inet ipvs-proxier",
+    "flush map inet ipvs-proxier frontends-4",
+    "flush set inet ipvs-proxier service-addresses-6",
+    "add element inet ipvs-proxier service-addresses-4 { 192.0.2.1 }",
+    "delete element inet ipvs-proxier frontends-4 { 10.96.0.1 . tcp . 443 }
+     add element inet ipvs-proxier frontends-4 { 10.96.0.1 . tcp . 443 : accept }",
+    "add chain inet ipvs-proxier more { accept; }",
+    "add chain inet ipvs-proxier more
+     add rule inet ipvs-proxier more accept
+     add rule inet ipvs-proxier input jump more",
+];
+
+/// Changes that give the table what ours never has: a hook, a policy, a set, a flag, a key of another type.
+const UNDONE_BY_REPLACEMENT: [&str; 6] = [
+    "add element inet ipvs-proxier frontends-4 { 10.96.0.1 . icmp . 1 : accept }",
+    "add chain inet ipvs-proxier more { type filter hook input priority 7; }",
+    "chain inet ipvs-proxier input { policy drop; }",
+    "add set inet ipvs-proxier more { type ipv4_addr; }",
+    "add table inet ipvs-proxier { flags dormant; }",
+    "delete table inet ipvs-proxier",
 ];
 
 #[test]
-fn changes_by_other_programs_are_undone() {
+fn changes_of_rules_and_elements_are_undone_in_place() {
     lab::test(|| {
         let mut client = Client::open(TABLE).unwrap();
         let table = everything(modes()[0].clone());
         client.replace(&table).unwrap();
-        for (commands, is_replaced) in TAMPERING {
-            let (before, number) = listed();
-            let commands = commands.replace("inet T", &format!("inet {TABLE}"));
-            let commands = commands.replace("; ", "\n").replace(";\n}", "; }");
-            nft(&["-f", "-"], &commands).unwrap();
+        let before = listed();
+        for commands in UNDONE_IN_PLACE {
+            nft(&["-f", "-"], commands).unwrap();
             client.restore(&table).unwrap();
-            let (after, number_after) = listed();
+            assert_eq!(listed(), before, "{commands}");
+        }
+    });
+}
+
+#[test]
+fn changes_of_the_structure_are_undone_with_a_new_table() {
+    lab::test(|| {
+        let mut client = Client::open(TABLE).unwrap();
+        let table = everything(modes()[0].clone());
+        client.replace(&table).unwrap();
+        for commands in UNDONE_BY_REPLACEMENT {
+            let (before, handle) = listed();
+            nft(&["-f", "-"], commands).unwrap();
+            client.restore(&table).unwrap();
+            let (after, handle_after) = listed();
             assert_eq!(after, before, "{commands}");
-            assert_eq!(number_after != number, is_replaced, "{commands}");
+            assert_ne!(handle_after, handle, "{commands}");
         }
     });
 }

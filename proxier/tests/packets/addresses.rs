@@ -1,41 +1,36 @@
-//! Who is who: addresses of the node that are a Service's too, ports that are node ports elsewhere,
-//! service addresses that are asked whether they are there.
+//! Addresses that both the node and a Service have, ports that are node ports of another Service, and
+//! ping of service addresses.
 
 use std::net::SocketAddr;
 use std::process::Command;
 
 use lab::net::Answer;
+use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::ServiceAddresses;
 
 use super::scene::Scene;
-use crate::{DUAL, at, check};
+use super::services::{POD2, Port, Service, Services};
+use crate::{at, check};
 
-/// The node's own as web's external IPs and as its load balancer's, in both families.
-fn with_own_addresses() -> String {
-    let manifests = DUAL
-        .replacen(
-            "externalIPs: [198.51.100.1, \"2001:db8:51::1\"]",
-            "externalIPs: [172.18.0.2, \"fd00:172:18::2\"]",
-            1,
-        )
-        .replacen(
-            "ingress: [{ip: 198.51.100.2}, {ip: \"2001:db8:51::2\"}]",
-            "ingress: [{ip: 203.0.113.1}, {ip: \"2001:db8:113::1\"}]",
-            1,
-        );
-    assert!(manifests.contains("{ip: 203.0.113.1}") && manifests.contains("[172.18.0.2,"));
-    manifests
-}
-
+/// Addresses of the node.
 const OWN: [(&str, &str); 2] = [
     ("172.18.0.2", "fd00:172:18::2"),
     ("203.0.113.1", "2001:db8:113::1"),
 ];
 
-/// The node's own daemons are reached at its addresses, and what listens nowhere is refused by the
-/// kernel itself, without regard to Services.
+/// Returns the Services. Service web has the node's own addresses as external and load-balancer IPs.
+fn with_own_addresses() -> Services {
+    let [(external_v4, external_v6), (balanced_v4, balanced_v6)] = OWN;
+    Services::dual().edit("web", |web| {
+        web.external_ips = vec![external_v4, external_v6];
+        web.load_balancer_ips = vec![balanced_v4, balanced_v6];
+    })
+}
+
+/// Asserts that clients reach the node's daemons at its own addresses, and that the kernel refuses
+/// connections to a port at which no daemon listens.
 #[track_caller]
-fn own_daemons_are_reached(scene: &Scene) {
+fn daemons_are_reached_at_own_addresses(scene: &Scene) {
     for (v4, v6) in OWN {
         let daemons =
             [22, 9999].map(|port| [format!("tcp {v4}:{port}"), format!("tcp [{v6}]:{port}")]);
@@ -55,20 +50,20 @@ fn own_daemons_are_reached(scene: &Scene) {
 }
 
 #[test]
-fn own_addresses_that_services_have_too_are_never_filtered() {
-    never_filtered(ServiceAddresses::Routes);
+fn own_addresses_are_not_filtered_with_service_addresses_as_routes() {
+    own_addresses_are_not_filtered(ServiceAddresses::Routes);
 }
 
 #[test]
-fn own_addresses_are_never_filtered_where_services_have_a_device() {
-    never_filtered(ServiceAddresses::Dummy);
+fn own_addresses_are_not_filtered_with_service_addresses_on_a_device() {
+    own_addresses_are_not_filtered(ServiceAddresses::Dummy);
 }
 
-fn never_filtered(form: ServiceAddresses) {
+fn own_addresses_are_not_filtered(form: ServiceAddresses) {
     lab::test(|| {
-        let manifests = with_own_addresses();
-        let mut scene = Scene::with(&manifests, form, |_| {});
-        own_daemons_are_reached(&scene);
+        let services = with_own_addresses();
+        let mut scene = Scene::with(&services, form, |_| {});
+        daemons_are_reached_at_own_addresses(&scene);
         for (v4, v6) in OWN {
             let web = at(v4, v6, 80, 53);
             for client in ["ext", "pod3", "node"] {
@@ -76,22 +71,14 @@ fn never_filtered(form: ServiceAddresses) {
             }
         }
         // Without endpoints, only the Service's ports are refused.
-        let without = manifests.replacen("metadata: {name: web-", "metadata: {name: other-", 2);
-        let without = without.replacen("service-name: web}", "service-name: other}", 2);
-        scene.program(&without);
-        own_daemons_are_reached(&scene);
+        scene.program(services.clone().edit("web", |web| web.slices.clear()));
+        daemons_are_reached_at_own_addresses(&scene);
         let (v4, v6) = OWN[0];
         check(&scene, "ext", &at(v4, v6, 80, 53), &["refused"]);
 
-        // The addresses do not go with the Service.
-        let gone = manifests.replacen(
-            "metadata: {name: web}",
-            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
-            1,
-        );
-        assert_ne!(gone, manifests);
-        scene.program(&gone);
-        own_daemons_are_reached(&scene);
+        // The node keeps its addresses when the Service is removed.
+        scene.program(services.without("web"));
+        daemons_are_reached_at_own_addresses(&scene);
         let listed = scene.client("node").exec(&["ip", "address", "show"]);
         for address in OWN.iter().flat_map(|(v4, v6)| [v4, v6]) {
             assert!(listed.contains(&format!("{address}/")), "{listed}");
@@ -99,7 +86,7 @@ fn never_filtered(form: ServiceAddresses) {
     });
 }
 
-/// Whether `address` answers `client`'s ping, which asks nobody for names.
+/// Returns whether `address` answers a ping of `client`.
 fn pings(scene: &Scene, client: &str, address: &str) -> bool {
     let ping = || {
         Command::new("ping")
@@ -109,13 +96,13 @@ fn pings(scene: &Scene, client: &str, address: &str) -> bool {
     let output = scene.client(client).run(ping).expect("ping is installed");
     match output.status.code() {
         Some(0) => true,
-        // Its words for silence and for an ICMP error.
+        // No answer, or an ICMP error.
         Some(1) => false,
         _ => panic!("{client} to {address}: {output:?}"),
     }
 }
 
-/// Cluster IPs, external IPs and load balancers' addresses of Services with endpoints.
+/// A cluster IP, an external IP and a load-balancer IP of Services with endpoints, in both families.
 const WITH_ENDPOINTS: [&str; 6] = [
     "10.96.1.1",
     "fd00:10:96::1",
@@ -125,6 +112,7 @@ const WITH_ENDPOINTS: [&str; 6] = [
     "2001:db8:51::4",
 ];
 
+/// A cluster IP and a load-balancer IP of a Service without endpoints, in both families.
 const WITHOUT_ENDPOINTS: [&str; 4] = [
     "10.96.4.1",
     "fd00:10:96::4:1",
@@ -132,13 +120,24 @@ const WITHOUT_ENDPOINTS: [&str; 4] = [
     "2001:db8:51::6",
 ];
 
-fn answers_ping(form: ServiceAddresses, answer_ping: bool) {
+/// Whether service addresses answer ping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ping {
+    Answered,
+    Unanswered,
+}
+
+/// Asserts that service addresses with endpoints treat pings as `expected`, which is configured.
+fn pings_of_service_addresses_are(expected: Ping, form: ServiceAddresses) {
     lab::test(|| {
-        let scene = Scene::with(DUAL, form, |config| config.answer_ping = answer_ping);
+        let is_answered = expected == Ping::Answered;
+        let scene = Scene::with(Services::dual(), form, |config| {
+            config.answer_ping = is_answered;
+        });
         for address in WITH_ENDPOINTS {
             for client in ["ext", "pod3"] {
                 let answers = pings(&scene, client, address);
-                assert_eq!(answers, answer_ping, "{client} to {address}");
+                assert_eq!(answers, is_answered, "{client} to {address}");
             }
         }
         for address in WITHOUT_ENDPOINTS {
@@ -149,78 +148,44 @@ fn answers_ping(form: ServiceAddresses, answer_ping: bool) {
 }
 
 #[test]
-fn service_addresses_with_endpoints_answer_ping_where_they_shall() {
-    answers_ping(ServiceAddresses::Routes, true);
+fn service_addresses_as_routes_answer_ping_if_configured() {
+    pings_of_service_addresses_are(Ping::Answered, ServiceAddresses::Routes);
 }
 
 #[test]
-fn service_addresses_of_a_device_answer_ping_where_they_shall() {
-    answers_ping(ServiceAddresses::Dummy, true);
+fn service_addresses_on_a_device_answer_ping_if_configured() {
+    pings_of_service_addresses_are(Ping::Answered, ServiceAddresses::Dummy);
 }
 
 #[test]
-fn no_service_address_answers_ping_by_itself() {
-    answers_ping(ServiceAddresses::Routes, false);
+fn service_addresses_as_routes_answer_no_ping_by_default() {
+    pings_of_service_addresses_are(Ping::Unanswered, ServiceAddresses::Routes);
 }
 
 #[test]
-fn no_service_address_of_a_device_answers_ping_by_itself() {
-    answers_ping(ServiceAddresses::Dummy, false);
+fn service_addresses_on_a_device_answer_no_ping_by_default() {
+    pings_of_service_addresses_are(Ping::Unanswered, ServiceAddresses::Dummy);
 }
 
-/// Ports of Services that are node ports of another one: of web and, from inside by firewall mark, of
-/// local.
-const PORTS_OF_OTHERS: &str = r#"
----
-apiVersion: v1
-kind: Service
-metadata: {name: same}
-spec:
-  type: LoadBalancer
-  externalTrafficPolicy: Local
-  allocateLoadBalancerNodePorts: false
-  clusterIP: 10.96.6.1
-  clusterIPs: [10.96.6.1, "fd00:10:96::6:1"]
-  ipFamilies: [IPv4, IPv6]
-  ports:
-  - {name: http, port: 30080, targetPort: 8080}
-  - {name: dns, port: 30053, targetPort: 5353, protocol: UDP}
-  - {name: http2, port: 30081, targetPort: 8080}
-  - {name: dns2, port: 30054, targetPort: 5353, protocol: UDP}
-status:
-  loadBalancer:
-    ingress: [{ip: 198.51.100.8}, {ip: "2001:db8:51::8"}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: same-4, labels: {kubernetes.io/service-name: same}}
-addressType: IPv4
-ports:
-- {name: http, port: 8080}
-- {name: http2, port: 8080}
-- {name: dns, port: 5353, protocol: UDP}
-- {name: dns2, port: 5353, protocol: UDP}
-endpoints:
-- {addresses: [10.244.1.3], nodeName: node-a}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: same-6, labels: {kubernetes.io/service-name: same}}
-addressType: IPv6
-ports:
-- {name: http, port: 8080}
-- {name: http2, port: 8080}
-- {name: dns, port: 5353, protocol: UDP}
-- {name: dns2, port: 5353, protocol: UDP}
-endpoints:
-- {addresses: ["fd00:244:1::3"], nodeName: node-a}
-"#;
+/// Returns a Service whose ports are node ports of Services web and local.
+fn with_node_ports_of_others() -> Service {
+    Service::new("same", ["10.96.6.1", "fd00:10:96::6:1"])
+        .external_policy(TrafficPolicy::Local)
+        .load_balancer(["198.51.100.8", "2001:db8:51::8"])
+        .ports(vec![
+            Port::http("http", 30080),
+            Port::dns("dns", 30053),
+            Port::http("http2", 30081),
+            Port::dns("dns2", 30054),
+        ])
+        .endpoints(&[POD2])
+}
 
-/// A node port is one at the node's addresses only.
+/// A node port is a node port at the node's addresses only.
 #[test]
-fn a_port_that_is_a_node_port_elsewhere_is_nothing_special() {
+fn a_service_may_have_the_number_of_another_services_node_port_as_its_port() {
     lab::test(|| {
-        let scene = Scene::conformance(&format!("{DUAL}{PORTS_OF_OTHERS}"));
+        let scene = Scene::new(Services::dual().with(with_node_ports_of_others()));
         for (tcp, udp) in [(30080, 30053), (30081, 30054)] {
             let cluster_ip = at("10.96.6.1", "fd00:10:96::6:1", tcp, udp);
             check(&scene, "pod3", &cluster_ip, &["pod2/client"]);
@@ -229,7 +194,7 @@ fn a_port_that_is_a_node_port_elsewhere_is_nothing_special() {
             for client in ["pod3", "ext"] {
                 check(&scene, client, &balanced, &["pod2/client"]);
             }
-            // At addresses of Services that do not have them they are nobody's.
+            // Service web does not have these ports at its cluster IP.
             let others = at("10.96.1.1", "fd00:10:96::1", tcp, udp);
             check(&scene, "pod3", &others, &["refused"]);
         }
@@ -239,20 +204,20 @@ fn a_port_that_is_a_node_port_elsewhere_is_nothing_special() {
 }
 
 #[test]
-fn masqueraded_connections_have_no_node_port_as_their_source() {
+fn masqueraded_tcp_and_udp_flows_have_no_node_port_as_their_source() {
     sources_are_no_node_ports("UDP");
 }
 
 #[test]
-fn masqueraded_associations_have_no_node_port_as_their_source() {
+fn masqueraded_sctp_associations_have_no_node_port_as_their_source() {
     sources_are_no_node_ports("SCTP");
 }
 
-/// Over TCP and `protocol`.
-fn sources_are_no_node_ports(protocol: &str) {
+/// Asserts that masqueraded connections over TCP and `protocol` come from none of the node ports.
+fn sources_are_no_node_ports(protocol: &'static str) {
     lab::test(|| {
-        let manifests = DUAL.replace("protocol: UDP", &format!("protocol: {protocol}"));
-        let scene = Scene::with(&manifests, ServiceAddresses::Routes, |config| {
+        let services = Services::dual().instead_of_udp(protocol);
+        let scene = Scene::with(services, ServiceAddresses::Routes, |config| {
             config.node_ports = 2_000..=65_000;
         });
         for pod in ["pod1", "podB1"] {

@@ -1,8 +1,8 @@
 //! Another program drops forwarded packets (Docker's `iptables -P FORWARD DROP`).
 //!
-//! No table can overrule another's drop. But only the answers of endpoints are ever forwarded: IPVS
-//! takes requests from the input hook and sends them through the output hook. So one rule that accepts
-//! established connections is enough, and every chain with policy drop gets one of ours.
+//! An accept in one table does not overrule a drop in another. But only the answers of endpoints pass the
+//! forward hook: IPVS takes requests from the input hook and sends them through the output hook. So each
+//! chain with policy drop gets one rule of ours, which accepts answers.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -12,13 +12,14 @@ use lab::net::Host;
 use proxier::testing::nftables::{ForwardReport, Forwarding, Treatment};
 
 use super::scene::{Scene, nft};
-use crate::{DUAL, at, check};
+use super::services::Services;
+use crate::{at, check};
 
-/// A foreign chain with policy drop and `rules`, which counts the requests that it sees.
-fn policy_drop(rules: &str) -> String {
+/// Returns a foreign chain with policy drop and `rules`. It counts requests.
+fn policy_drop(table: &str, chain: &str, rules: &str) -> String {
     format!(
-        "table inet others {{
-            chain forward {{
+        "table {table} {{
+            chain {chain} {{
                 type filter hook forward priority filter; policy drop
                 ct direction original counter
                 {rules}
@@ -37,7 +38,7 @@ fn drop_by_iptables(node: &Host) {
     }
 }
 
-/// Clients of every kind reach every kind of Service.
+/// Asserts that clients of every kind reach every kind of Service.
 fn all_clients_receive_answers(scene: &mut Scene) {
     let both = ["pod1/client", "podB1/client"];
     let masqueraded = ["pod1/node", "podB1/node"];
@@ -68,7 +69,7 @@ fn all_clients_receive_answers(scene: &mut Scene) {
     for pod in ["pod1", "pod2", "pod3", "podB1"] {
         scene.client(pod).serve_sctp(5353);
     }
-    scene.program(&DUAL.replace("protocol: UDP", "protocol: SCTP"));
+    scene.program(Services::dual().instead_of_udp("SCTP"));
     let sctp = |v4: &str, v6: &str| [format!("sctp {v4}:53"), format!("sctp [{v6}]:53")];
     let cluster_ip = sctp("10.96.1.1", "fd00:10:96::1");
     check(scene, "pod3", &cluster_ip, &both);
@@ -79,7 +80,7 @@ fn all_clients_receive_answers(scene: &mut Scene) {
     check(scene, "ext", &local, &["pod2/client"]);
 }
 
-/// Only processes of the node reach Services.
+/// Asserts that only processes of the node reach Services.
 fn only_the_node_receives_answers(scene: &Scene) {
     let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
     check(scene, "node", &cluster_ip, &["pod1/node", "podB1/node"]);
@@ -100,8 +101,9 @@ fn only_the_node_receives_answers(scene: &Scene) {
 #[test]
 fn one_rule_for_established_connections_is_enough_for_all_clients() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        scene.nft(&policy_drop("ct state established,related accept"));
+        let mut scene = Scene::new(Services::dual());
+        let accept = "ct state established,related accept";
+        scene.nft(&policy_drop("inet others", "forward", accept));
         all_clients_receive_answers(&mut scene);
         let list = ["/usr/sbin/nft", "list", "table", "inet", "others"];
         let requests = scene.client("node").exec(&list);
@@ -113,10 +115,10 @@ fn one_rule_for_established_connections_is_enough_for_all_clients() {
 }
 
 #[test]
-fn without_it_only_the_node_receives_answers() {
+fn without_such_a_rule_only_the_node_receives_answers() {
     lab::test(|| {
-        let scene = Scene::conformance(DUAL);
-        scene.nft(&policy_drop(""));
+        let scene = Scene::new(Services::dual());
+        scene.nft(&policy_drop("inet others", "forward", ""));
         let mut forwarding = Forwarding::open(Treatment::Warn).unwrap();
         assert_eq!(forwarding.apply().unwrap().dropping.len(), 1);
         only_the_node_receives_answers(&scene);
@@ -126,8 +128,8 @@ fn without_it_only_the_node_receives_answers() {
 #[test]
 fn a_dropping_chain_of_nft_gets_a_rule_for_answers() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        scene.nft(&policy_drop(""));
+        let mut scene = Scene::new(Services::dual());
+        scene.nft(&policy_drop("inet others", "forward", ""));
         let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
         assert_eq!(
             tables_with_new_rule(&forwarding.apply().unwrap()),
@@ -148,15 +150,11 @@ fn a_dropping_chain_of_nft_gets_a_rule_for_answers() {
 #[test]
 fn a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
+        let mut scene = Scene::new(Services::dual());
         let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
         if !Path::new("/proc/net/ip_tables_names").exists() {
             // iptables does not work on this kernel, so the rule is in nft's syntax.
-            scene.nft(
-                &policy_drop("")
-                    .replace("inet others", "ip filter")
-                    .replace("forward {", "FORWARD {"),
-            );
+            scene.nft(&policy_drop("ip filter", "FORWARD", ""));
             assert_eq!(
                 tables_with_new_rule(&forwarding.apply().unwrap()),
                 ["ip filter"]
@@ -245,7 +243,7 @@ fn with_each_chain(node: &Host, mut each: impl FnMut(&str)) {
 }
 
 #[test]
-fn the_command_in_the_warning_ends_it() {
+fn the_command_in_the_warning_ends_the_warning() {
     lab::test(|| {
         let node = lab::net::node("node-a");
         let has_iptables = Path::new("/proc/net/ip_tables_names").exists();

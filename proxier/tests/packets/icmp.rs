@@ -1,22 +1,20 @@
-//! Errors that endpoints and routers send find their way back to the client, through IPVS and
-//! masquerade.
+//! ICMP errors of endpoints and routers reach the client through IPVS and masquerade.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::scene::Scene;
-use crate::{DUAL, at, check};
+use super::services::Services;
+use crate::{at, check};
 
-/// Endpoints on which nothing listens: a client hears of it as if it had asked them.
 #[test]
-fn an_endpoints_refusal_is_heard() {
+fn port_unreachable_of_an_endpoint_reaches_the_client() {
     lab::test(|| {
-        let deaf = DUAL.replace("5353", "7777");
-        assert_ne!(deaf, DUAL);
-        let scene = Scene::conformance(&deaf);
+        // No server listens on this port.
+        let scene = Scene::new(Services::dual().with_dns_target(7777));
         for pod in ["pod1", "pod2", "podB1"] {
-            // More errors to one host than six in a few seconds.
+            // By default, the kernel sends six errors to a host at once, and then one a second.
             let unlimited = "echo 0 | tee /proc/sys/net/ipv4/icmp_ratelimit \
                              /proc/sys/net/ipv6/icmp/ratelimit";
             scene.client(pod).exec(&["/bin/sh", "-c", unlimited]);
@@ -29,7 +27,7 @@ fn an_endpoints_refusal_is_heard() {
         ] {
             let [_, udp, _, udp6] = frontends;
             for client in ["pod3", "ext", "node"] {
-                // Endpoints take turns: both of them.
+                // Endpoints take turns, so that two requests ask both.
                 for _ in 0..2 {
                     check(&scene, client, &[udp.clone(), udp6.clone()], &["refused"]);
                 }
@@ -38,13 +36,13 @@ fn an_endpoints_refusal_is_heard() {
     });
 }
 
-/// Sends a line that takes several full packets, and waits for the answer to it.
+/// Sends a line of several full packets. Returns the Pod that answers.
 fn upload(scene: &Scene, client: &str, to: &str) -> Result<String, String> {
     let to: SocketAddr = to.parse().unwrap();
     scene.client(client).run(|| {
         let talk = || -> std::io::Result<String> {
             let stream = TcpStream::connect(to)?;
-            // Far less than TCP needs to find out by itself that large packets do not arrive.
+            // Far shorter than TCP takes to notice without ICMP that large packets do not arrive.
             stream.set_read_timeout(Some(Duration::from_secs(3)))?;
             let mut stream = BufReader::new(stream);
             let mut name = String::new();
@@ -60,12 +58,12 @@ fn upload(scene: &Scene, client: &str, to: &str) -> Result<String, String> {
     })
 }
 
-/// Links to endpoints are narrower than the client's, and none of the two ends sees it: `veth-pod1`
-/// of this node, where IPVS itself has to say so, and `veth-podB1` of the other one.
+/// The narrow links are in the middle of the path, so neither end knows their MTU: `veth-pod1` of this
+/// node, where IPVS itself sends the ICMP error, and `veth-podB1` of the other node.
 #[test]
-fn large_packets_are_told_to_be_smaller() {
+fn packet_too_big_of_a_router_reaches_the_client() {
     lab::test(|| {
-        let scene = Scene::conformance(DUAL);
+        let scene = Scene::new(Services::dual());
         for (node, device) in [("node", "veth-pod1"), ("peer", "veth-podB1")] {
             let narrow = ["ip", "link", "set", device, "mtu", "1400"];
             scene.client(node).exec(&narrow);
@@ -79,13 +77,12 @@ fn large_packets_are_told_to_be_smaller() {
             "[fd00:172:18::2]:30080",
         ] {
             for client in ["pod3", "ext", "node"] {
-                // For an address of a device of its own a host remembers no path MTU
-                // (`__mkroute_output` of Linux 7.2: routes to it are not cached). Service addresses
-                // are on `lo`, for which that does not hold; and IPv6 does not know it.
+                // Linux remembers no IPv4 path MTU for a local address of a device other than `lo`
+                // (`__mkroute_output` of 7.2 does not cache the route). Service addresses are on `lo`.
                 if (client, to) == ("node", "172.18.0.2:30080") {
                     continue;
                 }
-                // One of them to each endpoint.
+                // Endpoints take turns.
                 let mut answers = [(); 2].map(|()| upload(&scene, client, to));
                 answers.sort();
                 let expected = ["pod1", "podB1"].map(|pod| Ok(pod.to_owned()));

@@ -1,4 +1,4 @@
-//! Clients that ask all the time, while endpoints and source ranges change.
+//! Clients that keep asking while source ranges and rules change.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
@@ -10,25 +10,25 @@ use lab::net::Host;
 use proxier::testing::clock;
 
 use super::scene::{Scene, nft, program};
-use crate::DUAL;
+use super::services::Services;
 
 /// How often source ranges change.
 const CHANGES: usize = 200;
 
-/// How many flows a client opens at most: the lab's kernels track 8,192, and drop what is beyond.
+/// How many flows a client opens at most. The lab's kernels track 8,192 and drop packets of further ones.
 const MOST_FLOWS: usize = 1_000;
 
-/// How long a client waits for an answer: far longer than any takes, and than a busy machine leaves the
-/// lab without a processor, since only a datagram that is lost may be counted as such.
+/// How long a client waits for an answer before it counts the question as lost. A busy machine may leave
+/// the lab without a processor for seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// What became of the questions of a client.
+/// How many questions a client asked, and which were answered.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) asked: usize,
-    /// Which of them were not answered.
+    /// The numbers of the questions that were not answered.
     lost: Vec<usize>,
-    /// Those that were answered, and should not have been.
+    /// How many questions of a client that must not get through were answered.
     pub(super) let_through: usize,
 }
 
@@ -41,7 +41,7 @@ impl Tally {
     }
 }
 
-/// Has each of `clients` ask an address by `ask` from before `change` begins until it is over.
+/// Runs `ask` on each client, with the address beside it, while `change` runs. Returns what `ask` returns.
 pub(super) fn meanwhile<T: Send>(
     clients: &[(&Host, &str)],
     ask: impl Fn(SocketAddr, &AtomicBool) -> T + Sync,
@@ -55,24 +55,24 @@ pub(super) fn meanwhile<T: Send>(
             scope.spawn(move || host.run(|| ask(to, is_over)))
         });
         let asking: Vec<_> = asking.collect();
-        let over = Over(is_over);
+        let end = SetOnDrop(is_over);
         change();
-        drop(over);
+        drop(end);
         let tallies = asking.into_iter().map(|thread| thread.join().unwrap());
         tallies.collect()
     })
 }
 
-/// Says so when it is over, be it by a panic.
-struct Over<'a>(&'a AtomicBool);
+/// Sets the flag when it is dropped, also by a panic.
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// A socket with a port, and so a flow, of its own.
+/// Returns a socket that is connected to `to` from a new port, and so has a flow of its own.
 pub(super) fn socket(to: SocketAddr) -> UdpSocket {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).unwrap();
@@ -83,19 +83,19 @@ pub(super) fn socket(to: SocketAddr) -> UdpSocket {
     socket
 }
 
+/// Asks one question. Returns whether an answer arrived.
 fn is_answered(socket: &UdpSocket) -> bool {
     match socket.send(b"?\n") {
         Ok(_) => socket.recv(&mut [0; 128]).is_ok(),
         Err(_) => {
-            // A process of the node is told at once when a datagram is dropped on its way out; who is
-            // elsewhere waits.
+            // send(2) fails on the node at once if a rule drops the datagram. Clients elsewhere wait.
             thread::sleep(lab::patience(PATIENCE));
             false
         }
     }
 }
 
-/// Asks with one flow, as a resolver does.
+/// Asks in one flow.
 fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let (socket, mut tally) = (socket(to), Tally::default());
     while !is_over.load(Ordering::Relaxed) {
@@ -104,7 +104,7 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     tally
 }
 
-/// Asks with a new flow each time.
+/// Asks in a new flow each time.
 fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) && tally.asked < MOST_FLOWS {
@@ -114,8 +114,9 @@ fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     tally
 }
 
-/// Asks with a new flow each time, after a `pause`, and does not wait for answers, which it is not to
-/// get.
+/// Asks in a new flow each time, after a `pause`, as a client that must not get through.
+///
+/// It does not wait for answers, so it asks often.
 pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, pause: Duration) -> Tally {
     let (mut tally, mut open) = (Tally::default(), VecDeque::new());
     let is_let_through = |socket: &UdpSocket| socket.recv(&mut [0; 128]).is_ok();
@@ -123,7 +124,7 @@ pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, pause: Duration) ->
         let socket = socket(to);
         socket.set_nonblocking(true).unwrap();
         thread::sleep(pause);
-        // What is dropped on its way out of this host is an error here.
+        // send(2) fails if this host itself drops the datagram.
         if socket.send(b"?\n").is_ok() {
             tally.asked += 1;
             open.push_back(socket);
@@ -138,12 +139,11 @@ pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, pause: Duration) ->
     tally
 }
 
-/// While source ranges are rewritten again and again, nobody who is not in any of them gets through,
-/// and who is in all of them always does.
+/// A client in the unchanged ranges always gets through, a client outside all ranges never does.
 #[test]
 fn source_ranges_hold_while_they_change() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
+        let mut scene = Scene::new(Services::dual());
         let Scene {
             cluster, proxier, ..
         } = &mut scene;
@@ -152,23 +152,22 @@ fn source_ranges_hold_while_they_change() {
         let refused = addresses.map(|to| (&*cluster.ext2, to));
         let mut intruders = Vec::new();
         let change = || {
-            let ranges = "loadBalancerSourceRanges: [203.0.113.0/24, ";
             for round in 0..CHANGES {
-                let changed = format!("{ranges}10.{round}.0.0/16, \"fd00:{round}::/32\", ");
-                program(proxier, &DUAL.replace(ranges, &changed));
+                let services = Services::dual();
+                program(proxier, services.with_more_source_ranges(round));
             }
         };
         let newcomers = meanwhile(&allowed, newcomer, || {
-            // Not so fast that the queues of the lab's links are full, which others use, too.
+            // Without a pause, the queues of the lab's links would be full for all clients.
             let pause = lab::patience(Duration::from_millis(1));
             let intruder = |to, is_over: &_| intruder(to, is_over, pause);
             intruders = meanwhile(&refused, intruder, change);
         });
         let asked = |tallies: &[Tally]| tallies.iter().map(|it| it.asked).sum::<usize>();
         let (asked, refused) = (asked(&newcomers), asked(&intruders));
-        println!("{asked} questions of those allowed, {refused} of those who are not");
+        println!("{asked} questions of allowed clients, {refused} of others");
         for tally in &newcomers {
-            // The faster the lab, the fewer questions during the changes: 123 on 7.2 with seccomp(2).
+            // A fast lab makes the changes in less time: 123 questions on 7.2 with seccomp(2).
             let is_enough = tally.asked > CHANGES / 4;
             assert!(is_enough && tally.lost.is_empty(), "{tally:?}");
         }
@@ -178,19 +177,18 @@ fn source_ranges_hold_while_they_change() {
     });
 }
 
-/// While others meddle with our rules, and these are brought back, clients notice nothing. One question
-/// in some 100,000 was lost on a machine with ten things to do at once, for a reason that is not known;
-/// setting all rules anew cost several clients six and more in a row.
+/// Each client may lose one question: on a machine with ten busy processes one in some 100,000 was lost,
+/// for an unknown reason. Replacing the whole table cost several clients six and more in a row.
 #[test]
-fn nobody_notices_that_rules_are_brought_back() {
+fn clients_notice_no_repair_of_rules() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
+        let mut scene = Scene::new(Services::dual());
         let Scene {
             cluster, proxier, ..
         } = &mut scene;
-        // One address for each client and family: two flows from one port to one endpoint would be one
-        // to connection tracking, if they are not masqueraded.
-        let of_all_kinds = [
+        // One frontend for each client and family. Two frontends with the same endpoint would get the same
+        // flow at the endpoint if a client used one port for both and is not masqueraded.
+        let all_kinds = [
             (&cluster.pod3, "10.96.1.1:53"),
             (&cluster.pod1, "[fd00:10:96::1]:53"),
             (&cluster.pod2, "198.51.100.4:53"),
@@ -215,12 +213,12 @@ fn nobody_notices_that_rules_are_brought_back() {
                 assert!(matches!(applied.rules, Some(Ok(()))), "{applied:?}");
             }
         };
-        let new = meanwhile(&of_all_kinds, newcomer, || {
-            known = meanwhile(&of_all_kinds, resolver, change);
+        let new = meanwhile(&all_kinds, newcomer, || {
+            known = meanwhile(&all_kinds, resolver, change);
         });
         let asked = new.iter().chain(&known).map(|it| it.asked);
         println!("{} questions", asked.sum::<usize>());
-        for (nth, (_, to)) in of_all_kinds.iter().enumerate() {
+        for (nth, (_, to)) in all_kinds.iter().enumerate() {
             for tally in [&new[nth], &known[nth]] {
                 assert!(tally.asked > 50 && tally.lost.len() <= 1, "{to}: {tally:?}");
             }

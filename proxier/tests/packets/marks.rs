@@ -1,18 +1,21 @@
-//! Marks that others give to packets are on them when they leave the node or reach a process of it,
-//! whatever marks the program needs in between.
+//! A packet that leaves the node, or reaches a process of it, has the mark that another program gave it,
+//! although our rules use marks in between.
 
 use std::collections::BTreeSet;
 
 use proxier::testing::filter::MasqueradeBit;
+use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::ServiceAddresses;
 
 use super::scene::Scene;
-use crate::{DUAL, at};
+use super::services::{Endpoint, POD_B1, Service, Services};
+use crate::at;
 
-/// Every bit but those of two masquerade bits, 14 and 31; the lowest byte tells hosts from each other.
+/// Every bit but the masquerade bits of these tests, 14 and 31. The lowest byte is the number of the
+/// sender.
 const MARK: u32 = 0x7fff_bf00;
 
-/// Who sends packets, in both families.
+/// The addresses of the hosts that send packets.
 const SENDERS: [(&str, &str); 7] = [
     ("172.18.0.2", "fd00:172:18::2"),
     ("203.0.113.9", "2001:db8:113::9"),
@@ -23,75 +26,48 @@ const SENDERS: [(&str, &str); 7] = [
     ("172.18.0.3", "fd00:172:18::3"),
 ];
 
-/// Services with an endpoint that is the node itself, under policy Local and under policy Cluster:
-/// what processes of the node hear has not left it.
-const HOST_NETWORK: &str = r#"
----
-apiVersion: v1
-kind: Service
-metadata: {name: host}
-spec:
-  type: LoadBalancer
-  externalTrafficPolicy: POLICY
-  clusterIP: 10.96.5.1
-  clusterIPs: [10.96.5.1, "fd00:10:96::5:1"]
-  ipFamilies: [IPv4, IPv6]
-  ports:
-  - {name: http, port: 80, targetPort: 8080, nodePort: 30085}
-  - {name: dns, port: 53, targetPort: 5353, protocol: UDP, nodePort: 30056}
-status:
-  loadBalancer:
-    ingress: [{ip: 198.51.100.7}, {ip: "2001:db8:51::7"}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: host-4, labels: {kubernetes.io/service-name: host}}
-addressType: IPv4
-ports: [{name: http, port: 8080}, {name: dns, port: 5353, protocol: UDP}]
-endpoints:
-- {addresses: [172.18.0.2], nodeName: node-a}
-- {addresses: [10.244.2.2], nodeName: node-b}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: host-6, labels: {kubernetes.io/service-name: host}}
-addressType: IPv6
-ports: [{name: http, port: 8080}, {name: dns, port: 5353, protocol: UDP}]
-endpoints:
-- {addresses: ["fd00:172:18::2"], nodeName: node-a}
-- {addresses: ["fd00:244:2::2"], nodeName: node-b}
-"#;
+/// Returns a Service with the node itself as an endpoint: packets to a process of the node do not leave
+/// the node.
+fn with_host_network(policy: TrafficPolicy) -> Service {
+    const NODE: Endpoint = Endpoint::new("172.18.0.2", "fd00:172:18::2", "node-a");
+    Service::new("host", ["10.96.5.1", "fd00:10:96::5:1"])
+        .external_policy(policy)
+        .load_balancer(["198.51.100.7", "2001:db8:51::7"])
+        .node_ports([30085, 30056])
+        .endpoints(&[NODE, POD_B1])
+}
 
-/// Clients and the addresses that they ask: masqueraded, by firewall mark, and plain.
+/// Clients, the addresses that they ask, and the TCP and the UDP port.
 const ASKED: [(&str, [&str; 2], [u16; 2]); 11] = [
-    // Masqueraded, at a cluster IP, from outside; plain, from inside; of the node; to itself.
+    // A cluster IP: masqueraded from outside, plain from inside, of the node, of the endpoint itself.
     ("ext", ["10.96.1.1", "fd00:10:96::1"], [80, 53]),
     ("pod3", ["10.96.1.1", "fd00:10:96::1"], [80, 53]),
     ("node", ["10.96.1.1", "fd00:10:96::1"], [80, 53]),
     ("pod1", ["10.96.1.1", "fd00:10:96::1"], [80, 53]),
-    // Masqueraded, at a load balancer's address and at a node port.
+    // A load-balancer IP and a node port: masqueraded.
     ("ext", ["198.51.100.2", "2001:db8:51::2"], [80, 53]),
     ("pod3", ["172.18.0.2", "fd00:172:18::2"], [30080, 30053]),
-    // Under policy Local: plain from outside, by firewall mark from inside and of the node.
+    // Policy Local: plain from outside, by firewall mark from inside and of the node.
     ("ext", ["198.51.100.4", "2001:db8:51::4"], [80, 53]),
     ("pod3", ["198.51.100.4", "2001:db8:51::4"], [80, 53]),
     ("node", ["198.51.100.4", "2001:db8:51::4"], [80, 53]),
-    // To a process of the node, from inside by firewall mark where the policy is Local.
+    // A process of the node as endpoint: by firewall mark if the policy is Local.
     ("pod3", ["198.51.100.7", "2001:db8:51::7"], [80, 53]),
-    // No Service's.
+    // An endpoint itself, without a Service.
     ("pod3", ["10.244.2.2", "fd00:244:2::2"], [8080, 5353]),
 ];
 
-/// The mark that a stranger gives to packets of `sender`, if it gives any.
+/// Returns the mark that the other program gives to packets of `sender`.
 fn mark_of(sender: &str) -> u32 {
-    let is_it = |(v4, v6): &(&str, &str)| *v4 == sender || *v6 == sender;
-    let place = SENDERS.iter().position(is_it);
-    let place = place.unwrap_or_else(|| panic!("{sender} sends nothing"));
-    MARK | u32::try_from(place + 1).unwrap()
+    let is_sender = |(v4, v6): &(&str, &str)| *v4 == sender || *v6 == sender;
+    let index = SENDERS.iter().position(is_sender);
+    let index = index.unwrap_or_else(|| panic!("{sender} is no sender"));
+    MARK | u32::try_from(index + 1).unwrap()
 }
 
-/// A table that notes the marks that packets have after everything that is ours. A packet's sender
-/// is what connection tracking says it was at first, whatever its source has become.
+/// Returns a table that notes the marks of packets after all our chains.
+///
+/// It takes a packet's sender from connection tracking, because masquerade may have changed the source.
 fn observer() -> String {
     let mut sets = String::new();
     let mut rules = [("leaving", String::new()), ("delivered", String::new())];
@@ -132,20 +108,22 @@ fn observer() -> String {
     )
 }
 
-/// A table that marks packets before anything that is ours: what arrives, what a client on the node
-/// says to a local address, and what a server on it answers. IPVS sends packets out as if they were
-/// the node's, but to nobody local and from clients' ports; these it leaves alone.
-fn stranger() -> String {
+/// Returns another program's table, which marks packets before all our chains.
+///
+/// It marks packets that arrive, packets of the node to local addresses, and answers of servers on the
+/// node. It does not mark the requests that IPVS sends through the output hook: these have remote
+/// destinations and clients' source ports.
+fn marking_table() -> String {
     let by_sender = |family: fn(&(&'static str, &'static str)) -> &'static str| {
         let mark = |address| format!("{address} : {:#x}", mark_of(address));
-        // The node's own come back by `lo`, and have theirs already.
+        // Packets of the node itself arrive through `lo` with their mark.
         let marks: Vec<String> = SENDERS[1..].iter().map(family).map(mark).collect();
         marks.join(", ")
     };
     let (v4, v6) = (by_sender(|it| it.0), by_sender(|it| it.1));
     let node = mark_of("172.18.0.2");
     format!(
-        "table inet stranger {{
+        "table inet marking {{
             chain arriving {{
                 type filter hook prerouting priority -301
                 meta mark set ip saddr map {{ {v4} }}
@@ -160,12 +138,19 @@ fn stranger() -> String {
     )
 }
 
-/// What the observer noted in a set: who sent it, to which service address it belongs, the protocol,
-/// and the mark.
-type Noted = BTreeSet<(String, String, String, u32)>;
+/// A packet that the observer noted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Noted {
+    sender: String,
+    /// The address that the client asked.
+    service: String,
+    protocol: String,
+    mark: u32,
+}
 
-fn noted(scene: &Scene, set: &str) -> Noted {
-    let mut noted = Noted::new();
+/// Returns the packets that the observer noted in `set`, in both families.
+fn noted(scene: &Scene, set: &str) -> BTreeSet<Noted> {
+    let mut noted = BTreeSet::new();
     for family in ["ip", "ip6"] {
         let set = format!("{set}-{family}");
         let list = ["/usr/sbin/nft", "list", "set", "inet", "observer", &set];
@@ -179,86 +164,95 @@ fn noted(scene: &Scene, set: &str) -> Noted {
                 panic!("{element}");
             };
             let mark = u32::from_str_radix(mark.trim_start_matches("0x"), 16).unwrap();
-            noted.insert((sender.into(), service.into(), protocol.into(), mark));
+            noted.insert(Noted {
+                sender: sender.into(),
+                service: service.into(),
+                protocol: protocol.into(),
+                mark,
+            });
         }
     }
     noted
 }
 
-/// Asks everything, and compares the marks of all packets with those that they had from a stranger,
-/// or with none.
-fn marks_stay(policy: &str, bit: MasqueradeBit, has_stranger: bool) {
-    let manifests = format!("{DUAL}{}", HOST_NETWORK.replace("POLICY", policy));
-    let scene = Scene::with(&manifests, ServiceAddresses::Routes, |config| {
+/// The marks that packets have before they reach our rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Marks {
+    OfAnotherProgram,
+    None,
+}
+
+/// Asserts that the packets of all questions in [`ASKED`] leave our rules with the marks that they had.
+fn marks_stay(before: Marks, policy: TrafficPolicy, bit: MasqueradeBit) {
+    let services = Services::dual().with(with_host_network(policy));
+    let scene = Scene::with(services, ServiceAddresses::Routes, |config| {
         config.masquerade_bit = bit;
     });
     scene.client("node").serve_tcp(8080);
     scene.client("node").serve_udp(5353);
     scene.nft(&observer());
-    if has_stranger {
-        scene.nft(&stranger());
+    if before == Marks::OfAnotherProgram {
+        scene.nft(&marking_table());
     }
-    let mut expected = BTreeSet::new();
+    let mut all_asked = BTreeSet::new();
     for (client, addresses, [tcp, udp]) in ASKED {
         let [v4, v6] = addresses;
         for frontend in at(v4, v6, tcp, udp) {
-            // Endpoints take turns: both of them.
+            // Endpoints take turns, so that two requests ask both.
             for answer in scene.ask(client, &frontend, 2) {
                 assert!(answer.contains('/'), "{client} to {frontend}: {answer}");
             }
         }
         for address in addresses {
-            for protocol in ["tcp", "udp"] {
-                expected.insert((address.to_owned(), protocol.to_owned()));
-            }
+            all_asked.insert((address.to_owned(), "tcp".to_owned()));
+            all_asked.insert((address.to_owned(), "udp".to_owned()));
         }
     }
 
-    let mark = |sender: &str| if has_stranger { mark_of(sender) } else { 0 };
-    for (set, is_everything) in [
-        ("leaving-original", true),
-        ("leaving-reply", true),
-        ("delivered-original", false),
-        ("delivered-reply", false),
-    ] {
+    // Returns the services and protocols of the packets in `set`, after a look at their marks.
+    let noted_in = |set: &str| -> BTreeSet<(String, String)> {
         let noted = noted(&scene, set);
-        let wrong: Vec<_> = noted
-            .iter()
-            .filter(|(sender, _, _, found)| *found != mark(sender))
-            .map(|it| format!("{it:x?}"))
-            .collect();
+        let expected = |sender: &str| match before {
+            Marks::OfAnotherProgram => mark_of(sender),
+            Marks::None => 0,
+        };
+        let is_wrong = |it: &&Noted| it.mark != expected(&it.sender);
+        let wrong = noted.iter().filter(is_wrong).map(|it| format!("{it:x?}"));
+        let wrong: Vec<String> = wrong.collect();
         assert!(wrong.is_empty(), "{set}: {}", wrong.join("\n"));
-        let to: BTreeSet<_> = noted
-            .iter()
-            .map(|(_, service, protocol, _)| (service.clone(), protocol.clone()))
-            .collect();
-        if is_everything {
-            assert_eq!(to, expected, "{set}");
-        } else {
-            assert!(!to.is_empty(), "{set}");
-        }
-    }
+        let packets = noted.into_iter();
+        packets.map(|it| (it.service, it.protocol)).collect()
+    };
+    assert_eq!(noted_in("leaving-original"), all_asked);
+    assert_eq!(noted_in("leaving-reply"), all_asked);
+    assert!(!noted_in("delivered-original").is_empty());
+    assert!(!noted_in("delivered-reply").is_empty());
+    // TCP and UDP packets in both families reached the node's own servers.
     let delivered = noted(&scene, "delivered-original");
-    let to_host = |(_, service, _, _): &&(String, String, String, u32)| service.ends_with('7');
-    assert_eq!(delivered.iter().filter(to_host).count(), 4, "{delivered:?}");
+    let to_host = delivered.iter().filter(|it| it.service.ends_with('7'));
+    assert_eq!(to_host.count(), 4, "{delivered:?}");
 }
 
 #[test]
-fn marks_of_strangers_stay() {
-    lab::test(|| marks_stay("Local", MasqueradeBit::default(), true));
+fn marks_of_another_program_stay() {
+    let bit = MasqueradeBit::default();
+    lab::test(|| marks_stay(Marks::OfAnotherProgram, TrafficPolicy::Local, bit));
 }
 
 #[test]
-fn marks_of_strangers_stay_with_another_masquerade_bit() {
-    lab::test(|| marks_stay("Cluster", MasqueradeBit::new(31).unwrap(), true));
+fn marks_of_another_program_stay_with_masquerade_bit_31() {
+    let bit = MasqueradeBit::new(31).unwrap();
+    lab::test(|| marks_stay(Marks::OfAnotherProgram, TrafficPolicy::Cluster, bit));
 }
 
 #[test]
-fn packets_without_a_mark_have_none_in_the_end() {
-    lab::test(|| marks_stay("Local", MasqueradeBit::default(), false));
+fn unmarked_packets_leave_our_rules_unmarked() {
+    let bit = MasqueradeBit::default();
+    lab::test(|| marks_stay(Marks::None, TrafficPolicy::Local, bit));
 }
 
 #[test]
-fn packets_without_a_mark_have_none_behind_another_masquerade_bit() {
-    lab::test(|| marks_stay("Cluster", MasqueradeBit::new(31).unwrap(), false));
+fn unmarked_packets_leave_our_rules_unmarked_with_masquerade_bit_31() {
+    let bit = MasqueradeBit::new(31).unwrap();
+    lab::test(|| marks_stay(Marks::None, TrafficPolicy::Cluster, bit));
 }

@@ -1,21 +1,17 @@
-//! What the node's own daemons hear, and what the rules need of the kernel.
+//! The node's own daemons, and tables of iptables.
 
 use super::scene::Scene;
-use crate::{DUAL, check};
+use super::services::Services;
+use crate::check;
 
-/// Its own listener on a health-check node port is reached at the node's addresses and at service
-/// addresses, where nothing else of the node's is.
+/// Health-check node ports are the only ports of the node that are reached at service addresses.
 #[test]
-fn health_check_node_ports_are_reached() {
+fn health_check_node_ports_are_reached_at_node_and_service_addresses() {
     lab::test(|| {
-        let policy = "externalTrafficPolicy: Local\n";
-        let checked = DUAL.replacen(
-            policy,
-            &format!("{policy}  healthCheckNodePort: 31900\n"),
-            1,
-        );
-        assert_ne!(checked, DUAL);
-        let mut scene = Scene::conformance(&checked);
+        let checked = Services::dual().edit("local", |local| {
+            local.health_check_node_port = Some(31900);
+        });
+        let mut scene = Scene::new(checked);
         scene.client("node").serve_tcp(31900);
 
         let own = ["tcp 172.18.0.2:31900", "tcp [fd00:172:18::2]:31900"].map(String::from);
@@ -24,22 +20,22 @@ fn health_check_node_ports_are_reached() {
             check(&scene, client, &own, &["node-a/client"]);
             check(&scene, client, &balanced, &["node-a/client"]);
         }
-        // Its neighbour, which is no health check's.
-        let neighbour = balanced.clone().map(|at| at.replace("31900", "9999"));
-        check(&scene, "ext", &neighbour, &["refused"]);
+        // The node listens on port 9999, too.
+        let other = balanced.clone().map(|at| at.replace("31900", "9999"));
+        check(&scene, "ext", &other, &["refused"]);
 
-        // A Service that checks no more leaves the listener where it is, but for service addresses.
-        scene.program(DUAL);
+        // Without the health check, the listener is reached at the node's addresses only.
+        scene.program(Services::dual());
         check(&scene, "ext", &own, &["node-a/client"]);
         check(&scene, "ext", &balanced, &["refused"]);
     });
 }
 
-/// Kernels with legacy iptables make a table in a network namespace when somebody first uses it.
+/// A kernel with iptables-legacy creates its tables in a network namespace at their first use.
 #[test]
-fn no_table_of_iptables_comes_to_be() {
+fn no_table_of_iptables_is_created() {
     lab::test(|| {
-        let scene = Scene::conformance(DUAL);
+        let scene = Scene::new(Services::dual());
         let everywhere = ["tcp 10.96.1.1:80", "udp [2001:db8:51::2]:53"].map(String::from);
         check(&scene, "ext", &everywhere, &["pod1/node", "podB1/node"]);
         for host in ["node", "peer", "pod1", "ext"] {

@@ -1,4 +1,4 @@
-//! What clients observed with kube-proxy, and the probes that compare it with us.
+//! What clients observed with kube-proxy, and its comparison with our proxy.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::scene::Scene;
 
-/// A client's view of a frontend.
+/// The answers that a client received at a frontend.
 #[derive(Debug)]
 pub(crate) struct Row {
     /// For example `tcp 10.96.1.1:80`.
@@ -15,7 +15,7 @@ pub(crate) struct Row {
     pub(crate) answers: BTreeSet<String>,
 }
 
-/// All rows of the conformance data.
+/// Returns all rows of the conformance data.
 pub(crate) fn rows(data: &str) -> Vec<Row> {
     let data: Value = serde_json::from_str(data).unwrap();
     let mut rows = Vec::new();
@@ -40,10 +40,10 @@ pub(crate) fn rows(data: &str) -> Vec<Row> {
     rows
 }
 
-/// What the Kubernetes documentation says where it says something else than kube-proxy did
-/// (`tests/conformance/README.md`).
+/// Frontends, clients and the answers that the Kubernetes documentation demands where kube-proxy gave
+/// others (`tests/conformance/README.md`).
 const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
-    // externalTrafficPolicy Local: clients inside reach all endpoints ..
+    // With externalTrafficPolicy Local, clients inside reach all endpoints.
     (
         "tcp 172.18.0.2:30081",
         &["node"],
@@ -96,7 +96,7 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
         &["pod3"],
         &["pod1/client", "podB1/client"],
     ),
-    // .. and clients outside no endpoint of another node.
+    // With externalTrafficPolicy Local, clients outside reach no endpoint of another node.
     (
         "tcp 172.18.0.2:30082",
         &["ext", "ext2", "peer"],
@@ -109,7 +109,7 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
     ),
     ("tcp 172.18.0.2:30097", &["pod3"], &["podB1/client"]),
     ("tcp 198.51.100.19:80", &["ext"], &["timeout"]),
-    // internalTrafficPolicy Local without a local endpoint.
+    // internalTrafficPolicy Local, without a local endpoint.
     (
         "tcp 10.96.1.42:80",
         &["ext", "ext2", "node", "peer", "pod3"],
@@ -117,7 +117,7 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
     ),
     // A cluster IP whose port is another Service's node port.
     ("tcp 10.96.1.38:30080", &["pod3"], &["pod2/client"]),
-    // Affinity keeps a client at any one of the endpoints: see `affinity`.
+    // Affinity keeps a client at one endpoint, which may be any: see `Row::difference`.
     (AFFINITY, &["ext", "ext2", "node", "peer", "pod3"], &[]),
 ];
 
@@ -125,8 +125,8 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
 const AFFINITY: &str = "tcp 10.96.1.4:80";
 
 impl Row {
-    /// Compares; tells what differs.
-    pub(crate) fn probe(&self, scene: &Scene) -> Option<String> {
+    /// Asks the frontend again. Returns how the answers differ, if they do.
+    pub(crate) fn difference(&self, scene: &Scene) -> Option<String> {
         let expected = self.expected();
         let times = match expected.len() {
             0 | 1 => 2,
@@ -135,9 +135,7 @@ impl Row {
         let answers = scene.ask(&self.client, &self.frontend, times);
         let is_same = match &*self.frontend {
             AFFINITY => answers.len() == 1 && answers.iter().all(|it| it.starts_with("pod")),
-            // A packet that vanishes and one for which there is no way are the same to a client
-            // that waits.
-            _ => silence(&answers) == silence(&expected),
+            _ => without_icmp_errors(&answers) == without_icmp_errors(&expected),
         };
         (!is_same).then(|| {
             let Self {
@@ -148,18 +146,20 @@ impl Row {
     }
 
     fn expected(&self) -> BTreeSet<String> {
-        let is_about = |(frontend, clients, _): &&(&str, &[&str], &[&str])| {
+        let is_for_self = |(frontend, clients, _): &&(&str, &[&str], &[&str])| {
             *frontend == self.frontend && clients.contains(&&*self.client)
         };
-        match DOCUMENTED.iter().find(is_about) {
+        match DOCUMENTED.iter().find(is_for_self) {
             Some((.., answers)) => answers.iter().map(|&it| it.to_owned()).collect(),
-            None => self.answers.iter().map(|it| self.as_we(it)).collect(),
+            None => self.answers.iter().map(|it| self.as_ours(it)).collect(),
         }
     }
 
-    /// The node's processes come from its own address to a service address, not from that address
-    /// itself: service addresses are routes.
-    fn as_we(&self, answer: &str) -> String {
+    /// Returns what our proxy gives in place of kube-proxy's `answer`.
+    ///
+    /// Processes of the node connect from the node's address. With kube-proxy they connect from the
+    /// service address, because it is on a device; ours are routes.
+    fn as_ours(&self, answer: &str) -> String {
         match answer.split_once('/') {
             Some((backend, "vip")) if self.client == "node" => format!("{backend}/node"),
             Some((backend, "client")) if self.client == "node" => format!("{backend}/node"),
@@ -168,7 +168,10 @@ impl Row {
     }
 }
 
-fn silence(answers: &BTreeSet<String>) -> BTreeSet<&str> {
+/// Returns the answers with `timeout` for every kind of unreachable.
+///
+/// A client that waits cannot tell a dropped packet from a packet without a route.
+fn without_icmp_errors(answers: &BTreeSet<String>) -> BTreeSet<&str> {
     let word = |answer| match answer {
         "unreachable" | "enetunreach" => "timeout",
         other => other,

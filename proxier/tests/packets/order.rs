@@ -1,4 +1,4 @@
-//! Rules and frontends that change together: nobody gets in between.
+//! Rules and frontends that change together: no client slips through between the two.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,58 +10,61 @@ use proxier::testing::sync::Proxier;
 use proxier::testing::{clock, manifests};
 
 use super::load::{Tally, intruder, meanwhile};
-use super::scene::{Scene, program, without_service};
-use crate::{DUAL, at, check};
+use super::scene::{Scene, program};
+use super::services::Services;
+use crate::{at, check};
 
-/// How often a Service goes and comes.
+/// How often the Service is removed and added again.
 const TIMES: usize = 100;
 
-/// Lets Service ranged go and come.
-fn go_and_come(proxier: &mut Proxier<Linux>) {
-    let gone = without_service("ranged");
+/// Removes and adds Service ranged again and again.
+fn remove_and_add(proxier: &mut Proxier<Linux>) {
+    let (with, without) = (Services::dual(), Services::dual().without("ranged"));
     for _ in 0..TIMES {
-        for manifests in [&*gone, DUAL] {
-            program(proxier, manifests);
+        for services in [&without, &with] {
+            program(proxier, services);
             thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// Connects to a port where only a process of the node listens, again and again.
-fn visitor(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+/// Connects over TCP again and again, as a client that must not get through.
+///
+/// It connects to a port at which only a daemon of the node listens.
+fn tcp_intruder(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) {
         tally.asked += 1;
-        let is_let_in = TcpStream::connect_timeout(&to, Duration::from_millis(50)).is_ok();
-        tally.let_through += usize::from(is_let_in);
+        let is_connected = TcpStream::connect_timeout(&to, Duration::from_millis(50)).is_ok();
+        tally.let_through += usize::from(is_connected);
     }
     tally
 }
 
 #[test]
-fn source_ranges_and_service_addresses_hold_while_their_service_goes_and_comes() {
+fn source_ranges_hold_and_daemons_stay_unreachable_while_a_service_is_removed_and_added() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        // It is there to be reached, but not at the addresses of services.
+        let mut scene = Scene::new(Services::dual());
+        // A daemon of the node listens, but must not be reached at service addresses.
         let own = ["tcp 172.18.0.2:9999".to_owned()];
         check(&scene, "ext2", &own, &["HOST/client"]);
         let Scene {
             cluster, proxier, ..
         } = &mut scene;
         let outsider = &*cluster.ext2;
-        let tried = [
+        let closed = [
             "198.51.100.5:53",
             "[2001:db8:51::5]:53",
             "198.51.100.5:9999",
             "[2001:db8:51::5]:9999",
         ];
-        let tried = tried.map(|to| (outsider, to));
-        let way = |to: SocketAddr, is_over: &_| match to.port() {
+        let closed = closed.map(|to| (outsider, to));
+        let ask = |to: SocketAddr, is_over: &_| match to.port() {
             53 => intruder(to, is_over, Duration::ZERO),
-            _ => visitor(to, is_over),
+            _ => tcp_intruder(to, is_over),
         };
-        let tallies = meanwhile(&tried, way, || go_and_come(proxier));
-        for ((_, to), tally) in tried.iter().zip(&tallies) {
+        let tallies = meanwhile(&closed, ask, || remove_and_add(proxier));
+        for ((_, to), tally) in closed.iter().zip(&tallies) {
             assert!(tally.asked > TIMES, "{to}: {tally:?}");
         }
         let is_kept_out = tallies.iter().all(|tally| tally.let_through == 0);
@@ -71,19 +74,19 @@ fn source_ranges_and_service_addresses_hold_while_their_service_goes_and_comes()
     });
 }
 
-/// A document of `manifests` that has `word` cannot be read.
-fn without(manifests: &str, word: &str) -> String {
-    let documents = manifests.split("---\n");
-    let others: Vec<&str> = documents.filter(|it| !it.contains(word)).collect();
-    let others = others.join("---\n");
-    assert_ne!(others, manifests);
-    others
+/// The process that reads damaged manifests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    /// The one that read them before they were damaged.
+    Running,
+    Restarted,
 }
 
 #[test]
-fn clients_notice_nothing_while_part_of_the_input_cannot_be_read() {
+fn clients_notice_nothing_while_part_of_the_manifests_cannot_be_read() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
+        let services = Services::dual();
+        let mut scene = Scene::new(&services);
         let options = manifests::Options {
             service_cidr: Vec::new(),
             node_name: "node-a".into(),
@@ -91,18 +94,22 @@ fn clients_notice_nothing_while_part_of_the_input_cannot_be_read() {
         let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
         let own = ["tcp 198.51.100.5:9999", "tcp [2001:db8:51::5]:9999"].map(String::from);
         let web = at("10.96.1.1", "fd00:10:96::1", 80, 53);
-        for unread in ["metadata: {name: ranged}", "name: ranged-4", "name: web-4"] {
-            // The process that knew better, and the next one.
-            for is_new in [false, true] {
-                if is_new {
+        for (kind, name) in [
+            ("Service", "ranged"),
+            ("EndpointSlice", "ranged-4"),
+            ("EndpointSlice", "web-4"),
+        ] {
+            let damaged = services.manifests_without(kind, name) + "---\n{not YAML\n";
+            for reader in [Reader::Running, Reader::Restarted] {
+                if reader == Reader::Restarted {
                     scene.restart();
                 }
-                let readable = without(DUAL, unread) + "\n---\n{not YAML\n";
-                let part = manifests::parse(&readable, "test.yaml", &options);
-                assert!(!part.is_whole);
-                scene.proxier.receive(part.events);
-                assert_eq!(scene.proxier.may_start().unwrap(), !is_new);
-                if !is_new {
+                let loaded = manifests::parse(&damaged, "test.yaml", &options);
+                assert!(!loaded.is_whole);
+                scene.proxier.receive(loaded.events);
+                let may_start = scene.proxier.may_start().unwrap();
+                assert_eq!(may_start, reader == Reader::Running);
+                if may_start {
                     let applied = scene.proxier.sync(clock::since_boot()).unwrap();
                     assert_eq!(applied.ops, []);
                 }
@@ -111,7 +118,7 @@ fn clients_notice_nothing_while_part_of_the_input_cannot_be_read() {
                 check(&scene, "ext", &own, &["refused"]);
                 check(&scene, "pod3", &web, &["pod1/client", "podB1/client"]);
             }
-            scene.program(DUAL);
+            scene.program(&services);
         }
     });
 }

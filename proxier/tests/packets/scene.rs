@@ -1,6 +1,7 @@
-//! The conformance network, programmed by the library itself.
+//! The conformance network, whose node the library programs in this process.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -16,9 +17,7 @@ use proxier::testing::sysctl::{self, KernelVersion, Roots};
 use proxier::testing::{clock, conntrack};
 use tempfile::TempDir;
 
-use crate::DUAL;
-
-/// The network, and the program's parts on its node.
+/// The network, and our proxy on its node `node-a`.
 pub(crate) struct Scene {
     pub(crate) cluster: Cluster,
     pub(crate) proxier: Proxier<Linux>,
@@ -27,7 +26,10 @@ pub(crate) struct Scene {
     state: TempDir,
 }
 
-/// What became of a number of questions.
+/// The different answers to a number of requests: `pod1/client`, `refused`, `timeout`.
+///
+/// `pod1/client` means that pod1 answered and saw the client's address; `/node` and `/vip` mean that it
+/// saw an address of the node or the service address.
 pub(crate) type Answers = BTreeSet<String>;
 
 const NODE_ADDRESSES: [&str; 6] = [
@@ -45,18 +47,19 @@ fn cluster_networks() -> LocalMode {
 }
 
 impl Scene {
-    /// The network with the Services of `manifests`; clients inside are those with a pod's address.
-    pub(crate) fn conformance(manifests: &str) -> Self {
+    /// Returns the network with the Services of `manifests`. Clients with a Pod's address are inside.
+    pub(crate) fn new(manifests: impl Display) -> Self {
         Self::with(manifests, ServiceAddresses::Routes, |_| {})
     }
 
+    /// As [`new`](Self::new), with another configuration.
     pub(crate) fn with(
-        manifests: &str,
+        manifests: impl Display,
         form: ServiceAddresses,
         configure: impl FnOnce(&mut FilterConfig),
     ) -> Self {
         let cluster = Cluster::conformance();
-        // The observed podB2 had IPv6, too.
+        // The network with kube-proxy, which the conformance data describe, had an IPv6 podB2.
         let six = "fd00:244:2::3";
         cluster
             .pod_b2
@@ -91,21 +94,22 @@ impl Scene {
         scene
     }
 
-    /// Puts a process in the place of the one there was, which takes over what that left.
+    /// Replaces our proxy by a new process that reads the kernel and the ledger.
     pub(crate) fn restart(&mut self) {
         self.proxier = start(self.form, &self.packets, &self.state);
     }
 
-    /// Makes `manifests` what the node serves.
-    pub(crate) fn program(&mut self, manifests: &str) {
+    /// Programs the kernel for the Services of `manifests` and no others.
+    pub(crate) fn program(&mut self, manifests: impl Display) {
         program(&mut self.proxier, manifests);
     }
 
-    /// Has nft carry out `commands` on the node.
+    /// Runs the nft `commands` on the node.
     pub(crate) fn nft(&self, commands: &str) {
         nft(&self.cluster.node, commands);
     }
 
+    /// Returns the host `name`.
     pub(crate) fn client(&self, name: &str) -> &Host {
         let cluster = &self.cluster;
         match name {
@@ -118,12 +122,12 @@ impl Scene {
             "peer" => &cluster.peer,
             "ext" => &cluster.ext,
             "ext2" => &cluster.ext2,
-            other => panic!("nobody is called {other}"),
+            other => panic!("no host is called {other}"),
         }
     }
 
-    /// Asks `times` times, and gives the different answers in the words of the conformance data:
-    /// `pod1/client`, `refused`, `timeout`.
+    /// Sends requests from `client` to `frontend` and returns the different answers, in the words of the
+    /// conformance data.
     pub(crate) fn ask(&self, client: &str, frontend: &str, times: usize) -> Answers {
         let (protocol, to) = frontend.split_once(' ').unwrap();
         let to: std::net::SocketAddr = to.parse().unwrap();
@@ -138,7 +142,7 @@ impl Scene {
             };
             answers.insert(words(client, to.ip(), &answer));
             if matches!(answer, Answer::Timeout) {
-                // Silence is expensive; once tells enough.
+                // Each timeout takes seconds, and one is enough.
                 break;
             }
         }
@@ -152,7 +156,7 @@ fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Pro
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: plan::NodePortAddresses::default(),
         service_addresses: form,
-        // As `--drain-timeout` has it.
+        // The default of `--drain-timeout`.
         drain: Duration::from_secs(3_600),
     };
     let file = LedgerFile::new(state.path().join("state"));
@@ -161,22 +165,13 @@ fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Pro
         .filtering(packets.clone())
 }
 
-/// [`DUAL`] without the Service `name`.
-pub(crate) fn without_service(name: &str) -> String {
-    let label = "labels: {service.kubernetes.io/service-proxy-name: another}";
-    let name = format!("metadata: {{name: {name}");
-    let gone = DUAL.replacen(&format!("{name}}}"), &format!("{name}, {label}}}"), 1);
-    assert_ne!(gone, DUAL);
-    gone
-}
-
-/// Makes `manifests` what `proxier`'s node serves.
-pub(crate) fn program(proxier: &mut Proxier<Linux>, manifests: &str) {
+/// Programs the kernel for the Services of `manifests` and no others.
+pub(crate) fn program(proxier: &mut Proxier<Linux>, manifests: impl Display) {
     let options = manifests::Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
     };
-    let loaded = manifests::parse(manifests, "test.yaml", &options);
+    let loaded = manifests::parse(&manifests.to_string(), "test.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
     proxier.receive(loaded.events);
     let applied = proxier.sync(clock::since_boot()).unwrap();
@@ -185,7 +180,7 @@ pub(crate) fn program(proxier: &mut Proxier<Linux>, manifests: &str) {
     assert!(proxier.filter().unwrap().is_in_step());
 }
 
-/// Has nft carry out `commands` on `node`.
+/// Runs the nft `commands` on `node`.
 pub(crate) fn nft(node: &Host, commands: &str) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), commands).unwrap();
@@ -193,7 +188,7 @@ pub(crate) fn nft(node: &Host, commands: &str) {
     node.exec(&["/usr/sbin/nft", "-f", path]);
 }
 
-/// The connections of `protocol` that the node knows: `10.96.1.1:53 at 10.244.1.2:5353`.
+/// Returns the flows of `protocol` that the node tracks: `10.96.1.1:53 at 10.244.1.2:5353`.
 pub(crate) fn flows(protocol: Protocol) -> BTreeSet<String> {
     let mut table = conntrack::Client::open().unwrap();
     [Family::V4, Family::V6]
@@ -203,6 +198,7 @@ pub(crate) fn flows(protocol: Protocol) -> BTreeSet<String> {
         .collect()
 }
 
+/// Returns `answer` in the words of the conformance data.
 fn words(client: &str, to: IpAddr, answer: &Answer) -> String {
     let (Some(backend), Some(source)) = (answer.backend(), answer.source()) else {
         return answer.to_string();
@@ -219,6 +215,7 @@ fn words(client: &str, to: IpAddr, answer: &Answer) -> String {
     format!("{backend}/{who}")
 }
 
+/// The addresses of the hosts.
 const CLIENTS: [(&str, &str); 14] = [
     ("pod1", "10.244.1.2"),
     ("pod1", "fd00:244:1::2"),

@@ -1,36 +1,37 @@
-//! SCTP: every kind of client and address, and flows that have become stale.
+//! SCTP: every kind of client and address, and stale flows.
 //!
-//! Both lab kernels (6.1, 7.2) translate it wherever they translate TCP and UDP; its checksum
-//! (CRC32c) is no obstacle.
-//!
-//! That holds for associations with one address at each end, which is what Kubernetes supports:
-//! further addresses are inside the chunks, where nobody translates them.
+//! Kernels 6.1 and 7.2 translate SCTP wherever they translate TCP and UDP. This holds for associations
+//! with one address at each end, which is what Kubernetes supports: further addresses are inside the
+//! chunks, which the kernel does not translate.
 
 use lab::net::Connection;
 use proxier::testing::model::Protocol;
 
 use super::scene::{Scene, flows};
-use crate::{DUAL, check};
+use super::services::{POD1, Services};
+use crate::check;
 
-/// The Services of `dual.yaml`, with SCTP in the place of UDP.
+/// Returns the network with SCTP servers.
 fn scene() -> Scene {
-    let scene = Scene::conformance(&manifests());
+    let scene = Scene::new(services());
     for pod in ["pod1", "pod2", "pod3", "podB1"] {
         scene.client(pod).serve_sctp(5353);
     }
     scene
 }
 
-fn manifests() -> String {
-    DUAL.replace("protocol: UDP", "protocol: SCTP")
+/// Returns the Services with SCTP instead of UDP.
+fn services() -> Services {
+    Services::dual().instead_of_udp("SCTP")
 }
 
+/// Returns the frontends of both families.
 fn at(v4: &str, v6: &str, port: u16) -> [String; 2] {
     [format!("sctp {v4}:{port}"), format!("sctp [{v6}]:{port}")]
 }
 
 #[test]
-fn everybody_gets_through_as_with_tcp_and_udp() {
+fn each_client_reaches_each_service() {
     lab::test(|| {
         let scene = scene();
         let both = ["pod1/client", "podB1/client"];
@@ -68,7 +69,7 @@ fn everybody_gets_through_as_with_tcp_and_udp() {
             at("10.96.4.1", "fd00:10:96::4:1", 53),
             at("198.51.100.6", "2001:db8:51::6", 53),
             at("172.18.0.2", "fd00:172:18::2", 30055),
-            // No service.
+            // A port of no Service.
             at("10.96.1.1", "fd00:10:96::1", 9999),
         ] {
             for client in ["pod3", "ext"] {
@@ -79,7 +80,7 @@ fn everybody_gets_through_as_with_tcp_and_udp() {
 }
 
 #[test]
-fn stale_associations_are_forgotten_and_no_others() {
+fn only_stale_associations_are_deleted() {
     lab::test(|| {
         let mut scene = scene();
         let open = |scene: &Scene, to: &str| -> Connection {
@@ -99,16 +100,14 @@ fn stale_associations_are_forgotten_and_no_others() {
             "{before:?}"
         );
 
-        // pod1 leaves `web`, in IPv4.
-        let manifests = manifests();
-        let left = manifests.replacen("- {addresses: [10.244.1.2], nodeName: node-a}\n", "", 1);
-        assert_ne!(left, manifests);
+        // pod1 is no longer an endpoint in IPv4.
+        let left = services().edit("web", |web| web.slice_v4().remove(POD1));
         scene.program(&left);
         let mut expected = before.clone();
         expected.remove("10.96.1.1:53 at 10.244.1.2:5353");
         assert_eq!(flows(), expected);
 
-        // The association with the other endpoint, and the one over IPv6, know nothing of it.
+        // The associations with the other endpoint and over IPv6 stay open.
         let survivor = web
             .iter_mut()
             .find(|it| it.greeting().backend() == Some("podB1"));
@@ -117,13 +116,7 @@ fn stale_associations_are_forgotten_and_no_others() {
         let to = ["sctp 10.96.1.1:53".to_owned()];
         check(&scene, "pod3", &to, &["podB1/client"]);
 
-        // The Service goes, and its flows with it.
-        let gone = left.replacen(
-            "metadata: {name: web}",
-            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
-            1,
-        );
-        scene.program(&gone);
+        scene.program(left.without("web"));
         assert!(flows().is_empty());
     });
 }

@@ -1,5 +1,4 @@
-//! Connections that lead to an endpoint or by an address that is gone are forgotten; all others are
-//! not.
+//! Stale UDP flows, whose endpoint or frontend no longer exists, are deleted. All other flows stay.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -7,22 +6,22 @@ use std::time::Duration;
 
 use lab::net::Connection;
 use proxier::testing::conntrack::{self, Flow};
-use proxier::testing::model::{Family, Protocol};
+use proxier::testing::model::{Family, Protocol, TrafficPolicy};
 
 use super::scene::{Scene, flows};
-use crate::{DUAL, at};
+use super::services::{POD_B1, POD_B2, POD2, POD3, Port, Service, Services};
 
-/// A client that keeps asking from one port, as resolvers do.
+/// A client that asks from one port, and so in one flow.
 #[derive(Debug)]
 struct Resolver(UdpSocket);
 
 impl Resolver {
-    fn of(scene: &Scene, client: &str, to: &str) -> Self {
+    fn new(scene: &Scene, client: &str, to: &str) -> Self {
         let to: SocketAddr = to.parse().unwrap();
         Self(scene.client(client).run(|| {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            // Nobody here is to hear nothing.
+            // A question is answered at once, but a busy machine may leave the lab without a processor.
             let patience = Some(lab::patience(Duration::from_secs(10)));
             socket.set_read_timeout(patience).unwrap();
             socket.connect(to).unwrap();
@@ -30,7 +29,7 @@ impl Resolver {
         }))
     }
 
-    /// Who answers, if anybody does.
+    /// Asks once. Returns the Pod that answers, if one does.
     fn ask(&self) -> Option<String> {
         self.0.send(b"?\n").ok()?;
         let mut line = [0; 128];
@@ -41,13 +40,13 @@ impl Resolver {
 }
 
 #[test]
-fn stale_flows_go_and_no_others() {
+fn only_stale_flows_are_deleted() {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        let web = Resolver::of(&scene, "pod3", "10.96.1.1:53");
-        let web6 = Resolver::of(&scene, "pod3", "[fd00:10:96::1]:53");
-        let local = Resolver::of(&scene, "ext", "198.51.100.4:53");
-        let direct = Resolver::of(&scene, "ext", "10.244.1.2:5353");
+        let mut scene = Scene::new(Services::dual());
+        let web = Resolver::new(&scene, "pod3", "10.96.1.1:53");
+        let web6 = Resolver::new(&scene, "pod3", "[fd00:10:96::1]:53");
+        let local = Resolver::new(&scene, "ext", "198.51.100.4:53");
+        let direct = Resolver::new(&scene, "ext", "10.244.1.2:5353");
         for resolver in [&web, &web6, &local, &direct] {
             assert!(resolver.ask().is_some());
         }
@@ -56,13 +55,9 @@ fn stale_flows_go_and_no_others() {
         assert_eq!(before.len(), 4, "{before:?}");
 
         // Both endpoints of `web` are replaced by pod3, in IPv4.
-        let moved = DUAL.replacen(
-            "- {addresses: [10.244.1.2], nodeName: node-a}\n\
-             - {addresses: [10.244.2.2], nodeName: node-b}",
-            "- {addresses: [10.244.1.4], nodeName: node-a}",
-            1,
-        );
-        assert_ne!(moved, DUAL);
+        let moved = Services::dual().edit("web", |web| {
+            web.slice_v4().endpoints = vec![POD3];
+        });
         scene.program(&moved);
         let left = flows();
         assert!(
@@ -77,13 +72,7 @@ fn stale_flows_go_and_no_others() {
         assert_eq!(web.ask().as_deref(), Some("pod3"));
         assert!(flows().len() > others(&left).len(), "the new flow stays");
 
-        // The Service goes, and its flows with it.
-        let gone = moved.replacen(
-            "metadata: {name: web}",
-            "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: x}}",
-            1,
-        );
-        scene.program(&gone);
+        scene.program(moved.without("web"));
         let left = flows();
         let of_web = ["10.96.1.1:53 ", "[fd00:10:96::1]:53 "];
         assert!(
@@ -97,40 +86,41 @@ fn stale_flows_go_and_no_others() {
     });
 }
 
-/// Clients, each of which asks each of [`frontends`].
+/// The clients of [`ask_from_all_clients`].
 const CLIENTS: [&str; 3] = ["pod3", "ext", "node"];
 
-/// The UDP frontends of Services web (policy Cluster) and local (policy Local, which clients inside
-/// are served by firewall mark).
-fn frontends() -> Vec<String> {
-    let of = [
-        ("10.96.1.1", "fd00:10:96::1", 53),
-        ("198.51.100.1", "2001:db8:51::1", 53),
-        ("198.51.100.2", "2001:db8:51::2", 53),
-        ("172.18.0.2", "fd00:172:18::2", 30053),
-        ("10.96.2.1", "fd00:10:96::2:1", 53),
-        ("198.51.100.3", "2001:db8:51::3", 53),
-        ("198.51.100.4", "2001:db8:51::4", 53),
-        ("172.18.0.2", "fd00:172:18::2", 30054),
-    ];
-    let udp = of.map(|(v4, v6, port)| {
-        let [_, udp, _, udp6] = at(v4, v6, 80, port);
-        [udp, udp6]
-    });
-    let addresses = udp.as_flattened().iter();
-    let addresses = addresses.filter_map(|it| it.strip_prefix("udp "));
-    addresses.map(ToOwned::to_owned).collect()
+/// Addresses and UDP ports of Service web, which has policy Cluster.
+const WEB: [(&str, &str, u16); 4] = [
+    ("10.96.1.1", "fd00:10:96::1", 53),
+    ("198.51.100.1", "2001:db8:51::1", 53),
+    ("198.51.100.2", "2001:db8:51::2", 53),
+    ("172.18.0.2", "fd00:172:18::2", 30053),
+];
+
+/// Addresses and UDP ports of Service local, which has policy Local. Its virtual servers for clients inside
+/// have firewall marks.
+const LOCAL: [(&str, &str, u16); 4] = [
+    ("10.96.2.1", "fd00:10:96::2:1", 53),
+    ("198.51.100.3", "2001:db8:51::3", 53),
+    ("198.51.100.4", "2001:db8:51::4", 53),
+    ("172.18.0.2", "fd00:172:18::2", 30054),
+];
+
+/// Returns the frontends of a Service in both families.
+fn frontends(of: [(&str, &str, u16); 4]) -> Vec<String> {
+    let both = of.map(|(v4, v6, port)| [format!("{v4}:{port}"), format!("[{v6}]:{port}")]);
+    both.into_iter().flatten().collect()
 }
 
-/// A connection that the node knows.
+/// A flow that the node tracks.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Known {
+struct Tracked {
     client: SocketAddr,
     frontend: String,
     endpoint: String,
 }
 
-impl From<Flow> for Known {
+impl From<Flow> for Tracked {
     fn from(flow: Flow) -> Self {
         Self {
             client: flow.original.source,
@@ -140,23 +130,25 @@ impl From<Flow> for Known {
     }
 }
 
-fn known(protocol: Protocol) -> BTreeSet<Known> {
+/// Returns the flows of `protocol` that the node tracks.
+fn tracked(protocol: Protocol) -> BTreeSet<Tracked> {
     let mut table = conntrack::Client::open().unwrap();
     let families = [Family::V4, Family::V6];
     let flows = families.map(|family| table.flows(family, protocol).unwrap());
-    flows.into_iter().flatten().map(Known::from).collect()
+    flows.into_iter().flatten().map(Tracked::from).collect()
 }
 
-/// Longer than the kernel takes to notice that a destination is gone, and to forget the connections
-/// of IPVS to it with their flows (`expire_nodest_conn`).
+/// Longer than the kernel takes to delete the IPVS connections of a deleted destination and their flows
+/// (`expire_nodest_conn`).
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Everybody asks everything, twice, since endpoints take turns; and an endpoint itself.
-fn everybody_asks(scene: &Scene) -> Vec<Resolver> {
-    let mut resolvers = vec![Resolver::of(scene, "ext", "10.244.1.2:5353")];
-    for frontend in frontends() {
+/// Opens two flows from each client to each frontend, because endpoints take turns, and one to an
+/// endpoint's own address.
+fn ask_from_all_clients(scene: &Scene) -> Vec<Resolver> {
+    let mut resolvers = vec![Resolver::new(scene, "ext", "10.244.1.2:5353")];
+    for frontend in frontends(WEB).into_iter().chain(frontends(LOCAL)) {
         for client in CLIENTS {
-            resolvers.extend([(); 2].map(|()| Resolver::of(scene, client, &frontend)));
+            resolvers.extend([(); 2].map(|()| Resolver::new(scene, client, &frontend)));
         }
     }
     for resolver in &resolvers {
@@ -165,32 +157,41 @@ fn everybody_asks(scene: &Scene) -> Vec<Resolver> {
     resolvers
 }
 
-/// When `changed` is what is served instead of [`DUAL`], the flows are gone of which `is_stale` says
-/// so.
-fn go_exactly(changed: &str, is_stale: impl Fn(&Known) -> bool + Sync) {
-    go_from_to_exactly(DUAL, changed, is_stale);
+/// Asserts that exactly the stale flows are deleted when `edit` changes the Service `name`.
+fn edit_deletes_only(
+    name: &str,
+    edit: impl Fn(&mut Service) + Sync,
+    is_stale: impl Fn(&Tracked) -> bool + Sync,
+) {
+    edit_of_services_deletes_only(&Services::dual(), name, edit, is_stale);
 }
 
-fn go_from_to_exactly(manifests: &str, changed: &str, is_stale: impl Fn(&Known) -> bool + Sync) {
+/// As [`edit_deletes_only`], with other Services before the edit.
+fn edit_of_services_deletes_only(
+    services: &Services,
+    name: &str,
+    edit: impl Fn(&mut Service) + Sync,
+    is_stale: impl Fn(&Tracked) -> bool + Sync,
+) {
     lab::test(|| {
-        let mut scene = Scene::conformance(manifests);
-        let resolvers = everybody_asks(&scene);
+        let mut scene = Scene::new(services);
+        let resolvers = ask_from_all_clients(&scene);
         let connect = |to| scene.client("ext").connect(to).unwrap();
         let over_tcp = ["10.96.1.1:80", "[fd00:10:96::1]:80"];
         let _connections: Vec<Connection> = over_tcp.into_iter().map(connect).collect();
-        let (before, tcp) = (known(Protocol::Udp), known(Protocol::Tcp));
+        let (before, tcp) = (tracked(Protocol::Udp), tracked(Protocol::Tcp));
         assert_eq!((before.len(), tcp.len()), (resolvers.len(), 2));
         let (stale, expected): (BTreeSet<_>, BTreeSet<_>) = before.into_iter().partition(&is_stale);
         assert!(!stale.is_empty() && !expected.is_empty());
 
-        scene.program(changed);
-        let left = known(Protocol::Udp);
+        scene.program(services.clone().edit(name, &edit));
+        let left = tracked(Protocol::Udp);
         let kept: Vec<_> = left.intersection(&stale).collect();
         assert!(kept.is_empty(), "{kept:#?}");
         std::thread::sleep(lab::patience(SETTLED));
-        assert_eq!(known(Protocol::Udp), expected);
-        assert_eq!(known(Protocol::Tcp), tcp);
-        // What stays is of use.
+        assert_eq!(tracked(Protocol::Udp), expected);
+        assert_eq!(tracked(Protocol::Tcp), tcp);
+        // The other flows still lead to an endpoint.
         for resolver in &resolvers {
             let address = resolver.0.local_addr().unwrap();
             if expected.iter().any(|flow| flow.client == address) {
@@ -200,135 +201,112 @@ fn go_from_to_exactly(manifests: &str, changed: &str, is_stale: impl Fn(&Known) 
     });
 }
 
-/// `DUAL` with the first `from` after `place` replaced.
-#[track_caller]
-fn edited(place: &str, from: &str, to: &str) -> String {
-    let (before, after) = DUAL.split_once(place).unwrap();
-    assert!(after.contains(from), "{from}");
-    format!("{before}{place}{}", after.replacen(from, to, 1))
+/// Returns whether it is an IPv4 flow of Service local.
+fn is_of_local_4(flow: &Tracked) -> bool {
+    let is_frontend = |(v4, _, port)| flow.frontend == format!("{v4}:{port}");
+    LOCAL.into_iter().any(is_frontend)
 }
 
-const WEB: &str = "metadata: {name: web}";
-const LOCAL: &str = "metadata: {name: local}";
-
-/// The endpoints of Service local in IPv4.
-const LOCAL_4: &str = "metadata: {name: local-4,";
-const POD2: &str = "- {addresses: [10.244.1.3], nodeName: node-a}\n";
-const POD_B1: &str = "- {addresses: [10.244.2.2], nodeName: node-b}\n";
-
-/// Whether it is a flow of Service local in IPv4.
-fn is_of_local_4(flow: &Known) -> bool {
-    let frontends = [
-        "10.96.2.1:53",
-        "198.51.100.3:53",
-        "198.51.100.4:53",
-        "172.18.0.2:30054",
-    ];
-    frontends.contains(&&*flow.frontend)
+/// Returns whether it is a flow of Service web.
+fn is_of_web(flow: &Tracked) -> bool {
+    frontends(WEB).contains(&flow.frontend)
 }
 
 #[test]
-fn flows_of_what_is_scaled_to_zero_go() {
-    let endpoints = format!("endpoints:\n{POD2}{POD_B1}");
-    let zero = edited(LOCAL_4, &endpoints, "endpoints: []\n");
-    go_exactly(&zero, is_of_local_4);
+fn scaling_to_zero_deletes_the_flows_of_all_endpoints() {
+    let edit = |local: &mut Service| local.slice_v4().endpoints.clear();
+    edit_deletes_only("local", edit, is_of_local_4);
 }
 
 /// pod2 is the only endpoint for clients outside.
 #[test]
-fn flows_to_the_last_local_endpoint_go() {
-    go_exactly(&edited(LOCAL_4, POD2, ""), |flow| {
+fn removing_the_last_local_endpoint_deletes_its_flows() {
+    let edit = |local: &mut Service| local.slice_v4().remove(POD2);
+    edit_deletes_only("local", edit, |flow| {
         is_of_local_4(flow) && flow.endpoint == "10.244.1.3:5353"
     });
 }
 
 /// podB1 and podB2 are endpoints for clients inside only.
 #[test]
-fn flows_to_an_endpoint_behind_a_firewall_mark_go() {
-    let pod_b2 = POD_B1.replace("10.244.2.2", "10.244.2.3");
-    let three = edited(LOCAL_4, POD_B1, &format!("{POD_B1}{pod_b2}"));
-    let two = edited(LOCAL_4, POD_B1, &pod_b2);
-    go_from_to_exactly(&three, &two, |flow| {
+fn removing_an_endpoint_behind_a_firewall_mark_deletes_its_flows() {
+    let three = Services::dual().edit("local", |local| {
+        local.slice_v4().endpoints.push(POD_B2);
+    });
+    let edit = |local: &mut Service| local.slice_v4().remove(POD_B1);
+    edit_of_services_deletes_only(&three, "local", edit, |flow| {
         is_of_local_4(flow) && flow.endpoint == "10.244.2.2:5353"
     });
 }
 
-/// The frontends of Service web.
-fn of_web() -> Vec<String> {
-    frontends()[..8].to_vec()
+#[test]
+fn removing_a_port_deletes_its_flows() {
+    let edit = |web: &mut Service| web.ports.retain(|port| port.name != "dns");
+    edit_deletes_only("web", edit, is_of_web);
 }
 
 #[test]
-fn flows_of_a_port_that_is_gone_go() {
-    let dns = "  - {name: dns, port: 53, targetPort: 5353, protocol: UDP, nodePort: 30053}\n";
-    let of_web = of_web();
-    go_exactly(&edited(WEB, dns, ""), |flow| {
-        of_web.contains(&flow.frontend)
-    });
+fn changing_a_node_port_deletes_the_flows_of_the_old_one() {
+    let edit = |web: &mut Service| {
+        let is_dns = |port: &&mut Port| port.name == "dns";
+        let dns = web.ports.iter_mut().find(is_dns);
+        dns.unwrap().node_port = Some(30153);
+    };
+    edit_deletes_only("web", edit, |flow| flow.frontend.ends_with(":30053"));
 }
 
 #[test]
-fn flows_of_a_node_port_that_is_another_now_go() {
-    let moved = edited(WEB, "nodePort: 30053", "nodePort: 30153");
-    go_exactly(&moved, |flow| flow.frontend.ends_with(":30053"));
+fn changing_a_target_port_deletes_the_flows_to_the_old_one() {
+    let edit = |web: &mut Service| web.slice_v4().set_dns_target(9053);
+    edit_deletes_only("web", edit, |flow| is_of_web(flow) && flow.client.is_ipv4());
 }
 
 #[test]
-fn flows_to_a_target_port_that_is_another_now_go() {
-    let of_web = of_web();
-    let target = edited("metadata: {name: web-4,", "port: 5353", "port: 9053");
-    go_exactly(&target, |flow| {
-        of_web.contains(&flow.frontend) && flow.client.is_ipv4()
-    });
+fn removing_a_load_balancer_address_deletes_its_flows() {
+    let edit = |web: &mut Service| web.load_balancer_ips.retain(|ip| *ip != "198.51.100.2");
+    edit_deletes_only("web", edit, |flow| flow.frontend == "198.51.100.2:53");
 }
 
 #[test]
-fn flows_of_a_load_balancers_address_that_is_gone_go() {
-    let balanced = edited(WEB, "{ip: 198.51.100.2}, ", "");
-    go_exactly(&balanced, |flow| flow.frontend == "198.51.100.2:53");
+fn removing_an_external_address_deletes_its_flows() {
+    let edit = |web: &mut Service| web.external_ips.retain(|ip| *ip != "2001:db8:51::1");
+    edit_deletes_only("web", edit, |flow| flow.frontend == "[2001:db8:51::1]:53");
 }
 
 #[test]
-fn flows_of_an_external_address_that_is_gone_go() {
-    let external = edited(WEB, "[198.51.100.1, \"2001:db8:51::1\"]", "[198.51.100.1]");
-    go_exactly(&external, |flow| flow.frontend == "[2001:db8:51::1]:53");
+fn removing_an_address_behind_a_firewall_mark_deletes_its_flows() {
+    let edit = |local: &mut Service| local.load_balancer_ips.retain(|ip| *ip != "198.51.100.4");
+    edit_deletes_only("local", edit, |flow| flow.frontend == "198.51.100.4:53");
 }
 
 #[test]
-fn flows_of_an_address_behind_a_firewall_mark_that_is_gone_go() {
-    let balanced = edited(LOCAL, "{ip: 198.51.100.4}, ", "");
-    go_exactly(&balanced, |flow| flow.frontend == "198.51.100.4:53");
+fn all_clients_are_answered_after_a_change_to_policy_cluster() {
+    firewall_mark_is_removed(|local| local.external_policy = TrafficPolicy::Cluster);
 }
 
-/// By the same endpoints as before.
 #[test]
-fn everybody_is_answered_when_a_firewall_mark_goes() {
-    let policy = "externalTrafficPolicy: Local";
-    a_firewall_mark_goes(&edited(LOCAL, policy, "externalTrafficPolicy: Cluster"));
+fn all_clients_are_answered_after_the_removal_of_the_last_remote_endpoint() {
+    firewall_mark_is_removed(|local| local.slice_v4().remove(POD_B1));
 }
 
-/// By the one that is left to clients of both kinds.
-#[test]
-fn everybody_is_answered_when_a_firewall_mark_goes_with_an_endpoint() {
-    a_firewall_mark_goes(&edited(LOCAL_4, POD_B1, ""));
-}
-
-/// Clients inside are served without a firewall mark when `changed` is. The connections of IPVS go
-/// with the mark, and the kernel takes their flows along; no others.
-fn a_firewall_mark_goes(changed: &str) {
+/// Asserts that all clients are answered after an `edit` of Service local that ends its firewall mark.
+///
+/// Together with the virtual server of the mark, the kernel deletes its IPVS connections and their flows.
+/// All other flows stay.
+fn firewall_mark_is_removed(edit: impl Fn(&mut Service) + Sync) {
     lab::test(|| {
-        let mut scene = Scene::conformance(DUAL);
-        let resolvers = everybody_asks(&scene);
-        let before = known(Protocol::Udp);
-        scene.program(changed);
+        let mut scene = Scene::new(Services::dual());
+        let resolvers = ask_from_all_clients(&scene);
+        let before = tracked(Protocol::Udp);
+        scene.program(Services::dual().edit("local", &edit));
         std::thread::sleep(lab::patience(SETTLED));
-        let left = known(Protocol::Udp);
-        let of_local = &frontends()[8..];
-        let is_outside = |flow: &Known| {
+        let left = tracked(Protocol::Udp);
+        let of_local = frontends(LOCAL);
+        let is_outside = |flow: &Tracked| {
             let ip = flow.client.ip().to_string();
             ["203.0.113.9", "2001:db8:113::9"].contains(&&*ip)
         };
-        let may_stay = |flow: &Known| is_outside(flow) && flow.endpoint != "10.244.2.2:5353";
+        let may_stay = |flow: &Tracked| is_outside(flow) && flow.endpoint != "10.244.2.2:5353";
         let others: BTreeSet<_> = before
             .iter()
             .filter(|flow| may_stay(flow) || !of_local.contains(&flow.frontend))

@@ -5,7 +5,7 @@ use std::{
     env,
     ffi::OsString,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -18,12 +18,41 @@ use crate::{
     machine::{Config, Event, Machine, Memory, Silence},
 };
 
-/// Runs the test called `name` on `kernel`, and prints its output.
+/// A test's turn on the machine of one kernel; it ends when this is dropped.
+pub(super) struct Turn<'a> {
+    kernel: &'a Path,
+}
+
+/// Moves the kernel whose machine runs the fewest tests out of `remaining`; `None` if it is empty.
+pub(super) fn take_turn<'a>(remaining: &mut Vec<&'a Path>) -> Option<Turn<'a>> {
+    let mut running = running();
+    let tests = |kernel: &Path| running.get(kernel).copied().unwrap_or_default();
+    let (position, _) = (remaining.iter().enumerate()).min_by_key(|(_, kernel)| tests(kernel))?;
+    let kernel = remaining.remove(position);
+    *running.entry(kernel.to_owned()).or_default() += 1;
+    Some(Turn { kernel })
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *running().entry(self.kernel.to_owned()).or_default() -= 1;
+    }
+}
+
+/// How many tests of this process run on the machine of each kernel.
+fn running() -> MutexGuard<'static, HashMap<PathBuf, usize>> {
+    static RUNNING: OnceLock<Mutex<HashMap<PathBuf, usize>>> = OnceLock::new();
+    let running = RUNNING.get_or_init(Mutex::default);
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs the test called `name` on the machine of this turn, and prints its output.
 ///
 /// # Errors
 ///
 /// The test failed; the error has the reason and the output.
-pub(super) fn run(kernel: &Path, name: &str) -> Result<(), String> {
+pub(super) fn run(turn: &Turn<'_>, name: &str) -> Result<(), String> {
+    let kernel = turn.kernel;
     let slot = slot(kernel);
     let machine = slot
         .get_or_init(|| boot(kernel, name).map_err(|error| format!("{error:#}")))

@@ -46,12 +46,12 @@ pub(crate) fn addresses(
     let open = move || {
         let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
         let mut addresses = Addresses::open(form)?;
-        let mut last = addresses.of_machine()?;
+        let mut last = addresses.read_machine()?;
         let look: Look<()> = Box::new(move || {
             wait_for(&notices)?;
             std::thread::sleep(SETTLE_TIME);
             discard(&mut notices)?;
-            let now = addresses.of_machine()?;
+            let now = addresses.read_machine()?;
             let has_changed = now != last;
             last = now;
             Ok(if has_changed { vec![()] } else { Vec::new() })

@@ -1,57 +1,58 @@
-//! Topology hints: where the control plane wants endpoints used (KEP-2433, KEP-3015).
+//! Topology hints: the nodes and zones assigned to endpoints (KEP-2433, KEP-3015).
 
 use std::sync::Arc;
 
-use super::Place;
+use super::Topology;
 use crate::model::{Endpoint, Hints};
 
-/// Whether topology hints restrict the choice, and to what.
+/// The restriction that topology hints put on the endpoints of a Service port.
 ///
-/// Hints of a kind count only if every ready endpoint has some and at least one points here;
-/// otherwise clients of this place could be left without endpoints.
+/// Hints of a kind count only if every ready endpoint has one and at least one names this node or
+/// zone. Otherwise clients of this node could be left without endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hinting<'a> {
-    /// Only endpoints hinted for this node.
+    /// Only endpoints with a hint for this node.
     SameNode(&'a str),
-    /// Only endpoints hinted for this zone.
+    /// Only endpoints with a hint for this zone.
     SameZone(&'a str),
-    /// All of them.
-    Anywhere,
+    /// No restriction.
+    Unrestricted,
 }
 
 impl<'a> Hinting<'a> {
-    /// What the hints of the endpoints in `ready` amount to for clients at `place`.
+    /// Returns the restriction for clients on this node, from the hints of all `ready` endpoints.
     pub(super) fn of<'e>(
         ready: impl Iterator<Item = &'e Endpoint> + Clone,
-        place: &Place<'a>,
+        topology: &Topology<'a>,
     ) -> Self {
-        let usable = |names: fn(&Hints) -> &Vec<Arc<str>>, here: &str| {
-            let mut points_here = false;
+        let usable = |names: fn(&Hints) -> &Vec<Arc<str>>, this: &str| {
+            let mut names_this = false;
             for endpoint in ready.clone() {
                 let hints = endpoint.hints.as_deref().map(names);
                 let Some(names) = hints.filter(|names| !names.is_empty()) else {
                     return false;
                 };
-                points_here |= has(names, here);
+                names_this |= has(names, this);
             }
-            points_here
+            names_this
         };
-        if usable(|hints| &hints.nodes, place.node_name) {
-            return Self::SameNode(place.node_name);
+        // KEP-3015: a node hint is more exact than a zone hint, and wins.
+        if usable(|hints| &hints.nodes, topology.node_name) {
+            return Self::SameNode(topology.node_name);
         }
-        match place.zone {
+        match topology.zone {
             Some(zone) if usable(|hints| &hints.zones, zone) => Self::SameZone(zone),
-            _ => Self::Anywhere,
+            _ => Self::Unrestricted,
         }
     }
 
-    /// Whether clients here should use `endpoint`.
+    /// Returns whether clients on this node may use `endpoint`.
     pub(super) fn admits(self, endpoint: &Endpoint) -> bool {
         let hints = endpoint.hints.as_deref();
         match self {
             Self::SameNode(node) => hints.is_some_and(|hints| has(&hints.nodes, node)),
             Self::SameZone(zone) => hints.is_some_and(|hints| has(&hints.zones, zone)),
-            Self::Anywhere => true,
+            Self::Unrestricted => true,
         }
     }
 }

@@ -15,17 +15,17 @@ struct Scene {
 }
 
 impl Scene {
-    /// Endpoints in one slice, listening on port 80.
+    /// One slice with these endpoints on port 80.
     fn new(endpoints: &[&str]) -> Self {
         Self::slices(&[(80, endpoints)])
     }
 
     fn slices(slices: &[(u16, &[&str])]) -> Self {
-        Self::untold(slices).on_node(Some("a"), Some("r"))
+        Self::without_node(slices).on_node(Some("a"), Some("r"))
     }
 
-    /// On a node of which nothing is known.
-    fn untold(slices: &[(u16, &[&str])]) -> Self {
+    /// A scene before the Node object arrived.
+    fn without_node(slices: &[(u16, &[&str])]) -> Self {
         let mut scene = Self {
             snapshot: Snapshot::default(),
             service: service(),
@@ -42,17 +42,17 @@ impl Scene {
                 }],
                 endpoints: endpoints.iter().map(|words| endpoint(words)).collect(),
             };
-            scene.tell(Event::EndpointSlices(Update::Apply(parsed(name, slice))));
+            scene.apply(Event::EndpointSlices(Update::Apply(parsed(name, slice))));
         }
         scene
     }
 
-    fn tell(&mut self, event: Event) {
+    fn apply(&mut self, event: Event) {
         self.snapshot.apply(event, &mut Touched::none());
     }
 
     fn on_node(mut self, zone: Option<&str>, region: Option<&str>) -> Self {
-        self.tell(Event::Node(Node {
+        self.apply(Event::Node(Node {
             name: "here".into(),
             addresses: vec![],
             zone: zone.map(Arc::from),
@@ -62,15 +62,15 @@ impl Scene {
         self
     }
 
-    /// Other nodes and their regions.
+    /// Adds other nodes with their regions.
     fn regions(mut self, nodes: &[(&str, &str)]) -> Self {
         for &(node, region) in nodes {
-            let place = NodeLocation {
+            let location = NodeLocation {
                 name: node.into(),
                 region: Some(region.into()),
             };
             let name = ObjectName::new("", node);
-            self.tell(Event::Nodes(Update::Apply(parsed(name, place))));
+            self.apply(Event::Nodes(Update::Apply(parsed(name, location))));
         }
         self
     }
@@ -89,16 +89,16 @@ impl Scene {
         self
     }
 
-    fn sets(&self, place: &Place<'_>) -> EndpointSets {
+    fn sets(&self, topology: &Topology<'_>) -> EndpointSets {
         let port = &self.service.ports[0];
-        EndpointSets::of(&self.snapshot, &self.service, port, Family::V4, place)
+        EndpointSets::of(&self.snapshot, &self.service, port, Family::V4, topology)
     }
 
-    /// Compares the sets, in words: last address bytes, with `:port` unless it is 80 and `*weight`
-    /// unless it is 1.
+    /// Compares the sets with text: the last byte of each address, `:port` unless it is 80, and
+    /// `*weight` unless it is 1.
     #[track_caller]
     fn expect(&self, cluster: &str, local: &str) -> &Self {
-        let sets = self.sets(&Place::new("here", &self.snapshot));
+        let sets = self.sets(&Topology::new("here", &self.snapshot));
         assert_eq!(
             (words(&sets.cluster), words(&sets.local)),
             (cluster.to_owned(), local.to_owned())
@@ -137,7 +137,7 @@ fn service() -> Service {
     }
 }
 
-/// An endpoint from words: its last address byte, then any of `unready`, `terminating` (and still
+/// Parses an endpoint: its last address byte, then any of `unready`, `terminating` (and still
 /// serving), `gone` (terminating and not serving), `@node`, `in=zone`, and hints `to-zone=..`,
 /// `to-node=..`.
 fn endpoint(words: &str) -> Endpoint {
@@ -181,21 +181,21 @@ fn endpoint(words: &str) -> Endpoint {
     endpoint
 }
 
-fn words(chosen: &[Chosen]) -> String {
-    let word = |chosen: &Chosen| {
-        let IpAddr::V4(address) = chosen.address.ip() else {
-            panic!("{chosen:?}")
+fn words(selected: &[SelectedEndpoint]) -> String {
+    let word = |endpoint: &SelectedEndpoint| {
+        let IpAddr::V4(address) = endpoint.address.ip() else {
+            panic!("{endpoint:?}")
         };
         let mut word = address.octets()[3].to_string();
-        if chosen.address.port() != 80 {
-            word += &format!(":{}", chosen.address.port());
+        if endpoint.address.port() != 80 {
+            word += &format!(":{}", endpoint.address.port());
         }
-        if chosen.weight != 1 {
-            word += &format!("*{}", chosen.weight);
+        if endpoint.weight != 1 {
+            word += &format!("*{}", endpoint.weight);
         }
         word
     };
-    chosen.iter().map(word).collect::<Vec<_>>().join(" ")
+    selected.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
 #[test]
@@ -206,9 +206,9 @@ fn ready_endpoints_serve_and_local_ones_serve_local_traffic() {
 }
 
 #[test]
-fn a_node_without_a_name_has_no_endpoint_of_its_own() {
+fn a_node_without_a_name_has_no_local_endpoints() {
     let scene = Scene::new(&["1", "2 @here to-node=here"]);
-    let sets = scene.sets(&Place::new("", &scene.snapshot));
+    let sets = scene.sets(&Topology::new("", &scene.snapshot));
     assert_eq!(
         (words(&sets.cluster), words(&sets.local)),
         ("1 2".into(), String::new())
@@ -216,7 +216,7 @@ fn a_node_without_a_name_has_no_endpoint_of_its_own() {
 }
 
 #[test]
-fn terminating_endpoints_serve_only_when_nothing_is_ready() {
+fn terminating_endpoints_serve_only_if_none_is_ready() {
     Scene::new(&["1 @here terminating", "2 @there"]).expect("2", "1");
     Scene::new(&[
         "1 @here terminating",
@@ -228,13 +228,13 @@ fn terminating_endpoints_serve_only_when_nothing_is_ready() {
 }
 
 #[test]
-fn slices_are_united_by_the_port_each_listens_on() {
+fn endpoints_of_all_slices_serve_on_the_port_of_their_slice() {
     Scene::slices(&[(80, &["2", "1"]), (8080, &["3", "1 @here"])])
         .expect("1 1:8080 2 3:8080", "1:8080");
 }
 
 #[test]
-fn the_best_state_of_an_endpoint_in_several_slices_counts() {
+fn an_endpoint_in_several_slices_has_the_best_of_its_states() {
     for slices in [
         ["1 terminating", "1", "1 gone"],
         ["1 gone", "1 terminating", "1"],
@@ -248,7 +248,7 @@ fn the_best_state_of_an_endpoint_in_several_slices_counts() {
 }
 
 #[test]
-fn zone_hints_count_only_when_complete_and_pointing_here() {
+fn zone_hints_count_only_if_all_endpoints_have_them_and_one_names_this_zone() {
     Scene::new(&["1 to-zone=a", "2 to-zone=b"]).expect("1", "");
     Scene::new(&["1 to-zone=a", "2"]).expect("1 2", "");
     Scene::new(&["1 to-zone=b", "2 to-zone=b"]).expect("1 2", "");
@@ -268,12 +268,12 @@ fn node_hints_win_over_zone_hints() {
 }
 
 #[test]
-fn hints_leave_local_traffic_alone() {
+fn hints_do_not_restrict_policy_local() {
     Scene::new(&["1 @here to-zone=b", "2 @there to-zone=a"]).expect("2", "1");
 }
 
 #[test]
-fn the_first_topology_key_that_leaves_endpoints_wins() {
+fn the_first_topology_key_with_a_match_wins() {
     use TopologyKey::{Any, Hostname, Region, Zone};
 
     let everywhere = [
@@ -295,12 +295,12 @@ fn the_first_topology_key_that_leaves_endpoints_wins() {
     scene(&everywhere[2..], &[Hostname, Zone, Region]).expect("3", "");
     scene(&everywhere[3..], &[Hostname, Region, Any]).expect("4 5", "");
     scene(&everywhere[3..], &[Hostname, Zone, Region]).expect("", "");
-    // The order is the Service's own.
+    // The annotation gives the order, not the distance.
     scene(&everywhere, &[Zone, Hostname]).expect("1 2", "1");
 }
 
 #[test]
-fn being_ready_counts_more_than_being_near() {
+fn a_distant_ready_endpoint_wins_over_a_near_terminating_one() {
     use TopologyKey::{Any, Hostname, Zone};
 
     let endpoints = ["1 @here terminating", "2 in=a unready", "3 in=b"];
@@ -325,7 +325,7 @@ fn topology_keys_replace_hints() {
 }
 
 #[test]
-fn what_is_in_an_unknown_place_is_near_to_nothing_but_this_nodes_own() {
+fn an_endpoint_without_zone_or_region_matches_only_if_it_is_local() {
     use TopologyKey::{Region, Zone};
 
     let endpoints = ["1 @here", "2 @there", "3"];
@@ -340,21 +340,21 @@ fn what_is_in_an_unknown_place_is_near_to_nothing_but_this_nodes_own() {
 }
 
 #[test]
-fn before_places_are_told_everything_is_near() {
+fn every_endpoint_matches_before_the_node_objects_arrive() {
     use TopologyKey::{Hostname, Region, Zone};
 
     let endpoints = ["1 @there in=a", "2 @there in=b"];
     Scene::new(&endpoints).keys(&[Region]).expect("1 2", "");
-    let untold = |keys: &[TopologyKey]| Scene::untold(&[(80, &endpoints)]).keys(keys);
-    untold(&[Zone]).expect("1 2", "");
-    untold(&[Region])
+    let without_node = |keys: &[TopologyKey]| Scene::without_node(&[(80, &endpoints)]).keys(keys);
+    without_node(&[Zone]).expect("1 2", "");
+    without_node(&[Region])
         .regions(&[("there", "r")])
         .expect("1 2", "");
-    untold(&[Hostname]).expect("", "");
+    without_node(&[Hostname]).expect("", "");
 }
 
 #[test]
-fn the_most_exact_weight_counts() {
+fn the_most_exact_weight_rule_wins() {
     let weights = || Weights {
         addresses: [("10.0.0.1/32", 10), ("10.0.0.0/30", 20)]
             .map(|(network, weight)| (network.parse().unwrap(), weight))
@@ -380,7 +380,7 @@ fn the_most_exact_weight_counts() {
     Scene::new(&endpoints)
         .weights(weights())
         .expect(all, "1*10 2*20 5*30");
-    // An endpoint of this node is in this node's zone, also where the slice does not say so.
+    // If the slice names no zone, a local endpoint is in this node's zone.
     let mut of_zones = weights();
     of_zones.nodes = [].into();
     Scene::new(&["5 @here", "6 @there"])
@@ -389,14 +389,14 @@ fn the_most_exact_weight_counts() {
 }
 
 #[test]
-fn an_endpoint_of_weight_0_is_chosen_before_one_that_is_terminating() {
-    let nothing_new = Weights {
+fn a_ready_endpoint_of_weight_0_wins_over_a_terminating_one() {
+    let drained = Weights {
         addresses: [].into(),
         nodes: [].into(),
         zones: [].into(),
         default: 0,
     };
     Scene::new(&["1", "2 terminating"])
-        .weights(nothing_new)
+        .weights(drained)
         .expect("1*0", "");
 }

@@ -1,9 +1,9 @@
-//! The conclusions from failures, and from changes by other programs.
+//! Rounds after a refused write, an unwritable ledger, or a change by another program.
 
 use super::*;
 
 #[test]
-fn records_survive_while_the_ledger_cannot_be_written() {
+fn an_unwritable_ledger_delays_no_service_and_loses_no_record() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger");
     let blocked = directory.path().join("blocked");
@@ -13,25 +13,31 @@ fn records_survive_while_the_ledger_cannot_be_written() {
     proxier
         .ledger
         .move_to(LedgerFile::new(blocked.join("ledger")));
-    // The rules change too, which is a record.
-    receive(&mut proxier, &[NODE, SERVICE]);
     let is_recorded = |applied: &Applied| applied.unrecorded.is_none();
+
+    // The packet rules change too, and their fingerprint is a record of the ledger.
+    receive(&mut proxier, &[node(), service()]);
     assert!(!is_recorded(&proxier.sync(START).unwrap()));
     assert_eq!(proxier.dataplane.swept.len(), swept + 1);
-    let back = SLICE.replace("]}]", "]}, {addresses: [10.244.1.3]}]");
-    receive(&mut proxier, &[NODE, SERVICE, &back]);
+
+    let endpoints = slice(&["10.244.1.2", "10.244.1.3"]);
+    receive(&mut proxier, &[node(), service(), endpoints]);
     assert!(!is_recorded(&proxier.sync(START).unwrap()));
     let last = proxier.dataplane.swept.last();
-    let strays = last.map(|stale| stale.returned().len());
-    assert_eq!(strays, Some(1), "removed, and back");
+    let returned = last.map(|stale| stale.returned().len());
+    assert_eq!(returned, Some(1), "10.244.1.2 was removed and is back");
 
-    // A new Service does not wait for the ledger.
-    let other = SERVICE.replace("name: ranged", "name: other");
-    let other = other.replace("3.1", "3.9").replace("51.100.5", "51.100.9");
-    receive(&mut proxier, &[NODE, SERVICE, SLICE, &other]);
+    let other = open_service("other", "10.96.3.9", "198.51.100.9").source_range("203.0.113.0/24");
+    let [node, service, slice] = whole_cluster();
+    receive(&mut proxier, &[node, service, slice, other]);
     let applied = proxier.sync(START).unwrap();
-    assert_eq!(applied.failures().count(), 1, "{applied:?}");
+    assert_eq!(
+        applied.failures().count(),
+        1,
+        "only the ledger: {applied:?}"
+    );
     assert_eq!(proxier.dataplane.state.virtual_servers.len(), 4);
+
     std::fs::remove_file(&blocked).unwrap();
     let due = proxier.next_due().unwrap();
     assert!(is_recorded(&proxier.sync(due).unwrap()));
@@ -47,8 +53,8 @@ fn failing_sweeps_do_not_accumulate() {
     let mut proxier = serving(&directory.path().join("ledger"));
     proxier.dataplane.refuses_sweeps = true;
     for round in 0..50_u8 {
-        let other = SLICE.replace("10.244.1.2", &format!("10.244.2.{round}"));
-        receive(&mut proxier, &[NODE, SERVICE, &other]);
+        let endpoint = format!("10.244.2.{round}");
+        receive(&mut proxier, &[node(), service(), slice(&[&endpoint])]);
         let applied = proxier.sync(START).unwrap();
         assert!(matches!(applied.flows, Some(Err(_))), "{applied:?}");
         assert_eq!(proxier.flows.unswept(), 2, "one for each frontend");
@@ -61,7 +67,7 @@ fn failing_sweeps_do_not_accumulate() {
 }
 
 #[test]
-fn a_resync_finds_rules_that_another_program_changed() {
+fn a_resync_repairs_rules_that_another_program_changed() {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = serving(&directory.path().join("ledger"));
     let kernel = &mut proxier.dataplane;
@@ -69,7 +75,7 @@ fn a_resync_finds_rules_that_another_program_changed() {
     rules.sets.values_mut().for_each(|set| set.elements.clear());
     kernel.rules_generation += 1;
     proxier.resync(START).unwrap();
-    assert_eq!(proxier.dataplane.rules, Some(from_scratch(&proxier)));
+    assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(&proxier)));
     let writes = proxier.dataplane.writes;
     proxier.resync(START).unwrap();
     assert_eq!(
@@ -82,22 +88,23 @@ fn a_resync_finds_rules_that_another_program_changed() {
 fn a_frontend_with_source_ranges_waits_for_its_rules() {
     let directory = tempfile::tempdir().unwrap();
     let mut kernel = FakeKernel::default();
+    // The address is local already, so only the rules keep clients out.
     kernel.machine.addresses.insert([198, 51, 100, 5].into());
     kernel.rules = Some(Table::default());
     kernel.faults.insert(0, Fault::Refused);
     let mut proxier = proxier(kernel, &directory.path().join("ledger"));
-    receive(&mut proxier, &[NODE, SERVICE, SLICE]);
+    receive(&mut proxier, &whole_cluster());
     let applied = proxier.sync(START).unwrap();
     assert_eq!(applied.failures().count(), 1, "the rules");
-    let serves = |proxier: &Fake| {
+    let has_virtual_server = |proxier: &Fake| {
         let mut keys = proxier.dataplane.state.virtual_servers.keys();
         keys.any(|key| key.to_string() == "UDP 198.51.100.5:53")
     };
-    assert!(!serves(&proxier));
+    assert!(!has_virtual_server(&proxier));
     let due = proxier.next_due().unwrap();
     assert_eq!(proxier.sync(due).unwrap().failures().count(), 0);
-    assert!(serves(&proxier));
-    assert_eq!(proxier.dataplane.rules, Some(from_scratch(&proxier)));
+    assert!(has_virtual_server(&proxier));
+    assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(&proxier)));
 }
 
 #[test]
@@ -105,8 +112,8 @@ fn a_failing_read_delays_no_other_virtual_server_until_the_next_resync() {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = proxier(FakeKernel::default(), &directory.path().join("ledger"));
     // All Ops fail, so all virtual servers are read again at the same moment.
-    fail_from(&mut proxier, 1);
-    receive(&mut proxier, &[NODE, SERVICE, SLICE]);
+    refuse_after(&mut proxier, 1);
+    receive(&mut proxier, &whole_cluster());
     assert!(proxier.sync(START).unwrap().failures().count() > 0);
     assert_eq!(proxier.dataplane.state.virtual_servers.len(), 0);
     proxier.dataplane.faults.clear();

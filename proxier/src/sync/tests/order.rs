@@ -2,25 +2,28 @@
 
 use super::*;
 
+/// The writes of a round that deletes the Service `ranged`: rules, 2 addresses, 2 virtual servers,
+/// rules.
+const DELETION_WRITES: usize = 6;
+
 #[test]
 fn a_removed_frontend_keeps_its_guard_until_its_virtual_server_is_deleted() {
     let directory = tempfile::tempdir().unwrap();
-    // Rules, 2 addresses, 2 virtual servers, rules.
-    for writes in 0..=6 {
-        let mut proxier = serving(&directory.path().join(writes.to_string()));
-        receive(&mut proxier, &[NODE]);
-        fail_from(&mut proxier, writes);
+    for accepted in 0..=DELETION_WRITES {
+        let mut proxier = serving(&directory.path().join(accepted.to_string()));
+        receive(&mut proxier, &[node()]);
+        refuse_after(&mut proxier, accepted);
         let before = proxier.dataplane.writes;
         let applied = proxier.sync(START).unwrap();
-        assert_eq!(applied.failures().count() == 0, writes == 6);
-        assert!(proxier.dataplane.writes - before <= 6);
-        let now = rules(&proxier);
-        assert_eq!(now.contains(FRONTEND), writes == 0, "{now}");
-        if writes < 5 {
-            // Guards are removed last, and only those of deleted frontends.
-            assert!(now.contains(GUARD), "{now}");
+        assert_eq!(applied.failures().count() == 0, accepted == DELETION_WRITES);
+        assert!(proxier.dataplane.writes - before <= DELETION_WRITES);
+        let rules = rules(&proxier);
+        assert_eq!(rules.contains(FRONTEND), accepted == 0, "{rules}");
+        if accepted < DELETION_WRITES - 1 {
+            // The last write removes the guards, and only those of deleted frontends.
+            assert!(rules.contains(GUARD), "{rules}");
         }
-        if writes == 5 {
+        if accepted == DELETION_WRITES - 1 {
             assert_eq!(
                 proxier.dataplane.state,
                 crate::observed::Observed::default()
@@ -35,15 +38,16 @@ fn a_removed_frontend_keeps_its_guard_until_its_virtual_server_is_deleted() {
 #[test]
 fn a_frontend_that_cannot_be_deleted_delays_no_other() {
     let directory = tempfile::tempdir().unwrap();
-    let mut proxier = serving(&directory.path().join("state"));
-    receive(&mut proxier, &[NODE]);
-    // The deletion of the second address.
-    let write = proxier.dataplane.writes + 2;
-    proxier.dataplane.faults.insert(write, Fault::Refused);
+    let mut proxier = serving(&directory.path().join("ledger"));
+    receive(&mut proxier, &[node()]);
+    let second_address = proxier.dataplane.writes + 2;
+    proxier
+        .dataplane
+        .faults
+        .insert(second_address, Fault::Refused);
     let applied = proxier.sync(START).unwrap();
     assert_eq!(applied.failures().count(), 1);
-    let left: Vec<_> = proxier.dataplane.state.addresses.keys().copied().collect();
-    assert_eq!(left.len(), 1);
+    assert_eq!(proxier.dataplane.state.addresses.len(), 1);
     assert_guarded(&proxier);
     let elements = &proxier.dataplane.rules.as_ref().unwrap().sets["service-addresses-4"].elements;
     assert_eq!(elements.len(), 1);
@@ -53,14 +57,14 @@ fn a_frontend_that_cannot_be_deleted_delays_no_other() {
 #[test]
 fn a_frontend_removed_while_no_process_ran_is_guarded_until_it_is_deleted() {
     let directory = tempfile::tempdir().unwrap();
-    for writes in 1..=6 {
-        let state = directory.path().join(writes.to_string());
-        let kernel = serving(&state).dataplane;
-        let mut next = proxier(kernel, &state);
-        receive(&mut next, &[NODE]);
-        fail_from(&mut next, writes);
+    for accepted in 1..=DELETION_WRITES {
+        let ledger = directory.path().join(accepted.to_string());
+        let kernel = serving(&ledger).dataplane;
+        let mut next = proxier(kernel, &ledger);
+        receive(&mut next, &[node()]);
+        refuse_after(&mut next, accepted);
         next.sync(START).unwrap();
-        if writes < 5 {
+        if accepted < DELETION_WRITES - 1 {
             assert_guarded(&next);
         }
         assert_removed(&mut next, 2 * START);
@@ -68,27 +72,42 @@ fn a_frontend_removed_while_no_process_ran_is_guarded_until_it_is_deleted() {
 }
 
 #[test]
-fn a_round_that_loosens_nothing_writes_rules_once() {
+fn rules_are_written_twice_only_if_an_op_needs_a_guard() {
     let directory = tempfile::tempdir().unwrap();
-    let mut proxier = proxier(FakeKernel::default(), &directory.path().join("state"));
-    let mut rounds = |documents: &[&str]| {
+    let mut proxier = proxier(FakeKernel::default(), &directory.path().join("ledger"));
+    let endpoints = || slice(&["10.244.1.2"]);
+    for (change, manifests, transactions) in [
+        ("a Service appears", vec![node(), service()], 1),
+        ("it gets endpoints", vec![node(), service(), endpoints()], 2),
+        (
+            "its source range becomes wider",
+            vec![node(), service_for("203.0.112.0/23"), endpoints()],
+            1,
+        ),
+        (
+            "its source range is removed",
+            vec![
+                node(),
+                open_service("ranged", "10.96.3.1", "198.51.100.5"),
+                endpoints(),
+            ],
+            1,
+        ),
+        (
+            "its source range returns",
+            vec![node(), service(), endpoints()],
+            1,
+        ),
+        ("it loses its endpoints", vec![node(), service()], 1),
+        ("it is deleted", vec![node()], 2),
+    ] {
         let before = proxier.dataplane.rules_generation;
-        receive(&mut proxier, documents);
-        assert_eq!(proxier.sync(START).unwrap().failures().count(), 0);
-        assert_eq!(proxier.dataplane.rules, Some(from_scratch(&proxier)));
-        proxier.dataplane.rules_generation - before
-    };
-    assert_eq!(rounds(&[NODE, SERVICE]), 1);
-    assert_eq!(
-        rounds(&[NODE, SERVICE, SLICE]),
-        2,
-        "the frontend has endpoints at last"
-    );
-    let wider = SERVICE.replace("203.0.113.0/24", "203.0.112.0/23");
-    assert_eq!(rounds(&[NODE, &wider, SLICE]), 1);
-    let open = SERVICE.replace("  loadBalancerSourceRanges: [203.0.113.0/24]\n", "");
-    assert_eq!(rounds(&[NODE, &open, SLICE]), 1, "no Op needs the guard");
-    assert_eq!(rounds(&[NODE, SERVICE, SLICE]), 1);
-    assert_eq!(rounds(&[NODE, SERVICE]), 1);
-    assert_eq!(rounds(&[NODE]), 2);
+        receive(&mut proxier, &manifests);
+        let applied = proxier.sync(START).unwrap();
+        assert_eq!(applied.failures().count(), 0, "{change}");
+        let rules = rules_from_scratch(&proxier);
+        assert_eq!(proxier.dataplane.rules, Some(rules), "{change}");
+        let written = proxier.dataplane.rules_generation - before;
+        assert_eq!(written, transactions, "{change}");
+    }
 }

@@ -14,6 +14,7 @@
 //! ```
 
 mod answer;
+mod manifest;
 mod objects;
 mod selector;
 mod serve;
@@ -31,6 +32,7 @@ use tokio::sync::watch;
 
 use objects::Objects;
 
+pub use manifest::Manifest;
 pub use objects::Key;
 
 /// A running API server. Dropping it stops it.

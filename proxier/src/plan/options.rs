@@ -1,4 +1,4 @@
-//! How a Service wants its virtual servers: what its annotations say, or else the operator.
+//! The options of a Service's virtual servers: its annotations, or the operator's defaults.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ const WEIGHTS: &str = "metadata.annotations[ipvs-proxier.io/weights]";
 const TOPOLOGY_KEYS: &str = "metadata.annotations[ipvs-proxier.io/topology-keys]";
 const IDLE_TIMEOUT: &str = "metadata.annotations[ipvs-proxier.io/idle-timeout]";
 
-/// What all virtual servers of a Service have in common.
+/// The options that all virtual servers of a Service share.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Style {
+pub(super) struct ServerOptions {
     scheduler: ipvs::SchedulerName,
     flags: ipvs::ServiceFlags,
     affinity_secs: Option<u32>,
@@ -24,64 +24,69 @@ pub(super) struct Style {
     pub(super) drain: Duration,
 }
 
-impl Style {
-    /// The style of `service`; what cannot be had of it is added to `problems`.
+impl ServerOptions {
+    /// Returns the options of `service`; appends unusable annotations to `problems`.
     pub(super) fn of(
         service: &Service,
         context: &Context<'_>,
         problems: &mut Vec<Problem>,
     ) -> Self {
         let none = Annotations::default();
-        let wishes = service.annotations.as_deref().unwrap_or(&none);
-        let mut complain = |field, value: &str, message: String| {
+        let annotations = service.annotations.as_deref().unwrap_or(&none);
+        let mut report = |field, value: &str, message: String| {
             let object = format_args!("Service {}", service.name);
             problems.push(Problem::new(object, field, value, message));
         };
-        let scheduler = match wishes.scheduler.as_deref() {
+        let scheduler = match annotations.scheduler.as_deref() {
             None => context.scheduler,
             Some(wanted) => context.usable_scheduler(wanted).unwrap_or_else(|| {
                 let message = format!(
-                    "is a scheduler that this kernel has not; {} is used",
+                    "is a scheduler that this kernel lacks; {} is used instead",
                     context.scheduler
                 );
-                complain(SCHEDULER, wanted, message);
+                report(SCHEDULER, wanted, message);
                 context.scheduler
             }),
         };
         let name = scheduler.as_str();
-        let flags = match wishes.scheduler_flags {
+        let flags = match annotations.scheduler_flags {
             Some(flags) if is_hashing(name) => chosen_flags(flags),
-            // The scheduler that the flags were for is not there, and that was said.
-            Some(_) if wishes.scheduler.is_some() => default_flags(name),
+            // The kernel lacks the requested scheduler. That problem is reported above; a second
+            // one about its flags would only distract.
+            Some(_) if annotations.scheduler.is_some() => default_flags(name),
             Some(_) => {
-                let message = "is for the schedulers sh and mh only; ignored, as the cluster's \
-                               default is another one and ipvs-proxier.io/scheduler is not given";
-                complain(SCHEDULER_FLAGS, name, message.to_owned());
+                let message = "is a scheduler without flags, so that these are ignored; request sh or \
+                               mh with ipvs-proxier.io/scheduler";
+                report(SCHEDULER_FLAGS, name, message.to_owned());
                 default_flags(name)
             }
             None => default_flags(name),
         };
-        let weights = wishes.weights.as_ref();
-        if !heeds_weights(name) && weights.is_some_and(is_uneven) {
-            let message = "is a scheduler that heeds no weight but 0; give ipvs-proxier.io/scheduler \
-                           one that does, such as wrr or wlc";
-            complain(WEIGHTS, name, message.to_owned());
+        let weights = annotations.weights.as_ref();
+        if !uses_weights(name) && weights.is_some_and(is_uneven) {
+            let message = "is a scheduler that ignores all weights but 0; request one that uses them \
+                           with ipvs-proxier.io/scheduler, such as wrr or wlc";
+            report(WEIGHTS, name, message.to_owned());
         }
-        let place = context.place();
-        for &key in wishes.topology_keys.iter().flatten() {
-            if let Some(missing) = place.lacks(key) {
+        let topology = context.topology();
+        for &key in annotations.topology_keys.iter().flatten() {
+            if let Some(missing) = topology.missing_objects(key) {
                 let message = format!(
-                    "cannot be followed before {missing} can be read; all endpoints count as near"
+                    "cannot be evaluated before the proxy can read {missing}; until then all endpoints \
+                     match"
                 );
-                complain(TOPOLOGY_KEYS, key.as_str(), message);
+                report(TOPOLOGY_KEYS, key.as_str(), message);
             }
         }
-        if let Some(secs) = wishes.idle_timeout_secs {
-            let message = "is not heeded: the kernel has one such time for all connections of the \
-                           node and none per Service";
-            complain(IDLE_TIMEOUT, &secs.to_string(), message.to_owned());
+        if let Some(secs) = annotations.idle_timeout_secs {
+            let message = "has no effect: the kernel has one timeout for all connections of the node, \
+                           and none per Service";
+            report(IDLE_TIMEOUT, &secs.to_string(), message.to_owned());
         }
-        let drain = wishes.drain_secs.map(u64::from).map(Duration::from_secs);
+        let drain = annotations
+            .drain_secs
+            .map(u64::from)
+            .map(Duration::from_secs);
         Self {
             scheduler,
             flags,
@@ -90,7 +95,7 @@ impl Style {
         }
     }
 
-    /// The virtual server at `key`.
+    /// Returns the definition of the virtual server `key`.
     pub(super) fn service(&self, key: ipvs::ServiceKey) -> ipvs::Service {
         let mut service = ipvs::Service::new(key, self.scheduler);
         service.flags = service.flags | self.flags;
@@ -102,7 +107,7 @@ impl Style {
     }
 }
 
-/// The schedulers that hash clients. All others have no flags.
+/// Returns whether the scheduler hashes clients; all others have no flags.
 fn is_hashing(scheduler: &str) -> bool {
     matches!(scheduler, "sh" | "mh")
 }
@@ -118,7 +123,9 @@ fn chosen_flags(flags: SchedulerFlags) -> ipvs::ServiceFlags {
     bits
 }
 
-/// kube-proxy's rule: Maglev hashes source address and port (`--ipvs-scheduler=mh`).
+/// Returns the flags of a Service without annotation.
+///
+/// As with kube-proxy, Maglev hashes the source port, too (`--ipvs-scheduler=mh`).
 fn default_flags(scheduler: &str) -> ipvs::ServiceFlags {
     match scheduler {
         "mh" => ipvs::ServiceFlags::SCHED2,
@@ -126,14 +133,15 @@ fn default_flags(scheduler: &str) -> ipvs::ServiceFlags {
     }
 }
 
-/// Whether the share of a destination depends on its weight. The others only pass over weight 0
-/// (`ip_vs_rr.c`, `ip_vs_lc.c`, `ip_vs_dh.c`, Linux 6.1). Of schedulers that nobody here knows the best
-/// is assumed.
-fn heeds_weights(scheduler: &str) -> bool {
+/// Returns whether the share of a destination depends on its weight.
+///
+/// These three only skip weight 0 (`ip_vs_rr.c`, `ip_vs_lc.c`, `ip_vs_dh.c`, Linux 6.1). An unknown
+/// scheduler is assumed to use weights: a missing problem harms less than a wrong one.
+fn uses_weights(scheduler: &str) -> bool {
     !matches!(scheduler, "rr" | "lc" | "dh")
 }
 
-/// Whether there are two different weights beside 0.
+/// Returns whether two weights above 0 differ.
 fn is_uneven(weights: &Weights) -> bool {
     let addresses = weights.addresses.iter().map(|&(_, weight)| weight);
     let named = weights.nodes.iter().chain(&weights.zones);

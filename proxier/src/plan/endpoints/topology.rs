@@ -1,10 +1,10 @@
-//! Where this node is, and how near endpoints are to it.
+//! The node's zone and region, and their match with those of endpoints.
 
 use crate::model::{Endpoint, TopologyKey};
 use crate::store::Snapshot;
 
-/// Where this node is.
-pub(in crate::plan) struct Place<'a> {
+/// The position of this node in the cluster.
+pub(in crate::plan) struct Topology<'a> {
     /// The node's name; empty if it has none.
     pub(super) node_name: &'a str,
     /// The node's zone, if labelled.
@@ -14,8 +14,8 @@ pub(in crate::plan) struct Place<'a> {
     snapshot: &'a Snapshot,
 }
 
-impl<'a> Place<'a> {
-    /// The place of the node called `node_name`, as its object in `snapshot` says.
+impl<'a> Topology<'a> {
+    /// Returns the topology of the node `node_name`, with zone and region of its Node object.
     pub(in crate::plan) fn new(node_name: &'a str, snapshot: &'a Snapshot) -> Self {
         let node = snapshot.node();
         Self {
@@ -26,24 +26,26 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Whether `endpoint` runs on this node.
+    /// Returns whether `endpoint` runs on this node.
     pub(super) fn is_local(&self, endpoint: &Endpoint) -> bool {
         !self.node_name.is_empty() && endpoint.location.node.as_deref() == Some(self.node_name)
     }
 
-    /// The zone of `endpoint`, as far as known.
+    /// Returns the zone of `endpoint`, if known.
     pub(super) fn zone_of<'e>(&'e self, endpoint: &'e Endpoint) -> Option<&'e str> {
         let own = || self.zone.filter(|_| self.is_local(endpoint));
         endpoint.location.zone.as_deref().or_else(own)
     }
 
-    /// Whether `endpoint` is as near as `key` wants it.
+    /// Returns whether `endpoint` is in the same topology domain as this node.
     ///
-    /// An endpoint of this node is near by every key, even where nobody knows what the node's zone
-    /// is called. Of others only what is known to be near is; but while nobody has told where nodes
-    /// are, all are: better served from afar for a moment than refused.
-    pub(super) fn is_near(&self, endpoint: &Endpoint, key: TopologyKey) -> bool {
-        if self.is_local(endpoint) || self.lacks(key).is_some() {
+    /// A local endpoint matches every key, even if the node has no zone label. A remote endpoint
+    /// without a known zone or region does not match.
+    ///
+    /// Before the Node objects arrive, every endpoint matches: for these moments a distant endpoint
+    /// is better than a rejected connection.
+    pub(super) fn matches(&self, endpoint: &Endpoint, key: TopologyKey) -> bool {
+        if self.is_local(endpoint) || self.missing_objects(key).is_some() {
             return true;
         }
         match key {
@@ -56,14 +58,15 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// What has to be told before `key` can be followed, if anything.
-    pub(in crate::plan) fn lacks(&self, key: TopologyKey) -> Option<&'static str> {
-        let needs_own = matches!(key, TopologyKey::Zone | TopologyKey::Region);
-        if needs_own && self.snapshot.node().is_none() {
+    /// Returns the objects without which `key` cannot be evaluated; `None` if all are known.
+    pub(in crate::plan) fn missing_objects(&self, key: TopologyKey) -> Option<&'static str> {
+        let needs_own_node = matches!(key, TopologyKey::Zone | TopologyKey::Region);
+        if needs_own_node && self.snapshot.node().is_none() {
             return Some("this node's object");
         }
-        let needs_others = key == TopologyKey::Region;
-        (needs_others && !self.snapshot.knows_other_nodes()).then_some("the objects of other nodes")
+        let needs_other_nodes = key == TopologyKey::Region;
+        (needs_other_nodes && !self.snapshot.knows_other_nodes())
+            .then_some("the objects of other nodes")
     }
 
     fn region_of(&self, endpoint: &Endpoint) -> Option<&str> {

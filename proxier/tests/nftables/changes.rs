@@ -1,0 +1,200 @@
+//! Single changes of our rules, and the commands that make them.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
+use proxier::testing::frontend::Frontend;
+use proxier::testing::model::{Family, TrafficPolicy};
+use proxier::testing::nftables::{Client, Table};
+use proxier::testing::plan::{Admission, Availability, Scope};
+
+use super::rules::{admission, frontend, node, ranges};
+use crate::{assert_same, lines, nft};
+
+#[test]
+fn changes_in_nft_syntax() {
+    let mut rules = Ruleset::new(&FilterConfig::default(), None);
+    rules.take_commands();
+    let web = frontend("tcp 198.51.100.12:80");
+    let mut text = String::new();
+    let mut write_changes = |rules: &mut Ruleset, what: &str| {
+        text += &format!("# {what}\n");
+        for change in rules.take_commands() {
+            text += &format!("{}\n", change.in_table(TABLE));
+        }
+    };
+    let open = admission(Scope::External, TrafficPolicy::Cluster);
+    let ranged = |list: &[&str]| Admission {
+        source_ranges: ranges(Family::V4, list),
+        ..open.clone()
+    };
+    let local = Admission {
+        policy: TrafficPolicy::Local,
+        endpoints: Availability::RemoteOnly,
+        inside_mark: Some(7),
+        ..open.clone()
+    };
+    rules.set_frontend(web, Some(open.clone()));
+    write_changes(&mut rules, "a load-balancer address is added");
+    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8"])));
+    write_changes(&mut rules, "it gets source ranges");
+    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
+    write_changes(&mut rules, "the source ranges change");
+    rules.set_frontend(web, Some(ranged(&["10.0.0.0/8", "192.0.2.0/24"])));
+    write_changes(&mut rules, "the source ranges stay the same");
+    rules.set_frontend(web, Some(local));
+    write_changes(
+        &mut rules,
+        "its policy becomes Local, without an endpoint on this node",
+    );
+    rules.set_frontend(web, None);
+    write_changes(&mut rules, "it is removed");
+    rules.release(|_, _| true, |_| true);
+    write_changes(&mut rules, "its guard is released");
+    rules.add_service_address("10.96.0.1".parse().unwrap());
+    rules.add_local_endpoint("fd00::1".parse().unwrap());
+    rules.add_health_check_port(31_999);
+    write_changes(
+        &mut rules,
+        "addresses, endpoints and a health-check port are added",
+    );
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
+        snapshot_path => "." }, {
+        insta::assert_snapshot!("changes", text);
+    });
+}
+
+/// Returns an admission out of few, so that frontends often share sets and chains.
+fn any_admission() -> impl Strategy<Value = Option<Admission>> {
+    let scope = prop_oneof![Just(Scope::Internal), Just(Scope::External)];
+    let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
+    let endpoints = prop_oneof![
+        Just(Availability::Usable),
+        Just(Availability::RemoteOnly),
+        Just(Availability::None)
+    ];
+    let source_ranges = proptest::option::of(prop_oneof![
+        Just(vec!["10.0.0.0/8"]),
+        Just(vec!["10.0.0.0/8", "172.18.0.0/16"]),
+        Just(vec![]),
+    ]);
+    let frontend = (
+        scope,
+        policy,
+        endpoints,
+        source_ranges,
+        proptest::option::of(1..3_u32),
+    );
+    proptest::option::of(
+        frontend.prop_map(|(scope, policy, endpoints, list, inside_mark)| Admission {
+            scope,
+            policy,
+            endpoints,
+            source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
+            inside_mark,
+        }),
+    )
+}
+
+/// Returns a configuration with which tables have sets for ping.
+fn config() -> FilterConfig {
+    FilterConfig {
+        answer_ping: true,
+        ..FilterConfig::default()
+    }
+}
+
+/// Returns steps. Each sets or removes some of the frontends of [`nth_frontend`].
+fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Admission>)>>> {
+    let step = proptest::collection::vec((0..4_u8, any_admission()), 1..4);
+    proptest::collection::vec(step, 1..8)
+}
+
+/// Returns one of four frontends, which share addresses and ports.
+fn nth_frontend(nth: u8) -> Frontend {
+    frontend(
+        [
+            "tcp 10.0.0.1:80",
+            "tcp 10.0.0.1:81",
+            "udp 10.0.0.1:80",
+            "tcp 10.0.0.2:80",
+        ][usize::from(nth)],
+    )
+}
+
+/// Returns the table that has had no other frontends.
+fn from_scratch(frontends: &BTreeMap<Frontend, Admission>) -> Table {
+    let mut rules = Ruleset::new(&config(), Some(&node()));
+    for (&frontend, admission) in frontends {
+        rules.set_frontend(frontend, Some(admission.clone()));
+    }
+    rules.table().clone()
+}
+
+proptest! {
+    /// The commands lead from the table before each step to the table after it.
+    #[test]
+    fn the_table_depends_on_present_frontends_only(steps in steps()) {
+        let mut rules = Ruleset::new(&config(), Some(&node()));
+        let mut applied = rules.table().clone();
+        let mut frontends = BTreeMap::new();
+        for step in steps {
+            for (nth, admission) in step {
+                let frontend = nth_frontend(nth);
+                rules.set_frontend(frontend, admission.clone());
+                match admission {
+                    Some(admission) => frontends.insert(frontend, admission),
+                    None => frontends.remove(&frontend),
+                };
+            }
+            rules.release(|_, _| true, |_| true);
+            prop_assert_eq!(rules.table(), &from_scratch(&frontends));
+            for change in rules.take_commands() {
+                applied.apply(&change);
+            }
+            prop_assert_eq!(rules.table(), &applied);
+            prop_assert_eq!(rules.take_commands(), []);
+        }
+    }
+}
+
+/// The kernel's table after all commands is the same as after a replacement.
+#[test]
+fn the_kernel_accepts_incremental_changes() {
+    lab::test(|| {
+        let mut runner = TestRunner::deterministic();
+        let mut client = Client::open(TABLE).unwrap();
+        for _ in 0..20 {
+            let mut rules = Ruleset::new(&config(), Some(&node()));
+            client.replace(rules.table()).unwrap();
+            for step in steps().new_tree(&mut runner).unwrap().current() {
+                for (nth, admission) in step {
+                    rules.set_frontend(nth_frontend(nth), admission);
+                }
+                rules.release(|_, _| true, |_| true);
+                client.apply(&rules.take_commands()).unwrap();
+            }
+            let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
+            assert_same(
+                &blocks(&listed),
+                &blocks(&rules.table().named(TABLE).to_string()),
+            );
+        }
+    });
+}
+
+/// Returns the sets and chains of a table. They are sorted, because the kernel lists chains by age.
+fn blocks(text: &str) -> Vec<String> {
+    let inner = text.trim_end().trim_end_matches('}');
+    let (_, inner) = inner.split_once('\n').unwrap();
+    let mut blocks: Vec<String> = inner
+        .trim_end()
+        .split("\n\n")
+        .map(|it| lines(it).join("\n"))
+        .collect();
+    blocks.sort();
+    blocks
+}

@@ -1,0 +1,52 @@
+//! The length of files.
+
+use super::{assert_none, sources};
+
+/// The most lines of a file, tests included.
+const LIMIT: usize = 500;
+
+/// Files that are longer, and why they are not divided.
+const LONG_FILES: [(&str, &str); 4] = [
+    (
+        "ipvs-netlink/src/transport.rs",
+        "one socket with the recovery from every netlink error",
+    ),
+    (
+        "proxier/src/store.rs",
+        "the snapshot and the laws of its updates",
+    ),
+    ("ipvs-netlink/src/client.rs", "every request of one client"),
+    (
+        "proxier/src/sysctl.rs",
+        "the table of settings and its tests",
+    ),
+];
+
+#[test]
+fn no_file_is_longer_than_the_limit() {
+    let mut faults = Vec::new();
+    let mut excused = Vec::new();
+    for source in sources() {
+        let lines = source.text.lines().count();
+        let is_listed = LONG_FILES.iter().any(|(path, _)| *path == source.path);
+        if is_listed {
+            excused.push(source.path.clone());
+        }
+        let path = &source.path;
+        match (lines > LIMIT, is_listed) {
+            (true, false) => faults.push(format!(
+                "{path} has {lines} lines; divide it, or list it in LONG_FILES with a reason"
+            )),
+            (false, true) => faults.push(format!(
+                "{path} has only {lines} lines; remove it from LONG_FILES"
+            )),
+            _ => {}
+        }
+    }
+    for (path, _) in LONG_FILES {
+        if !excused.iter().any(|found| found == path) {
+            faults.push(format!("{path} does not exist; remove it from LONG_FILES"));
+        }
+    }
+    assert_none(&faults);
+}
