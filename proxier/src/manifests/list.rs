@@ -190,3 +190,19 @@ impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
         Ok(Item::new(value, line + offset))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::document;
+
+    #[test]
+    fn lists_in_lists_are_read() {
+        let service = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#;
+        let list = (0..50).fold(service.to_owned(), |inner, _| {
+            format!(r#"{{"kind":"List","apiVersion":"v1","items":[{inner}]}}"#)
+        });
+        let found = document::read(&list);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].object.is_ok(), "{:?}", found[0].object);
+    }
+}
