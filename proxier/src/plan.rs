@@ -67,6 +67,8 @@ pub struct Machine {
     /// The addresses on its interfaces; none that exist for Services only, no loopback and no IPv6
     /// link-local ones.
     pub addresses: BTreeSet<IpAddr>,
+    /// Its addresses that served node ports before the Node object was known.
+    pub node_port_addresses: BTreeSet<IpAddr>,
     /// Schedulers that the kernel turned out not to have.
     pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
 }
