@@ -15,6 +15,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::kernel::drift;
+use super::node::node_port_addresses;
 use super::{Applied, Error, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::diff::{DeletionRules, diff, diff_address, diff_server, sort};
@@ -64,6 +65,9 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// A destination that drains and is desired again no longer drains.
     fn plan_touched(&mut self) -> Changed {
+        let snapshot = &self.input.snapshot;
+        self.machine.node_port_addresses =
+            node_port_addresses(snapshot, &self.machine, self.ledger.owned());
         let touched = std::mem::replace(&mut self.input.touched, Touched::none());
         let changed = self
             .planner
