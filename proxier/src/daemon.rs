@@ -226,9 +226,10 @@ impl<D: Dataplane> Daemon<D> {
                 }
                 self.gate.manifests();
                 self.proxier.receive(loaded.events);
-                self.proxier.set_unread("manifests", loaded.problems);
+                self.proxier
+                    .set_other_problems("manifests", loaded.problems);
             }
-            Message::Problems { kind, problems } => self.proxier.set_unread(kind, problems),
+            Message::Problems { kind, problems } => self.proxier.set_other_problems(kind, problems),
             Message::MachineChanged => self.next_resync = Duration::ZERO,
             Message::RulesChanged(tampering) => {
                 if tampering.concerns_forwarding()
