@@ -1,4 +1,4 @@
-//! What has to change so that the machine becomes what it should be.
+//! The difference of the desired and the observed state, as Ops.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -11,19 +11,18 @@ use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Desired, VirtualServer};
 
-/// What both sides are compared under.
+/// The facts beside both states on which the difference depends.
 pub struct Terms<'a> {
-    /// Whether a virtual server that is not wanted is ours to delete.
+    /// Returns whether a stale virtual server may be deleted.
     pub is_ours: &'a dyn Fn(&ipvs::ServiceKey) -> bool,
-    /// The destinations on their way out.
+    /// The draining destinations.
     pub drains: &'a Drains,
 }
 
-/// The changes that lead from `observed` to `desired`, in no particular order.
+/// Returns the Ops that lead from `observed` to `desired`, in arbitrary order.
 ///
-/// Of what exists and is not wanted, only what is ours goes: foreign virtual servers stay. Foreign
-/// addresses never are in `observed`. A destination that is not wanted any more drains first where
-/// its virtual server says so.
+/// Stale virtual servers are deleted only if they are ours. `observed` has no foreign addresses. A
+/// stale destination drains first, unless its virtual server has no time for that.
 ///
 /// # Cost
 /// Linear in the size of both sides.
@@ -40,7 +39,7 @@ pub fn diff(desired: &Desired, observed: &Observed, terms: &Terms<'_>) -> Vec<Op
     ops
 }
 
-/// The changes of one virtual server and its destinations.
+/// Appends the Ops for one virtual server and its destinations.
 ///
 /// # Cost
 /// Linear in its destinations.
@@ -54,7 +53,7 @@ pub(crate) fn diff_server(
     let wanted = desired.virtual_servers.get(&key);
     let found = observed.virtual_servers.get(&key);
     match (wanted, found) {
-        (Some(wanted), Some(found)) => kept_server(wanted, found, terms.drains, ops),
+        (Some(wanted), Some(found)) => diff_existing(wanted, found, terms.drains, ops),
         (Some(wanted), None) => {
             ops.push(Op::AddService(wanted.service));
             let destinations = wanted.destinations.iter();
@@ -65,7 +64,7 @@ pub(crate) fn diff_server(
     }
 }
 
-/// The change of one address.
+/// Appends the Op for one address, if it needs one.
 pub(crate) fn diff_address(
     address: IpAddr,
     desired: &Desired,
@@ -84,10 +83,11 @@ pub(crate) fn diff_address(
     }
 }
 
-/// Puts `ops` into the order to apply them in: stage by stage ([`crate::op::Stage`]) and by key,
-/// with everything that concerns the addresses in `first` before the rest.
+/// Sorts `ops` into the order in which to apply them: by stage ([`crate::op::Stage`]), then by key.
+///
+/// All Ops for the addresses in `first` come before all others.
 pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
-    // No two have the same key, so that sorting needs no memory to be stable.
+    // No two Ops have the same sort key, so an unstable sort, which needs no memory, suffices.
     ops.sort_unstable_by_key(|op| {
         let is_first = op.address().is_some_and(|address| first.contains(&address));
         let key = (op.service_key(), op.address(), op.destination_key());
@@ -95,31 +95,37 @@ pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
     });
 }
 
-/// Both of two ordered sequences, in order and each value once.
+/// Merges two ordered sequences. A value of both appears once.
 fn merged<'a, T: Ord + 'a>(
-    one: impl Iterator<Item = &'a T>,
-    other: impl Iterator<Item = &'a T>,
+    left: impl Iterator<Item = &'a T>,
+    right: impl Iterator<Item = &'a T>,
 ) -> impl Iterator<Item = &'a T> {
-    let (mut one, mut other) = (one.peekable(), other.peekable());
-    std::iter::from_fn(move || match (one.peek(), other.peek()) {
-        (Some(left), Some(right)) => match left.cmp(right) {
-            Ordering::Less => one.next(),
-            Ordering::Greater => other.next(),
+    let (mut left, mut right) = (left.peekable(), right.peekable());
+    std::iter::from_fn(move || match (left.peek(), right.peek()) {
+        (Some(from_left), Some(from_right)) => match from_left.cmp(from_right) {
+            Ordering::Less => left.next(),
+            Ordering::Greater => right.next(),
             Ordering::Equal => {
-                other.next();
-                one.next()
+                right.next();
+                left.next()
             }
         },
-        (Some(_), None) => one.next(),
-        (None, _) => other.next(),
+        (Some(_), None) => left.next(),
+        (None, _) => right.next(),
     })
 }
 
-fn kept_server(wanted: &VirtualServer, found: &ObservedServer, drains: &Drains, ops: &mut Vec<Op>) {
+/// Appends the Ops for a virtual server that is desired and exists.
+fn diff_existing(
+    wanted: &VirtualServer,
+    found: &ObservedServer,
+    drains: &Drains,
+    ops: &mut Vec<Op>,
+) {
     if wanted.service != found.service {
         ops.push(Op::SetService(wanted.service));
     }
-    // Both sides are ordered by key: walk them side by side.
+    // Both lists are ordered by key, so one pass over both finds all differences.
     let mut left = wanted.destinations.iter().peekable();
     let mut right = found.destinations.iter().peekable();
     let key = wanted.service.key;
@@ -136,8 +142,8 @@ fn kept_server(wanted: &VirtualServer, found: &ObservedServer, drains: &Drains, 
                 ops.extend(new.map(|&destination| Op::AddDestination(key, destination)));
             }
             Ordering::Greater => {
-                let unwanted = right.next();
-                ops.extend(unwanted.and_then(|&unwanted| send_off(wanted, unwanted, drains)));
+                let stale = right.next();
+                ops.extend(stale.and_then(|&stale| drain_or_delete(wanted, stale, drains)));
             }
             Ordering::Equal => {
                 let (wanted, found) = (left.next(), right.next());
@@ -148,19 +154,19 @@ fn kept_server(wanted: &VirtualServer, found: &ObservedServer, drains: &Drains, 
     }
 }
 
-/// The next step of a destination that is not wanted any more; `None` while it is to be left alone.
-fn send_off(server: &VirtualServer, unwanted: ipvs::Destination, drains: &Drains) -> Option<Op> {
+/// Returns the Op for a stale destination; `None` while it drains.
+fn drain_or_delete(
+    server: &VirtualServer,
+    stale: ipvs::Destination,
+    drains: &Drains,
+) -> Option<Op> {
     let key = server.service.key;
-    let is_over = match drains.get(&key, &unwanted.key) {
-        Some(drain) => drain.is_over,
-        None => false,
-    };
+    let is_over = drains
+        .get(&key, &stale.key)
+        .is_some_and(|drain| drain.is_over);
     if is_over || server.drain.is_zero() {
-        return Some(Op::DeleteDestination(key, unwanted.key));
+        return Some(Op::DeleteDestination(key, stale.key));
     }
-    let quiet = ipvs::Destination {
-        weight: 0,
-        ..unwanted
-    };
-    (quiet != unwanted).then_some(Op::SetDestination(key, quiet))
+    let draining = ipvs::Destination { weight: 0, ..stale };
+    (draining != stale).then_some(Op::SetDestination(key, draining))
 }

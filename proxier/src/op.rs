@@ -1,20 +1,22 @@
-//! The whole vocabulary of change: every write to the machine is an [`Op`].
+//! Ops: the changes to IPVS and to service addresses, and their order.
+//!
+//! Packet rules, kernel settings and flows are changed without Ops.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-/// One change to the machine; prints as one line.
+/// One change to a virtual server, a destination or a service address; prints as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Creates a virtual server.
     AddService(ipvs::Service),
-    /// Changes scheduler, flags or affinity of a virtual server; connections live on.
+    /// Changes scheduler, flags or affinity of a virtual server; connections stay.
     SetService(ipvs::Service),
     /// Adds a destination to a virtual server.
     AddDestination(ipvs::ServiceKey, ipvs::Destination),
-    /// Changes weight or forwarding of a destination; connections live on.
+    /// Changes weight or forwarding of a destination; connections stay.
     SetDestination(ipvs::ServiceKey, ipvs::Destination),
     /// Makes an address local, with a preferred source for connections to it.
     AddAddress(IpAddr, Option<IpAddr>),
@@ -22,51 +24,51 @@ pub enum Op {
     SetAddress(IpAddr, Option<IpAddr>),
     /// Stops an address from being local.
     DeleteAddress(IpAddr),
-    /// Removes a destination.
+    /// Deletes a destination.
     DeleteDestination(ipvs::ServiceKey, ipvs::DestinationKey),
-    /// Removes a virtual server and its destinations.
+    /// Deletes a virtual server and its destinations.
     DeleteService(ipvs::ServiceKey),
 }
 
-/// When an [`Op`] is applied, relative to others.
+/// The place of an [`Op`] in the order of a round.
 ///
-/// The order keeps every kept frontend reachable after every prefix of the Ops, and makes a new one
-/// reachable only once it can answer.
+/// After each single Op, every frontend that was and stays desired is reachable. A new frontend becomes
+/// reachable only when it has its destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Virtual servers come first: destinations need them.
+    /// Virtual servers are added or changed first, because destinations need them.
     Services,
-    /// Destinations are added before others are removed, so that a frontend never runs empty.
+    /// Destinations are added before others are deleted, so that a frontend always has one.
     Destinations,
-    /// An address becomes local when its virtual servers can answer; earlier, the node's own
-    /// daemons would.
+    /// An address becomes local after its virtual servers have destinations. Before, the node's own
+    /// daemons would answer there.
     Addresses,
-    /// An address stops being local before its virtual servers go, for the same reason.
-    GoneAddresses,
-    /// Destinations go, or begin to drain, after their replacements came.
-    GoneDestinations,
-    /// Virtual servers go last.
-    GoneServices,
+    /// An address stops being local before its virtual servers are deleted, for the same reason.
+    DeletedAddresses,
+    /// Destinations are deleted, or begin to drain, after their replacements were added.
+    DeletedDestinations,
+    /// Virtual servers are deleted last.
+    DeletedServices,
 }
 
 impl Op {
-    /// When the Op is applied.
+    /// Returns the stage in which the Op is applied.
     pub fn stage(&self) -> Stage {
         match self {
             Self::AddService(_) | Self::SetService(_) => Stage::Services,
-            // Weight 0 takes a destination's place away, like its deletion.
+            // A destination with weight 0 gets no new connections, like a deleted one.
             Self::SetDestination(_, destination) if destination.weight == 0 => {
-                Stage::GoneDestinations
+                Stage::DeletedDestinations
             }
             Self::AddDestination(..) | Self::SetDestination(..) => Stage::Destinations,
             Self::AddAddress(..) | Self::SetAddress(..) => Stage::Addresses,
-            Self::DeleteAddress(_) => Stage::GoneAddresses,
-            Self::DeleteDestination(..) => Stage::GoneDestinations,
-            Self::DeleteService(_) => Stage::GoneServices,
+            Self::DeleteAddress(_) => Stage::DeletedAddresses,
+            Self::DeleteDestination(..) => Stage::DeletedDestinations,
+            Self::DeleteService(_) => Stage::DeletedServices,
         }
     }
 
-    /// The service address that the Op is about; `None` for virtual servers of a firewall mark.
+    /// Returns the service address that the Op concerns; `None` for a virtual server of a firewall mark.
     pub fn address(&self) -> Option<IpAddr> {
         match *self {
             Self::AddAddress(address, _)
@@ -76,7 +78,7 @@ impl Op {
         }
     }
 
-    /// The virtual server that the Op changes, if it changes one.
+    /// Returns the virtual server that the Op changes; `None` if it changes an address.
     pub fn service_key(&self) -> Option<ipvs::ServiceKey> {
         match *self {
             Self::AddService(service) | Self::SetService(service) => Some(service.key),
@@ -88,7 +90,7 @@ impl Op {
         }
     }
 
-    /// The destination that the Op changes, if it changes one.
+    /// Returns the destination that the Op changes, if it changes one.
     pub fn destination_key(&self) -> Option<ipvs::DestinationKey> {
         match *self {
             Self::AddDestination(_, destination) | Self::SetDestination(_, destination) => {
@@ -123,14 +125,18 @@ impl fmt::Display for Op {
             Self::DeleteDestination(key, destination) => {
                 write!(f, "delete destination {destination} of {key}")
             }
-            Self::AddAddress(address, source) => write!(f, "add address {address}{}", From(source)),
-            Self::SetAddress(address, source) => write!(f, "set address {address}{}", From(source)),
+            Self::AddAddress(address, source) => {
+                write!(f, "add address {address}{}", PreferredSource(source))
+            }
+            Self::SetAddress(address, source) => {
+                write!(f, "set address {address}{}", PreferredSource(source))
+            }
             Self::DeleteAddress(address) => write!(f, "delete address {address}"),
         }
     }
 }
 
-/// A virtual server's definition after its key, leaving out what is usual.
+/// Prints the key and definition of a virtual server, without usual values.
 struct Definition(ipvs::Service);
 
 impl fmt::Display for Definition {
@@ -151,15 +157,15 @@ impl fmt::Display for Definition {
         }
         match flags.without(ipvs::ServiceFlags::PERSISTENT).bits() {
             0 => Ok(()),
-            others => write!(f, " flags {others:#x}"),
+            flags => write!(f, " flags {flags:#x}"),
         }
     }
 }
 
-/// The preferred source, if any.
-struct From(Option<IpAddr>);
+/// Prints the preferred source, if any.
+struct PreferredSource(Option<IpAddr>);
 
-impl fmt::Display for From {
+impl fmt::Display for PreferredSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(source) => write!(f, " source {source}"),
