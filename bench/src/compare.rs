@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All nodes share the servers. Each node has its own balancer with the scheduler under test, which sees
-//! only the connections of the node's own clients. Schedulers are taken from a [`Registry`], so every
-//! registered scheduler takes part; `outside` registers one that is not in the crate.
+//! only the connections of the node's own clients. The schedulers are those of a [`Registry`]. `outside`
+//! registers one that is not in the crate.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
