@@ -367,8 +367,8 @@ impl Flags {
         let share = start.api_service.as_micros() * 1000 / start.whole.as_micros().max(1);
         println!(
             "first programming of {} Services x {} endpoints, Linux {}: {} ms; a client could \
-             connect to default/kubernetes after {} us, {} % of it. This includes the transaction \
-             with all packet rules and the whole write of Ops that programs default/kubernetes.\n",
+             connect to default/kubernetes after {} us, {} % of it (an upper bound: it includes the \
+             transaction with all packet rules and the call that applies the Ops)\n",
             cluster.services,
             cluster.endpoints,
             lab::kernel_release(),
