@@ -1,26 +1,26 @@
-//! The whole vocabulary of change: every write to the machine is an [`Op`].
+//! Every change of virtual servers and service addresses is an [`Op`].
 
 use std::fmt;
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-/// One change to the machine; prints as one line.
+/// One change of the kernel; prints as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Creates a virtual server.
     AddService(ipvs::Service),
-    /// Changes scheduler, flags or affinity of a virtual server; connections live on.
+    /// Changes scheduler, flags or affinity of a virtual server; its connections continue.
     SetService(ipvs::Service),
     /// Adds a destination to a virtual server.
     AddDestination(ipvs::ServiceKey, ipvs::Destination),
-    /// Changes weight or forwarding of a destination; connections live on.
+    /// Changes weight or forwarding of a destination; its connections continue.
     SetDestination(ipvs::ServiceKey, ipvs::Destination),
-    /// Makes an address local, with a preferred source for connections to it.
+    /// Makes an address local, with a preferred source of connections to it.
     AddAddress(IpAddr, Option<IpAddr>),
     /// Changes the preferred source of a local address.
     SetAddress(IpAddr, Option<IpAddr>),
-    /// Stops an address from being local.
+    /// Removes a local address.
     DeleteAddress(IpAddr),
     /// Removes a destination.
     DeleteDestination(ipvs::ServiceKey, ipvs::DestinationKey),
@@ -28,45 +28,45 @@ pub enum Op {
     DeleteService(ipvs::ServiceKey),
 }
 
-/// When an [`Op`] is applied, relative to others.
+/// The position of an [`Op`] in the order of application.
 ///
-/// The order keeps every kept frontend reachable after every prefix of the Ops, and makes a new one
-/// reachable only once it can answer.
+/// After each Op, every frontend that existed before and remains is reachable. A new frontend
+/// becomes reachable only after its destinations exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Virtual servers come first: destinations need them.
+    /// Virtual servers are added first: the kernel needs them for destinations.
     Services,
-    /// Destinations are added before others are removed, so that a frontend never runs empty.
+    /// Destinations are added before others are removed: a frontend is never without any.
     Destinations,
-    /// An address becomes local when its virtual servers can answer; earlier, the node's own
-    /// daemons would.
+    /// An address becomes local after its virtual servers exist. If it did earlier, clients would
+    /// reach the node's own daemons.
     Addresses,
-    /// An address stops being local before its virtual servers go, for the same reason.
-    GoneAddresses,
-    /// Destinations go, or begin to drain, after their replacements came.
-    GoneDestinations,
-    /// Virtual servers go last.
-    GoneServices,
+    /// An address is removed before its virtual servers, for the same reason.
+    RemovedAddresses,
+    /// Destinations are removed, or begin to drain, after their replacements exist.
+    RemovedDestinations,
+    /// Virtual servers are removed last.
+    RemovedServices,
 }
 
 impl Op {
-    /// When the Op is applied.
+    /// Returns the stage in which to apply the Op.
     pub fn stage(&self) -> Stage {
         match self {
             Self::AddService(_) | Self::SetService(_) => Stage::Services,
-            // Weight 0 takes a destination's place away, like its deletion.
+            // A destination with weight 0 gets no new connections: for clients it is deleted.
             Self::SetDestination(_, destination) if destination.weight == 0 => {
-                Stage::GoneDestinations
+                Stage::RemovedDestinations
             }
             Self::AddDestination(..) | Self::SetDestination(..) => Stage::Destinations,
             Self::AddAddress(..) | Self::SetAddress(..) => Stage::Addresses,
-            Self::DeleteAddress(_) => Stage::GoneAddresses,
-            Self::DeleteDestination(..) => Stage::GoneDestinations,
-            Self::DeleteService(_) => Stage::GoneServices,
+            Self::DeleteAddress(_) => Stage::RemovedAddresses,
+            Self::DeleteDestination(..) => Stage::RemovedDestinations,
+            Self::DeleteService(_) => Stage::RemovedServices,
         }
     }
 
-    /// The service address that the Op is about; `None` for virtual servers of a firewall mark.
+    /// Returns the service address that the Op concerns; `None` for a firewall mark.
     pub fn address(&self) -> Option<IpAddr> {
         match *self {
             Self::AddAddress(address, _)
@@ -76,7 +76,7 @@ impl Op {
         }
     }
 
-    /// The virtual server that the Op changes, if it changes one.
+    /// Returns the virtual server that the Op changes, if any.
     pub fn service_key(&self) -> Option<ipvs::ServiceKey> {
         match *self {
             Self::AddService(service) | Self::SetService(service) => Some(service.key),
@@ -88,7 +88,7 @@ impl Op {
         }
     }
 
-    /// The destination that the Op changes, if it changes one.
+    /// Returns the destination that the Op changes, if any.
     pub fn destination_key(&self) -> Option<ipvs::DestinationKey> {
         match *self {
             Self::AddDestination(_, destination) | Self::SetDestination(_, destination) => {
@@ -103,8 +103,8 @@ impl Op {
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::AddService(service) => write!(f, "add service {}", Definition(service)),
-            Self::SetService(service) => write!(f, "set service {}", Definition(service)),
+            Self::AddService(service) => write!(f, "add service {}", ServiceText(service)),
+            Self::SetService(service) => write!(f, "set service {}", ServiceText(service)),
             Self::DeleteService(key) => write!(f, "delete service {key}"),
             Self::AddDestination(key, destination) => {
                 write!(
@@ -123,17 +123,21 @@ impl fmt::Display for Op {
             Self::DeleteDestination(key, destination) => {
                 write!(f, "delete destination {destination} of {key}")
             }
-            Self::AddAddress(address, source) => write!(f, "add address {address}{}", From(source)),
-            Self::SetAddress(address, source) => write!(f, "set address {address}{}", From(source)),
+            Self::AddAddress(address, source) => {
+                write!(f, "add address {address}{}", SourceText(source))
+            }
+            Self::SetAddress(address, source) => {
+                write!(f, "set address {address}{}", SourceText(source))
+            }
             Self::DeleteAddress(address) => write!(f, "delete address {address}"),
         }
     }
 }
 
-/// A virtual server's definition after its key, leaving out what is usual.
-struct Definition(ipvs::Service);
+/// A virtual server as text: key and scheduler, then affinity and flags if set.
+struct ServiceText(ipvs::Service);
 
-impl fmt::Display for Definition {
+impl fmt::Display for ServiceText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ipvs::Service {
             key,
@@ -156,10 +160,10 @@ impl fmt::Display for Definition {
     }
 }
 
-/// The preferred source, if any.
-struct From(Option<IpAddr>);
+/// A preferred source as text; empty without one.
+struct SourceText(Option<IpAddr>);
 
-impl fmt::Display for From {
+impl fmt::Display for SourceText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(source) => write!(f, " source {source}"),

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_is_over_when_the_last_connection_is_gone() {
+    fn a_drain_is_over_when_the_last_connection_ended() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(10), seconds(70));
         assert_eq!(drains.due(seconds(10)), []);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_is_over_at_its_deadline_and_is_counted_then() {
+    fn a_drain_with_connections_is_over_at_its_deadline() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(0), seconds(100));
         let mut counts = 0;
@@ -241,19 +241,19 @@ mod tests {
             drains.counted(&KEY, Some(&found(1, 1, 0)), now);
             counts += 1;
         }
-        // 1, 2, 4, .. 30 seconds apart.
+        // The pauses between counts double from 1 to 30 seconds.
         assert!(counts < 12, "{counts}");
     }
 
     #[test]
-    fn a_drain_without_time_is_over_at_once() {
+    fn a_drain_whose_deadline_is_now_is_over_at_once() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(5), seconds(5));
         assert!(is_over(&drains, 1));
     }
 
     #[test]
-    fn a_second_beginning_keeps_the_first_deadline() {
+    fn a_drain_that_begins_twice_keeps_its_first_deadline() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(0), seconds(60));
         drains.begin(KEY, destination(1), seconds(30), seconds(90));

@@ -218,7 +218,7 @@ fn encode(records: &[Record], text: &mut Vec<u8>) -> io::Result<()> {
 }
 
 /// Creates the directory of `path` if it does not exist.
-fn create_directory(path: &Path) -> io::Result<()> {
+pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)
 }
 
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_costs_no_other_line() {
+    fn a_torn_line_does_not_affect_other_lines() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         std::fs::write(&path, format!("{LINE}\n{}", &LINE[..20])).unwrap();

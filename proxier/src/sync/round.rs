@@ -17,7 +17,7 @@ use ipvs_netlink as ipvs;
 use super::kernel::drift;
 use super::{Applied, Error, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
-use crate::diff::{Terms, diff, diff_address, diff_server, sort};
+use crate::diff::{DeletionRules, diff, diff_address, diff_server, sort};
 use crate::frontend::Frontend;
 use crate::ledger::Territory;
 use crate::model::ObjectName;
@@ -151,16 +151,16 @@ impl<D: Dataplane> Proxier<D> {
         let territory = self.territory();
         let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
-        let terms = Terms {
+        let rules = DeletionRules {
             is_ours: &is_ours,
             drains: self.ledger.drains(),
         };
         let mut ops = Vec::new();
         match extent {
-            Extent::All => ops = diff(desired, observed, &terms),
+            Extent::All => ops = diff(desired, observed, &rules),
             Extent::Pending => {
                 for &key in &pending.virtual_servers {
-                    diff_server(key, desired, observed, &terms, &mut ops);
+                    diff_server(key, desired, observed, &rules, &mut ops);
                 }
                 for &address in &pending.addresses {
                     diff_address(address, desired, observed, &mut ops);
