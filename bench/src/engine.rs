@@ -302,8 +302,8 @@ impl Flags {
                     tenths(calls.all() * 10 / calls.times),
                     calls.times,
                 );
-                // The limit does not apply to the deletion of a drained destination, which first counts
-                // the connections. No client waits for it.
+                // The limit does not apply to the deletion of a drained destination, which first
+                // counts the connections. No client waits for it.
                 if step != Step::Deleted && calls.netlink > calls.times * MAX_CALLS {
                     exceeded.push(format!(
                         "step {} takes more than {MAX_CALLS} netlink system calls",
@@ -391,8 +391,8 @@ impl Flags {
 
 /// Measures nothing.
 ///
-/// Under callgrind no clock may be read: rustix calls `clock_gettime` in the vDSO, which fails under
-/// valgrind.
+/// Under callgrind no clock may be read: rustix calls `clock_gettime` in the vDSO, which fails
+/// under valgrind.
 struct NoObserver;
 
 impl Observer for NoObserver {

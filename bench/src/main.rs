@@ -41,7 +41,8 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         proxier: Option<PathBuf>,
     },
-    /// Measure CPU time, system calls and memory of the daemon, and the first programming of a node.
+    /// Measure CPU time, system calls and memory of the daemon, and the first programming of a
+    /// node.
     Engine(engine::Flags),
     /// Compare programming and reading an IPVS table with pre-encoded messages and ipvsadm.
     Netlink(netlink::Flags),

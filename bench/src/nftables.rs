@@ -7,8 +7,8 @@
 //! * *read*: read the whole table back, as a resync does when another program changed rules (for
 //!   nft: `nft list`).
 //!
-//! The time includes encoding: it begins with the rules in memory (for nft: with their text) and ends
-//! when the kernel has committed them.
+//! The time includes encoding: it begins with the rules in memory (for nft: with their text) and
+//! ends when the kernel has committed them.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};

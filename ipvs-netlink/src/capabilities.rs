@@ -1,7 +1,7 @@
 //! Detects the features of the kernel's IPVS.
 //!
-//! Each feature is tried. The kernel's version does not decide: distributions backport features, and
-//! a scheduler's module may not be installed.
+//! Each feature is tried. The kernel's version does not decide: distributions backport features,
+//! and a scheduler's module may not be installed.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;

@@ -214,8 +214,8 @@ impl ClientMask {
 /// The configuration of a virtual server.
 ///
 /// # Invariant
-/// A `Service` that was read from the kernel does not have [`ServiceFlags::HASHED`], so it equals the
-/// requested configuration.
+/// A `Service` that was read from the kernel does not have [`ServiceFlags::HASHED`], so it equals
+/// the requested configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Service {
     /// The key.
@@ -226,8 +226,8 @@ pub struct Service {
     pub flags: ServiceFlags,
     /// The duration of affinity after a client's last new connection, in seconds.
     ///
-    /// 0 without affinity, at most 4,294,967. The kernel multiplies the value by `HZ` in 32 bits and
-    /// does not check for overflow: with `CONFIG_HZ=250`, 20,000,000 becomes 2,820,130.
+    /// 0 without affinity, at most 4,294,967. The kernel multiplies the value by `HZ` in 32 bits
+    /// and does not check for overflow: with `CONFIG_HZ=250`, 20,000,000 becomes 2,820,130.
     pub timeout_secs: u32,
     /// The part of the client's address that identifies the client for affinity.
     pub client_mask: ClientMask,

@@ -235,7 +235,8 @@ impl Transport {
             let answer = messages(&self.buffer[..length], first, 1).next();
             if let Some((_, message)) = answer.transpose()? {
                 if let Some(result) = acknowledgement(&message)? {
-                    // An acknowledgement instead of the data means that the kernel dropped the data.
+                    // An acknowledgement instead of the data means that the kernel dropped the
+                    // data.
                     let error = result.err().unwrap_or(RequestError::Lost);
                     return Err(error.doing(doing));
                 }
@@ -247,8 +248,8 @@ impl Transport {
     /// Requests a dump and calls `each` with `collected` and every message.
     ///
     /// If the kernel marks the dump as interrupted by changes (`NLM_F_DUMP_INTR`), the dump is
-    /// repeated, with up to 5 attempts in all. `clear` is called before every attempt and must empty
-    /// `collected`.
+    /// repeated, with up to 5 attempts in all. `clear` is called before every attempt and must
+    /// empty `collected`.
     ///
     /// # Errors
     /// Those of [`Transport::request`]; [`Error::DumpInterrupted`]; [`Error::AnswersLost`]; the
@@ -473,8 +474,8 @@ fn chunk_end(batch: &Batch, first: usize) -> usize {
 
 /// Returns the messages of a datagram that answer one of `count` requests.
 ///
-/// Each message has the index of its request. The requests have the sequence numbers from `first` on.
-/// Other messages are skipped: they answer earlier requests and stayed unread after a failure.
+/// Each message has the index of its request. The requests have the sequence numbers from `first`
+/// on. Other messages are skipped: they answer earlier requests and stayed unread after a failure.
 fn messages(
     datagram: &[u8],
     first: u32,

@@ -345,8 +345,8 @@ fn rewriting_without_a_revision_changes_nothing() {
 #[test]
 fn replies_about_version_timeouts_and_daemons_are_decoded() {
     let [master, backup, backup6] = daemons();
-    // The kernel reports its defaults. The default maximum length is the MTU (1500) less the IP and UDP
-    // headers.
+    // The kernel reports its defaults. The default maximum length is the MTU (1500) less the IP and
+    // UDP headers.
     let running = |daemon: Daemon, max_length, group: &str| Daemon {
         max_length: daemon.max_length.or(Some(max_length)),
         group: daemon.group.or_else(|| group.parse().ok()),

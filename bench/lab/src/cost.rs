@@ -52,7 +52,8 @@ pub(crate) fn measure() -> Duration {
     let mut batches: [Duration; 5] = array::from_fn(|_| {
         let start = Instant::now();
         for _ in 0..CALLS {
-            // One of the cheapest system calls. Unlike the process's own id, its result is never cached.
+            // One of the cheapest system calls. Unlike the process's own id, its result is never
+            // cached.
             let _parent = getppid();
         }
         start.elapsed() / CALLS

@@ -28,10 +28,10 @@ enum Kernels {
 /// Runs `body` as root on a kernel with IPVS, in a new network namespace.
 ///
 /// `lo` is up in it. If this process is root on such a kernel, `body` runs on a new thread of this
-/// process. Otherwise this test binary runs again on a lab kernel, for this one test. The result and
-/// output there become those of this test. `LAB_KERNEL` names one kernel, or several separated by `:`;
-/// the test must pass on each. Without it, the kernel is the one that `lab kernel` built. A process
-/// boots each kernel once, and each test is a process of the guest.
+/// process. Otherwise this test binary runs again on a lab kernel, for this one test. The result
+/// and output there become those of this test. `LAB_KERNEL` names one kernel, or several separated
+/// by `:`; the test must pass on each. Without it, the kernel is the one that `lab kernel` built. A
+/// process boots each kernel once, and each test is a process of the guest.
 ///
 /// The lab kills a test after `LAB_TIMEOUT` seconds. Without it the limit is 300 s, scaled like
 /// [`patience`](crate::patience).
@@ -41,8 +41,9 @@ enum Kernels {
 ///
 /// # Panics
 ///
-/// If `body` panics, with its output; if the guest's kernel or process dies. If there is no kernel, the
-/// test panics where `LAB_REQUIRED` or `CI` is set; elsewhere it passes and prints `SKIP` on stderr.
+/// If `body` panics, with its output; if the guest's kernel or process dies. If there is no kernel,
+/// the test panics where `LAB_REQUIRED` or `CI` is set; elsewhere it passes and prints `SKIP` on
+/// stderr.
 pub fn test<F: FnOnce() + Send>(body: F) {
     guest::play_role();
     let name = test_name::<F>();

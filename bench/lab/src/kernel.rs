@@ -1,7 +1,8 @@
 //! The kernel to boot.
 //!
-//! `LAB_KERNEL` names one kernel, or several separated by `:`. Without it, the kernel is the one in the
-//! user's cache. `lab kernel`, `lab run` and `lab shell` build it if it is missing; tests never do.
+//! `LAB_KERNEL` names one kernel, or several separated by `:`. Without it, the kernel is the one in
+//! the user's cache. `lab kernel`, `lab run` and `lab shell` build it if it is missing; tests never
+//! do.
 
 use std::{
     env,
@@ -70,7 +71,8 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Returns Kconfig files that change User-Mode Linux's defaults; a later file overrides an earlier.
+    /// Returns Kconfig files that change User-Mode Linux's defaults; a later file overrides an
+    /// earlier.
     fn fragments(self) -> &'static [&'static str] {
         match self {
             Self::Full => &[FRAGMENT],
@@ -90,8 +92,8 @@ pub enum Rebuild {
 
 /// Builds a kernel from Debian's source package and puts it into the cache.
 ///
-/// Takes about ten minutes and prints its progress on stderr. On Debian, as root or with a `sudo` that
-/// asks no password, it also installs the packages that it needs.
+/// Takes about ten minutes and prints its progress on stderr. On Debian, as root or with a `sudo`
+/// that asks no password, it also installs the packages that it needs.
 ///
 /// # Errors
 ///

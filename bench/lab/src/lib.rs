@@ -9,9 +9,9 @@
 //! # }
 //! ```
 //!
-//! If this process is root on a kernel with IPVS, [`test()`] runs a test right here. Otherwise it runs
-//! the test in a User-Mode Linux kernel with the root file system of the host. [`net`] builds the
-//! networks of tests.
+//! If this process is root on a kernel with IPVS, [`test()`] runs a test right here. Otherwise it
+//! runs the test in a User-Mode Linux kernel with the root file system of the host. [`net`] builds
+//! the networks of tests.
 //!
 //! ```text
 //!   cost      how slow the lab is, and how long tests wait because of it

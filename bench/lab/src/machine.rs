@@ -87,8 +87,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// If the host lacks the kernel's file, memory or a processor. If the kernel ends or does not boot
-    /// within 60 seconds, the error has the end of its console.
+    /// If the host lacks the kernel's file, memory or a processor. If the kernel ends or does not
+    /// boot within 60 seconds, the error has the end of its console.
     pub fn boot(config: &Config) -> Result<Self> {
         let arguments = boot_line::arguments(config)?;
         let directory = memory::directory(config.memory)?;
@@ -114,8 +114,8 @@ impl Machine {
         };
         let child =
             spawned.with_context(|| format!("starting the kernel {}", config.kernel.display()))?;
-        // The command holds copies of the kernel's ends of socket and pipe. While the copies are open,
-        // our ends do not report the kernel's end.
+        // The command holds copies of the kernel's ends of socket and pipe. While the copies are
+        // open, our ends do not report the kernel's end.
         drop(command);
         let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
             bail!("the kernel has no process id");
@@ -143,7 +143,8 @@ impl Machine {
         thread::Builder::new()
             .name("lab-kernel".into())
             .spawn(move || {
-                // NOWAIT keeps the zombie, so no other process gets the id before the group is killed.
+                // NOWAIT keeps the zombie, so no other process gets the id before the group is
+                // killed.
                 let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
                 let _status = waitid(WaitId::Pid(group), ended);
                 // Helpers can outlive the kernel (6.1 after SIGKILL) and keep the line open.
@@ -275,9 +276,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The variable that names the working directory of the kernel's processes on the host.
 ///
-/// It has no effect on the guest. `./check` names a new directory and later looks for processes that
-/// still have it. A kernel's helpers cannot be found otherwise: they have neither the kernel's arguments
-/// nor its environment.
+/// It has no effect on the guest. `./check` names a new directory and later looks for processes
+/// that still have it. A kernel's helpers cannot be found otherwise: they have neither the kernel's
+/// arguments nor its environment.
 const DIRECTORY: &str = "LAB_DIRECTORY";
 /// The limit for a boot, which takes half a second on an idle host.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);

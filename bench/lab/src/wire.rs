@@ -1,8 +1,8 @@
 //! The messages between host and guest.
 //!
-//! All messages share one byte stream: a socket on the host, a serial line in the guest. Each message is
-//! a frame that names its job. So each job has its own stdin, stdout and stderr, and the end of a job's
-//! file does not end the line.
+//! All messages share one byte stream: a socket on the host, a serial line in the guest. Each
+//! message is a frame that names its job. So each job has its own stdin, stdout and stderr, and the
+//! end of a job's file does not end the line.
 //!
 //! ```text
 //!  job: u32 | kind: u8 | length: u32 | body        little endian
@@ -16,8 +16,8 @@ pub(crate) const MAX_BODY: usize = 1 << 20;
 /// The bytes of frames that the host may have sent and the guest has not read.
 ///
 /// The guest's terminal holds 4096 bytes and stops the line when it is nearly full. User-Mode Linux
-/// never starts a stopped line again (its `reactivate_fd` does nothing since it uses epoll), so the host
-/// must never fill the terminal.
+/// never starts a stopped line again (its `reactivate_fd` does nothing since it uses epoll), so the
+/// host must never fill the terminal.
 pub(crate) const LINE_WINDOW: usize = 3072;
 
 /// The longest piece of a job's stdin, stdout or stderr in one frame.

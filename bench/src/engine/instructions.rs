@@ -26,8 +26,8 @@ pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
         directory.join("out").display()
     ));
     for step in Step::ALL {
-        // Each dump has the counts since the last one. The dump before a step is ignored, so the dump
-        // after it has the counts of the step. With a wildcard callgrind dumps only once.
+        // Each dump has the counts since the last one. The dump before a step is ignored, so the
+        // dump after it has the counts of the step. With a wildcard callgrind dumps only once.
         let function = format!("{MODULE}::{}", step.name());
         callgrind.arg(format!("--dump-before={function}"));
         callgrind.arg(format!("--dump-after={function}"));

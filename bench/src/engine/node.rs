@@ -152,7 +152,8 @@ pub(crate) fn change<D: Dataplane>(
 }
 
 // Callgrind counts by function name, so each step is a function that is not inlined. Each function
-// passes its own `Step` to `black_box`: otherwise the compiler would merge functions with equal code.
+// passes its own `Step` to `black_box`: otherwise the compiler would merge functions with equal
+// code.
 
 #[inline(never)]
 fn added<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {

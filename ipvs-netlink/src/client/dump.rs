@@ -126,7 +126,8 @@ impl Client {
         Ok(daemons)
     }
 
-    /// Replaces the content of `entries` by a dump; `read` decodes the attribute `kind` of a message.
+    /// Replaces the content of `entries` by a dump; `read` decodes the attribute `kind` of a
+    /// message.
     ///
     /// The memory of `entries` is reused.
     fn dump<T>(

@@ -54,7 +54,8 @@ fn the_version_of_ipvs_is_1_2_1() {
 fn the_probe_finds_all_features_and_restores_the_table() {
     lab::test(|| {
         let mut client = client();
-        // This virtual server has the first mark that the probe tries. The probe must not change it.
+        // This virtual server has the first mark that the probe tries. The probe must not change
+        // it.
         let same_mark = service(mark(Family::V4, 0xffff_ff00), "sh");
         let key = tcp("10.9.0.1:80");
         let before = [

@@ -23,7 +23,8 @@ use crate::servers::Servers;
 /// [`Flags::fallback`], M further hashes are tried.
 ///
 /// The shares come from [`Server::last_weight`]: if a weight becomes 0, the server's clients are refused
-/// and not moved. Weights whose ratio exceeds 2<sup>6</sup> (half the table's index) are scaled down, but every share is at least 1.
+/// and not moved. Weights whose ratio exceeds 2<sup>6</sup> (half the table's index) are scaled down, but
+/// every share is at least 1.
 ///
 /// *Hash*: SipHash-1-3 as on 64-bit little-endian kernels. 32-bit kernels use another hash, which this
 /// crate does not implement.

@@ -143,8 +143,8 @@ fn carry_output(
         drop(watched);
         let has_exited = ready.pop() == Some(true);
 
-        // When the job has exited, all its output is in the pipes. The agent does not wait for output of
-        // its orphans, because they may run for ever.
+        // When the job has exited, all its output is in the pipes. The agent does not wait for
+        // output of its orphans, because they may run for ever.
         if is_over && !ready.contains(&true) {
             break;
         }

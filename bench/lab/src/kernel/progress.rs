@@ -34,8 +34,8 @@ pub(super) struct Steps {
 impl Steps {
     /// Begins a build that writes to `log`.
     ///
-    /// Until this is dropped, Ctrl-C ends the running step and not the process, so the caller can clean
-    /// up.
+    /// Until this is dropped, Ctrl-C ends the running step and not the process, so the caller can
+    /// clean up.
     pub(super) fn begin(log: &Path) -> Result<Self> {
         File::create(log).with_context(|| format!("writing to {}", log.display()))?;
         let is_interrupted = Arc::new(AtomicBool::new(false));

@@ -59,8 +59,8 @@ pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
 
 /// Returns `argument` between double quotes.
 ///
-/// The kernel splits its command line at spaces outside quotes. User-Mode Linux also takes an unquoted
-/// argument of init for an option of its own if it begins like one (`debug`, `root=`).
+/// The kernel splits its command line at spaces outside quotes. User-Mode Linux also takes an
+/// unquoted argument of init for an option of its own if it begins like one (`debug`, `root=`).
 fn quoted(argument: &OsStr) -> Result<OsString> {
     let bytes = argument.as_encoded_bytes();
     if bytes.contains(&b'"') || bytes.contains(&b'\n') {

@@ -49,9 +49,9 @@ impl FromStr for Memory {
 
 /// Returns a directory for the memory file, which the kernel opens and unlinks at once.
 ///
-/// It is the first usable one of `$TMPDIR`, /dev/shm, /tmp and /var/tmp. The guest executes code from
-/// its memory, so a file system with `noexec` is unusable. Docker mounts /dev/shm with `noexec`. If the
-/// file system is full, SIGBUS kills the guest.
+/// It is the first usable one of `$TMPDIR`, /dev/shm, /tmp and /var/tmp. The guest executes code
+/// from its memory, so a file system with `noexec` is unusable. Docker mounts /dev/shm with
+/// `noexec`. If the file system is full, SIGBUS kills the guest.
 pub(super) fn directory(memory: Memory) -> Result<PathBuf> {
     let named = env::var_os("TMPDIR").filter(|name| !name.is_empty());
     let candidates = named.map(PathBuf::from).into_iter().chain(

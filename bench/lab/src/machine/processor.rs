@@ -1,8 +1,8 @@
 //! One processor of the host for each machine.
 //!
 //! User-Mode Linux with one processor is at least two host processes that run in turn. On two
-//! virtual processors each hand-over may have to wake up an idle processor. A system call in the guest
-//! then takes 130 to 225 microseconds instead of 23.
+//! virtual processors each hand-over may have to wake up an idle processor. A system call in the
+//! guest then takes 130 to 225 microseconds instead of 23.
 
 use std::{
     os::{
@@ -17,8 +17,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A machine's claim to a processor; dropping it ends the claim.
 ///
-/// The claim is the abstract address of a socket: other processes cannot bind the same address, and the
-/// host's kernel frees it when this process dies.
+/// The claim is the abstract address of a socket: other processes cannot bind the same address, and
+/// the host's kernel frees it when this process dies.
 #[derive(Debug)]
 pub(super) struct Claim {
     processor: usize,

@@ -5,9 +5,9 @@
 //!                         └─ warden   └─ helpers   only then its setsid(2) fails and keeps it there
 //! ```
 //!
-//! The guest switches itself off when its serial line hangs up, but a guest that hangs cannot. Killing
-//! the kernel's process alone is not enough: 6.1 leaves behind the processes that ran the guest's
-//! programs. They are no longer traced then and continue to run on the host.
+//! The guest switches itself off when its serial line hangs up, but a guest that hangs cannot.
+//! Killing the kernel's process alone is not enough: 6.1 leaves behind the processes that ran the
+//! guest's programs. They are no longer traced then and continue to run on the host.
 
 use std::{
     env,
@@ -90,7 +90,8 @@ pub(crate) fn become_kernel() -> Result<()> {
 pub(crate) fn guard() -> Result<()> {
     let line = stdin();
     loop {
-        // The kernel reads the line, so this process polls for no event. A hang-up is reported anyway.
+        // The kernel reads the line, so this process polls for no event. A hang-up is reported
+        // anyway.
         let mut watched = [PollFd::new(&line, PollFlags::empty())];
         match poll(&mut watched, None) {
             Ok(_) => break,

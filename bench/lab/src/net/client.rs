@@ -99,8 +99,8 @@ pub(super) fn ask_udp(address: SocketAddr) -> Answer {
 
 /// The time that a client waits for an answer.
 ///
-/// TCP repeats a lost SYN after one second, so the wait must be longer. It is not much longer, because
-/// many tests expect that no answer arrives.
+/// TCP repeats a lost SYN after one second, so the wait must be longer. It is not much longer,
+/// because many tests expect that no answer arrives.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// The number of further reads after [`PATIENCE`].

@@ -42,8 +42,9 @@ pub struct Cluster {
 impl Cluster {
     /// Returns the cluster of `conformance/`, with its servers.
     ///
-    /// Every pod answers on [`TCP_PORTS`](Self::TCP_PORTS) and [`UDP_PORTS`](Self::UDP_PORTS). The node
-    /// answers as `HOST` on TCP [`HOST_PORTS`](Self::HOST_PORTS) and has no service addresses yet.
+    /// Every pod answers on [`TCP_PORTS`](Self::TCP_PORTS) and [`UDP_PORTS`](Self::UDP_PORTS). The
+    /// node answers as `HOST` on TCP [`HOST_PORTS`](Self::HOST_PORTS) and has no service addresses
+    /// yet.
     ///
     /// # Panics
     ///

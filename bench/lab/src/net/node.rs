@@ -59,9 +59,9 @@ impl Node {
 
     /// Creates a pod, called `name`, with these addresses, separated by spaces.
     ///
-    /// A veth pair connects it: `veth-NAME` on this node, `eth0` on the pod. This node and the node at
-    /// the other end of its first link get a route to each address. The pod's default route leads to
-    /// this node.
+    /// A veth pair connects it: `veth-NAME` on this node, `eth0` on the pod. This node and the node
+    /// at the other end of its first link get a route to each address. The pod's default route
+    /// leads to this node.
     ///
     /// # Panics
     ///

@@ -51,9 +51,10 @@ pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<Tcp
     let route = UdpSocket::bind(unspecified(family, 0))?;
     route.connect(address)?;
 
-    // The kernel repeats a lost INIT after three seconds by default. The socket copies this value when
-    // it is created. In the lab an ICMP error arrives while connect(2) still owns the socket, and
-    // `sctp_v4_err` (Linux 7.2) ignores errors then. Only the repeated INIT causes another error.
+    // The kernel repeats a lost INIT after three seconds by default. The socket copies this value
+    // when it is created. In the lab an ICMP error arrives while connect(2) still owns the socket,
+    // and `sctp_v4_err` (Linux 7.2) ignores errors then. Only the repeated INIT causes another
+    // error.
     fs::write("/proc/sys/net/sctp/rto_initial", REPEATED_AFTER)?;
     let socket = socket(family)?;
     rustix::net::bind(&socket, &SocketAddr::new(route.local_addr()?.ip(), 0))?;
