@@ -19,11 +19,11 @@ mod scalar;
 mod service;
 mod service_cidr;
 
-pub use endpoint_slice::EndpointSlice;
+pub use endpoint_slice::EndpointSliceObject;
 pub(crate) use endpoints::Endpoints;
-pub use node::{Node, NodeLabels};
-pub use service::Service;
-pub(crate) use service_cidr::ServiceCidr;
+pub use node::{NodeLabels, NodeObject};
+pub use service::ServiceObject;
+pub(crate) use service_cidr::ServiceCidrObject;
 
 pub(crate) use address::parse_address;
 pub(crate) use scalar::Scalar;

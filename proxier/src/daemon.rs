@@ -63,11 +63,11 @@ pub enum Message {
     Stop,
 }
 
-impl From<watch::Message> for Message {
-    fn from(message: watch::Message) -> Self {
+impl From<watch::WatchMessage> for Message {
+    fn from(message: watch::WatchMessage) -> Self {
         match message {
-            watch::Message::Event(event) => Self::Event(event),
-            watch::Message::Problems { kind, problems } => Self::Problems { kind, problems },
+            watch::WatchMessage::Event(event) => Self::Event(event),
+            watch::WatchMessage::Problems { kind, problems } => Self::Problems { kind, problems },
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn manifests(
     options: manifests::Options,
     listener: SyncSender<Message>,
 ) -> Result<JoinHandle<()>, manifests::Error> {
-    let mut seen = Fingerprint::of(&path);
+    let mut seen = FileStamps::of(&path);
     let mut loaded = Some(manifests::load(&path, &options)?);
     Ok(std::thread::spawn(move || {
         loop {
@@ -34,7 +34,7 @@ pub(crate) fn manifests(
                 return;
             }
             std::thread::sleep(POLL);
-            let now = Fingerprint::of(&path);
+            let now = FileStamps::of(&path);
             if now != seen {
                 seen = now;
                 match manifests::load(&path, &options) {
@@ -53,9 +53,9 @@ pub(crate) fn manifests(
 /// Polling works where change notifications do not: on network file systems, on the host file system
 /// of a lab kernel, and for ConfigMap mounts, which swap a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fingerprint(BTreeMap<PathBuf, Option<(u64, SystemTime)>>);
+pub(crate) struct FileStamps(BTreeMap<PathBuf, Option<(u64, SystemTime)>>);
 
-impl Fingerprint {
+impl FileStamps {
     /// Reads the metadata of `path` and, if it is a directory, of every entry in it.
     pub(crate) fn of(path: &Path) -> Self {
         let mut files = BTreeMap::from([(path.to_owned(), metadata(path))]);
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn new_changed_and_removed_files_change_the_fingerprint() {
         let directory = tempfile::tempdir().unwrap();
-        let look = || Fingerprint::of(directory.path());
+        let look = || FileStamps::of(directory.path());
         let empty = look();
         let file = directory.path().join("a.yaml");
         std::fs::write(&file, "a").unwrap();
@@ -87,7 +87,7 @@ mod tests {
         assert_ne!(empty, one);
         std::fs::write(&file, "ab").unwrap();
         assert_ne!(one, look());
-        assert_eq!(Fingerprint::of(&file), Fingerprint::of(&file));
+        assert_eq!(FileStamps::of(&file), FileStamps::of(&file));
         std::fs::remove_file(&file).unwrap();
         assert_eq!(look().0.len(), 1);
     }

@@ -9,7 +9,7 @@ pub mod clock {
 
 pub mod api {
     //! Kubernetes objects as the API server sends them.
-    pub use crate::api::{EndpointSlice, Node, NodeLabels, Service};
+    pub use crate::api::{EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
 }
 
 pub mod conntrack {
@@ -116,6 +116,6 @@ pub mod sysctl {
 pub mod watch {
     //! The client of the API server.
     pub use crate::watch::{
-        FollowState, Message, Server, Status, Timeouts, Watch, WatchConfig, start,
+        FollowState, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage, start,
     };
 }

@@ -51,7 +51,7 @@ pub use self::status::{FollowState, Status};
 #[derive(Clone, Debug)]
 pub struct WatchConfig {
     /// The API server and its credentials.
-    pub server: Server,
+    pub server: ServerLocation,
     /// The name of our own Node; if empty, no Node is followed.
     pub node_name: String,
     /// Time limits.
@@ -63,7 +63,7 @@ pub struct WatchConfig {
 /// If neither field is set, both come from the environment of the Pod. The address is then a cluster
 /// IP, so another proxy must serve it until this one does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerLocation {
     /// A kubeconfig file (`--kubeconfig`), of which the current context is used.
     pub kubeconfig: Option<PathBuf>,
     /// A URL, or `host:port` for plain HTTP (`--master`). Overrides the kubeconfig's address.
@@ -109,7 +109,7 @@ impl Default for Timeouts {
     clippy::large_enum_variant,
     reason = "nearly all are events; boxing each would cost more than it saves"
 )]
-pub enum Message {
+pub enum WatchMessage {
     /// Objects changed. The first [`Reset`](crate::store::Update::Reset) of a kind is its first
     /// complete list.
     Event(Event),
@@ -152,7 +152,7 @@ pub struct Watch {
 /// If the configuration cannot be read. An unreachable server is not an error.
 pub fn start<M>(config: WatchConfig, messages: SyncSender<M>) -> Result<Watch, Error>
 where
-    M: From<Message> + Send + 'static,
+    M: From<WatchMessage> + Send + 'static,
 {
     let board = Arc::new(StatusBoard::default());
     let (other_nodes, wants_other_nodes) = watch::channel(false);
@@ -209,7 +209,7 @@ where
 }
 
 /// Follows all kinds until the receiver of `messages` is dropped.
-async fn follow<M: From<Message>>(
+async fn follow<M: From<WatchMessage>>(
     connection: Connection,
     config: &WatchConfig,
     board: &StatusBoard,
@@ -260,7 +260,7 @@ async fn while_wanted<'a>(
 ///
 /// A full channel is polled every 2 ms: `SyncSender` has no async `send`, and a blocking one would
 /// keep the thread from noticing a stop.
-async fn forward<M: From<Message>>(mut from: mpsc::Receiver<Message>, to: SyncSender<M>) {
+async fn forward<M: From<WatchMessage>>(mut from: mpsc::Receiver<WatchMessage>, to: SyncSender<M>) {
     const PAUSE: Duration = Duration::from_millis(2);
     while let Some(message) = from.recv().await {
         let mut message = M::from(message);

@@ -257,7 +257,7 @@ pub(crate) fn parse_slice(
     json: &[u8],
     interner: &mut Interner,
 ) -> anyhow::Result<Parsed<model::EndpointSlice>> {
-    let wire: api::EndpointSlice = serde_json::from_slice(json)?;
+    let wire: api::EndpointSliceObject = serde_json::from_slice(json)?;
     wire.parse(interner).map_err(anyhow::Error::msg)
 }
 

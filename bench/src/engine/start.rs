@@ -82,7 +82,7 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
 }
 
 fn api_service(interner: &mut Interner) -> anyhow::Result<[Event; 2]> {
-    let service: api::Service = serde_json::from_value(json!({
+    let service: api::ServiceObject = serde_json::from_value(json!({
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "kubernetes", "namespace": "default"},

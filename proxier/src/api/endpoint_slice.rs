@@ -23,20 +23,20 @@ const MIRRORING_CONTROLLER: &str = "endpointslicemirroring-controller.k8s.io";
 /// `discovery.k8s.io/v1` `EndpointSlice`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub struct EndpointSlice {
+pub struct EndpointSliceObject {
     #[serde(deserialize_with = "or_default")]
     pub(crate) metadata: Metadata,
     pub(super) address_type: Scalar,
     #[serde(deserialize_with = "or_default")]
-    pub(super) ports: Vec<SlicePort>,
+    pub(super) ports: Vec<SlicePortObject>,
     #[serde(deserialize_with = "or_default")]
-    pub(super) endpoints: Vec<Endpoint>,
+    pub(super) endpoints: Vec<EndpointObject>,
 }
 
 /// `ports[]` of an [`EndpointSlice`], and `subsets[].ports[]` of legacy Endpoints.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
-pub(super) struct SlicePort {
+pub(super) struct SlicePortObject {
     name: Scalar,
     protocol: Scalar,
     port: Scalar,
@@ -45,7 +45,7 @@ pub(super) struct SlicePort {
 /// `endpoints[]` of an [`EndpointSlice`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub(super) struct Endpoint {
+pub(super) struct EndpointObject {
     #[serde(deserialize_with = "or_default")]
     pub(super) addresses: Vec<Scalar>,
     #[serde(deserialize_with = "or_default")]
@@ -79,7 +79,7 @@ struct Hint {
     name: Scalar,
 }
 
-impl EndpointSlice {
+impl EndpointSliceObject {
     /// Parses the object.
     ///
     /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning for
@@ -150,7 +150,7 @@ impl EndpointSlice {
 /// A port without a name is the unnamed one: the API server adds the empty name, manifests need not.
 pub(super) fn slice_ports(
     at: &str,
-    wire: &[SlicePort],
+    wire: &[SlicePortObject],
     parser: &mut Parser<'_>,
 ) -> Vec<model::SlicePort> {
     let instead = "the port is skipped";
@@ -180,7 +180,7 @@ pub(super) fn slice_ports(
     ports
 }
 
-impl Endpoint {
+impl EndpointObject {
     fn read(
         &self,
         index: usize,

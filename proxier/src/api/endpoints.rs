@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use super::address::why_unusable_or_link_local;
-use super::endpoint_slice::{SlicePort, node_name, slice_ports};
+use super::endpoint_slice::{SlicePortObject, node_name, slice_ports};
 use super::metadata::Metadata;
 use super::or_default;
 use super::parser::Parser;
@@ -35,7 +35,7 @@ struct Subset {
     #[serde(deserialize_with = "or_default")]
     not_ready_addresses: Vec<SubsetAddress>,
     #[serde(deserialize_with = "or_default")]
-    ports: Vec<SlicePort>,
+    ports: Vec<SlicePortObject>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -17,7 +17,7 @@ use crate::store::{Interner, Parsed};
 /// `v1` `Node`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
-pub struct Node {
+pub struct NodeObject {
     #[serde(deserialize_with = "or_default")]
     pub(crate) metadata: Metadata,
     #[serde(deserialize_with = "or_default")]
@@ -58,7 +58,7 @@ struct NodeAddress {
     address: Scalar,
 }
 
-impl Node {
+impl NodeObject {
     /// Parses the object.
     ///
     /// # Errors

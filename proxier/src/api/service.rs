@@ -26,7 +26,7 @@ const MAX_AFFINITY_SECS: u32 = 86_400;
 /// `v1` `Service`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
-pub struct Service {
+pub struct ServiceObject {
     #[serde(deserialize_with = "or_default")]
     pub(crate) metadata: Metadata,
     #[serde(deserialize_with = "or_default")]
@@ -48,7 +48,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) ip_families: Vec<Scalar>,
     pub(crate) ip_family_policy: Scalar,
     #[serde(deserialize_with = "or_default")]
-    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) ports: Vec<PortObject>,
     #[serde(deserialize_with = "or_default")]
     // Only whether it is empty is used: it decides whether Endpoints are mirrored.
     selector: BTreeMap<Box<str>, IgnoredAny>,
@@ -68,7 +68,7 @@ pub(crate) struct ServiceSpec {
 /// `spec.ports[]` of a [`Service`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub(crate) struct ServicePort {
+pub(crate) struct PortObject {
     name: Scalar,
     protocol: Scalar,
     pub(crate) port: Scalar,
@@ -110,14 +110,14 @@ struct Ingress {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Type {
+enum ServiceType {
     ClusterIp,
     NodePort,
     LoadBalancer,
     ExternalName,
 }
 
-impl Service {
+impl ServiceObject {
     /// Parses the object.
     ///
     /// A headless Service, one of type `ExternalName` and one with the label
@@ -154,10 +154,10 @@ impl Service {
             "spec.type",
             &spec.r#type,
             [
-                ("ClusterIP", Type::ClusterIp),
-                ("NodePort", Type::NodePort),
-                ("LoadBalancer", Type::LoadBalancer),
-                ("ExternalName", Type::ExternalName),
+                ("ClusterIP", ServiceType::ClusterIp),
+                ("NodePort", ServiceType::NodePort),
+                ("LoadBalancer", ServiceType::LoadBalancer),
+                ("ExternalName", ServiceType::ExternalName),
             ],
         );
         let cluster_ips = addresses::cluster_ips(spec, parser);
@@ -178,12 +178,12 @@ impl Service {
         let field = "spec.externalTrafficPolicy";
         let mut external_policy = parser.choice(field, &spec.external_traffic_policy, policies);
         // The API ignores the field if clients outside the cluster cannot reach the Service.
-        if kind == Type::ClusterIp && spec.external_ips.is_empty() {
+        if kind == ServiceType::ClusterIp && spec.external_ips.is_empty() {
             external_policy = TrafficPolicy::Cluster;
         }
         // As in kube-proxy: with policy Cluster every node is healthy for a load balancer.
         let has_health_check =
-            kind == Type::LoadBalancer && external_policy == TrafficPolicy::Local;
+            kind == ServiceType::LoadBalancer && external_policy == TrafficPolicy::Local;
         let created = self.metadata.created(parser);
         let ports = ports::ports(&spec.ports, parser);
         let affinity_secs = self.affinity_secs(parser);

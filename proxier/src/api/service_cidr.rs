@@ -13,7 +13,7 @@ use crate::store::{Interner, Parsed};
 /// `networking.k8s.io/v1` `ServiceCIDR`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
-pub(crate) struct ServiceCidr {
+pub(crate) struct ServiceCidrObject {
     #[serde(deserialize_with = "or_default")]
     metadata: Metadata,
     #[serde(deserialize_with = "or_default")]
@@ -27,7 +27,7 @@ struct ServiceCidrSpec {
     cidrs: Vec<Scalar>,
 }
 
-impl ServiceCidr {
+impl ServiceCidrObject {
     /// Parses the object.
     ///
     /// A ServiceCIDR with a deletion timestamp is used like any other: its finalizer keeps it while

@@ -52,7 +52,7 @@ impl SourceFlags {
             return Ok(None);
         }
         let config = watch::WatchConfig {
-            server: watch::Server {
+            server: watch::ServerLocation {
                 kubeconfig: self.kubeconfig.clone(),
                 master: self.master.clone(),
             },

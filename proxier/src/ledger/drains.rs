@@ -29,18 +29,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// All draining destinations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drains {
-    servers: BTreeMap<ipvs::ServiceKey, Server>,
+    servers: BTreeMap<ipvs::ServiceKey, DrainingServer>,
 }
 
 /// The draining destinations of one virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Server {
+struct DrainingServer {
     destinations: BTreeMap<ipvs::DestinationKey, Drain>,
     /// The timer of the next count of their connections.
     count: Timer,
 }
 
-impl Default for Server {
+impl Default for DrainingServer {
     fn default() -> Self {
         Self {
             destinations: BTreeMap::new(),

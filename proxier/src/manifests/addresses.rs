@@ -17,13 +17,13 @@ const MAX_SIZE: u64 = 1 << 32;
 
 /// Allocates a cluster IP from `networks` for each Service without one, while there are free ones.
 pub(super) fn assign(
-    services: &mut BTreeMap<ObjectName, Located<api::Service>>,
+    services: &mut BTreeMap<ObjectName, Located<api::ServiceObject>>,
     networks: &[Cidr],
 ) {
     let mut ranges = ranges(networks);
     let requests = services.iter_mut();
-    let mut requests: Vec<Request<'_>> = requests
-        .filter_map(|(name, located)| Request::new(name, located, networks))
+    let mut requests: Vec<AddressRequest<'_>> = requests
+        .filter_map(|(name, located)| AddressRequest::new(name, located, networks))
         .collect();
     for &address in requests.iter().flat_map(|request| &request.given) {
         ranges.iter_mut().for_each(|range| range.reserve(address));
@@ -31,7 +31,7 @@ pub(super) fn assign(
     for range in &mut ranges {
         let family = range.network.family();
         let lacking = requests.iter_mut().filter(|it| it.lacks(family));
-        let mut lacking: Vec<&mut Request<'_>> = lacking.collect();
+        let mut lacking: Vec<&mut AddressRequest<'_>> = lacking.collect();
         let numbers = range.pool.assign(&lacking);
         for (request, number) in lacking.iter_mut().zip(numbers) {
             let address = number.map(|number| range.address(number));
@@ -45,7 +45,7 @@ pub(super) fn assign(
 
 /// Returns the addresses that the manifest specifies, or `None` if one of them is invalid: then no
 /// address is allocated, and parsing reports the invalid one.
-fn given_addresses(service: &api::Service) -> Option<Vec<IpAddr>> {
+fn given_addresses(service: &api::ServiceObject) -> Option<Vec<IpAddr>> {
     let spec = &service.spec;
     let single = [spec.cluster_ip.clone()];
     let list = if spec.cluster_ips.is_empty() {
@@ -60,7 +60,11 @@ fn given_addresses(service: &api::Service) -> Option<Vec<IpAddr>> {
 }
 
 /// Returns the address families of the Service, the primary one first.
-fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) -> Vec<Family> {
+fn wanted_families(
+    service: &api::ServiceObject,
+    given: &[IpAddr],
+    networks: &[Cidr],
+) -> Vec<Family> {
     let spec = &service.spec;
     let mut families: Vec<Family> = spec.ip_families.iter().filter_map(parse_family).collect();
     families.extend(given.iter().map(|&address| Family::from(address)));
@@ -84,27 +88,27 @@ fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) 
 }
 
 /// A Service with its addresses and the families it needs.
-struct Request<'a> {
+struct AddressRequest<'a> {
     /// The name from which the address is computed.
     name: String,
-    located: &'a mut Located<api::Service>,
+    located: &'a mut Located<api::ServiceObject>,
     /// The number of addresses that its manifest specifies.
     written: usize,
     given: Vec<IpAddr>,
     wanted: Vec<Family>,
 }
 
-impl AsRef<str> for Request<'_> {
+impl AsRef<str> for AddressRequest<'_> {
     fn as_ref(&self) -> &str {
         &self.name
     }
 }
 
-impl<'a> Request<'a> {
+impl<'a> AddressRequest<'a> {
     /// Returns `None` for a Service that has no addresses, or an invalid one.
     fn new(
         name: &ObjectName,
-        located: &'a mut Located<api::Service>,
+        located: &'a mut Located<api::ServiceObject>,
         networks: &[Cidr],
     ) -> Option<Self> {
         if !located.object.has_addresses() {

@@ -21,7 +21,7 @@ pub(super) struct Mistyped {
 
 /// Deserializes `value` as a `T`.
 pub(super) fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, Mistyped> {
-    serde_path_to_error::deserialize(Node(value)).map_err(|error| {
+    serde_path_to_error::deserialize(Tree(value)).map_err(|error| {
         let reason = error.inner().to_string();
         let message = match reason.rsplit_once(", expected ") {
             Some((_, expected)) => format!("is not {expected}"),
@@ -69,9 +69,9 @@ fn shown(value: Option<&Value>) -> String {
 
 /// A deserializer that rejects a list in place of a struct. That of `serde_json` accepts one, field
 /// by field in the order of declaration.
-struct Node<'a>(&'a Value);
+struct Tree<'a>(&'a Value);
 
-impl<'de> IntoDeserializer<'de, Error> for Node<'de> {
+impl<'de> IntoDeserializer<'de, Error> for Tree<'de> {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -79,14 +79,14 @@ impl<'de> IntoDeserializer<'de, Error> for Node<'de> {
     }
 }
 
-impl<'de> Deserializer<'de> for Node<'de> {
+impl<'de> Deserializer<'de> for Tree<'de> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.0 {
-            Value::Array(items) => visitor.visit_seq(SeqDeserializer::new(items.iter().map(Node))),
+            Value::Array(items) => visitor.visit_seq(SeqDeserializer::new(items.iter().map(Tree))),
             Value::Object(fields) => {
-                let fields = fields.iter().map(|(key, value)| (&**key, Node(value)));
+                let fields = fields.iter().map(|(key, value)| (&**key, Tree(value)));
                 visitor.visit_map(MapDeserializer::new(fields))
             }
             scalar => scalar.deserialize_any(visitor),
@@ -166,7 +166,10 @@ mod tests {
                 value: shown.to_owned(),
                 message: message.to_owned(),
             };
-            assert_eq!(from_value::<api::Service>(&value).unwrap_err(), wanted);
+            assert_eq!(
+                from_value::<api::ServiceObject>(&value).unwrap_err(),
+                wanted
+            );
         }
     }
 }

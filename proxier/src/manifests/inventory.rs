@@ -14,10 +14,10 @@ use crate::store::{Event, Interner, Parsed, Update};
 #[derive(Default)]
 pub(super) struct Inventory {
     interner: Interner,
-    services: BTreeMap<ObjectName, Located<api::Service>>,
+    services: BTreeMap<ObjectName, Located<api::ServiceObject>>,
     endpoints: BTreeMap<ObjectName, Located<api::Endpoints>>,
     slices: BTreeMap<ObjectName, Parsed<model::EndpointSlice>>,
-    nodes: BTreeMap<ObjectName, Located<api::Node>>,
+    nodes: BTreeMap<ObjectName, Located<api::NodeObject>>,
     /// Services whose Endpoints object a control plane has mirrored already.
     mirrored: BTreeSet<ObjectName>,
     problems: Vec<Problem>,
@@ -189,7 +189,7 @@ impl Inventory {
 
     fn parse_own_node(&mut self, name: &ObjectName) -> Option<model::Node> {
         let located = self.nodes.remove(name)?;
-        let parsed = self.parse(located, api::Node::parse)?;
+        let parsed = self.parse(located, api::NodeObject::parse)?;
         self.problems.extend(parsed.problems);
         parsed.object
     }

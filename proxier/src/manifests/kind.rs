@@ -9,10 +9,10 @@ use crate::problem::Problem;
 /// An object of a kind that the proxy uses.
 #[derive(Debug)]
 pub(super) enum Object {
-    Service(Box<api::Service>),
-    EndpointSlice(api::EndpointSlice),
+    Service(Box<api::ServiceObject>),
+    EndpointSlice(api::EndpointSliceObject),
     Endpoints(api::Endpoints),
-    Node(api::Node),
+    Node(api::NodeObject),
 }
 
 /// The class of an object by its `apiVersion` and `kind`.

@@ -18,7 +18,7 @@ const LOW: u16 = COUNT / 32;
 
 /// Allocates the missing node ports of Services of type `NodePort` and `LoadBalancer`, and the
 /// missing health-check ports of load balancers.
-pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::Service>>) {
+pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::ServiceObject>>) {
     let mut pool = Pool::new(COUNT.into(), LOW.into());
     // All specified ports are reserved before one is allocated.
     for located in services.values() {
@@ -55,7 +55,7 @@ pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::Service>>)
 }
 
 /// A node port to allocate.
-struct Request<'a> {
+struct PortRequest<'a> {
     service: &'a ObjectName,
     /// The name from which the port is computed.
     name: String,
@@ -65,7 +65,7 @@ struct Request<'a> {
     ports: Vec<&'a mut Scalar>,
 }
 
-impl AsRef<str> for Request<'_> {
+impl AsRef<str> for PortRequest<'_> {
     fn as_ref(&self) -> &str {
         &self.name
     }
@@ -75,7 +75,7 @@ impl AsRef<str> for Request<'_> {
 ///
 /// A port number with several protocols has the same node port for all of them, as with the API
 /// server. If the manifest specifies one of these, it is copied.
-fn requests_of<'a>(service: &'a ObjectName, spec: &'a mut ServiceSpec) -> Vec<Request<'a>> {
+fn requests_of<'a>(service: &'a ObjectName, spec: &'a mut ServiceSpec) -> Vec<PortRequest<'a>> {
     let has_node_ports = has_node_ports(spec);
     let mut given = BTreeMap::new();
     for entry in &spec.ports {
@@ -94,17 +94,17 @@ fn requests_of<'a>(service: &'a ObjectName, spec: &'a mut ServiceSpec) -> Vec<Re
             None => missing.entry(port).or_default().push(&mut entry.node_port),
         }
     }
-    let requests = missing.into_iter().map(|(port, ports)| Request {
+    let requests = missing.into_iter().map(|(port, ports)| PortRequest {
         service,
         name: format!("{service}:{port}"),
         field: "spec.ports",
         ports,
     });
-    let mut requests: Vec<Request<'a>> = requests.collect();
+    let mut requests: Vec<PortRequest<'a>> = requests.collect();
     let is_balanced = spec.r#type.as_str() == Some("LoadBalancer");
     let is_local = spec.external_traffic_policy.as_str() == Some("Local");
     if is_balanced && is_local && spec.health_check_node_port == Scalar::Absent {
-        requests.push(Request {
+        requests.push(PortRequest {
             service,
             name: format!("{service} health check"),
             field: "spec.healthCheckNodePort",

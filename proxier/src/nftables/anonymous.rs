@@ -22,11 +22,11 @@ pub(super) struct AnonymousSet {
     pub(super) id: u32,
     key: Type,
     flags: u32,
-    elements: Vec<Element>,
+    elements: Vec<AnonymousElement>,
 }
 
 #[derive(Debug)]
-pub(super) struct Element {
+pub(super) struct AnonymousElement {
     key: Vec<u8>,
     flags: u32,
 }
@@ -48,14 +48,14 @@ pub(super) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<AnonymousSet
         .collect()
 }
 
-fn content(statement: &Statement) -> Option<(Type, u32, Vec<Element>)> {
+fn content(statement: &Statement) -> Option<(Type, u32, Vec<AnonymousElement>)> {
     match statement {
         Statement::Match(Match::Source(_, networks)) if networks.single().is_none() => {
             let key = Type::Address(networks.family());
             Some((key, NFT_SET_INTERVAL, interval_elements(networks)))
         }
         Statement::Match(Match::Protocol(protocols)) if protocols.len() != 1 => {
-            let elements = protocols.iter().map(|protocol| Element {
+            let elements = protocols.iter().map(|protocol| AnonymousElement {
                 key: vec![protocol.number()],
                 flags: 0,
             });
@@ -66,7 +66,7 @@ fn content(statement: &Statement) -> Option<(Type, u32, Vec<Element>)> {
 }
 
 impl AnonymousSet {
-    pub(super) fn elements(&self) -> &[Element] {
+    pub(super) fn elements(&self) -> &[AnonymousElement] {
         &self.elements
     }
 
@@ -89,7 +89,7 @@ impl AnonymousSet {
         &self,
         writer: &mut Writer<'_>,
         table: &str,
-        elements: &[Element],
+        elements: &[AnonymousElement],
     ) {
         writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
         writer.string(NFTA_SET_ELEM_LIST_SET, ANONYMOUS);
@@ -111,7 +111,7 @@ impl AnonymousSet {
 /// one with a flag at the first address after it.
 ///
 /// Like nft, marks address 0 as an end if no range begins there.
-fn interval_elements(networks: &Networks) -> Vec<Element> {
+fn interval_elements(networks: &Networks) -> Vec<AnonymousElement> {
     let key = |number: u128| match networks.family() {
         Family::V4 => {
             let number = u32::try_from(number).unwrap_or(u32::MAX);
@@ -123,11 +123,11 @@ fn interval_elements(networks: &Networks) -> Vec<Element> {
         Family::V4 => u128::from(u32::MAX),
         Family::V6 => u128::MAX,
     };
-    let begin = |number| Element {
+    let begin = |number| AnonymousElement {
         key: key(number),
         flags: 0,
     };
-    let end = |number| Element {
+    let end = |number| AnonymousElement {
         key: key(number),
         flags: NFT_SET_ELEM_INTERVAL_END,
     };

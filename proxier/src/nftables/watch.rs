@@ -22,12 +22,12 @@ pub struct Watch {
     table: Box<str>,
     /// The port of our own socket, whose changes are ignored.
     own_port: u32,
-    transaction: Transaction,
+    transaction: SeenTransaction,
 }
 
 /// The relevant changes of a transaction whose end has not been read yet.
 #[derive(Debug, Default)]
-struct Transaction {
+struct SeenTransaction {
     /// The first change of our table, or its deletion.
     in_table: Option<&'static str>,
     /// Whether a chain may need our forward rule.
@@ -84,7 +84,7 @@ impl Watch {
             listener: Listener::open(protocols::NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?,
             table: name.into(),
             own_port,
-            transaction: Transaction::default(),
+            transaction: SeenTransaction::default(),
         })
     }
 
@@ -111,7 +111,7 @@ impl Watch {
                 Ok(true) => {}
                 Ok(false) => return Ok(changes),
                 Err(Error::AnswersLost) => {
-                    self.transaction = Transaction::default();
+                    self.transaction = SeenTransaction::default();
                     changes.push(Tampering::Unknown);
                 }
                 Err(error) => return Err(error),
@@ -126,7 +126,7 @@ impl AsFd for Watch {
     }
 }
 
-impl Transaction {
+impl SeenTransaction {
     /// Adds a notification about `table`. The last one of a transaction returns its changes.
     fn note(&mut self, notice: &Notice<'_>, table: &str) -> [Option<Tampering>; 2] {
         if notice.kind >> 8 != NFNL_SUBSYS_NFTABLES {

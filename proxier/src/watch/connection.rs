@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tower::ServiceBuilder;
 
 use super::failure::{ApiRefusal, RequestFailure};
-use super::{Server, Timeouts};
+use super::{ServerLocation, Timeouts};
 
 /// The longest error response that is read, in bytes.
 const MAX_ERROR_BODY: usize = 64 << 10;
@@ -35,7 +35,7 @@ const MAX_LOAD: Duration = Duration::from_secs(60);
 /// per minute), so a rotated token takes effect at once.
 #[derive(Debug)]
 pub(super) struct Connection {
-    server: Server,
+    server: ServerLocation,
     timeouts: Timeouts,
     link: Mutex<Option<Link>>,
 }
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Link {
 
 impl Connection {
     /// Returns a connection that reads its configuration at the first request.
-    pub(super) fn new(server: Server, timeouts: Timeouts) -> Self {
+    pub(super) fn new(server: ServerLocation, timeouts: Timeouts) -> Self {
         Self {
             server,
             timeouts,
@@ -122,7 +122,7 @@ impl Connection {
 }
 
 impl Link {
-    async fn open(server: &Server, timeouts: Timeouts) -> Result<Self, RequestFailure> {
+    async fn open(server: &ServerLocation, timeouts: Timeouts) -> Result<Self, RequestFailure> {
         let mut config = read(server).await?;
         // kube takes it from HTTPS_PROXY, which on a node is for traffic that leaves the cluster.
         config.proxy_url = None;
@@ -285,7 +285,7 @@ fn connector(timeouts: Timeouts) -> HttpConnector {
     http
 }
 
-async fn read(server: &Server) -> Result<Config, RequestFailure> {
+async fn read(server: &ServerLocation) -> Result<Config, RequestFailure> {
     let mut config = match &server.kubeconfig {
         Some(path) => {
             let wrong = |error: kube::config::KubeconfigError| {

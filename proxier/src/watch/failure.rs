@@ -47,7 +47,7 @@ impl ApiRefusal {
     ///
     /// Never fails: a proxy's HTML page is kept as the message.
     pub(super) fn read(code: Option<u16>, body: &[u8], retry_after: Option<Duration>) -> Self {
-        let status: Status = serde_json::from_slice(body).unwrap_or_default();
+        let status: StatusObject = serde_json::from_slice(body).unwrap_or_default();
         let details = status.details.unwrap_or_default();
         let message = match status.message {
             Some(message) => message,
@@ -168,7 +168,7 @@ impl fmt::Display for ApiRefusal {
 }
 
 #[derive(Default, Deserialize)]
-struct Status {
+struct StatusObject {
     code: Option<u16>,
     reason: Option<String>,
     message: Option<String>,

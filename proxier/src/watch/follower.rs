@@ -16,7 +16,7 @@ use super::resource::{
     self, EventType, Head, ListEnvelope, NameMetadata, Resource, VersionMetadata, WatchEvent,
 };
 use super::status::{Entry, FollowState};
-use super::{Message, Timeouts};
+use super::{Timeouts, WatchMessage};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed, Update};
 
@@ -24,7 +24,7 @@ use crate::store::{Interner, Parsed, Update};
 pub(super) struct Shared {
     pub(super) connection: Connection,
     pub(super) timeouts: Timeouts,
-    pub(super) messages: mpsc::Sender<Message>,
+    pub(super) messages: mpsc::Sender<WatchMessage>,
     pub(super) interner: Mutex<SharedInterner>,
 }
 
@@ -126,7 +126,9 @@ impl<'a, R: Resource> Follower<'a, R> {
     pub(super) async fn clear(mut self) {
         self.send(Update::Reset(Vec::new())).await;
         let (kind, problems) = (R::PLURAL, Vec::new());
-        self.shared.send(Message::Problems { kind, problems }).await;
+        self.shared
+            .send(WatchMessage::Problems { kind, problems })
+            .await;
         self.entry.clear();
     }
 
@@ -415,7 +417,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn send(&mut self, change: Update<R::Object>) {
         self.shared.limit_interner(Self::MAX_INTERNER_USES);
         if let Some(event) = R::event(change, &mut self.problems) {
-            self.shared.send(Message::Event(event)).await;
+            self.shared.send(WatchMessage::Event(event)).await;
         }
         self.send_problems().await;
     }
@@ -425,7 +427,9 @@ impl<'a, R: Resource> Follower<'a, R> {
             self.sent_problems.clone_from(&self.problems);
             let problems = self.problems.clone();
             let kind = R::PLURAL;
-            self.shared.send(Message::Problems { kind, problems }).await;
+            self.shared
+                .send(WatchMessage::Problems { kind, problems })
+                .await;
         }
     }
 }
@@ -445,7 +449,7 @@ impl Shared {
         }
     }
 
-    async fn send(&self, message: Message) {
+    async fn send(&self, message: WatchMessage) {
         if self.messages.send(message).await.is_err() {
             // The receiver was dropped; `forward` has returned, so this future is about to be dropped.
             std::future::pending::<()>().await;

@@ -54,7 +54,7 @@ pub(super) trait Resource: Send + 'static {
 pub(super) struct Services;
 
 impl Resource for Services {
-    type Wire = api::Service;
+    type Wire = api::ServiceObject;
     type Object = model::Service;
 
     const KIND: &'static str = "Service";
@@ -79,7 +79,7 @@ impl Resource for Services {
 pub(super) struct EndpointSlices;
 
 impl Resource for EndpointSlices {
-    type Wire = api::EndpointSlice;
+    type Wire = api::EndpointSliceObject;
     type Object = model::EndpointSlice;
 
     const KIND: &'static str = "EndpointSlice";
@@ -100,7 +100,7 @@ impl Resource for EndpointSlices {
 pub(super) struct OwnNode;
 
 impl Resource for OwnNode {
-    type Wire = api::Node;
+    type Wire = api::NodeObject;
     type Object = model::Node;
 
     const KIND: &'static str = "Node";
@@ -132,7 +132,7 @@ impl Resource for OwnNode {
 pub(super) struct ServiceCidrs;
 
 impl Resource for ServiceCidrs {
-    type Wire = api::ServiceCidr;
+    type Wire = api::ServiceCidrObject;
     type Object = model::ServiceCidr;
 
     const KIND: &'static str = "ServiceCIDR";

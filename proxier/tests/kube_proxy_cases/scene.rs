@@ -139,7 +139,7 @@ impl Scene {
             "machine" => self.machine.addresses = addresses(&words.bare),
             "node" if words.bare[0] == HERE => {
                 self.machine.addresses = addresses(&words.bare[1..]);
-                let node: api::Node = read(node(&words));
+                let node: api::NodeObject = read(node(&words));
                 let parsed = node.parse(&mut self.interner).unwrap();
                 assert_eq!(parsed.problems, []);
                 self.receive("node", words.bare[0], Event::Node(parsed.object.unwrap()));
@@ -150,12 +150,12 @@ impl Scene {
                 self.receive("node", words.bare[0], Event::Nodes(Update::Apply(parsed)));
             }
             "service" => {
-                let service: api::Service = read(service(&words));
+                let service: api::ServiceObject = read(service(&words));
                 let parsed = service.parse(&mut self.interner).unwrap();
                 self.receive(verb, words.bare[0], Event::Services(Update::Apply(parsed)));
             }
             "slice" => {
-                let slice: api::EndpointSlice = read(slice(&words));
+                let slice: api::EndpointSliceObject = read(slice(&words));
                 let parsed = slice.parse(&mut self.interner).unwrap();
                 self.receive(
                     verb,

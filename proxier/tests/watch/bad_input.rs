@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use api_server::{ApiServer, Key};
 use proxier::testing::store::{Event, Update};
-use proxier::testing::watch::Message;
+use proxier::testing::watch::WatchMessage;
 use serde_json::{Value, json};
 
 use crate::follower::Follower;
@@ -44,7 +44,7 @@ fn a_malformed_object_does_not_affect_others() {
         assert_eq!(follower.services(), "apply a/bad?!");
         server.put(key("Service", "bad"), bad(json!("x")));
         let object = follower.next("Service", |message| match message {
-            Message::Event(Event::Services(Update::Apply(parsed))) => Some(parsed),
+            WatchMessage::Event(Event::Services(Update::Apply(parsed))) => Some(parsed),
             _ => None,
         });
         let text = object.problems[0].to_string();

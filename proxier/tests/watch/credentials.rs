@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use api_server::{ApiServer, tls};
-use proxier::testing::watch::{self, Message, Server, Timeouts, WatchConfig};
+use proxier::testing::watch::{self, ServerLocation, Timeouts, WatchConfig, WatchMessage};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, until};
@@ -25,7 +25,7 @@ pub(crate) fn kubeconfig(server: &str, user: &Value) -> String {
 
 pub(crate) fn with_kubeconfig(path: &Path) -> WatchConfig {
     WatchConfig {
-        server: Server {
+        server: ServerLocation {
             kubeconfig: Some(path.to_owned()),
             master: None,
         },
@@ -107,7 +107,7 @@ fn an_invalid_configuration_is_an_error_at_start() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let error = |config: WatchConfig| {
-        let (sender, _messages) = sync_channel::<Message>(1);
+        let (sender, _messages) = sync_channel::<WatchMessage>(1);
         watch::start(config, sender).unwrap_err().to_string()
     };
     let missing = error(with_kubeconfig(&file));
@@ -126,7 +126,7 @@ fn an_invalid_configuration_is_an_error_at_start() {
     let proxied = error(with_kubeconfig(&file));
     assert!(proxied.contains("proxy-url is not supported"), "{proxied}");
     let mut config = with_kubeconfig(&file);
-    config.server = Server {
+    config.server = ServerLocation {
         kubeconfig: None,
         master: Some("ftp://x".into()),
     };

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use api_server::ApiServer;
 use proxier::testing::problem::Problem;
 use proxier::testing::store::{Event, Parsed, Update};
-use proxier::testing::watch::{self, Message, Server, Status, Timeouts, Watch, WatchConfig};
+use proxier::testing::watch::{
+    self, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
+};
 
 /// The time limit of every wait: long enough for two busy cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -15,7 +17,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// A watch and its messages.
 pub(crate) struct Follower {
     pub(crate) watch: Watch,
-    pub(crate) messages: Receiver<Message>,
+    pub(crate) messages: Receiver<WatchMessage>,
 }
 
 impl Follower {
@@ -34,7 +36,7 @@ impl Follower {
     }
 
     /// Returns the next message that `pick` accepts; skips others.
-    pub(crate) fn next<T>(&self, what: &str, pick: impl Fn(Message) -> Option<T>) -> T {
+    pub(crate) fn next<T>(&self, what: &str, pick: impl Fn(WatchMessage) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -52,36 +54,36 @@ impl Follower {
     /// Returns the next update of Services, as [`brief`] text.
     pub(crate) fn services(&self) -> String {
         self.next("change of Services", |message| match message {
-            Message::Event(Event::Services(change)) => Some(brief(&change)),
+            WatchMessage::Event(Event::Services(change)) => Some(brief(&change)),
             _ => None,
         })
     }
 
     pub(crate) fn slices(&self) -> String {
         self.next("change of EndpointSlices", |message| match message {
-            Message::Event(Event::EndpointSlices(change)) => Some(brief(&change)),
+            WatchMessage::Event(Event::EndpointSlices(change)) => Some(brief(&change)),
             _ => None,
         })
     }
 
     pub(crate) fn cidrs(&self) -> String {
         self.next("change of ServiceCIDRs", |message| match message {
-            Message::Event(Event::ServiceCidrs(change)) => Some(brief(&change)),
+            WatchMessage::Event(Event::ServiceCidrs(change)) => Some(brief(&change)),
             _ => None,
         })
     }
 
     pub(crate) fn nodes(&self) -> String {
         self.next("change of Nodes", |message| match message {
-            Message::Event(Event::Nodes(change)) => Some(brief(&change)),
+            WatchMessage::Event(Event::Nodes(change)) => Some(brief(&change)),
             _ => None,
         })
     }
 
     pub(crate) fn problems(&self) -> Vec<Problem> {
         self.next("problems", |message| match message {
-            Message::Problems { problems, .. } => Some(problems),
-            Message::Event(_) => None,
+            WatchMessage::Problems { problems, .. } => Some(problems),
+            WatchMessage::Event(_) => None,
         })
     }
 
@@ -127,7 +129,7 @@ pub(crate) fn until<T, D: Debug>(
 
 pub(crate) fn config(server: &ApiServer) -> WatchConfig {
     WatchConfig {
-        server: Server {
+        server: ServerLocation {
             kubeconfig: None,
             master: Some(server.url()),
         },

@@ -2,7 +2,7 @@
 
 use api_server::ApiServer;
 use proxier::testing::store::{Event, Update};
-use proxier::testing::watch::{FollowState, Message, Status};
+use proxier::testing::watch::{FollowState, Status, WatchMessage};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, PATIENCE, brief};
@@ -157,7 +157,7 @@ fn other_nodes_are_followed_while_needed_and_only_their_metadata() {
     assert_eq!(follower.nodes(), "reset [them, us]");
     server.apply(node("more", "192.0.2.3"));
     let place = follower.next("node", |message| match message {
-        Message::Event(Event::Nodes(Update::Apply(parsed))) => parsed.object,
+        WatchMessage::Event(Event::Nodes(Update::Apply(parsed))) => parsed.object,
         _ => None,
     });
     assert_eq!(
@@ -202,8 +202,8 @@ fn objects_of_other_proxies_and_headless_services_are_not_sent() {
     let mut received: Vec<_> = (0..3)
         .filter_map(
             |_| match follower.messages.recv_timeout(PATIENCE).unwrap() {
-                Message::Event(Event::Services(change)) => Some(brief(&change)),
-                Message::Event(Event::EndpointSlices(change)) => Some(brief(&change)),
+                WatchMessage::Event(Event::Services(change)) => Some(brief(&change)),
+                WatchMessage::Event(Event::EndpointSlices(change)) => Some(brief(&change)),
                 _ => None,
             },
         )

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use api_server::tls;
 use proxier::testing::store::{Event, Update};
-use proxier::testing::watch::{FollowState, Message};
+use proxier::testing::watch::{FollowState, WatchMessage};
 use serde_json::{Value, json};
 
 use self::control_plane::ControlPlane;
@@ -125,7 +125,7 @@ fn an_endpoint_of_a_real_server_is_parsed() {
     full["ports"] = json!([{"name": "http", "port": 8080}]);
     plane.create(SLICES, &full);
     let received = follower.next("EndpointSlice", |message| match message {
-        Message::Event(Event::EndpointSlices(Update::Apply(parsed))) => Some(parsed),
+        WatchMessage::Event(Event::EndpointSlices(Update::Apply(parsed))) => Some(parsed),
         _ => None,
     });
     assert_eq!(received.problems, []);
@@ -137,7 +137,7 @@ fn an_endpoint_of_a_real_server_is_parsed() {
     let wanted = ["192.0.2.9".parse::<IpAddr>().unwrap()];
     let addresses = || {
         follower.next("node", |message| match message {
-            Message::Event(Event::Node(node)) => Some(node.addresses),
+            WatchMessage::Event(Event::Node(node)) => Some(node.addresses),
             _ => None,
         })
     };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Request};
 use proxier::testing::store::Event;
-use proxier::testing::watch::{FollowState, Message};
+use proxier::testing::watch::{FollowState, WatchMessage};
 
 use crate::follower::{Follower, PATIENCE, brief, config, until};
 use crate::objects::{key, node, service, slice};
@@ -34,10 +34,12 @@ fn every_kind_is_listed_once_and_then_watched() {
     let mut received: Vec<_> = (0..4)
         .map(
             |_| match follower.messages.recv_timeout(PATIENCE).unwrap() {
-                Message::Event(Event::Services(change)) => brief(&change),
-                Message::Event(Event::EndpointSlices(change)) => brief(&change),
-                Message::Event(Event::ServiceCidrs(change)) => brief(&change),
-                Message::Event(Event::Node(node)) => format!("{} {:?}", node.name, node.addresses),
+                WatchMessage::Event(Event::Services(change)) => brief(&change),
+                WatchMessage::Event(Event::EndpointSlices(change)) => brief(&change),
+                WatchMessage::Event(Event::ServiceCidrs(change)) => brief(&change),
+                WatchMessage::Event(Event::Node(node)) => {
+                    format!("{} {:?}", node.name, node.addresses)
+                }
                 other => panic!("{other:?}"),
             },
         )
@@ -61,7 +63,7 @@ fn every_kind_is_listed_once_and_then_watched() {
     assert_eq!(follower.slices(), "apply a/web-1");
     server.apply(node("us", "192.0.2.9"));
     let addresses = follower.next("node", |message| match message {
-        Message::Event(Event::Node(node)) => Some(node.addresses),
+        WatchMessage::Event(Event::Node(node)) => Some(node.addresses),
         _ => None,
     });
     assert_eq!(

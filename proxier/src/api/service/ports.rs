@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use super::ServicePort;
+use super::PortObject;
 use crate::api::parser::Parser;
 use crate::api::scalar::Scalar;
 use crate::model;
 
 /// Parses the ports, in the object's order; of two that conflict the first is kept.
-pub(super) fn ports(wire: &[ServicePort], parser: &mut Parser<'_>) -> Vec<model::ServicePort> {
+pub(super) fn ports(wire: &[PortObject], parser: &mut Parser<'_>) -> Vec<model::ServicePort> {
     let mut ports = Vec::with_capacity(wire.len());
     let mut numbers = HashSet::new();
     let mut names = HashSet::new();
@@ -48,7 +48,7 @@ pub(super) fn ports(wire: &[ServicePort], parser: &mut Parser<'_>) -> Vec<model:
     ports
 }
 
-fn read(wire: &ServicePort, at: &str, parser: &mut Parser<'_>) -> Option<model::ServicePort> {
+fn read(wire: &PortObject, at: &str, parser: &mut Parser<'_>) -> Option<model::ServicePort> {
     let instead = "the port is skipped";
     let name = parser.port_name(format_args!("{at}.name"), &wire.name, instead)?;
     let protocol = parser.protocol(format_args!("{at}.protocol"), &wire.protocol, instead)?;
