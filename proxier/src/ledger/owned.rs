@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn excluded_ranges_win_over_everything() {
+    fn a_virtual_server_in_an_excluded_range_is_never_ours() {
         let key = |address: [u8; 4]| ipvs::ServiceKey::Address {
             protocol: ipvs::Protocol::Tcp,
             address: address.into(),
