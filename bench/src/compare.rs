@@ -5,9 +5,9 @@
 //!  what to simulate    × scheduler   pure             findings
 //! ```
 //!
-//! All nodes share the servers. Each node has its own balancer with the scheduler under test, which sees
-//! only the connections of the node's own clients. Schedulers are taken from a [`Registry`], so every
-//! registered scheduler takes part; `outside` registers one that is not in the crate.
+//! All nodes share the servers. Each node has its own balancer with the scheduler under test, which
+//! sees only the connections of the node's own clients. The schedulers are those of a [`Registry`].
+//! `outside` registers one that is not in the crate.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -123,7 +123,8 @@ impl Flags {
                 .or_else(|| thread::available_parallelism().ok().map(Into::into))
                 .unwrap_or(1),
         };
-        // The first signal ends the simulation and writes what is done; a second one ends the program.
+        // The first signal ends the simulation and writes what is done; a second one ends the
+        // program.
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))

@@ -24,7 +24,7 @@ enum Over {
 
 /// Programs `deploy/examples`, prints the status and sends a request to each of [`FRONTENDS`].
 ///
-/// Each request is sent by a Pod of the node, by the node and by a client outside the cluster.
+/// A Pod of the node, the node itself and a client outside the cluster send a request each.
 /// `proxier` is the path of `ipvs-proxier`; the default is this program's directory.
 pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     if !inside::is_inside() {

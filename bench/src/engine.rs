@@ -1,11 +1,12 @@
 //! `bench engine`: measures the cost of a change and the memory of the daemon.
 //!
 //! * *cpu*: instructions and CPU time to add and remove an endpoint, from the JSON of the slice to
-//!   the Ops and the state file. Runs outside the lab against the in-memory kernel, whose own work
-//!   is included.
+//!   the Ops and the state file. Runs outside the lab on the in-memory kernel; the figures include
+//!   the work of that kernel.
 //! * *calls*: system calls of the same changes and of a resync, on a lab kernel under strace.
 //! * *memory*: memory of the real program on a lab kernel while it watches an API server.
-//! * *start*: how soon a client reaches the API server's Service while a node is first programmed.
+//! * *start*: the time of the first programming of a node, and the time until a client can connect
+//!   to the API server's Service. It has no limit.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,8 +36,8 @@ const MAX_GROWTH_PERCENT: u64 = 120;
 
 /// The measured changes, each with all its steps.
 const CHANGES: [(&str, &[Step]); 2] = [
-    ("adding an endpoint", &[Step::Comes]),
-    ("removing an endpoint", &[Step::Goes, Step::Forgotten]),
+    ("adding an endpoint", &[Step::Added]),
+    ("removing an endpoint", &[Step::Drained, Step::Deleted]),
 ];
 
 /// Maximum CPU time of a step, in nanoseconds.
@@ -47,9 +48,6 @@ const MAX_CALLS: u64 = 4;
 
 /// Maximum resident memory, in bytes.
 const MAX_RESIDENT: u64 = 60_000_000;
-
-/// Maximum time until the API server's Service is usable, in per mille of the first programming.
-const MAX_START: u128 = 50;
 
 /// The section of the trace that contains a resync.
 const READ_BACK: &str = "read-back";
@@ -138,32 +136,32 @@ impl Flags {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Runs the selected measurements; the exit code is a failure if a target is missed.
+    /// Runs the selected measurements; the exit code is a failure if a limit is exceeded.
     fn measure(&self) -> anyhow::Result<ExitCode> {
-        let mut missed = Vec::new();
+        let mut exceeded = Vec::new();
         let mut inside = ExitCode::SUCCESS;
         if inside::is_inside() {
             if self.parts.contains(&Part::Calls) {
-                self.calls(&mut missed)?;
+                self.calls(&mut exceeded)?;
             }
             if self.parts.contains(&Part::Memory) {
-                self.memory(&mut missed)?;
+                self.memory(&mut exceeded)?;
             }
             if self.parts.contains(&Part::Start) {
-                self.start(&mut missed)?;
+                self.start()?;
             }
         } else {
             if self.parts.contains(&Part::Cpu) {
-                self.cpu(&mut missed)?;
+                self.cpu(&mut exceeded)?;
             }
             if self.parts.iter().any(|part| *part != Part::Cpu) {
                 inside = inside::rerun("3072M".parse().map_err(anyhow::Error::msg)?)?;
             }
         }
-        for what in &missed {
-            println!("target missed: {what}");
+        for limit in &exceeded {
+            println!("limit exceeded: {limit}");
         }
-        Ok(match missed.is_empty() {
+        Ok(match exceeded.is_empty() {
             true => inside,
             false => ExitCode::FAILURE,
         })
@@ -187,10 +185,10 @@ impl Flags {
         Ok(command)
     }
 
-    fn cpu(&self, missed: &mut Vec<String>) -> anyhow::Result<()> {
+    fn cpu(&self, exceeded: &mut Vec<String>) -> anyhow::Result<()> {
         println!(
             "adding and removing an endpoint, {} endpoints per Service, in-memory kernel\n\
-             (targets: flat within 20 %; below 300 microseconds of CPU at 10,000 Services)\n\n\
+             (limits: 20 % more instructions than in the smallest cluster; 300 microseconds of CPU)\n\n\
              {:>8}  {:<9}  {:>12}  {:>5}  {:>9}",
             self.endpoints, "services", "endpoint", "instructions", "x", "CPU",
         );
@@ -212,9 +210,9 @@ impl Flags {
                     ratio(now, least),
                     tenths(nanos / 100),
                 );
-                // The time target is for optimised code only.
+                // The limit of the time is for optimised code only.
                 if nanos > MAX_NANOS && !cfg!(debug_assertions) {
-                    missed.push(format!(
+                    exceeded.push(format!(
                         "step {} takes more than {} microseconds of CPU at {services} Services",
                         step.name(),
                         MAX_NANOS / 1_000
@@ -223,7 +221,7 @@ impl Flags {
             }
             for (change, steps) in CHANGES {
                 if sum(&counted, steps) * 100 > sum(least, steps) * MAX_GROWTH_PERCENT {
-                    missed.push(format!(
+                    exceeded.push(format!(
                         "{change} costs {} times as much at {services} Services as at {}",
                         ratio(sum(&counted, steps), sum(least, steps)),
                         self.services[0]
@@ -254,7 +252,7 @@ impl Flags {
             ..FakeKernel::default()
         };
         let mut node = Node::start(kernel, cluster)?;
-        node::live(&mut node, cluster, self.changes, observer)
+        node::change(&mut node, cluster, self.changes, observer)
     }
 
     fn timed(&self, cluster: Cluster) -> anyhow::Result<()> {
@@ -271,17 +269,16 @@ impl Flags {
     fn on_kernel(&self, cluster: Cluster) -> anyhow::Result<()> {
         let linux = Linux::open(ServiceAddresses::Routes)?;
         let mut node = Node::start(linux, cluster)?;
-        node::live(&mut node, cluster, self.changes, &mut Marker)?;
+        node::change(&mut node, cluster, self.changes, &mut Marker)?;
         calls::mark(READ_BACK);
         node.read_back()?;
         calls::mark(BETWEEN);
         Ok(())
     }
 
-    fn calls(&self, missed: &mut Vec<String>) -> anyhow::Result<()> {
+    fn calls(&self, exceeded: &mut Vec<String>) -> anyhow::Result<()> {
         println!(
-            "system calls, Linux {} (targets: at most 4 over netlink per change; \
-             a resync writes nothing)\n\n{:>8}  {:<9}  {:>7}  {:>5}  by name",
+            "system calls, Linux {} (limit: 4 on netlink sockets per change)\n\n{:>8}  {:<9}  {:>7}  {:>5}  by name",
             lab::kernel_release(),
             "services",
             "endpoint",
@@ -305,10 +302,10 @@ impl Flags {
                     tenths(calls.all() * 10 / calls.times),
                     calls.times,
                 );
-                // The target is for changes that clients notice. The deletion of a destination
-                // without connections is not one, and first counts its connections.
-                if step != Step::Forgotten && calls.netlink > calls.times * MAX_CALLS {
-                    missed.push(format!(
+                // The limit does not apply to the deletion of a drained destination, which first
+                // counts the connections. No client waits for it.
+                if step != Step::Deleted && calls.netlink > calls.times * MAX_CALLS {
+                    exceeded.push(format!(
                         "step {} takes more than {MAX_CALLS} netlink system calls",
                         step.name()
                     ));
@@ -327,18 +324,18 @@ impl Flags {
         Ok(())
     }
 
-    fn memory(&self, missed: &mut Vec<String>) -> anyhow::Result<()> {
+    fn memory(&self, exceeded: &mut Vec<String>) -> anyhow::Result<()> {
         let cluster = self.cluster(self.memory_services);
         let program = self.program()?;
         let figures = lab::in_fresh_network(|| memory::measure(&program, cluster))??;
         println!(
-            "memory of the daemon, {} Services x {} endpoints, Linux {} (target: below 60 MB)\n",
+            "memory of the daemon, {} Services x {} endpoints, Linux {} (limit: 60 MB)\n",
             cluster.services,
             cluster.endpoints,
             lab::kernel_release(),
         );
         if figures.settled.resident * 1024 > MAX_RESIDENT {
-            missed.push("the daemon has more than 60 MB of resident memory".to_owned());
+            exceeded.push("the daemon has more than 60 MB of resident memory".to_owned());
         }
         for (when, memory) in [
             ("programmed", figures.started),
@@ -361,7 +358,7 @@ impl Flags {
         Ok(())
     }
 
-    fn start(&self, missed: &mut Vec<String>) -> anyhow::Result<()> {
+    fn start(&self) -> anyhow::Result<()> {
         let cluster = self.cluster(self.start_services);
         let start = lab::in_fresh_network(|| {
             memory::add_node_address()?;
@@ -369,8 +366,9 @@ impl Flags {
         })??;
         let share = start.api_service.as_micros() * 1000 / start.whole.as_micros().max(1);
         println!(
-            "first programming of {} Services x {} endpoints, Linux {}: {} ms; a client can \
-             connect to default/kubernetes after {} us, {} % (target: at most 5 %)\n",
+            "first programming of {} Services x {} endpoints, Linux {}: {} ms; a client could \
+             connect to default/kubernetes after {} us, {} % of it (an upper bound: it includes the \
+             transaction with all packet rules and the call that applies the Ops)\n",
             cluster.services,
             cluster.endpoints,
             lab::kernel_release(),
@@ -378,12 +376,6 @@ impl Flags {
             start.api_service.as_micros(),
             tenths(u64::try_from(share)?),
         );
-        if share > MAX_START {
-            missed.push(
-                "the API server's Service is usable after more than 5 % of the first programming"
-                    .to_owned(),
-            );
-        }
         Ok(())
     }
 
@@ -397,9 +389,10 @@ impl Flags {
     }
 }
 
-/// Measures nothing: under callgrind no clock may be read.
+/// Measures nothing.
 ///
-/// Rustix finds `clock_gettime` in the vDSO, which fails under valgrind.
+/// Under callgrind no clock may be read: rustix calls `clock_gettime` in the vDSO, which fails
+/// under valgrind.
 struct NoObserver;
 
 impl Observer for NoObserver {

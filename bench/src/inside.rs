@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use lab::job::Job;
 use lab::kernel;
-use lab::machine::{Config, Event, Machine, Memory, Silence};
+use lab::machine::{Config, Event, Machine, Memory, NoEvent};
 
 /// The environment variable that marks the process inside the lab.
 const INSIDE: &str = "BENCH_INSIDE";
@@ -42,8 +42,8 @@ pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
             Ok(Event::Stdout(bytes)) => std::io::stdout().write_all(&bytes)?,
             Ok(Event::Stderr(bytes)) => std::io::stderr().write_all(&bytes)?,
             Ok(Event::Exit(status)) => break status,
-            Err(Silence::Dead) => return Err(machine.obituary("died")),
-            Err(Silence::Timeout) => bail!("the lab kernel stopped responding"),
+            Err(NoEvent::KernelEnded) => return Err(machine.failure("died")),
+            Err(NoEvent::Timeout) => bail!("the lab kernel stopped responding"),
         }
     };
     machine.power_off()?;

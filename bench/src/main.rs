@@ -1,4 +1,4 @@
-//! Benchmarks of ipvs-proxier and its demonstration.
+//! Benchmarks and the demonstration of ipvs-proxier.
 //!
 //! Measurements that need a kernel run in the lab: this program boots a User-Mode Linux kernel and
 //! starts itself again inside. A system call costs about 70 times more in the lab than on a real
@@ -23,7 +23,7 @@ mod netlink;
 mod nftables;
 mod replay;
 
-/// Benchmarks of ipvs-proxier and its demonstration.
+/// Benchmarks and the demonstration of ipvs-proxier.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct Cli {
@@ -33,7 +33,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compare the schedulers in a simulation; report as table, CSV, JSON or HTML.
+    /// Compare the schedulers in a simulation; print a table, CSV or JSON and write an HTML report.
     Compare(compare::Flags),
     /// Program example manifests into a lab kernel and connect to the Services.
     Demo {
@@ -41,11 +41,12 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         proxier: Option<PathBuf>,
     },
-    /// Measure CPU time, system calls and memory of the daemon, and its start.
+    /// Measure CPU time, system calls and memory of the daemon, and the first programming of a
+    /// node.
     Engine(engine::Flags),
-    /// Measure ipvs-netlink against pre-encoded messages and ipvsadm.
+    /// Compare programming and reading an IPVS table with pre-encoded messages and ipvsadm.
     Netlink(netlink::Flags),
-    /// Measure programming packet rules against nft.
+    /// Compare writing and reading packet rules with nft.
     Nftables(nftables::Flags),
     /// Replay a trace (JSON lines) through the schedulers and print each pick.
     Replay,

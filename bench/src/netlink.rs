@@ -2,7 +2,7 @@
 //!
 //! Each round programs the same table in three ways:
 //!
-//! * *limit*: the same messages in the same batches, encoded before the clock starts;
+//! * *limit*: the same messages in the same batches, encoded before the measurement starts;
 //! * *ipvs-netlink*: [`Client::apply`], encoding included;
 //! * *ipvsadm*: `ipvsadm -R` with the same rules.
 //!
@@ -60,11 +60,11 @@ struct Figures {
     program_ipvsadm_secs: f64,
     read_ipvs_netlink_secs: f64,
     read_ipvsadm_secs: f64,
-    /// Time of the limit divided by that of ipvs-netlink; 1 = encoding costs nothing.
+    /// Time of the limit divided by the time of ipvs-netlink; 1 means that encoding costs nothing.
     share_of_limit: f64,
-    /// Time of `ipvsadm -R` divided by that of ipvs-netlink.
+    /// Time of `ipvsadm -R` divided by the time of ipvs-netlink.
     times_ipvsadm_restore: f64,
-    /// Time of `ipvsadm -Ln` divided by that of ipvs-netlink.
+    /// Time of `ipvsadm -Ln` divided by the time of ipvs-netlink.
     times_ipvsadm_list: f64,
 }
 
@@ -135,8 +135,8 @@ impl Flags {
             let taken = program(&mut client)?;
             Ok((taken, self.read(&mut client)?))
         })?;
-        // The kernel frees the namespace in the background (`cleanup_net`), which would take time
-        // from the next measurement.
+        // The kernel frees the namespace in the background (`cleanup_net`), which would disturb the
+        // next measurement.
         std::thread::sleep(Duration::from_secs(2));
         measured
     }
@@ -231,7 +231,7 @@ impl Samples {
     }
 }
 
-/// Sends messages that are encoded before the clock starts, and returns the time.
+/// Encodes all messages, then sends them and returns the time of sending.
 fn raw(client: &Client, changes: &[Change]) -> anyhow::Result<Duration> {
     let mut datagrams = Vec::new();
     for chunk in changes.chunks(BATCH) {

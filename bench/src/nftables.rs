@@ -7,8 +7,8 @@
 //! * *read*: read the whole table back, as a resync does when another program changed rules (for
 //!   nft: `nft list`).
 //!
-//! The time includes encoding: it starts with the rules in memory (for nft: as text) and ends when
-//! the kernel has committed them.
+//! The time includes encoding: it begins with the rules in memory (for nft: with their text) and
+//! ends when the kernel has committed them.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -257,7 +257,7 @@ fn check(expected: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Converts a number of bytes to `f64`; exact, as `u32` fits its mantissa.
+/// Converts a number of bytes to `f64` without rounding: a `u32` fits the mantissa.
 fn precise(bytes: usize) -> f64 {
     u32::try_from(bytes).map_or(f64::INFINITY, f64::from)
 }

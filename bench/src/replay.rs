@@ -1,7 +1,8 @@
 //! `bench replay`: prints which server the crate picks for each request of a trace.
 //!
-//! Reads a trace from standard input, one JSON object per line. For each pick it prints a line: the name
-//! of the server, or `-` if the connection is refused. The first line describes the virtual server:
+//! Reads a trace from standard input, one JSON object per line. For each pick it prints a line: the
+//! name of the server, or `-` if the connection is refused. The first line describes the virtual
+//! server:
 //!
 //! ```json
 //! {"scheduler":"sh","flags":["port","fallback"],"flavour":"total","family":4}
@@ -19,12 +20,13 @@
 //! ```
 //!
 //! Times are seconds since the virtual server was created, and never decrease. A pick changes no
-//! connection count. A new server has no connections and no overload mark, even if a server of the same
-//! address was removed with some. But lblc and lblcr recognise it by address and port, as in the kernel.
+//! connection count. A new server has no connections and no overload mark, even if a server with
+//! the same address and connections was removed. lblc and lblcr still recognise it by address and
+//! port, as in the kernel.
 //!
-//! Every other line is an error that names the line number: unknown, duplicate or missing fields, a weight
-//! that the kernel rejects, an address of the wrong family, an unknown server. The picks before it are
-//! printed first.
+//! Any other line is an error, whose message has the line number: unknown, duplicate or missing
+//! fields, a weight that the kernel rejects, an address of the wrong family, an unknown server. The
+//! picks before it are printed first.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -105,7 +107,7 @@ struct Replay {
     servers: HashMap<String, ServerId>,
     /// The name of each server, by [`ServerId::index`].
     names: Vec<String>,
-    /// The servers that were removed. They may still have connections.
+    /// The removed servers, which may still have connections.
     removed: HashMap<SocketAddr, ServerId>,
     now: Duration,
 }

@@ -1,30 +1,31 @@
-//! `bench engine` as a program, at small sizes: it fails where a target is missed.
+//! Runs `bench engine` at small sizes. It exits with 1 if a limit is exceeded.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Stdio};
 
-/// Whether `program` is installed; says so when it is not.
-fn has(program: &str) -> bool {
+/// Returns whether `program` is installed; if not, skips the test.
+fn is_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::null());
-    let is_there = command.status().is_ok_and(|status| status.success());
-    if !is_there {
+    let is_installed = command.status().is_ok_and(|status| status.success());
+    if !is_installed {
         skip(&format!("{program} is not installed"));
     }
-    is_there
+    is_installed
 }
 
-/// Says so aloud; where nothing may be skipped, as in CI, that is a failure.
+/// Prints `SKIP` and the reason; panics if `LAB_REQUIRED` or `CI` is set.
 #[track_caller]
-fn skip(why: &str) {
+fn skip(reason: &str) {
     let is_allowed = std::env::var_os("LAB_REQUIRED").is_none() && std::env::var_os("CI").is_none();
-    assert!(is_allowed, "{why}, and nothing may be skipped");
-    eprintln!("SKIP: {why}");
+    assert!(is_allowed, "{reason}, and LAB_REQUIRED or CI forbids skips");
+    eprintln!("SKIP: {reason}");
 }
 
+/// Runs `bench engine`, which must succeed and print each text of `expected`.
 #[track_caller]
-fn holds(arguments: &[&str], expected: &[&str]) {
+fn assert_measures(arguments: &[&str], expected: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_bench"))
         .arg("engine")
         .args(arguments)
@@ -40,9 +41,10 @@ fn holds(arguments: &[&str], expected: &[&str]) {
 
 #[test]
 fn a_change_costs_as_much_in_a_larger_cluster() {
-    if has("valgrind") {
+    if is_installed("valgrind") {
         let arguments = ["--parts", "cpu", "--services", "60,600", "--changes", "5"];
-        holds(&arguments, &["600  comes", "600  goes", "600  forgotten"]);
+        let expected = ["600  added", "600  drained", "600  deleted"];
+        assert_measures(&arguments, &expected);
     }
 }
 
@@ -51,9 +53,9 @@ fn a_change_takes_few_system_calls() {
     if std::env::var_os("LAB_KERNEL").is_none() {
         return skip("LAB_KERNEL names no kernel");
     }
-    if has("strace") {
+    if is_installed("strace") {
         let arguments = ["--parts", "calls", "--services", "50"];
         let read_back = "of which 2 are requests other than for a whole table";
-        holds(&arguments, &["2.0    2.0  of 10 times", read_back]);
+        assert_measures(&arguments, &["2.0    2.0  of 10 times", read_back]);
     }
 }

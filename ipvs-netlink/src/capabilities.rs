@@ -1,7 +1,7 @@
 //! Detects the features of the kernel's IPVS.
 //!
-//! By trying them: distributions backport features, and a scheduler's module may not be installed,
-//! so the kernel's version does not decide.
+//! Each feature is tried. The kernel's version does not decide: distributions backport features,
+//! and a scheduler's module may not be installed.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -36,9 +36,9 @@ pub struct Capabilities {
     pub info: Info,
     /// The available schedulers among [`SCHEDULERS`]: built in, loaded or loadable.
     pub schedulers: Vec<SchedulerName>,
-    /// The attributes that the kernel reports of a virtual server (`IPVS_SVC_ATTR_*`).
+    /// The attributes that the kernel reports for a virtual server (`IPVS_SVC_ATTR_*`).
     pub service_attributes: BTreeSet<u16>,
-    /// The attributes that the kernel reports of a destination (`IPVS_DEST_ATTR_*`).
+    /// The attributes that the kernel reports for a destination (`IPVS_DEST_ATTR_*`).
     pub destination_attributes: BTreeSet<u16>,
 }
 
@@ -57,8 +57,8 @@ impl Capabilities {
         let schedulers = probe_schedulers(client, key)?;
         let rr = SchedulerName::new("rr").map_err(|_| invalid_name())?;
         let mut service = Service::new(key, rr);
-        // If the kernel has no scheduler at all, `None` creates the service without one: the kernel
-        // reports the same attributes.
+        // If the kernel has no scheduler at all, the service is created without one. The kernel
+        // reports the same attributes then.
         service.scheduler = schedulers.first().copied();
         client.add_service(&service)?;
         let attributes = probe_attributes(client, key);
@@ -125,7 +125,7 @@ fn probe_schedulers(client: &mut Client, key: ServiceKey) -> Result<Vec<Schedule
         let service = Service::new(key, name);
         let mut outcomes =
             client.apply(&[Change::AddService(service), Change::DeleteService(key)])?;
-        // Only the addition counts. If it fails, the deletion fails too, with ESRCH.
+        // Only the result of the addition matters. If it fails, the deletion fails with ESRCH.
         outcomes.truncate(1);
         match outcomes.pop().unwrap_or(Ok(())) {
             Ok(()) => available.push(name),
@@ -154,13 +154,13 @@ fn probe_attributes(
         ..Tunnel::default()
     };
     client.add_destination(&key, &destination)?;
-    let service = reported(client, IPVS_CMD_GET_SERVICE, IPVS_CMD_ATTR_SERVICE, key)?;
-    let destination = reported(client, IPVS_CMD_GET_DEST, IPVS_CMD_ATTR_DEST, key)?;
+    let service = reported_attributes(client, IPVS_CMD_GET_SERVICE, IPVS_CMD_ATTR_SERVICE, key)?;
+    let destination = reported_attributes(client, IPVS_CMD_GET_DEST, IPVS_CMD_ATTR_DEST, key)?;
     Ok((service, destination))
 }
 
 /// Returns the attributes that the kernel nests in the attribute `outer` when it dumps `command`.
-fn reported(
+fn reported_attributes(
     client: &mut Client,
     command: u8,
     outer: u16,

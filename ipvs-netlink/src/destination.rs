@@ -156,9 +156,9 @@ pub struct Destination {
     ///
     /// With 0 the destination gets no new connections, and existing ones continue.
     pub weight: u32,
-    /// The number of connections from which on the destination gets no new ones; 0 means no limit.
+    /// The number of connections at which the destination stops getting new ones; 0 means no limit.
     ///
-    /// At most 2,147,483,647; active and inactive connections count.
+    /// At most 2,147,483,647. Active and inactive connections both count.
     pub upper_threshold: u32,
     /// The number of connections below which an overloaded destination gets new ones again.
     ///
@@ -189,8 +189,8 @@ pub struct DestinationEntry {
     pub destination: Destination,
     /// The current number of active connections.
     ///
-    /// TCP connections count while they are established or being established, SCTP associations
-    /// while they are established, UDP flows never.
+    /// A TCP connection is active while it is established or being established, an SCTP association
+    /// while it is established. A UDP flow is never active.
     pub active_connections: u32,
     /// The current number of all other connections.
     pub inactive_connections: u32,

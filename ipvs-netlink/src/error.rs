@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a request failed.
 ///
-/// Callers should decide by the predicates (`is_exists`, `is_transient`, ..), not by variant.
+/// Callers should test the predicates (`is_exists`, `is_transient`, ..), not match variants.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -136,14 +136,14 @@ impl Error {
         matches!(self, Self::Refused { refusal, .. } if refusal.errno == Errno::NOENT)
     }
 
-    /// Returns whether the kernel lacks the scheduler or persistence engine and its module.
+    /// Returns whether the kernel could not load the scheduler or the persistence engine.
     pub fn is_scheduler_missing(&self) -> bool {
         matches!(self, Self::ModuleMissing { .. })
     }
 
     /// Returns whether the caller lacks CAP_NET_ADMIN in the initial user namespace (`EPERM`).
     ///
-    /// Root of another user namespace lacks it, for reading commands too.
+    /// Root in another user namespace lacks it. Commands that only read need it, too.
     pub fn is_permission_denied(&self) -> bool {
         matches!(self.errno(), Some(Errno::PERM | Errno::ACCESS))
     }

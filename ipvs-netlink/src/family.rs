@@ -1,7 +1,7 @@
 //! Looks up the numbers of generic-netlink families.
 //!
-//! The kernel assigns a family's number, the message type of its requests, when the family's module
-//! is loaded. The number can change when the module is unloaded and loaded again.
+//! The number of a family is the message type of its requests. The kernel assigns it when the
+//! family's module is loaded, so it can change when the module is unloaded and loaded again.
 
 use rustix::io::Errno;
 

@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, recvfrom, sockopt};
 use crate::batch::HEADER;
 use crate::error::{Error, Result};
 
-/// The size of the buffer for one datagram; notifications are a few pages at most.
+/// The size of the buffer for one datagram; a notification has a few pages at most.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
 /// The requested size of the socket's receive queue; granted in full only with CAP_NET_ADMIN.

@@ -1,7 +1,7 @@
 //! Encodes and decodes IPVS messages.
 //!
-//! Requests have the same attributes in the same order as those of `ipvsadm`, without attributes
-//! that the kernel ignores or that have its default value (listed in `tests/wire/difference.rs`).
+//! Requests have the same attributes in the same order as those of `ipvsadm`. Attributes that the
+//! kernel ignores, and default values, are omitted (`tests/wire/difference.rs` lists them).
 //! Decoders accept unknown attributes, any order, and missing attributes that have a default.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -60,7 +60,7 @@ pub(crate) fn find(payload: &[u8], kind: u16) -> Result<Option<Attribute<'_>>> {
 /// `family` is the current number of the IPVS family ([`crate::Client::family`]).
 ///
 /// # Errors
-/// [`Error::TooLong`]; cannot happen, because all IPVS attributes have a bounded size.
+/// None in practice: [`Error::TooLong`] cannot occur, because all IPVS attributes are short.
 pub fn push_change(batch: &mut Batch, family: u16, change: &Change) -> Result<()> {
     batch.push(family, 0, |writer| {
         let command = match change {

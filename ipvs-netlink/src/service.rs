@@ -85,17 +85,17 @@ pub enum ServiceKey {
         address: IpAddr,
         /// The virtual port.
         ///
-        /// 0 matches every port. It works only with affinity: the kernel refuses every connection
-        /// of a virtual server with port 0 that is not persistent.
+        /// 0 matches every port. The kernel then accepts connections only if the virtual server has
+        /// affinity.
         port: u16,
     },
     /// Matches packets of `family` with this firewall mark, whatever their destination.
     Mark {
         /// The address family; each family has its own marks.
         family: Family,
-        /// The firewall mark, compared with all 32 bits of the packet's.
+        /// The firewall mark. All 32 bits of the packet's mark must equal it.
         ///
-        /// Must not be 0: the kernel takes that as the address TCP 0.0.0.0:0.
+        /// Must not be 0: the kernel reads a key with mark 0 as the address TCP 0.0.0.0:0.
         mark: u32,
     },
 }
@@ -214,20 +214,20 @@ impl ClientMask {
 /// The configuration of a virtual server.
 ///
 /// # Invariant
-/// If it was read from the kernel, `flags` does not contain [`ServiceFlags::HASHED`]. So it equals
-/// the configuration that was requested.
+/// A `Service` that was read from the kernel does not have [`ServiceFlags::HASHED`], so it equals
+/// the requested configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Service {
     /// The key.
     pub key: ServiceKey,
-    /// The scheduler; `None`: bound to no scheduler, refuses new connections.
+    /// The scheduler; `None`: the virtual server has no scheduler and refuses new connections.
     pub scheduler: Option<SchedulerName>,
     /// The flags.
     pub flags: ServiceFlags,
     /// The duration of affinity after a client's last new connection, in seconds.
     ///
-    /// 0 without affinity, at most 4,294,967. The kernel multiplies it by `HZ` in 32 bits without a
-    /// check: with `CONFIG_HZ=250`, 20,000,000 becomes 2,820,130.
+    /// 0 without affinity, at most 4,294,967. The kernel multiplies the value by `HZ` in 32 bits
+    /// and does not check for overflow: with `CONFIG_HZ=250`, 20,000,000 becomes 2,820,130.
     pub timeout_secs: u32,
     /// The part of the client's address that identifies the client for affinity.
     pub client_mask: ClientMask,

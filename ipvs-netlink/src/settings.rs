@@ -7,8 +7,8 @@ pub struct Info {
     pub version: (u8, u8, u8),
     /// The number of buckets of the connection table.
     ///
-    /// Since Linux 7.1 the table grows, and each namespace has its own: this is the current number,
-    /// 0 before the first virtual server.
+    /// Since Linux 7.1 each namespace has its own table, and the table grows. The number is the
+    /// current one, and 0 before the first virtual server is added.
     pub connection_table_size: u32,
 }
 

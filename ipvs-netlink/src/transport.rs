@@ -32,8 +32,8 @@ pub use netlink_sys::protocols;
 
 /// The maximum number of requests per datagram.
 ///
-/// About 50 amortise the cost of the system calls. If all 128 fail, their answers still fit the
-/// default receive buffer (896 bytes each on Linux 7.2).
+/// About 50 requests amortise the cost of the system calls. If all 128 fail, their answers still
+/// fit the default receive buffer (896 bytes each on Linux 7.2).
 pub(crate) const REQUESTS_PER_SEND: usize = 128;
 
 /// The maximum size of a datagram, below the default send buffer (212,992 bytes).
@@ -146,7 +146,7 @@ impl Transport {
     ///
     /// For families that execute a datagram as one transaction (nf_tables). Only the request at
     /// index `acknowledged` asks for an acknowledgement. An empty result means that the transaction
-    /// was committed. The order is the kernel's.
+    /// was committed. The rejected requests are in the order of the kernel's answers.
     ///
     /// # Errors
     /// If the socket fails; [`Error::AnswersLost`] if no answer arrived, so that the result of the
@@ -188,7 +188,7 @@ impl Transport {
         let mut address = SocketAddr::new(0, 0);
         match self.socket.get_address(&mut address) {
             Ok(()) => address.port_number(),
-            // 0 is the kernel's own port, so it equals no socket's.
+            // 0 is the kernel's port, which no socket has.
             Err(_) => 0,
         }
     }
@@ -235,7 +235,8 @@ impl Transport {
             let answer = messages(&self.buffer[..length], first, 1).next();
             if let Some((_, message)) = answer.transpose()? {
                 if let Some(result) = acknowledgement(&message)? {
-                    // An acknowledgement in place of the data: the data was dropped.
+                    // An acknowledgement instead of the data means that the kernel dropped the
+                    // data.
                     let error = result.err().unwrap_or(RequestError::Lost);
                     return Err(error.doing(doing));
                 }
@@ -246,8 +247,9 @@ impl Transport {
 
     /// Requests a dump and calls `each` with `collected` and every message.
     ///
-    /// If the kernel marks the dump as interrupted by changes (`NLM_F_DUMP_INTR`), it is repeated,
-    /// up to 5 attempts in all. `clear` is called before every attempt and must empty `collected`.
+    /// If the kernel marks the dump as interrupted by changes (`NLM_F_DUMP_INTR`), the dump is
+    /// repeated, with up to 5 attempts in all. `clear` is called before every attempt and must
+    /// empty `collected`.
     ///
     /// # Errors
     /// Those of [`Transport::request`]; [`Error::DumpInterrupted`]; [`Error::AnswersLost`]; the
@@ -472,8 +474,8 @@ fn chunk_end(batch: &Batch, first: usize) -> usize {
 
 /// Returns the messages of a datagram that answer one of `count` requests.
 ///
-/// Each has the index of its request. The requests have the sequence numbers from `first` on. Other messages are skipped: answers to
-/// earlier requests that stayed unread after a failure.
+/// Each message has the index of its request. The requests have the sequence numbers from `first`
+/// on. Other messages are skipped: they answer earlier requests and stayed unread after a failure.
 fn messages(
     datagram: &[u8],
     first: u32,
@@ -501,7 +503,7 @@ fn messages(
     })
 }
 
-/// Records the answers in a datagram to requests with the sequence numbers from `sequence` on.
+/// Records the answers in `datagram`; the requests have the sequence numbers from `sequence` on.
 fn record(
     datagram: &[u8],
     sequence: u32,
@@ -551,8 +553,8 @@ fn acknowledgement(message: &Received<'_>) -> Result<Option<Answer>> {
     let payload = message.payload();
     let code = payload.first_chunk().map(|code| i32::from_ne_bytes(*code));
     let code = code.ok_or(Error::malformed("an error message has no error number"))?;
-    // After the number the kernel quotes the request: the whole of it, or with `NLM_F_CAPPED` only
-    // its header (`netlink_ack`). The attributes follow.
+    // After the number the kernel quotes the whole request, or only its header if `NLM_F_CAPPED` is
+    // set (`netlink_ack`). The attributes follow the quotation.
     let request = payload.get(4..).unwrap_or_default();
     let quoted = match request
         .first_chunk()
@@ -567,7 +569,7 @@ fn acknowledgement(message: &Received<'_>) -> Result<Option<Answer>> {
 
 /// Converts `code` (0 or a negated errno) to an answer.
 ///
-/// The kernel's text, if any, is in attributes after the first `skip` bytes of the payload.
+/// The kernel's text, if any, is in an attribute after the first `skip` bytes of the payload.
 fn answer(code: i32, message: &Received<'_>, skip: usize) -> Answer {
     if code == 0 {
         return Ok(());

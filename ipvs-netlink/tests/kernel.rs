@@ -1,7 +1,4 @@
 //! Every command and every errno on a real kernel.
-//!
-//! Section numbers in the modules refer to the specification of the interface,
-//! `shared/spec/ipvs-netlink.md`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

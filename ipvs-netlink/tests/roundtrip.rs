@@ -135,7 +135,7 @@ proptest! {
     #[test]
     fn destinations_decode_to_themselves(destination in destination()) {
         let bytes = written(|writer| write_destination(writer, &destination));
-        // Their own family takes precedence over that of the service.
+        // The destination's own family takes precedence over the virtual server's.
         for family in [Family::V4, Family::V6] {
             let read = read_destination(&value(&bytes), family).unwrap();
             prop_assert_eq!(read.destination, destination);
@@ -182,7 +182,7 @@ proptest! {
         unknown in 100..0x4000_u16,
         content in proptest::collection::vec(any::<u8>(), 0..40),
     ) {
-        // The same key for both: an address and a mark in one message would be ambiguous.
+        // Both have the same key, because a message with an address and a mark is ambiguous.
         let other = Service { key: service.key, client_mask: service.client_mask, ..other };
         let bytes = written(|writer| {
             writer.bytes(unknown, &content);
@@ -201,7 +201,7 @@ proptest! {
         daemons in [daemon(), daemon()],
         unknown in 100..0x4000_u16,
     ) {
-        // Tunnels, because tunnel parameters of other destinations may be omitted.
+        // Both are tunnels, because other destinations may omit the tunnel parameters.
         let [first, last] = destinations.map(|destination| Destination {
             forwarding: Forwarding::Tunnel,
             ..destination

@@ -329,7 +329,7 @@ fn settings_and_daemon_requests_equal_those_of_ipvsadm() {
     check(SETTINGS, &expected);
 }
 
-/// Checks `rewritten` itself, on which the comparisons depend.
+/// Checks `rewritten`, which all comparisons use.
 #[test]
 fn rewriting_without_a_revision_changes_nothing() {
     for text in [SERVICES, DESTINATIONS, LISTS[0], LISTS[1], SETTINGS] {
@@ -345,7 +345,7 @@ fn rewriting_without_a_revision_changes_nothing() {
 #[test]
 fn replies_about_version_timeouts_and_daemons_are_decoded() {
     let [master, backup, backup6] = daemons();
-    // The kernel reports its defaults; that of the maximum length is the MTU (1500) less the IP and
+    // The kernel reports its defaults. The default maximum length is the MTU (1500) less the IP and
     // UDP headers.
     let running = |daemon: Daemon, max_length, group: &str| Daemon {
         max_length: daemon.max_length.or(Some(max_length)),

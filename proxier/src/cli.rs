@@ -1,4 +1,4 @@
-//! The command line: flags in, an exit code out.
+//! The command line.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipvs_netlink as ipvs;
 
-use crate::ledger::LedgerFile;
+use crate::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::model::Cidr;
 use crate::plan::{self, NodePortAddresses, PlanConfig};
 
@@ -29,96 +29,98 @@ mod sysctl_flags;
 #[command(name = "ipvs-proxier", version)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Programs the kernel and follows the API server, or manifests.
+enum CliCommand {
+    /// Programs the kernel and keeps it up to date with the API server or with manifests.
     Run(run_command::Flags),
-    /// Prints what would change. Exits 0 when nothing would, 2 when something would, 1 on error.
+    /// Prints the changes that `run` would make. Exit code: 0 without changes, 2 with changes, 1 on error.
     Plan(plan_command::Flags),
-    /// Prints the kernel's table of virtual servers, with Service names where known.
+    /// Prints the kernel's virtual servers, with Service names where the state file has them.
     Status(status_command::Flags),
-    /// Removes everything from the kernel that this program made. Connections break.
+    /// Removes everything that this program added to the kernel. Connections to Services break.
     Cleanup(cleanup_command::Flags),
 }
 
 impl Cli {
-    /// Does what the command line says.
+    /// Runs the command and returns its exit code.
     ///
     /// # Errors
-    /// One line that says what was being done and what happened; the exit code is 1 then.
+    /// If the command cannot do its work. The error prints as one line; the exit code should be 1.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
-            Command::Run(flags) => flags.run(),
-            Command::Plan(flags) => flags.run(),
-            Command::Status(flags) => flags.run(),
-            Command::Cleanup(flags) => flags.run(),
+            CliCommand::Run(flags) => flags.run(),
+            CliCommand::Plan(flags) => flags.run(),
+            CliCommand::Status(flags) => flags.run(),
+            CliCommand::Cleanup(flags) => flags.run(),
         }
     }
 }
 
-/// How results are printed.
+/// The format of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// For people.
+    /// A table for people.
     #[default]
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// What is served, and as which node.
+/// Flags about the node and its plan.
 #[derive(Args, Debug)]
 struct NodeFlags {
     #[command(flatten)]
     source: SourceFlags,
 
-    /// The name of this node, as endpoints name it [default: the host name].
+    /// Name of this node, as in nodeName of endpoints [default: the host name].
     #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
     node_name: Option<String>,
 
     #[command(flatten)]
     packets: PacketFlags,
 
-    /// Addresses of this node that serve node ports: networks, or the word primary [default: all].
+    /// Addresses that serve node ports: networks, or primary for the Node object's main addresses
+    /// [default: all].
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     nodeport_addresses: Vec<String>,
 
-    /// The scheduler of virtual servers.
+    /// Scheduler of Services without the annotation ipvs-proxier.io/scheduler.
     #[arg(long, value_name = "NAME", default_value = "rr")]
     ipvs_scheduler: ipvs::SchedulerName,
 
-    /// How service addresses become local.
+    /// How service addresses become local addresses of the node.
     #[arg(long, value_enum, default_value_t)]
-    service_addresses: ServiceAddresses,
+    service_addresses: ServiceAddressesFlag,
 
-    /// How long a removed TCP endpoint may keep its connections; 0 = not at all.
+    /// How long a removed TCP endpoint keeps its connections; 0 closes them at once.
     #[arg(long, value_name = "DURATION", default_value = "1h")]
     drain_timeout: DurationFlag,
 }
 
 /// [`plan::ServiceAddresses`] as the command line spells it.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum ServiceAddresses {
-    /// Local routes, with the node's address as their source.
+enum ServiceAddressesFlag {
+    /// Local routes whose preferred source is the node's address.
     #[default]
     Routes,
-    /// Addresses on the device kube-ipvs0.
+    /// Addresses on the dummy device kube-ipvs0, as kube-proxy adds them.
     Dummy,
 }
 
-impl From<ServiceAddresses> for plan::ServiceAddresses {
-    fn from(choice: ServiceAddresses) -> Self {
+impl From<ServiceAddressesFlag> for plan::ServiceAddresses {
+    fn from(choice: ServiceAddressesFlag) -> Self {
         match choice {
-            ServiceAddresses::Routes => Self::Routes,
-            ServiceAddresses::Dummy => Self::Dummy,
+            ServiceAddressesFlag::Routes => Self::Routes,
+            ServiceAddressesFlag::Dummy => Self::Dummy,
         }
     }
 }
 
 impl NodeFlags {
+    /// Returns the name of the node in lower case, as kubelet registers it.
     fn node_name(&self) -> anyhow::Result<Arc<str>> {
         let name = match &self.node_name {
             Some(name) => name.trim().to_lowercase(),
@@ -127,7 +129,7 @@ impl NodeFlags {
                 host.nodename().to_string_lossy().trim().to_lowercase()
             }
         };
-        anyhow::ensure!(!name.is_empty(), "this host has no name; pass --node-name");
+        anyhow::ensure!(!name.is_empty(), "the host name is empty; pass --node-name");
         Ok(name.into())
     }
 
@@ -144,10 +146,11 @@ impl NodeFlags {
     }
 }
 
-/// Where the kernel's state that is ours is remembered.
+/// Flags about the ledger.
 #[derive(Args, Debug)]
 struct StateFlags {
-    /// The file that remembers which virtual servers are ours while the kernel runs.
+    /// File that records which of the kernel's virtual servers this program created. It should not
+    /// survive a reboot.
     #[arg(
         long,
         value_name = "FILE",
@@ -160,17 +163,31 @@ impl StateFlags {
     fn file(&self) -> LedgerFile {
         LedgerFile::new(&self.state_file)
     }
+
+    /// Locks the ledger, so that no other process programs this node until the lock is dropped.
+    ///
+    /// `None` if the file system cannot lock: a full disk must not keep a node from being served.
+    fn lock(&self) -> anyhow::Result<Option<LedgerLock>> {
+        match LedgerLock::acquire(&self.state_file) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error @ LockError::Held { .. }) => Err(error.into()),
+            Err(error @ LockError::Unusable { .. }) => {
+                tracing::warn!("{error}; another process on this node would not be noticed");
+                Ok(None)
+            }
+        }
+    }
 }
 
-/// Virtual servers that are left alone.
+/// The ranges in which no virtual server is deleted.
 #[derive(Args, Debug)]
 struct ExcludeFlags {
-    /// Never delete virtual servers whose address lies in these ranges.
+    /// Never delete virtual servers with an address in these ranges.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     ipvs_exclude_cidrs: Vec<Cidr>,
 }
 
-/// A length of time as kube-proxy's flags spell it: `30s`, `1m30s`, `500ms`, `0`.
+/// A duration in the syntax of kube-proxy's flags: `30s`, `1m30s`, `500ms`, `0`.
 #[derive(Clone, Copy, Debug)]
 struct DurationFlag(Duration);
 
@@ -183,6 +200,8 @@ impl std::str::FromStr for DurationFlag {
 }
 
 /// Writes `text` to standard output.
+///
+/// Not `print!`, which panics if the reader of a pipe has exited.
 fn print(text: &str) -> anyhow::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();

@@ -19,7 +19,7 @@ use crate::nftables::{Forwarding, Tampering};
 use crate::problem::Problem;
 use crate::store::Event;
 use crate::sync::Proxier;
-use crate::sysctl::{Roots, Setting};
+use crate::sysctl::{Keeper, Roots, Setting};
 use crate::timer::Timer;
 use crate::watch::{self, Watch};
 
@@ -100,8 +100,8 @@ pub struct Daemon<D> {
     log: RoundLog,
     /// The connection to the API server; `None` with manifests.
     watch: Option<Watch>,
-    /// Kernel settings to write.
-    settings: Vec<Setting>,
+    /// Kernel settings.
+    settings: Keeper,
     /// The forward chains of other programs; `None` if they are left alone.
     forward: Option<Forward>,
     /// Decides when the first round may be made.
@@ -126,7 +126,7 @@ impl<D: Dataplane> Daemon<D> {
             periods,
             log: RoundLog::default(),
             watch,
-            settings: Vec::new(),
+            settings: Keeper::new(Roots::default(), Vec::new()),
             forward: None,
             gate: Gate::default(),
             has_message: false,
@@ -137,10 +137,10 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Makes the daemon write these kernel settings at each resync.
+    /// Writes these kernel settings too, and checks them at each resync.
     #[must_use]
     pub fn setting(mut self, settings: Vec<Setting>) -> Self {
-        self.settings = settings;
+        self.settings = Keeper::new(Roots::default(), settings);
         self
     }
 
@@ -280,7 +280,7 @@ impl<D: Dataplane> Daemon<D> {
         }
         let is_resync = self.next_resync <= now;
         let result = if is_resync {
-            self.log.settings(&Roots::default().apply(&self.settings));
+            self.log.settings(&self.settings.check());
             self.proxier.resync(now)
         } else {
             self.proxier.sync(now)

@@ -1,4 +1,4 @@
-//! The difference of the desired and the observed state, as Ops.
+//! Computes the Ops that turn the observed state into the desired state.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -11,27 +11,27 @@ use crate::observed::{Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Desired, VirtualServer};
 
-/// The facts beside both states on which the difference depends.
-pub struct Terms<'a> {
-    /// Returns whether a stale virtual server may be deleted.
+/// Decides which undesired objects are deleted, and when.
+pub struct DeletionRules<'a> {
+    /// Returns whether a virtual server is owned; foreign ones are never deleted.
     pub is_ours: &'a dyn Fn(&ipvs::ServiceKey) -> bool,
     /// The draining destinations.
     pub drains: &'a Drains,
 }
 
-/// Returns the Ops that lead from `observed` to `desired`, in arbitrary order.
+/// Returns the Ops that lead from `observed` to `desired`, in no particular order.
 ///
-/// Stale virtual servers are deleted only if they are ours. `observed` has no foreign addresses. A
-/// stale destination drains first, unless its virtual server has no time for that.
+/// Foreign virtual servers stay. Foreign addresses are never in `observed`. If the virtual server
+/// has a drain time, a stale destination drains before it is deleted.
 ///
 /// # Cost
 /// Linear in the size of both sides.
-pub fn diff(desired: &Desired, observed: &Observed, terms: &Terms<'_>) -> Vec<Op> {
+pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Vec<Op> {
     let mut ops = Vec::new();
-    let wanted = desired.virtual_servers.keys();
-    let found = observed.virtual_servers.keys();
-    for key in merged(wanted, found) {
-        diff_server(*key, desired, observed, terms, &mut ops);
+    let desired_keys = desired.virtual_servers.keys();
+    let observed_keys = observed.virtual_servers.keys();
+    for key in merged(desired_keys, observed_keys) {
+        diff_server(*key, desired, observed, rules, &mut ops);
     }
     for address in merged(desired.addresses.keys(), observed.addresses.keys()) {
         diff_address(*address, desired, observed, &mut ops);
@@ -47,24 +47,24 @@ pub(crate) fn diff_server(
     key: ipvs::ServiceKey,
     desired: &Desired,
     observed: &Observed,
-    terms: &Terms<'_>,
+    rules: &DeletionRules<'_>,
     ops: &mut Vec<Op>,
 ) {
     let wanted = desired.virtual_servers.get(&key);
     let found = observed.virtual_servers.get(&key);
     match (wanted, found) {
-        (Some(wanted), Some(found)) => diff_existing(wanted, found, terms.drains, ops),
+        (Some(wanted), Some(found)) => diff_kept_server(wanted, found, rules.drains, ops),
         (Some(wanted), None) => {
             ops.push(Op::AddService(wanted.service));
             let destinations = wanted.destinations.iter();
             ops.extend(destinations.map(|&destination| Op::AddDestination(key, destination)));
         }
-        (None, Some(_)) if (terms.is_ours)(&key) => ops.push(Op::DeleteService(key)),
+        (None, Some(_)) if (rules.is_ours)(&key) => ops.push(Op::DeleteService(key)),
         (None, _) => {}
     }
 }
 
-/// Appends the Op for one address, if it needs one.
+/// Appends the Op for one address, if it differs.
 pub(crate) fn diff_address(
     address: IpAddr,
     desired: &Desired,
@@ -83,11 +83,10 @@ pub(crate) fn diff_address(
     }
 }
 
-/// Sorts `ops` into the order in which to apply them: by stage ([`crate::op::Stage`]), then by key.
-///
-/// All Ops for the addresses in `first` come before all others.
+/// Sorts `ops` by stage ([`crate::op::Stage`]) and key; Ops for the addresses in `first` come first.
 pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
-    // No two Ops have the same sort key, so an unstable sort, which needs no memory, suffices.
+    // No two Ops have the same key. A stable sort would give the same order, and allocate memory for
+    // half of up to 100,000 Ops.
     ops.sort_unstable_by_key(|op| {
         let is_first = op.address().is_some_and(|address| first.contains(&address));
         let key = (op.service_key(), op.address(), op.destination_key());
@@ -95,28 +94,28 @@ pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
     });
 }
 
-/// Merges two ordered sequences. A value of both appears once.
+/// Merges two sorted sequences; a value in both appears once.
 fn merged<'a, T: Ord + 'a>(
-    left: impl Iterator<Item = &'a T>,
-    right: impl Iterator<Item = &'a T>,
+    one: impl Iterator<Item = &'a T>,
+    other: impl Iterator<Item = &'a T>,
 ) -> impl Iterator<Item = &'a T> {
-    let (mut left, mut right) = (left.peekable(), right.peekable());
-    std::iter::from_fn(move || match (left.peek(), right.peek()) {
-        (Some(from_left), Some(from_right)) => match from_left.cmp(from_right) {
-            Ordering::Less => left.next(),
-            Ordering::Greater => right.next(),
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    std::iter::from_fn(move || match (one.peek(), other.peek()) {
+        (Some(left), Some(right)) => match left.cmp(right) {
+            Ordering::Less => one.next(),
+            Ordering::Greater => other.next(),
             Ordering::Equal => {
-                right.next();
-                left.next()
+                other.next();
+                one.next()
             }
         },
-        (Some(_), None) => left.next(),
-        (None, _) => right.next(),
+        (Some(_), None) => one.next(),
+        (None, _) => other.next(),
     })
 }
 
-/// Appends the Ops for a virtual server that is desired and exists.
-fn diff_existing(
+/// Appends the Ops for a virtual server that is both desired and observed.
+fn diff_kept_server(
     wanted: &VirtualServer,
     found: &ObservedServer,
     drains: &Drains,
@@ -125,7 +124,7 @@ fn diff_existing(
     if wanted.service != found.service {
         ops.push(Op::SetService(wanted.service));
     }
-    // Both lists are ordered by key, so one pass over both finds all differences.
+    // Both sides are sorted by key. Walking them in parallel needs neither a map nor lookups.
     let mut left = wanted.destinations.iter().peekable();
     let mut right = found.destinations.iter().peekable();
     let key = wanted.service.key;
@@ -143,7 +142,7 @@ fn diff_existing(
             }
             Ordering::Greater => {
                 let stale = right.next();
-                ops.extend(stale.and_then(|&stale| drain_or_delete(wanted, stale, drains)));
+                ops.extend(stale.and_then(|&stale| removal_step(wanted, stale, drains)));
             }
             Ordering::Equal => {
                 let (wanted, found) = (left.next(), right.next());
@@ -154,19 +153,14 @@ fn diff_existing(
     }
 }
 
-/// Returns the Op for a stale destination; `None` while it drains.
-fn drain_or_delete(
-    server: &VirtualServer,
-    stale: ipvs::Destination,
-    drains: &Drains,
-) -> Option<Op> {
+/// Returns the next Op for a stale destination; `None` while it drains.
+fn removal_step(server: &VirtualServer, stale: ipvs::Destination, drains: &Drains) -> Option<Op> {
     let key = server.service.key;
-    let is_over = drains
-        .get(&key, &stale.key)
-        .is_some_and(|drain| drain.is_over);
-    if is_over || server.drain.is_zero() {
+    let drain = drains.get(&key, &stale.key);
+    if drain.is_some_and(|drain| drain.is_over) || server.drain.is_zero() {
         return Some(Op::DeleteDestination(key, stale.key));
     }
     let draining = ipvs::Destination { weight: 0, ..stale };
+    // A destination that another program added with weight 0 needs no Op to start draining.
     (draining != stale).then_some(Op::SetDestination(key, draining))
 }

@@ -24,12 +24,14 @@ use crate::timer::Timer;
 
 mod drains;
 mod file;
+mod lock;
 mod owned;
 mod record;
 
 pub use drains::Drains;
 pub(crate) use file::Error;
 pub use file::LedgerFile;
+pub(crate) use lock::{LedgerLock, LockError};
 pub(crate) use owned::{Owned, Territory};
 
 use record::Record;
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_reads_what_was_flushed() {
+    fn a_new_process_reads_the_flushed_records() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/ledger");
         let mut ledger = open(&path);
@@ -382,11 +384,15 @@ mod tests {
         let drains: Vec<_> = read.drains.iter().collect();
         let (server, _, drain) = drains[0];
         assert_eq!((drains.len(), server), (1, key(2)));
-        assert_eq!(drain.deadline, Duration::from_secs(70), "the first one");
+        assert_eq!(
+            drain.deadline,
+            Duration::from_secs(70),
+            "a drain keeps its first deadline"
+        );
     }
 
     #[test]
-    fn the_next_process_does_not_read_drains_that_ended() {
+    fn a_new_process_does_not_read_drains_that_ended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         let mut ledger = open(&path);
@@ -436,7 +442,7 @@ mod tests {
             ledger.flush(NOW).unwrap_err();
             assert!(ledger.queue.is_empty(), "a queue would grow without bound");
         }
-        // An empty queue does not hide that the file is behind.
+        // Although the queue is empty, the file lacks records.
         ledger.flush(NOW).unwrap_err();
         assert!(ledger.next_due().is_some());
         std::fs::remove_file(blocked).unwrap();

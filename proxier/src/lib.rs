@@ -6,12 +6,13 @@
 //!    objects      the model               (pure)   (pure)   (syscalls)
 //! ```
 //!
-//! [`sync`] is one round of it. What is wrong with the input is a [`problem::Problem`] and stops
-//! nothing. `ARCHITECTURE.md` has the map and the invariants.
+//! The API server's objects take the same way, through [`watch`]. [`sync`] runs one round of it. Bad
+//! input is a [`problem::Problem`]: it affects its own object only, and never stops a round.
+//! `ARCHITECTURE.md` has the map and the invariants.
 
 #![expect(
     rustdoc::private_intra_doc_links,
-    reason = "the documentation is for readers of the source"
+    reason = "readers of this documentation read the source, too"
 )]
 #![expect(
     unnameable_types,

@@ -1,4 +1,4 @@
-//! `ipvs-proxier`: see [`proxier`].
+//! The program `ipvs-proxier`; see [`proxier`].
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -12,6 +12,7 @@ fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // Standard output is for results: `plan -o json` and `status` must stay parseable.
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(code) => code,
         Err(error) => {
-            // Nothing is left to tell anybody when standard error is gone.
+            // If standard error is closed, only the exit code remains.
             let _ = writeln!(std::io::stderr(), "ipvs-proxier: {error:#}");
             ExitCode::FAILURE
         }

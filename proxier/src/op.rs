@@ -1,74 +1,72 @@
-//! Ops: the changes to IPVS and to service addresses, and their order.
-//!
-//! Packet rules, kernel settings and flows are changed without Ops.
+//! Every change of virtual servers and service addresses is an [`Op`].
 
 use std::fmt;
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-/// One change to a virtual server, a destination or a service address; prints as one line.
+/// One change of the kernel; prints as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Creates a virtual server.
     AddService(ipvs::Service),
-    /// Changes scheduler, flags or affinity of a virtual server; connections stay.
+    /// Changes scheduler, flags or affinity of a virtual server; its connections continue.
     SetService(ipvs::Service),
     /// Adds a destination to a virtual server.
     AddDestination(ipvs::ServiceKey, ipvs::Destination),
-    /// Changes weight or forwarding of a destination; connections stay.
+    /// Changes weight or forwarding of a destination; its connections continue.
     SetDestination(ipvs::ServiceKey, ipvs::Destination),
-    /// Makes an address local, with a preferred source for connections to it.
+    /// Makes an address local, with a preferred source of connections to it.
     AddAddress(IpAddr, Option<IpAddr>),
     /// Changes the preferred source of a local address.
     SetAddress(IpAddr, Option<IpAddr>),
-    /// Stops an address from being local.
+    /// Removes a local address.
     DeleteAddress(IpAddr),
-    /// Deletes a destination.
+    /// Removes a destination.
     DeleteDestination(ipvs::ServiceKey, ipvs::DestinationKey),
-    /// Deletes a virtual server and its destinations.
+    /// Removes a virtual server and its destinations.
     DeleteService(ipvs::ServiceKey),
 }
 
-/// The place of an [`Op`] in the order of a round.
+/// The position of an [`Op`] in the order of application.
 ///
-/// After each single Op, every frontend that was and stays desired is reachable. A new frontend becomes
-/// reachable only when it has its destinations.
+/// After each Op, every frontend that existed before and remains is reachable. A new frontend
+/// becomes reachable only after its destinations exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Virtual servers are added or changed first, because destinations need them.
+    /// Virtual servers are added first: the kernel needs them for destinations.
     Services,
-    /// Destinations are added before others are deleted, so that a frontend always has one.
+    /// Destinations are added before others are removed: a frontend is never without any.
     Destinations,
-    /// An address becomes local after its virtual servers have destinations. Before, the node's own
-    /// daemons would answer there.
+    /// An address becomes local after its virtual servers exist. If it did earlier, clients would
+    /// reach the node's own daemons.
     Addresses,
-    /// An address stops being local before its virtual servers are deleted, for the same reason.
-    DeletedAddresses,
-    /// Destinations are deleted, or begin to drain, after their replacements were added.
-    DeletedDestinations,
-    /// Virtual servers are deleted last.
-    DeletedServices,
+    /// An address is removed before its virtual servers, for the same reason.
+    RemovedAddresses,
+    /// Destinations are removed, or begin to drain, after their replacements exist.
+    RemovedDestinations,
+    /// Virtual servers are removed last.
+    RemovedServices,
 }
 
 impl Op {
-    /// Returns the stage in which the Op is applied.
+    /// Returns the stage in which to apply the Op.
     pub fn stage(&self) -> Stage {
         match self {
             Self::AddService(_) | Self::SetService(_) => Stage::Services,
-            // A destination with weight 0 gets no new connections, like a deleted one.
+            // A destination with weight 0 gets no new connections: for clients it is deleted.
             Self::SetDestination(_, destination) if destination.weight == 0 => {
-                Stage::DeletedDestinations
+                Stage::RemovedDestinations
             }
             Self::AddDestination(..) | Self::SetDestination(..) => Stage::Destinations,
             Self::AddAddress(..) | Self::SetAddress(..) => Stage::Addresses,
-            Self::DeleteAddress(_) => Stage::DeletedAddresses,
-            Self::DeleteDestination(..) => Stage::DeletedDestinations,
-            Self::DeleteService(_) => Stage::DeletedServices,
+            Self::DeleteAddress(_) => Stage::RemovedAddresses,
+            Self::DeleteDestination(..) => Stage::RemovedDestinations,
+            Self::DeleteService(_) => Stage::RemovedServices,
         }
     }
 
-    /// Returns the service address that the Op concerns; `None` for a virtual server of a firewall mark.
+    /// Returns the service address that the Op concerns; `None` for a firewall mark.
     pub fn address(&self) -> Option<IpAddr> {
         match *self {
             Self::AddAddress(address, _)
@@ -78,7 +76,7 @@ impl Op {
         }
     }
 
-    /// Returns the virtual server that the Op changes; `None` if it changes an address.
+    /// Returns the virtual server that the Op changes, if any.
     pub fn service_key(&self) -> Option<ipvs::ServiceKey> {
         match *self {
             Self::AddService(service) | Self::SetService(service) => Some(service.key),
@@ -90,7 +88,7 @@ impl Op {
         }
     }
 
-    /// Returns the destination that the Op changes, if it changes one.
+    /// Returns the destination that the Op changes, if any.
     pub fn destination_key(&self) -> Option<ipvs::DestinationKey> {
         match *self {
             Self::AddDestination(_, destination) | Self::SetDestination(_, destination) => {
@@ -105,8 +103,8 @@ impl Op {
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::AddService(service) => write!(f, "add service {}", Definition(service)),
-            Self::SetService(service) => write!(f, "set service {}", Definition(service)),
+            Self::AddService(service) => write!(f, "add service {}", ServiceText(service)),
+            Self::SetService(service) => write!(f, "set service {}", ServiceText(service)),
             Self::DeleteService(key) => write!(f, "delete service {key}"),
             Self::AddDestination(key, destination) => {
                 write!(
@@ -126,20 +124,20 @@ impl fmt::Display for Op {
                 write!(f, "delete destination {destination} of {key}")
             }
             Self::AddAddress(address, source) => {
-                write!(f, "add address {address}{}", PreferredSource(source))
+                write!(f, "add address {address}{}", SourceText(source))
             }
             Self::SetAddress(address, source) => {
-                write!(f, "set address {address}{}", PreferredSource(source))
+                write!(f, "set address {address}{}", SourceText(source))
             }
             Self::DeleteAddress(address) => write!(f, "delete address {address}"),
         }
     }
 }
 
-/// Prints the key and definition of a virtual server, without usual values.
-struct Definition(ipvs::Service);
+/// A virtual server as text: key and scheduler, then affinity and flags if set.
+struct ServiceText(ipvs::Service);
 
-impl fmt::Display for Definition {
+impl fmt::Display for ServiceText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ipvs::Service {
             key,
@@ -157,15 +155,15 @@ impl fmt::Display for Definition {
         }
         match flags.without(ipvs::ServiceFlags::PERSISTENT).bits() {
             0 => Ok(()),
-            flags => write!(f, " flags {flags:#x}"),
+            others => write!(f, " flags {others:#x}"),
         }
     }
 }
 
-/// Prints the preferred source, if any.
-struct PreferredSource(Option<IpAddr>);
+/// A preferred source as text; empty without one.
+struct SourceText(Option<IpAddr>);
 
-impl fmt::Display for PreferredSource {
+impl fmt::Display for SourceText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(source) => write!(f, " source {source}"),

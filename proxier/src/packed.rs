@@ -1,11 +1,13 @@
-//! Maps without spare room.
+//! Maps with full nodes.
 
 use std::collections::BTreeMap;
 
-/// Makes a map anew without the room that insertions in order left in its nodes, nearly half of it.
+/// Rebuilds a map with full nodes.
+///
+/// Insertions in key order leave each node of a `BTreeMap` nearly half empty; `collect` fills them.
 ///
 /// # Cost
-/// Linear in the size of the map: for after it was filled, not for after a change.
+/// Linear in the size of the map. Call it after filling the map, not after each change.
 pub(crate) fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
     *map = std::mem::take(map).into_iter().collect();
 }

@@ -1,4 +1,4 @@
-//! What the commands print: the same shapes for what should be and for what is.
+//! The output of the commands: one format for desired and observed state.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -14,20 +14,20 @@ use crate::op::Op;
 use crate::plan::Desired;
 use crate::problem::Problem;
 
-/// What a kernel has at one moment.
+/// The state of a kernel.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table {
-    /// Every virtual server of the network namespace, ours or not.
+pub(crate) struct KernelTable {
+    /// Every virtual server of the network namespace, owned or foreign.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, CountedServer>,
-    /// The addresses that we made local, with their preferred source.
+    /// Our service addresses, each with its preferred source.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
 }
 
-impl Table {
-    /// Reads it.
+impl KernelTable {
+    /// Reads the state of `dataplane`.
     ///
     /// # Errors
-    /// When any part cannot be read whole.
+    /// If a part cannot be read completely.
     pub(crate) fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
         let mut virtual_servers = BTreeMap::new();
         dataplane.virtual_servers(&mut |found| {
@@ -41,47 +41,44 @@ impl Table {
 }
 
 /// A table of virtual servers as JSON; every list is sorted.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
-    virtual_servers: Vec<ByAddress>,
+pub(crate) struct JsonReport {
+    virtual_servers: Vec<ServerEntry>,
     /// Virtual servers that have a firewall mark instead of an address.
-    firewall_marks: Vec<ByMark>,
+    firewall_marks: Vec<ServerEntry>,
     addresses: Vec<IpAddr>,
     problems: Vec<ProblemEntry>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ByAddress {
-    protocol: String,
-    address: IpAddr,
-    port: u16,
+struct ServerEntry {
     #[serde(flatten)]
-    definition: Definition,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ByMark {
-    /// 4 or 6.
-    family: u8,
-    mark: u32,
-    #[serde(flatten)]
-    definition: Definition,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Definition {
+    key: KeyEntry,
     scheduler: String,
     flags: u32,
     persistence_timeout: u32,
-    destinations: Vec<Destination>,
+    destinations: Vec<DestinationEntry>,
 }
 
 #[derive(Debug, Serialize)]
-struct Destination {
+#[serde(untagged)]
+enum KeyEntry {
+    Address {
+        protocol: String,
+        address: IpAddr,
+        port: u16,
+    },
+    Mark {
+        /// 4 or 6.
+        family: u8,
+        mark: u32,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct DestinationEntry {
     address: IpAddr,
     port: u16,
     weight: u32,
@@ -95,66 +92,72 @@ struct ProblemEntry {
     message: String,
 }
 
-impl Report {
-    /// What should be.
+impl JsonReport {
+    /// Reports the desired state.
     pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
-        let mut report = Self {
-            addresses: desired.addresses.keys().copied().collect(),
+        let servers = desired.virtual_servers.values();
+        let servers = servers.map(|server| (&server.service, &*server.destinations));
+        Self::new(servers, &desired.addresses, problems)
+    }
+
+    /// Reports the observed state.
+    pub(crate) fn observed(observed: &KernelTable) -> Self {
+        let servers = observed.virtual_servers.values().map(|it| &it.server);
+        let servers = servers.map(|server| (&server.service, &*server.destinations));
+        Self::new(servers, &observed.addresses, &[])
+    }
+
+    fn new<'a>(
+        servers: impl Iterator<Item = (&'a ipvs::Service, &'a [ipvs::Destination])>,
+        addresses: &BTreeMap<IpAddr, Option<IpAddr>>,
+        problems: &[Problem],
+    ) -> Self {
+        let servers = servers.filter_map(|(service, all)| ServerEntry::new(service, all));
+        let (virtual_servers, firewall_marks) =
+            servers.partition(|server| matches!(server.key, KeyEntry::Address { .. }));
+        Self {
+            virtual_servers,
+            firewall_marks,
+            addresses: addresses.keys().copied().collect(),
             problems: problems.iter().map(ProblemEntry::from).collect(),
-            ..Self::default()
-        };
-        for server in desired.virtual_servers.values() {
-            report.list(&server.service, &server.destinations);
         }
-        report
     }
+}
 
-    /// What is.
-    pub(crate) fn observed(observed: &Table) -> Self {
-        let mut report = Self {
-            addresses: observed.addresses.keys().copied().collect(),
-            ..Self::default()
-        };
-        for CountedServer { server, .. } in observed.virtual_servers.values() {
-            report.list(&server.service, &server.destinations);
-        }
-        report
-    }
-
-    fn list(&mut self, service: &ipvs::Service, destinations: &[ipvs::Destination]) {
-        let destination = |destination: &ipvs::Destination| Destination {
-            address: destination.key.address,
-            port: destination.key.port,
-            weight: destination.weight,
-        };
-        let definition = Definition {
-            scheduler: scheduler(service).to_owned(),
-            flags: service.flags.bits(),
-            persistence_timeout: persistence_secs(service).unwrap_or(0),
-            destinations: destinations.iter().map(destination).collect(),
-        };
-        match service.key {
+impl ServerEntry {
+    /// Returns `None` for a kind of key that IPVS does not have.
+    fn new(service: &ipvs::Service, destinations: &[ipvs::Destination]) -> Option<Self> {
+        let key = match service.key {
             ipvs::ServiceKey::Address {
                 protocol,
                 address,
                 port,
-            } => self.virtual_servers.push(ByAddress {
+            } => KeyEntry::Address {
                 protocol: protocol.to_string(),
                 address,
                 port,
-                definition,
-            }),
-            ipvs::ServiceKey::Mark { family, mark } => self.firewall_marks.push(ByMark {
+            },
+            ipvs::ServiceKey::Mark { family, mark } => KeyEntry::Mark {
                 family: match family {
                     ipvs::Family::V4 => 4,
                     ipvs::Family::V6 => 6,
                 },
                 mark,
-                definition,
-            }),
-            // No kernel has a third kind of key.
-            _ => {}
-        }
+            },
+            _ => return None,
+        };
+        let destinations = destinations.iter().map(|destination| DestinationEntry {
+            address: destination.key.address,
+            port: destination.key.port,
+            weight: destination.weight,
+        });
+        Some(Self {
+            key,
+            scheduler: scheduler(service).to_owned(),
+            flags: service.flags.bits(),
+            persistence_timeout: persistence_secs(service).unwrap_or(0),
+            destinations: destinations.collect(),
+        })
     }
 }
 
@@ -180,20 +183,20 @@ fn scheduler(service: &ipvs::Service) -> &str {
         .map_or("none", ipvs::SchedulerName::as_str)
 }
 
-/// The affinity of a service; the kernel keeps a timeout without affinity, which means nothing.
+/// Returns the affinity of a service. Without affinity the kernel's timeout has no meaning.
 fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
     let is_persistent = service.flags.contains(ipvs::ServiceFlags::PERSISTENT);
     is_persistent.then_some(service.timeout_secs)
 }
 
-/// An Op with the Service port it is for: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
+/// An Op with the name of its Service port: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
 pub(crate) struct NamedOp<'a> {
     op: &'a Op,
     name: Option<String>,
 }
 
 impl<'a> NamedOp<'a> {
-    /// Looks the name up among what should be, then among what is ours.
+    /// Finds the name in the desired state, or else among the owned virtual servers.
     pub(crate) fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
         let name = op
             .service_key()
@@ -215,28 +218,26 @@ impl fmt::Display for NamedOp<'_> {
     }
 }
 
-/// The kernel's table as text, like `ipvsadm -Ln`, with Service names where known, and what is not
-/// ours.
-pub(crate) fn table(observed: &Table, owned: &Owned, foreign: &BTreeMap<IpAddr, String>) -> String {
+/// Returns `observed` as text like that of `ipvsadm -Ln`, with the names of Service ports and with
+/// `foreign` addresses.
+pub(crate) fn table(
+    observed: &KernelTable,
+    owned: &Owned,
+    foreign: &BTreeMap<IpAddr, String>,
+) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);
-    let _ = write_foreign(&mut text, foreign);
+    if !foreign.is_empty() {
+        let _ = writeln!(text, "\nLocal addresses of others ({}):", foreign.len());
+    }
+    for (address, how) in foreign {
+        let _ = writeln!(text, "  {address} {how}");
+    }
     text
 }
 
-fn write_foreign(text: &mut String, foreign: &BTreeMap<IpAddr, String>) -> fmt::Result {
-    if foreign.is_empty() {
-        return Ok(());
-    }
-    writeln!(text, "\nLocal addresses of others ({}):", foreign.len())?;
-    for (address, how) in foreign {
-        writeln!(text, "  {address} {how}")?;
-    }
-    Ok(())
-}
-
-fn write_table(text: &mut String, observed: &Table, owned: &Owned) -> fmt::Result {
+fn write_table(text: &mut String, observed: &KernelTable, owned: &Owned) -> fmt::Result {
     writeln!(
         text,
         "{:<44} {:<10} {:<18} Service",
@@ -245,14 +246,13 @@ fn write_table(text: &mut String, observed: &Table, owned: &Owned) -> fmt::Resul
     writeln!(
         text,
         "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
-        "Destination", "Forward", "Weight", "Active", "Inactive"
+        "DestinationEntry", "Forward", "Weight", "Active", "Inactive"
     )?;
     for (key, found) in &observed.virtual_servers {
         let server = &found.server;
-        let options = match persistence_secs(&server.service) {
-            Some(seconds) => format!("persistent {seconds}s"),
-            None => String::new(),
-        };
+        let persistence = persistence_secs(&server.service);
+        let options = persistence.map(|seconds| format!("persistent {seconds}s"));
+        let options = options.unwrap_or_default();
         let name = owned.name(key).unwrap_or("(foreign)");
         let scheduler = scheduler(&server.service);
         writeln!(

@@ -25,6 +25,7 @@ use crate::timer::Timer;
 mod applied;
 mod flows;
 mod kernel;
+mod node;
 mod round;
 mod rules;
 #[cfg(test)]
@@ -199,6 +200,8 @@ impl<D: Dataplane> Proxier<D> {
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.planner.problems(&self.input.snapshot);
         problems.extend(self.input.other_problems.values().flatten().cloned());
+        let node_name = &self.planner.config().node_name;
+        problems.extend(node::missing(node_name, &self.input.snapshot));
         problems.sort();
         problems
     }

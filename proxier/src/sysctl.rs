@@ -1,7 +1,23 @@
 //! The kernel settings that services need. A setting is written only if it differs.
 //!
 //! [`desired_settings`] is a pure function of the configuration, the kernel's version and the number
-//! of processors. [`Roots::apply`] writes the settings. The list is kube-proxy's.
+//! of processors. The list is kube-proxy's.
+//!
+//! Like kube-proxy, the daemon writes each setting once ([`Keeper`]). A later difference is reported
+//! once and stays: these settings belong to the whole node, and an administrator who changes one
+//! during an incident knows more than a flag. `net/ipv4/vs/*` are the exception and are restored at
+//! each resync. They belong to IPVS, which has their defaults again after each load of its module,
+//! and traffic of Services is wrong without them:
+//!
+//! | setting | without it |
+//! |---|---|
+//! | `conntrack` | packets of IPVS are not masqueraded: node ports and clients outside the cluster get no answer |
+//! | `conn_reuse_mode` (4.1 to 5.8) | a reused client port costs a second or reaches a removed endpoint |
+//! | `expire_nodest_conn` | packets to a removed endpoint vanish until the connection times out (TCP: 15 minutes) |
+//! | `expire_quiescent_template` | session affinity sends new connections to draining endpoints |
+//!
+//! Services need `ip_forward` too. It is not restored: all other traffic of pods needs it as well, so
+//! an administrator who clears it isolates the node on purpose.
 
 use std::fmt;
 use std::io;
@@ -49,6 +65,17 @@ pub struct Setting {
     pub file: File,
     /// Its desired value.
     pub value: DesiredValue,
+    /// What happens when another program changes it later.
+    pub upkeep: Upkeep,
+}
+
+/// What happens to a setting that another program changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Upkeep {
+    /// The change is reported and stays.
+    Once,
+    /// The change is undone.
+    Restored,
 }
 
 /// The file of a setting.
@@ -91,22 +118,36 @@ pub fn desired_settings(
 ) -> Vec<Setting> {
     use File::{Module, Sysctl};
     let mut settings = Vec::new();
-    let mut set = |file, value| settings.push(Setting { file, value });
     let exactly = DesiredValue::Exactly;
+    let mut restore = |file, value| {
+        settings.push(Setting {
+            file: Sysctl(file),
+            value: exactly(value),
+            upkeep: Upkeep::Restored,
+        });
+    };
 
     // IPVS leaves its packets untracked unless this is set, so none of them would be masqueraded.
-    set(Sysctl("net/ipv4/vs/conntrack"), exactly(1));
+    restore("net/ipv4/vs/conntrack", 1);
     // Before Linux 5.9 ("ipvs: allow connection reuse for unconfirmed conntrack"), a reused client
     // port costs a second of delay or reaches the wrong endpoint. Before 4.1 the setting does not
     // exist.
     if (KernelVersion(4, 1)..KernelVersion(5, 9)).contains(&kernel) {
-        set(Sysctl("net/ipv4/vs/conn_reuse_mode"), exactly(0));
+        restore("net/ipv4/vs/conn_reuse_mode", 0);
     }
     // A connection whose destination was removed expires at its next packet, so that the client's
     // retry gets another destination.
-    set(Sysctl("net/ipv4/vs/expire_nodest_conn"), exactly(1));
+    restore("net/ipv4/vs/expire_nodest_conn", 1);
     // Session affinity does not send new connections to a draining destination.
-    set(Sysctl("net/ipv4/vs/expire_quiescent_template"), exactly(1));
+    restore("net/ipv4/vs/expire_quiescent_template", 1);
+
+    let mut set = |file, value| {
+        settings.push(Setting {
+            file,
+            value,
+            upkeep: Upkeep::Once,
+        });
+    };
     set(Sysctl("net/ipv4/ip_forward"), exactly(1));
     if config.strict_arp {
         set(Sysctl("net/ipv4/conf/all/arp_ignore"), exactly(1));
@@ -176,8 +217,12 @@ impl Default for Roots {
 /// The result of applying settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The settings that were written, with their previous values, if readable.
+    /// The settings that were written for the first time, with their previous values, if readable.
     pub written: Vec<(Setting, Option<u64>)>,
+    /// The settings that were written again, with the values of another program, if readable.
+    pub restored: Vec<(Setting, Option<u64>)>,
+    /// The settings that another program changed since the last report, with their new values.
+    pub changed: Vec<(Setting, u64)>,
     /// The settings that could not be written.
     pub failed: Vec<FailedSetting>,
 }
@@ -206,29 +251,88 @@ impl Roots {
     ///
     /// A failure does not affect the other settings.
     pub fn apply(&self, settings: &[Setting]) -> Report {
-        let mut report = Report::default();
-        for &setting in settings {
-            let path = self.path(setting.file);
-            let found = read(&path);
-            if found.is_some_and(|found| setting.value.is_met_by(found)) {
-                continue;
-            }
-            match write(&path, setting.value.number()) {
-                Ok(()) => report.written.push((setting, found)),
-                Err(error) => report.failed.push(FailedSetting {
-                    setting,
-                    found,
-                    errno: Errno::from_io_error(&error),
-                }),
-            }
-        }
-        report
+        Keeper::new(self.clone(), settings.to_vec()).check()
     }
 
     fn path(&self, file: File) -> PathBuf {
         match file {
             File::Sysctl(name) => self.sysctl.join(name),
             File::Module(name) => self.module.join(name),
+        }
+    }
+}
+
+/// Writes settings once, restores some of them, and notices changes of the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeper {
+    roots: Roots,
+    settings: Vec<KeptSetting>,
+}
+
+#[derive(Clone, Debug)]
+struct KeptSetting {
+    setting: Setting,
+    /// Its last known value; `None` until it had the desired value once.
+    last: Option<u64>,
+}
+
+impl Keeper {
+    /// Returns a keeper that has written nothing yet.
+    pub(crate) fn new(roots: Roots, settings: Vec<Setting>) -> Self {
+        let kept = |setting| KeptSetting {
+            setting,
+            last: None,
+        };
+        Self {
+            roots,
+            settings: settings.into_iter().map(kept).collect(),
+        }
+    }
+
+    /// Reads all settings, writes those that are due, and returns the differences.
+    ///
+    /// A setting that cannot be written is tried again by each call: the kernel may lack it only
+    /// until a module is loaded.
+    pub(crate) fn check(&mut self) -> Report {
+        let mut report = Report::default();
+        for kept in &mut self.settings {
+            kept.check(&self.roots, &mut report);
+        }
+        report
+    }
+}
+
+impl KeptSetting {
+    fn check(&mut self, roots: &Roots, report: &mut Report) {
+        let setting = self.setting;
+        let path = roots.path(setting.file);
+        let found = read(&path);
+        let is_first = self.last.is_none();
+        let is_met = found.is_some_and(|found| setting.value.is_met_by(found));
+        if is_met || !(is_first || setting.upkeep == Upkeep::Restored) {
+            if let Some(found) = found {
+                let last = self.last.replace(found);
+                if !is_met && last != Some(found) {
+                    report.changed.push((setting, found));
+                }
+            }
+            return;
+        }
+        let value = setting.value.number();
+        match write(&path, value) {
+            Ok(()) => {
+                // The kernel may have rounded the value.
+                self.last = Some(read(&path).unwrap_or(value));
+                match is_first {
+                    true => report.written.push((setting, found)),
+                    false => report.restored.push((setting, found)),
+                }
+            }
+            Err(error) => report.failed.push(FailedSetting {
+                setting,
+                found,
+                errno: Errno::from_io_error(&error),
+            }),
         }
     }
 }
@@ -258,7 +362,8 @@ impl DesiredValue {
         }
     }
 
-    fn number(self) -> u64 {
+    /// Returns the number to write.
+    pub(crate) fn number(self) -> u64 {
         match self {
             Self::Exactly(value) | Self::AtLeast(value) => value,
         }
@@ -268,10 +373,16 @@ impl DesiredValue {
 /// The argument of `sysctl -w`, or a path with its value.
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.value.number();
-        match self.file {
-            File::Sysctl(path) => write!(f, "{}={value}", path.replace('/', ".")),
-            File::Module(path) => write!(f, "/sys/module/{path}={value}"),
+        write!(f, "{}={}", self.file, self.value.number())
+    }
+}
+
+/// The name of the sysctl, or a path.
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sysctl(path) => f.write_str(&path.replace('/', ".")),
+            Self::Module(path) => write!(f, "/sys/module/{path}"),
         }
     }
 }
@@ -398,6 +509,14 @@ mod tests {
         (directory, roots)
     }
 
+    fn once(file: File, value: DesiredValue) -> Setting {
+        Setting {
+            file,
+            value,
+            upkeep: Upkeep::Once,
+        }
+    }
+
     #[test]
     fn only_differences_are_written() {
         let (directory, roots) = sandbox();
@@ -406,19 +525,11 @@ mod tests {
         std::fs::write(at("net/ipv4/vs/conntrack"), "0\n").unwrap();
         std::fs::write(at("net/ipv4/ip_forward"), "1\n").unwrap();
         let settings = [
-            Setting {
-                file: File::Sysctl("net/ipv4/vs/conntrack"),
-                value: DesiredValue::Exactly(1),
-            },
-            Setting {
-                file: File::Sysctl("net/ipv4/ip_forward"),
-                value: DesiredValue::Exactly(1),
-            },
-            Setting {
-                file: File::Sysctl("net/ipv4/missing"),
-                value: DesiredValue::Exactly(1),
-            },
-        ];
+            "net/ipv4/vs/conntrack",
+            "net/ipv4/ip_forward",
+            "net/ipv4/missing",
+        ]
+        .map(|name| once(File::Sysctl(name), DesiredValue::Exactly(1)));
         let report = roots.apply(&settings);
         assert_eq!(report.written, [(settings[0], Some(0))]);
         assert_eq!(
@@ -434,14 +545,53 @@ mod tests {
         let (directory, roots) = sandbox();
         std::fs::create_dir(directory.path().join("module")).unwrap();
         let path = directory.path().join("module/size");
-        let setting = Setting {
-            file: File::Module("size"),
-            value: DesiredValue::AtLeast(100),
-        };
+        let setting = once(File::Module("size"), DesiredValue::AtLeast(100));
         std::fs::write(&path, "200").unwrap();
         assert_eq!(roots.apply(&[setting]), Report::default());
         std::fs::write(&path, "99").unwrap();
         assert_eq!(roots.apply(&[setting]).written, [(setting, Some(99))]);
+    }
+
+    #[test]
+    fn a_later_change_is_reported_once_and_stays() {
+        let (directory, roots) = sandbox();
+        let path = directory.path().join("max");
+        let setting = once(File::Sysctl("max"), DesiredValue::Exactly(131_072));
+        let mut keeper = Keeper::new(roots, vec![setting]);
+        // Until the kernel has the setting, each check tries to write it.
+        assert_eq!(keeper.check().failed.len(), 1);
+        std::fs::write(&path, "65536").unwrap();
+        assert_eq!(keeper.check().written, [(setting, Some(65_536))]);
+        assert_eq!(keeper.check(), Report::default());
+        for raised in [500_000, 1_000_000] {
+            std::fs::write(&path, raised.to_string()).unwrap();
+            assert_eq!(keeper.check().changed, [(setting, raised)]);
+            assert_eq!(keeper.check(), Report::default());
+            assert_eq!(read(&path), Some(raised));
+        }
+        std::fs::write(&path, "131072").unwrap();
+        assert_eq!(keeper.check(), Report::default());
+        std::fs::write(&path, "1000000").unwrap();
+        assert_eq!(keeper.check().changed, [(setting, 1_000_000)]);
+    }
+
+    #[test]
+    fn only_settings_of_ipvs_are_restored() {
+        let settings = desired_settings(&SysctlConfig::default(), KernelVersion(5, 4), 1);
+        let is_of_ipvs = |setting: &Setting| setting.to_string().starts_with("net.ipv4.vs.");
+        for setting in &settings {
+            let is_restored = setting.upkeep == Upkeep::Restored;
+            assert_eq!(is_restored, is_of_ipvs(setting), "{setting}");
+        }
+        let (directory, roots) = sandbox();
+        std::fs::create_dir_all(directory.path().join("net/ipv4/vs")).unwrap();
+        let path = directory.path().join("net/ipv4/vs/conntrack");
+        let mut keeper = Keeper::new(roots, settings[..1].to_vec());
+        std::fs::write(&path, "0").unwrap();
+        assert_eq!(keeper.check().written, [(settings[0], Some(0))]);
+        std::fs::write(&path, "0").unwrap();
+        assert_eq!(keeper.check().restored, [(settings[0], Some(0))]);
+        assert_eq!(read(&path), Some(1));
     }
 
     #[test]
@@ -453,8 +603,8 @@ mod tests {
             errno: Some(Errno::ROFS),
         });
         let report = Report {
-            written: Vec::new(),
             failed: failed.collect(),
+            ..Report::default()
         };
         let [line] = &report.warnings()[..] else {
             panic!("{:?}", report.warnings());

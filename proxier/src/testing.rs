@@ -1,6 +1,6 @@
 //! The items that integration tests and `bench` use.
 //!
-//! Not an interface: everything else of this crate is private to it, and these items change with it.
+//! Not a stable interface: all other items of this crate are private, and these change with them.
 
 pub mod clock {
     //! Time since boot.
@@ -8,7 +8,7 @@ pub mod clock {
 }
 
 pub mod api {
-    //! Objects on the wire.
+    //! Kubernetes objects as the API server sends them.
     pub use crate::api::{EndpointSlice, Node, NodeLabels, Service};
 }
 
@@ -18,12 +18,12 @@ pub mod conntrack {
 }
 
 pub mod daemon {
-    //! The loop of `run`.
+    //! The event loop of `run`.
     pub use crate::daemon::{Daemon, Message, Periods};
 }
 
 pub mod dataplane {
-    //! Kernels, real and in memory.
+    //! The kernel behind a trait.
     pub use crate::dataplane::{Dataplane, Failure, Outcome};
 
     pub mod fake {
@@ -38,8 +38,8 @@ pub mod dataplane {
 }
 
 pub mod diff {
-    //! Ops from differences.
-    pub use crate::diff::{Terms, diff, sort};
+    //! From desired and observed state to Ops.
+    pub use crate::diff::{DeletionRules, diff, sort};
 }
 
 pub mod filter {
@@ -48,12 +48,12 @@ pub mod filter {
 }
 
 pub mod frontend {
-    //! Protocol, address and port.
+    //! The key of a frontend.
     pub use crate::frontend::Frontend;
 }
 
 pub mod ledger {
-    //! What is owned and what drains.
+    //! The record of owned virtual servers and draining destinations.
     pub use crate::ledger::{Drains, LedgerFile};
 }
 
@@ -63,12 +63,12 @@ pub mod manifests {
 }
 
 pub mod model {
-    //! The cluster as the planner sees it.
+    //! Kubernetes objects as the planner uses them.
     pub use crate::model::*;
 }
 
 pub mod nftables {
-    //! nf_tables.
+    //! The client of nf_tables.
     pub use crate::nftables::{
         Client, Command, Element, ForwardReport, Forwarding, Key, Table, Tampering, Treatment,
         Value, Watch, transaction_length,
@@ -81,7 +81,7 @@ pub mod observed {
 }
 
 pub mod op {
-    //! Every change of the kernel.
+    //! The changes of the kernel.
     pub use crate::op::Op;
 }
 
@@ -94,12 +94,12 @@ pub mod plan {
 }
 
 pub mod problem {
-    //! Bad input.
+    //! Problems of the input.
     pub use crate::problem::Problem;
 }
 
 pub mod store {
-    //! The snapshot.
+    //! The snapshot of the API objects.
     pub use crate::store::{Event, Interner, Parsed, Snapshot, Touched, Update};
 }
 
@@ -114,7 +114,7 @@ pub mod sysctl {
 }
 
 pub mod watch {
-    //! The API server.
+    //! The client of the API server.
     pub use crate::watch::{
         FollowState, Message, Server, Status, Timeouts, Watch, WatchConfig, start,
     };

@@ -8,11 +8,11 @@
 //!
 //! A follower per kind lists the objects once and then watches them, over its own connection. A
 //! list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
-//! (KEP-3157), the list arrives over the watch; otherwise it is requested, in pages where the server
-//! reads it from etcd. All lists but those after an expired version need only the server's watch
-//! cache, so that all nodes can list at the same moment. Responses are split
-//! into objects as bytes arrive, and each object is parsed at once, so memory does not grow with the
-//! length of a response.
+//! (KEP-3157), the list arrives over the watch; otherwise it is requested. The server serves both
+//! from its watch cache, so all nodes can list at the same moment. Only if the server rejects the
+//! version of a list, the follower requests the newest state in pages, which old servers read from
+//! etcd. Responses are split into objects as bytes arrive, and each object is parsed at once, so
+//! memory does not grow with the length of a response.
 //!
 //! After the first list, a failure of the server removes no object: the follower retries with backoff
 //! and reports the failure in [`Watch::status`]. A watch resumes at its last resource version. The

@@ -1,6 +1,6 @@
-//! One suite, two kernels: the one in memory answers as the real one does.
+//! One suite for the in-memory kernel and for real kernels.
 //!
-//! This is what makes laws proved on the in-memory kernel worth anything.
+//! Tests on the in-memory kernel prove something only if it behaves as a real one.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,35 +15,36 @@ use proxier::testing::plan::{Desired, ServiceAddresses};
 use rustix::io::Errno;
 
 #[test]
-fn fake_kernel() {
+fn the_in_memory_kernel_conforms() {
     suite(&mut FakeKernel::default());
 }
 
 #[test]
-fn real_kernel_with_routes() {
+fn a_real_kernel_with_routes_conforms() {
     lab::test(|| suite(&mut Linux::open(ServiceAddresses::Routes).unwrap()));
 }
 
 #[test]
-fn real_kernel_with_dummy_device() {
+fn a_real_kernel_with_a_dummy_device_conforms() {
     lab::test(|| suite(&mut Linux::open(ServiceAddresses::Dummy).unwrap()));
 }
 
 fn suite(kernel: &mut dyn Dataplane) {
     for case in [
-        services,
-        destinations,
+        services_exist_once_until_they_are_deleted,
+        destinations_exist_once_until_they_are_deleted,
         weights_and_families_are_checked,
-        addresses,
+        addresses_exist_once_until_they_are_deleted,
         a_failing_op_does_not_stop_the_others,
-        observed_in_order,
-        unknown_scheduler,
+        observed_destinations_are_sorted,
+        an_unknown_scheduler_is_rejected,
     ] {
         case(kernel);
         clear(kernel);
     }
 }
 
+/// Deletes everything, for the next case.
 fn clear(kernel: &mut dyn Dataplane) {
     let observed = kernel.observe(&Desired::default()).unwrap();
     let mut ops: Vec<Op> = observed
@@ -85,14 +86,14 @@ fn errnos(outcomes: &[Outcome]) -> Vec<Option<Errno>> {
     outcomes.iter().map(errno).collect()
 }
 
-/// Applies one Op after the other and compares the error numbers.
+/// Applies the Ops one by one and compares the error numbers.
 fn check(kernel: &mut dyn Dataplane, steps: &[(Op, Option<Errno>)]) {
     for (op, expected) in steps {
         assert_eq!(errnos(&kernel.apply(&[*op])), [*expected], "{op}");
     }
 }
 
-fn services(kernel: &mut dyn Dataplane) {
+fn services_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
     let rr = service("10.96.0.1:80", "rr");
     let mut sticky = service("10.96.0.1:80", "wlc");
     sticky.flags = ipvs::ServiceFlags::PERSISTENT;
@@ -121,7 +122,7 @@ fn services(kernel: &mut dyn Dataplane) {
     );
 }
 
-fn destinations(kernel: &mut dyn Dataplane) {
+fn destinations_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
     let key = key("10.96.0.1:80");
     let one = destination("10.244.0.1:8080", 1);
     let heavy = destination("10.244.0.1:8080", 7);
@@ -179,7 +180,7 @@ fn weights_and_families_are_checked(kernel: &mut dyn Dataplane) {
     );
 }
 
-fn addresses(kernel: &mut dyn Dataplane) {
+fn addresses_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
     let v4: IpAddr = "10.96.0.1".parse().unwrap();
     let v6: IpAddr = "fd00::1".parse().unwrap();
     check(
@@ -229,8 +230,8 @@ fn a_failing_op_does_not_stop_the_others(kernel: &mut dyn Dataplane) {
     assert_eq!(errnos(&kernel.apply(&ops)), expected);
 }
 
-/// Whatever order the kernel keeps, what is observed is ordered by key.
-fn observed_in_order(kernel: &mut dyn Dataplane) {
+/// Kernels list destinations in their own order; observed ones are sorted by key.
+fn observed_destinations_are_sorted(kernel: &mut dyn Dataplane) {
     let key = key("10.96.0.1:80");
     kernel.apply(&[Op::AddService(service("10.96.0.1:80", "rr"))]);
     let ops: Vec<Op> = (1..=250)
@@ -246,7 +247,7 @@ fn observed_in_order(kernel: &mut dyn Dataplane) {
     assert_eq!(ports, (1..=250).collect::<Vec<u16>>());
 }
 
-fn unknown_scheduler(kernel: &mut dyn Dataplane) {
+fn an_unknown_scheduler_is_rejected(kernel: &mut dyn Dataplane) {
     let unknown = service("10.96.0.1:80", "nosuch");
     check(kernel, &[(Op::AddService(unknown), Some(Errno::NOENT))]);
 }

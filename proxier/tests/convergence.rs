@@ -1,4 +1,4 @@
-//! Laws of diff and apply, on the in-memory kernel.
+//! The laws of [`diff`] and of applying its Ops, on the in-memory kernel.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,14 +11,14 @@ use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
-use proxier::testing::diff::{self, Terms};
+use proxier::testing::diff::{self, DeletionRules};
 use proxier::testing::ledger::Drains;
 use proxier::testing::model::{ObjectName, ServicePortName};
 use proxier::testing::observed::Observed;
 use proxier::testing::op::Op;
 use proxier::testing::plan::{Desired, FrontendKind, VirtualServer};
 
-/// A small world, so that random states overlap.
+/// Returns keys with few addresses and ports, so that random states overlap.
 fn key() -> impl Strategy<Value = ipvs::ServiceKey> {
     let protocol = prop_oneof![Just(ipvs::Protocol::Tcp), Just(ipvs::Protocol::Udp)];
     let address = prop_oneof!["10\\.96\\.0\\.[1-3]", Just("fd00::1".to_owned())];
@@ -92,18 +92,19 @@ fn keys(desired: &Desired) -> BTreeSet<ipvs::ServiceKey> {
     desired.virtual_servers.keys().copied().collect()
 }
 
-/// The ordered changes that lead to `desired`, where `owned` is ours and nothing drains.
+/// Returns the ordered Ops that lead to `desired`. The virtual servers in `owned` are ours, and no
+/// destination drains.
 fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKey>) -> Vec<Op> {
-    let terms = Terms {
+    let rules = DeletionRules {
         is_ours: &|key| owned.contains(key),
         drains: &Drains::default(),
     };
-    let mut ops = diff::diff(desired, observed, &terms);
+    let mut ops = diff::diff(desired, observed, &rules);
     diff::sort(&mut ops, &BTreeSet::new());
     ops
 }
 
-/// A kernel that has been made what `desired` says.
+/// Returns a kernel that has exactly what `desired` asks for.
 fn programmed(desired: &Desired) -> FakeKernel {
     let mut kernel = FakeKernel::default();
     let ops = diff(desired, &Observed::default(), &BTreeSet::new());
@@ -111,7 +112,7 @@ fn programmed(desired: &Desired) -> FakeKernel {
     kernel
 }
 
-/// Whether the kernel's state is `desired` as far as our objects go.
+/// Returns whether the kernel has what `desired` asks for. Ignores foreign virtual servers.
 fn matches(desired: &Desired, state: &Observed) -> bool {
     desired.addresses == state.addresses
         && desired.virtual_servers.iter().all(|(key, wanted)| {
@@ -131,13 +132,13 @@ fn fault() -> impl Strategy<Value = Fault> {
 
 proptest! {
     #[test]
-    fn nothing_changes_when_nothing_differs(desired in desired()) {
+    fn equal_states_have_no_diff(desired in desired()) {
         let kernel = programmed(&desired);
         prop_assert_eq!(diff(&desired, &kernel.state, &keys(&desired)), vec![]);
     }
 
     #[test]
-    fn any_state_becomes_the_desired_one(
+    fn the_diff_leads_from_any_state_to_the_desired_one(
         before in desired(),
         foreign in btree_set(key(), 0..4),
         after in desired(),
@@ -147,14 +148,14 @@ proptest! {
         let ops = diff(&after, &kernel.state, &owned);
         prop_assert!(kernel.apply(&ops).iter().all(Result::is_ok));
         prop_assert!(matches(&after, &kernel.state));
-        // Nothing foreign went, nothing of ours that is unwanted stayed.
+        // Foreign virtual servers stay; stale ones of ours are deleted.
         let left: BTreeSet<_> = kernel.state.virtual_servers.keys().copied().collect();
         prop_assert_eq!(left, &keys(&after) | &(&keys(&before) & &foreign));
     }
 
     #[test]
-    fn kept_frontends_stay_reachable_after_every_prefix(before in desired(), after in desired()) {
-        let answers = |state: &Observed, key: &ipvs::ServiceKey| {
+    fn kept_frontends_are_served_after_every_op(before in desired(), after in desired()) {
+        let is_served = |state: &Observed, key: &ipvs::ServiceKey| {
             let server = state.virtual_servers.get(key);
             let mut destinations = server.into_iter().flat_map(|server| server.destinations.iter());
             destinations.any(|destination| destination.weight > 0)
@@ -164,23 +165,23 @@ proptest! {
         let end = programmed(&after).state;
         let kept: Vec<_> = (&keys(&before) & &keys(&after))
             .into_iter()
-            .filter(|key| answers(&kernel.state, key) && answers(&end, key))
+            .filter(|key| is_served(&kernel.state, key) && is_served(&end, key))
             .collect();
         for op in diff(&after, &kernel.state, &keys(&before)) {
             kernel.apply(&[op]);
             for key in &kept {
-                prop_assert!(answers(&kernel.state, key), "{key} after {op}");
+                prop_assert!(is_served(&kernel.state, key), "{key} after {op}");
             }
-            // Nor does a local address reach the node's own daemons for want of a virtual server.
+            // Without a virtual server, connections to a local address would reach the node's daemons.
             for local in kernel.state.addresses.keys() {
-                let served = kernel.state.virtual_servers.keys().any(|key| address(key) == *local);
-                prop_assert!(served, "{local} after {op}");
+                let has_virtual_server = kernel.state.virtual_servers.keys().any(|key| address(key) == *local);
+                prop_assert!(has_virtual_server, "{local} after {op}");
             }
         }
     }
 
     #[test]
-    fn failures_of_any_ops_are_made_good_by_the_next_rounds(
+    fn the_next_rounds_repeat_ops_that_failed(
         before in desired(),
         after in desired(),
         faults in btree_map(0..60_usize, fault(), 0..20),

@@ -16,8 +16,10 @@ use std::collections::BTreeSet;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::select;
 use proxier::testing::dataplane::fake::Fault;
 
+use kernel::Drift;
 use node::Node;
 use world::{Change, change};
 
@@ -38,8 +40,8 @@ enum Step {
     Fault(u8, Fault),
     /// The process is killed at the write after this number of others.
     Kill(u8),
-    /// Another program changes an object of ours: the kind of change, and the index of the object.
-    Drift(u8, u8),
+    /// Another program changes our state, at this index.
+    Drift(Drift, u8),
     /// Another program removes the ledger's file.
     RemoveLedger,
     /// Another program empties the ledger's file.
@@ -58,6 +60,34 @@ fn fault() -> impl Strategy<Value = Fault> {
     ]
 }
 
+fn drift() -> impl Strategy<Value = Drift> {
+    select(vec![
+        Drift::DeleteVirtualServers,
+        Drift::DeleteVirtualServer,
+        Drift::DeleteAddresses,
+        Drift::DeleteAddress,
+        Drift::DeleteDestination,
+        Drift::ChangeWeight,
+        Drift::DeleteRules,
+    ])
+}
+
+/// What interrupts the process before a round, or in it.
+#[derive(Clone, Copy, Debug)]
+enum Interruption {
+    None,
+    Restart,
+    Kill,
+}
+
+fn interruption() -> impl Strategy<Value = Interruption> {
+    prop_oneof![
+        4 => Just(Interruption::None),
+        1 => Just(Interruption::Restart),
+        1 => Just(Interruption::Kill),
+    ]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => change().prop_map(Step::Change),
@@ -69,7 +99,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..90_u8).prop_map(Step::Wait),
         2 => (0..6_u8, fault()).prop_map(|(after, fault)| Step::Fault(after, fault)),
         1 => (0..6_u8).prop_map(Step::Kill),
-        1 => (any::<u8>(), any::<u8>()).prop_map(|(kind, index)| Step::Drift(kind, index)),
+        1 => (drift(), any::<u8>()).prop_map(|(drift, index)| Step::Drift(drift, index)),
         1 => Just(Step::RemoveLedger),
         1 => Just(Step::EmptyLedger),
         1 => any::<u8>().prop_map(Step::Connect),
@@ -88,7 +118,7 @@ fn play(node: &mut Node, step: Step) {
         Step::Wait(seconds) => node.wait(seconds.into()),
         Step::Fault(after, fault) => node.kernel.fail_after(after.into(), fault),
         Step::Kill(after) => node.kernel.kill_after(after.into()),
-        Step::Drift(kind, index) => node.kernel.drift(kind, index.into()),
+        Step::Drift(drift, index) => node.kernel.drift(drift, index.into()),
         Step::RemoveLedger => node.lose_ledger(|file| _ = std::fs::remove_file(file)),
         Step::EmptyLedger => node.lose_ledger(|file| std::fs::write(file, "").unwrap()),
         Step::Connect(index) => node.kernel.set_connections(index.into(), 3),
@@ -142,15 +172,15 @@ proptest! {
     /// becomes local until after it is removed, also across a restart.
     #[test]
     fn no_service_address_is_local_without_its_rule(
-        rounds in vec((vec(change(), 1..6), 0..6_u8), 1..20),
+        rounds in vec((vec(change(), 1..6), interruption()), 1..20),
     ) {
         let mut node = Node::start();
-        for (changes, choice) in rounds {
+        for (changes, interruption) in rounds {
             changes.into_iter().for_each(|change| node.change(change));
-            match choice {
-                0 => node.restart(),
-                1 => node.kernel.kill_after(3),
-                _ => {}
+            match interruption {
+                Interruption::None => {}
+                Interruption::Restart => node.restart(),
+                Interruption::Kill => node.kernel.kill_after(3),
             }
             node.sync();
             node.kernel.clear_faults();

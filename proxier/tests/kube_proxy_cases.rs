@@ -1,11 +1,11 @@
-//! kube-proxy's own test cases, as far as planning decides them.
+//! The test cases of kube-proxy 1.36.2 that concern planning, and cases for annotations.
 //!
-//! `tests/kube_proxy_cases/*.txt` hold the cases, named by their place in the inventory of
-//! kube-proxy 1.36.2's tests, written anew in a notation of ours; where the Kubernetes documentation
-//! wins over kube-proxy's IPVS mode, a comment says so. Annotations, which kube-proxy does not know,
-//! have cases of ours. `scene.rs` says what the notation means.
-//! Every state is planned in three ways: by an incremental planner that lived through all changes,
-//! from scratch, and from scratch after the objects came in the opposite order.
+//! `tests/kube_proxy_cases/*.txt` has the cases, in the notation of `scene.rs`. Their names begin
+//! with their number in the inventory of kube-proxy's tests. If the Kubernetes documentation and
+//! kube-proxy's IPVS mode differ, the plan follows the documentation, and a comment says so.
+//!
+//! [`Scene::plan`] plans each state in three ways: incrementally, from scratch, and from scratch
+//! after the events in reverse order.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,26 +17,26 @@ mod scene;
 
 use scene::Scene;
 
-/// Plays the cases of a file and panics with all that came out differently.
+/// Plans the cases of a file. Panics with every difference from the expected plans.
 fn play(file: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kube_proxy_cases");
     let text = std::fs::read_to_string(folder.join(file)).unwrap();
     let mut differences = String::new();
     let mut scene = Scene::default();
     let mut name = "";
-    let mut checked = true;
+    let mut is_checked = true;
     let mut lines = text.lines().enumerate().peekable();
     while let Some((number, line)) = lines.next() {
         if line.trim().is_empty() || line.starts_with('#') {
             continue;
         }
         if let Some(next) = line.strip_prefix("case ") {
-            assert!(checked, "{name}: ends without an expectation");
+            assert!(is_checked, "{name}: ends without an expectation");
             (name, scene) = (next, Scene::default());
             continue;
         }
-        checked = line.starts_with(' ');
-        if !checked {
+        is_checked = line.starts_with(' ');
+        if !is_checked {
             scene.command(line);
             continue;
         }
@@ -50,12 +50,12 @@ fn play(file: &str) {
             let line = number + 1;
             writeln!(
                 differences,
-                "{file}:{line}: {name}: is planned\n    {planned}"
+                "{file}:{line}: {name}: the plan is\n    {planned}"
             )
             .unwrap();
         }
     }
-    assert!(checked, "{name}: ends without an expectation");
+    assert!(is_checked, "{name}: ends without an expectation");
     assert!(differences.is_empty(), "\n{differences}");
 }
 

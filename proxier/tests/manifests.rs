@@ -29,56 +29,6 @@ fn options() -> Options {
     }
 }
 
-/// A manifest of one object. It has only a name until the builder's methods add fields.
-struct Manifest {
-    kind: &'static str,
-    name: String,
-    labels: Vec<&'static str>,
-    spec: String,
-}
-
-impl Manifest {
-    fn new(kind: &'static str, name: &str) -> Self {
-        Self {
-            kind,
-            name: name.to_owned(),
-            labels: Vec::new(),
-            spec: String::new(),
-        }
-    }
-
-    fn service(name: &str) -> Self {
-        Self::new("Service", name)
-    }
-
-    /// Adds a label `key: value`.
-    fn label(mut self, label: &'static str) -> Self {
-        self.labels.push(label);
-        self
-    }
-
-    /// Sets the fields of `spec`, as the inside of a flow mapping.
-    fn spec(mut self, fields: &str) -> Self {
-        self.spec = fields.to_owned();
-        self
-    }
-
-    /// Returns the YAML document.
-    fn yaml(&self) -> String {
-        let Self {
-            kind,
-            name,
-            labels,
-            spec,
-        } = self;
-        let labels = labels.join(", ");
-        format!(
-            "---\napiVersion: v1\nkind: {kind}\n\
-             metadata: {{name: {name}, labels: {{{labels}}}}}\nspec: {{{spec}}}\n"
-        )
-    }
-}
-
 #[test]
 fn each_input_gives_its_golden_result() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manifests");

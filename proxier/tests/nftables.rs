@@ -69,6 +69,7 @@ fn lines(text: &str) -> Vec<String> {
     lines
 }
 
+/// Asserts that the lines are the same. Shows only the first difference.
 #[track_caller]
 fn assert_same(left: &[String], right: &[String]) {
     let differing = left.iter().zip(right).find(|(left, right)| left != right);

@@ -3,8 +3,6 @@
 //! The program has no way to make a thread panic on request, so the test runs itself as a child that
 //! does what `main` does first.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;

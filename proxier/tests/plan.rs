@@ -1,7 +1,6 @@
-//! The plan for the conformance cluster against what kube-proxy programmed for it.
+//! The program's `plan`: for the conformance cluster, compared with kube-proxy, and for small ones.
 //!
-//! `conformance/README.md` says where the data comes from and where the Kubernetes documentation
-//! wins over what was observed.
+//! `conformance/README.md` describes the data and the departures.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,14 +8,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::Value;
+use api_server::Manifest;
+use serde_json::{Value, json};
 
 #[path = "conformance/table.rs"]
 mod table;
 
 use table::conformance;
 
-/// The node's other addresses: a plan without a kernel knows those of the Node object only.
+/// Addresses of the node that its Node object lacks. A plan without a kernel does not know them.
 const OTHER_NODE_ADDRESSES: [&str; 4] = [
     "192.0.2.1",
     "203.0.113.1",
@@ -24,6 +24,7 @@ const OTHER_NODE_ADDRESSES: [&str; 4] = [
     "2001:db8:2::1",
 ];
 
+/// Returns the JSON output of `plan` against an empty kernel, and the exit code.
 fn plan(arguments: &[&str]) -> (Value, i32) {
     let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
         .args(["plan", "--against", "empty", "--output", "json"])
@@ -36,7 +37,7 @@ fn plan(arguments: &[&str]) -> (Value, i32) {
 }
 
 #[test]
-fn equals_kube_proxy_but_for_the_departures() {
+fn the_plan_equals_kube_proxys_table_except_for_the_departures() {
     let cluster = conformance("cluster.yaml");
     let (report, code) = plan(&[
         "--manifests",
@@ -51,17 +52,17 @@ fn equals_kube_proxy_but_for_the_departures() {
 
     let mut theirs = table::of_kube_proxy();
     theirs.retain(|frontend, _| {
-        let elsewhere = |address: &&str| {
+        let has_address = |address: &&str| {
             let v4 = frontend.contains(&format!(" {address}:"));
             v4 || frontend.contains(&format!("[{address}]"))
         };
-        !OTHER_NODE_ADDRESSES.iter().any(elsewhere)
+        !OTHER_NODE_ADDRESSES.iter().any(has_address)
     });
     table::compare(table::of_report(&report), theirs);
 }
 
 #[test]
-fn service_addresses_are_those_of_the_frontends_but_the_nodes_own() {
+fn service_addresses_are_the_frontends_addresses_except_the_nodes() {
     let (report, _) = plan(&[
         "--manifests",
         &conformance("cluster.yaml"),
@@ -85,7 +86,7 @@ fn service_addresses_are_those_of_the_frontends_but_the_nodes_own() {
 }
 
 #[test]
-fn the_same_plan_whatever_the_order_of_the_files() {
+fn the_order_of_files_and_documents_does_not_change_the_plan() {
     let text = std::fs::read_to_string(conformance("cluster.yaml")).unwrap();
     let mut documents: Vec<&str> = text.split("\n---\n").collect();
     documents.reverse();
@@ -102,7 +103,7 @@ fn the_same_plan_whatever_the_order_of_the_files() {
 }
 
 #[test]
-fn a_service_alone_is_planned_without_complaint() {
+fn a_service_without_a_cluster_ip_gets_one_from_the_service_cidr() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("service.yaml");
     let service = "apiVersion: v1\nkind: Service\nmetadata:\n  name: my-service\nspec:\n  \
@@ -120,13 +121,13 @@ fn a_service_alone_is_planned_without_complaint() {
     assert_eq!(report["virtualServers"].as_array().unwrap().len(), 1);
     assert_eq!(plan(&arguments).0, report);
 
-    // Without a range to take it from, an address is missed, and nothing is planned.
+    // Without a service CIDR, the Service has no address and no frontend.
     let (report, code) = plan(&arguments[..2]);
     let lengths = ["virtualServers", "problems"].map(|part| report[part].as_array().unwrap().len());
     assert_eq!(
         (code, lengths),
         (2, [0, 1]),
-        "packet rules are set all the same"
+        "exit code 2 because packet rules are missing"
     );
     assert_eq!(
         report["problems"][0]["object"],
@@ -135,7 +136,7 @@ fn a_service_alone_is_planned_without_complaint() {
 }
 
 #[test]
-fn packet_rules_are_printed_as_nft_reads_them() {
+fn packet_rules_are_printed_in_the_syntax_of_nft() {
     let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
         .args(["plan", "--against", "empty", "--output", "nft"])
         .args(["--node-name", "node-a", "--cluster-cidr", "10.244.0.0/16"])
@@ -151,7 +152,7 @@ fn packet_rules_are_printed_as_nft_reads_them() {
 }
 
 #[test]
-fn a_missing_file_is_one_line_and_exit_code_1() {
+fn a_missing_file_gives_one_line_and_exit_code_1() {
     let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
         .args(["plan", "--against", "empty", "--manifests", "/no/such/file"])
         .output()
@@ -163,23 +164,23 @@ fn a_missing_file_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn the_example_of_the_readme_is_planned_as_it_says() {
+fn the_example_of_the_readme_has_the_scheduler_and_weights_it_asks_for() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let text = std::fs::read_to_string(readme).unwrap();
     let (_, section) = text.split_once("## Annotations").unwrap();
     let (_, example) = section.split_once("```yaml\n").unwrap();
     let (example, _) = example.split_once("```").unwrap();
-    let slice = "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: db-1\n  \
-                 labels:\n    kubernetes.io/service-name: db\naddressType: IPv4\nports:\n  - port: 5432\n\
-                 endpoints:\n  - addresses: [10.244.1.2]\n    zone: eu-1a\n  - addresses: \
-                 [10.244.1.3]\n    zone: eu-1b\n  - addresses: [10.244.1.4]\n    nodeName: old-7\n    \
-                 zone: eu-1b\n";
+    let endpoints = Manifest::slice_of("db")
+        .port("", "TCP", 5432)
+        .endpoint_with("10.244.1.2", json!({"zone": "eu-1a"}))
+        .endpoint_with("10.244.1.3", json!({"zone": "eu-1b"}))
+        .endpoint_with("10.244.1.4", json!({"zone": "eu-1b", "nodeName": "old-7"}));
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("db.yaml");
-    // A node in a zone without endpoints: the last key, which is all, leaves some.
-    let node = "---\napiVersion: v1\nkind: Node\nmetadata:\n  name: here\n  labels:\n    \
-                topology.kubernetes.io/zone: eu-1c\n";
-    std::fs::write(&file, format!("{example}{slice}{node}")).unwrap();
+    // No endpoint is in the zone of this node, so the last topology key `*` selects all.
+    let node = Manifest::node("here").label("topology.kubernetes.io/zone", "eu-1c");
+    let rest = Manifest::documents([&endpoints, &node]);
+    std::fs::write(&file, format!("{example}{rest}")).unwrap();
     let (report, _) = plan(&["--manifests", file.to_str().unwrap(), "--node-name", "here"]);
     assert_eq!(report["problems"], Value::Array(vec![]));
     let server = &report["virtualServers"][0];
@@ -191,23 +192,23 @@ fn the_example_of_the_readme_is_planned_as_it_says() {
 
 #[test]
 fn regions_come_from_the_nodes_among_the_manifests() {
-    let node = |name: &str, region: &str| {
-        format!(
-            "---\napiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n  labels:\n    \
-             topology.kubernetes.io/region: {region}\n"
-        )
-    };
-    let service = "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: db\n  annotations:\n    \
-                   ipvs-proxier.io/topology-keys: topology.kubernetes.io/region\nspec:\n  clusterIP: \
-                   10.96.0.90\n  ports:\n    - port: 5432\n";
-    let slice = "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: db-1\n  \
-                 labels:\n    kubernetes.io/service-name: db\naddressType: IPv4\nports:\n  - port: 5432\n\
-                 endpoints:\n  - addresses: [10.244.1.2]\n    nodeName: near\n  - addresses: \
-                 [10.244.1.3]\n    nodeName: far\n";
+    let region = "topology.kubernetes.io/region";
+    let node = |name, value| Manifest::node(name).label(region, value);
+    let cluster = [
+        Manifest::service("db")
+            .annotation("ipvs-proxier.io/topology-keys", region)
+            .cluster_ip("10.96.0.90")
+            .port("", "TCP", 5432),
+        Manifest::slice_of("db")
+            .port("", "TCP", 5432)
+            .endpoint_with("10.244.1.2", json!({"nodeName": "near"}))
+            .endpoint_with("10.244.1.3", json!({"nodeName": "far"})),
+    ];
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("db.yaml");
-    let served = |nodes: &[String]| {
-        std::fs::write(&file, format!("{service}{slice}{}", nodes.concat())).unwrap();
+    let served = |nodes: &[Manifest]| {
+        let text = Manifest::documents(cluster.iter().chain(nodes));
+        std::fs::write(&file, text).unwrap();
         let (report, _) = plan(&["--manifests", file.to_str().unwrap(), "--node-name", "here"]);
         let destinations = report["virtualServers"][0]["destinations"]
             .as_array()
@@ -220,6 +221,7 @@ fn regions_come_from_the_nodes_among_the_manifests() {
     };
     let nodes = [node("here", "r"), node("near", "r"), node("far", "s")];
     assert_eq!(served(&nodes), ("\"10.244.1.2\"".to_owned(), 0));
-    // Without nodes nobody knows what is near, and that is said.
-    assert_eq!(served(&[]), ("\"10.244.1.2\" \"10.244.1.3\"".to_owned(), 1));
+    // Without Nodes the regions are unknown: all endpoints serve. The Service and the node each have a
+    // Problem.
+    assert_eq!(served(&[]), ("\"10.244.1.2\" \"10.244.1.3\"".to_owned(), 2));
 }

@@ -1,4 +1,4 @@
-//! What holds for the plan of every cluster, however it came to be what it is.
+//! Laws that hold for the plan of every cluster after every history.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ mod scene;
 
 use scene::{HERE, Scene};
 
-/// How many objects of each kind there are at most: few, so that they meet.
+/// The largest number of objects of each kind; small, so that objects conflict.
 const NAMES: u8 = 4;
 const NODES: [&str; 3] = [HERE, "n1", "n2"];
 
@@ -35,7 +35,7 @@ fn some(words: &'static [&'static str], most: usize) -> impl Strategy<Value = St
     subsequence(words.to_vec(), 0..=most).prop_map(|words| words.join(" "))
 }
 
-/// A command that makes Service `number` what it says.
+/// Returns commands that create or replace Service `number`.
 fn service(number: u8) -> impl Strategy<Value = String> {
     let addresses = word(&[
         "10.96.0.1",
@@ -98,7 +98,7 @@ fn endpoint(is_v6: bool) -> impl Strategy<Value = String> {
         ",to-zone=a,to-node=n1",
     ]);
     (0..5_u8, zone, hints, state).prop_map(move |(last, zone, hints, state)| {
-        // An address is on one node, whatever else slices disagree about.
+        // Slices may disagree about the state of an endpoint, but not about its node.
         let node = ["@here", "@n1", "@n2", "@here", "@n3"][usize::from(last)];
         let network = if is_v6 { "fd00:1::" } else { "10.0.0." };
         format!("{network}{last}({node}{zone}{hints}{state})")
@@ -121,7 +121,7 @@ fn slice(number: u8) -> impl Strategy<Value = String> {
     })
 }
 
-/// A command that makes a node what it says: our own, or one of two others.
+/// Returns commands that create or replace a node: our own, or another one.
 fn node(name: &'static str) -> impl Strategy<Value = String> {
     let words: &[&str] = match name {
         HERE => &[
@@ -134,8 +134,8 @@ fn node(name: &'static str) -> impl Strategy<Value = String> {
     word(words).prop_map(move |words| format!("node {name} {words}"))
 }
 
-/// What may have happened before.
-fn past() -> impl Strategy<Value = String> {
+/// Returns commands of a history.
+fn past_command() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => (0..NAMES).prop_flat_map(service),
         4 => (0..NAMES).prop_flat_map(slice),
@@ -145,8 +145,8 @@ fn past() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A command for each object that can exist: what it is in the end.
-fn present() -> impl Strategy<Value = Vec<String>> {
+/// Returns one command for each possible object, which creates, replaces or deletes it.
+fn final_commands() -> impl Strategy<Value = Vec<String>> {
     let service = |number| {
         option::weighted(0.8, service(number))
             .prop_map(move |text| text.unwrap_or_else(|| format!("delete service ns/s{number}")))
@@ -166,78 +166,79 @@ fn present() -> impl Strategy<Value = Vec<String>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
 
-    /// [`Scene::plan`] compares with a plan from scratch, and what is said to have changed with what
-    /// did.
+    /// [`Scene::plan`] also compares the incremental plan with one from scratch, and the reported
+    /// changes with the actual ones.
     #[test]
-    fn the_past_does_not_matter(
-        past in vec((past(), any::<bool>()), 0..30),
-        (present, shuffled) in present()
-            .prop_flat_map(|present| (Just(present.clone()), Just(present).prop_shuffle())),
-        looks in vec(any::<bool>(), 11),
+    fn the_plan_depends_only_on_the_final_objects(
+        past in vec((past_command(), any::<bool>()), 0..30),
+        (commands, shuffled) in final_commands()
+            .prop_flat_map(|commands| (Just(commands.clone()), Just(commands).prop_shuffle())),
+        plans in vec(any::<bool>(), 11),
     ) {
         let mut old = Scene::default();
-        let shuffled = shuffled.into_iter().zip(looks);
-        for (command, look) in past.into_iter().chain(shuffled) {
+        let shuffled = shuffled.into_iter().zip(plans);
+        for (command, is_planned) in past.into_iter().chain(shuffled) {
             old.command(&command);
-            if look {
+            if is_planned {
                 old.plan();
             }
         }
         let mut new = Scene::default();
-        present.iter().for_each(|command| new.command(command));
+        commands.iter().for_each(|command| new.command(command));
         prop_assert_eq!(old.plan(), new.plan());
     }
 
     #[test]
-    fn endpoints_serve_what_they_are_for(commands in present()) {
+    fn destinations_are_endpoints_that_policy_and_state_permit(commands in final_commands()) {
         let mut scene = Scene::default();
         commands.iter().for_each(|command| scene.command(command));
         scene.plan();
         let desired = scene.planner.as_ref().unwrap().desired();
         for server in desired.virtual_servers.values() {
-            check(server, &scene.snapshot);
+            assert_destinations(server, &scene.snapshot);
         }
     }
 }
 
-/// What happens to the object at an index, modulo their number.
+/// A change of the object at an index, modulo their number.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Change {
     DeleteService(usize),
-    /// It loses its first port and takes the addresses of the next Service.
-    SpoilService(usize),
+    /// The Service keeps only its first port and takes the addresses of the next Service.
+    AlterService(usize),
     RestoreService(usize),
     DeleteSlice(usize),
-    /// Its last endpoint goes, the others become unready.
-    SpoilSlice(usize),
-    /// It is said to belong to the Service of the next slice.
+    /// The last endpoint is removed, the others become unready.
+    AlterSlice(usize),
+    /// The slice changes to the Service of the next slice.
     MoveSlice(usize),
     RestoreSlice(usize),
-    Forget,
-    /// Only so many Services can be read, from the index on.
+    /// A relist has no Services.
+    RelistWithoutServices,
+    /// A relist has only this many readable Services, from the index on.
     MergeServices(usize, usize),
-    /// Only so many slices can be read, from the index on.
+    /// A relist has only this many readable slices, from the index on.
     MergeSlices(usize, usize),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
-    use Happening::*;
-    let at = || 0..1_000_usize;
+fn change() -> impl Strategy<Value = Change> {
+    use Change::*;
+    let index = || 0..1_000_usize;
     prop_oneof![
-        2 => at().prop_map(DeleteService),
-        2 => at().prop_map(SpoilService),
-        2 => at().prop_map(RestoreService),
-        2 => at().prop_map(DeleteSlice),
-        2 => at().prop_map(SpoilSlice),
-        2 => at().prop_map(MoveSlice),
-        2 => at().prop_map(RestoreSlice),
-        1 => Just(Forget),
-        1 => (at(), 0..40_usize).prop_map(|(at, count)| MergeServices(at, count)),
-        1 => (at(), 0..40_usize).prop_map(|(at, count)| MergeSlices(at, count)),
+        2 => index().prop_map(DeleteService),
+        2 => index().prop_map(AlterService),
+        2 => index().prop_map(RestoreService),
+        2 => index().prop_map(DeleteSlice),
+        2 => index().prop_map(AlterSlice),
+        2 => index().prop_map(MoveSlice),
+        2 => index().prop_map(RestoreSlice),
+        1 => Just(RelistWithoutServices),
+        1 => (index(), 0..40_usize).prop_map(|(at, count)| MergeServices(at, count)),
+        1 => (index(), 0..40_usize).prop_map(|(at, count)| MergeSlices(at, count)),
     ]
 }
 
-/// The conformance cluster, of which `tests/plan.rs` says that its plan is kube-proxy's.
+/// The conformance cluster. `tests/plan.rs` compares its plan with kube-proxy's table.
 struct Conformance {
     services: Vec<Parsed<Service>>,
     slices: Vec<Parsed<EndpointSlice>>,
@@ -273,49 +274,47 @@ impl Conformance {
         }
     }
 
-    fn event(&self, happening: &Happening) -> Event {
+    fn event(&self, change: &Change) -> Event {
         let service = |at: usize| &self.services[at % self.services.len()];
         let slice = |at: usize| &self.slices[at % self.slices.len()];
-        match *happening {
-            Happening::DeleteService(at) => {
-                Event::Services(Update::Delete(service(at).name.clone()))
-            }
-            Happening::RestoreService(at) => Event::Services(Update::Apply(service(at).clone())),
-            Happening::SpoilService(at) => {
-                let mut spoilt = service(at).clone();
-                if let (Some(object), Some(next)) = (&mut spoilt.object, &service(at + 1).object) {
+        match *change {
+            Change::DeleteService(at) => Event::Services(Update::Delete(service(at).name.clone())),
+            Change::RestoreService(at) => Event::Services(Update::Apply(service(at).clone())),
+            Change::AlterService(at) => {
+                let mut altered = service(at).clone();
+                if let (Some(object), Some(next)) = (&mut altered.object, &service(at + 1).object) {
                     object.ports.truncate(1);
                     object.cluster_ips.clone_from(&next.cluster_ips);
                     object.external_ips.clone_from(&next.external_ips);
                 }
-                Event::Services(Update::Apply(spoilt))
+                Event::Services(Update::Apply(altered))
             }
-            Happening::DeleteSlice(at) => {
+            Change::DeleteSlice(at) => {
                 Event::EndpointSlices(Update::Delete(slice(at).name.clone()))
             }
-            Happening::RestoreSlice(at) => Event::EndpointSlices(Update::Apply(slice(at).clone())),
-            Happening::SpoilSlice(at) => {
-                let mut spoilt = slice(at).clone();
-                if let Some(object) = &mut spoilt.object {
+            Change::RestoreSlice(at) => Event::EndpointSlices(Update::Apply(slice(at).clone())),
+            Change::AlterSlice(at) => {
+                let mut altered = slice(at).clone();
+                if let Some(object) = &mut altered.object {
                     object.endpoints.pop();
                     for endpoint in &mut object.endpoints {
                         endpoint.is_ready = false;
                     }
                 }
-                Event::EndpointSlices(Update::Apply(spoilt))
+                Event::EndpointSlices(Update::Apply(altered))
             }
-            Happening::MoveSlice(at) => {
+            Change::MoveSlice(at) => {
                 let mut moved = slice(at).clone();
                 if let (Some(object), Some(next)) = (&mut moved.object, &slice(at + 1).object) {
                     object.service = next.service.clone();
                 }
                 Event::EndpointSlices(Update::Apply(moved))
             }
-            Happening::Forget => Event::Services(Update::Reset(Vec::new())),
-            Happening::MergeServices(at, count) => {
+            Change::RelistWithoutServices => Event::Services(Update::Reset(Vec::new())),
+            Change::MergeServices(at, count) => {
                 Event::Services(Update::Merge(part(&self.services, at, count)))
             }
-            Happening::MergeSlices(at, count) => {
+            Change::MergeSlices(at, count) => {
                 Event::EndpointSlices(Update::Merge(part(&self.slices, at, count)))
             }
         }
@@ -332,8 +331,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_conformance_cluster_is_planned_the_same_whatever_happened(
-        happenings in vec((happening(), any::<bool>()), 0..60),
+    fn after_any_history_the_conformance_cluster_has_the_same_plan(
+        changes in vec((change(), any::<bool>()), 0..60),
         is_relisted in any::<bool>(),
     ) {
         let cluster = &*CONFORMANCE;
@@ -347,9 +346,9 @@ proptest! {
             ..scene::config()
         });
         let mut touched = Touched::none();
-        for (happening, look) in &happenings {
-            snapshot.apply(cluster.event(happening), &mut touched);
-            if *look {
+        for (change, is_planned) in &changes {
+            snapshot.apply(cluster.event(change), &mut touched);
+            if *is_planned {
                 planner.update(&snapshot, &machine, std::mem::replace(&mut touched, Touched::none()));
             }
         }
@@ -361,36 +360,38 @@ proptest! {
             snapshot.apply(Event::Services(all), &mut touched);
         } else {
             for at in 0..cluster.services.len().max(cluster.slices.len()) {
-                snapshot.apply(cluster.event(&Happening::RestoreSlice(at)), &mut touched);
-                snapshot.apply(cluster.event(&Happening::RestoreService(at)), &mut touched);
+                snapshot.apply(cluster.event(&Change::RestoreSlice(at)), &mut touched);
+                snapshot.apply(cluster.event(&Change::RestoreService(at)), &mut touched);
             }
         }
         planner.update(&snapshot, &machine, touched);
 
-        let mut straight = Snapshot::default();
+        let mut fresh = Snapshot::default();
         for event in [
             Event::Node(cluster.node.clone()),
             Event::Services(Update::Reset(cluster.services.clone())),
             Event::EndpointSlices(Update::Reset(cluster.slices.clone())),
         ] {
-            straight.apply(event, &mut Touched::none());
+            fresh.apply(event, &mut Touched::none());
         }
         if is_relisted {
-            prop_assert_eq!(&snapshot, &straight);
+            prop_assert_eq!(&snapshot, &fresh);
         }
-        let wanted = desired(&straight, &machine, planner.config());
-        prop_assert_eq!((planner.desired().clone(), planner.problems(&snapshot)), wanted);
+        let from_scratch = desired(&fresh, &machine, planner.config());
+        prop_assert_eq!((planner.desired().clone(), planner.problems(&snapshot)), from_scratch);
     }
 }
 
-fn check(server: &VirtualServer, snapshot: &Snapshot) {
+/// Asserts that the destinations are the endpoints that the traffic policy, the endpoints' states and
+/// the annotations of the Service permit.
+fn assert_destinations(server: &VirtualServer, snapshot: &Snapshot) {
     let service = snapshot.service(&server.owner.service).unwrap();
     let policy = match server.kind {
         FrontendKind::ClusterIp => service.internal_policy,
         FrontendKind::Inside => TrafficPolicy::Cluster,
         _ => service.external_policy,
     };
-    let (keys, weights) = match &service.annotations {
+    let (has_topology_keys, has_weights) = match &service.annotations {
         Some(annotations) => (
             annotations.topology_keys.is_some(),
             annotations.weights.is_some(),
@@ -411,24 +412,24 @@ fn check(server: &VirtualServer, snapshot: &Snapshot) {
         "{server:?}"
     );
     assert!(
-        weights
+        has_weights
             || server
                 .destinations
                 .iter()
                 .all(|destination| destination.weight == 1)
     );
 
-    let allowed = |endpoint: &Endpoint| match policy {
+    let is_permitted = |endpoint: &Endpoint| match policy {
         TrafficPolicy::Cluster => true,
         TrafficPolicy::Local => endpoint.location.node.as_deref() == Some(HERE),
     };
     let is_ready = |endpoint: &Endpoint| endpoint.is_ready;
     let is_last_resort = |endpoint: &Endpoint| endpoint.is_serving && endpoint.is_terminating;
     let of = |test: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<SocketAddr> {
-        let fit = listening
+        let selected = listening
             .iter()
-            .filter(|(_, endpoint)| allowed(endpoint) && test(endpoint));
-        fit.map(|&(address, _)| address).collect()
+            .filter(|(_, endpoint)| is_permitted(endpoint) && test(endpoint));
+        selected.map(|&(address, _)| address).collect()
     };
     let (ready, last_resort) = (of(&is_ready), of(&is_last_resort));
     let candidates = if ready.is_empty() {
@@ -436,8 +437,8 @@ fn check(server: &VirtualServer, snapshot: &Snapshot) {
     } else {
         &ready
     };
-    match keys {
-        // Nothing may be near enough; then those that are terminating and near are asked.
+    match has_topology_keys {
+        // If no ready endpoint matches a key, terminating ones that match serve.
         true => assert!(
             destinations.is_subset(&(&ready | &last_resort)),
             "{server:?}"
@@ -447,15 +448,15 @@ fn check(server: &VirtualServer, snapshot: &Snapshot) {
             assert_eq!(destinations.is_empty(), candidates.is_empty(), "{server:?}");
         }
     }
-    if policy == TrafficPolicy::Local && !keys {
+    if policy == TrafficPolicy::Local && !has_topology_keys {
         assert_eq!(
             &destinations, candidates,
-            "hints are for traffic that leaves the node"
+            "hints do not apply to a local policy"
         );
     }
 }
 
-/// The endpoints that listen for the port of `owner`, in any state.
+/// Returns the endpoints of the port of `owner`, in any state, with their addresses.
 fn listening<'a>(
     owner: &ServicePortName,
     server: &VirtualServer,

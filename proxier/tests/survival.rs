@@ -1,5 +1,6 @@
-//! What open connections, foreign objects and the kernel's table live through: the program follows
-//! an API server and programs a real kernel; traffic flows.
+//! Open connections, foreign objects and the kernel's table survive restarts, kills, outages and changes.
+//!
+//! The daemon follows an API server and programs a real kernel.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,6 +23,7 @@ mod repair;
 
 use std::time::Duration;
 
+use api_server::Key;
 use ipvs_netlink as ipvs;
 use lab::net::{Answer, Cluster, Connection};
 use serde_json::json;
@@ -29,15 +31,20 @@ use serde_json::json;
 use daemon::{Daemon, virtual_server, web, web_key};
 use dice::Dice;
 
-/// Node-a's pods and one of node-b's.
+/// Pods of node-a, as [`Daemon::endpoints`] names them.
 const POD1: (u8, u8) = (1, 2);
 const POD2: (u8, u8) = (1, 3);
 const POD3: (u8, u8) = (1, 4);
 
-/// Open connections from pod3 to Service web, each of which has to go on with the pod it began with.
+/// Pods of node-b.
+const POD_B1: (u8, u8) = (2, 2);
+const POD_B2: (u8, u8) = (2, 3);
+
+/// Open connections from pod3 to Service web, each with the Pod that answers on it.
 struct Connections(Vec<(Connection, String)>);
 
 impl Connections {
+    /// Opens four connections.
     fn open(cluster: &Cluster) -> Self {
         let open = |_| {
             let connection = cluster.pod3.connect("10.96.1.1:80").unwrap();
@@ -47,8 +54,9 @@ impl Connections {
         Self((0..4).map(open).collect())
     }
 
+    /// Asserts that each connection is still answered by the same Pod.
     #[track_caller]
-    fn live(&mut self, after: &str) {
+    fn assert_alive(&mut self, after: &str) {
         for (connection, pod) in &mut self.0 {
             let answer = connection.ask();
             let is_alive = matches!(&answer, Answer::Reply { backend, .. } if backend == pod);
@@ -57,14 +65,14 @@ impl Connections {
     }
 }
 
-/// The daemon serves pod1 and pod2; connections to both are open.
+/// Starts a daemon that serves pod1 and pod2, and opens connections to both.
 fn serving(flags: &[&str]) -> (Cluster, Daemon, Connections) {
     let cluster = Cluster::conformance();
     let mut daemon = Daemon::new(flags);
     daemon.endpoints(&[POD1, POD2]);
     daemon.start();
     daemon.await_endpoints(&[POD1, POD2]);
-    // The address becomes local after the virtual server is there.
+    // The address becomes local after the virtual server is added.
     daemon.eventually("the Service answers", || {
         cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some()
     });
@@ -74,6 +82,7 @@ fn serving(flags: &[&str]) -> (Cluster, Daemon, Connections) {
     (cluster, daemon, connections)
 }
 
+/// Flags with which the daemon programs the kernel after each change without delay.
 const AT_ONCE: [&str; 2] = ["--ipvs-min-sync-period", "0"];
 
 #[test]
@@ -81,26 +90,26 @@ fn connections_survive_restarts() {
     lab::test(|| {
         let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
         daemon.terminate();
-        connections.live("the end of the daemon");
+        connections.assert_alive("the end of the daemon");
         daemon.start();
         daemon.eventually("the second start", || daemon.log().contains("stopped"));
         daemon.endpoints(&[POD1, POD2, POD3]);
         daemon.await_endpoints(&[POD1, POD2, POD3]);
-        connections.live("a restart");
+        connections.assert_alive("a restart");
 
-        // What left while nobody was there drains like everything else.
+        // An endpoint that is removed while no daemon runs drains as well.
         daemon.kill();
         daemon.endpoints(&[POD2, POD3]);
         daemon.start();
         daemon.await_endpoints(&[POD2, POD3]);
-        connections.live("an endpoint's end while the daemon was dead");
+        connections.assert_alive("the removal of an endpoint while the daemon was dead");
 
-        // It drains on over a restart.
+        // It still drains after another restart.
         daemon.kill();
         daemon.start();
         daemon.endpoints(&[POD2]);
         daemon.await_endpoints(&[POD2]);
-        connections.live("the next daemon's start");
+        connections.assert_alive("the next daemon's start");
     });
 }
 
@@ -114,10 +123,10 @@ fn connections_survive_flapping_scaling_and_edits() {
             daemon.endpoints(&[POD1, POD2]);
             daemon.await_endpoints(&[POD1, POD2]);
         }
-        connections.live("flapping 20 times");
-        daemon.endpoints(&[POD1, POD2, POD3, (2, 2), (2, 3)]);
-        daemon.await_endpoints(&[POD1, POD2, POD3, (2, 2), (2, 3)]);
-        connections.live("scaling out");
+        connections.assert_alive("flapping 20 times");
+        daemon.endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
+        daemon.await_endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
+        connections.assert_alive("scaling out");
         for number in 0..5 {
             daemon
                 .api
@@ -125,7 +134,46 @@ fn connections_survive_flapping_scaling_and_edits() {
         }
         daemon.endpoints(&[POD1, POD2]);
         daemon.await_endpoints(&[POD1, POD2]);
-        connections.live("edits of labels");
+        connections.assert_alive("edits of labels");
+    });
+}
+
+/// Under policy Local, clients inside the cluster use remote endpoints too, through a virtual server
+/// of a firewall mark. It must not depend on which endpoints there are.
+#[test]
+fn connections_inside_survive_the_end_of_the_last_remote_endpoint() {
+    lab::test(|| {
+        let flags = [&AT_ONCE[..], &["--cluster-cidr", "10.244.0.0/16"]].concat();
+        let (cluster, daemon, _) = serving(&flags);
+        let mut web = web(&json!({}));
+        web["spec"]["type"] = json!("LoadBalancer");
+        web["spec"]["externalTrafficPolicy"] = json!("Local");
+        web["status"] = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}});
+        daemon.api.apply(web);
+        daemon.endpoints(&[POD1, (2, 2)]);
+        daemon.await_endpoints(&[POD1, (2, 2)]);
+        let mut open = Vec::new();
+        daemon.eventually("connections to both endpoints", || {
+            open = (0..4)
+                .filter_map(|_| {
+                    let connection = cluster.pod3.connect("198.51.100.1:80").ok()?;
+                    let pod = connection.greeting().backend()?.to_owned();
+                    Some((connection, pod))
+                })
+                .collect();
+            let has = |name| open.iter().any(|(_, pod): &(_, String)| pod == name);
+            has("pod1") && has("podB1")
+        });
+        let mut connections = Connections(open);
+        daemon.endpoints(&[POD1]);
+        daemon.await_endpoints(&[POD1]);
+        connections.assert_alive("the end of the last remote endpoint");
+        daemon.endpoints(&[POD1, (2, 2)]);
+        daemon.await_endpoints(&[POD1, (2, 2)]);
+        connections.assert_alive("its return");
+        daemon.endpoints(&[(2, 2)]);
+        daemon.await_endpoints(&[(2, 2)]);
+        connections.assert_alive("the end of the last local endpoint");
     });
 }
 
@@ -136,48 +184,47 @@ fn connections_survive_a_minute_without_an_api_server() {
         daemon.api.refuse();
         for _ in 0..12 {
             std::thread::sleep(Duration::from_secs(5));
-            connections.live("a part of the outage");
+            connections.assert_alive("a part of the outage");
             assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
         }
         daemon.api.resume();
         daemon.endpoints(&[POD1, POD2, POD3]);
         daemon.await_endpoints(&[POD1, POD2, POD3]);
-        connections.live("the outage");
+        connections.assert_alive("the outage");
     });
 }
 
-/// The kernel's table becomes right after every death; an open connection never notices.
 #[test]
-fn two_hundred_deaths() {
+fn two_hundred_kills_end_in_the_planned_table() {
     lab::test(|| {
         let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
         let mut dice = Dice::new(20_261_121);
-        for death in 0..200 {
+        for kill in 0..200 {
             let mut endpoints = Vec::new();
-            for pod in [POD1, POD2, POD3, (2, 2), (2, 3)] {
-                if dice.is(2) {
+            for pod in [POD1, POD2, POD3, POD_B1, POD_B2] {
+                if dice.one_in(2) {
                     endpoints.push(pod);
                 }
             }
             daemon.endpoints(&endpoints);
-            std::thread::sleep(Duration::from_millis(dice.draw(40).try_into().unwrap()));
+            std::thread::sleep(Duration::from_millis(dice.below(40).try_into().unwrap()));
             daemon.kill();
-            if death % 2 == 0 {
-                endpoints.push((1, 100 + u8::try_from(death / 2).unwrap()));
+            if kill % 2 == 0 {
+                endpoints.push((1, 100 + u8::try_from(kill / 2).unwrap()));
                 daemon.endpoints(&endpoints);
             }
             daemon.start();
             daemon.await_endpoints(&endpoints);
-            if death % 10 == 0 {
-                connections.live(&format!("death {death}"));
+            if kill % 10 == 0 {
+                connections.assert_alive(&format!("kill {kill}"));
             }
         }
-        connections.live("two hundred deaths");
+        connections.assert_alive("two hundred kills");
     });
 }
 
 #[test]
-fn drift_is_repaired_and_told() {
+fn drift_is_repaired_and_logged() {
     lab::test(|| {
         let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
         let (cluster, daemon, _) = serving(&flags);
@@ -189,8 +236,8 @@ fn drift_is_repaired_and_told() {
         daemon.await_endpoints(&both);
         client.delete_service(&virtual_server()).unwrap();
         daemon.await_endpoints(&both);
-        // The kernel has it before the log.
-        daemon.eventually("the log says so", || repairs(&daemon) >= 6);
+        // The log line is written after the kernel changed.
+        daemon.eventually("the log names the repairs", || repairs(&daemon) >= 6);
 
         let entry = client.destinations(&virtual_server()).unwrap()[0];
         let mut destination = entry.destination;
@@ -221,7 +268,7 @@ fn drift_is_repaired_and_told() {
         });
         assert!(cluster.node.ask_tcp("10.96.1.1:80").backend().is_some());
 
-        // All of it at once.
+        // All destinations and the route at once.
         cluster.node.exec(&remove);
         client.flush().unwrap();
         daemon.await_endpoints(&both);
@@ -233,7 +280,7 @@ fn drift_is_repaired_and_told() {
 }
 
 #[test]
-fn what_is_foreign_survives_start_run_and_cleanup() {
+fn foreign_virtual_servers_and_routes_survive_start_run_and_cleanup() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         let mut client = ipvs::Client::open().unwrap();
@@ -254,7 +301,7 @@ fn what_is_foreign_survives_start_run_and_cleanup() {
         .concat();
         cluster.node.exec(&add);
 
-        // Of the two, one lies in the range of cluster IPs, and would be taken for a leftover.
+        // One of the two is in the range of cluster IPs. Without the flag, it would count as ours.
         let exclude = ["--ipvs-exclude-cidrs", "10.96.200.0/24"];
         let mut daemon = Daemon::new(&[&AT_ONCE[..], &exclude].concat());
         daemon.endpoints(&[POD1]);
@@ -293,7 +340,7 @@ fn what_is_foreign_survives_start_run_and_cleanup() {
 #[test]
 fn node_ports_follow_the_addresses_of_the_node() {
     lab::test(|| {
-        // Too long for a resync to find it.
+        // No resync happens during the test.
         let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
         let (cluster, daemon, _) = serving(&flags);
         let mut web = web(&json!({}));
@@ -315,13 +362,42 @@ fn node_ports_follow_the_addresses_of_the_node() {
         cluster
             .node
             .exec(&[&["ip", "address", "del"][..], &address].concat());
-        daemon.eventually("the address is gone", || !has("172.18.0.77"));
+        daemon.eventually("the deleted address serves no longer", || {
+            !has("172.18.0.77")
+        });
         assert!(has("172.18.0.2"));
     });
 }
 
 #[test]
-fn a_deleted_service_is_gone_and_comes_back() {
+fn node_ports_survive_a_restart_without_the_node_and_the_log_names_it() {
+    lab::test(|| {
+        let flags = [&AT_ONCE[..], &["--nodeport-addresses", "primary"]].concat();
+        let (_cluster, mut daemon, _) = serving(&flags);
+        let mut web = web(&json!({}));
+        web["spec"]["type"] = json!("NodePort");
+        web["spec"]["ports"][0]["nodePort"] = json!(30_080);
+        daemon.api.apply(web);
+        let node_port = || {
+            let services = ipvs::Client::open().unwrap().services().unwrap();
+            let mut keys = services.iter().map(|entry| entry.service.key.to_string());
+            keys.any(|key| key == "TCP 172.18.0.2:30080")
+        };
+        daemon.eventually("the node port", node_port);
+        daemon.terminate();
+        daemon.api.delete(&Key::new("Node", "", "node-a").unwrap());
+        daemon.endpoints(&[POD1, POD2, POD3]);
+        daemon.start();
+        daemon.await_endpoints(&[POD1, POD2, POD3]);
+        assert!(node_port());
+        daemon.eventually("the log names the Node", || {
+            daemon.log().contains("Node node-a: does not exist (yet)")
+        });
+    });
+}
+
+#[test]
+fn a_deleted_service_is_removed_and_served_again_when_it_is_added() {
     lab::test(|| {
         let (cluster, daemon, _) = serving(&AT_ONCE);
         daemon.api.delete(&web_key());
@@ -330,7 +406,7 @@ fn a_deleted_service_is_gone_and_comes_back() {
             client.services().unwrap().is_empty()
         });
         daemon.api.apply(web(&json!({})));
-        // The address becomes local after the virtual server is there.
+        // The address becomes local after the virtual server is added.
         daemon.eventually("the Service answers", || {
             cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some()
         });

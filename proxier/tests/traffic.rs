@@ -1,6 +1,9 @@
-//! Packets through a real kernel that the program itself has programmed.
+//! The program with manifests on a real kernel: `run --once`, `run`, `plan`, `status`, and the traffic.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "traffic/manifests.rs"]
+mod manifests;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,23 +15,25 @@ use ipvs_netlink as ipvs;
 use lab::net::{Answer, Cluster, Host};
 use tempfile::TempDir;
 
-/// The program on node-a, with manifests and state of its own.
+use manifests::{DAMAGED_REMOTE, REMOTE, WEB, remote_slice, sticky};
+
+/// The program on node-a, with its own manifests and ledger.
 struct Proxier {
     directory: TempDir,
-    extra: Vec<String>,
+    flags: Vec<String>,
 }
 
 impl Proxier {
-    /// One that serves `tests/traffic/web.yaml`.
-    fn new(extra: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let web = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traffic/web.yaml");
-        std::fs::create_dir(directory.path().join("manifests")).unwrap();
-        std::fs::copy(web, directory.path().join("manifests/web.yaml")).unwrap();
-        Self {
-            directory,
-            extra: extra.iter().map(|&flag| flag.to_owned()).collect(),
-        }
+    /// Returns the program with the manifests of all Services.
+    fn new(flags: &[&str]) -> Self {
+        let proxier = Self {
+            directory: tempfile::tempdir().unwrap(),
+            flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+        };
+        std::fs::create_dir(proxier.manifests()).unwrap();
+        let sticky = sticky("sticky", "10.96.1.4");
+        proxier.write(&[WEB, &sticky, REMOTE, &remote_slice("10.244.2.2")]);
+        proxier
     }
 
     fn command(&self, name: &str) -> Command {
@@ -42,7 +47,7 @@ impl Proxier {
                 .args(["--node-name", "node-a", "--manifests"])
                 .arg(self.manifests());
         }
-        command.args(&self.extra);
+        command.args(&self.flags);
         command
     }
 
@@ -50,19 +55,17 @@ impl Proxier {
         self.directory.path().join("manifests")
     }
 
-    /// Replaces text in the manifests.
-    fn edit(&self, from: &str, to: &str) {
-        let file = self.manifests().join("web.yaml");
-        let text = std::fs::read_to_string(&file).unwrap();
-        assert!(text.contains(from), "{from}");
-        std::fs::write(&file, text.replace(from, to)).unwrap();
+    /// Replaces the manifests.
+    fn write(&self, documents: &[&str]) {
+        let file = self.manifests().join("services.yaml");
+        std::fs::write(file, documents.join("---\n")).unwrap();
     }
 
     fn output(&self, name: &str, arguments: &[&str]) -> Output {
         self.command(name).args(arguments).output().unwrap()
     }
 
-    /// Programs the kernel once.
+    /// Runs `run --once`, which programs the kernel.
     fn program(&self) {
         let output = self.output("run", &["--once"]);
         assert!(
@@ -73,7 +76,17 @@ impl Proxier {
     }
 }
 
-/// A daemon that ends with the test.
+impl Proxier {
+    /// Asserts that `run --once` fails and gives this reason.
+    fn refuses_to_program(&self, reason: &str) {
+        let output = self.output("run", &["--once"]);
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{words}");
+        assert!(words.contains(reason), "{words}");
+    }
+}
+
+/// A daemon that is killed when it is dropped.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -83,13 +96,14 @@ impl Drop for Daemon {
     }
 }
 
+/// A transport protocol.
 #[derive(Clone, Copy, Debug)]
 enum Over {
     Tcp,
     Udp,
 }
 
-/// Who answers in ten attempts, and from which addresses they saw the client come.
+/// Asks ten times. Returns the Pods that answer and the source addresses that they saw.
 fn ask(client: &Host, over: Over, frontend: &str) -> (BTreeSet<String>, BTreeSet<IpAddr>) {
     let frontend: SocketAddr = frontend.parse().unwrap();
     let (mut backends, mut sources) = (BTreeSet::new(), BTreeSet::new());
@@ -121,7 +135,7 @@ fn addresses(addresses: &[&str]) -> BTreeSet<IpAddr> {
 }
 
 #[test]
-fn everybody_reaches_pods_through_cluster_ips() {
+fn pods_the_node_and_other_hosts_reach_pods_through_cluster_ips() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         Proxier::new(&[]).program();
@@ -152,14 +166,14 @@ fn endpoints_on_other_nodes_are_reached() {
         Proxier::new(&[]).program();
         let b1 = names(&["podB1"]);
         assert_eq!(ask(&cluster.pod3, Over::Tcp, "10.96.1.5:80").0, b1);
-        // A process of the node comes from the node's address, which the other node can answer.
+        // A process of the node connects from the node's address, to which the other node has a route.
         let (backends, sources) = ask(&cluster.node, Over::Tcp, "10.96.1.5:80");
         assert_eq!((backends, sources), (b1, addresses(&["172.18.0.2"])));
     });
 }
 
 #[test]
-fn node_ports_and_external_addresses() {
+fn node_ports_and_external_addresses_reach_pods() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         Proxier::new(&[]).program();
@@ -186,7 +200,7 @@ fn affinity_keeps_a_client_at_its_pod() {
 }
 
 #[test]
-fn addresses_on_a_dummy_device_serve_as_well() {
+fn service_addresses_on_a_dummy_device_reach_pods() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         Proxier::new(&["--service-addresses", "dummy"]).program();
@@ -206,7 +220,7 @@ fn addresses_on_a_dummy_device_serve_as_well() {
 }
 
 #[test]
-fn a_scheduler_that_the_kernel_has_not_is_replaced() {
+fn a_scheduler_that_the_kernel_lacks_is_replaced() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         let output = Proxier::new(&["--ipvs-scheduler", "nosuch"]).output("run", &["--once"]);
@@ -251,7 +265,7 @@ fn nothing_is_written_where_nothing_differs() {
 }
 
 #[test]
-fn what_is_not_ours_stays() {
+fn foreign_virtual_servers_and_routes_stay() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         let mut client = ipvs::Client::open().unwrap();
@@ -274,8 +288,8 @@ fn what_is_not_ours_stays() {
 
         let proxier = Proxier::new(&[]);
         proxier.program();
-        proxier.edit("name: sticky\n", "name: other\n");
-        proxier.edit("clusterIP: 10.96.1.4", "clusterIP: 10.96.1.9");
+        let renamed = sticky("other", "10.96.1.9");
+        proxier.write(&[WEB, &renamed, REMOTE, &remote_slice("10.244.2.2")]);
         proxier.program();
 
         let keys: BTreeSet<String> = client
@@ -305,7 +319,7 @@ fn what_is_not_ours_stays() {
 }
 
 #[test]
-fn changes_of_the_files_are_followed_and_nothing_else_is_touched() {
+fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_read() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         let proxier = Proxier::new(&[]);
@@ -318,25 +332,27 @@ fn changes_of_the_files_are_followed_and_nothing_else_is_touched() {
             .unwrap();
         let daemon = Daemon(daemon);
 
-        proxier.edit("10.244.2.2", "10.244.2.3");
+        let sticky = sticky("sticky", "10.96.1.4");
+        let changed = remote_slice("10.244.2.3");
+        proxier.write(&[WEB, &sticky, REMOTE, &changed]);
         let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
         let b2 = Some("podB2");
         while cluster.pod3.ask_tcp("10.96.1.5:80").backend() != b2 {
             assert!(Instant::now() < deadline, "the change was not followed");
             std::thread::sleep(Duration::from_millis(200));
         }
-        // What becomes unreadable is served on, by the daemon and by the next start.
-        proxier.edit("name: remote\nspec:", "name: remote\nspec: [");
+        // The daemon keeps serving a Service that became unreadable. Beside it, no process programs.
+        proxier.write(&[WEB, &sticky, DAMAGED_REMOTE, &changed]);
         std::thread::sleep(lab::patience(Duration::from_secs(3)));
-        proxier.program();
+        proxier.refuses_to_program("runs on this node already");
         assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);
-        // Nor does the daemon have to mend what a start did.
+        // Nor does one that starts after it.
         drop(daemon);
-        proxier.program();
+        proxier.refuses_to_program("nothing is programmed until");
         assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);
         assert!(
             matches!(open.ask(), Answer::Reply { .. }),
-            "an open connection lives on"
+            "an open connection survives"
         );
     });
 }

@@ -21,7 +21,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lab::job::Job;
-use lab::machine::{Config, Event, Machine, Memory, Silence};
+use lab::machine::{Config, Event, Machine, Memory, NoEvent};
 
 #[path = "../tests/kernel/crowd.rs"]
 mod crowd;
@@ -172,8 +172,8 @@ fn run_inside(kernel: &Path) -> Result<()> {
                 "the program exited with status {status} in {}",
                 machine.release()
             ),
-            Err(Silence::Dead) => return Err(machine.obituary("died")),
-            Err(Silence::Timeout) => bail!("the lab does not respond"),
+            Err(NoEvent::KernelEnded) => return Err(machine.failure("died")),
+            Err(NoEvent::Timeout) => bail!("the lab does not respond"),
         }
     }
     machine.power_off()

@@ -57,14 +57,14 @@ impl<S: Scheduler> Balancer<S> {
     /// Creates a virtual server without servers, at time `at`.
     pub fn starting_at(mut scheduler: S, options: &Options, at: Duration) -> Self {
         let servers = Servers::new(options.family, options.flavour);
-        // `bound` cannot fail for any scheduler of the kernel when the list is empty.
+        // With an empty list, `bound` cannot fail for any scheduler of the kernel.
         let _ = scheduler.bound(&servers, at);
         Self { servers, scheduler }
     }
 
     /// Chooses a server for a new connection, or returns `None` to refuse the connection.
     ///
-    /// This counts nothing: when the connection is established, call [`Balancer::connected`] or
+    /// A pick counts no connection: when the connection is established, call [`Balancer::connected`] or
     /// [`Balancer::opened`].
     pub fn pick(&mut self, request: &Request) -> Option<ServerId> {
         self.scheduler.pick(&self.servers, request)
@@ -73,7 +73,7 @@ impl<S: Scheduler> Balancer<S> {
     /// Replaces the scheduler at time `at`, as `ipvsadm -E -s` does. The servers do not change.
     ///
     /// # Errors
-    /// Why `scheduler` cannot work with these servers; the old scheduler stays.
+    /// The reason why `scheduler` cannot work with these servers. The old scheduler stays.
     pub fn reschedule(&mut self, mut scheduler: S, at: Duration) -> Result<(), Error> {
         // Bind first, so that after an error the old scheduler is still in use.
         scheduler.bound(&self.servers, at)?;
@@ -83,8 +83,8 @@ impl<S: Scheduler> Balancer<S> {
 
     /// Adds a server at the head of the list.
     ///
-    /// A server that was removed and still has connections keeps their counts, as a destination from the
-    /// kernel's trash does (`ip_vs_trash_get_dest`). All other servers start with none.
+    /// A removed server that still has connections keeps their counts, as a destination from the kernel's
+    /// trash does (`ip_vs_trash_get_dest`). All other servers start without connections.
     ///
     /// # Errors
     /// [`Error::Weight`], [`Error::Exists`], [`Error::Full`].
@@ -113,7 +113,7 @@ impl<S: Scheduler> Balancer<S> {
     /// [`Error::NotFound`].
     pub fn remove(&mut self, id: ServerId) -> Result<(), Error> {
         let predecessor = self.servers.unlist(id)?;
-        // Before the server is forgotten: lblcr copies its weight here.
+        // The scheduler is notified before the server is forgotten, because lblcr copies its weight.
         self.scheduler.removed(&self.servers, id, predecessor);
         self.servers.forget_if_unused(id);
         Ok(())

@@ -18,7 +18,6 @@ mod lblc;
 mod lblcr;
 mod lc;
 mod locality;
-
 mod mh;
 mod nq;
 mod ovf;

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The crate does no I/O and reads no clock and no random source: the caller passes the time
-//! ([`Request::at`]) and the seed ([`Options::seed`]). A pick does not allocate. The one exception:
-//! lblc and lblcr allocate when they remember more addresses than ever before.
+//! ([`Request::at`]) and the seed ([`Options::seed`]). A pick does not allocate, except that lblc and
+//! lblcr allocate when they remember more addresses than ever before.
 //!
 //! # The schedulers
 //!
@@ -21,8 +21,8 @@
 //! * *Frontend address*: the address that the client connects to ([`Request::destination`]). It
 //!   varies only if one virtual server stands for many addresses (a firewall mark).
 //!
-//! The column *pick* is the cost of a pick, *count* that of a change of a connection count, for n
-//! servers. "O(1), O(n)": while the remembered server will do, and otherwise.
+//! The column *pick* is the cost of a pick among n servers, *count* the cost of a change of a connection
+//! count. "O(1), O(n)" means O(1) while the remembered server is used, else O(n).
 //!
 //! | name | picks | pick | count | when to use it |
 //! |---|---|---|---|---|
@@ -50,13 +50,13 @@
 //! 150 times less than the scan. With 16384 servers a pick takes at most 1.6 times as long as with 256.
 //!
 //! *Memory*: the set takes 110 bytes per server. In addition lc, wlc, sed and nq take 40 bytes per
-//! server, wrr 25, the others none. These numbers hold for a power of two; just above one they are up
-//! to twice as high. Tables: dh 2 kB, sh 2 kB, mh 33 kB, lblc and lblcr 25 kB plus about 70 bytes per
-//! address. `tests/allocations.rs` measures it.
+//! server, wrr 25, the others none. These numbers hold if the number of servers is a power of two; just
+//! above a power of two they are up to twice as high. Tables: dh 2 kB, sh 2 kB, mh 33 kB, lblc and lblcr
+//! 25 kB plus about 70 bytes per address. `tests/allocations.rs` measures all of them.
 //!
 //! # Two implementations
 //!
-//! In the kernel, lc, wlc, sed, nq and wrr scan the list. Here [`Implementation::Plain`] does so. The
+//! In the kernel, lc, wlc, sed, nq and wrr scan the list. [`Implementation::Plain`] scans, too. The
 //! default, [`Implementation::Indexed`], picks the same servers faster: by a tournament tree over the
 //! loads, and for wrr by a bitmap of the servers in the current round. `tests/equal.rs` compares both
 //! over random histories of every kind of change, including counts that overflow the kernel's 32 bits.
@@ -73,9 +73,9 @@
 //! | lblc and lblcr remember any number of addresses | before 6.1.191 | [`LocalityLimit::Unbounded`] |
 //! | size of the tables of sh and mh | as configured | [`ShTable`], [`MhTable`] |
 //!
-//! Not implemented: kernels before 4.18, which hash differently (sh, dh) and have no mh, and the other
-//! hash that mh uses on 32-bit kernels. twos exists since 5.13. It draws random numbers, so its picks are
-//! compared by frequency and by the result of given numbers, not one by one.
+//! Not implemented: kernels before 4.18, which hash differently (sh, dh) and have no mh; and the hash of
+//! mh on 32-bit kernels. twos exists since 5.13. It draws random numbers, so tests compare the frequency
+//! of its picks, and its picks for given random numbers, but no recorded sequence of picks.
 //!
 //! # Edge cases
 //!
@@ -91,8 +91,9 @@
 //!
 //! # A scheduler of your own
 //!
-//! Implement [`Scheduler`] and register it under a name ([`Registry::register`]); then it can be built
-//! by name like the kernel's. `examples/custom.rs` does this with peak EWMA and real connections.
+//! Implement [`Scheduler`] and register it under a name ([`Registry::register`]). Then it can be built
+//! by name, as the kernel's schedulers. `examples/custom.rs` does this with peak EWMA and real
+//! connections.
 //!
 //! The README of the crate compares the schedulers by simulation.
 

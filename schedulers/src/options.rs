@@ -1,4 +1,4 @@
-//! What differs between kernels, virtual servers and kernel configurations.
+//! The differences between kernels, virtual servers and kernel configurations.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ pub enum Family {
     V6,
 }
 
-/// The kernels whose load formula and threshold rule a scheduler follows.
+/// The kernels whose load formula and threshold rule are followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flavour {
     /// Before 6.1.183 of the 6.1 series; 6.12 as released. The load is 256 per active connection
@@ -76,8 +76,8 @@ pub enum LocalityLimit {
     /// 6.1.191 and later of the 6.1 series: 24576.
     #[default]
     Bounded,
-    /// Earlier kernels: no limit. In these, lblc also counts an address again whenever its server
-    /// changes. The count is then too high, and lblc forgets entries earlier than it should.
+    /// Earlier kernels: no limit. Their lblc also counts an address again whenever its server changes.
+    /// The count is then too high, and lblc forgets entries too early.
     Unbounded,
 }
 
@@ -110,7 +110,9 @@ pub struct ShTable {
 }
 
 impl ShTable {
-    /// 2<sup>`bits`</sup> slots. The kernel allows 4 to 20; other values return `None`.
+    /// Returns a table of 2<sup>`bits`</sup> slots.
+    ///
+    /// The kernel allows 4 to 20; other values return `None`.
     pub fn from_bits(bits: u32) -> Option<Self> {
         (4..=20).contains(&bits).then_some(Self { bits })
     }
@@ -139,8 +141,9 @@ pub struct MhTable {
 }
 
 impl MhTable {
-    /// The greatest prime below 2<sup>`index`</sup>. The kernel allows 8 to 17; other values return
-    /// `None`.
+    /// Returns a table whose size is the greatest prime below 2<sup>`index`</sup>.
+    ///
+    /// The kernel allows 8 to 17; other values return `None`.
     pub fn from_index(index: u32) -> Option<Self> {
         (8..=17).contains(&index).then_some(Self { index })
     }

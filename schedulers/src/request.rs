@@ -1,4 +1,4 @@
-//! What a scheduler knows of a new connection.
+//! The facts about a new connection that a scheduler may use.
 
 use std::net::IpAddr;
 use std::time::Duration;

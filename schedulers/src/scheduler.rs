@@ -22,11 +22,12 @@ pub trait Scheduler: fmt::Debug + Send {
     /// documentation names the exceptions); a custom scheduler should do the same.
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId>;
 
-    /// Called once, before every other method, when the scheduler starts to choose among `servers` at
-    /// time `at` (kernel: `init_service`).
+    /// Called once, before every other method (kernel: `init_service`).
+    ///
+    /// From the time `at` on, the scheduler chooses among `servers`.
     ///
     /// # Errors
-    /// Why the scheduler cannot work with these servers.
+    /// The reason why the scheduler cannot work with these servers.
     fn bound(&mut self, servers: &Servers, at: Duration) -> Result<(), Error> {
         let _ = (servers, at);
         Ok(())
@@ -39,8 +40,8 @@ pub trait Scheduler: fmt::Debug + Send {
 
     /// Called after `server` was removed from the list (kernel: `del_dest`).
     ///
-    /// `predecessor` is the server before it, `None` if it was the first. `server` still exists, but is
-    /// not listed; after this call it exists only while it has connections.
+    /// `predecessor` is the server before it in the list, `None` if it was the first. During this call
+    /// `server` exists but is not listed. Afterwards it exists only while it has connections.
     fn removed(&mut self, servers: &Servers, server: ServerId, predecessor: Option<ServerId>) {
         let _ = (servers, server, predecessor);
     }
@@ -50,13 +51,14 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, server);
     }
 
-    /// Called after the connection counts or the overload mark of `server` changed. The server may be
-    /// one that is no longer listed. The kernel's schedulers have no such hook: they scan instead.
+    /// Called after the connection counts or the overload mark of `server` changed.
+    ///
+    /// The server may be a removed one. The kernel has no such hook, because its schedulers scan.
     fn counted(&mut self, servers: &Servers, server: ServerId) {
         let _ = (servers, server);
     }
 
-    /// Called when `server` was measured at time `at` to answer within `latency`.
+    /// Called after a measurement: at time `at`, `server` answered within `latency`.
     ///
     /// The kernel measures no latencies; only a userspace proxy can call this.
     fn measured(&mut self, servers: &Servers, server: ServerId, latency: Duration, at: Duration) {

@@ -1,4 +1,4 @@
-//! A server: what the kernel keeps per destination.
+//! A server: the state that the kernel keeps per destination.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -11,8 +11,8 @@ pub const WEIGHT_MAX: u32 = i32::MAX.unsigned_abs();
 
 /// Identifies a server of one [`Servers`](crate::Servers).
 ///
-/// A removed server keeps its id while it has connections, and has the same id if it is added again
-/// meanwhile. Once the server is forgotten, its id is never used again.
+/// A removed server keeps its id while it has connections. If it is added again before they end, it has
+/// the same id. After a server is forgotten, its id is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerId {
     pub(crate) slot: u32,
@@ -31,8 +31,7 @@ impl ServerId {
 
 /// A server, as schedulers see it.
 ///
-/// # Shape
-/// Owned by [`Servers`](crate::Servers), one per address and port.
+/// [`Servers`](crate::Servers) owns it and has at most one per address and port.
 #[derive(Clone, Debug)]
 pub struct Server {
     pub(crate) endpoint: Endpoint,
@@ -83,12 +82,12 @@ impl Server {
         self.weight.unsigned_abs()
     }
 
-    /// Returns the last weight that was not 0, or the weight it was added with. Only mh uses it.
+    /// Returns the last weight above 0 since the server was added; 0 if there was none. Only mh uses it.
     pub fn last_weight(&self) -> u32 {
         self.last_weight.unsigned_abs()
     }
 
-    /// Returns the connections in an active state: for TCP, from the first SYN to the first FIN or RST.
+    /// Returns the number of active connections: for TCP, from the first SYN to the first FIN or RST.
     pub fn active(&self) -> u32 {
         self.active
     }
@@ -103,7 +102,9 @@ impl Server {
         self.thresholds
     }
 
-    /// Returns whether the server is marked overloaded (`IP_VS_DEST_F_OVERLOAD`): it gets no new connections.
+    /// Returns whether the server has the overload mark (`IP_VS_DEST_F_OVERLOAD`).
+    ///
+    /// A marked server gets no new connections.
     pub fn is_overloaded(&self) -> bool {
         self.overloaded
     }
@@ -140,7 +141,7 @@ impl Server {
     }
 }
 
-/// The address and port by which a set tells its servers apart.
+/// The address and port that identify a server in its set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) address: IpAddr,

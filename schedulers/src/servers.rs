@@ -11,9 +11,9 @@ use crate::thresholds::Thresholds;
 
 /// The servers of one virtual server.
 ///
-/// # Shape
+/// # Order
 /// A list, newest first, because the kernel inserts at the head (`__ip_vs_update_dest`). A removed
-/// server that is added again is inserted at the head, too. One server per address and port.
+/// server that is added again is inserted at the head, too. There is one server per address and port.
 /// Schedulers read the list; [`Balancer`](crate::Balancer) changes it.
 ///
 /// # Cost
@@ -146,7 +146,7 @@ impl Servers {
         let weight = kernel_weight(weight)?;
         let slot = match self.by_endpoint.get(&endpoint) {
             Some(&slot) => {
-                // A server that is not listed was removed while it had connections. It keeps its counts, as a
+                // An unlisted server was removed while it had connections. It keeps its counts, as a
                 // destination from the kernel's trash does (`ip_vs_trash_get_dest`).
                 if self.slots[slot as usize].server.listed {
                     return Err(exists(endpoint.address, endpoint.port));
@@ -169,8 +169,9 @@ impl Servers {
         })
     }
 
-    /// Removes a server from the list and returns its predecessor. The server exists until
-    /// [`Servers::forget_if_unused`].
+    /// Removes a server from the list and returns its predecessor.
+    ///
+    /// The server exists until [`Servers::forget_if_unused`] is called.
     pub(crate) fn unlist(&mut self, id: ServerId) -> Result<Option<ServerId>, Error> {
         self.listed(id).ok_or(Error::NotFound)?;
         let predecessor = self.id(self.slots[id.index()].previous);
@@ -307,7 +308,7 @@ impl Servers {
             return;
         }
         entry.generation = entry.generation.saturating_add(1);
-        // After 2^32 generations an old id would match a new server: that slot is never used again.
+        // After 2^32 generations an old id would match a new server, so the slot is not used again.
         if entry.generation != NonZeroU32::MAX {
             entry.next = self.first_free;
             self.first_free = id.slot;
@@ -315,7 +316,7 @@ impl Servers {
         self.by_endpoint.remove(&entry.server.endpoint);
     }
 
-    /// At the head, as `list_add_rcu` in `__ip_vs_update_dest` does: new servers win ties.
+    /// Inserts the slot at the head, as `list_add_rcu` in `__ip_vs_update_dest`: new servers win ties.
     fn link_first(&mut self, slot: u32) {
         let next = std::mem::replace(&mut self.first, slot);
         if let Some(entry) = self.slots.get_mut(next as usize) {

@@ -3,10 +3,9 @@
 use crate::error::Error;
 use crate::options::Flavour;
 
-/// At how many connections, active or not, a server is marked overloaded, and below how many it
-/// takes connections again.
+/// The connection counts that set and clear the overload mark of a server.
 ///
-/// The default is no limit.
+/// Active and inactive connections both count. The default is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Thresholds {
     upper: u32,
@@ -14,7 +13,7 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// The server is overloaded from `upper` connections on, until it has fewer than `lower`.
+    /// Returns thresholds that set the mark at `upper` connections and clear it below `lower`.
     ///
     /// `upper` 0 means no limit. `lower` 0 means three quarters of `upper`, rounded up.
     ///
@@ -47,8 +46,8 @@ impl Thresholds {
 
     /// Returns the mark after a new connection raised the count to `connections` (`ip_vs_bind_dest`).
     ///
-    /// [`Flavour::Total`] compares with `==`: only the connection that reaches the threshold sets the mark,
-    /// and a count that is already above it does not.
+    /// [`Flavour::Total`] compares with `==`: only the connection that reaches the threshold sets the mark.
+    /// A count that is already above the threshold does not set it.
     pub(crate) fn opened(self, flavour: Flavour, connections: u32, marked: bool) -> bool {
         if self.upper == 0 {
             return marked;
@@ -59,15 +58,15 @@ impl Thresholds {
         }
     }
 
-    /// Returns the mark after a connection ended, which leaves `connections` (`ip_vs_unbind_dest`).
+    /// Returns the mark after a connection ended and `connections` are left (`ip_vs_unbind_dest`).
     ///
-    /// Without an upper threshold the caller's mark stays; the kernel never has a mark in this case.
+    /// Without an upper threshold the caller's mark stays. The kernel never sets a mark in this case.
     pub(crate) fn closed(self, flavour: Flavour, connections: u32, marked: bool) -> bool {
         if self.upper == 0 {
             return marked;
         }
         match flavour {
-            // Only the end that takes the count below the lower threshold clears the mark.
+            // Only the connection whose end takes the count below the lower threshold clears the mark.
             Flavour::Total if connections.checked_add(1) == Some(self.effective_lower()) => {
                 connections >= self.upper
             }
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_differ_between_flavours() {
+    fn flavours_treat_a_changed_threshold_differently() {
         let four = Thresholds::new(4, 0).unwrap();
         let edited = |flavour, upper, connections| {
             Thresholds::new(upper, 0)

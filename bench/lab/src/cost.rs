@@ -1,8 +1,8 @@
-//! The cost of a system call, and the waits that follow from it.
+//! The cost of a system call, and waits that are scaled by it.
 //!
 //! A system call in User-Mode Linux is a hand-over between two processes of the host, so its cost
 //! shows how fast the lab is now: on the same host it was 23 microseconds in one hour and 130 to 225
-//! in another. A test that waits or allows for a time scales it by [`patience`].
+//! in another. Tests scale their waits and time limits by [`patience`].
 
 use std::{
     array, env,
@@ -23,7 +23,7 @@ pub(crate) const VARIABLE: &str = "LAB_SYSCALL_COST";
 
 /// Returns the cost of a system call here.
 ///
-/// The higher one of two measurements: when the machine booted, and at the first call in this
+/// It is the higher of two measurements: at the boot of the machine, and at the first call in this
 /// process.
 pub fn syscall_cost() -> Duration {
     static COST: OnceLock<Duration> = OnceLock::new();
@@ -36,7 +36,7 @@ pub fn syscall_cost() -> Duration {
 /// Returns `duration` scaled up by the cost of a system call relative to
 /// [`NORMAL_SYSCALL_COST`].
 ///
-/// At least `duration`, at most ten times as much: a test that needs more has hung.
+/// The result is at least `duration` and at most ten times as long: a test that needs more hangs.
 pub fn patience(duration: Duration) -> Duration {
     scaled(duration, syscall_cost())
 }
@@ -45,14 +45,15 @@ pub(crate) fn scaled(duration: Duration, cost: Duration) -> Duration {
     duration.mul_f64(cost.div_duration_f64(NORMAL_SYSCALL_COST).clamp(1.0, 10.0))
 }
 
-/// Measures the cost of a system call, in about 25 ms of an idle host.
+/// Measures the cost of a system call; takes about 25 ms on an idle host.
 pub(crate) fn measure() -> Duration {
     // The median ignores a single disturbance. A batch takes longer than a time slice of the host
     // (3 ms), so it includes the time that a busy host gives to other processes.
     let mut batches: [Duration; 5] = array::from_fn(|_| {
         let start = Instant::now();
         for _ in 0..CALLS {
-            // Of all system calls one of the cheapest. Unlike the process's own id it is never cached.
+            // One of the cheapest system calls. Unlike the process's own id, its result is never
+            // cached.
             let _parent = getppid();
         }
         start.elapsed() / CALLS

@@ -3,11 +3,11 @@
 //! ```text
 //!  init     process 1: mounts file systems, reaps orphans, switches off when the agent ends
 //!   └ agent   reads and writes the serial line, starts jobs, copies their input and output
-//!      └ jobs   (a job with a terminal is first a `session`, which makes it the controlling one)
+//!      └ jobs   (a job with a terminal starts as a `session`, which sets the controlling terminal)
 //! ```
 //!
-//! Init and agent are two processes because both wait for children: init for any, the agent for its
-//! own. All of them, and the host's part, are one program; the variable `LAB_ROLE` names the part.
+//! Init and agent are two processes because both wait for children: init for any child, the agent for
+//! its own. All roles, and the host's part, are one program. The variable `LAB_ROLE` names the role.
 
 use std::{
     env,
@@ -31,12 +31,12 @@ use crate::{machine::warden, netlink};
 
 /// The variable that names the role.
 pub(crate) const ROLE: &str = "LAB_ROLE";
-/// Its value for process 1.
+/// The value of [`ROLE`] for process 1.
 pub(crate) const INIT: &str = "init";
 const AGENT: &str = "agent";
 const SESSION: &str = "session";
 
-/// Runs the role that `LAB_ROLE` names and exits; returns at once if there is none.
+/// Runs the role that `LAB_ROLE` names and exits; returns at once if the variable is unset.
 ///
 /// A program that serves as [`Config::init`](crate::machine::Config::init) calls this before
 /// anything else.
@@ -53,7 +53,7 @@ pub fn play_role() {
     let init = Some(rustix::process::Pid::INIT);
     if role == INIT && Some(getpid()) == init {
         let failed = be_init();
-        // If process 1 ended, the kernel would panic.
+        // Switches off instead of returning: the kernel panics if process 1 ends.
         switch_off(failed)
     }
     if role == AGENT && getppid() == init {
@@ -98,10 +98,10 @@ fn switch_off(result: Result<()>) -> ! {
     if let Err(error) = result {
         eprintln!("lab: {error:#}");
     }
-    // The guest's page cache still holds data of the host's files.
+    // The guest's page cache may hold data that is not in the host's files yet.
     rustix::fs::sync();
     let refused = reboot(RebootCommand::PowerOff);
-    // Last resort: the end of process 1 panics the kernel, and that ends it.
+    // The last resort: if process 1 ends, the kernel panics, and the panic ends the kernel.
     eprintln!("lab: the kernel refuses to switch off: {refused:?}");
     process::exit(1)
 }

@@ -27,11 +27,11 @@ enum Kernels {
 
 /// Runs `body` as root on a kernel with IPVS, in a new network namespace.
 ///
-/// `lo` is up there. If this process is root on such a kernel, `body` runs on a new thread of this
-/// process. Otherwise a lab kernel runs this test binary again, for this one test, and its result and
-/// output become those of the test. `LAB_KERNEL` names one kernel, or several with `:` between them;
-/// the test must pass on each. Without it, the kernel is the one that `lab kernel` built. A process
-/// boots each kernel once, and each test is a process of the guest.
+/// `lo` is up in it. If this process is root on such a kernel, `body` runs on a new thread of this
+/// process. Otherwise this test binary runs again on a lab kernel, for this one test. The result
+/// and output there become those of this test. `LAB_KERNEL` names one kernel, or several separated
+/// by `:`; the test must pass on each. Without it, the kernel is the one that `lab kernel` built. A
+/// process boots each kernel once, and each test is a process of the guest.
 ///
 /// The lab kills a test after `LAB_TIMEOUT` seconds. Without it the limit is 300 s, scaled like
 /// [`patience`](crate::patience).
@@ -41,9 +41,9 @@ enum Kernels {
 ///
 /// # Panics
 ///
-/// If `body` panics, with its output; if the guest's kernel or process dies; if there is no kernel and
-/// `LAB_REQUIRED` or `CI` is set. If neither is set, a test without a kernel passes and prints `SKIP`
-/// on stderr.
+/// If `body` panics, with its output; if the guest's kernel or process dies. If there is no kernel,
+/// the test panics where `LAB_REQUIRED` or `CI` is set; elsewhere it passes and prints `SKIP` on
+/// stderr.
 pub fn test<F: FnOnce() + Send>(body: F) {
     guest::play_role();
     let name = test_name::<F>();
@@ -79,7 +79,7 @@ pub fn kernel_release() -> String {
     uname.release().to_string_lossy().into_owned()
 }
 
-/// Fails the test with `report` alone; the location of this code would not help its reader.
+/// Fails the test with `report` alone; the location of this code would not help the reader.
 fn fail(report: String) -> ! {
     eprintln!("{report}");
     resume_unwind(Box::new(report))
@@ -111,11 +111,12 @@ fn kernels() -> Kernels {
     }
 }
 
-/// Returns whether this is the guest. No other program needs its network.
+/// Returns whether this process runs in a lab kernel, where no other program uses the network.
 fn is_user_mode_linux() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
 }
 
+/// Returns whether a test without a kernel must fail.
 fn must_run() -> bool {
     let is_set = |name, values: &[&str]| env::var(name).is_ok_and(|it| values.contains(&&*it));
     is_set("LAB_REQUIRED", &["1", "true"]) || is_set("CI", &["1", "true"])

@@ -13,11 +13,11 @@ use anyhow::{Context, Result, bail};
 pub struct Job {
     /// The program and its arguments, at least one.
     pub argv: Vec<OsString>,
-    /// Its whole environment; it inherits nothing else.
+    /// The whole environment; nothing else is inherited.
     pub env: Vec<(OsString, OsString)>,
-    /// Its working directory: one path on the host and in the guest.
+    /// The working directory: the same path on the host and in the guest.
     pub cwd: OsString,
-    /// The size of its terminal; `None` for three pipes.
+    /// The size of the terminal; `None`: three pipes instead of a terminal.
     pub terminal: Option<TerminalSize>,
 }
 
@@ -31,11 +31,11 @@ pub struct TerminalSize {
 }
 
 impl Job {
-    /// A job with this process's environment and directory.
+    /// Returns a job with this process's environment and working directory.
     ///
     /// # Errors
     ///
-    /// The command is empty, or the working directory was deleted.
+    /// If the command is empty or the working directory was deleted.
     pub fn here(argv: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self> {
         let argv: Vec<OsString> = argv.into_iter().map(Into::into).collect();
         if argv.is_empty() {
@@ -50,10 +50,10 @@ impl Job {
         })
     }
 
-    /// Returns the job as strings that end in NUL, which none of them can contain.
+    /// Encodes the job as strings that end with NUL.
     ///
     /// They are: the directory, the terminal's size or an empty string, the number of arguments, the
-    /// arguments, the environment as names and values.
+    /// arguments, and the names and values of the environment. None of them can contain a NUL.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |text: &[u8]| {
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_crosses_the_line_unchanged() {
+    fn a_decoded_job_equals_the_encoded_one() {
         let job = Job {
             argv: vec!["printf".into(), String::new().into(), owned(b"\xff\r\n")],
             env: vec![("A".into(), "".into()), ("B".into(), "x=y".into())],

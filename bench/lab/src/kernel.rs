@@ -1,7 +1,8 @@
 //! The kernel to boot.
 //!
-//! `LAB_KERNEL` names one, or several with `:` between them. Otherwise it is the one in the user's
-//! cache, which `lab kernel`, `lab run` and `lab shell` build if it is missing. Tests never build one.
+//! `LAB_KERNEL` names one kernel, or several separated by `:`. Without it, the kernel is the one in
+//! the user's cache. `lab kernel`, `lab run` and `lab shell` build it if it is missing; tests never
+//! do.
 
 use std::{
     env,
@@ -21,11 +22,11 @@ use self::cache::Cache;
 /// The variable with the paths of kernels.
 pub const VARIABLE: &str = "LAB_KERNEL";
 
-/// Returns the kernels in `LAB_KERNEL`, in its order; none if it is unset or empty.
+/// Returns the kernels in `LAB_KERNEL`, in order; none if it is unset or empty.
 ///
 /// # Errors
 ///
-/// A path is not that of an executable file.
+/// If a path does not name an executable file.
 pub fn named() -> Result<Vec<PathBuf>> {
     let Some(value) = env::var_os(VARIABLE) else {
         return Ok(Vec::new());
@@ -40,7 +41,7 @@ pub fn named() -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 ///
-/// Neither HOME nor XDG_CACHE_HOME names a directory.
+/// If neither HOME nor XDG_CACHE_HOME names a directory.
 pub fn cached() -> Result<Option<PathBuf>> {
     Ok(Cache::of_user()?.newest(Flavour::Full))
 }
@@ -49,7 +50,7 @@ pub fn cached() -> Result<Option<PathBuf>> {
 ///
 /// # Errors
 ///
-/// A kernel in `LAB_KERNEL` is unusable, or the build failed.
+/// If a kernel in `LAB_KERNEL` is unusable, or the build fails.
 pub fn find_or_build() -> Result<PathBuf> {
     if let Some(kernel) = named()?.into_iter().next() {
         return Ok(kernel);
@@ -70,7 +71,8 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Returns files for Kconfig that change User-Mode Linux's defaults. The later file prevails.
+    /// Returns Kconfig files that change User-Mode Linux's defaults; a later file overrides an
+    /// earlier.
     fn fragments(self) -> &'static [&'static str] {
         match self {
             Self::Full => &[FRAGMENT],
@@ -82,20 +84,20 @@ impl Flavour {
 /// What [`build`] does if the kernel exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rebuild {
-    /// Return it.
+    /// Returns the existing kernel.
     IfMissing,
-    /// Build it again.
+    /// Builds the kernel again.
     Always,
 }
 
 /// Builds a kernel from Debian's source package and puts it into the cache.
 ///
-/// Takes about ten minutes and prints its progress on stderr. On Debian, as root or with a `sudo` that
-/// asks no password, installs the packages that it needs.
+/// Takes about ten minutes and prints its progress on stderr. On Debian, as root or with a `sudo`
+/// that asks no password, it also installs the packages that it needs.
 ///
 /// # Errors
 ///
-/// A package is missing, or the build failed; then the error has the last lines of its log.
+/// If a package is missing, or the build fails, with the last lines of its log.
 pub fn build(flavour: Flavour, rebuild: Rebuild) -> Result<PathBuf> {
     let cache = Cache::of_user()?;
     let _lock = cache.lock()?;

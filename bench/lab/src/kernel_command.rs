@@ -17,7 +17,7 @@ use lab::kernel::{self, Flavour, Rebuild};
 /// Debian's linux-source. As root or with sudo, this also installs the packages that the build needs.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Build again, even if there is one
+    /// Build the kernel even if it exists
     #[arg(long)]
     rebuild: bool,
     /// Use a kernel without iptables and ipset, and ignore $LAB_KERNEL

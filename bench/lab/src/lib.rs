@@ -9,9 +9,9 @@
 //! # }
 //! ```
 //!
-//! If this process is root on a kernel with IPVS, [`test()`] runs a test right here. Otherwise it runs
-//! the test in a User-Mode Linux kernel with the root file system of the host. [`net`] builds the
-//! networks of tests.
+//! If this process is root on a kernel with IPVS, [`test()`] runs a test right here. Otherwise it
+//! runs the test in a User-Mode Linux kernel with the root file system of the host. [`net`] builds
+//! the networks of tests.
 //!
 //! ```text
 //!   cost      how slow the lab is, and how long tests wait because of it
@@ -37,11 +37,11 @@ pub use harness::{kernel_release, test};
 
 /// Runs `body` in a new network namespace of the running kernel, and returns its result.
 ///
-/// `lo` is up there. A panic of `body` continues in the caller.
+/// `lo` is up in it. If `body` panics, the caller panics with the same value.
 ///
 /// # Errors
 ///
-/// The caller lacks the right to create namespaces.
+/// If the caller may not create namespaces.
 pub fn in_fresh_network<T: Send>(body: impl FnOnce() -> T + Send) -> std::io::Result<T> {
     netns::on_thread("fresh network", netns::enter_new, body)
 }

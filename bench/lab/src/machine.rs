@@ -51,7 +51,7 @@ pub(crate) use self::greeting::Greeting;
 use self::{line::Line, log::Log, processor::Claim};
 pub use self::{
     memory::Memory,
-    running::{Control, Event, Input, Running, Silence},
+    running::{Control, Event, Input, NoEvent, Running},
 };
 
 /// The machine to boot.
@@ -87,8 +87,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// The host lacks something, or the kernel ended or did not boot in time; then the error has the
-    /// end of the kernel's console.
+    /// If the host lacks the kernel's file, memory or a processor. If the kernel ends or does not
+    /// boot within 60 seconds, the error has the end of its console.
     pub fn boot(config: &Config) -> Result<Self> {
         let arguments = boot_line::arguments(config)?;
         let directory = memory::directory(config.memory)?;
@@ -114,8 +114,8 @@ impl Machine {
         };
         let child =
             spawned.with_context(|| format!("starting the kernel {}", config.kernel.display()))?;
-        // The command holds copies of the kernel's ends of socket and pipe. While these are open, our
-        // ends do not report that the kernel is gone.
+        // The command holds copies of the kernel's ends of socket and pipe. While the copies are
+        // open, our ends do not report the kernel's end.
         drop(command);
         let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
             bail!("the kernel has no process id");
@@ -134,7 +134,7 @@ impl Machine {
         thread::Builder::new()
             .name("lab-line".into())
             .spawn(move || {
-                // An error on the line and its end mean the same: the kernel is gone.
+                // An error on the line means the same as its end: the kernel has ended.
                 let _broken = line.listen(ours, &ready);
                 line.close();
             })
@@ -143,7 +143,8 @@ impl Machine {
         thread::Builder::new()
             .name("lab-kernel".into())
             .spawn(move || {
-                // NOWAIT keeps the zombie, so no other process gets the id before the group is killed.
+                // NOWAIT keeps the zombie, so no other process gets the id before the group is
+                // killed.
                 let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
                 let _status = waitid(WaitId::Pid(group), ended);
                 // Helpers can outlive the kernel (6.1 after SIGKILL) and keep the line open.
@@ -157,10 +158,10 @@ impl Machine {
                 machine.warn_if_slow();
                 Ok(machine)
             }
-            Err(RecvTimeoutError::Disconnected) => Err(machine.obituary("died while booting")),
+            Err(RecvTimeoutError::Disconnected) => Err(machine.failure("died while booting")),
             Err(RecvTimeoutError::Timeout) => {
                 machine.kill();
-                Err(machine.obituary("did not boot within 60 seconds"))
+                Err(machine.failure("did not boot within 60 seconds"))
             }
         }
     }
@@ -184,12 +185,12 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// The kernel is gone, or the job (arguments and environment) is larger than a megabyte.
-    /// A missing program is not an error here: the job ends with status 127 and a line on its stderr.
+    /// If the kernel has ended, or the job (arguments and environment) is larger than a megabyte. A
+    /// missing program is not an error here: the job ends with status 127 and a line on its stderr.
     pub fn start(&self, job: &Job) -> Result<Running> {
         let id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let Some(running) = Running::new(id, &self.line) else {
-            return Err(self.obituary("died"));
+            return Err(self.failure("died"));
         };
         self.line
             .send(&Frame::new(id, Kind::Start, job.encode()))
@@ -201,7 +202,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// The kernel did not end by itself within 60 seconds; it is killed then.
+    /// If the kernel does not end by itself within 60 seconds. It is killed then.
     pub fn power_off(self) -> Result<()> {
         // If the line is broken, the kernel is ending already.
         let _gone = self.line.send(&Frame::new(0, Kind::PowerOff, []));
@@ -211,7 +212,7 @@ impl Machine {
                 if status.success() {
                     return Ok(());
                 }
-                return Err(self.obituary("died while switching off"));
+                return Err(self.failure("died while switching off"));
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -221,7 +222,7 @@ impl Machine {
     /// Returns an error with the kernel's exit status and the end of its console.
     ///
     /// It begins with "the lab kernel `how`".
-    pub fn obituary(&self, how: &str) -> anyhow::Error {
+    pub fn failure(&self, how: &str) -> anyhow::Error {
         // The line breaks shortly before the process ends and its console is complete.
         let deadline = Instant::now() + Duration::from_secs(2);
         let mut status = None;
@@ -238,7 +239,7 @@ impl Machine {
 
     fn warn_if_slow(&self) {
         if self.syscall_cost() > cost::BAD_SYSCALL_COST {
-            // The handle, because libtest keeps what a passing test prints by a macro.
+            // Written to the handle: libtest captures what a passing test prints by a macro.
             let _closed = writeln!(
                 stderr().lock(),
                 "lab: slow: a system call on Linux {} takes {} microseconds instead of {}; tests take \
@@ -266,15 +267,18 @@ impl Drop for Machine {
     }
 }
 
-/// Locks `mutex`, even if a thread panicked with it: every lock here guards data that is consistent
-/// between any two statements.
+/// Locks `mutex`, even if a thread panicked while it held the lock.
+///
+/// The guarded data is consistent after every statement, so a panic cannot leave it half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The variable that names the working directory of the kernel's processes, which has no effect on
-/// the guest. By a directory of its own `./check` recognizes the processes that its tests left: the
-/// helpers of a kernel have neither its arguments nor its environment.
+/// The variable that names the working directory of the kernel's processes on the host.
+///
+/// It has no effect on the guest. `./check` names a new directory and later looks for processes
+/// that still have it. A kernel's helpers cannot be found otherwise: they have neither the kernel's
+/// arguments nor its environment.
 const DIRECTORY: &str = "LAB_DIRECTORY";
 /// The limit for a boot, which takes half a second on an idle host.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);

@@ -18,7 +18,7 @@
 //! calling thread's namespace, so the code under test runs on that node. [`Cluster`] is a complete
 //! network. Dropping a value deletes its part of the network.
 //!
-//! A failed set-up panics with its reason. Links need `ip` of iproute2.
+//! If a set-up fails, it panics with the reason. Links need `ip` of iproute2.
 
 mod answer;
 mod client;

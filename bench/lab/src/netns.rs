@@ -24,13 +24,13 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    /// The namespace of the calling thread.
+    /// Returns the namespace of the calling thread.
     pub(crate) fn current() -> io::Result<Self> {
         let file = File::open("/proc/thread-self/ns/net")?;
         Ok(Self { file })
     }
 
-    /// A new namespace, with `lo` up.
+    /// Creates a namespace with `lo` up.
     pub(crate) fn new() -> io::Result<Self> {
         on_thread("namespace", enter_new, Self::current)?
     }
@@ -55,7 +55,7 @@ pub(crate) fn enter_new() -> io::Result<()> {
 
 /// Runs `enter`, then `body`, on a new thread called `name`.
 ///
-/// A panic of `body` continues in the caller.
+/// If `body` panics, the caller panics with the same value.
 pub(crate) fn on_thread<T: Send>(
     name: &str,
     enter: impl FnOnce() -> io::Result<()> + Send,

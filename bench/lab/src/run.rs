@@ -13,7 +13,7 @@ use clap::Args;
 
 use lab::{
     job::Job,
-    machine::{Event, Running, Silence},
+    machine::{Event, NoEvent, Running},
 };
 
 use crate::{boot, interrupt};
@@ -40,7 +40,7 @@ impl Arguments {
         let job = Job::here(self.command)?;
         let machine = self.boot.boot()?;
         interrupt::end_with(&machine)?;
-        // Building and booting a kernel do not count.
+        // The time to build and boot a kernel does not count.
         let deadline = self
             .timeout
             .map(|seconds| Instant::now() + Duration::from_secs(seconds));
@@ -49,7 +49,7 @@ impl Arguments {
         if let Some(input) = running.input() {
             thread::Builder::new()
                 .name("stdin".into())
-                // A job may end before its input does, and a closed stdin is empty: no failures.
+                // An error is ignored: a job may end before its input, and a closed stdin is empty.
                 .spawn(move || input.copy(&mut stdin().lock()))
                 .context("starting a thread")?;
         }
@@ -60,7 +60,7 @@ impl Arguments {
                 eprintln!("lab: the command was killed after {seconds} s (--timeout)");
                 return Ok(ExitCode::from(TIMED_OUT));
             }
-            Err(Broken::Kernel) => return Err(machine.obituary("died")),
+            Err(Broken::Kernel) => return Err(machine.failure("died")),
             Err(Broken::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
                 return Ok(ExitCode::from(BROKEN_PIPE));
             }
@@ -86,8 +86,8 @@ pub(crate) fn relay(running: &Running, deadline: Option<Instant>) -> Result<Opti
             Ok(Event::Stdout(bytes)) => write_all(&mut stdout().lock(), &bytes),
             Ok(Event::Stderr(bytes)) => write_all(&mut stderr().lock(), &bytes),
             Ok(Event::Exit(status)) => return Ok(Some(u8::try_from(status).unwrap_or(u8::MAX))),
-            Err(Silence::Timeout) => return Ok(None),
-            Err(Silence::Dead) => return Err(Broken::Kernel),
+            Err(NoEvent::Timeout) => return Ok(None),
+            Err(NoEvent::KernelEnded) => return Err(Broken::Kernel),
         };
         written.map_err(Broken::Output)?;
     }

@@ -74,13 +74,13 @@ impl Arguments {
                 }
                 Ok(ExitCode::from(status.unwrap_or_default()))
             }
-            Err(Broken::Kernel) => Err(machine.obituary("died")),
+            Err(Broken::Kernel) => Err(machine.failure("died")),
             Err(Broken::Output(error)) => Err(error).context("writing to the terminal"),
         }
     }
 }
 
-/// The user's terminal in raw mode; dropping it restores the mode before.
+/// The user's terminal in raw mode; dropping it restores the previous mode.
 struct RawTerminal {
     before: Termios,
 }

@@ -1,8 +1,8 @@
 //! The messages between host and guest.
 //!
-//! They share one byte stream: a socket on the host, a serial line in the guest. It carries frames, so
-//! any number of jobs have their own stdin, stdout and stderr, and the end of a file is a message
-//! rather than the end of the line.
+//! All messages share one byte stream: a socket on the host, a serial line in the guest. Each
+//! message is a frame that names its job. So each job has its own stdin, stdout and stderr, and the
+//! end of a job's file does not end the line.
 //!
 //! ```text
 //!  job: u32 | kind: u8 | length: u32 | body        little endian
@@ -15,9 +15,9 @@ pub(crate) const MAX_BODY: usize = 1 << 20;
 
 /// The bytes of frames that the host may have sent and the guest has not read.
 ///
-/// A terminal holds 4096 bytes and stops the line when it is nearly full. User-Mode Linux never starts
-/// a stopped line again (its `reactivate_fd` does nothing since it uses epoll), so the host must stay
-/// below that.
+/// The guest's terminal holds 4096 bytes and stops the line when it is nearly full. User-Mode Linux
+/// never starts a stopped line again (its `reactivate_fd` does nothing since it uses epoll), so the
+/// host must never fill the terminal.
 pub(crate) const LINE_WINDOW: usize = 3072;
 
 /// The longest piece of a job's stdin, stdout or stderr in one frame.
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_survive_the_line() {
+    fn decoded_frames_equal_the_encoded_ones() {
         let frames = [
             Frame::new(0, Kind::Ready, "7.2.12"),
             Frame::new(7, Kind::Stdin, ""),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error() {
+    fn malformed_frames_are_errors() {
         let mut unknown: &[u8] = &[0, 0, 0, 0, 99, 0, 0, 0, 0];
         assert!(Frame::read(&mut unknown).is_err());
         let mut endless: &[u8] = &[0, 0, 0, 0, 8, 255, 255, 255, 255];

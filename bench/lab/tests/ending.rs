@@ -32,13 +32,13 @@ fn a_killed_kernel_leaves_no_helper() {
     on_each_kernel(|machine| machine.end(&[Victim::Kernel], Signal::KILL));
 }
 
-/// Without a test and without a kernel, the warden kills the rest.
+/// If test and kernel are killed, the warden kills the helpers.
 #[test]
 fn helpers_do_not_outlive_test_and_kernel() {
     on_each_kernel(|machine| machine.end(&[Victim::Kernel, Victim::Test], Signal::KILL));
 }
 
-/// Without a test and without a warden, the guest switches itself off, though it is busy.
+/// If test and warden are killed, the guest switches itself off, even while it computes.
 #[test]
 fn a_busy_guest_does_not_outlive_test_and_warden() {
     on_each_kernel(|machine| machine.end(&[Victim::Warden, Victim::Test], Signal::KILL));

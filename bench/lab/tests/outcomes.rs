@@ -174,7 +174,7 @@ fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
         .args([fixture, "--exact", "--ignored", "--nocapture"])
         .env(
             kernel::VARIABLE,
-            env::join_paths(kernels).expect("they came from such a list"),
+            env::join_paths(kernels).expect("the paths came from a list with the same separator"),
         )
         .envs(env.iter().copied())
         .output();

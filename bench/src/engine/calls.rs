@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// The path prefix of marks in the trace: files that do not exist, but are looked up.
+/// The path prefix of marks in the trace: names of missing files that are looked up.
 const MARK: &str = "/bench-engine-mark/";
 
 /// Begins `section` in the trace of this process.
@@ -20,7 +20,7 @@ pub(crate) fn mark(section: &str) {
 pub(crate) struct Calls {
     /// Number of times that the section was entered.
     pub(crate) times: u64,
-    /// Number of calls that send or receive on a socket; the measured process has only netlink.
+    /// Number of calls that send or receive; the measured process has only netlink sockets.
     pub(crate) netlink: u64,
     /// Number of sends that are not a dump request.
     pub(crate) other_requests: u64,
@@ -104,9 +104,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_count_for_the_section_of_the_last_mark() {
+    fn a_call_belongs_to_the_section_of_the_last_mark() {
         let trace = r#"brk(NULL) = 0x1
-statx(AT_FDCWD, "/bench-engine-mark/comes", 0, 0, 0x1) = -1 ENOENT (No such file)
+statx(AT_FDCWD, "/bench-engine-mark/added", 0, 0, 0x1) = -1 ENOENT (No such file)
 sendto(3, [{nlmsg_len=80, nlmsg_flags=NLM_F_REQUEST|NLM_F_ACK}, "x"], 80, 0, {}, 12) = 80
 recvfrom(3, [{nlmsg_len=36, nlmsg_type=NLMSG_ERROR}], 65536, 0, NULL, NULL) = 36
 statx(AT_FDCWD, "/bench-engine-mark/resync", 0, 0, 0x1) = -1 ENOENT (No such file)
@@ -114,9 +114,9 @@ sendto(3, [{nlmsg_len=20, nlmsg_flags=NLM_F_REQUEST|NLM_F_DUMP}, "x"], 20, 0, {}
 write(5, "x", 1) = 1
 "#;
         let sections = sections(trace);
-        let comes = &sections["comes"];
+        let added = &sections["added"];
         assert_eq!(
-            (comes.times, comes.netlink, comes.other_requests),
+            (added.times, added.netlink, added.other_requests),
             (1, 2, 1)
         );
         let resync = &sections["resync"];

@@ -200,7 +200,7 @@ impl Cluster {
 
     /// Returns the number of a Pod in the cluster.
     ///
-    /// Each Service has one number in reserve, for the endpoint that the measurement adds.
+    /// Each Service has one spare number, for the endpoint that the measurement adds.
     fn pod(self, service: u32, pod: u32) -> u32 {
         service * (self.endpoints + 1) + pod
     }
@@ -244,7 +244,7 @@ fn pod_address(pod: u32) -> Ipv4Addr {
     Ipv4Addr::from(0x0a80_0000 + pod + 1)
 }
 
-/// Returns the number of the node of Pod `pod`; never that of [`NODE`].
+/// Returns the number of the node of Pod `pod`, which is never [`NODE`].
 ///
 /// All endpoints are remote, so that every change costs the same.
 fn node_of(pod: u32) -> u32 {

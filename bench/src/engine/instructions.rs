@@ -26,8 +26,8 @@ pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
         directory.join("out").display()
     ));
     for step in Step::ALL {
-        // Callgrind writes a file with the counts since the last dump: the dump before the step is
-        // ignored, the dump after it is the step. With a wildcard callgrind dumps only once.
+        // Each dump has the counts since the last one. The dump before a step is ignored, so the
+        // dump after it has the counts of the step. With a wildcard callgrind dumps only once.
         let function = format!("{MODULE}::{}", step.name());
         callgrind.arg(format!("--dump-before={function}"));
         callgrind.arg(format!("--dump-after={function}"));
@@ -68,7 +68,7 @@ fn read(directory: &Path) -> anyhow::Result<BTreeMap<Step, u64>> {
     Ok(counted)
 }
 
-/// Returns the step of a callgrind dump and its instructions; `None` if it is not a step's.
+/// Returns the step of a callgrind dump and its instructions; `None` for other dumps.
 fn sample(text: &str) -> Option<(Step, u64)> {
     let after = |prefix: &str| text.lines().find_map(|line| line.strip_prefix(prefix));
     let trigger = after("desc: Trigger: --dump-after=")?;
@@ -88,9 +88,9 @@ mod tests {
     #[test]
     fn a_dump_names_its_step() {
         let text = "version: 1\ncmd: bench\npart: 3\n\ndesc: Trigger: \
-                    --dump-after=bench::engine::node::goes\nevents: Ir\nsummary: 81213\n\n\
+                    --dump-after=bench::engine::node::drained\nevents: Ir\nsummary: 81213\n\n\
                     fn=(1) x\n16 400\n\ntotals: 81213\n";
-        assert_eq!(sample(text), Some((Step::Goes, 81_213)));
+        assert_eq!(sample(text), Some((Step::Drained, 81_213)));
         let last = "desc: Trigger: Program termination\nevents: Ir\ntotals: 7\n";
         assert_eq!(sample(last), None);
     }

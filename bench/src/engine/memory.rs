@@ -36,7 +36,7 @@ pub(crate) struct Figures {
 
 /// Runs the executable `program` against an API server with the objects of `cluster`.
 ///
-/// It runs in the network namespace of the calling thread.
+/// The daemon runs in the network namespace of the calling thread.
 pub(crate) fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<Figures> {
     let server = ApiServer::start();
     server.apply(cluster.node());

@@ -1,4 +1,4 @@
-//! Runs a node's daemon in this process, without its timers, and feeds it endpoint changes.
+//! Runs a node's daemon in this process, with time that the caller advances.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -16,28 +16,28 @@ use serde::{Deserialize, Serialize};
 
 use super::cluster::{Cluster, NODE, parse_slice};
 
-/// The steps of an endpoint's life at which the daemon works.
+/// The rounds that an added and later removed endpoint causes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Step {
     /// A slice gains an endpoint: the daemon adds a destination.
-    Comes,
+    Added,
     /// A slice loses an endpoint: the destination gets weight 0 and drains.
-    Goes,
+    Drained,
     /// The draining destination has no connections: the daemon deletes it.
-    Forgotten,
+    Deleted,
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 3] = [Self::Comes, Self::Goes, Self::Forgotten];
+    pub(crate) const ALL: [Self; 3] = [Self::Added, Self::Drained, Self::Deleted];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Comes => "comes",
-            Self::Goes => "goes",
-            Self::Forgotten => "forgotten",
+            Self::Added => "added",
+            Self::Drained => "drained",
+            Self::Deleted => "deleted",
         }
     }
 }
@@ -87,7 +87,7 @@ impl<D: Dataplane> Node<D> {
     }
 
     /// Passes a slice to the daemon, as JSON from the watch, and runs a round.
-    pub(crate) fn hear(&mut self, slice: &[u8]) -> anyhow::Result<()> {
+    pub(crate) fn receive(&mut self, slice: &[u8]) -> anyhow::Result<()> {
         let parsed = parse_slice(slice, &mut self.interner)?;
         let event = Event::EndpointSlices(Update::Apply(parsed));
         self.daemon.receive(Message::Event(event));
@@ -130,44 +130,45 @@ pub(crate) trait Observer {
 }
 
 /// Adds and removes an endpoint `times` times, each time at another Service.
-pub(crate) fn live<D: Dataplane>(
+pub(crate) fn change<D: Dataplane>(
     node: &mut Node<D>,
     cluster: Cluster,
     times: u32,
     observer: &mut impl Observer,
 ) -> anyhow::Result<()> {
-    // A prime: the changes are spread over the cluster, and no Service repeats early.
+    // A prime number spreads the changes over the cluster and repeats no Service early.
     const STRIDE: u32 = 7_919;
     for number in 0..times {
         let service = number.wrapping_mul(STRIDE) % cluster.services;
         let more = cluster.slice(service, cluster.endpoints + 1).to_string();
         let less = cluster.slice(service, cluster.endpoints).to_string();
-        observer.observe(Step::Comes, || comes(node, more.as_bytes()))?;
+        observer.observe(Step::Added, || added(node, more.as_bytes()))?;
         node.wait();
-        observer.observe(Step::Goes, || goes(node, less.as_bytes()))?;
+        observer.observe(Step::Drained, || drained(node, less.as_bytes()))?;
         node.wait();
-        observer.observe(Step::Forgotten, || forgotten(node))?;
+        observer.observe(Step::Deleted, || deleted(node))?;
     }
     Ok(())
 }
 
-// Callgrind counts by function name, so each step is a function that is not inlined. Each passes
-// its own `Step` to `black_box`, because the compiler merges functions with equal code.
+// Callgrind counts by function name, so each step is a function that is not inlined. Each function
+// passes its own `Step` to `black_box`: otherwise the compiler would merge functions with equal
+// code.
 
 #[inline(never)]
-fn comes<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {
-    black_box(Step::Comes);
-    node.hear(slice)
+fn added<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {
+    black_box(Step::Added);
+    node.receive(slice)
 }
 
 #[inline(never)]
-fn goes<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {
-    black_box(Step::Goes);
-    node.hear(slice)
+fn drained<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {
+    black_box(Step::Drained);
+    node.receive(slice)
 }
 
 #[inline(never)]
-fn forgotten<D: Dataplane>(node: &mut Node<D>) -> anyhow::Result<()> {
-    black_box(Step::Forgotten);
+fn deleted<D: Dataplane>(node: &mut Node<D>) -> anyhow::Result<()> {
+    black_box(Step::Deleted);
     node.round()
 }

@@ -1,4 +1,8 @@
-//! Measures how soon the API server's Service is usable while a node is first programmed.
+//! Measures the first programming of a node, and when the API server's Service becomes usable.
+//!
+//! A round writes all packet rules in one transaction, then all Ops in one call, those of the API
+//! server's Service first. A connection is tried after each write, so the time until the Service is
+//! usable includes all rules and the whole call. It is an upper bound.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -25,7 +29,7 @@ use super::node::config;
 
 /// The cluster IP of `default/kubernetes`.
 ///
-/// It sorts after all other cluster IPs, so that only a deliberate order programs it first.
+/// It sorts after all other cluster IPs, so an order by address would program it last.
 const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 111, 255, 254);
 
 /// The port of the API server itself, on this node.
@@ -46,7 +50,7 @@ pub(crate) struct Start {
 
 /// Programs `cluster` and the API server's Service, with a connection attempt after each write.
 ///
-/// It runs in the network namespace of the calling thread.
+/// The measurement runs in the network namespace of the calling thread.
 pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
     let _server = TcpListener::bind(SocketAddr::from((NODE_ADDRESS, API_PORT)))?;
     let mut interner = Interner::default();

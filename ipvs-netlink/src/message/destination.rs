@@ -33,7 +33,7 @@ pub fn write_destination_key(writer: &mut Writer<'_>, key: &DestinationKey) {
 /// Writes all fields of a destination.
 ///
 /// Tunnel parameters are omitted if the destination is not a tunnel and they have the default
-/// value. That is safe when changing a destination too: a request without them resets them
+/// value. A change of a destination may omit them, too: the kernel then resets them to the default
 /// (`ip_vs_genl_parse_dest`).
 pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
     write_destination_key(writer, &destination.key);
@@ -51,8 +51,8 @@ pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
 
 /// Reads a destination from the value of its attribute.
 ///
-/// `family` is that of the virtual server. It applies if the destination does not name its own, as
-/// on kernels before 3.18.
+/// `family` is the address family of the virtual server. The destination has the same family if it
+/// does not name one, as on kernels before 3.18.
 ///
 /// # Errors
 /// [`crate::Error::Malformed`] if the address or the port is missing, or an attribute is too short.

@@ -50,7 +50,8 @@ pub fn write_service(writer: &mut Writer<'_>, service: &Service) {
     flags[..4].copy_from_slice(&service.flags.bits().to_ne_bytes());
     writer.bytes(IPVS_SVC_ATTR_FLAGS, &flags);
     writer.u32(IPVS_SVC_ATTR_TIMEOUT, service.timeout_secs);
-    // Without timeout and mask the kernel returns EINVAL, even for a service without affinity.
+    // Timeout and mask are required: without them the kernel returns EINVAL, even if the service
+    // has no affinity.
     match service.client_mask {
         ClientMask::V4(mask) => writer.u32_be(IPVS_SVC_ATTR_NETMASK, mask),
         ClientMask::V6(prefix) => writer.u32(IPVS_SVC_ATTR_NETMASK, prefix),

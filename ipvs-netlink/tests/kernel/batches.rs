@@ -1,4 +1,4 @@
-//! Batches (section 9).
+//! Batches: order, errors and the limits of a datagram.
 
 use ipvs_netlink::{Change, Errno};
 
@@ -70,15 +70,15 @@ fn no_answer_is_lost_if_every_change_fails() {
 fn a_failed_change_is_identified_at_every_position() {
     lab::test(|| {
         let mut client = client();
-        for place in [0, 1, 126, 127, 128, 129, 254, 255, 256, 299] {
+        for position in [0, 1, 126, 127, 128, 129, 254, 255, 256, 299] {
             client.flush().unwrap();
             let mut changes: Vec<Change> = (0..300)
                 .map(|n| Change::AddService(service(tcp(&format!("10.9.0.1:{}", 1_000 + n)), "rr")))
                 .collect();
-            changes[place] = Change::DeleteService(tcp("10.9.0.2:80"));
+            changes[position] = Change::DeleteService(tcp("10.9.0.2:80"));
             let outcomes = client.apply(&changes).unwrap();
             let failed: Vec<usize> = (0..300).filter(|&n| outcomes[n].is_err()).collect();
-            assert_eq!(failed, [place]);
+            assert_eq!(failed, [position]);
         }
         assert!(client.apply(&[]).unwrap().is_empty());
     });

@@ -1,4 +1,4 @@
-//! Synchronisation daemons (5.9).
+//! Synchronisation daemons.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Destinations (5.5 to 5.7, 7.3).
+//! Destinations: all fields, and the values that the kernel rejects.
 
 use ipvs_netlink::{Destination, Errno, Family, Forwarding, Tunnel, TunnelFlags, TunnelKind};
 

@@ -1,4 +1,4 @@
-//! Dumps (section 6).
+//! Dumps: completeness, order and flags.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ fn a_dump_of_thousands_of_services_is_complete() {
             .map(|&key| Change::AddService(service(key, "rr")))
             .collect();
         assert!(client.apply(&changes).unwrap().iter().all(Result::is_ok));
-        // Without a delay: Linux 7.2 is resizing its table in the background.
+        // No delay: the dump runs while Linux 7.2 resizes its table in the background.
         let listed = client.services().unwrap();
         assert_eq!(listed.len(), keys.len());
         assert_eq!(

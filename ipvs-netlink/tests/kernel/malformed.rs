@@ -1,4 +1,4 @@
-//! Requests that the data types cannot express (section 4, 5.1).
+//! Requests that the data types cannot express.
 
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::message::{write_destination, write_header, write_service_key};
@@ -106,7 +106,7 @@ fn malformed_destinations_are_rejected() {
     });
 }
 
-/// The generic check of top-level attributes rejects it, before IPVS would return `EINVAL`.
+/// Generic netlink checks top-level attributes before IPVS does, so the errno is not `EINVAL`.
 #[test]
 fn a_service_shorter_than_an_attribute_header_is_out_of_range() {
     lab::test(|| {
@@ -117,7 +117,7 @@ fn a_service_shorter_than_an_attribute_header_is_out_of_range() {
     });
 }
 
-/// Only the generic check of top-level attributes sends a text; IPVS itself sends none.
+/// Generic netlink's check of top-level attributes sends a text. IPVS itself never does.
 #[test]
 fn an_error_contains_the_kernels_text() {
     lab::test(|| {

@@ -1,4 +1,4 @@
-//! Timeouts, versions, privileges, capabilities (5.4, 5.8, section 10).
+//! Timeouts, version, privileges, capabilities.
 
 use ipvs_netlink::{Capabilities, Change, Client, Family, SchedulerName, ServiceKey, Timeouts};
 
@@ -54,7 +54,8 @@ fn the_version_of_ipvs_is_1_2_1() {
 fn the_probe_finds_all_features_and_restores_the_table() {
     lab::test(|| {
         let mut client = client();
-        // Has the first mark that the probe tries; the probe must not change it.
+        // This virtual server has the first mark that the probe tries. The probe must not change
+        // it.
         let same_mark = service(mark(Family::V4, 0xffff_ff00), "sh");
         let key = tcp("10.9.0.1:80");
         let before = [
@@ -91,7 +92,7 @@ fn the_probe_finds_all_features_and_restores_the_table() {
     });
 }
 
-/// IPVS checks CAP_NET_ADMIN in the initial user namespace, for reading commands too.
+/// IPVS requires CAP_NET_ADMIN in the initial user namespace, also for commands that only read.
 #[test]
 fn root_of_a_user_namespace_has_no_permission() {
     const TEST: &str = "namespace::root_of_a_user_namespace_has_no_permission";

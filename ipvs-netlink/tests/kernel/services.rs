@@ -1,4 +1,4 @@
-//! Virtual servers (5.1 to 5.4).
+//! Virtual servers: all fields, errors and resets.
 
 use ipvs_netlink::{ClientMask, Errno, Family, Protocol, Service, ServiceFlags, ServiceKey};
 
@@ -152,7 +152,7 @@ fn missing_and_invalid_services_are_rejected() {
     });
 }
 
-/// The kernel puts the old scheduler back (5.3).
+/// The kernel restores the old scheduler.
 #[test]
 fn a_failed_change_of_scheduler_changes_nothing() {
     lab::test(|| {
@@ -188,7 +188,7 @@ fn counters_can_be_reset_and_the_table_flushed() {
     });
 }
 
-/// `GENL_MAX_ID`, which no family has: `ip_vs` was unloaded and loaded since the lookup.
+/// A number that no family has (`GENL_MAX_ID`), as after `ip_vs` was unloaded and loaded again.
 const STALE_FAMILY: u16 = 1_023;
 
 #[test]
@@ -215,7 +215,7 @@ fn every_request_succeeds_after_the_module_was_reloaded() {
         reloaded().zero(Some(&key)).unwrap();
         reloaded().flush().unwrap();
         assert_eq!(reloaded().services().unwrap(), []);
-        // An error for another reason is returned as it is.
+        // ESRCH has another cause, so the client returns it and does not repeat the request.
         let missing = reloaded().service(&key);
         assert_eq!(errno(missing), Some(Errno::SRCH));
     });

@@ -41,7 +41,7 @@ pub(crate) fn rewritten(request: &[u8], revise: impl Fn(&Inner<'_>) -> Option<Ve
     })
 }
 
-/// Returns the value as it is.
+/// Returns the value of the attribute.
 pub(crate) fn unchanged(attribute: &Inner<'_>) -> Option<Vec<u8>> {
     Some(attribute.inner.value.to_vec())
 }

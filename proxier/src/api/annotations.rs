@@ -28,8 +28,8 @@
 
 mod weights;
 
-use super::findings::Findings;
 use super::metadata;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::{Annotations, SchedulerFlags, TopologyKey};
 use crate::store::Interner;
@@ -148,34 +148,29 @@ const SCHEDULERS_WITH_FLAGS: [&str; 2] = ["sh", "mh"];
 /// Parses the annotations of a Service. Returns `None` if it has no valid one of this proxy.
 pub(super) fn read(
     wire: &metadata::Annotations,
-    interner: &mut Interner,
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Option<Box<Annotations>> {
     let mut read = Annotations::default();
     for (name, value) in &wire.ours {
         match &**name {
-            SCHEDULER => read.scheduler = parse_or_default(name, value, scheduler, findings),
+            SCHEDULER => read.scheduler = parse(name, value, parser, |text, _| scheduler(text)),
             SCHEDULER_FLAGS => {
-                read.scheduler_flags = parse_or_default(name, value, flags, findings)
+                read.scheduler_flags = parse(name, value, parser, |text, _| flags(text));
             }
-            WEIGHTS => {
-                let parse = |text: &str| weights::parse(text, interner);
-                read.weights = parse_or_default(name, value, parse, findings);
-            }
+            WEIGHTS => read.weights = parse(name, value, parser, weights::parse),
             DRAIN_SECONDS => {
-                read.drain_secs = parse_or_default(name, value, |text| seconds(text, 0), findings);
+                read.drain_secs = parse(name, value, parser, |text, _| seconds(text, 0));
             }
             IDLE_TIMEOUT => {
-                read.idle_timeout_secs =
-                    parse_or_default(name, value, |text| seconds(text, 1), findings);
+                read.idle_timeout_secs = parse(name, value, parser, |text, _| seconds(text, 1));
             }
             TOPOLOGY_KEYS => {
-                read.topology_keys = parse_or_default(name, value, topology_keys, findings)
+                read.topology_keys = parse(name, value, parser, |text, _| topology_keys(text));
             }
             _ => {
                 // A misspelled name would otherwise have no effect and no message.
                 let message = format!("is not one of {}; ignored", NAMES.join(", "));
-                findings.add(FIELD, format_args!("{PREFIX}{name}"), message);
+                parser.problem(FIELD, format_args!("{PREFIX}{name}"), message);
             }
         }
     }
@@ -184,9 +179,9 @@ pub(super) fn read(
     if let (Some(scheduler), Some(_)) = (&read.scheduler, read.scheduler_flags)
         && !SCHEDULERS_WITH_FLAGS.contains(&&**scheduler)
     {
-        let field = format!("{FIELD}[{PREFIX}{SCHEDULER_FLAGS}]");
+        let field = format_args!("{FIELD}[{PREFIX}{SCHEDULER_FLAGS}]");
         let message = "has no flags, only sh and mh have; the flags are ignored";
-        findings.add(field, scheduler, message);
+        parser.problem(field, scheduler, message);
         read.scheduler_flags = None;
     }
     (read != Annotations::default()).then(|| Box::new(read))
@@ -195,23 +190,21 @@ pub(super) fn read(
 const FIELD: &str = "metadata.annotations";
 
 /// Parses a value with `parse`. An error becomes a Problem.
-fn parse_or_default<T>(
+fn parse<T>(
     name: &str,
     value: &Scalar,
-    parse: impl FnOnce(&str) -> Result<T, String>,
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
+    parse: impl FnOnce(&str, &mut Interner) -> Result<T, String>,
 ) -> Option<T> {
-    let parsed = match value.as_str() {
+    let parsed = match value.as_str().map(str::trim) {
         None => Err("is not a string".to_owned()),
-        Some(text) => match text.trim() {
-            "" => Err("is empty".to_owned()),
-            text => parse(text),
-        },
+        Some("") => Err("is empty".to_owned()),
+        Some(text) => parse(text, parser.interner),
     };
     parsed
         .map_err(|reason| {
-            let field = format!("{FIELD}[{PREFIX}{name}]");
-            findings.add(field, value, format!("{reason}; the default applies"));
+            let field = format_args!("{FIELD}[{PREFIX}{name}]");
+            parser.problem(field, value, format!("{reason}; the default applies"));
         })
         .ok()
 }

@@ -2,16 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::fmt::{Arguments, Display};
 
 use serde::Deserialize;
 
 use super::address::why_unusable_or_link_local;
-use super::findings::Findings;
 use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
+use super::service::parse_family;
 use crate::model::{self, Family, Hints};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -88,13 +89,10 @@ impl EndpointSlice {
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::EndpointSlice>, Problem> {
         let name = self.metadata.object_name("EndpointSlice", interner)?;
-        let mut findings = Findings::new("EndpointSlice", &name);
-        let object = self.read(&name, interner, &mut findings);
-        Ok(Parsed {
-            name,
-            object,
-            problems: findings.into_problems(),
-        })
+        let kind = "EndpointSlice";
+        Ok(Parser::parse(kind, name, interner, |name, parser| {
+            self.read(name, parser)
+        }))
     }
 
     /// Returns the Service whose Endpoints object this slice copies, if it is a copy.
@@ -107,23 +105,20 @@ impl EndpointSlice {
     fn read(
         &self,
         name: &model::ObjectName,
-        interner: &mut Interner,
-        findings: &mut Findings,
+        parser: &mut Parser<'_>,
     ) -> Option<model::EndpointSlice> {
         let labels = &self.metadata.labels;
         // The watch's selector excludes these slices; manifests may contain them.
         if labels.headless != Scalar::Absent {
             return None;
         }
-        let family = match self.address_type.as_str() {
-            Some("IPv4") => Family::V4,
-            Some("IPv6") => Family::V6,
-            Some("FQDN") => return None,
-            _ => {
-                let message = "is not IPv4, IPv6 or FQDN; the slice is skipped";
-                findings.add("addressType", &self.address_type, message);
-                return None;
-            }
+        if self.address_type.as_str() == Some("FQDN") {
+            return None;
+        }
+        let Some(family) = parse_family(&self.address_type) else {
+            let message = "is not IPv4, IPv6 or FQDN; the slice is skipped";
+            parser.problem("addressType", &self.address_type, message);
+            return None;
         };
         let service = labels
             .service_name
@@ -132,29 +127,21 @@ impl EndpointSlice {
         let Some(service) = service else {
             let field = "metadata.labels[kubernetes.io/service-name]";
             let message = "does not name a Service; the slice is skipped";
-            findings.add(field, &labels.service_name, message);
+            parser.problem(field, &labels.service_name, message);
             return None;
         };
-        Some(model::EndpointSlice {
-            name: name.clone(),
-            service: interner.intern(service),
-            ports: slice_ports("ports", &self.ports, interner, findings),
-            endpoints: self.endpoints(family, interner, findings),
-        })
-    }
-
-    fn endpoints(
-        &self,
-        family: Family,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Vec<model::Endpoint> {
+        let ports = slice_ports("ports", &self.ports, parser);
         // The exact capacity, because endpoints are most of the snapshot's memory.
         let mut endpoints = Vec::with_capacity(self.endpoints.len());
         for (index, endpoint) in self.endpoints.iter().enumerate() {
-            endpoints.extend(endpoint.read(index, family, interner, findings));
+            endpoints.extend(endpoint.read(index, family, parser));
         }
-        endpoints
+        Some(model::EndpointSlice {
+            name: name.clone(),
+            service: parser.intern(service),
+            ports,
+            endpoints,
+        })
     }
 }
 
@@ -164,8 +151,7 @@ impl EndpointSlice {
 pub(super) fn slice_ports(
     at: &str,
     wire: &[SlicePort],
-    interner: &mut Interner,
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Vec<model::SlicePort> {
     let instead = "the port is skipped";
     let mut ports = Vec::with_capacity(wire.len());
@@ -173,23 +159,20 @@ pub(super) fn slice_ports(
     for (index, port) in wire.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let read = (
-            findings.port_name(&format!("{at}.name"), &port.name, instead),
-            findings.protocol(&format!("{at}.protocol"), &port.protocol, instead),
-            findings.port(&format!("{at}.port"), &port.port, instead),
+            parser.port_name(format_args!("{at}.name"), &port.name, instead),
+            parser.protocol(format_args!("{at}.protocol"), &port.protocol, instead),
+            parser.port(format_args!("{at}.port"), &port.port, instead),
         );
         let (Some(name), Some(protocol), Some(port)) = read else {
             continue;
         };
         if !seen.insert((name, protocol)) {
-            findings.add(
-                format!("{at}.name"),
-                name,
-                "is the name of an earlier port too; the port is skipped",
-            );
+            let message = "is the name of an earlier port too; the port is skipped";
+            parser.problem(format_args!("{at}.name"), name, message);
             continue;
         }
         ports.push(model::SlicePort {
-            name: interner.intern(name),
+            name: parser.intern(name),
             protocol,
             port,
         });
@@ -202,89 +185,51 @@ impl Endpoint {
         &self,
         index: usize,
         family: Family,
-        interner: &mut Interner,
-        findings: &mut Findings,
+        parser: &mut Parser<'_>,
     ) -> Option<model::Endpoint> {
         let instead = "the endpoint is skipped";
+        let at = format_args!("endpoints[{index}]");
         let Some(text) = self.addresses.first() else {
-            findings.add(
-                format!("endpoints[{index}].addresses"),
-                "",
-                format!("is empty; {instead}"),
-            );
+            let message = format!("is empty; {instead}");
+            parser.problem(format_args!("{at}.addresses"), "", message);
             return None;
         };
-        // A field's path costs an allocation, so it is formatted only for invalid endpoints: a
-        // large cluster has 100,000 valid ones.
-        let address = match text.as_str().and_then(super::parse_address) {
-            Some(address) if why_unusable_or_link_local(address).is_none() => address,
-            _ => {
-                let field = format!("endpoints[{index}].addresses[0]");
-                findings.address(&field, text, why_unusable_or_link_local, instead)?
-            }
-        };
+        let field = format_args!("{at}.addresses[0]");
+        let address = parser.address(field, text, why_unusable_or_link_local, instead)?;
         if Family::from(address) != family {
-            let field = format!("endpoints[{index}].addresses[0]");
-            findings.add(
-                field,
-                text,
-                format!("is not of the slice's addressType; {instead}"),
-            );
+            let message = format!("is not of the slice's addressType; {instead}");
+            parser.problem(field, text, message);
             return None;
         }
-        let conditions = &self.conditions;
-        // The path is formatted only for an invalid value, as above.
-        let mut flag = |name: &str, value: &Scalar, default: bool| match value {
-            Scalar::Absent => default,
-            Scalar::Boolean(flag) => *flag,
-            _ => findings.flag(
-                &format!("endpoints[{index}].conditions.{name}"),
-                value,
-                default,
-            ),
+        let mut flag = |name, value, default| {
+            parser.flag(format_args!("{at}.conditions.{name}"), value, default)
         };
+        let conditions = &self.conditions;
+        let is_ready = flag("ready", &conditions.ready, true);
+        let is_serving = flag("serving", &conditions.serving, true);
+        let is_terminating = flag("terminating", &conditions.terminating, false);
+        let node = node_name(format_args!("{at}.nodeName"), &self.node_name, parser);
+        let zone = self.zone.as_str().filter(|zone| is_zone(zone));
+        if zone.is_none() && !self.zone.is_blank() {
+            let message = "is not a zone; the endpoint's zone is unknown";
+            parser.problem(format_args!("{at}.zone"), &self.zone, message);
+        }
         Some(model::Endpoint {
             address,
-            is_ready: flag("ready", &conditions.ready, true),
-            is_serving: flag("serving", &conditions.serving, true),
-            is_terminating: flag("terminating", &conditions.terminating, false),
-            location: self.location(index, interner, findings),
-            hints: self.hints.read(index, interner, findings),
+            is_ready,
+            is_serving,
+            is_terminating,
+            location: parser.interner.location(node.as_deref(), zone),
+            hints: self.hints.read(at, parser),
         })
-    }
-}
-
-impl Endpoint {
-    fn location(
-        &self,
-        index: usize,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Arc<model::Location> {
-        let field = || format!("endpoints[{index}].nodeName");
-        let node = node_name(field, &self.node_name, findings);
-        let zone = self.zone(index, findings);
-        interner.location(node.as_deref(), zone)
-    }
-
-    fn zone(&self, index: usize, findings: &mut Findings) -> Option<&str> {
-        if self.zone.is_blank() {
-            return None;
-        }
-        let zone = self.zone.as_str().filter(|zone| is_zone(zone));
-        if zone.is_none() {
-            let message = "is not a zone; the endpoint's zone is unknown";
-            findings.add(format!("endpoints[{index}].zone"), &self.zone, message);
-        }
-        zone
     }
 }
 
 /// Parses the name of an endpoint's node, in lower case.
 pub(super) fn node_name<'a>(
-    field: impl FnOnce() -> String,
+    field: impl Display,
     value: &'a Scalar,
-    findings: &mut Findings,
+    parser: &mut Parser<'_>,
 ) -> Option<Cow<'a, str>> {
     if value.is_blank() {
         return None;
@@ -299,38 +244,26 @@ pub(super) fn node_name<'a>(
             return Some(lower.into());
         }
     }
-    findings.add(
-        field(),
-        value,
-        "is not a node name; the endpoint's node is unknown",
-    );
+    let message = "is not a node name; the endpoint's node is unknown";
+    parser.problem(field, value, message);
     None
 }
 
 impl EndpointHints {
-    fn read(
-        &self,
-        index: usize,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Option<Box<Hints>> {
+    fn read(&self, at: Arguments<'_>, parser: &mut Parser<'_>) -> Option<Box<Hints>> {
         if self.for_zones.is_empty() && self.for_nodes.is_empty() {
             return None;
         }
         let mut names = |list: &[Hint], field: &str| {
             let mut names = Vec::with_capacity(list.len());
-            for (at, hint) in list.iter().enumerate() {
-                match hint
-                    .name
-                    .as_str()
-                    .filter(|name| (1..=253).contains(&name.len()))
-                {
-                    Some(name) => names.push(interner.intern(name)),
-                    None => findings.add(
-                        format!("endpoints[{index}].hints.{field}[{at}].name"),
-                        &hint.name,
-                        "is not a name; the hint is ignored",
-                    ),
+            for (index, hint) in list.iter().enumerate() {
+                let name = hint.name.as_str();
+                match name.filter(|name| (1..=253).contains(&name.len())) {
+                    Some(name) => names.push(parser.intern(name)),
+                    None => {
+                        let field = format_args!("{at}.hints.{field}[{index}].name");
+                        parser.problem(field, &hint.name, "is not a name; the hint is ignored");
+                    }
                 }
             }
             names

@@ -7,12 +7,11 @@ use serde::Deserialize;
 
 use super::address::why_unusable_or_link_local;
 use super::endpoint_slice::{SlicePort, node_name, slice_ports};
-use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::{self, Family, ObjectName};
-use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
 
 /// The maximum number of mirrored addresses of a subset, as in the control plane.
@@ -58,42 +57,38 @@ impl Endpoints {
             && self.metadata.annotations.leader == Scalar::Absent
     }
 
-    /// Returns the slices of the object: one per subset and family with addresses, in the object's
-    /// order, named `<name>-mirrored-<subset>-<family>`.
+    /// Returns the slices of the object `name`: one per subset and family with addresses, in the
+    /// object's order, named `<name>-mirrored-<subset>-<family>`.
     ///
     /// The first slice carries the problems of the Endpoints object. If there are problems but no
     /// addresses, it is a slice without an object.
-    ///
-    /// # Errors
-    /// If the object has no valid name.
     pub(crate) fn mirror(
         &self,
+        name: &ObjectName,
         interner: &mut Interner,
-    ) -> Result<Vec<Parsed<model::EndpointSlice>>, Problem> {
-        let name = self.metadata.object_name("Endpoints", interner)?;
-        let mut findings = Findings::new("Endpoints", &name);
-        let mut slices = Vec::new();
-        for (index, subset) in self.subsets.iter().enumerate() {
-            for slice in subset.mirror(&name, index, interner, &mut findings) {
-                let name = slice.name.clone();
-                slices.push(Parsed {
-                    name,
-                    object: Some(slice),
-                    problems: Vec::new(),
-                });
-            }
-        }
-        let problems = findings.into_problems();
-        if slices.is_empty() && !problems.is_empty() {
+    ) -> Vec<Parsed<model::EndpointSlice>> {
+        let all = Parser::parse("Endpoints", name.clone(), interner, |name, parser| {
+            let subsets = self.subsets.iter().enumerate();
+            let slices = subsets.flat_map(|(index, it)| it.mirror(name, index, parser));
+            Some(slices.collect::<Vec<_>>())
+        });
+        let slices = all.object.into_iter().flatten().map(|slice| Parsed {
+            name: slice.name.clone(),
+            object: Some(slice),
+            problems: Vec::new(),
+        });
+        let mut slices: Vec<_> = slices.collect();
+        if slices.is_empty() && !all.problems.is_empty() {
             slices.push(Parsed {
-                name: slice_name(&name, 0, "ipv4"),
+                name: slice_name(name, 0, "ipv4"),
                 object: None,
-                problems,
+                problems: Vec::new(),
             });
-        } else if let Some(first) = slices.first_mut() {
-            first.problems = problems;
         }
-        Ok(slices)
+        if let Some(first) = slices.first_mut() {
+            first.problems = all.problems;
+        }
+        slices
     }
 }
 
@@ -102,11 +97,10 @@ impl Subset {
         &self,
         name: &ObjectName,
         index: usize,
-        interner: &mut Interner,
-        findings: &mut Findings,
+        parser: &mut Parser<'_>,
     ) -> Vec<model::EndpointSlice> {
         let at = format!("subsets[{index}]");
-        let ports = slice_ports(&format!("{at}.ports"), &self.ports, interner, findings);
+        let ports = slice_ports(&format!("{at}.ports"), &self.ports, parser);
         let ready = self.addresses.iter().map(|address| (address, true));
         let unready = self
             .not_ready_addresses
@@ -123,10 +117,10 @@ impl Subset {
                 let message = format!(
                     "exceeds {MAX_ADDRESSES} addresses of the subset; this and later ones are ignored"
                 );
-                findings.add(at, &address.ip, message);
+                parser.problem(at, &address.ip, message);
                 break;
             }
-            let Some(endpoint) = address.read(&at, is_ready, interner, findings) else {
+            let Some(endpoint) = address.read(&at, is_ready, parser) else {
                 continue;
             };
             match Family::from(endpoint.address) {
@@ -139,7 +133,7 @@ impl Subset {
             .filter(|(_, endpoints)| !endpoints.is_empty())
             .map(|(family, endpoints)| model::EndpointSlice {
                 name: slice_name(name, index, family),
-                service: interner.intern(&name.name),
+                service: parser.intern(&name.name),
                 ports: ports.clone(),
                 endpoints,
             })
@@ -148,31 +142,18 @@ impl Subset {
 }
 
 impl SubsetAddress {
-    fn read(
-        &self,
-        at: &str,
-        is_ready: bool,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Option<model::Endpoint> {
+    fn read(&self, at: &str, is_ready: bool, parser: &mut Parser<'_>) -> Option<model::Endpoint> {
+        let refuse = why_unusable_or_link_local;
         let instead = "the address is skipped";
-        let address = findings.address(
-            &format!("{at}.ip"),
-            &self.ip,
-            why_unusable_or_link_local,
-            instead,
-        )?;
-        let field = || format!("{at}.nodeName");
+        let address = parser.address(format_args!("{at}.ip"), &self.ip, refuse, instead)?;
+        let node = node_name(format_args!("{at}.nodeName"), &self.node_name, parser);
         Some(model::Endpoint {
             address,
             is_ready,
             // The control plane's copies lack these conditions, and these are the API's defaults.
             is_serving: true,
             is_terminating: false,
-            location: {
-                let node = node_name(field, &self.node_name, findings);
-                interner.location(node.as_deref(), None)
-            },
+            location: parser.interner.location(node.as_deref(), None),
             hints: None,
         })
     }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
 use super::annotations::PREFIX;
-use super::findings::Findings;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::ObjectName;
 use crate::problem::Problem;
@@ -114,7 +114,7 @@ impl Metadata {
             let message = "is not a DNS label; the object is skipped";
             return Err(self.problem(kind, "metadata.namespace", &self.namespace, message));
         };
-        let name = self.cluster_name(kind)?;
+        let name = self.valid_name(kind)?;
         Ok(ObjectName {
             // Few namespaces, many objects: only the namespace is worth sharing.
             namespace: interner.intern(namespace),
@@ -122,11 +122,7 @@ impl Metadata {
         })
     }
 
-    /// Returns the name of a cluster-scoped object.
-    ///
-    /// # Errors
-    /// If the API server would reject the name.
-    pub(crate) fn cluster_name(&self, kind: &str) -> Result<&str, Problem> {
+    fn valid_name(&self, kind: &str) -> Result<&str, Problem> {
         self.name
             .as_str()
             .filter(|name| is_subdomain(name))
@@ -136,28 +132,31 @@ impl Metadata {
             })
     }
 
-    /// Returns the same as an [`ObjectName`].
+    /// Returns the name of a cluster-scoped object.
     ///
     /// # Errors
-    /// As [`Metadata::cluster_name`].
+    /// If the API server would reject the name.
     pub(crate) fn cluster_object_name(
         &self,
         kind: &str,
         interner: &mut Interner,
     ) -> Result<ObjectName, Problem> {
-        let name = self.cluster_name(kind)?;
+        let name = self.valid_name(kind)?;
         // Interned, because the locations of endpoints contain the names of nodes too.
         Ok(ObjectName::new(interner.intern(""), interner.intern(name)))
     }
 
     /// Returns `creationTimestamp` as text that sorts by time.
-    pub(super) fn created(&self, findings: &mut Findings) -> Option<Box<str>> {
+    pub(super) fn created(&self, parser: &mut Parser<'_>) -> Option<Box<str>> {
         let field = "metadata.creationTimestamp";
-        let text = findings.text(field, &self.creation_timestamp, "ignored")?;
-        if is_utc_second(text) {
-            return Some(text.into());
-        }
-        findings.add(field, text, "is not a UTC time in whole seconds; ignored");
+        let value = &self.creation_timestamp;
+        let message = match value.as_str() {
+            None if *value == Scalar::Absent => return None,
+            None => "is not a string; ignored",
+            Some(text) if is_utc_second(text) => return Some(text.into()),
+            Some(_) => "is not a UTC time in whole seconds; ignored",
+        };
+        parser.problem(field, value, message);
         None
     }
 

@@ -1,13 +1,14 @@
 //! Nodes on the wire.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::address::{parse_network, why_unusable};
-use super::findings::Findings;
+use super::address::why_unusable;
 use super::metadata::Metadata;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::{self, Cidr};
 use crate::problem::Problem;
@@ -58,34 +59,22 @@ struct NodeAddress {
 }
 
 impl Node {
-    /// Parses the object: internal addresses, then external ones; host names are ignored.
+    /// Parses the object.
     ///
     /// # Errors
     /// If the object has no valid name.
-    pub fn parse(&self, interner: &mut Interner) -> Result<(model::Node, Vec<Problem>), Problem> {
-        let name = self.metadata.cluster_name("Node")?;
-        let mut findings = Findings::new("Node", name);
-        let mut addresses = Vec::new();
-        // kube-proxy's order, which decides what `--nodeport-addresses=primary` means.
-        for wanted in ["InternalIP", "ExternalIP"] {
-            for (index, entry) in self.status.addresses.iter().enumerate() {
-                if entry.r#type.as_str() != Some(wanted) {
-                    continue;
-                }
-                let field = format!("status.addresses[{index}].address");
-                let address = findings.address(&field, &entry.address, why_unusable, "ignored");
-                addresses.extend(address.filter(|address| !addresses.contains(address)));
-            }
-        }
+    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Node>, Problem> {
+        let name = self.metadata.cluster_object_name("Node", interner)?;
         let labels = &self.metadata.labels;
-        let node = model::Node {
-            name: interner.intern(name),
-            addresses,
-            zone: zone_or_region("zone", &labels.zone, interner, &mut findings),
-            region: zone_or_region("region", &labels.region, interner, &mut findings),
-            pod_cidrs: self.pod_cidrs(&mut findings),
-        };
-        Ok((node, findings.into_problems()))
+        Ok(Parser::parse("Node", name, interner, |name, parser| {
+            Some(model::Node {
+                name: name.name.clone(),
+                addresses: self.addresses(parser),
+                zone: zone_or_region("zone", &labels.zone, parser),
+                region: zone_or_region("region", &labels.region, parser),
+                pod_cidrs: self.pod_cidrs(parser),
+            })
+        }))
     }
 
     /// Parses the node's location.
@@ -100,22 +89,36 @@ impl Node {
         NodeLabels { metadata }.parse(interner)
     }
 
+    /// Parses the internal addresses, then the external ones; host names are ignored.
+    fn addresses(&self, parser: &mut Parser<'_>) -> Vec<IpAddr> {
+        let mut addresses = Vec::new();
+        // kube-proxy's order, which decides what `--nodeport-addresses=primary` means.
+        for wanted in ["InternalIP", "ExternalIP"] {
+            for (index, entry) in self.status.addresses.iter().enumerate() {
+                if entry.r#type.as_str() != Some(wanted) {
+                    continue;
+                }
+                let field = format_args!("status.addresses[{index}].address");
+                let address = parser.address(field, &entry.address, why_unusable, "ignored");
+                addresses.extend(address.filter(|address| !addresses.contains(address)));
+            }
+        }
+        addresses
+    }
+
     /// Parses `spec.podCIDRs`, or the older `spec.podCIDR` if the list is empty.
-    fn pod_cidrs(&self, findings: &mut Findings) -> Vec<Cidr> {
-        let spec = &self.spec;
-        let mut networks = Vec::new();
-        let mut read = |field: &str, text: &Scalar| match text.as_str().and_then(parse_network) {
-            Some(network) if networks.contains(&network) => {}
-            Some(network) => networks.push(network),
-            None => findings.add(field, text, "is not a network in CIDR form; ignored"),
-        };
-        if spec.pod_cidrs.is_empty() && !spec.pod_cidr.is_blank() {
-            read("spec.podCIDR", &spec.pod_cidr);
+    fn pod_cidrs(&self, parser: &mut Parser<'_>) -> Vec<Cidr> {
+        let NodeSpec {
+            pod_cidr,
+            pod_cidrs,
+        } = &self.spec;
+        if !pod_cidrs.is_empty() || pod_cidr.is_blank() {
+            return parser.networks("spec.podCIDRs", pod_cidrs);
         }
-        for (index, text) in spec.pod_cidrs.iter().enumerate() {
-            read(&format!("spec.podCIDRs[{index}]"), text);
-        }
-        networks
+        parser
+            .network("spec.podCIDR", pod_cidr)
+            .into_iter()
+            .collect()
     }
 }
 
@@ -126,36 +129,27 @@ impl NodeLabels {
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::NodeLocation>, Problem> {
         let name = self.metadata.cluster_object_name("Node", interner)?;
-        let mut findings = Findings::new("Node", &name);
         let region = &self.metadata.labels.region;
-        let object = model::NodeLocation {
-            name: name.name.clone(),
-            region: zone_or_region("region", region, interner, &mut findings),
-        };
-        Ok(Parsed {
-            name,
-            object: Some(object),
-            problems: findings.into_problems(),
-        })
+        Ok(Parser::parse("Node", name, interner, |name, parser| {
+            Some(model::NodeLocation {
+                name: name.name.clone(),
+                region: zone_or_region("region", region, parser),
+            })
+        }))
     }
 }
 
 /// Parses the label of a zone or region.
-fn zone_or_region(
-    what: &str,
-    label: &Scalar,
-    interner: &mut Interner,
-    findings: &mut Findings,
-) -> Option<Arc<str>> {
+fn zone_or_region(what: &str, label: &Scalar, parser: &mut Parser<'_>) -> Option<Arc<str>> {
     if label.is_blank() {
         return None;
     }
     let name = label.as_str().filter(|text| is_zone(text));
     if name.is_none() {
-        let field = format!("metadata.labels[topology.kubernetes.io/{what}]");
-        findings.add(field, label, format!("is not a {what}; the node has none"));
+        let field = format_args!("metadata.labels[topology.kubernetes.io/{what}]");
+        parser.problem(field, label, format!("is not a {what}; the node has none"));
     }
-    name.map(|text| interner.intern(text))
+    name.map(|text| parser.intern(text))
 }
 
 /// Returns whether `text` can name a zone or a region.

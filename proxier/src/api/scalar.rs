@@ -15,7 +15,7 @@ pub(crate) enum Scalar {
     Absent,
     /// `true` or `false`.
     Boolean(bool),
-    /// A whole number, clamped to the range of `i128`.
+    /// A whole number. `serde_json` has no larger ones than `u64` and no smaller ones than `i64`.
     Integer(i128),
     /// Any other number.
     Float(f64),
@@ -87,14 +87,6 @@ impl<'de> Visitor<'de> for ScalarVisitor {
         Ok(Scalar::Absent)
     }
 
-    fn visit_none<E: Error>(self) -> Result<Scalar, E> {
-        Ok(Scalar::Absent)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Scalar, D::Error> {
-        Scalar::deserialize(deserializer)
-    }
-
     fn visit_bool<E: Error>(self, value: bool) -> Result<Scalar, E> {
         Ok(Scalar::Boolean(value))
     }
@@ -103,17 +95,8 @@ impl<'de> Visitor<'de> for ScalarVisitor {
         Ok(Scalar::Integer(value.into()))
     }
 
-    fn visit_i128<E: Error>(self, value: i128) -> Result<Scalar, E> {
-        Ok(Scalar::Integer(value))
-    }
-
     fn visit_u64<E: Error>(self, value: u64) -> Result<Scalar, E> {
         Ok(Scalar::Integer(value.into()))
-    }
-
-    fn visit_u128<E: Error>(self, value: u128) -> Result<Scalar, E> {
-        // A clamped number is outside of every valid range, so it ends up in a Problem.
-        Ok(Scalar::Integer(value.try_into().unwrap_or(i128::MAX)))
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Scalar, E> {
@@ -121,10 +104,6 @@ impl<'de> Visitor<'de> for ScalarVisitor {
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<Scalar, E> {
-        Ok(Scalar::Text(value.into()))
-    }
-
-    fn visit_string<E: Error>(self, value: String) -> Result<Scalar, E> {
         Ok(Scalar::Text(value.into()))
     }
 }

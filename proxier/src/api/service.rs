@@ -10,9 +10,9 @@ use serde::de::IgnoredAny;
 
 pub(crate) use self::addresses::parse_family;
 use super::annotations;
-use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::{self, TrafficPolicy};
 use crate::problem::Problem;
@@ -127,13 +127,9 @@ impl Service {
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Service>, Problem> {
         let name = self.metadata.object_name("Service", interner)?;
-        let mut findings = Findings::new("Service", &name);
-        let object = self.read(&name, interner, &mut findings);
-        Ok(Parsed {
-            name,
-            object,
-            problems: findings.into_problems(),
-        })
+        Ok(Parser::parse("Service", name, interner, |name, parser| {
+            self.read(name, parser)
+        }))
     }
 
     /// Returns whether the Service has cluster IPs, no matter which proxy serves it.
@@ -149,17 +145,12 @@ impl Service {
         !self.spec.selector.is_empty()
     }
 
-    fn read(
-        &self,
-        name: &model::ObjectName,
-        interner: &mut Interner,
-        findings: &mut Findings,
-    ) -> Option<model::Service> {
+    fn read(&self, name: &model::ObjectName, parser: &mut Parser<'_>) -> Option<model::Service> {
         if !self.has_addresses() || self.metadata.labels.service_proxy_name != Scalar::Absent {
             return None;
         }
         let spec = &self.spec;
-        let kind = findings.choice(
+        let kind = parser.choice(
             "spec.type",
             &spec.r#type,
             [
@@ -169,12 +160,12 @@ impl Service {
                 ("ExternalName", Type::ExternalName),
             ],
         );
-        let cluster_ips = addresses::cluster_ips(spec, findings);
+        let cluster_ips = addresses::cluster_ips(spec, parser);
         if cluster_ips.is_empty() {
             // A cluster IP that is present but invalid has its own Problem already.
             if spec.cluster_ip.is_blank() {
                 let message = "is missing; the Service is not served";
-                findings.add("spec.clusterIP", &spec.cluster_ip, message);
+                parser.problem("spec.clusterIP", &spec.cluster_ip, message);
             }
             return None;
         }
@@ -183,9 +174,9 @@ impl Service {
             ("Local", TrafficPolicy::Local),
         ];
         let field = "spec.internalTrafficPolicy";
-        let internal_policy = findings.choice(field, &spec.internal_traffic_policy, policies);
+        let internal_policy = parser.choice(field, &spec.internal_traffic_policy, policies);
         let field = "spec.externalTrafficPolicy";
-        let mut external_policy = findings.choice(field, &spec.external_traffic_policy, policies);
+        let mut external_policy = parser.choice(field, &spec.external_traffic_policy, policies);
         // The API ignores the field if clients outside the cluster cannot reach the Service.
         if kind == Type::ClusterIp && spec.external_ips.is_empty() {
             external_policy = TrafficPolicy::Cluster;
@@ -193,9 +184,9 @@ impl Service {
         // As in kube-proxy: with policy Cluster every node is healthy for a load balancer.
         let has_health_check =
             kind == Type::LoadBalancer && external_policy == TrafficPolicy::Local;
-        let created = self.metadata.created(findings);
-        let ports = ports::ports(&spec.ports, interner, findings);
-        let affinity_secs = self.affinity_secs(findings);
+        let created = self.metadata.created(parser);
+        let ports = ports::ports(&spec.ports, parser);
+        let affinity_secs = self.affinity_secs(parser);
         let ingress = &self.status.load_balancer.ingress;
         Some(model::Service {
             name: name.clone(),
@@ -204,20 +195,20 @@ impl Service {
             affinity_secs,
             internal_policy,
             external_policy,
-            external_ips: addresses::external_ips(&spec.external_ips, &cluster_ips, findings),
-            load_balancer_ips: addresses::ingress_ips(ingress, &cluster_ips, findings),
+            external_ips: addresses::external_ips(&spec.external_ips, &cluster_ips, parser),
+            load_balancer_ips: addresses::ingress_ips(ingress, &cluster_ips, parser),
             cluster_ips,
-            source_ranges: addresses::source_ranges(&spec.load_balancer_source_ranges, findings),
+            source_ranges: addresses::source_ranges(&spec.load_balancer_source_ranges, parser),
             health_check_node_port: has_health_check
-                .then(|| self.health_check_node_port(findings))
+                .then(|| self.health_check_node_port(parser))
                 .flatten(),
-            annotations: annotations::read(&self.metadata.annotations, interner, findings),
+            annotations: annotations::read(&self.metadata.annotations, parser),
         })
     }
 
-    fn affinity_secs(&self, findings: &mut Findings) -> Option<u32> {
+    fn affinity_secs(&self, parser: &mut Parser<'_>) -> Option<u32> {
         let words = [("None", false), ("ClientIP", true)];
-        if !findings.choice("spec.sessionAffinity", &self.spec.session_affinity, words) {
+        if !parser.choice("spec.sessionAffinity", &self.spec.session_affinity, words) {
             return None;
         }
         let timeout = &self.spec.session_affinity_config.client_ip.timeout_seconds;
@@ -229,7 +220,7 @@ impl Service {
             _ => None,
         };
         Some(secs.unwrap_or_else(|| {
-            findings.add(
+            parser.problem(
                 "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
                 timeout,
                 format!("is not 1 to {MAX_AFFINITY_SECS}; {DEFAULT_AFFINITY_SECS} is used"),
@@ -238,12 +229,9 @@ impl Service {
         }))
     }
 
-    fn health_check_node_port(&self, findings: &mut Findings) -> Option<u16> {
+    fn health_check_node_port(&self, parser: &mut Parser<'_>) -> Option<u16> {
+        let port = &self.spec.health_check_node_port;
         let instead = "the Service has no health check";
-        findings.port(
-            "spec.healthCheckNodePort",
-            &self.spec.health_check_node_port,
-            instead,
-        )
+        parser.port("spec.healthCheckNodePort", port, instead)
     }
 }

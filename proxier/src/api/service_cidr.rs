@@ -2,10 +2,9 @@
 
 use serde::Deserialize;
 
-use super::address::parse_network;
-use super::findings::Findings;
 use super::metadata::Metadata;
 use super::or_default;
+use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model;
 use crate::problem::Problem;
@@ -41,26 +40,16 @@ impl ServiceCidr {
         interner: &mut Interner,
     ) -> Result<Parsed<model::ServiceCidr>, Problem> {
         let name = self.metadata.cluster_object_name("ServiceCIDR", interner)?;
-        let mut findings = Findings::new("ServiceCIDR", &name);
-        let mut ranges = Vec::with_capacity(self.spec.cidrs.len());
-        for (index, text) in self.spec.cidrs.iter().enumerate() {
-            match text.as_str().and_then(parse_network) {
-                Some(range) if ranges.contains(&range) => {}
-                Some(range) => ranges.push(range),
-                None => {
-                    let field = format!("spec.cidrs[{index}]");
-                    findings.add(field, text, "is not a network in CIDR form; ignored");
-                }
-            }
-        }
-        let object = model::ServiceCidr {
-            name: name.name.clone(),
-            ranges,
-        };
-        Ok(Parsed {
+        Ok(Parser::parse(
+            "ServiceCIDR",
             name,
-            object: Some(object),
-            problems: findings.into_problems(),
-        })
+            interner,
+            |name, parser| {
+                Some(model::ServiceCidr {
+                    name: name.name.clone(),
+                    ranges: parser.networks("spec.cidrs", &self.spec.cidrs),
+                })
+            },
+        ))
     }
 }

@@ -1,4 +1,4 @@
-//! `ipvs-proxier cleanup`.
+//! The command `ipvs-proxier cleanup`.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{ExcludeFlags, ServiceAddresses, StateFlags};
+use super::{ExcludeFlags, ServiceAddressesFlag, StateFlags};
 use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
+use crate::ledger::LedgerLock;
 use crate::nftables::{Forwarding, Treatment};
 use crate::plan::{NodePortAddresses, PlanConfig};
 use crate::report::NamedOp;
@@ -24,9 +25,9 @@ pub(super) struct Flags {
     #[command(flatten)]
     state: StateFlags,
 
-    /// How service addresses were made local.
+    /// How `run` made service addresses local.
     #[arg(long, value_enum, default_value_t)]
-    service_addresses: ServiceAddresses,
+    service_addresses: ServiceAddressesFlag,
 
     #[command(flatten)]
     exclude: ExcludeFlags,
@@ -34,19 +35,21 @@ pub(super) struct Flags {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let lock = self.state.lock()?;
         let mut linux = Linux::open(self.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || !linux.addresses()?.is_empty();
         let lacks_ledger = !self.state.state_file.exists();
-        let nothing = PlanConfig {
+        let config = PlanConfig {
             node_name: "".into(),
             scheduler: "rr".parse()?,
             node_port_addresses: NodePortAddresses::default(),
             service_addresses: self.service_addresses.into(),
             drain: Duration::ZERO,
         };
-        let mut proxier = Proxier::new(linux, nothing, self.state.file())?
+        let mut proxier = Proxier::new(linux, config, self.state.file())?
             .excluding(self.exclude.ipvs_exclude_cidrs.clone());
-        // Without input, the plan is empty, and everything owned is stale.
+        // Without input the plan is empty, so that a resync deletes every owned object. The drain time
+        // is irrelevant: virtual servers are deleted whole.
         let applied = proxier.resync(clock::since_boot())?;
         let outcomes = applied.ops.iter().zip(&applied.outcomes);
         for (op, _) in outcomes.filter(|(_, outcome)| outcome.is_ok()) {
@@ -61,11 +64,15 @@ impl Flags {
         if applied.failures().next().is_some() {
             return Ok(ExitCode::FAILURE);
         }
+        // The rules come last: without guards and filters, a frontend that still exists would be open
+        // to clients that it rejects.
         proxier.dataplane().delete_rules()?;
         for chain in Forwarding::open(Treatment::Warn)?.remove_rules()? {
-            tracing::info!("{chain}: removed our rule");
+            tracing::info!("removed our accept rule from {chain}");
         }
+        // Kept after a failure: the ledger is the only record of the virtual servers that remain.
         self.state.file().remove()?;
+        lock.map_or(Ok(()), LedgerLock::remove)?;
         if has_traces && lacks_ledger {
             return self.check_left(proxier.dataplane());
         }

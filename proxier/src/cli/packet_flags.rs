@@ -1,4 +1,4 @@
-//! Which packets are masqueraded.
+//! Flags about packet rules.
 
 use std::ops::RangeInclusive;
 
@@ -7,10 +7,10 @@ use clap::{Args, ValueEnum};
 use crate::filter::{FilterConfig, LocalMode, MasqueradeBit};
 use crate::model::Cidr;
 
-/// Flags about packet rules; names and meaning are kube-proxy's.
+/// Flags about packet rules, named as kube-proxy's where it has them.
 #[derive(Args, Debug)]
 pub(super) struct PacketFlags {
-    /// The ranges that Pods have; anything else is outside the cluster.
+    /// Address ranges of Pods; every other address is outside the cluster.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     cluster_cidr: Vec<Cidr>,
 
@@ -19,15 +19,15 @@ pub(super) struct PacketFlags {
     #[arg(require_equals = true, action = clap::ArgAction::Set)]
     masquerade_all: bool,
 
-    /// The bit of packet marks that means masquerade: 0 to 31.
+    /// Bit of the packet mark that requests masquerading: 0 to 31.
     #[arg(long, value_name = "BIT", default_value = "14", value_parser = masquerade_bit)]
     iptables_masquerade_bit: MasqueradeBit,
 
-    /// How connections from inside the cluster are recognised.
+    /// How to recognise connections from inside the cluster.
     #[arg(long, value_enum, value_name = "MODE", default_value_t)]
     detect_local_mode: DetectLocalMode,
 
-    /// The interface that Pods are behind, for --detect-local-mode=BridgeInterface.
+    /// Bridge interface of the Pods, for --detect-local-mode=BridgeInterface.
     #[arg(
         long,
         value_name = "NAME",
@@ -35,18 +35,18 @@ pub(super) struct PacketFlags {
     )]
     pod_bridge_interface: Option<String>,
 
-    /// How the names of the Pods' interfaces begin, for --detect-local-mode=InterfaceNamePrefix.
+    /// Name prefix of the Pods' interfaces, for --detect-local-mode=InterfaceNamePrefix.
     #[arg(long, value_name = "PREFIX")]
     #[arg(required_if_eq("detect_local_mode", "InterfaceNamePrefix"))]
     pod_interface_name_prefix: Option<String>,
 
-    /// The ports that the API server gives to node ports (its flag of this name): masquerade takes
-    /// none of them. Not among kube-proxy's flags.
+    /// Node-port range of the API server (its flag of the same name). Masquerading never uses these
+    /// source ports. kube-proxy has no such flag.
     #[arg(long, value_name = "FROM-TO", default_value = "30000-32767")]
     #[arg(value_parser = port_range)]
     service_node_port_range: RangeInclusive<u16>,
 
-    /// Answer to ping on service addresses that have endpoints; not among kube-proxy's flags.
+    /// Answer ping on service addresses that have endpoints. kube-proxy has no such flag.
     #[arg(long)]
     answer_ping: bool,
 }
@@ -55,26 +55,26 @@ pub(super) struct PacketFlags {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 enum DetectLocalMode {
-    /// By --cluster-cidr.
+    /// The source is in --cluster-cidr.
     #[default]
     #[value(name = "ClusterCIDR")]
     ClusterCidr,
-    /// By the Pod networks of our Node object.
+    /// The source is in spec.podCIDRs of the Node object.
     #[value(name = "NodeCIDR")]
     NodeCidr,
-    /// By --pod-bridge-interface.
+    /// The packet comes through --pod-bridge-interface.
     BridgeInterface,
-    /// By --pod-interface-name-prefix.
+    /// The packet comes through an interface with --pod-interface-name-prefix.
     InterfaceNamePrefix,
 }
 
 fn masquerade_bit(text: &str) -> Result<MasqueradeBit, String> {
-    let place = text.parse().ok();
-    let bit = place.and_then(MasqueradeBit::new);
-    bit.ok_or_else(|| "a mark has bits 0 to 31".to_owned())
+    let number = text.parse().ok();
+    let bit = number.and_then(MasqueradeBit::new);
+    bit.ok_or_else(|| "is not a bit number from 0 to 31".to_owned())
 }
 
-/// A range as kube-apiserver spells it: `30000-32767`, `30000+2767`, `30000`.
+/// Parses a port range in kube-apiserver's syntax: `30000-32767`, `30000+2767`, `30000`.
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
     let range = if let Some((first, last)) = text.split_once('-') {
@@ -87,7 +87,7 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
     };
     match range {
         Some((first, last)) if first <= last => Ok(first..=last),
-        _ => Err("is no range of ports, such as 30000-32767".to_owned()),
+        _ => Err("is not a port range, such as 30000-32767".to_owned()),
     }
 }
 
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_spelt_as_for_the_api_server() {
+    fn port_ranges_have_the_syntax_of_the_api_server() {
         for (text, range) in [
             ("30000-32767", 30_000..=32_767),
             ("30000+10", 30_000..=30_010),

@@ -1,4 +1,4 @@
-//! `ipvs-proxier plan`.
+//! The command `ipvs-proxier plan`.
 
 use std::process::ExitCode;
 use std::sync::mpsc::sync_channel;
@@ -14,7 +14,7 @@ use crate::dataplane::linux::Linux;
 use crate::filter::{self, Filter};
 use crate::ledger::LedgerFile;
 use crate::op::Op;
-use crate::report::{NamedOp, Report};
+use crate::report::{JsonReport, NamedOp};
 use crate::sync::{Preview, Proxier};
 
 /// Flags of `plan`.
@@ -29,37 +29,37 @@ pub(super) struct Flags {
     #[command(flatten)]
     exclude: ExcludeFlags,
 
-    /// What the plan is compared with.
+    /// State to compare the plan with.
     #[arg(long, value_enum, default_value_t)]
     against: Against,
 
-    /// How the plan is printed.
+    /// Format of the output.
     #[arg(long, short, value_enum, default_value_t)]
-    output: Output,
+    output: PlanOutput,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Against {
-    /// This machine's kernel; needs CAP_NET_ADMIN.
+    /// The kernel of this machine; needs CAP_NET_ADMIN.
     #[default]
     Kernel,
-    /// A kernel without any virtual server, on a machine with the addresses of the Node object.
+    /// A kernel without virtual servers, on a machine with the addresses of the Node object.
     Empty,
 }
 
-/// How a plan is printed.
+/// The format of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// What would change, a line each.
+enum PlanOutput {
+    /// One line for each change.
     #[default]
     Text,
-    /// All virtual servers and addresses, for programs.
+    /// The desired virtual servers and addresses as JSON.
     Json,
-    /// The packet rules as `nft -f` reads them.
+    /// The desired packet rules in the syntax of `nft -f`.
     Nft,
 }
 
-/// Something would change.
+/// The exit code if there are changes.
 const CHANGES: u8 = 2;
 
 impl Flags {
@@ -70,8 +70,9 @@ impl Flags {
                 self.print(self.proxier(linux, self.state.file())?)
             }
             Against::Empty => {
-                let nothing = LedgerFile::new("/nonexistent");
-                let mut proxier = self.proxier(FakeKernel::default(), nothing)?;
+                // No earlier run owns anything in an empty kernel.
+                let ledger = LedgerFile::new("/nonexistent");
+                let mut proxier = self.proxier(FakeKernel::default(), ledger)?;
                 let node = proxier.snapshot().node();
                 let addresses = node.map(|node| node.addresses.iter().copied().collect());
                 proxier.dataplane().machine.addresses = addresses.unwrap_or_default();
@@ -80,7 +81,7 @@ impl Flags {
         }
     }
 
-    /// Returns a proxier with complete input.
+    /// Returns a proxier after it received its complete input.
     fn proxier<D: Dataplane>(
         &self,
         dataplane: D,
@@ -94,13 +95,13 @@ impl Flags {
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
         anyhow::ensure!(
             daemon.listen(&messages),
-            "the input ended before it was complete"
+            "the input ended before all objects arrived"
         );
         let mut proxier = daemon.into_proxier();
         anyhow::ensure!(
             proxier.may_start()?,
-            "some manifests cannot be read, and the kernel has state of ours: `run` would change \
-             nothing until all of them can be read: {}",
+            "some manifests are unreadable, and an earlier run left virtual servers in the kernel: \
+             `run` would change nothing until all manifests are readable: {}",
             problems(&proxier)
         );
         Ok(proxier)
@@ -110,9 +111,9 @@ impl Flags {
         let Preview { ops, changes_rules } = proxier.preview(clock::since_boot())?;
         let problems = proxier.problems();
         match self.output {
-            Output::Json => print(&json(&Report::desired(proxier.desired(), &problems))?)?,
-            Output::Nft => print(&proxier.filter().map_or_else(String::new, nft))?,
-            Output::Text => {
+            PlanOutput::Json => print(&json(&JsonReport::desired(proxier.desired(), &problems))?)?,
+            PlanOutput::Nft => print(&proxier.filter().map_or_else(String::new, nft))?,
+            PlanOutput::Text => {
                 for problem in &problems {
                     tracing::warn!("{problem}");
                 }

@@ -1,4 +1,4 @@
-//! `ipvs-proxier run`.
+//! The command `ipvs-proxier run`.
 
 use std::process::ExitCode;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -28,23 +28,23 @@ pub(super) struct Flags {
     #[command(flatten)]
     sysctl: SysctlFlags,
 
-    /// How often the kernel is read back and repaired.
+    /// Interval of resyncs: each reads the kernel back and repairs differences.
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     ipvs_sync_period: DurationFlag,
 
-    /// Changes are programmed at most this often; 0 = each at once.
+    /// Minimum time between two rounds of changes; 0 applies each change at once.
     #[arg(long, value_name = "DURATION", default_value = "1s")]
     ipvs_min_sync_period: DurationFlag,
 
     #[command(flatten)]
     exclude: ExcludeFlags,
 
-    /// What to do about forward chains of others that drop the answers of endpoints; not among
-    /// kube-proxy's flags.
+    /// What to do if a forward chain of another program drops the answers of endpoints. kube-proxy has
+    /// no such flag.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     forward_drop: ForwardDrop,
 
-    /// Program the kernel once and exit: 0 when everything took effect, 1 otherwise.
+    /// Program the kernel once and exit. Exit code: 0 if every change took effect, otherwise 1.
     #[arg(long)]
     once: bool,
 }
@@ -52,10 +52,10 @@ pub(super) struct Flags {
 /// [`Treatment`] as the command line spells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum ForwardDrop {
-    /// Put a rule at their head that accepts answers, as kube-proxy does.
+    /// Insert a rule at its head that accepts the answers, as kube-proxy does.
     #[default]
     Accept,
-    /// Only say so in the log.
+    /// Log a warning only.
     Warn,
 }
 
@@ -70,9 +70,11 @@ impl From<ForwardDrop> for Treatment {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let _lock = self.state.lock()?;
         let linux = Linux::open(self.node.service_addresses.into())?;
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         stop_on_signals(sender.clone())?;
+        // The monitors start before the first round reads the kernel: a change in between is not lost.
         self.monitor(&linux, &sender)?;
         let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
             .filtering(self.node.packets.config())
@@ -92,7 +94,7 @@ impl Flags {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Sends messages when other programs change the kernel.
+    /// Starts threads that send a message when another program changes the kernel.
     fn monitor(&self, linux: &Linux, listener: &SyncSender<Message>) -> anyhow::Result<()> {
         let addresses = listener.clone();
         monitor::addresses(self.node.service_addresses.into(), move || {
@@ -110,7 +112,7 @@ impl Flags {
             sync: self.ipvs_sync_period.0,
             min_sync: self.ipvs_min_sync_period.0,
         };
-        // The rules of kube-proxy's configuration (ValidateKubeProxyConfiguration).
+        // kube-proxy has the same limits (`ValidateKubeProxyConfiguration`).
         anyhow::ensure!(
             periods.sync > Duration::ZERO,
             "--ipvs-sync-period must be longer than 0"
@@ -123,7 +125,7 @@ impl Flags {
     }
 }
 
-/// Sends a stop request when the process gets SIGTERM or SIGINT.
+/// Starts a thread that sends a stop request on SIGTERM and SIGINT.
 fn stop_on_signals(listener: SyncSender<Message>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Where objects come from.
+//! Flags about the source of Kubernetes objects.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,30 +12,32 @@ use crate::model::Cidr;
 use crate::watch::{self, Watch};
 use crate::{follow, manifests};
 
-/// Flags that say where objects come from: manifests, or else an API server.
+/// Flags that choose the source of objects: an API server, or manifests.
 #[derive(Args, Debug)]
 pub(super) struct SourceFlags {
-    /// Objects come from a manifest file, or from a directory of .yaml, .yml and .json files,
+    /// Read objects from a manifest file, or from the .yaml, .yml and .json files of a directory,
     /// instead of an API server.
     #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["kubeconfig", "master"])]
     manifests: Option<PathBuf>,
 
-    /// Give a cluster IP out of these ranges to Services of the manifests that have none.
+    /// Ranges from which Services in manifests get a cluster IP if they have none.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     service_cidr: Vec<Cidr>,
 
-    /// How to reach the API server [default: as a Pod does].
+    /// File with address and credentials of the API server [default: the Pod's service account].
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// The address of the API server, instead of the one in the kubeconfig.
+    /// Address of the API server; overrides the one in the kubeconfig.
     #[arg(long, value_name = "URL")]
     master: Option<String>,
 }
 
 impl SourceFlags {
-    /// Begins to tell `listener` of all objects and of their changes. What is returned has to live
-    /// as long as that is to go on; it is nothing for manifests.
+    /// Starts to send all objects and their changes to `listener`.
+    ///
+    /// Dropping the returned watch stops it. Manifests have none: their thread ends when the
+    /// receiver is dropped.
     pub(super) fn follow(
         &self,
         node_name: Arc<str>,

@@ -1,13 +1,13 @@
-//! `ipvs-proxier status`.
+//! The command `ipvs-proxier status`.
 
 use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Output, ServiceAddresses, StateFlags, json, print};
+use super::{Output, ServiceAddressesFlag, StateFlags, json, print};
 use crate::dataplane::linux::Linux;
 use crate::ledger::Ledger;
-use crate::report::{Report, Table, table};
+use crate::report::{JsonReport, KernelTable, table};
 
 /// Flags of `status`.
 #[derive(Args, Debug)]
@@ -15,11 +15,11 @@ pub(super) struct Flags {
     #[command(flatten)]
     state: StateFlags,
 
-    /// How service addresses were made local.
+    /// How `run` made service addresses local.
     #[arg(long, value_enum, default_value_t)]
-    service_addresses: ServiceAddresses,
+    service_addresses: ServiceAddressesFlag,
 
-    /// How the table is printed.
+    /// Format of the output.
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -27,10 +27,10 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut linux = Linux::open(self.service_addresses.into())?;
-        let observed = Table::read(&mut linux)?;
+        let observed = KernelTable::read(&mut linux)?;
         let ledger = Ledger::open(self.state.file())?;
         print(&match self.output {
-            Output::Json => json(&Report::observed(&observed))?,
+            Output::Json => json(&JsonReport::observed(&observed))?,
             Output::Text => table(&observed, ledger.owned(), &linux.foreign_addresses()?),
         })?;
         Ok(ExitCode::SUCCESS)

@@ -6,6 +6,7 @@ use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
 use ipvs_netlink::transport::{RequestError, Transport, protocols};
 use ipvs_netlink::{Errno, Error, Result};
+use netlink_packet_core::NLA_F_NESTED;
 
 use super::flow::{Flow, read};
 use super::stale::{DumpScope, Stale};
@@ -53,16 +54,10 @@ impl Client {
         let mut swept = Swept::default();
         let mut found = Vec::new();
         for scope in stale.scopes() {
-            let mut seen = 0;
-            let mut here = Vec::new();
             self.each(scope, |flow| {
-                seen += 1;
-                if stale.contains(&flow) {
-                    here.push(flow);
-                }
+                swept.seen += 1;
+                found.extend(Some(flow).filter(|flow| stale.contains(flow)));
             })?;
-            swept.seen += seen;
-            found.append(&mut here);
         }
         // The socket carries one request at a time, so deletions follow the dumps.
         swept.deleted = self.delete(&found)?;
@@ -167,7 +162,7 @@ fn write_filter(writer: &mut Writer<'_>, scope: DumpScope) {
 /// newer flow by then.
 fn write_flow(writer: &mut Writer<'_>, flow: &Flow) {
     header(writer, flow.original.destination.ip().into());
-    writer.bytes(CTA_TUPLE_ORIG | NESTED, &flow.handle.original);
+    writer.bytes(CTA_TUPLE_ORIG | NLA_F_NESTED, &flow.handle.original);
     if let Some(id) = flow.handle.id {
         writer.bytes(CTA_ID, &id);
     }
@@ -175,6 +170,3 @@ fn write_flow(writer: &mut Writer<'_>, flow: &Flow) {
         writer.bytes(CTA_ZONE, &zone);
     }
 }
-
-/// `NLA_F_NESTED`
-const NESTED: u16 = 1 << 15;

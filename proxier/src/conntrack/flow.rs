@@ -1,11 +1,12 @@
 //! Tracked connections as the kernel lists them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use ipvs_netlink::attr::{Attribute, attributes};
 use ipvs_netlink::{Error, Result};
 
 use super::sys::*;
+use crate::frontend::Frontend;
 use crate::model::Protocol;
 
 /// A tracked connection.
@@ -21,6 +22,17 @@ pub struct Flow {
     pub is_answered: bool,
     /// The attributes that identify the flow in a request.
     pub(super) handle: Handle,
+}
+
+impl Flow {
+    /// Returns the frontend to which the client sent its packets.
+    pub(super) fn frontend(&self) -> Frontend {
+        Frontend {
+            address: self.original.destination.ip(),
+            protocol: self.protocol,
+            port: self.original.destination.port(),
+        }
+    }
 }
 
 /// The addresses of one direction.
@@ -83,17 +95,21 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
 }
 
 fn tuple(attribute: &Attribute<'_>) -> Result<Option<(Protocol, Tuple)>> {
-    let (mut source, mut destination): (Option<IpAddr>, Option<IpAddr>) = (None, None);
+    let (mut source, mut destination) = (None, None);
     let (mut protocol, mut source_port, mut destination_port) = (None, 0, 0);
     for part in attribute.nested() {
         let part = part?;
         for field in part.nested() {
             let field = field?;
             match (part.kind, field.kind) {
-                (CTA_TUPLE_IP, CTA_IP_V4_SRC) => source = Some(v4(&field)?),
-                (CTA_TUPLE_IP, CTA_IP_V4_DST) => destination = Some(v4(&field)?),
-                (CTA_TUPLE_IP, CTA_IP_V6_SRC) => source = Some(v6(&field)?),
-                (CTA_TUPLE_IP, CTA_IP_V6_DST) => destination = Some(v6(&field)?),
+                (CTA_TUPLE_IP, CTA_IP_V4_SRC) => source = Some(IpAddr::from(field.array::<4>()?)),
+                (CTA_TUPLE_IP, CTA_IP_V4_DST) => {
+                    destination = Some(IpAddr::from(field.array::<4>()?))
+                }
+                (CTA_TUPLE_IP, CTA_IP_V6_SRC) => source = Some(IpAddr::from(field.array::<16>()?)),
+                (CTA_TUPLE_IP, CTA_IP_V6_DST) => {
+                    destination = Some(IpAddr::from(field.array::<16>()?))
+                }
                 (CTA_TUPLE_PROTO, CTA_PROTO_NUM) => protocol = Protocol::from_number(field.u8()?),
                 (CTA_TUPLE_PROTO, CTA_PROTO_SRC_PORT) => source_port = field.u16_be()?,
                 (CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT) => destination_port = field.u16_be()?,
@@ -113,12 +129,4 @@ fn tuple(attribute: &Attribute<'_>) -> Result<Option<(Protocol, Tuple)>> {
         };
         (protocol, tuple)
     }))
-}
-
-fn v4(attribute: &Attribute<'_>) -> Result<IpAddr> {
-    Ok(Ipv4Addr::from(attribute.array::<4>()?).into())
-}
-
-fn v6(attribute: &Attribute<'_>) -> Result<IpAddr> {
-    Ok(Ipv6Addr::from(attribute.array::<16>()?).into())
 }

@@ -6,14 +6,15 @@ use std::net::SocketAddr;
 use ipvs_netlink as ipvs;
 
 use super::flow::Flow;
+use crate::frontend::Frontend;
 use crate::model::{Family, Protocol};
 use crate::op::Op;
-use crate::plan::{Desired, VirtualServer};
+use crate::plan::Desired;
 
 /// The frontends with stale flows, and per frontend the endpoints whose flows stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
-    frontends: BTreeMap<(Protocol, SocketAddr), BTreeSet<SocketAddr>>,
+    frontends: BTreeMap<Frontend, BTreeSet<SocketAddr>>,
     /// UDP endpoints that were added again, whose stray flows are stale ([`super::Strays`]).
     returned: BTreeSet<SocketAddr>,
 }
@@ -40,14 +41,12 @@ impl Stale {
     pub fn from_ops<'a>(ops: impl IntoIterator<Item = &'a Op>, desired: &Desired) -> Self {
         let mut stale = Self::default();
         let mut marks = BTreeSet::new();
-        for key in ops.into_iter().filter_map(frontend) {
+        for key in ops.into_iter().filter_map(changed) {
             match key {
-                ipvs::ServiceKey::Address { .. } => stale.add(&key, desired),
                 ipvs::ServiceKey::Mark { mark, .. } => {
                     marks.insert(mark);
                 }
-                // `ServiceKey` is non-exhaustive; IPVS has no third kind.
-                _ => {}
+                _ => stale.add(&key, desired),
             }
         }
         if marks.is_empty() {
@@ -69,55 +68,30 @@ impl Stale {
 
     /// Returns whether `op` may make flows stale.
     pub fn may_result_from(op: &Op) -> bool {
-        match frontend(op) {
+        match changed(op) {
             Some(ipvs::ServiceKey::Address { protocol, .. }) => protocol != ipvs::Protocol::Tcp,
             Some(_) => true,
             None => false,
         }
     }
 
-    /// Marks flows of `protocol` to `frontend` stale, except those to `endpoints`.
-    pub fn set_frontend(
-        &mut self,
-        protocol: Protocol,
-        frontend: SocketAddr,
-        endpoints: impl IntoIterator<Item = SocketAddr>,
-    ) {
-        let endpoints = endpoints.into_iter().collect();
-        self.frontends.insert((protocol, frontend), endpoints);
-    }
-
+    /// Marks flows to a virtual server stale, except those to its endpoints and to those of its mark.
     fn add(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
-        let &ipvs::ServiceKey::Address {
-            protocol,
-            address,
-            port,
-        } = key
-        else {
+        let frontend = Frontend::of(key).filter(|it| it.protocol != Protocol::Tcp);
+        let Some(frontend) = frontend else {
             return;
         };
-        let protocol = match protocol {
-            ipvs::Protocol::Udp => Protocol::Udp,
-            ipvs::Protocol::Sctp => Protocol::Sctp,
-            _ => return,
-        };
         let server = desired.virtual_servers.get(key);
-        let inside = server
-            .and_then(|server| desired.mark(server))
-            .and_then(|mark| {
-                let family = key.family();
-                let key = ipvs::ServiceKey::Mark { family, mark };
-                desired.virtual_servers.get(&key)
-            });
-        let of = |server: &VirtualServer| -> Vec<SocketAddr> {
-            let keys = server
-                .destinations
-                .iter()
-                .map(|destination| destination.key);
-            keys.map(|key| (key.address, key.port).into()).collect()
-        };
-        let endpoints = server.into_iter().chain(inside).flat_map(of);
-        self.set_frontend(protocol, (address, port).into(), endpoints);
+        let mark = server.and_then(|server| desired.mark(server));
+        let inside = mark.and_then(|mark| {
+            let family = key.family();
+            let key = ipvs::ServiceKey::Mark { family, mark };
+            desired.virtual_servers.get(&key)
+        });
+        let servers = [server, inside].into_iter().flatten();
+        let destinations = servers.flat_map(|server| &*server.destinations);
+        let endpoints = destinations.map(|it| (it.key.address, it.key.port).into());
+        self.frontends.insert(frontend, endpoints.collect());
     }
 
     /// Marks the stray flows of these UDP endpoints stale.
@@ -138,8 +112,7 @@ impl Stale {
     /// Returns whether `flow` must be deleted: it was created for one of the frontends and its replies
     /// come from an address that is not one of the frontend's endpoints, or it is a stray.
     pub fn contains(&self, flow: &Flow) -> bool {
-        let frontend = (flow.protocol, flow.original.destination);
-        let endpoints = self.frontends.get(&frontend);
+        let endpoints = self.frontends.get(&flow.frontend());
         let has_other_endpoint = |it: &BTreeSet<_>| !it.contains(&flow.reply.source);
         endpoints.is_some_and(has_other_endpoint) || self.is_stray(flow)
     }
@@ -158,17 +131,17 @@ impl Stale {
     /// Returns the dumps that list all candidates. The strays of an endpoint are listed by its
     /// address, unless there are many endpoints or a dump lists all flows anyway.
     pub(super) fn scopes(&self) -> BTreeSet<DumpScope> {
-        let whole = |protocol, address: &SocketAddr| DumpScope {
-            family: address.ip().into(),
+        let whole = |family, protocol| DumpScope {
+            family,
             protocol,
             source: None,
         };
         let frontends = self.frontends.keys();
         let mut scopes: BTreeSet<DumpScope> = frontends
-            .map(|(protocol, frontend)| whole(*protocol, frontend))
+            .map(|frontend| whole(frontend.family(), frontend.protocol))
             .collect();
         for endpoint in &self.returned {
-            let all = whole(Protocol::Udp, endpoint);
+            let all = whole(endpoint.ip().into(), Protocol::Udp);
             if self.returned.len() > MAX_SINGLE_DUMPS {
                 scopes.insert(all);
             } else if !scopes.contains(&all) {
@@ -181,7 +154,7 @@ impl Stale {
 }
 
 /// Returns the virtual server whose flows `op` may make stale.
-fn frontend(op: &Op) -> Option<ipvs::ServiceKey> {
+fn changed(op: &Op) -> Option<ipvs::ServiceKey> {
     match *op {
         Op::AddService(service) => Some(service.key),
         Op::DeleteService(key) | Op::DeleteDestination(key, _) => Some(key),
@@ -197,7 +170,7 @@ mod tests {
     use super::super::flow::{Handle, Tuple};
     use super::*;
     use crate::model::{ObjectName, ServicePortName};
-    use crate::plan::FrontendKind;
+    use crate::plan::{FrontendKind, VirtualServer};
 
     fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
         let client = "10.244.1.4:5000".parse().unwrap();
@@ -307,8 +280,9 @@ mod tests {
     #[test]
     fn only_the_needed_scopes_are_dumped() {
         let mut stale = Stale::default();
-        stale.set_frontend(Protocol::Udp, "10.96.0.10:53".parse().unwrap(), []);
-        stale.set_frontend(Protocol::Udp, "10.96.0.11:53".parse().unwrap(), []);
+        for frontend in ["10.96.0.10:53", "10.96.0.11:53"] {
+            stale.add(&key(ipvs::Protocol::Udp, frontend), &Desired::default());
+        }
         let udp = DumpScope {
             family: Family::V4,
             protocol: Protocol::Udp,

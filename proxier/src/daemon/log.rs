@@ -54,13 +54,26 @@ impl RoundLog {
         failed == 0
     }
 
-    /// Logs the kernel settings that were written, and those that could not be.
+    /// Logs the kernel settings that were written or changed, and those that could not be written.
     pub(super) fn settings(&mut self, report: &sysctl::Report) {
         for (setting, before) in &report.written {
             match before {
                 Some(before) => tracing::info!("set {setting}, was {before}"),
                 None => tracing::info!("set {setting}"),
             }
+        }
+        for (setting, before) in &report.restored {
+            match before {
+                Some(before) => tracing::warn!("restored {setting}, was {before}; IPVS needs it"),
+                None => tracing::warn!("restored {setting}; IPVS needs it"),
+            }
+        }
+        for (setting, found) in &report.changed {
+            tracing::warn!(
+                "{} was changed to {found} and stays so; at the start it was set to {}",
+                setting.file,
+                setting.value.number()
+            );
         }
         let warnings = report.warnings();
         for warning in &warnings {

@@ -1,4 +1,4 @@
-//! A real kernel: virtual servers over generic netlink, addresses over rtnetlink.
+//! The Linux kernel, through netlink sockets: IPVS, rtnetlink, nf_tables and conntrack.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,13 +19,15 @@ mod virtual_servers;
 
 use addresses::Addresses;
 
-/// The kernel of the network namespace in which this was opened; needs CAP_NET_ADMIN.
+/// The kernel of one network namespace: that of the thread that called [`Linux::open`].
+///
+/// Needs `CAP_NET_ADMIN`.
 #[derive(Debug)]
 pub struct Linux {
     ipvs: ipvs::Client,
     addresses: Addresses,
     rules: nftables::Client,
-    /// `None` once the kernel refused it as unsupported.
+    /// `None` after the kernel rejected a request as unsupported.
     flows: Option<conntrack::Client>,
 }
 
@@ -33,7 +35,7 @@ impl Linux {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// When the kernel has no IPVS, or a socket cannot be opened.
+    /// If the kernel has no IPVS, or a socket cannot be opened.
     pub fn open(service_addresses: ServiceAddresses) -> Result<Self, Failure> {
         Ok(Self {
             ipvs: ipvs::Client::open()?,
@@ -42,27 +44,29 @@ impl Linux {
             flows: Some(conntrack::Client::open()?),
         })
     }
-}
 
-impl Linux {
-    /// The netlink port that notifications of our own rule changes carry.
+    /// Returns the netlink port of our rule changes.
+    ///
+    /// Notifications carry the port of their cause: it tells our changes from those of other programs.
     pub fn rules_port(&self) -> u32 {
         self.rules.port()
     }
 
-    /// Reads the local addresses of other programs beside those of interfaces, each with a description.
+    /// Reads the foreign local addresses, each with a description of its form.
+    ///
+    /// Addresses on interfaces are not among them, except those on kube-proxy's dummy device.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If routes or addresses cannot be read.
     pub fn foreign_addresses(&mut self) -> Result<BTreeMap<IpAddr, String>, Failure> {
-        self.addresses.foreign()
+        self.addresses.read_foreign()
     }
 }
 
 impl Dataplane for Linux {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(Machine {
-            addresses: self.addresses.of_machine()?,
+            addresses: self.addresses.read_machine()?,
             ..Machine::default()
         })
     }
@@ -76,7 +80,7 @@ impl Dataplane for Linux {
     }
 
     fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
-        self.addresses.observe()
+        self.addresses.read()
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
@@ -93,7 +97,7 @@ impl Dataplane for Linux {
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(commands) {
             Err(error) if error.is_out_of_step() => {
-                tracing::warn!("{error}; reading all packet rules back");
+                tracing::warn!("{error}; reading all packet rules back to repair them");
                 return self.replace_rules(table);
             }
             other => other?,
@@ -117,7 +121,8 @@ impl Dataplane for Linux {
         match flows.sweep(stale) {
             Err(error) if error.is_unsupported() => {
                 tracing::warn!(
-                    "{error}; stale UDP flows stay until they time out (the kernel lacks nf_conntrack_netlink)"
+                    "{error}; stale UDP flows stay until they time out; load the kernel module \
+                     nf_conntrack_netlink and restart to have them deleted"
                 );
                 self.flows = None;
                 Ok(Swept::default())
@@ -128,7 +133,8 @@ impl Dataplane for Linux {
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(ops.len());
-        // Adjacent Ops of one kind share a system call; the order of the Ops stays.
+        // Adjacent Ops of one kind share a system call. Grouping all Ops of a kind would need fewer, but
+        // would break their order (`Stage`).
         for run in
             ops.chunk_by(|one, next| one.service_key().is_some() == next.service_key().is_some())
         {
@@ -158,7 +164,8 @@ impl From<ipvs::Error> for Failure {
     fn from(error: ipvs::Error) -> Self {
         let errno = match &error {
             ipvs::Error::Refused { .. } | ipvs::Error::ModuleMissing { .. } => error.errno(),
-            // The error number of the socket itself says nothing about the request.
+            // All other errors are the socket's. `None` tells the caller that the request may have taken
+            // effect.
             _ => None,
         };
         Self {

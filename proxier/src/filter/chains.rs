@@ -382,10 +382,14 @@ mod tests {
 
     #[test]
     fn masquerading_uses_the_larger_range_that_node_ports_leave_free() {
-        assert_eq!(masquerade_ports(&(30_000..=32_767)), 32_768..=65_535);
-        assert_eq!(masquerade_ports(&(40_000..=65_535)), 1024..=39_999);
-        assert_eq!(masquerade_ports(&(60_000..=61_000)), 1024..=59_999);
-        assert_eq!(masquerade_ports(&(1..=500)), 1024..=65_535);
-        assert_eq!(masquerade_ports(&(1..=65_535)), 1024..=65_535);
+        for (scenario, node_ports, expected) in [
+            ("more ports above", 30_000..=32_767, 32_768..=65_535),
+            ("no port above", 40_000..=65_535, 1024..=39_999),
+            ("more ports below", 60_000..=61_000, 1024..=59_999),
+            ("only privileged ports", 1..=500, 1024..=65_535),
+            ("all ports", 1..=65_535, 1024..=65_535),
+        ] {
+            assert_eq!(masquerade_ports(&node_ports), expected, "{scenario}");
+        }
     }
 }

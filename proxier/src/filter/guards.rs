@@ -123,7 +123,7 @@ mod tests {
         admission(None, Availability::Usable)
     }
 
-    /// A ruleset with one frontend, whose commands were taken.
+    /// Returns a ruleset with one frontend and no commands left to write.
     fn with(admission: Admission) -> Ruleset {
         let mut rules = Ruleset::new(&FilterConfig::default(), None);
         rules.set_frontend(FRONTEND, Some(admission));
@@ -172,18 +172,21 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_of_a_frontend_that_returns_stays_while_its_admission_needs_it() {
-        for returning in [ranged(), admission(None, Availability::None), open()] {
+    fn a_frontend_that_returns_keeps_its_guard_if_it_needs_one() {
+        for (scenario, again, is_released) in [
+            ("source ranges", ranged(), false),
+            ("no endpoints", admission(None, Availability::None), false),
+            ("neither", open(), true),
+        ] {
             let mut rules = with(ranged());
             rules.set_frontend(FRONTEND, None);
             rules.remove_service_address(FRONTEND.address);
-            rules.set_frontend(FRONTEND, Some(returning.clone()));
+            rules.set_frontend(FRONTEND, Some(again.clone()));
             rules.add_service_address(FRONTEND.address);
-            // An open frontend needs no guard, so the old one is released.
-            assert_eq!(release_all(&mut rules), returning == open());
-            let fresh = with(returning);
-            assert_eq!(rules.table(), fresh.table());
-            assert_eq!(rules.fingerprint(), fresh.fingerprint());
+            assert_eq!(release_all(&mut rules), is_released, "{scenario}");
+            let fresh = with(again);
+            assert_eq!(rules.table(), fresh.table(), "{scenario}");
+            assert_eq!(rules.fingerprint(), fresh.fingerprint(), "{scenario}");
         }
     }
 

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_is_over_when_the_last_connection_is_gone() {
+    fn a_drain_is_over_when_the_last_connection_ended() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(10), seconds(70));
         assert_eq!(drains.due(seconds(10)), []);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_is_over_at_its_deadline_and_is_counted_then() {
+    fn a_drain_with_connections_is_over_at_its_deadline() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(0), seconds(100));
         let mut counts = 0;

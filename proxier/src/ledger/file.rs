@@ -224,7 +224,7 @@ fn encode(records: &[Record], text: &mut Vec<u8>) -> io::Result<()> {
 }
 
 /// Creates the directory of `path` if it does not exist.
-fn create_directory(path: &Path) -> io::Result<()> {
+pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)
 }
 

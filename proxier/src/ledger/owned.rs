@@ -101,33 +101,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_virtual_server_in_an_excluded_range_is_never_ours() {
+    fn virtual_servers_are_ours_by_record_or_range_unless_excluded() {
         let key = |address: [u8; 4]| ipvs::ServiceKey::Address {
             protocol: ipvs::Protocol::Tcp,
             address: address.into(),
             port: 80,
         };
         let range = |text: &str| vec![Cidr::parse(text).unwrap()];
-        let mut owned = Owned::default();
-        owned.insert(key([192, 0, 2, 1]), "a/b".into());
-        let mut territory = Territory {
-            ours: range("10.96.0.0/16"),
-            excluded: range("10.96.7.0/24"),
-        };
-        let is_ours = |territory: &Territory, address| territory.is_ours(&key(address), &owned);
-        assert!(is_ours(&territory, [192, 0, 2, 1]), "recorded");
-        assert!(!is_ours(&territory, [192, 0, 2, 2]), "foreign");
-        assert!(is_ours(&territory, [10, 96, 0, 2]), "in a service range");
-        assert!(!is_ours(&territory, [10, 96, 7, 2]), "excluded");
-        territory.excluded = range("0.0.0.0/0");
-        assert!(
-            !is_ours(&territory, [192, 0, 2, 1]),
-            "excluded though recorded"
-        );
+        let recorded = key([192, 0, 2, 1]);
         let mark = ipvs::ServiceKey::Mark {
             family: ipvs::Family::V4,
             mark: 7,
         };
-        assert!(!territory.is_ours(&mark, &owned), "foreign mark");
+        let mut owned = Owned::default();
+        owned.insert(recorded, "a/b".into());
+        for (scenario, excluded, key, is_ours) in [
+            ("recorded", "10.96.7.0/24", recorded, true),
+            ("recorded and excluded", "0.0.0.0/0", recorded, false),
+            ("not recorded", "10.96.7.0/24", key([192, 0, 2, 2]), false),
+            (
+                "in a service range",
+                "10.96.7.0/24",
+                key([10, 96, 0, 2]),
+                true,
+            ),
+            (
+                "in a service range and excluded",
+                "10.96.7.0/24",
+                key([10, 96, 7, 2]),
+                false,
+            ),
+            ("a mark that is not recorded", "10.96.7.0/24", mark, false),
+        ] {
+            let territory = Territory {
+                ours: range("10.96.0.0/16"),
+                excluded: range(excluded),
+            };
+            assert_eq!(territory.is_ours(&key, &owned), is_ours, "{scenario}");
+        }
     }
 }

@@ -11,7 +11,6 @@ use super::inventory::Located;
 use super::pool::Pool;
 use crate::api::{self, Scalar, parse_address, parse_family};
 use crate::model::{Cidr, Family, ObjectName};
-use crate::problem::Problem;
 
 /// The number of addresses of a network that are used; only IPv6 networks have more.
 const MAX_SIZE: u64 = 1 << 32;
@@ -21,39 +20,26 @@ pub(super) fn assign(
     services: &mut BTreeMap<ObjectName, Located<api::Service>>,
     networks: &[Cidr],
 ) {
-    let mut ranges = Ranges::new(networks);
-    let mut requests = Vec::new();
-    for (name, located) in services.iter() {
-        if !located.object.has_addresses() {
-            continue;
-        }
-        if let Some(given) = given_addresses(&located.object) {
-            given.iter().for_each(|&address| ranges.reserve(address));
-            let wanted = wanted_families(&located.object, &given, networks);
-            requests.push(Request {
-                service: name.clone(),
-                written: given.len(),
-                given,
-                wanted,
-            });
-        }
+    let mut ranges = ranges(networks);
+    let requests = services.iter_mut();
+    let mut requests: Vec<Request<'_>> = requests
+        .filter_map(|(name, located)| Request::new(name, located, networks))
+        .collect();
+    for &address in requests.iter().flat_map(|request| &request.given) {
+        ranges.iter_mut().for_each(|range| range.reserve(address));
     }
-    for family in [Family::V4, Family::V6] {
-        let lacking: Vec<usize> = (0..requests.len())
-            .filter(|&index| requests[index].lacks(family))
-            .collect();
-        let names = lacking
-            .iter()
-            .map(|&index| requests[index].service.to_string())
-            .collect();
-        for (index, address) in lacking.into_iter().zip(ranges.assign(family, names)) {
-            requests[index].given.extend(address);
+    for range in &mut ranges {
+        let family = range.network.family();
+        let lacking = requests.iter_mut().filter(|it| it.lacks(family));
+        let mut lacking: Vec<&mut Request<'_>> = lacking.collect();
+        let numbers = range.pool.assign(&lacking);
+        for (request, number) in lacking.iter_mut().zip(numbers) {
+            let address = number.map(|number| range.address(number));
+            request.given.extend(address);
         }
     }
     for request in requests {
-        if let Some(located) = services.get_mut(&request.service) {
-            request.finish(located, networks);
-        }
+        request.finish(networks);
     }
 }
 
@@ -98,30 +84,57 @@ fn wanted_families(service: &api::Service, given: &[IpAddr], networks: &[Cidr]) 
 }
 
 /// A Service with its addresses and the families it needs.
-struct Request {
-    service: ObjectName,
+struct Request<'a> {
+    /// The name from which the address is computed.
+    name: String,
+    located: &'a mut Located<api::Service>,
     /// The number of addresses that its manifest specifies.
     written: usize,
     given: Vec<IpAddr>,
     wanted: Vec<Family>,
 }
 
-impl Request {
+impl AsRef<str> for Request<'_> {
+    fn as_ref(&self) -> &str {
+        &self.name
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Returns `None` for a Service that has no addresses, or an invalid one.
+    fn new(
+        name: &ObjectName,
+        located: &'a mut Located<api::Service>,
+        networks: &[Cidr],
+    ) -> Option<Self> {
+        if !located.object.has_addresses() {
+            return None;
+        }
+        let given = given_addresses(&located.object)?;
+        Some(Self {
+            name: name.to_string(),
+            written: given.len(),
+            wanted: wanted_families(&located.object, &given, networks),
+            given,
+            located,
+        })
+    }
+
     fn lacks(&self, family: Family) -> bool {
-        self.wanted.contains(&family)
-            && !self
-                .given
-                .iter()
-                .any(|&address| Family::from(address) == family)
+        let mut given = self.given.iter();
+        self.wanted.contains(&family) && !given.any(|&address| Family::from(address) == family)
     }
 
     /// Writes the addresses into the Service, and reports missing ones as problems.
-    fn finish(self, located: &mut Located<api::Service>, networks: &[Cidr]) {
+    fn finish(self, networks: &[Cidr]) {
+        let missing = self.wanted.iter().filter(|&&family| self.lacks(family));
+        let missing: Vec<Family> = missing.copied().collect();
+        let located = self.located;
         let spec = &located.object.spec;
         let is_served = located.object.metadata.labels.service_proxy_name == Scalar::Absent;
         let is_preferred = spec.ip_family_policy.as_str() == Some("PreferDualStack");
         located.is_unservable = self.given.is_empty();
-        for &family in self.wanted.iter().filter(|&&family| self.lacks(family)) {
+        for family in missing {
             let has_network = networks.iter().any(|network| network.family() == family);
             let reason = shortage(family, networks);
             let (field, message) = match self.given.first() {
@@ -137,10 +150,7 @@ impl Request {
                 ),
             };
             if is_served {
-                let object = format!("Service {}", self.service);
-                located
-                    .problems
-                    .push(Problem::new(object, field, "", message));
+                located.add_problem(&format!("Service {}", self.name), field, message);
             }
             // One problem is enough for a Service without any address.
             if self.given.is_empty() {
@@ -177,56 +187,23 @@ fn shortage(family: Family, networks: &[Cidr]) -> String {
     }
 }
 
-/// The networks from which addresses are allocated.
-struct Ranges(Vec<Range>);
-
+/// A network from which addresses are allocated.
 struct Range {
     network: Cidr,
     pool: Pool,
 }
 
-impl Ranges {
-    fn new(networks: &[Cidr]) -> Self {
-        let mut ranges: Vec<Range> = Vec::new();
-        for (index, network) in networks.iter().enumerate() {
-            // Of two overlapping networks one contains the other, and only the larger one is used.
-            let is_covered = networks.iter().enumerate().any(|(other_index, other)| {
-                other.contains(network.network())
-                    && (other.prefix_len(), other_index) < (network.prefix_len(), index)
-            });
-            if !is_covered {
-                ranges.push(Range::new(*network));
-            }
-        }
-        Self(ranges)
-    }
-
-    fn reserve(&mut self, address: IpAddr) {
-        for range in &mut self.0 {
-            if let Some(number) = range.number(address) {
-                range.pool.reserve(number);
-            }
-        }
-    }
-
-    /// Returns an address for each of the Services `names`.
-    fn assign(&mut self, family: Family, names: Vec<String>) -> Vec<Option<IpAddr>> {
-        let mut addresses = vec![None; names.len()];
-        for range in self
-            .0
-            .iter_mut()
-            .filter(|range| range.network.family() == family)
-        {
-            let open: Vec<usize> = (0..names.len())
-                .filter(|&i| addresses[i].is_none())
-                .collect();
-            let open_names: Vec<String> = open.iter().map(|&index| names[index].clone()).collect();
-            for (index, number) in open.into_iter().zip(range.pool.assign(&open_names)) {
-                addresses[index] = number.map(|number| range.address(number));
-            }
-        }
-        addresses
-    }
+/// Returns the ranges of `networks`. Of two overlapping networks one contains the other, and only the
+/// larger one is used.
+fn ranges(networks: &[Cidr]) -> Vec<Range> {
+    let indexed = networks.iter().enumerate();
+    let disjoint = indexed.clone().filter(|&(index, network)| {
+        !indexed.clone().any(|(other_index, other)| {
+            other.contains(network.network())
+                && (other.prefix_len(), other_index) < (network.prefix_len(), index)
+        })
+    });
+    disjoint.map(|(_, &network)| Range::new(network)).collect()
 }
 
 impl Range {
@@ -254,12 +231,13 @@ impl Range {
         Self { network, pool }
     }
 
-    fn number(&self, address: IpAddr) -> Option<u64> {
-        if !self.network.contains(address) {
-            return None;
+    /// Excludes `address` from allocation.
+    fn reserve(&mut self, address: IpAddr) {
+        if self.network.contains(address) {
+            let offset = to_bits(address) - to_bits(self.network.network());
+            let number = offset.checked_sub(1).and_then(|it| u64::try_from(it).ok());
+            number.into_iter().for_each(|it| self.pool.reserve(it));
         }
-        let offset = to_bits(address).checked_sub(to_bits(self.network.network()))?;
-        u64::try_from(offset.checked_sub(1)?).ok()
     }
 
     fn address(&self, number: u64) -> IpAddr {

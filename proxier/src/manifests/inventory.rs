@@ -1,6 +1,5 @@
 //! The objects of all manifests, and their conversion to events.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::{self, ManifestObject};
@@ -18,7 +17,7 @@ pub(super) struct Inventory {
     services: BTreeMap<ObjectName, Located<api::Service>>,
     endpoints: BTreeMap<ObjectName, Located<api::Endpoints>>,
     slices: BTreeMap<ObjectName, Parsed<model::EndpointSlice>>,
-    nodes: BTreeMap<String, Located<api::Node>>,
+    nodes: BTreeMap<ObjectName, Located<api::Node>>,
     /// Services whose Endpoints object a control plane has mirrored already.
     mirrored: BTreeSet<ObjectName>,
     problems: Vec<Problem>,
@@ -36,6 +35,14 @@ pub(super) struct Located<T> {
     source: Source,
 }
 
+impl<T> Located<T> {
+    /// Adds a problem with `field`.
+    pub(super) fn add_problem(&mut self, object: &str, field: &str, message: impl Into<String>) {
+        let problem = Problem::new(object, field, "", message);
+        self.problems.push(problem.at(self.source.clone()));
+    }
+}
+
 impl Inventory {
     /// Adds the objects of a file.
     pub(super) fn read(&mut self, text: &str, file: &str) {
@@ -45,8 +52,14 @@ impl Inventory {
                 line,
             };
             let added = object.and_then(|object| self.add(object, &source));
-            if let Err(problem) = added {
-                self.add_unreadable(with_source(problem, &source));
+            if let Err(mut problem) = added {
+                // A problem without an object has the place instead.
+                if problem.object.is_empty() {
+                    problem.object = source.to_string();
+                } else {
+                    problem = problem.at(source);
+                }
+                self.add_unreadable(problem);
             }
         }
     }
@@ -75,7 +88,7 @@ impl Inventory {
                 insert(&mut self.endpoints, "Endpoints", name, endpoints, source);
             }
             Object::Node(node) => {
-                let name = node.metadata.cluster_name("Node")?.to_owned();
+                let name = node.metadata.cluster_object_name("Node", interner)?;
                 insert(&mut self.nodes, "Node", name, node, source);
             }
             // Most of a cluster's data is slices, so they are reduced to the model at once.
@@ -91,9 +104,7 @@ impl Inventory {
                         .problems
                         .push(repeated("EndpointSlice", &earlier.name));
                 }
-                for problem in &mut parsed.problems {
-                    problem.source = Some(source.clone());
-                }
+                locate(&mut parsed.problems, source);
                 self.slices.insert(parsed.name.clone(), parsed);
             }
         }
@@ -106,16 +117,11 @@ impl Inventory {
         node_ports::assign(&mut self.services);
         self.mirror();
         let services = self.parse_services();
-        let needs_regions = |service: &Parsed<model::Service>| {
-            let object = service.object.as_ref();
-            object.is_some_and(model::Service::needs_regions)
-        };
         // Node names are lower case in the API; `--node-name` may not be.
-        let own_name = options.node_name.to_lowercase();
-        let locations = services
-            .iter()
-            .any(needs_regions)
-            .then(|| node_locations(&self.nodes, &own_name, &mut self.interner));
+        let own_name = ObjectName::new("", options.node_name.to_lowercase());
+        let objects = services.iter().filter_map(|it| it.object.as_ref());
+        let needs_regions = { objects }.any(model::Service::needs_regions);
+        let locations = needs_regions.then(|| self.node_locations(&own_name));
         let own_node = self.parse_own_node(&own_name);
         let is_whole = !self.is_partial;
         let slices = self.slices.into_values().collect();
@@ -132,70 +138,77 @@ impl Inventory {
         }
     }
 
-    fn parse_services(&mut self) -> Vec<Parsed<model::Service>> {
-        let mut services = Vec::with_capacity(self.services.len());
-        for (name, located) in std::mem::take(&mut self.services) {
-            let add_source = |problem| with_source(problem, &located.source);
-            let mut problems: Vec<Problem> = located.problems.into_iter().map(add_source).collect();
-            let mut object = None;
-            if !located.is_unservable {
-                match located.object.parse(&mut self.interner) {
-                    Ok(parsed) => {
-                        problems.extend(parsed.problems.into_iter().map(add_source));
-                        object = parsed.object;
-                    }
-                    Err(problem) => problems.push(add_source(problem)),
-                }
-            }
-            services.push(Parsed {
-                name,
-                object,
-                problems,
-            });
-        }
-        services
-    }
-
-    fn parse_own_node(&mut self, name: &str) -> Option<model::Node> {
-        let located = self.nodes.remove(name)?;
-        let add_source = |problem| with_source(problem, &located.source);
-        self.problems
-            .extend(located.problems.into_iter().map(add_source));
-        match located.object.parse(&mut self.interner) {
-            Ok((node, problems)) => {
-                self.problems.extend(problems.into_iter().map(add_source));
-                Some(node)
+    /// Parses an object with `parse`, and sets the place of its problems.
+    fn parse<T, U>(
+        &mut self,
+        mut located: Located<T>,
+        parse: impl FnOnce(&T, &mut Interner) -> Result<Parsed<U>, Problem>,
+    ) -> Option<Parsed<U>> {
+        match parse(&located.object, &mut self.interner) {
+            Ok(mut parsed) => {
+                locate(&mut parsed.problems, &located.source);
+                located.problems.append(&mut parsed.problems);
+                parsed.problems = located.problems;
+                Some(parsed)
             }
             Err(problem) => {
-                self.add_unreadable(add_source(problem));
+                self.add_unreadable(problem.at(located.source));
                 None
             }
         }
+    }
+
+    fn parse_services(&mut self) -> Vec<Parsed<model::Service>> {
+        let services = std::mem::take(&mut self.services);
+        let parsed = services.into_iter().filter_map(|(name, located)| {
+            let is_unservable = located.is_unservable;
+            self.parse(located, |service, interner| match is_unservable {
+                false => service.parse(interner),
+                true => Ok(Parsed {
+                    name,
+                    object: None,
+                    problems: Vec::new(),
+                }),
+            })
+        });
+        parsed.collect()
+    }
+
+    /// Returns the locations of all nodes. The problems of our `own` Node are reported by its parsing.
+    fn node_locations(&mut self, own: &ObjectName) -> Vec<Parsed<model::NodeLocation>> {
+        let mut locations = Vec::with_capacity(self.nodes.len());
+        for (name, located) in &self.nodes {
+            if let Ok(mut parsed) = located.object.location(&mut self.interner) {
+                parsed.problems.retain(|_| name != own);
+                locate(&mut parsed.problems, &located.source);
+                locations.push(parsed);
+            }
+        }
+        locations
+    }
+
+    fn parse_own_node(&mut self, name: &ObjectName) -> Option<model::Node> {
+        let located = self.nodes.remove(name)?;
+        let parsed = self.parse(located, api::Node::parse)?;
+        self.problems.extend(parsed.problems);
+        parsed.object
     }
 
     /// Mirrors Endpoints objects to slices where the control plane would: for Services without a
     /// selector. If a control plane did so already, its slices are used.
     fn mirror(&mut self) {
         for (name, located) in std::mem::take(&mut self.endpoints) {
-            let add_source = |problem| with_source(problem, &located.source);
-            self.problems
-                .extend(located.problems.into_iter().map(add_source));
-            let Some(service) = self.services.get(&name) else {
-                continue;
-            };
-            let is_copied = self.mirrored.contains(&name);
-            if service.object.has_selector() || is_copied || !located.object.wants_mirror() {
+            self.problems.extend(located.problems);
+            let endpoints = located.object;
+            let service = self.services.get(&name);
+            let is_wanted = service.is_some_and(|service| !service.object.has_selector());
+            if !is_wanted || self.mirrored.contains(&name) || !endpoints.wants_mirror() {
                 continue;
             }
-            match located.object.mirror(&mut self.interner) {
-                Err(problem) => self.add_unreadable(add_source(problem)),
-                Ok(slices) => {
-                    for mut slice in slices {
-                        slice.problems = slice.problems.into_iter().map(add_source).collect();
-                        // A slice of the same name in the manifests takes precedence.
-                        self.slices.entry(slice.name.clone()).or_insert(slice);
-                    }
-                }
+            for mut slice in endpoints.mirror(&name, &mut self.interner) {
+                locate(&mut slice.problems, &located.source);
+                // A slice of the same name in the manifests takes precedence.
+                self.slices.entry(slice.name.clone()).or_insert(slice);
             }
         }
     }
@@ -210,28 +223,10 @@ fn update<T>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
     }
 }
 
-/// Returns the locations of all nodes. The problems of our `own` Node are reported by its parsing.
-fn node_locations(
-    nodes: &BTreeMap<String, Located<api::Node>>,
-    own: &str,
-    interner: &mut Interner,
-) -> Vec<Parsed<model::NodeLocation>> {
-    let mut locations = Vec::with_capacity(nodes.len());
-    for (name, located) in nodes {
-        let add_source = |problem| with_source(problem, &located.source);
-        if let Ok(mut parsed) = located.object.location(interner) {
-            let problems = parsed.problems.into_iter().map(add_source);
-            parsed.problems = problems.filter(|_| name != own).collect();
-            locations.push(parsed);
-        }
-    }
-    locations
-}
-
-fn insert<N: Ord + Clone + std::fmt::Display, T>(
-    objects: &mut BTreeMap<N, Located<T>>,
+fn insert<T>(
+    objects: &mut BTreeMap<ObjectName, Located<T>>,
     kind: &str,
-    name: N,
+    name: ObjectName,
     object: T,
     source: &Source,
 ) {
@@ -241,27 +236,22 @@ fn insert<N: Ord + Clone + std::fmt::Display, T>(
         is_unservable: false,
         source: source.clone(),
     };
-    match objects.entry(name) {
-        Entry::Vacant(entry) => {
-            entry.insert(located);
-        }
-        Entry::Occupied(mut entry) => {
-            located.problems.push(repeated(kind, entry.key()));
-            entry.insert(located);
-        }
+    if objects.contains_key(&name) {
+        located
+            .problems
+            .push(repeated(kind, &name).at(source.clone()));
     }
+    objects.insert(name, located);
 }
 
-fn repeated(kind: &str, name: impl std::fmt::Display) -> Problem {
+fn repeated(kind: &str, name: &ObjectName) -> Problem {
     let message = "the object was defined before; this later definition is used";
     Problem::new(format!("{kind} {name}"), "", "", message)
 }
 
-/// Adds the place to a problem. If the problem has no object, the place becomes its object.
-fn with_source(mut problem: Problem, source: &Source) -> Problem {
-    if problem.object.is_empty() {
-        problem.object = source.to_string();
-        return problem;
+/// Sets the place of `problems`.
+fn locate(problems: &mut [Problem], source: &Source) {
+    for problem in problems {
+        problem.source = Some(source.clone());
     }
-    problem.at(source.clone())
 }

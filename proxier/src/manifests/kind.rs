@@ -1,6 +1,5 @@
 //! Classifies objects by kind and parses those of known kinds.
 
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::field_path;
@@ -99,14 +98,17 @@ impl Single {
     ///
     /// # Errors
     /// If a list or a mapping is in the wrong place.
-    pub(super) fn read(self, value: Value) -> Result<Object, Problem> {
-        let label = self.label(&value);
-        match self {
-            Self::Service => read(value, &label).map(|service| Object::Service(Box::new(service))),
-            Self::EndpointSlice => read(value, &label).map(Object::EndpointSlice),
-            Self::Endpoints => read(value, &label).map(Object::Endpoints),
-            Self::Node => read(value, &label).map(Object::Node),
-        }
+    pub(super) fn read(self, value: &Value) -> Result<Object, Problem> {
+        let read = match self {
+            Self::Service => field_path::from_value(value).map(Object::Service),
+            Self::EndpointSlice => field_path::from_value(value).map(Object::EndpointSlice),
+            Self::Endpoints => field_path::from_value(value).map(Object::Endpoints),
+            Self::Node => field_path::from_value(value).map(Object::Node),
+        };
+        read.map_err(|error| {
+            let message = format!("{}; the object is skipped", error.message);
+            Problem::new(self.label(value), error.path, error.value, message)
+        })
     }
 
     fn label(self, value: &Value) -> String {
@@ -125,32 +127,22 @@ impl Single {
     }
 }
 
-fn read<T: DeserializeOwned>(value: Value, label: &str) -> Result<T, Problem> {
-    field_path::from_value(value).map_err(|error| {
-        let message = format!("{}; the object is skipped", error.message);
-        Problem::new(label, error.path, error.value, message)
-    })
-}
-
 fn word<'a>(object: &'a Map<String, Value>, field: &str) -> Result<&'a str, Problem> {
     match object.get(field) {
         Some(Value::String(word)) if !word.is_empty() => Ok(word),
-        None | Some(Value::Null) => Err(Problem::new(
-            "",
-            field,
-            "",
-            "is missing; the object is skipped",
-        )),
-        Some(other) => Err(Problem::new(
-            "",
-            field,
-            other,
-            "is not a name; the object is skipped",
-        )),
+        None | Some(Value::Null) => {
+            let message = "is missing; the object is skipped";
+            Err(Problem::new("", field, "", message))
+        }
+        Some(other) => {
+            let message = "is not a name; the object is skipped";
+            Err(Problem::new("", field, other, message))
+        }
     }
 }
 
 /// Returns whether Kubernetes defines the group of `version`: its groups have no dot or end in
+/// `.k8s.io`.
 fn is_of_kubernetes(version: &str) -> bool {
     let group = version.split_once('/').map_or("", |(group, _)| group);
     !group.contains('.') || group.ends_with(".k8s.io")

@@ -12,11 +12,8 @@ use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
 use super::document::{Cursor, ManifestObject};
-use super::kind::{Kind, Object, Single};
+use super::kind::{Kind, Single};
 use crate::problem::Problem;
-
-/// The maximum nesting of lists.
-const MAX_DEPTH: usize = 4;
 
 /// A document, or the value of a list's `items`.
 pub(super) enum Document {
@@ -34,136 +31,86 @@ pub(super) enum Document {
 }
 
 /// An element of a list.
-pub(super) struct Item {
-    line: usize,
-    content: Content,
-}
-
-enum Content {
-    /// An item with a kind of its own, parsed.
-    Known(Vec<Result<Object, Problem>>),
-    /// An item without a kind.
-    Anonymous(Value),
+pub(super) enum Item {
+    /// The objects of an item with a kind of its own.
+    Known(Vec<ManifestObject>),
+    /// An item without a kind, at this line.
+    Anonymous(Value, usize),
 }
 
 impl Document {
-    /// Adds the objects of the document, which starts at `line`.
-    pub(super) fn finish(self, line: usize, found: &mut Vec<ManifestObject>) {
-        match self {
-            Self::Empty => {}
-            Self::Array(items) => finish_items(items, None, found),
-            Self::Scalar => {
-                let message = "is not a Kubernetes object; the document is skipped";
-                let object = Err(Problem::new("", "", "", message));
-                found.push(ManifestObject { line, object });
+    /// Converts an item at `line`.
+    fn new(value: Value, line: usize) -> Self {
+        match value {
+            Value::Null => Self::Empty,
+            Value::Array(items) => {
+                let items = items.into_iter().map(|item| Item::new(item, line));
+                Self::Array(items.collect())
             }
-            Self::Object { head, items } => match Kind::of(&head) {
-                Err(problem) => found.push(ManifestObject {
-                    line,
-                    object: Err(problem),
-                }),
-                Ok(Kind::Other) => {}
-                Ok(Kind::List(kind)) => match *items {
-                    Self::Empty => {}
-                    Self::Array(items) => finish_items(items, kind, found),
-                    Self::Object { .. } | Self::Scalar => {
-                        let object = Err(not_a_list());
-                        found.push(ManifestObject { line, object });
-                    }
-                },
-                Ok(Kind::Single(kind)) => {
-                    found.push(ManifestObject {
-                        line,
-                        object: kind.read(Value::Object(head)),
-                    });
-                }
-            },
+            Value::Object(mut head) => {
+                let items = head.remove("items").unwrap_or_default();
+                let items = Box::new(Self::new(items, line));
+                Self::Object { head, items }
+            }
+            _ => Self::Scalar,
         }
     }
-}
 
-fn finish_items(items: Vec<Item>, kind: Option<Single>, found: &mut Vec<ManifestObject>) {
-    items.into_iter().for_each(|item| item.finish(kind, found));
-}
-
-fn not_a_list() -> Problem {
-    Problem::new("", "items", "", "is not a list; the object is skipped")
-}
-
-impl Item {
-    fn new(value: Value, line: usize) -> Self {
-        let content = match value {
-            Value::Object(map) if map.contains_key("kind") => Content::Known(read(map, 0)),
-            other => Content::Anonymous(other),
+    /// Adds the objects of the document, which starts at `line`.
+    pub(super) fn finish(self, line: usize, found: &mut Vec<ManifestObject>) {
+        let problem = |field, message| Err(Problem::new("", field, "", message));
+        let object = match self {
+            Self::Empty => return,
+            Self::Array(items) => return finish_items(items, None, found),
+            Self::Scalar => problem("", "is not a Kubernetes object; the document is skipped"),
+            Self::Object { head, items } => match (Kind::of(&head), *items) {
+                (Err(problem), _) => Err(problem),
+                (Ok(Kind::Other), _) | (Ok(Kind::List(_)), Self::Empty) => return,
+                (Ok(Kind::List(kind)), Self::Array(items)) => {
+                    return finish_items(items, kind, found);
+                }
+                (Ok(Kind::List(_)), Self::Object { .. } | Self::Scalar) => {
+                    problem("items", "is not a list; the object is skipped")
+                }
+                (Ok(Kind::Single(kind)), _) => kind.read(&Value::Object(head)),
+            },
         };
-        Self { line, content }
+        found.push(ManifestObject { line, object });
     }
+}
 
-    fn finish(self, kind: Option<Single>, found: &mut Vec<ManifestObject>) {
-        let line = self.line;
-        match (self.content, kind) {
-            (Content::Known(objects), _) => {
-                found.extend(
-                    objects
-                        .into_iter()
-                        .map(|object| ManifestObject { line, object }),
-                );
+/// Adds the objects of a list of `kind`.
+fn finish_items(items: Vec<Item>, kind: Option<Single>, found: &mut Vec<ManifestObject>) {
+    for item in items {
+        let (value, line) = match item {
+            Item::Known(objects) => {
+                found.extend(objects);
+                continue;
             }
-            (Content::Anonymous(value), Some(kind)) => {
-                found.push(ManifestObject {
-                    line,
-                    object: kind.read(value),
-                });
-            }
-            (Content::Anonymous(value), None) => {
+            Item::Anonymous(value, line) => (value, line),
+        };
+        let object = match kind {
+            Some(kind) => kind.read(&value),
+            None => {
                 let message = match value {
                     Value::Object(_) => "is missing; the object is skipped",
                     _ => "is missing, because the item is not an object; it is skipped",
                 };
-                found.push(ManifestObject {
-                    line,
-                    object: Err(Problem::new("", "kind", "", message)),
-                });
+                Err(Problem::new("", "kind", "", message))
             }
-        }
+        };
+        found.push(ManifestObject { line, object });
     }
 }
 
-/// Parses an object with a kind; for a list, the objects in it.
-fn read(mut object: Map<String, Value>, depth: usize) -> Vec<Result<Object, Problem>> {
-    match Kind::of(&object) {
-        Err(problem) => vec![Err(problem)],
-        Ok(Kind::Other) => Vec::new(),
-        Ok(Kind::Single(kind)) => vec![kind.read(Value::Object(object))],
-        Ok(Kind::List(_)) if depth == MAX_DEPTH => {
-            vec![Err(Problem::new(
-                "",
-                "items",
-                "",
-                "is nested too deeply in lists; skipped",
-            ))]
+impl Item {
+    fn new(value: Value, line: usize) -> Self {
+        if value.get("kind").is_none() {
+            return Self::Anonymous(value, line);
         }
-        Ok(Kind::List(kind)) => {
-            let items = match object.remove("items") {
-                None | Some(Value::Null) => return Vec::new(),
-                Some(Value::Array(items)) => items,
-                Some(_) => return vec![Err(not_a_list())],
-            };
-            let mut objects = Vec::with_capacity(items.len());
-            for item in items {
-                match (item, kind) {
-                    (Value::Object(item), _) if item.contains_key("kind") => {
-                        objects.extend(read(item, depth + 1));
-                    }
-                    (item, Some(kind)) => objects.push(kind.read(item)),
-                    (_, None) => {
-                        let message = "is missing; the object is skipped";
-                        objects.push(Err(Problem::new("", "kind", "", message)));
-                    }
-                }
-            }
-            objects
-        }
+        let mut objects = Vec::new();
+        Document::new(value, line).finish(line, &mut objects);
+        Self::Known(objects)
     }
 }
 
@@ -178,6 +125,14 @@ impl<'de> DeserializeSeed<'de> for DocumentSeed<'_> {
     }
 }
 
+macro_rules! visit_scalars {
+    ($($visit:ident($type:ty))*) => {
+        $(fn $visit<E: Error>(self, _: $type) -> Result<Document, E> {
+            Ok(Document::Scalar)
+        })*
+    };
+}
+
 impl<'de> Visitor<'de> for DocumentSeed<'_> {
     type Value = Document;
 
@@ -189,32 +144,9 @@ impl<'de> Visitor<'de> for DocumentSeed<'_> {
         Ok(Document::Empty)
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_i128<E: Error>(self, _: i128) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_u128<E: Error>(self, _: u128) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Document, E> {
-        Ok(Document::Scalar)
-    }
-
-    fn visit_str<E: Error>(self, _: &str) -> Result<Document, E> {
-        Ok(Document::Scalar)
+    visit_scalars! {
+        visit_bool(bool) visit_i64(i64) visit_u64(u64) visit_i128(i128) visit_u128(u128)
+        visit_f64(f64) visit_str(&str)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut input: A) -> Result<Document, A::Error> {
@@ -256,5 +188,21 @@ impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
             .unwrap_or_default()
             .saturating_sub(1);
         Ok(Item::new(value, line + offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::document;
+
+    #[test]
+    fn lists_in_lists_are_read() {
+        let service = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}"#;
+        let list = (0..50).fold(service.to_owned(), |inner, _| {
+            format!(r#"{{"kind":"List","apiVersion":"v1","items":[{inner}]}}"#)
+        });
+        let found = document::read(&list);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].object.is_ok(), "{:?}", found[0].object);
     }
 }

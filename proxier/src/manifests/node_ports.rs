@@ -2,13 +2,12 @@
 //!
 //! As for cluster IPs, a port is computed from the Service's name and port, see [`Pool`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::inventory::Located;
 use super::pool::Pool;
 use crate::api::{self, Scalar, ServiceSpec};
 use crate::model::ObjectName;
-use crate::problem::Problem;
 
 /// The first port of the API server's default range.
 const FIRST: u16 = 30_000;
@@ -21,101 +20,95 @@ const LOW: u16 = COUNT / 32;
 /// missing health-check ports of load balancers.
 pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::Service>>) {
     let mut pool = Pool::new(COUNT.into(), LOW.into());
-    let mut requests = Vec::new();
-    for (name, located) in services.iter_mut() {
-        let spec = &mut located.object.spec;
-        if has_node_ports(spec) {
-            share_ports(spec);
-        }
-        // All specified ports are reserved before one is allocated.
+    // All specified ports are reserved before one is allocated.
+    for located in services.values() {
+        let spec = &located.object.spec;
         let given = spec.ports.iter().map(|port| &port.node_port);
         for port in given.chain([&spec.health_check_node_port]) {
             if let Some(number) = written(port).and_then(|port| port.checked_sub(FIRST)) {
                 pool.reserve(number.into());
             }
         }
+    }
+    let mut requests = Vec::new();
+    for (name, located) in services.iter_mut() {
         if located.object.has_addresses() {
-            requests.extend(wants(name, &located.object.spec));
+            requests.extend(requests_of(name, &mut located.object.spec));
         }
     }
-    let names: Vec<String> = requests
-        .iter()
-        .map(|request| request.name.clone())
-        .collect();
-    for (request, number) in requests.into_iter().zip(pool.assign(&names)) {
-        let Some(located) = services.get_mut(&request.service) else {
-            continue;
-        };
-        let offset = number.and_then(|number| u16::try_from(number).ok());
-        request.finish(located, offset.map(|offset| FIRST + offset));
+    let numbers = pool.assign(&requests);
+    let mut refused = Vec::new();
+    for (request, number) in requests.into_iter().zip(numbers) {
+        match number.and_then(|number| u16::try_from(number).ok()) {
+            None => refused.push((request.service.clone(), request.field)),
+            Some(number) => request.ports.into_iter().for_each(|port| {
+                *port = (FIRST + number).into();
+            }),
+        }
+    }
+    for (name, field) in refused {
+        if let Some(located) = services.get_mut(&name) {
+            let message = "every node port is in use; none is allocated";
+            located.add_problem(&format!("Service {name}"), field, message);
+        }
     }
 }
 
-/// A port to allocate.
-struct Request {
-    service: ObjectName,
+/// A node port to allocate.
+struct Request<'a> {
+    service: &'a ObjectName,
     /// The name from which the port is computed.
     name: String,
-    goal: Goal,
+    /// The field that a problem names.
+    field: &'static str,
+    /// The fields that get the port.
+    ports: Vec<&'a mut Scalar>,
 }
 
-enum Goal {
-    /// For the Service's ports of that number. A port number with several protocols has the same
-    /// node port for all of them, as with the API server.
-    NodePort(u16),
-    HealthCheck,
+impl AsRef<str> for Request<'_> {
+    fn as_ref(&self) -> &str {
+        &self.name
+    }
 }
 
-impl Request {
-    fn finish(self, located: &mut Located<api::Service>, port: Option<u16>) {
-        let spec = &mut located.object.spec;
-        let Some(node_port) = port else {
-            let field = match self.goal {
-                Goal::NodePort(_) => "spec.ports",
-                Goal::HealthCheck => "spec.healthCheckNodePort",
-            };
-            let message = "every node port is in use; none is allocated";
-            let object = format!("Service {}", self.service);
-            located
-                .problems
-                .push(Problem::new(object, field, "", message));
-            return;
-        };
-        match self.goal {
-            Goal::HealthCheck => spec.health_check_node_port = node_port.into(),
-            Goal::NodePort(port) => {
-                for entry in spec
-                    .ports
-                    .iter_mut()
-                    .filter(|entry| written(&entry.port) == Some(port))
-                {
-                    if is_open(&entry.node_port) {
-                        entry.node_port = node_port.into();
-                    }
-                }
-            }
+/// Returns the missing node ports of a Service.
+///
+/// A port number with several protocols has the same node port for all of them, as with the API
+/// server. If the manifest specifies one of these, it is copied.
+fn requests_of<'a>(service: &'a ObjectName, spec: &'a mut ServiceSpec) -> Vec<Request<'a>> {
+    let has_node_ports = has_node_ports(spec);
+    let mut given = BTreeMap::new();
+    for entry in &spec.ports {
+        if let (Some(port), Some(node_port)) = (written(&entry.port), written(&entry.node_port)) {
+            given.entry(port).or_insert(node_port);
         }
     }
-}
-
-fn wants(name: &ObjectName, spec: &ServiceSpec) -> Vec<Request> {
-    let mut requests = Vec::new();
-    if has_node_ports(spec) {
-        let open = spec.ports.iter().filter(|entry| is_open(&entry.node_port));
-        let ports: BTreeSet<u16> = open.filter_map(|entry| written(&entry.port)).collect();
-        requests.extend(ports.into_iter().map(|port| Request {
-            service: name.clone(),
-            name: format!("{name}:{port}"),
-            goal: Goal::NodePort(port),
-        }));
+    let mut missing: BTreeMap<u16, Vec<&mut Scalar>> = BTreeMap::new();
+    let open = spec.ports.iter_mut().filter(|it| is_open(&it.node_port));
+    for entry in open.filter(|_| has_node_ports) {
+        let Some(port) = written(&entry.port) else {
+            continue;
+        };
+        match given.get(&port) {
+            Some(&node_port) => entry.node_port = node_port.into(),
+            None => missing.entry(port).or_default().push(&mut entry.node_port),
+        }
     }
+    let requests = missing.into_iter().map(|(port, ports)| Request {
+        service,
+        name: format!("{service}:{port}"),
+        field: "spec.ports",
+        ports,
+    });
+    let mut requests: Vec<Request<'a>> = requests.collect();
     let is_balanced = spec.r#type.as_str() == Some("LoadBalancer");
     let is_local = spec.external_traffic_policy.as_str() == Some("Local");
     if is_balanced && is_local && spec.health_check_node_port == Scalar::Absent {
         requests.push(Request {
-            service: name.clone(),
-            name: format!("{name} health check"),
-            goal: Goal::HealthCheck,
+            service,
+            name: format!("{service} health check"),
+            field: "spec.healthCheckNodePort",
+            ports: vec![&mut spec.health_check_node_port],
         });
     }
     requests
@@ -127,25 +120,6 @@ fn has_node_ports(spec: &ServiceSpec) -> bool {
         Some("NodePort") => true,
         Some("LoadBalancer") => spec.allocate_load_balancer_node_ports != Scalar::Boolean(false),
         _ => false,
-    }
-}
-
-/// Copies the node port of a port to ports of the same number that specify none.
-fn share_ports(spec: &mut ServiceSpec) {
-    let mut given = BTreeMap::new();
-    for entry in &spec.ports {
-        if let (Some(port), Some(node_port)) = (written(&entry.port), written(&entry.node_port)) {
-            given.entry(port).or_insert(node_port);
-        }
-    }
-    for entry in spec
-        .ports
-        .iter_mut()
-        .filter(|entry| is_open(&entry.node_port))
-    {
-        if let Some(&node_port) = written(&entry.port).and_then(|port| given.get(&port)) {
-            entry.node_port = node_port.into();
-        }
     }
 }
 

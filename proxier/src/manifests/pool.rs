@@ -41,18 +41,19 @@ impl Pool {
         }
     }
 
-    /// Returns a number for each claim, in the order of `names`; `None` if the pool is exhausted.
-    pub(super) fn assign(&mut self, names: &[String]) -> Vec<Option<u64>> {
-        let mut numbers = vec![None; names.len()];
-        let mut waiting: Vec<usize> = (0..names.len()).collect();
-        waiting.sort_by_key(|&claim| &names[claim]);
+    /// Returns a number for each claim, in the order of `claims`; `None` if the pool is exhausted.
+    pub(super) fn assign(&mut self, claims: &[impl AsRef<str>]) -> Vec<Option<u64>> {
+        let name = |claim: usize| claims[claim].as_ref();
+        let mut numbers = vec![None; claims.len()];
+        let mut waiting: Vec<usize> = (0..claims.len()).collect();
+        waiting.sort_by_key(|&claim| name(claim));
         let high = self.size - self.low;
         for round in 0..ROUNDS {
             if high == 0 {
                 break;
             }
             waiting.retain(|&claim| {
-                let number = self.low + hash(&names[claim], round) % high;
+                let number = self.low + hash(name(claim), round) % high;
                 let is_free = self.taken.insert(number);
                 if is_free {
                     numbers[claim] = Some(number);
@@ -61,7 +62,7 @@ impl Pool {
             });
         }
         for claim in waiting {
-            numbers[claim] = self.next_free(hash(&names[claim], ROUNDS));
+            numbers[claim] = self.next_free(hash(name(claim), ROUNDS));
         }
         numbers
     }

@@ -55,8 +55,8 @@ impl ServerOptions {
             // one about its flags would only distract.
             Some(_) if annotations.scheduler.is_some() => default_flags(name),
             Some(_) => {
-                let message = "is a scheduler without flags; they are ignored. Only sh and mh have \
-                               flags: request one with ipvs-proxier.io/scheduler";
+                let message = "is a scheduler without flags, so that these are ignored; request sh or \
+                               mh with ipvs-proxier.io/scheduler";
                 report(SCHEDULER_FLAGS, name, message.to_owned());
                 default_flags(name)
             }

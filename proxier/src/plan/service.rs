@@ -58,7 +58,7 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
 
 /// Returns the families of `service`: those of its cluster IPs.
 ///
-/// The API server and the parser allow external addresses of these families only.
+/// The parser drops external addresses of other families: the Service has no endpoints for them.
 fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
     service.cluster_ips.iter().map(|&ip| Family::from(ip))
 }
@@ -113,6 +113,7 @@ struct PortDestinations {
 }
 
 impl RequirementsBuilder<'_> {
+    /// Adds the virtual servers of one port and family.
     fn port(&mut self, port: &ServicePort, family: Family) {
         let (service, context) = (self.service, self.context);
         let destinations = self.destinations(port, family);
@@ -148,7 +149,9 @@ impl RequirementsBuilder<'_> {
     fn destinations(&mut self, port: &ServicePort, family: Family) -> PortDestinations {
         let topology = self.context.topology();
         let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &topology);
-        let is_split = self.is_split(port, family) && sets.cluster != sets.local;
+        // Even if both sets are equal: without the mark's virtual server, the kernel would reset the
+        // connections through it when the last remote endpoint is removed.
+        let needs_mark = self.has_local_external(port, family);
         let local = sets.local.iter().map(|endpoint| endpoint.address.ip());
         self.requirements.local_endpoints.extend(local);
         let ranges = self.service.source_ranges.iter().copied();
@@ -156,7 +159,7 @@ impl RequirementsBuilder<'_> {
         PortDestinations {
             // Ranges of the other family restrict that family only.
             source_ranges: Some(ranges).filter(|ranges| !ranges.is_empty()),
-            mark: is_split.then(|| mark(&self.owner(port), port.protocol, family)),
+            mark: needs_mark.then(|| mark(&self.owner(port), port.protocol, family)),
             cluster: sets.cluster.into_iter().map(destination).collect(),
             local: sets.local.into_iter().map(destination).collect(),
         }
@@ -164,8 +167,8 @@ impl RequirementsBuilder<'_> {
 
     /// Returns whether `port` has a frontend for clients outside the cluster with policy Local.
     ///
-    /// Only then clients inside and outside may need different destinations.
-    fn is_split(&self, port: &ServicePort, family: Family) -> bool {
+    /// Only then may clients inside and outside the cluster reach different endpoints.
+    fn has_local_external(&self, port: &ServicePort, family: Family) -> bool {
         let (service, context) = (self.service, self.context);
         let of_family = |ip: &IpAddr| Family::from(*ip) == family;
         let external = &service.external_ips;
@@ -176,6 +179,7 @@ impl RequirementsBuilder<'_> {
             && (external.any(of_family) || has_node_port())
     }
 
+    /// Adds the virtual server of one frontend.
     fn frontend(
         &mut self,
         port: &ServicePort,
@@ -195,7 +199,7 @@ impl RequirementsBuilder<'_> {
             FrontendKind::ClusterIp => Scope::Internal,
             _ => Scope::External,
         };
-        let is_split = scope == Scope::External && policy == TrafficPolicy::Local;
+        let is_local_external = scope == Scope::External && policy == TrafficPolicy::Local;
         // kube-proxy, too, applies the ranges to load-balancer addresses only. `spec.externalIPs` may
         // name such an address too; the ranges hold for the address.
         let has_ranges = scope == Scope::External
@@ -212,7 +216,7 @@ impl RequirementsBuilder<'_> {
                 Availability::None
             },
             source_ranges: destinations.source_ranges.clone().filter(|_| has_ranges),
-            inside_mark: destinations.mark.filter(|_| is_split),
+            inside_mark: destinations.mark.filter(|_| is_local_external),
         };
         let frontend = Frontend {
             address: socket.ip(),
@@ -273,7 +277,9 @@ impl RequirementsBuilder<'_> {
         }
     }
 
-    /// Requires a local address, unless the machine has it on an interface.
+    /// Adds a local address, unless the machine has it on an interface.
+    ///
+    /// An external IP may be an address of the node itself; the kernel has a local route for it then.
     fn make_local(&mut self, address: IpAddr) {
         let is_known = self.requirements.addresses.contains(&address);
         if !is_known && !self.context.machine.addresses.contains(&address) {

@@ -17,9 +17,10 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::kernel::drift;
+use super::node::node_port_addresses;
 use super::{Applied, Error, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
-use crate::diff::{Terms, diff, diff_address, diff_server, sort};
+use crate::diff::{DeletionRules, diff, diff_address, diff_server, sort};
 use crate::frontend::Frontend;
 use crate::ledger::Territory;
 use crate::model::ObjectName;
@@ -66,6 +67,9 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// Ends the drains of destinations that are desired again.
     fn plan_touched(&mut self) -> Changed {
+        let snapshot = &self.input.snapshot;
+        self.machine.node_port_addresses =
+            node_port_addresses(snapshot, &self.machine, self.ledger.owned());
         let touched = std::mem::replace(&mut self.input.touched, Touched::none());
         let changed = self
             .planner
@@ -156,16 +160,16 @@ impl<D: Dataplane> Proxier<D> {
         let territory = self.territory();
         let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
-        let terms = Terms {
+        let rules = DeletionRules {
             is_ours: &is_ours,
             drains: self.ledger.drains(),
         };
         let mut ops = Vec::new();
         match extent {
-            Extent::All => ops = diff(desired, observed, &terms),
+            Extent::All => ops = diff(desired, observed, &rules),
             Extent::Pending => {
                 for &key in &pending.virtual_servers {
-                    diff_server(key, desired, observed, &terms, &mut ops);
+                    diff_server(key, desired, observed, &rules, &mut ops);
                 }
                 for &address in &pending.addresses {
                     diff_address(address, desired, observed, &mut ops);

@@ -52,7 +52,12 @@ impl Rules {
         if self.retry.is_waiting(now) {
             return None;
         }
-        let written = match self.filter.pending()? {
+        let Some(write) = self.filter.pending() else {
+            // A resync may find that the kernel has the rules of a write that failed.
+            self.retry.reset();
+            return None;
+        };
+        let written = match write {
             Write::Commands(commands) => dataplane.change_rules(self.filter.table(), &commands),
             Write::Table => dataplane.replace_rules(self.filter.table()),
         };

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::backoff::{Backoff, random_between};
 use super::connection::{Connection, ResponseStream};
-use super::failure::RequestFailure;
+use super::failure::{ApiRefusal, RequestFailure};
 use super::json::{LineSplitter, ListSplitter};
 use super::next::{Next, blames_stream};
 use super::query::{Query, Since};
@@ -46,6 +46,8 @@ pub(super) struct Follower<'a, R> {
     backoff: Backoff,
     /// When the last backoff ended.
     resumed: Instant,
+    /// How often the server had not reached the version of the current list.
+    lags: u32,
     /// When a streaming list failed last.
     stream_failed: Option<Instant>,
     /// The problems that no event carries, and those that were sent last.
@@ -74,6 +76,10 @@ impl<'a, R: Resource> Follower<'a, R> {
     const SHORTEST_WATCH: Duration = Duration::from_millis(500);
     /// The wait before an absent optional kind is requested again: between this and twice this.
     const ABSENT_RETRY: Duration = Duration::from_secs(300);
+    /// How often a list is repeated while the server's cache lags. Then the server was probably
+    /// restored from a backup and never reaches the version. It waits 3 s itself before it rejects
+    /// such a list (`blockTimeout` in `watch_cache.go`).
+    const MAX_LAGS: u32 = 3;
     /// The maximum number of problems that no event carries.
     const MAX_PROBLEMS: usize = 100;
     /// The number of parsed objects after which the interner is replaced: it would never free
@@ -88,6 +94,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             next: Next::List(Since::Any),
             backoff: Backoff::new(),
             resumed: Instant::now(),
+            lags: 0,
             stream_failed: None,
             problems: Vec::new(),
             sent_problems: Vec::new(),
@@ -134,7 +141,11 @@ impl<'a, R: Resource> Follower<'a, R> {
         {
             return self.continue_without(failure).await;
         }
-        self.next = self.next.clone().after(failure);
+        if self.may_catch_up(failure) {
+            self.lags += 1;
+        } else {
+            self.next = self.next.clone().after(failure);
+        }
         let wait = self
             .backoff
             .wait(self.resumed.elapsed(), failure.retry_after());
@@ -148,6 +159,15 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
         tokio::time::sleep(wait).await;
         self.resumed = Instant::now();
+    }
+
+    /// Returns whether to repeat a list because the server's cache probably lags behind etcd.
+    ///
+    /// After a restart of an API server, the caches of the others may lag for seconds. If all nodes
+    /// requested the newest list at that moment, etcd would have to serve them all.
+    fn may_catch_up(&self, failure: &RequestFailure) -> bool {
+        let lags = failure.refusal().is_some_and(ApiRefusal::is_too_new);
+        lags && matches!(self.next, Next::List(Since::Seen(_))) && self.lags < Self::MAX_LAGS
     }
 
     /// Continues without an optional kind: with no objects, or with those that were listed before.
@@ -380,6 +400,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         );
         self.send(Update::Reset(objects)).await;
         self.entry.record_list();
+        self.lags = 0;
         self.advance(Some(version));
     }
 

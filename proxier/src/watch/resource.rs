@@ -108,12 +108,7 @@ impl Resource for OwnNode {
     const PATH: &'static str = "/api/v1/nodes";
 
     fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
-        let (node, problems) = wire.parse(interner)?;
-        Ok(Parsed {
-            name: ObjectName::new("", node.name.clone()),
-            object: Some(node),
-            problems,
-        })
+        wire.parse(interner)
     }
 
     /// A Node that was deleted or cannot be read keeps its last readable state, as in kube-proxy:

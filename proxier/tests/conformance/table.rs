@@ -1,11 +1,12 @@
-//! What kube-proxy programmed for the conformance cluster, and where we depart from it.
+//! kube-proxy's table of virtual servers for the conformance cluster, and our departures from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
 
-/// Frontends that differ from kube-proxy's, and why. Of node ports all addresses do.
+/// The ends of the names of frontends that differ from kube-proxy's, and why. A node port stands for
+/// its frontends at all addresses.
 const DEPARTURES: [(&str, &str); 4] = [
     (
         "TCP 10.96.1.42:80",
@@ -22,10 +23,10 @@ const DEPARTURES: [(&str, &str); 4] = [
     ),
 ];
 
-/// Frontends that the API server itself made: its own Service is not among the manifests.
+/// Frontends of the API server's own Service, which is not among the manifests.
 const NOT_IN_MANIFESTS: [&str; 1] = ["TCP 10.96.0.1:443"];
 
-/// A file of the conformance data.
+/// Returns the path of a file of the conformance data.
 pub(crate) fn conformance(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/conformance")
@@ -33,7 +34,7 @@ pub(crate) fn conformance(file: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What is compared, by frontend: scheduler with affinity, and destinations with weights.
+/// By frontend: the scheduler with its affinity, and the destinations with their weights.
 pub(crate) type Table = BTreeMap<String, (String, BTreeSet<String>)>;
 
 fn endpoint(address: &str, port: u64) -> String {
@@ -43,7 +44,7 @@ fn endpoint(address: &str, port: u64) -> String {
     }
 }
 
-/// The table in what `plan` and `status` print as JSON.
+/// Returns the table in the JSON output of `plan` or `status`.
 pub(crate) fn of_report(report: &Value) -> Table {
     let row = |server: &Value| {
         let text = |value: &Value, field: &str| value[field].as_str().unwrap().to_owned();
@@ -77,7 +78,7 @@ pub(crate) fn of_report(report: &Value) -> Table {
         .collect()
 }
 
-/// The table that kube-proxy made on node-a.
+/// Returns the table that kube-proxy programmed on node-a.
 pub(crate) fn of_kube_proxy() -> Table {
     let text = std::fs::read_to_string(conformance("kube-proxy-1.36.2.json")).unwrap();
     let data: Value = serde_json::from_str(&text).unwrap();
@@ -103,7 +104,7 @@ pub(crate) fn of_kube_proxy() -> Table {
         .collect()
 }
 
-/// Fails unless the tables are equal but for the departures, each of which has to be one.
+/// Asserts that the tables are equal except for the departures, and that each departure exists.
 #[track_caller]
 pub(crate) fn compare(mut ours: Table, mut theirs: Table) {
     for frontend in NOT_IN_MANIFESTS {
@@ -118,12 +119,18 @@ pub(crate) fn compare(mut ours: Table, mut theirs: Table) {
             .filter(|frontend| frontend.ends_with(departure))
             .cloned()
             .collect();
-        assert!(!frontends.is_empty(), "{departure} is nowhere");
+        assert!(!frontends.is_empty(), "no frontend is {departure}");
         for frontend in &frontends {
             let (ours, theirs) = (ours.remove(frontend), theirs.remove(frontend));
             let (_, destinations) = ours.unwrap();
-            assert!(destinations.is_empty(), "{frontend} serves nobody: {why}");
-            assert!(!theirs.unwrap().1.is_empty(), "{frontend} is no departure");
+            assert!(
+                destinations.is_empty(),
+                "{frontend} must have no destination: {why}"
+            );
+            assert!(
+                !theirs.unwrap().1.is_empty(),
+                "{frontend} has no destination at kube-proxy either"
+            );
         }
     }
     assert_eq!(ours, theirs);

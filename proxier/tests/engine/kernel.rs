@@ -63,6 +63,18 @@ impl Inner {
     }
 }
 
+/// A change by another program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Drift {
+    DeleteVirtualServers,
+    DeleteVirtualServer,
+    DeleteAddresses,
+    DeleteAddress,
+    DeleteDestination,
+    ChangeWeight,
+    DeleteRules,
+}
+
 /// Returns the virtual servers of another program.
 fn foreign() -> [ipvs::Service; 2] {
     let rr = || "rr".parse().unwrap();
@@ -184,35 +196,35 @@ impl Kernel {
         self.0.borrow_mut().kernel.connections.clear();
     }
 
-    /// Another program changes an object of ours: the one at `index`, modulo their number.
-    pub(crate) fn drift(&self, kind: u8, index: usize) {
+    /// Another program changes our state: all objects of a kind, or the one at `index`, modulo their
+    /// number.
+    pub(crate) fn drift(&self, drift: Drift, index: usize) {
         let FakeKernel { state, rules, .. } = &mut self.0.borrow_mut().kernel;
-        let keys: Vec<_> = state.virtual_servers.keys().copied().collect();
-        let ours: Vec<_> = keys.iter().filter(|key| !Self::is_foreign(key)).collect();
+        let keys = state.virtual_servers.keys();
+        let ours: Vec<_> = keys.filter(|key| !Self::is_foreign(key)).copied().collect();
         let addresses: Vec<IpAddr> = state.addresses.keys().copied().collect();
-        let Some(&&key) = ours.get(index % ours.len().max(1)) else {
+        let Some(key) = ours.get(index % ours.len().max(1)) else {
             return;
         };
-        match kind % 7 {
-            6 => *rules = None,
-            0 => state.virtual_servers.retain(|key, _| Self::is_foreign(key)),
-            1 => drop(state.virtual_servers.remove(&key)),
-            2 => state.addresses.clear(),
-            3 => {
+        let destinations = &mut state.virtual_servers.get_mut(key).unwrap().destinations;
+        match drift {
+            Drift::DeleteVirtualServers => {
+                state.virtual_servers.retain(|key, _| Self::is_foreign(key));
+            }
+            Drift::DeleteVirtualServer => drop(state.virtual_servers.remove(key)),
+            Drift::DeleteAddresses => state.addresses.clear(),
+            Drift::DeleteAddress => {
                 if let Some(address) = addresses.get(index % addresses.len().max(1)) {
                     state.addresses.remove(address);
                 }
             }
-            kind => {
-                let server = state.virtual_servers.get_mut(&key).unwrap();
-                server.destinations.change(|destinations| {
-                    if kind == 4 {
-                        destinations.pop();
-                    } else if let Some(destination) = destinations.first_mut() {
-                        destination.weight ^= 5;
-                    }
-                });
-            }
+            Drift::DeleteDestination => destinations.change(|all| _ = all.pop()),
+            Drift::ChangeWeight => destinations.change(|all| {
+                if let Some(first) = all.first_mut() {
+                    first.weight ^= 5;
+                }
+            }),
+            Drift::DeleteRules => *rules = None,
         }
     }
 }

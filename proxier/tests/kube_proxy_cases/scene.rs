@@ -1,10 +1,10 @@
-//! A cluster in words, and its plan in words.
+//! A notation for clusters and their plans.
 //!
 //! ```text
-//! options scheduler=mh nodeports=10.0.0.0/8,primary    how the proxy is started; first of all
-//! node here 192.0.2.1 2001:db8::1 zone=a region=r      our own node, and the machine's addresses
+//! options scheduler=mh nodeports=10.0.0.0/8,primary    flags; must be the first command
+//! node here 192.0.2.1 2001:db8::1 zone=a region=r      our node; sets the machine's addresses too
 //! node other region=s                                  another node
-//! machine 192.0.2.1 192.0.2.2                          the machine's addresses, if not the node's
+//! machine 192.0.2.1 192.0.2.2                          the machine's addresses, if they differ
 //! service ns1/svc1 10.96.0.1 port=p80:80/TCP:3001      cluster IPs; name, number, protocol, node port
 //!     type=NodePort external=192.0.2.9 ingress=192.0.2.8/Proxy etp=Local itp=Local affinity=60
 //!     created=2026-01-01T00:00:00Z health=30000 ranges=10.0.0.0/8 label.x=y annotation.x=y        (all on one line)
@@ -14,11 +14,16 @@
 //!
 //! Words in an endpoint's parentheses: `@node`, `in=zone`, hints `to-zone=` and `to-node=`, and
 //! `unready`, `serving` (but not ready), `terminating` (and serving), `gone` (terminating, not
-//! serving). Indented lines are the plan after the commands before them: virtual servers, ordered,
-//! each with the sources it is for, its destinations (`*weight` unless 1; `nobody here` where there are
-//! some on other nodes that it is not to use) and, where they differ, those of clients inside the
-//! cluster; then the answers to load balancers, with the number of endpoints here; then what was
-//! worked around. `nothing` is an empty plan.
+//! serving).
+//!
+//! Indented lines are the plan after the commands above them:
+//! 1. Virtual servers, ordered, with `from=` their source ranges, and their destinations: `*weight`
+//!    unless it is 1; `none` without destinations; `none local` if a policy Local excludes all
+//!    endpoints. `inside ->` has the destinations for clients inside the cluster, under policy Local.
+//! 2. Health checks, with the number of local endpoints.
+//! 3. Problems.
+//!
+//! `nothing` is an empty plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -38,7 +43,7 @@ use serde_json::{Map, Value, json};
 
 /// The name of the node that is planned for.
 pub(crate) const HERE: &str = "here";
-/// How long removed endpoints keep their connections, unless the Service says.
+/// The time that a removed endpoint keeps its connections, unless an annotation sets another.
 const DRAIN: Duration = Duration::from_secs(60);
 
 /// A cluster and the planner that follows it.
@@ -49,11 +54,11 @@ pub(crate) struct Scene {
     pub(crate) snapshot: Snapshot,
     touched: Touched,
     pub(crate) planner: Option<Planner>,
-    /// The last event about each object, in the order in which the objects came.
-    told: BTreeMap<(usize, String), Event>,
+    /// The last event of each object, by the object's rank in the order of events.
+    last_events: BTreeMap<(usize, String), Event>,
 }
 
-/// What the operator chose, unless a case says otherwise.
+/// Returns the configuration, unless `options` change it.
 pub(crate) fn config() -> PlanConfig {
     PlanConfig {
         node_name: HERE.into(),
@@ -73,12 +78,12 @@ impl Default for Scene {
             snapshot: Snapshot::default(),
             touched: Touched::none(),
             planner: None,
-            told: BTreeMap::new(),
+            last_events: BTreeMap::new(),
         }
     }
 }
 
-/// The words of a command: bare ones, and `key=value` ones in order.
+/// The words of a command: bare words, and `key=value` pairs in order.
 struct Words<'a> {
     bare: Vec<&'a str>,
     named: Vec<(&'a str, &'a str)>,
@@ -115,7 +120,7 @@ impl<'a> Words<'a> {
             .map(|&(_, value)| value)
     }
 
-    /// The pairs whose key begins with `prefix`, without it.
+    /// Returns the pairs whose key begins with `prefix`, without the prefix.
     fn with_prefix(&self, prefix: &str) -> Map<String, Value> {
         let named = self.named.iter();
         named
@@ -125,7 +130,7 @@ impl<'a> Words<'a> {
 }
 
 impl Scene {
-    /// Does what a line says.
+    /// Executes a command.
     pub(crate) fn command(&mut self, line: &str) {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         let words = Words::of(rest);
@@ -135,24 +140,24 @@ impl Scene {
             "node" if words.bare[0] == HERE => {
                 self.machine.addresses = addresses(&words.bare[1..]);
                 let node: api::Node = read(node(&words));
-                let (node, problems) = node.parse(&mut self.interner).unwrap();
-                assert_eq!(problems, []);
-                self.tell("node", words.bare[0], Event::Node(node));
+                let parsed = node.parse(&mut self.interner).unwrap();
+                assert_eq!(parsed.problems, []);
+                self.receive("node", words.bare[0], Event::Node(parsed.object.unwrap()));
             }
             "node" => {
                 let node: api::NodeLabels = read(node(&words));
                 let parsed = node.parse(&mut self.interner).unwrap();
-                self.tell("node", words.bare[0], Event::Nodes(Update::Apply(parsed)));
+                self.receive("node", words.bare[0], Event::Nodes(Update::Apply(parsed)));
             }
             "service" => {
                 let service: api::Service = read(service(&words));
                 let parsed = service.parse(&mut self.interner).unwrap();
-                self.tell(verb, words.bare[0], Event::Services(Update::Apply(parsed)));
+                self.receive(verb, words.bare[0], Event::Services(Update::Apply(parsed)));
             }
             "slice" => {
                 let slice: api::EndpointSlice = read(slice(&words));
                 let parsed = slice.parse(&mut self.interner).unwrap();
-                self.tell(
+                self.receive(
                     verb,
                     words.bare[0],
                     Event::EndpointSlices(Update::Apply(parsed)),
@@ -174,12 +179,17 @@ impl Scene {
         self.config.node_port_addresses = NodePortAddresses::parse(networks).unwrap();
     }
 
-    fn tell(&mut self, kind: &str, name: &str, event: Event) {
+    fn receive(&mut self, kind: &str, name: &str, event: Event) {
         self.snapshot.apply(event.clone(), &mut self.touched);
-        self.told
+        self.last_events
             .retain(|(_, object), _| *object != format!("{kind} {name}"));
-        let next = self.told.keys().last().map_or(0, |(number, _)| number + 1);
-        self.told.insert((next, format!("{kind} {name}")), event);
+        let next = self
+            .last_events
+            .keys()
+            .last()
+            .map_or(0, |(number, _)| number + 1);
+        self.last_events
+            .insert((next, format!("{kind} {name}")), event);
     }
 
     fn delete(&mut self, kind: &str, name: &str) {
@@ -191,11 +201,14 @@ impl Scene {
             _ => panic!("delete {kind}"),
         };
         self.snapshot.apply(event, &mut self.touched);
-        self.told
-            .retain(|(_, told), _| *told != format!("{kind} {name}"));
+        self.last_events
+            .retain(|(_, object), _| *object != format!("{kind} {name}"));
     }
 
-    /// The plan, one line for each thing.
+    /// Returns the plan, one item a line.
+    ///
+    /// Asserts that the incremental plan, a plan from scratch, and a plan after the events in reverse
+    /// order are equal.
     pub(crate) fn plan(&mut self) -> Vec<String> {
         let touched = std::mem::replace(&mut self.touched, Touched::none());
         let planner = self
@@ -203,42 +216,45 @@ impl Scene {
             .get_or_insert_with(|| Planner::new(self.config.clone()));
         let before = planner.desired().clone();
         let changed = planner.update(&self.snapshot, &self.machine, touched);
-        changes_are_told(&before, &changed, planner.desired());
+        assert_reported(&before, &changed, planner.desired());
         let scratch = desired(&self.snapshot, &self.machine, &self.config);
-        let lived = (planner.desired().clone(), planner.problems(&self.snapshot));
-        assert_eq!(lived, scratch, "incremental planning differs");
+        let incremental = (planner.desired().clone(), planner.problems(&self.snapshot));
+        assert_eq!(incremental, scratch, "incremental planning differs");
         assert_eq!(
-            self.in_opposite_order(),
+            self.in_reverse_order(),
             scratch,
             "the order of events matters"
         );
         render(&scratch.0, &scratch.1)
     }
 
-    fn in_opposite_order(&self) -> (Desired, Vec<Problem>) {
+    fn in_reverse_order(&self) -> (Desired, Vec<Problem>) {
         let mut snapshot = Snapshot::default();
-        for event in self.told.values().rev() {
+        for event in self.last_events.values().rev() {
             snapshot.apply(event.clone(), &mut Touched::none());
         }
         desired(&snapshot, &self.machine, &self.config)
     }
 }
 
-/// Compares what is said to have changed with what did.
-fn changes_are_told(before: &Desired, told: &Changed, after: &Desired) {
-    let servers = keys(&before.virtual_servers, &after.virtual_servers);
-    assert_eq!(told.virtual_servers, servers);
-    assert_eq!(told.addresses, keys(&before.addresses, &after.addresses));
-    let endpoints = &before.local_endpoints ^ &after.local_endpoints;
-    assert_eq!(told.local_endpoints, endpoints);
+/// Asserts that `reported` has exactly the differences of the two plans.
+fn assert_reported(before: &Desired, reported: &Changed, after: &Desired) {
+    let servers = different(&before.virtual_servers, &after.virtual_servers);
+    assert_eq!(reported.virtual_servers, servers);
     assert_eq!(
-        told.health_checks,
-        keys(&before.health_checks, &after.health_checks)
+        reported.addresses,
+        different(&before.addresses, &after.addresses)
+    );
+    let endpoints = &before.local_endpoints ^ &after.local_endpoints;
+    assert_eq!(reported.local_endpoints, endpoints);
+    assert_eq!(
+        reported.health_checks,
+        different(&before.health_checks, &after.health_checks)
     );
 }
 
-/// The keys that have not the same value in both.
-fn keys<K: Ord + Copy, V: PartialEq>(
+/// Returns the keys whose values differ.
+fn different<K: Ord + Copy, V: PartialEq>(
     before: &BTreeMap<K, V>,
     after: &BTreeMap<K, V>,
 ) -> BTreeSet<K> {
@@ -272,7 +288,7 @@ fn metadata(name: &str, words: &Words<'_>) -> Value {
 }
 
 fn node(words: &Words<'_>) -> Value {
-    let place = |key: &str| {
+    let label = |key: &str| {
         (
             format!("topology.kubernetes.io/{key}"),
             json!(words.get(key)),
@@ -282,7 +298,7 @@ fn node(words: &Words<'_>) -> Value {
     json!({
         "metadata": {
             "name": words.bare[0],
-            "labels": Map::from_iter(["zone", "region"].map(place)),
+            "labels": Map::from_iter(["zone", "region"].map(label)),
         },
         "status": {"addresses": words.bare[1..].iter().map(address).collect::<Vec<_>>()},
     })
@@ -323,8 +339,7 @@ fn service(words: &Words<'_>) -> Value {
     })
 }
 
-/// `name:number/protocol:node-port`; the name may be left out before the colon, the node port with
-/// its colon.
+/// Reads `name:number/protocol:node-port`. The name may be empty; `:node-port` may be absent.
 fn port(text: &str) -> (Value, Option<u16>) {
     let (name, rest) = text.split_once(':').unwrap();
     let (number, rest) = rest.split_once('/').unwrap();
@@ -459,7 +474,7 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     }
     line += &format!(" ->{}", destinations(server));
     if admission.endpoints == Availability::RemoteOnly {
-        line += " here";
+        line += " local";
     }
     if let Some(mark) = desired.mark(server) {
         let family = service.key.family();
@@ -471,7 +486,7 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
 
 fn destinations(server: &VirtualServer) -> String {
     if server.destinations.is_empty() {
-        return " nobody".to_owned();
+        return " none".to_owned();
     }
     let word = |destination: &ipvs::Destination| {
         let key = destination.key;

@@ -1,24 +1,30 @@
 //! Allocation of cluster IPs and node ports.
 
+use api_server::Manifest;
 use proptest::prelude::*;
 use proxier::testing::manifests::{self, Options};
 use proxier::testing::model::Service;
+use serde_json::json;
 
-use super::{Manifest, golden, objects, options, show};
+use super::{golden, objects, options, show};
 
 #[test]
 fn missing_addresses_are_reported() {
     let manifests = [
         Manifest::service("a"),
         Manifest::service("b"),
-        Manifest::service("six").spec("ipFamilies: [IPv6]"),
-        Manifest::service("both").spec("clusterIP: 10.0.0.3, ipFamilyPolicy: RequireDualStack"),
-        Manifest::service("either").spec("clusterIP: 10.0.0.4, ipFamilyPolicy: PreferDualStack"),
+        Manifest::service("six").spec("ipFamilies", json!(["IPv6"])),
+        Manifest::service("both")
+            .cluster_ip("10.0.0.3")
+            .spec("ipFamilyPolicy", "RequireDualStack"),
+        Manifest::service("either")
+            .cluster_ip("10.0.0.4")
+            .spec("ipFamilyPolicy", "PreferDualStack"),
         Manifest::service("f")
-            .label("service.kubernetes.io/service-proxy-name: x")
-            .spec("ipFamilies: [IPv6]"),
+            .label("service.kubernetes.io/service-proxy-name", "x")
+            .spec("ipFamilies", json!(["IPv6"])),
     ];
-    let text: String = manifests.iter().map(Manifest::yaml).collect();
+    let text = Manifest::documents(&manifests);
     let with = |service_cidr: &[&str]| {
         let options = Options {
             service_cidr: service_cidr

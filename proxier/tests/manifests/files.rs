@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use api_server::Manifest;
 use proxier::testing::manifests::{self, Error, Loaded};
 use proxier::testing::store::{Snapshot, Touched};
 
-use super::{Manifest, objects, options, problems};
+use super::{objects, options, problems};
 
 fn service(name: &str) -> String {
     Manifest::service(name).yaml()
@@ -105,7 +106,7 @@ fn an_unreadable_file_keeps_its_last_readable_content() {
     assert_eq!(manifests.load(), (false, both.clone()), "not UTF-8");
     manifests.write("b.yaml", "kind: [");
     assert_eq!(manifests.load(), (false, both.clone()), "no YAML");
-    manifests.write("b.yaml", Manifest::new("Servise", "b").yaml());
+    manifests.write("b.yaml", Manifest::of_kind("Servise", "b").yaml());
     assert_eq!(manifests.load(), (false, both), "an unknown kind");
 
     // The other file is still applied.
@@ -143,7 +144,7 @@ fn only_unreadable_objects_make_a_load_partial() {
         ),
         (
             "a cluster IP",
-            Manifest::service("a").spec("clusterIP: x").yaml(),
+            Manifest::service("a").cluster_ip("x").yaml(),
         ),
     ] {
         let loaded = parse(&text);

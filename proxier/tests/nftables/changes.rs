@@ -99,6 +99,7 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
     )
 }
 
+/// Returns a configuration with which tables have sets for ping.
 fn config() -> FilterConfig {
     FilterConfig {
         answer_ping: true,
@@ -112,6 +113,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<(u8, Option<Admission>)>>> {
     proptest::collection::vec(step, 1..8)
 }
 
+/// Returns one of four frontends, which share addresses and ports.
 fn nth_frontend(nth: u8) -> Frontend {
     frontend(
         [

@@ -45,6 +45,7 @@ pub(crate) fn table(name: &str) -> Vec<String> {
     lines
 }
 
+/// Returns the objects of one `kind`, without the attributes `without`: `7: 1=..., 2=...`.
 fn objects(
     transport: &mut Transport,
     kind: u16,
@@ -82,6 +83,7 @@ fn objects(
     lines
 }
 
+/// Returns an attribute as text. Each element of a set is a text of its own, after `; `.
 fn line(kind: u16, attribute: &Attribute<'_>) -> String {
     if kind == GETSETELEM && attribute.kind == 3 {
         let elements = attribute
@@ -92,6 +94,7 @@ fn line(kind: u16, attribute: &Attribute<'_>) -> String {
     format!("{}={}", attribute.kind, hex(attribute.value))
 }
 
+/// Returns the value of attribute `kind` in a line of [`objects`].
 fn field(line: &str, kind: u16) -> String {
     let field = line.split(", ").find_map(|field| {
         let field = field.rsplit(": ").next().unwrap();

@@ -31,42 +31,32 @@ fn changes_of_our_table_by_other_programs_are_noticed() {
         nft(&["delete", "table", "ip", TABLE], "").unwrap();
         assert_eq!(watch.read().unwrap(), [], "own changes, foreign tables");
 
-        for (command, what) in [
-            (&["flush", "ruleset"][..], "table deleted"),
-            (&["delete", "table", "inet", TABLE], "table deleted"),
-            (&["flush", "table", "inet", TABLE], "rule deleted"),
+        for (command, change) in [
+            ("flush ruleset", "table deleted"),
+            ("delete table inet ipvs-proxier", "table deleted"),
+            ("flush table inet ipvs-proxier", "rule deleted"),
             (
-                &[
-                    "add",
-                    "element",
-                    "inet",
-                    TABLE,
-                    "pingable-4",
-                    "{ 10.0.0.9 }",
-                ],
+                "add element inet ipvs-proxier pingable-4 { 10.0.0.9 }",
                 "element added",
             ),
-            (
-                &["insert", "rule", "inet", TABLE, "input", "drop"],
-                "rule added",
-            ),
+            ("insert rule inet ipvs-proxier input drop", "rule added"),
         ] {
             client.replace(&table).unwrap();
             assert_eq!(watch.read().unwrap(), []);
-            nft(command, "").unwrap();
-            assert!(wait(&watch, Duration::from_secs(20)), "{command:?}");
-            let news = watch.read().unwrap();
-            let [news] = &news[..] else {
-                panic!("{news:?}");
+            nft(&["-f", "-"], command).unwrap();
+            assert!(wait(&watch, Duration::from_secs(20)), "{command}");
+            let notices = watch.read().unwrap();
+            let [notice] = &notices[..] else {
+                panic!("{notices:?}");
             };
-            let news = news.to_string();
+            let notice = notice.to_string();
             assert!(
-                news.starts_with(&format!("{what} by nft (")),
-                "{command:?}: {news}"
+                notice.starts_with(&format!("{change} by nft (")),
+                "{command}: {notice}"
             );
         }
         // An overflow of the socket's buffer is reported, and later changes are noticed again.
-        let mut stranger = Client::open(TABLE).unwrap();
+        let mut other = Client::open(TABLE).unwrap();
         let set = Arc::<str>::from("pingable-4");
         let address = |it: u32| Value::V4((0x0b00_0000 + it).into());
         let keys: Vec<Key> = (0..30_000).map(|it| Key::new([address(it)])).collect();
@@ -80,9 +70,9 @@ fn changes_of_our_table_by_other_programs_are_noticed() {
         let delete = |key: &Key| Command::DeleteElement(set.clone(), key.clone());
         for _ in 0..2 {
             let changes: Vec<Command> = keys.iter().map(add).collect();
-            stranger.apply(&changes).unwrap();
+            other.apply(&changes).unwrap();
             let changes: Vec<Command> = keys.iter().map(delete).collect();
-            stranger.apply(&changes).unwrap();
+            other.apply(&changes).unwrap();
         }
         assert!(wait(&watch, Duration::from_secs(20)));
         assert!(watch.read().unwrap().contains(&Tampering::Unknown));

@@ -185,7 +185,7 @@ fn with_node_ports_of_others() -> Service {
 #[test]
 fn a_service_may_have_the_number_of_another_services_node_port_as_its_port() {
     lab::test(|| {
-        let scene = Scene::new(Services::dual().and(with_node_ports_of_others()));
+        let scene = Scene::new(Services::dual().with(with_node_ports_of_others()));
         for (tcp, udp) in [(30080, 30053), (30081, 30054)] {
             let cluster_ip = at("10.96.6.1", "fd00:10:96::6:1", tcp, udp);
             check(&scene, "pod3", &cluster_ip, &["pod2/client"]);

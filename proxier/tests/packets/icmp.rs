@@ -12,7 +12,7 @@ use crate::{at, check};
 fn port_unreachable_of_an_endpoint_reaches_the_client() {
     lab::test(|| {
         // No server listens on this port.
-        let scene = Scene::new(Services::dual().dns_target(7777));
+        let scene = Scene::new(Services::dual().with_dns_target(7777));
         for pod in ["pod1", "pod2", "podB1"] {
             // By default, the kernel sends six errors to a host at once, and then one a second.
             let unlimited = "echo 0 | tee /proc/sys/net/ipv4/icmp_ratelimit \

@@ -184,7 +184,7 @@ enum Marks {
 
 /// Asserts that the packets of all questions in [`ASKED`] leave our rules with the marks that they had.
 fn marks_stay(before: Marks, policy: TrafficPolicy, bit: MasqueradeBit) {
-    let services = Services::dual().and(with_host_network(policy));
+    let services = Services::dual().with(with_host_network(policy));
     let scene = Scene::with(services, ServiceAddresses::Routes, |config| {
         config.masquerade_bit = bit;
     });

@@ -125,7 +125,8 @@ impl Dialogue {
             "{lost} of {asked} lost, at most {silence} in a row; {all} asked during changes"
         );
         // In 40 runs on two kernels, half of them beside two busy loops, at most a third of the questions
-        // asked during changes was lost. Without the deletion of stale flows about 60 are lost of 36.
+        // asked during changes was lost. Without the deletion of stale flows, 60 are lost while 36 are asked
+        // during changes.
         assert!(lost <= all, "{summary}");
         assert!(silence <= most.unwrap() + IN_FLIGHT, "{summary}");
         summary
@@ -133,12 +134,12 @@ impl Dialogue {
 }
 
 /// A late answer makes a flow from the endpoint to the client. That flow must not block the client's
-/// questions when the endpoint, or the Service, returns.
+/// questions when the endpoint, or the Service, is added again.
 #[test]
 fn late_answers_do_not_block_later_questions() {
     lab::test(|| {
         // The test's own server, which answers late, listens on a port of its own.
-        let on_own_port = |services: Services| services.dns_target(5400);
+        let on_own_port = |services: Services| services.with_dns_target(5400);
         let before = on_own_port(served_by(POD1));
         let replaced = on_own_port(served_by(POD_B1));
         let removed = Services::dual().without("web");

@@ -19,7 +19,7 @@ status:
   - {type: InternalIP, address: "fd00:172:18::2"}
 "#;
 
-/// The Services that a node knows. As text, they are YAML manifests with the node's own.
+/// Services and our Node. Printed, they are YAML manifests.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Services(Vec<Service>);
 
@@ -50,7 +50,7 @@ impl Services {
     }
 
     /// Adds a Service.
-    pub(crate) fn and(mut self, service: Service) -> Self {
+    pub(crate) fn with(mut self, service: Service) -> Self {
         self.0.push(service);
         self
     }
@@ -65,7 +65,7 @@ impl Services {
         self
     }
 
-    /// Leaves the Service `name` to another proxy.
+    /// Leaves the Service `name` to another proxy, by its label.
     pub(crate) fn without(self, name: &str) -> Self {
         self.edit(name, |service| service.proxy_name = Some("another"))
     }
@@ -76,7 +76,7 @@ impl Services {
         self.edit("ranged", |service| service.source_ranges.extend(more))
     }
 
-    /// Serves `protocol` at all ports that have UDP.
+    /// Replaces UDP by `protocol` at all ports.
     pub(crate) fn instead_of_udp(mut self, protocol: &'static str) -> Self {
         for service in &mut self.0 {
             let ports = service.ports.iter_mut().map(|port| &mut port.protocol);
@@ -91,11 +91,11 @@ impl Services {
         self
     }
 
-    /// Moves the endpoints' port `dns` to `number`.
-    pub(crate) fn dns_target(mut self, number: u16) -> Self {
+    /// Sets the port `dns` of all endpoints.
+    pub(crate) fn with_dns_target(mut self, number: u16) -> Self {
         let slices = self.0.iter_mut().flat_map(|service| &mut service.slices);
         for slice in slices {
-            slice.dns_target(number);
+            slice.set_dns_target(number);
         }
         self
     }
@@ -123,12 +123,12 @@ impl fmt::Display for Services {
     }
 }
 
-/// JSON is YAML.
+/// Returns a document of the manifests. JSON is YAML.
 fn document(object: &Value) -> String {
     format!("---\n{object}\n")
 }
 
-/// A host of the network that serves, with the node that runs it.
+/// A host of the network that serves, and the node on which it runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Endpoint {
     pub(crate) v4: &'static str,
@@ -159,7 +159,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// TCP.
+    /// Returns a TCP port.
     pub(crate) fn http(name: &'static str, number: u16) -> Self {
         Self {
             name,
@@ -170,7 +170,7 @@ impl Port {
         }
     }
 
-    /// UDP.
+    /// Returns a UDP port.
     pub(crate) fn dns(name: &'static str, number: u16) -> Self {
         Self {
             protocol: "UDP",
@@ -218,8 +218,8 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// Moves the port `dns` to `number`.
-    pub(crate) fn dns_target(&mut self, number: u16) {
+    /// Sets the port `dns`.
+    pub(crate) fn set_dns_target(&mut self, number: u16) {
         let mut ports = self.ports.iter_mut();
         ports.find(|it| it.name == "dns").unwrap().number = number;
     }
@@ -315,7 +315,7 @@ impl Service {
         self
     }
 
-    /// Replaces the ports. To be called before [`endpoints`](Self::endpoints).
+    /// Replaces the ports. Call it before [`endpoints`](Self::endpoints), which copies them.
     pub(crate) fn ports(mut self, ports: Vec<Port>) -> Self {
         self.ports = ports;
         self
@@ -372,7 +372,7 @@ impl Service {
             },
             "status": {"loadBalancer": {"ingress": ingress.collect::<Vec<_>>()}},
         });
-        // An empty list would admit all clients as well, but clusters do not have one.
+        // Manifests of clusters have no empty list.
         if !self.source_ranges.is_empty() {
             service["spec"]["loadBalancerSourceRanges"] = json!(self.source_ranges);
         }

@@ -10,7 +10,6 @@ use proxier::testing::model::{Family, Protocol, TrafficPolicy};
 
 use super::scene::{Scene, flows};
 use super::services::{POD_B1, POD_B2, POD2, POD3, Port, Service, Services};
-use crate::at;
 
 /// A client that asks from one port, and so in one flow.
 #[derive(Debug)]
@@ -22,7 +21,7 @@ impl Resolver {
         Self(scene.client(client).run(|| {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            // Every question is to be answered, so this is only for a busy machine.
+            // A question is answered at once, but a busy machine may leave the lab without a processor.
             let patience = Some(lab::patience(Duration::from_secs(10)));
             socket.set_read_timeout(patience).unwrap();
             socket.connect(to).unwrap();
@@ -90,27 +89,27 @@ fn only_stale_flows_are_deleted() {
 /// The clients of [`ask_from_all_clients`].
 const CLIENTS: [&str; 3] = ["pod3", "ext", "node"];
 
-/// Returns the UDP frontends of Services web (policy Cluster) and local (policy Local).
-///
-/// The virtual servers of local have firewall marks for clients inside.
-fn frontends() -> Vec<String> {
-    let of = [
-        ("10.96.1.1", "fd00:10:96::1", 53),
-        ("198.51.100.1", "2001:db8:51::1", 53),
-        ("198.51.100.2", "2001:db8:51::2", 53),
-        ("172.18.0.2", "fd00:172:18::2", 30053),
-        ("10.96.2.1", "fd00:10:96::2:1", 53),
-        ("198.51.100.3", "2001:db8:51::3", 53),
-        ("198.51.100.4", "2001:db8:51::4", 53),
-        ("172.18.0.2", "fd00:172:18::2", 30054),
-    ];
-    let udp = of.map(|(v4, v6, port)| {
-        let [_, udp, _, udp6] = at(v4, v6, 80, port);
-        [udp, udp6]
-    });
-    let addresses = udp.as_flattened().iter();
-    let addresses = addresses.filter_map(|it| it.strip_prefix("udp "));
-    addresses.map(ToOwned::to_owned).collect()
+/// Addresses and UDP ports of Service web, which has policy Cluster.
+const WEB: [(&str, &str, u16); 4] = [
+    ("10.96.1.1", "fd00:10:96::1", 53),
+    ("198.51.100.1", "2001:db8:51::1", 53),
+    ("198.51.100.2", "2001:db8:51::2", 53),
+    ("172.18.0.2", "fd00:172:18::2", 30053),
+];
+
+/// Addresses and UDP ports of Service local, which has policy Local. Its virtual servers for clients inside
+/// have firewall marks.
+const LOCAL: [(&str, &str, u16); 4] = [
+    ("10.96.2.1", "fd00:10:96::2:1", 53),
+    ("198.51.100.3", "2001:db8:51::3", 53),
+    ("198.51.100.4", "2001:db8:51::4", 53),
+    ("172.18.0.2", "fd00:172:18::2", 30054),
+];
+
+/// Returns the frontends of a Service in both families.
+fn frontends(of: [(&str, &str, u16); 4]) -> Vec<String> {
+    let both = of.map(|(v4, v6, port)| [format!("{v4}:{port}"), format!("[{v6}]:{port}")]);
+    both.into_iter().flatten().collect()
 }
 
 /// A flow that the node tracks.
@@ -131,6 +130,7 @@ impl From<Flow> for Tracked {
     }
 }
 
+/// Returns the flows of `protocol` that the node tracks.
 fn tracked(protocol: Protocol) -> BTreeSet<Tracked> {
     let mut table = conntrack::Client::open().unwrap();
     let families = [Family::V4, Family::V6];
@@ -146,7 +146,7 @@ const SETTLED: Duration = Duration::from_millis(200);
 /// endpoint's own address.
 fn ask_from_all_clients(scene: &Scene) -> Vec<Resolver> {
     let mut resolvers = vec![Resolver::new(scene, "ext", "10.244.1.2:5353")];
-    for frontend in frontends() {
+    for frontend in frontends(WEB).into_iter().chain(frontends(LOCAL)) {
         for client in CLIENTS {
             resolvers.extend([(); 2].map(|()| Resolver::new(scene, client, &frontend)));
         }
@@ -163,11 +163,11 @@ fn edit_deletes_only(
     edit: impl Fn(&mut Service) + Sync,
     is_stale: impl Fn(&Tracked) -> bool + Sync,
 ) {
-    change_deletes_only(&Services::dual(), name, edit, is_stale);
+    edit_of_services_deletes_only(&Services::dual(), name, edit, is_stale);
 }
 
-/// As [`edit_deletes_only`], from other Services.
-fn change_deletes_only(
+/// As [`edit_deletes_only`], with other Services before the edit.
+fn edit_of_services_deletes_only(
     services: &Services,
     name: &str,
     edit: impl Fn(&mut Service) + Sync,
@@ -203,18 +203,13 @@ fn change_deletes_only(
 
 /// Returns whether it is an IPv4 flow of Service local.
 fn is_of_local_4(flow: &Tracked) -> bool {
-    let frontends = [
-        "10.96.2.1:53",
-        "198.51.100.3:53",
-        "198.51.100.4:53",
-        "172.18.0.2:30054",
-    ];
-    frontends.contains(&&*flow.frontend)
+    let is_frontend = |(v4, _, port)| flow.frontend == format!("{v4}:{port}");
+    LOCAL.into_iter().any(is_frontend)
 }
 
 /// Returns whether it is a flow of Service web.
 fn is_of_web(flow: &Tracked) -> bool {
-    frontends()[..8].contains(&flow.frontend)
+    frontends(WEB).contains(&flow.frontend)
 }
 
 #[test]
@@ -239,7 +234,7 @@ fn removing_an_endpoint_behind_a_firewall_mark_deletes_its_flows() {
         local.slice_v4().endpoints.push(POD_B2);
     });
     let edit = |local: &mut Service| local.slice_v4().remove(POD_B1);
-    change_deletes_only(&three, "local", edit, |flow| {
+    edit_of_services_deletes_only(&three, "local", edit, |flow| {
         is_of_local_4(flow) && flow.endpoint == "10.244.2.2:5353"
     });
 }
@@ -262,7 +257,7 @@ fn changing_a_node_port_deletes_the_flows_of_the_old_one() {
 
 #[test]
 fn changing_a_target_port_deletes_the_flows_to_the_old_one() {
-    let edit = |web: &mut Service| web.slice_v4().dns_target(9053);
+    let edit = |web: &mut Service| web.slice_v4().set_dns_target(9053);
     edit_deletes_only("web", edit, |flow| is_of_web(flow) && flow.client.is_ipv4());
 }
 
@@ -294,9 +289,10 @@ fn all_clients_are_answered_after_the_removal_of_the_last_remote_endpoint() {
     firewall_mark_is_removed(|local| local.slice_v4().remove(POD_B1));
 }
 
-/// Asserts that all clients are answered when `edit` makes the firewall mark of Service local needless.
+/// Asserts that all clients are answered after an `edit` of Service local that ends its firewall mark.
 ///
-/// With the mark, the kernel deletes its IPVS connections and their flows. All other flows stay.
+/// Together with the virtual server of the mark, the kernel deletes its IPVS connections and their flows.
+/// All other flows stay.
 fn firewall_mark_is_removed(edit: impl Fn(&mut Service) + Sync) {
     lab::test(|| {
         let mut scene = Scene::new(Services::dual());
@@ -305,7 +301,7 @@ fn firewall_mark_is_removed(edit: impl Fn(&mut Service) + Sync) {
         scene.program(Services::dual().edit("local", &edit));
         std::thread::sleep(lab::patience(SETTLED));
         let left = tracked(Protocol::Udp);
-        let of_local = &frontends()[8..];
+        let of_local = frontends(LOCAL);
         let is_outside = |flow: &Tracked| {
             let ip = flow.client.ip().to_string();
             ["203.0.113.9", "2001:db8:113::9"].contains(&&*ip)

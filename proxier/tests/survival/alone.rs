@@ -1,4 +1,4 @@
-//! The program on a machine with no other program.
+//! The program on a machine without any other program.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,16 +8,16 @@ use serde_json::json;
 
 use super::daemon::{Daemon, web};
 
-/// Runs its arguments with every directory of programs empty, for them alone; `$0` is an empty directory.
+/// A shell script that runs its arguments in a mount namespace without programs. `$0` is an empty directory.
 const ALONE: &str = r#"
-    for place in /usr/local/bin /usr/local/sbin /sbin /bin /usr/sbin /usr/bin; do
-        test ! -d "$place" || /usr/bin/mount --bind "$0" "$place"
+    for directory in /usr/local/bin /usr/local/sbin /sbin /bin /usr/sbin /usr/bin; do
+        test ! -d "$directory" || /usr/bin/mount --bind "$0" "$directory"
     done
     exec "$@"
 "#;
 
-/// `command`, without environment and without any program beside it: no iptables, no ipset, no nft,
-/// no conntrack, no modprobe, whether by `PATH` or by name.
+/// Returns `command` without environment and without any other program: no iptables, ipset, nft,
+/// conntrack or modprobe, neither by `PATH` nor by an absolute path.
 pub(crate) fn alone(command: &Command, empty: &Path) -> Command {
     let mut alone = Command::new("/usr/bin/unshare");
     alone.args(["--mount", "/usr/bin/sh", "-c", ALONE]);
@@ -27,7 +27,7 @@ pub(crate) fn alone(command: &Command, empty: &Path) -> Command {
 }
 
 #[test]
-fn nothing_else_is_needed() {
+fn the_program_needs_no_other_program() {
     lab::test(|| {
         let cluster = Cluster::conformance();
         let mut daemon = Daemon::new(&["--cluster-cidr", "10.244.0.0/16"]);
@@ -44,7 +44,7 @@ fn nothing_else_is_needed() {
         });
         for program in ["usr/sbin/nft", "usr/bin/ip", "bin/sh"] {
             let path = PathBuf::from(format!("/proc/{}/root/{program}", daemon.pid()));
-            assert!(!path.exists(), "{program} is there");
+            assert!(!path.exists(), "{program} exists");
         }
         daemon.endpoints(&[(2, 2)]);
         daemon.await_endpoints(&[(2, 2)]);

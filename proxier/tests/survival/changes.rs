@@ -1,6 +1,7 @@
-//! Whatever changes in between, and whoever dies: when the objects are those of the conformance
-//! cluster, the kernel's table is the one that kube-proxy made for them, and the packet rules are
-//! those of the plan.
+//! Random histories of changes, kills and outages that end with the objects of the conformance cluster.
+//!
+//! After each, the kernel's table is the one that kube-proxy made for these objects, and the packet rules
+//! are those of the plan.
 
 #[path = "../conformance/table.rs"]
 mod table;
@@ -15,43 +16,44 @@ use super::AT_ONCE;
 use super::daemon::Daemon;
 use super::dice::Dice;
 
-/// How long the daemon may take for everything that has changed; the lab is slow.
+/// How long the daemon may take for the last changes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many changes a history has.
+/// The number of changes in a history.
 const CHANGES: u32 = 250;
 
-/// Where clients inside the cluster come from.
+/// The Pod networks.
 const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:244::/32"];
 
-/// What the program would set, or what is there.
+/// Returns what the program's `command` prints, in the format `output`.
 fn print(daemon: &Daemon, command: &str, output: &str) -> String {
-    let mut print = daemon.command(command);
+    let mut program = daemon.command(command);
     if command == "plan" {
-        print.args(CLUSTER_CIDR);
+        program.args(CLUSTER_CIDR);
     }
-    let output = print.args(["--output", output]).output().unwrap();
-    let complaints = String::from_utf8_lossy(&output.stderr);
-    assert!(complaints.is_empty(), "{complaints}");
+    let output = program.args(["--output", output]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.is_empty(), "{errors}");
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Returns what the program's `command` prints as JSON.
 fn report(daemon: &Daemon, command: &str) -> Value {
     serde_json::from_str(&print(daemon, command, "json")).unwrap()
 }
 
-/// The objects of the conformance cluster.
+/// Returns the objects of the conformance cluster.
 fn objects() -> Vec<Value> {
     let text = std::fs::read_to_string(table::conformance("cluster.yaml")).unwrap();
     serde_saphyr::from_multiple(&text).unwrap()
 }
 
-/// Makes one change of any kind, which may be a return to what `objects` has.
+/// Makes one random change. It may restore an object that an earlier one changed.
 fn change(daemon: &mut Daemon, objects: &[Value], dice: &mut Dice) {
-    let original = &objects[dice.draw(objects.len())];
+    let original = &objects[dice.below(objects.len())];
     let mut object = original.clone();
     let key = Key::of(original).unwrap();
-    match (dice.draw(12), object["kind"].as_str().unwrap()) {
+    match (dice.below(12), object["kind"].as_str().unwrap()) {
         (0, _) => {
             daemon.kill();
             return daemon.start();
@@ -60,13 +62,13 @@ fn change(daemon: &mut Daemon, objects: &[Value], dice: &mut Dice) {
         (2, _) => return daemon.api.break_connections(),
         (3, _) => std::thread::sleep(Duration::from_millis(20)),
         (4 | 5, _) => {}
-        // A node cannot do without its own object; the others come and go.
+        // Our Node is changed, but never deleted, because the daemon needs it.
         (_, "Node") => {
             object["metadata"]["labels"]["topology.kubernetes.io/zone"] = json!("zone-b");
         }
         (6, _) => return daemon.api.delete(&key),
         (_, "EndpointSlice") => change_slice(&mut object, dice),
-        (7, _) => rival(&mut object, dice),
+        (7, _) => make_rival(&mut object, dice),
         (_, _) => change_service(&mut object, dice),
     }
     daemon.api.apply(object);
@@ -74,29 +76,29 @@ fn change(daemon: &mut Daemon, objects: &[Value], dice: &mut Dice) {
 
 fn change_slice(slice: &mut Value, dice: &mut Dice) {
     let endpoints = slice["endpoints"].as_array_mut().unwrap();
-    if dice.is(3) {
+    if dice.one_in(3) {
         endpoints.clear();
     }
     for endpoint in &mut *endpoints {
-        match dice.draw(4) {
-            0 => endpoint["conditions"] = json!({"ready": false, "serving": dice.is(2)}),
-            1 => endpoint["nodeName"] = json!(if dice.is(2) { "node-a" } else { "node-b" }),
+        match dice.below(4) {
+            0 => endpoint["conditions"] = json!({"ready": false, "serving": dice.one_in(2)}),
+            1 => endpoint["nodeName"] = json!(if dice.one_in(2) { "node-a" } else { "node-b" }),
             _ => {}
         }
     }
-    if dice.is(4) {
-        slice["ports"][0]["port"] = json!(9_000 + dice.draw(3));
+    if dice.one_in(4) {
+        slice["ports"][0]["port"] = json!(9_000 + dice.below(3));
     }
 }
 
 fn change_service(service: &mut Value, dice: &mut Dice) {
     let spec = &mut service["spec"];
-    let policy = |dice: &mut Dice| json!(if dice.is(2) { "Local" } else { "Cluster" });
-    match dice.draw(8) {
-        0 => spec["ports"][0]["port"] = json!(1_000 + dice.draw(3)),
+    let policy = |dice: &mut Dice| json!(if dice.one_in(2) { "Local" } else { "Cluster" });
+    match dice.below(8) {
+        0 => spec["ports"][0]["port"] = json!(1_000 + dice.below(3)),
         1 => spec["internalTrafficPolicy"] = policy(dice),
         2 => spec["externalTrafficPolicy"] = policy(dice),
-        3 => spec["externalIPs"] = json!([format!("203.0.113.{}", 100 + dice.draw(3))]),
+        3 => spec["externalIPs"] = json!([format!("203.0.113.{}", 100 + dice.below(3))]),
         4 => spec["sessionAffinity"] = json!("ClientIP"),
         5 => spec["loadBalancerSourceRanges"] = json!(["192.0.2.0/24"]),
         6 => service["metadata"]["annotations"] = json!({"ipvs-proxier.io/scheduler": "lc"}),
@@ -104,14 +106,14 @@ fn change_service(service: &mut Value, dice: &mut Dice) {
     }
 }
 
-/// Another Service at the same addresses, older or younger.
-fn rival(service: &mut Value, dice: &mut Dice) {
-    service["metadata"]["name"] = json!(format!("rival-{}", dice.draw(3)));
-    let year = if dice.is(2) { 2001 } else { 2026 };
+/// Makes it another Service with the same addresses, older or younger.
+fn make_rival(service: &mut Value, dice: &mut Dice) {
+    service["metadata"]["name"] = json!(format!("rival-{}", dice.below(3)));
+    let year = if dice.one_in(2) { 2001 } else { 2026 };
     service["metadata"]["creationTimestamp"] = json!(format!("{year}-01-01T00:00:00Z"));
 }
 
-/// Leaves the API server with `objects` alone.
+/// Makes `objects` the only objects of the API server.
 fn restore(daemon: &Daemon, objects: &[Value]) {
     for number in 0..3 {
         let name = format!("rival-{number}");
@@ -124,6 +126,7 @@ fn restore(daemon: &Daemon, objects: &[Value]) {
     }
 }
 
+/// Runs a random history.
 fn history(seed: u32) {
     let _network = Cluster::conformance();
     let objects = objects();
@@ -145,16 +148,16 @@ fn history(seed: u32) {
     let observed = report(&daemon, "status");
     assert_eq!(observed, planned);
     table::compare(table::of_report(&observed), table::of_kube_proxy());
-    // What the daemon made of the rules by single steps is what the plan makes at once.
+    // The rules that the daemon changed step by step are the rules of a plan from scratch.
     assert_eq!(print(&daemon, "plan", "text"), "");
 }
 
 #[test]
-fn the_table_is_kube_proxys_after_any_changes() {
+fn the_table_is_kube_proxys_after_250_random_changes() {
     lab::test(|| history(20_261_121));
 }
 
 #[test]
-fn the_table_is_kube_proxys_after_other_changes() {
+fn the_table_is_kube_proxys_after_250_other_random_changes() {
     lab::test(|| history(7));
 }

@@ -1,4 +1,4 @@
-//! The program on node-a, following an API server of the test's.
+//! The daemon on node-a, and the API server that it follows.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -11,11 +11,11 @@ use tempfile::TempDir;
 
 use super::alone::alone;
 
-/// How long anything may take that should happen at once, on a slow machine: longer than the program
-/// waits before it asks an API server again that was away.
+/// How long a condition may take to become true: longer than the daemon's longest pause before it
+/// connects to the API server again.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// An API server, and the program that follows it, started and killed at will.
+/// An API server and a daemon that follows it.
 pub(crate) struct Daemon {
     pub(crate) api: ApiServer,
     directory: TempDir,
@@ -24,7 +24,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// The program is not started yet, and the API server has no objects.
+    /// Returns a daemon that does not run yet, and an API server without objects.
     pub(crate) fn bare(flags: &[&str]) -> Self {
         Self {
             api: ApiServer::start(),
@@ -34,7 +34,8 @@ impl Daemon {
         }
     }
 
-    /// The program is not started yet. `Service default/web` is there, without endpoints.
+    /// Returns a daemon that does not run yet, and an API server with Service `default/web` without
+    /// endpoints.
     pub(crate) fn new(flags: &[&str]) -> Self {
         let daemon = Self::bare(flags);
         let api = &daemon.api;
@@ -55,14 +56,15 @@ impl Daemon {
     }
 
     /// The file of the program's ledger.
-    pub(crate) fn state_file(&self) -> PathBuf {
+    pub(crate) fn ledger(&self) -> PathBuf {
         self.directory.path().join("state")
     }
 
+    /// Returns a command of the program, with the flags of this daemon.
     pub(crate) fn command(&self, name: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
         command.arg(name);
-        command.arg("--state-file").arg(self.state_file());
+        command.arg("--state-file").arg(self.ledger());
         if ["run", "plan"].contains(&name) {
             command.args(["--master", &self.api.url()]);
             command.args(["--hostname-override", "node-a"]);
@@ -73,17 +75,17 @@ impl Daemon {
         command
     }
 
-    /// Starts the program; what it logs is kept.
+    /// Starts the daemon.
     pub(crate) fn start(&mut self) {
         self.spawn(self.command("run"));
     }
 
-    /// As [`start`](Self::start), on a machine without any other program.
+    /// Starts the daemon on a machine without any other program.
     pub(crate) fn start_alone(&mut self) {
         self.spawn(self.alone("run"));
     }
 
-    /// Runs another of the program's commands on a machine without any other program.
+    /// Runs a command of the program on a machine without any other program.
     pub(crate) fn run_alone(&self, name: &str) -> Output {
         self.alone(name).output().unwrap()
     }
@@ -95,7 +97,7 @@ impl Daemon {
     }
 
     fn spawn(&mut self, mut command: Command) {
-        assert!(self.process.is_none(), "runs already");
+        assert!(self.process.is_none(), "the daemon runs already");
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -105,16 +107,17 @@ impl Daemon {
         self.process = Some(child.unwrap());
     }
 
+    /// Returns the log of all daemons of this test.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// The running program's process.
+    /// Returns the process ID of the running daemon.
     pub(crate) fn pid(&self) -> u32 {
         self.process.as_ref().unwrap().id()
     }
 
-    /// Kill -9.
+    /// Kills the daemon with SIGKILL, if it runs.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.process.take() {
             child.kill().unwrap();
@@ -122,7 +125,7 @@ impl Daemon {
         }
     }
 
-    /// Asks the program to end, and waits until it did.
+    /// Stops the daemon with SIGTERM and waits for its end.
     pub(crate) fn terminate(&mut self) {
         let mut child = self.process.take().unwrap();
         let pid = rustix::process::Pid::from_child(&child);
@@ -131,8 +134,8 @@ impl Daemon {
         assert!(status.success(), "{status}");
     }
 
-    /// Makes the last bytes of these addresses of 10.244.1.0/24 and 10.244.2.0/24 the endpoints of
-    /// Service web: `pod(1, 2)` is 10.244.1.2.
+    /// Sets the endpoints of Service web. `(1, 2)` is 10.244.1.2 on node-a, `(2, 2)` is 10.244.2.2 on
+    /// node-b.
     pub(crate) fn endpoints(&self, endpoints: &[(u8, u8)]) {
         let endpoint = |&(node, last): &(u8, u8)| {
             json!({
@@ -154,7 +157,7 @@ impl Daemon {
         }));
     }
 
-    /// Waits until the kernel sends new connections to Service web to these endpoints and no others.
+    /// Waits until exactly these endpoints of Service web get new connections.
     pub(crate) fn await_endpoints(&self, expected: &[(u8, u8)]) {
         let mut expected: Vec<String> = expected
             .iter()
@@ -164,9 +167,10 @@ impl Daemon {
         self.eventually(&format!("{expected:?}"), || serving() == expected);
     }
 
-    pub(crate) fn eventually(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+    /// Waits until `is_true` returns true. Panics after [`PATIENCE`].
+    pub(crate) fn eventually(&self, what: &str, mut is_true: impl FnMut() -> bool) {
         let deadline = Instant::now() + lab::patience(PATIENCE);
-        while !is_so() {
+        while !is_true() {
             let now = serving();
             assert!(
                 Instant::now() < deadline,
@@ -186,7 +190,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Service default/web with other `labels`.
+/// Returns Service `default/web` with `labels`.
 pub(crate) fn web(labels: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
@@ -203,7 +207,7 @@ pub(crate) fn web_key() -> Key {
     Key::new("Service", "default", "web").unwrap()
 }
 
-/// The virtual server of Service web.
+/// Returns the virtual server of Service web.
 pub(crate) fn virtual_server() -> ipvs::ServiceKey {
     ipvs::ServiceKey::Address {
         protocol: ipvs::Protocol::Tcp,
@@ -212,7 +216,7 @@ pub(crate) fn virtual_server() -> ipvs::ServiceKey {
     }
 }
 
-/// The destinations of Service web that get new connections.
+/// Returns the destinations of Service web that get new connections, sorted.
 fn serving() -> Vec<String> {
     let mut client = ipvs::Client::open().unwrap();
     let entries = client.destinations(&virtual_server()).unwrap();

@@ -1,6 +1,6 @@
-//! Chance that can be repeated.
+//! Repeatable random numbers.
 
-/// Numbers that are the same every time.
+/// A pseudo-random generator (the linear congruential one of Numerical Recipes).
 pub(crate) struct Dice(u32);
 
 impl Dice {
@@ -8,14 +8,14 @@ impl Dice {
         Self(seed)
     }
 
-    /// A number less than `below`.
-    pub(crate) fn draw(&mut self, below: usize) -> usize {
+    /// Returns a number less than `limit`.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        usize::try_from(self.0 >> 8).unwrap() % below
+        usize::try_from(self.0 >> 8).unwrap() % limit
     }
 
-    /// Whether what happens once in so many times happens now.
-    pub(crate) fn is(&mut self, one_in: usize) -> bool {
-        self.draw(one_in) == 0
+    /// Returns true once in `times` calls on average.
+    pub(crate) fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
     }
 }

@@ -1,5 +1,6 @@
-//! Packet rules of others are the same, byte for byte, while the program runs and after it has
-//! cleaned up, but for the rule that it puts into a chain that drops.
+//! Packet rules of other programs stay byte for byte the same while the daemon runs and after `cleanup`.
+//!
+//! The only exception is our rule in chains that drop forwarded packets.
 
 use std::path::Path;
 
@@ -8,10 +9,10 @@ use lab::net::{Answer, Cluster};
 use super::daemon::{Daemon, web_key};
 use super::{AT_ONCE, POD1, POD2};
 
-/// A filter with everything that listings show: elements, verdicts, comments, a limit, an object.
+/// A foreign filter with all that listings show: elements, verdicts, comments, a limit, an object.
 const OF_NFT: &str = "
     table inet others {
-        comment \"somebody's\"
+        comment \"a foreign table\"
         counter seen {
             comment \"of all that is forwarded\"
         }
@@ -48,7 +49,7 @@ const OF_NFT: &str = "
     }
 ";
 
-/// As Docker and administrators leave it.
+/// Rules like those of Docker and of administrators.
 const OF_IPTABLES: [&str; 8] = [
     "iptables-nft -P FORWARD DROP",
     "iptables-nft -A FORWARD -p tcp --dport 22 -m comment --comment ssh -j ACCEPT",
@@ -60,51 +61,52 @@ const OF_IPTABLES: [&str; 8] = [
     "ip6tables-nft -A FORWARD -p udp --dport 123 -j ACCEPT",
 ];
 
-/// In the rule that chains get, and in nothing else.
-const OUR_RULE: &str = "ipvs-proxier: answers of endpoints";
+/// The comment of our rule in foreign chains.
+const OUR_COMMENT: &str = "ipvs-proxier: answers of endpoints";
 
-/// What others have on the node, with the numbers that the kernel gave it.
-struct Others<'a> {
+/// The packet rules of other programs on the node.
+struct ForeignRules<'a> {
     cluster: &'a Cluster,
     has_iptables: bool,
 }
 
-impl<'a> Others<'a> {
-    fn settle(cluster: &'a Cluster) -> Self {
+impl<'a> ForeignRules<'a> {
+    /// Adds the rules.
+    fn add(cluster: &'a Cluster) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), OF_NFT).unwrap();
         let load = ["/usr/sbin/nft", "-f", file.path().to_str().unwrap()];
         cluster.node.exec(&load);
-        let others = Self {
+        let rules = Self {
             cluster,
-            // A kernel without it has no extensions of iptables either, which its rules here need.
+            // Kernels without iptables-legacy lack the extensions that these rules need.
             has_iptables: Path::new("/proc/net/ip_tables_names").exists(),
         };
-        if others.has_iptables {
+        if rules.has_iptables {
             for command in OF_IPTABLES {
-                others.on_node(command);
+                rules.on_node(command);
             }
         }
-        others
+        rules
     }
 
+    /// Runs a shell command on the node.
     fn on_node(&self, command: &str) -> String {
         let command = format!("PATH=/usr/sbin:/usr/bin:/bin; {command}");
         self.cluster.node.exec(&["/bin/sh", "-c", &command])
     }
 
-    /// How many of their chains drop the answers of endpoints.
-    fn obstacles(&self) -> usize {
+    /// Returns the number of chains that drop the answers of endpoints.
+    fn dropping_chains(&self) -> usize {
         if self.has_iptables { 3 } else { 1 }
     }
 
-    /// All there is on the node.
+    /// Returns all packet rules of the node, with handles and without counters.
     fn everything(&self) -> String {
         self.on_node("nft -s -a list ruleset") + &self.saved()
     }
 
-    /// What iptables would bring back, without the times of day that it writes and the packets that
-    /// it has counted.
+    /// Returns the rules that iptables saves, without the time and the packet counts.
     fn saved(&self) -> String {
         if !self.has_iptables {
             return String::new();
@@ -112,7 +114,7 @@ impl<'a> Others<'a> {
         self.on_node(r"(iptables-nft-save; ip6tables-nft-save) | sed '/^#/d; s/ \[[0-9:]*\]$//'")
     }
 
-    /// All but the program's own table, each of iptables' tables in its words.
+    /// Returns all packet rules but those of our own table.
     fn foreign(&self) -> String {
         let tables = ["inet others", "ip ours-too"];
         let listed = tables.map(|table| self.on_node(&format!("nft -s -a list table {table}")));
@@ -120,51 +122,52 @@ impl<'a> Others<'a> {
     }
 }
 
-/// Counters count, so the listings are without them.
 #[test]
-fn packet_rules_of_others_are_left_byte_for_byte() {
+fn packet_rules_of_other_programs_stay_byte_for_byte() {
     lab::test(|| {
         let cluster = Cluster::conformance();
-        let others = Others::settle(&cluster);
-        let everything = others.everything();
-        let foreign = others.foreign();
-        assert!(!everything.contains(OUR_RULE));
+        let rules = ForeignRules::add(&cluster);
+        let before = rules.everything();
+        let foreign = rules.foreign();
+        assert!(!before.contains(OUR_COMMENT));
 
         let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1s"]].concat();
         let mut daemon = Daemon::new(&flags);
         daemon.endpoints(&[POD1]);
-        let runs = |daemon: &Daemon, endpoint: (u8, u8)| {
+        let serves = |daemon: &Daemon, endpoint: (u8, u8)| {
             daemon.await_endpoints(&[endpoint]);
             daemon.eventually("answers of endpoints pass", || {
                 matches!(cluster.pod3.ask_tcp("10.96.1.1:80"), Answer::Reply { .. })
             });
-            let now = others.foreign();
-            let is_ours = |line: &&str| line.contains(OUR_RULE);
+            let now = rules.foreign();
+            let is_ours = |line: &&str| line.contains(OUR_COMMENT);
             let ours = now.lines().filter(is_ours).count();
-            assert_eq!(ours, others.obstacles(), "{now}");
+            assert_eq!(ours, rules.dropping_chains(), "{now}");
             let theirs: Vec<&str> = now.lines().filter(|line| !is_ours(line)).collect();
             assert_eq!(theirs, foreign.lines().collect::<Vec<_>>());
         };
-        let opened = |daemon: &Daemon| {
-            let count = || others.foreign().matches(OUR_RULE).count();
-            daemon.eventually("every chain has our rule", || count() == others.obstacles());
+        let rules_inserted = |daemon: &Daemon| {
+            let count = || rules.foreign().matches(OUR_COMMENT).count();
+            daemon.eventually("every chain has our rule", || {
+                count() == rules.dropping_chains()
+            });
         };
         daemon.start();
-        opened(&daemon);
-        runs(&daemon, POD1);
+        rules_inserted(&daemon);
+        serves(&daemon, POD1);
         daemon.endpoints(&[POD2]);
-        runs(&daemon, POD2);
-        // It meets its own rules again.
+        serves(&daemon, POD2);
+        // The next daemon recognises the rules.
         daemon.kill();
         daemon.start();
         daemon.endpoints(&[POD1]);
-        runs(&daemon, POD1);
-        // It finds that its own table is gone, and makes it anew.
-        others.on_node("nft delete table inet ipvs-proxier");
-        daemon.eventually("the table is back", || {
-            others.on_node("nft list tables").contains("ipvs-proxier")
+        serves(&daemon, POD1);
+        // The daemon adds its own table again after another program deleted it.
+        rules.on_node("nft delete table inet ipvs-proxier");
+        daemon.eventually("the table is restored", || {
+            rules.on_node("nft list tables").contains("ipvs-proxier")
         });
-        runs(&daemon, POD1);
+        serves(&daemon, POD1);
         daemon.api.delete(&web_key());
         daemon.eventually("the Service is gone", || {
             cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_none()
@@ -173,10 +176,10 @@ fn packet_rules_of_others_are_left_byte_for_byte() {
         daemon.terminate();
         let cleanup = daemon.command("cleanup").output().unwrap();
         assert!(cleanup.status.success(), "{cleanup:?}");
-        let left = others.everything();
+        let left = rules.everything();
         assert_eq!(
             left.lines().collect::<Vec<_>>(),
-            everything.lines().collect::<Vec<_>>()
+            before.lines().collect::<Vec<_>>()
         );
     });
 }

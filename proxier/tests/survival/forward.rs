@@ -46,19 +46,19 @@ fn our_rule_returns_after_flushes_restarts_and_new_tables() {
         nft("add table inet others");
         nft(DROP);
         has_rule(&daemon);
-        connections.live("a policy of drop");
+        connections.assert_alive("a policy of drop");
         assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
         assert_eq!(cluster.ext.ask_tcp("10.244.1.2:8080"), Answer::Timeout);
         for command in ["flush chain inet others forward", "flush table inet others"] {
             nft(command);
             has_rule(&daemon);
-            connections.live(command);
+            connections.assert_alive(command);
         }
         nft("delete table inet others");
         nft("add table inet others");
         nft(DROP);
         has_rule(&daemon);
-        connections.live("a new table");
+        connections.assert_alive("a new table");
 
         // If another program keeps flushing the chain, repairs stay rare and are logged once.
         let (before, start) = (handle(&cluster), Instant::now());
@@ -75,11 +75,11 @@ fn our_rule_returns_after_flushes_restarts_and_new_tables() {
 
         // The rule exists once, stays when the daemon is killed, and `cleanup` removes it.
         daemon.kill();
-        connections.live("the daemon is killed");
+        connections.assert_alive("the daemon is killed");
         daemon.start();
         nft("flush chain inet others forward");
         has_rule(&daemon);
-        connections.live("the daemon starts again");
+        connections.assert_alive("the daemon starts again");
         assert_eq!(list().matches("ipvs-proxier").count(), 1);
         daemon.terminate();
         let output = daemon.command("cleanup").output().unwrap();
@@ -123,7 +123,7 @@ fn a_failure_at_one_chain_is_logged_once_retried_and_does_not_affect_others() {
         daemon.eventually("the other chain has our rule", || {
             list().contains("ipvs-proxier")
         });
-        connections.live("our rule");
+        connections.assert_alive("our rule");
 
         // The kernel notifies of no change that matters here, so a retry removes the needless rule.
         nft("add chain inet others open { type filter hook forward priority 1 ; }");
@@ -181,7 +181,7 @@ fn tables_of_iptables_legacy_are_reported_once() {
         let log = daemon.log();
         let command = log.split(words).nth(1).unwrap().split('`').nth(1).unwrap();
         on_node(&cluster, command);
-        connections.live("the command that the log names");
+        connections.assert_alive("the command that the log names");
         std::thread::sleep(Duration::from_secs(3));
         assert_eq!(times(), 1, "{}", daemon.log());
     });

@@ -50,7 +50,7 @@ fn a_lost_ledger_costs_no_ownership() {
         daemon.eventually("the node port", has_node_port);
 
         daemon.kill();
-        let file = daemon.state_file();
+        let file = daemon.ledger();
         std::fs::remove_file(&file).unwrap();
         daemon.start();
         daemon.eventually("the next process records the node port", || {
@@ -79,6 +79,37 @@ fn a_lost_ledger_costs_no_ownership() {
     });
 }
 
+#[test]
+fn a_second_process_exits_and_names_the_first() {
+    lab::test(|| {
+        let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
+        let first = format!("process {}", daemon.pid());
+        for flags in [&["run", "--once"][..], &["cleanup"]] {
+            let mut second = daemon.command(flags[0]);
+            let second = second.args(&flags[1..]).output().unwrap();
+            assert_eq!(second.status.code(), Some(1), "{second:?}");
+            let words = words(&second);
+            let last = words.lines().last().unwrap_or_default();
+            assert!(last.contains(&first), "{words}");
+        }
+        for command in ["plan", "status"] {
+            let reader = daemon.command(command).output().unwrap();
+            assert!(reader.status.success(), "{reader:?}");
+        }
+        connections.assert_alive("the attempts");
+        // A process that was killed holds no lock.
+        daemon.kill();
+        let cleanup = daemon.command("cleanup").output().unwrap();
+        assert!(cleanup.status.success(), "{cleanup:?}");
+        let left: Vec<_> = std::fs::read_dir(daemon.ledger().parent().unwrap())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| name.to_string_lossy().contains("state"))
+            .collect();
+        assert_eq!(left, [] as [&str; 0]);
+    });
+}
+
 /// Without the ledger, `cleanup` cannot know the owners of virtual servers.
 #[test]
 fn cleanup_without_the_ledger_names_what_it_left() {
@@ -87,7 +118,7 @@ fn cleanup_without_the_ledger_names_what_it_left() {
         daemon.api.apply(with_node_port());
         daemon.eventually("the node port", has_node_port);
         daemon.terminate();
-        std::fs::remove_file(daemon.state_file()).unwrap();
+        std::fs::remove_file(daemon.ledger()).unwrap();
         let cleanup = daemon.command("cleanup").output().unwrap();
         assert_eq!(cleanup.status.code(), Some(1), "{cleanup:?}");
         let words = words(&cleanup);

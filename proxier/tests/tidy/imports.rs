@@ -8,11 +8,12 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 26] = [
+const MODULES: [(&str, &[&str]); 27] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
     ("packed", &[]),
+    ("panics", &[]),
     ("problem", &[]),
     ("timer", &[]),
     ("frontend", &["model"]),
@@ -29,7 +30,10 @@ const MODULES: [(&str, &[&str]); 26] = [
     // The kernel.
     ("sysctl", &[]),
     ("nftables", &["model"]),
-    ("conntrack", &["model", "observed", "op", "plan"]),
+    (
+        "conntrack",
+        &["frontend", "model", "observed", "op", "plan"],
+    ),
     (
         "filter",
         &[
@@ -39,7 +43,16 @@ const MODULES: [(&str, &[&str]); 26] = [
     // `filter` for the name of the table that the monitor watches.
     (
         "dataplane",
-        &["conntrack", "filter", "nftables", "observed", "op", "plan"],
+        &[
+            "clock",
+            "conntrack",
+            "filter",
+            "nftables",
+            "observed",
+            "op",
+            "plan",
+            "timer",
+        ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
     (

@@ -16,8 +16,8 @@ const LONG_FILES: [(&str, &str); 3] = [
         "the snapshot and the laws of its updates",
     ),
     (
-        "proxier/tests/nftables.rs",
-        "scenarios of one table in one kernel",
+        "proxier/src/sysctl.rs",
+        "the table of settings and its tests",
     ),
 ];
 

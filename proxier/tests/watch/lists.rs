@@ -88,6 +88,29 @@ fn lists_at_the_start_and_after_a_restart_are_served_from_the_watch_cache() {
 }
 
 #[test]
+fn a_list_waits_for_a_cache_that_lags_instead_of_reading_etcd() {
+    let server = ApiServer::start();
+    server.configure(|behaviour| behaviour.streams_lists = false);
+    server.apply(service("web", 80));
+    let follower = Follower::start(&server);
+    assert_eq!(follower.services(), "reset [a/web]");
+    let path = "/api/v1/services";
+    // The watch gets the first answer, the lists that follow get the others.
+    let cause = json!({"reason": "ResourceVersionTooLarge"});
+    let lags = json!({"code": 504, "reason": "Timeout", "details": {"causes": [cause]}});
+    let lags = lags.to_string();
+    server.respond_next(path, response(410, "{}"));
+    server.respond_next(path, response(504, &lags));
+    server.respond_next(path, response(504, &lags));
+    server.break_connections();
+    assert_eq!(follower.services(), "reset [a/web]");
+    assert!(follower.status().services.failures >= 3);
+    for request in server.requests() {
+        assert!(request.is_served_from_cache(), "from etcd: {request:?}");
+    }
+}
+
+#[test]
 fn a_list_that_expires_between_two_pages_is_restarted() {
     let server = ApiServer::start();
     server.configure(|behaviour| behaviour.streams_lists = false);

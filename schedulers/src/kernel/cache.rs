@@ -1,4 +1,4 @@
-//! What lblc and lblcr remember per frontend address, and when they forget it.
+//! The entries that lblc and lblcr keep per frontend address, and their expiry.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::options::{Family, LocalityLimit};
 /// Kernel: `struct ip_vs_lblc_table`, `ip_vs_lblc_check_expire`, `ip_vs_lblc_full_check`, and their
 /// counterparts in lblcr; Linux 6.1.192.
 ///
-/// # Shape
-/// Chains by hash, as in the kernel, because a partial collection stops after some chain. The order
+/// # Structure
+/// Chains by hash, as in the kernel, because a partial collection ends after a whole chain. The order
 /// within a chain does not matter.
 ///
 /// # Cost
@@ -27,7 +27,7 @@ pub(super) struct Cache<T> {
     /// How long an unused entry is kept.
     expiration: Duration,
     last_use: Duration,
-    /// The next time the timer fires.
+    /// The time at which the timer fires next.
     next_collection: Duration,
     /// The kernel's `counter`: 1 plus how often the timer fired since the last full collection.
     /// Partial collections do not count.
@@ -118,13 +118,13 @@ impl<T> Cache<T> {
 
     /// Removes what the timer would have removed until `now`. Every pick calls this first.
     ///
-    /// The kernel's timer runs once a minute whether or not there are picks; this crate has no clock, so
-    /// the next pick makes up for the missed rounds. If the timer and a pick are due at the same moment,
-    /// the pick comes first.
+    /// The kernel's timer runs once a minute, also without picks. This crate has no clock, so the next pick
+    /// runs all rounds since the last one. If the timer and a pick are due at the same moment, the pick
+    /// precedes.
     pub(super) fn collect(&mut self, now: Duration) {
         while self.next_collection < now {
-            // Without partial collections only the last full one matters, so a pause of a day costs one
-            // step instead of 1440.
+            // Without partial collections only the last full collection has an effect, so a pause of a
+            // day costs one step instead of 1440.
             if self.counted <= MANY {
                 self.collect_full_rounds(now);
                 return;
@@ -140,15 +140,16 @@ impl<T> Cache<T> {
             }
             let is_anything_young = at.saturating_sub(self.last_use) < EARLY;
             if self.counted == before && !is_anything_young {
-                // The rest exists only in the count, which no later round corrects.
+                // The remaining entries exist only in `counted`, which no later round corrects.
                 self.next_collection = last_round(at, now).saturating_add(INTERVAL);
                 return;
             }
         }
     }
 
-    /// Runs all full collections until `now` at once: the last one also removes what the earlier ones
-    /// would have removed.
+    /// Runs all full collections until `now` at once.
+    ///
+    /// Only the last one is run: it also removes what the earlier ones would have removed.
     fn collect_full_rounds(&mut self, now: Duration) {
         let last = last_round(self.next_collection, now);
         let after_first = (last - self.next_collection).as_secs() / INTERVAL.as_secs();

@@ -1,4 +1,4 @@
-//! How the kernel's hashing schedulers reduce an address to 32 bits.
+//! The hash of an address in the kernel's hashing schedulers.
 
 use std::net::IpAddr;
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors() {
+    fn hashes_of_known_addresses_match() {
         let vectors = [
             ("10.0.0.1", 39, 159),
             ("10.0.0.2", 137, 550),

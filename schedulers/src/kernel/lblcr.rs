@@ -17,7 +17,7 @@ use crate::servers::Servers;
 /// measure gets the connection. If that member is overrun (see [`Lblc`](super::Lblc)), wlc's choice among
 /// all servers gets it instead and joins the set. A set that has not changed for longer than
 /// [`Options::lblcr_expiration`] loses its most loaded member at the next pick, even if that pick returns
-/// this very member. Of equally loaded members, the one that joined last is taken.
+/// it. Of equally loaded members, the one that joined last wins.
 ///
 /// *Memory of addresses*: as for [`Lblc`](super::Lblc), with [`Options::lblcr_expiration`]. A removed
 /// server stays in the set and is used again when it is added again.

@@ -13,7 +13,7 @@ use crate::servers::Servers;
 /// *Source*: `net/netfilter/ipvs/ip_vs_lc.c`, `ip_vs_lc_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick. [`Implementation::Indexed`](crate::Implementation)
-/// knows the winner, and takes O(log n) per change of a server.
+/// keeps the winner; a change of a server costs O(log n).
 ///
 /// *When to use*: equal servers, connections of very different length, and a single balancer, which
 /// sees all connections.

@@ -1,10 +1,10 @@
-//! What lblc and lblcr share besides the cache.
+//! The code that lblc and lblcr share besides the cache.
 
 use crate::kernel::weighted::least_per_weight;
 use crate::server::{Endpoint, Server, ServerId};
 use crate::servers::Servers;
 
-/// A reference to a server that survives its removal and re-addition.
+/// A reference to a server that stays valid when the server is removed and added again.
 ///
 /// The kernel keeps a removed destination in its trash as long as an entry of lblc or lblcr refers to it,
 /// and reuses it when the same address and port is added again.
@@ -25,7 +25,7 @@ impl Remembered {
     /// Returns the server, listed or not. `None` if it is not listed and has no connections.
     pub(super) fn find<'a>(&mut self, servers: &'a Servers) -> Option<(ServerId, &'a Server)> {
         if servers.get(self.id).is_none() {
-            // Forgotten and added again: the server has a new id.
+            // A server that was forgotten and added again has a new id.
             self.id = servers.remembered(self.endpoint)?;
         }
         Some((self.id, servers.get(self.id)?))
@@ -36,7 +36,7 @@ impl Remembered {
     }
 }
 
-/// Returns wlc's choice, for an address without a usable entry.
+/// Returns the server that wlc would pick, for an address without a usable entry.
 pub(super) fn least_loaded(servers: &Servers) -> Option<(ServerId, &Server)> {
     let flavour = servers.flavour();
     let id = least_per_weight(servers, |server| server.overhead(flavour))?;

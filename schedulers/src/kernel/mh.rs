@@ -22,8 +22,9 @@ use crate::servers::Servers;
 /// [`Flags::port`], selects the slot. If its server is not eligible, the connection is refused; with
 /// [`Flags::fallback`], M further hashes are tried.
 ///
-/// The shares come from [`Server::last_weight`]: weight 0 moves no client, it only refuses. Weights whose
-/// ratio exceeds 2<sup>6</sup> (half the table's index) are scaled down, but every share is at least 1.
+/// The shares come from [`Server::last_weight`]: if a weight becomes 0, the server's clients are refused
+/// and not moved. Weights whose ratio exceeds 2<sup>6</sup> (half the table's index) are scaled down, but
+/// every share is at least 1.
 ///
 /// *Hash*: SipHash-1-3 as on 64-bit little-endian kernels. 32-bit kernels use another hash, which this
 /// crate does not implement.
@@ -39,9 +40,9 @@ use crate::servers::Servers;
 /// communicating.
 ///
 /// *More than M servers*: the kernel refuses to bind the scheduler ([`Error::TooManyServers`]). If servers
-/// are added later, it keeps the old table, and so does this crate. There is one difference until the
-/// number is M again: for a slot of a removed server this crate refuses the connection, while the kernel,
-/// whose table holds a reference to that server, still sends connections to it.
+/// are added later, the kernel keeps the old table, and so does this crate. There is one difference until
+/// the number is M again. For a slot of a removed server this crate refuses the connection. The kernel's
+/// table holds a reference to that server, so the kernel still sends connections to it.
 #[derive(Clone, Debug)]
 pub struct Mh {
     flags: Flags,
@@ -147,7 +148,7 @@ impl Mh {
     }
 }
 
-/// Computes remainders without a division, which would take a third of the time of a pick.
+/// Computes remainders without a division: a division takes a third of the time of a pick.
 ///
 /// Exact for 32 bits: Lemire, Kaser, Kurz, "Faster remainder by direct computation" (2019).
 #[derive(Clone, Copy, Debug)]

@@ -15,10 +15,11 @@ use crate::servers::Servers;
 /// *Source*: `net/netfilter/ipvs/ip_vs_nq.c`, `ip_vs_nq_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick, up to the first idle one.
-/// [`Implementation::Indexed`](crate::Implementation) keeps the winner at O(log n) per change of a server.
+/// [`Implementation::Indexed`](crate::Implementation) keeps the winner; a change of a server costs
+/// O(log n).
 ///
 /// *When to use*: as sed, if no connection may wait while a server is idle. Not for UDP: the kernel counts
-/// no active UDP connections, so every server is always idle and the newest gets everything.
+/// no active UDP connections, so every server is always idle and the newest gets all connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nq;
 

@@ -9,7 +9,7 @@ use crate::servers::Servers;
 /// `ovf`: the heaviest server until it is full, then the next one.
 ///
 /// *Formula*: the greatest weight of the eligible servers whose active connections do not *exceed* their
-/// weight; the first server wins a tie. So a server of weight 3 takes 4 connections. If all servers are
+/// weight; the first server wins a tie. A server of weight 3 takes 4 connections. If all servers are
 /// full, the connection is refused. Inactive connections do not count.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_ovf.c`, `ip_vs_ovf_schedule`; Linux 6.1.192, the same in 7.2.

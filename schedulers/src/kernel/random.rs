@@ -1,4 +1,4 @@
-//! Random numbers determined by a seed.
+//! Pseudo-random numbers from a seed.
 
 /// A random number generator, not for secrets: SplitMix64 (Steele, Lea, Flood, 2014).
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ impl Random {
         high(mixed ^ (mixed >> 31))
     }
 
-    /// Returns a number below `ceiling`, all equally likely; 0 if `ceiling` is 0, as in the kernel.
+    /// Returns a uniform random number below `ceiling`; 0 if `ceiling` is 0, as in the kernel.
     ///
     /// Kernel: `__get_random_u32_below`. Like the kernel it multiplies instead of dividing, and draws again
     /// if the product would favour some numbers (Lemire, "Fast random integer generation in an interval",

@@ -26,8 +26,8 @@ pub struct Rr {
 
 impl Scheduler for Rr {
     fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
-        // The second search may include servers after the last pick again. They were not eligible a
-        // moment ago, so this finds the same server as the kernel's cycle, which stops there.
+        // The second search also reads the servers after the last pick again. The first search rejected
+        // them, so the result is that of the kernel's cycle, which ends at the last pick.
         let picked = first_eligible(servers.after(self.position))
             .or_else(|| first_eligible(servers.iter()))?;
         self.position = Some(picked);

@@ -6,7 +6,7 @@ use crate::scheduler::Scheduler;
 use crate::server::{Server, ServerId};
 use crate::servers::Servers;
 
-/// `sed`: the server with the fewest active connections per weight, this one included.
+/// `sed`: the server with the fewest active connections per weight, the new one included.
 ///
 /// *Formula*: the least (active connections + 1) / weight of the eligible servers; the first server wins
 /// a tie. Inactive connections do not count.
@@ -14,11 +14,11 @@ use crate::servers::Servers;
 /// *Source*: `net/netfilter/ipvs/ip_vs_sed.c`, `ip_vs_sed_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick. [`Implementation::Indexed`](crate::Implementation)
-/// keeps the winner at O(log n) per change of a server.
+/// keeps the winner; a change of a server costs O(log n).
 ///
 /// *When to use*: very unequal servers with few connections, if the strongest one is the fastest even when
 /// it is busy. Not for UDP: the kernel counts no active UDP connections, so the first of the heaviest
-/// servers gets everything.
+/// servers gets all connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sed;
 

@@ -5,7 +5,7 @@
 pub(super) struct Key(u64, u64);
 
 impl Key {
-    /// Returns a key of two equal halves.
+    /// Returns a key whose halves both equal `half`.
     pub(super) const fn twice(half: u64) -> Self {
         Self(half, half)
     }

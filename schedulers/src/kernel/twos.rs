@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::balancer::Balancer;
 
-    /// Servers C, B, A of weights 3, 2, 1 with 3, 1, 0 active connections.
+    /// Returns servers A, B, C of weights 1, 2, 3 with 0, 1, 3 active connections.
     fn three() -> (Balancer<Twos>, [ServerId; 3]) {
         let options = Options::default();
         let mut balancer = Balancer::new(Twos::new(&options), &options);

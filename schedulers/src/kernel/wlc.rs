@@ -11,12 +11,11 @@ use crate::servers::Servers;
 /// *Formula*: the least [overhead](crate::Server::overhead) / weight of the eligible servers; the first
 /// server wins a tie. The overhead is signed: from 2<sup>23</sup> active connections on it is negative,
 /// and the server wins.
-/// negative, and wins.
 ///
 /// *Source*: `net/netfilter/ipvs/ip_vs_wlc.c`, `ip_vs_wlc_schedule`; Linux 6.1.192, the same in 7.2.
 ///
 /// *Complexity*: reads every server at every pick. [`Implementation::Indexed`](crate::Implementation)
-/// keeps the winner at O(log n) per change of a server.
+/// keeps the winner; a change of a server costs O(log n).
 ///
 /// *When to use*: unequal servers, connections of very different length, and a single balancer, which
 /// sees all connections. ipvsadm's default.

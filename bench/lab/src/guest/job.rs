@@ -79,7 +79,7 @@ impl Running {
         })
     }
 
-    /// Queues input; an empty piece is the end of it. The host limits how much is queued.
+    /// Queues input; an empty piece is the end of the input. The host limits how much is queued.
     pub(super) fn feed(&self, piece: Vec<u8>) {
         // A job that no longer reads loses its input, as with a closed pipe.
         let _ended = self.input.send(piece);
@@ -143,8 +143,8 @@ fn carry_output(
         drop(watched);
         let has_exited = ready.pop() == Some(true);
 
-        // When the job has exited, all its output is in the pipes. Output of its orphans is not
-        // waited for, since they may run for ever.
+        // When the job has exited, all its output is in the pipes. The agent does not wait for
+        // output of its orphans, because they may run for ever.
         if is_over && !ready.contains(&true) {
             break;
         }
@@ -170,7 +170,7 @@ fn carry_output(
     line.send(&Frame::new(id, Kind::Exit, status.to_le_bytes()))
 }
 
-/// Sends one piece of the output; returns `false` at the end of it.
+/// Sends one piece of the output; returns `false` at the end of the output.
 fn forward(id: u32, kind: Kind, output: &mut File, line: &Line) -> io::Result<bool> {
     let mut piece = vec![0; CHUNK];
     match output.read(&mut piece) {

@@ -23,7 +23,7 @@ pub(super) fn all() -> Result<()> {
         match mount(kind, target, kind, flags, data.as_c_str()) {
             // Already mounted by the kernel.
             Ok(()) | Err(Errno::BUSY) => {}
-            // The kernel lacks it, and no test needs it.
+            // The kernel lacks cgroup2, which no test needs.
             Err(_) if kind == "cgroup2" => {}
             Err(error) => return Err(error).with_context(|| format!("mounting {target}")),
         }

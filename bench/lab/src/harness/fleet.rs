@@ -15,15 +15,15 @@ use super::verdict;
 use crate::{
     cost,
     job::Job,
-    machine::{Config, Event, Machine, Memory, Silence},
+    machine::{Config, Event, Machine, Memory, NoEvent},
 };
 
-/// A test's turn on the machine of one kernel; it ends when this is dropped.
+/// A test that runs on the machine of one kernel; dropping it ends the turn.
 pub(super) struct Turn<'a> {
     kernel: &'a Path,
 }
 
-/// Moves the kernel whose machine runs the fewest tests out of `remaining`; `None` if it is empty.
+/// Removes from `remaining` the kernel whose machine runs the fewest tests; `None` if it is empty.
 pub(super) fn take_turn<'a>(remaining: &mut Vec<&'a Path>) -> Option<Turn<'a>> {
     let mut running = running();
     let tests = |kernel: &Path| running.get(kernel).copied().unwrap_or_default();
@@ -39,7 +39,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// How many tests of this process run on the machine of each kernel.
+/// Returns the number of this process's tests on the machine of each kernel.
 fn running() -> MutexGuard<'static, HashMap<PathBuf, usize>> {
     static RUNNING: OnceLock<Mutex<HashMap<PathBuf, usize>>> = OnceLock::new();
     let running = RUNNING.get_or_init(Mutex::default);
@@ -50,7 +50,7 @@ fn running() -> MutexGuard<'static, HashMap<PathBuf, usize>> {
 ///
 /// # Errors
 ///
-/// The test failed; the error has the reason and the output.
+/// If the test fails, with the reason and the output.
 pub(super) fn run(turn: &Turn<'_>, name: &str) -> Result<(), String> {
     let kernel = turn.kernel;
     let slot = slot(kernel);
@@ -58,7 +58,7 @@ pub(super) fn run(turn: &Turn<'_>, name: &str) -> Result<(), String> {
         .get_or_init(|| boot(kernel, name).map_err(|error| format!("{error:#}")))
         .as_ref()
         .map_err(|error| format!("{name}: cannot boot {}: {error}", kernel.display()))?;
-    // The cost tells a slow host from a wrong program.
+    // The cost of a system call shows whether the host is slow or the program wrong.
     let kernel = format!(
         "Linux {} ({}, {} microseconds a system call)",
         machine.release(),
@@ -83,7 +83,7 @@ type Slot = Arc<OnceLock<Result<Machine, String>>>;
 
 /// Returns the slot for the machine of `kernel`.
 ///
-/// The machine is never dropped. It ends with this process, because the serial line hangs up then.
+/// The machine is never dropped. It ends with this process: the serial line hangs up then.
 fn slot(kernel: &Path) -> Slot {
     static FLEET: OnceLock<Mutex<HashMap<PathBuf, Slot>>> = OnceLock::new();
     let fleet = FLEET.get_or_init(Mutex::default);
@@ -135,16 +135,16 @@ fn run_inside(machine: &Machine, name: &str) -> Result<End> {
             Ok(Event::Stdout(bytes) | Event::Stderr(bytes)) => output.extend(bytes),
             Ok(Event::Exit(_)) if is_killed => break Status::Timeout(limit),
             Ok(Event::Exit(status)) => break Status::Exit(status),
-            // The kernel did not even kill the process, so it hangs.
-            Err(Silence::Timeout) if is_killed => break Status::Timeout(limit),
-            Err(Silence::Timeout) => {
+            // The guest did not kill the process either, so the guest hangs.
+            Err(NoEvent::Timeout) if is_killed => break Status::Timeout(limit),
+            Err(NoEvent::Timeout) => {
                 running.control().kill().context("ending the test")?;
                 is_killed = true;
                 deadline = Instant::now() + KILL_TIMEOUT;
             }
-            Err(Silence::Dead) => {
+            Err(NoEvent::KernelEnded) => {
                 let output = String::from_utf8_lossy(&output);
-                let error = machine.obituary("died");
+                let error = machine.failure("died");
                 return Err(error.context(format!(
                     "the kernel ended while the test ran; output of the test:\n{output}"
                 )));
@@ -171,7 +171,7 @@ fn command(program: PathBuf, name: &str) -> Vec<OsString> {
     command
 }
 
-/// Returns the time that a test has: `LAB_TIMEOUT`, or a default scaled by the machine's slowness.
+/// Returns the time limit of a test: `LAB_TIMEOUT`, or a default scaled by the cost of a system call.
 fn time_limit(machine: &Machine) -> Duration {
     let seconds = env::var("LAB_TIMEOUT").ok();
     let seconds = seconds.and_then(|seconds| seconds.parse().ok());

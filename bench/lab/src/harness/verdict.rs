@@ -2,7 +2,7 @@
 
 use super::fleet::Status;
 
-/// Returns whether the test passed; if not, what it did, as the predicate of a sentence.
+/// Returns `Ok` if the test passed, else what happened as a predicate: `was killed after 3 s`.
 pub(super) fn of(status: Status, output: &str) -> Result<(), String> {
     let status = match status {
         Status::Exit(status) => status,
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_fails() {
+    fn missing_tests_crashes_and_timeouts_fail() {
         let reason = |status, output| of(status, output).unwrap_err();
         assert_eq!(reason(Status::Exit(101), PANICKED), "failed");
         assert!(reason(Status::Exit(0), MISSING).starts_with("did not run"));

@@ -28,7 +28,7 @@ pub(super) fn run(cache: &Cache, flavour: Flavour) -> Result<PathBuf> {
     let scratch = cache.scratch()?;
     let steps = Steps::begin(&cache.log())?;
     let built = compile(&source, flavour, scratch.path(), &steps)?;
-    // Both are on one file system, so the kernel appears complete.
+    // Both paths are on one file system, so the rename is atomic.
     fs::rename(&built, &kernel).with_context(|| format!("moving it to {}", kernel.display()))?;
     Ok(kernel)
 }
@@ -96,7 +96,7 @@ fn make(directory: &Path) -> Command {
 
 /// Makes `command` build User-Mode Linux in `directory`.
 ///
-/// Removes variables of the environment that are meant for other kernels.
+/// Removes environment variables that are meant for builds of other kernels.
 fn user_mode<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Command {
     for name in OTHER_BUILDS {
         command.env_remove(name);
@@ -125,7 +125,7 @@ const OTHER_BUILDS: [&str; 9] = [
 /// The option that all of iptables requires.
 const XTABLES: &str = "CONFIG_NETFILTER_XTABLES";
 
-/// The options that the lab requires. The fragment has more, and some kernels lack some of them.
+/// The options that the lab requires. `lab.config` has more options, which some kernels lack.
 const REQUIRED: [&str; 5] = [
     "CONFIG_HOSTFS",
     "CONFIG_DEVTMPFS",
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fragment_asks_for_all_that_is_required() {
+    fn the_fragment_sets_all_required_options() {
         for option in REQUIRED {
             let [fragment] = Flavour::Full.fragments() else {
                 panic!("one file");

@@ -15,7 +15,7 @@ use rustix::{
 
 use super::Flavour;
 
-/// A directory of kernels, whose names contain the source's version and a hash of the configuration.
+/// A directory of kernels. A kernel's name has the source's version and a hash of the configuration.
 #[derive(Debug)]
 pub(super) struct Cache {
     directory: PathBuf,
@@ -78,7 +78,7 @@ impl Cache {
     /// Creates an empty directory for a build on a file system with enough space.
     pub(super) fn scratch(&self) -> Result<Scratch> {
         let directory = self.directory.join("building");
-        // A process that was killed left it; this one has the lock.
+        // This process has the lock, so an existing directory was left by a killed process.
         remove(&directory)?;
         let text = directory.to_string_lossy();
         if text.contains([' ', ':', '\t']) {
@@ -156,7 +156,7 @@ fn remove(directory: &Path) -> Result<()> {
 
 /// Returns the end of a kernel's name: the FNV-1a hash of its configuration.
 ///
-/// The hash of the standard library may change between releases.
+/// The standard library's hash may change between releases, which would rebuild the kernel.
 fn suffix(fragments: &[&str]) -> String {
     let bytes = fragments.iter().flat_map(|fragment| fragment.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

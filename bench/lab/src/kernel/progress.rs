@@ -34,7 +34,8 @@ pub(super) struct Steps {
 impl Steps {
     /// Begins a build that writes to `log`.
     ///
-    /// Until it is dropped, Ctrl-C ends a step and not the process, so the caller can clean up.
+    /// Until this is dropped, Ctrl-C ends the running step and not the process, so the caller can
+    /// clean up.
     pub(super) fn begin(log: &Path) -> Result<Self> {
         File::create(log).with_context(|| format!("writing to {}", log.display()))?;
         let is_interrupted = Arc::new(AtomicBool::new(false));
@@ -55,7 +56,7 @@ impl Steps {
     ///
     /// # Errors
     ///
-    /// The step failed, with the end of the log; or it was interrupted.
+    /// If the step fails, with the end of the log; if it is interrupted.
     pub(super) fn run(&self, name: &str, command: &mut Command) -> Result<()> {
         let log = OpenOptions::new().append(true).open(&self.log);
         let log = log.with_context(|| format!("writing to {}", self.log.display()))?;
@@ -75,7 +76,7 @@ impl Steps {
         let counter = Arc::clone(&objects);
         let copy = thread::spawn(move || copy(BufReader::new(output), log, &counter));
         let status = self.watch(name, child, &objects)?;
-        // If writing to the log fails, the build still counts.
+        // If only writing to the log failed, the step has succeeded.
         let _copied = copy.join();
         if !status.success() {
             bail!(

@@ -19,7 +19,7 @@ pub(super) struct Source {
     pub(super) version: String,
 }
 
-/// Returns the newest source, after installing missing packages if it may.
+/// Returns the newest source; first installs missing packages if root or sudo permits it.
 pub(super) fn ready() -> Result<Source> {
     let missing = missing();
     if !missing.is_empty() {
@@ -101,13 +101,13 @@ fn newest(directory: &Path) -> Option<Source> {
     Some(Source { archive, version })
 }
 
-/// Returns `6.1` of `linux-source-6.1.tar.xz`.
+/// Returns the series in a file name: `6.1` for `linux-source-6.1.tar.xz`.
 fn series(name: &OsStr) -> Option<&str> {
     let series = name.to_str()?.strip_prefix("linux-source-")?;
     series.strip_suffix(".tar.xz")
 }
 
-/// Returns the numbers in `version`, by which 6.12 is newer than 6.2.
+/// Returns the numbers in `version`; compared as numbers, 6.12 is newer than 6.2.
 fn numbers(version: &str) -> Vec<u32> {
     let parts = version.split(|c: char| !c.is_ascii_digit());
     parts.filter_map(|part| part.parse().ok()).collect()

@@ -17,7 +17,7 @@ pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
     };
     let mut line: Vec<OsString> = vec![
         format!("mem={}", config.memory).into(),
-        // The root is the host's, with the rights of the host's user.
+        // The root file system is the host's, accessed with the rights of the host's user.
         "root=/dev/root".into(),
         "rootfstype=hostfs".into(),
         "rootflags=/".into(),
@@ -25,13 +25,14 @@ pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
         "quiet".into(),
         // A panic ends the process at once.
         "panic=-1".into(),
-        // Kernel messages go to stdout, the first serial line is stdin: a socket, both ways.
+        // The kernel writes messages to stdout. The first serial line is stdin, a socket that carries
+        // both directions.
         "con=null".into(),
         "con0=null,fd:1".into(),
         "ssl=null".into(),
         "ssl0=fd:0".into(),
-        // The guest's system calls by seccomp(2), which halves their cost (18 to 10 microseconds on
-        // 7.2), or by ptrace(2) if the host lacks it. 6.1 does not know the option and ignores it.
+        // Intercepts the guest's system calls by seccomp(2), or by ptrace(2) if the host lacks it.
+        // Seccomp halves their cost (from 18 to 10 microseconds on 7.2). 6.1 ignores the option.
         "seccomp=auto".into(),
         // No directory can be created there, so there is no management socket and no ~/.uml.
         "uml_dir=/dev/null/".into(),
@@ -58,8 +59,8 @@ pub(super) fn arguments(config: &Config) -> Result<Vec<OsString>> {
 
 /// Returns `argument` between double quotes.
 ///
-/// The kernel splits its command line at spaces outside of quotes. And User-Mode Linux reads an
-/// unquoted argument of init as its own option if it begins like one (`debug`, `root=`).
+/// The kernel splits its command line at spaces outside quotes. User-Mode Linux also takes an
+/// unquoted argument of init for an option of its own if it begins like one (`debug`, `root=`).
 fn quoted(argument: &OsStr) -> Result<OsString> {
     let bytes = argument.as_encoded_bytes();
     if bytes.contains(&b'"') || bytes.contains(&b'\n') {

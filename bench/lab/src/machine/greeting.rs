@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What the guest says about itself once it takes jobs.
+/// What the guest reports about itself when it accepts jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Greeting {
     /// The kernel's release, as `uname -r` prints it.
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_greeting_crosses_the_line_unchanged() {
+    fn a_decoded_greeting_equals_the_encoded_one() {
         let greeting = Greeting {
             release: "7.2.12 (lab)".into(),
             syscall_cost: Duration::from_nanos(23_456),

@@ -18,7 +18,7 @@ use crate::wire::{Frame, Kind, LINE_WINDOW};
 #[derive(Debug)]
 pub(super) struct Line {
     socket: UnixStream,
-    /// Locked while a frame is sent, so frames do not mix.
+    /// Locked while a frame is sent, so that frames are not interleaved.
     sending: Mutex<()>,
     /// The receivers by job; `None` after the kernel has ended.
     ports: Mutex<Option<HashMap<u32, Port>>>,
@@ -86,7 +86,7 @@ impl Line {
                 Kind::Ready => {
                     let greeting = Greeting::decode(&frame.body)
                         .ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
-                    // After its time limit the boot no longer listens.
+                    // `Machine::boot` may have stopped waiting at its time limit.
                     let _late = ready.send(greeting);
                     continue;
                 }

@@ -14,7 +14,7 @@ use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
 pub struct Memory(u32);
 
 impl Memory {
-    /// The default. The host spends only as much memory as the guest uses.
+    /// The default amount. The host allocates only what the guest uses.
     pub const DEFAULT: Self = Self(1024);
 
     fn bytes(self) -> u64 {
@@ -49,9 +49,9 @@ impl FromStr for Memory {
 
 /// Returns a directory for the memory file, which the kernel opens and unlinks at once.
 ///
-/// It is the first usable one of `$TMPDIR`, /dev/shm, /tmp and /var/tmp. The guest executes code from
-/// its memory, so a file system with `noexec` is unusable; Docker mounts /dev/shm so. If the file
-/// system is full, SIGBUS kills the guest.
+/// It is the first usable one of `$TMPDIR`, /dev/shm, /tmp and /var/tmp. The guest executes code
+/// from its memory, so a file system with `noexec` is unusable. Docker mounts /dev/shm with
+/// `noexec`. If the file system is full, SIGBUS kills the guest.
 pub(super) fn directory(memory: Memory) -> Result<PathBuf> {
     let named = env::var_os("TMPDIR").filter(|name| !name.is_empty());
     let candidates = named.map(PathBuf::from).into_iter().chain(

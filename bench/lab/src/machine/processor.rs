@@ -1,8 +1,8 @@
 //! One processor of the host for each machine.
 //!
 //! User-Mode Linux with one processor is at least two host processes that run in turn. On two
-//! virtual processors every hand-over can cost a wake-up of an idle one: a system call in the guest
-//! then takes 130 to 225 microseconds instead of 23.
+//! virtual processors each hand-over may have to wake up an idle processor. A system call in the
+//! guest then takes 130 to 225 microseconds instead of 23.
 
 use std::{
     os::{
@@ -15,10 +15,10 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A machine's claim to a processor, ended by dropping it.
+/// A machine's claim to a processor; dropping it ends the claim.
 ///
-/// The claim is the abstract address of a socket: other processes see that it is in use, and the
-/// host's kernel frees it when this process dies.
+/// The claim is the abstract address of a socket: other processes cannot bind the same address, and
+/// the host's kernel frees it when this process dies.
 #[derive(Debug)]
 pub(super) struct Claim {
     processor: usize,
@@ -61,7 +61,7 @@ impl Claim {
         None
     }
 
-    /// Runs `start` on a thread of this processor; a process that it starts stays there.
+    /// Runs `start` on a thread pinned to this processor; a process that it spawns is pinned, too.
     pub(super) fn run<T: Send>(&self, start: impl FnOnce() -> T + Send) -> Result<T> {
         let mut only = CpuSet::new();
         only.set(self.processor);
@@ -83,13 +83,13 @@ impl Claim {
     }
 }
 
-/// The processors that this thread may use.
+/// Returns the processors that this thread may use.
 fn allowed() -> rustix::io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&it| set.is_set(it)).collect())
 }
 
-/// Beyond this, machines share processors without counting.
+/// The number of machines per processor that are counted; more machines get any processor.
 const MACHINES_PER_PROCESSOR: usize = 64;
 
 #[cfg(test)]

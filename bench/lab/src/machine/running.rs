@@ -26,7 +26,7 @@ pub enum Event {
     Exit(u32),
 }
 
-/// A job that was started. Dropping it discards the job's output and does not stop the job.
+/// A started job. Dropping this discards the job's output and does not stop the job.
 #[derive(Debug)]
 pub struct Running {
     id: u32,
@@ -53,13 +53,13 @@ pub struct Control {
     line: Arc<Line>,
 }
 
-/// Why no event came.
+/// Why no event was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Silence {
+pub enum NoEvent {
     /// The deadline has passed; the job still runs.
     Timeout,
     /// The kernel has ended.
-    Dead,
+    KernelEnded,
 }
 
 impl Running {
@@ -75,19 +75,19 @@ impl Running {
         })
     }
 
-    /// Returns the next event, or waits for it until `deadline`; without one, for ever.
+    /// Waits for the next event until `deadline`, or for ever if it is `None`.
     ///
     /// # Errors
     ///
     /// The deadline has passed, or the kernel has ended.
-    pub fn next(&self, deadline: Option<Instant>) -> Result<Event, Silence> {
+    pub fn next(&self, deadline: Option<Instant>) -> Result<Event, NoEvent> {
         let Some(deadline) = deadline else {
-            return self.events.recv().map_err(|_| Silence::Dead);
+            return self.events.recv().map_err(|_| NoEvent::KernelEnded);
         };
         let left = deadline.saturating_duration_since(Instant::now());
         self.events.recv_timeout(left).map_err(|error| match error {
-            RecvTimeoutError::Timeout => Silence::Timeout,
-            RecvTimeoutError::Disconnected => Silence::Dead,
+            RecvTimeoutError::Timeout => NoEvent::Timeout,
+            RecvTimeoutError::Disconnected => NoEvent::KernelEnded,
         })
     }
 
@@ -148,7 +148,7 @@ impl Drop for Running {
 }
 
 impl Input {
-    /// Copies `from` to the job until it ends, no faster than the job reads.
+    /// Copies `from` to the job until `from` ends, no faster than the job reads.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl Input {
                 self.settle()?;
             }
             let length = from.read(&mut piece)?;
-            // An empty piece is the end of file, for a read and in a frame.
+            // A read of length 0 is the end of file, and so is an empty frame.
             let frame = Frame::new(self.job, Kind::Stdin, &piece[..length]);
             self.line.send(&frame)?;
             if length == 0 {

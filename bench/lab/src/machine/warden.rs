@@ -1,13 +1,13 @@
-//! The kernel's process, and the warden: a process beside it that ends it with its owner.
+//! The kernel's process, and the warden: a process that kills the kernel when its owner ends.
 //!
 //! ```text
 //!   owner ── this program ── exec ── kernel        one process group: the kernel leads it, because
 //!                         └─ warden   └─ helpers   only then its setsid(2) fails and keeps it there
 //! ```
 //!
-//! The guest switches itself off when its serial line hangs up, but a guest that hangs cannot. And
-//! the death of the kernel's process alone is not enough: 6.1 leaves behind the processes that ran
-//! the guest's programs. These are no longer traced then, and continue to run on the host.
+//! The guest switches itself off when its serial line hangs up, but a guest that hangs cannot.
+//! Killing the kernel's process alone is not enough: 6.1 leaves behind the processes that ran the
+//! guest's programs. They are no longer traced then and continue to run on the host.
 
 use std::{
     env,
@@ -45,7 +45,7 @@ pub(super) fn command(config: &Config, arguments: &[OsString]) -> Result<Command
         .env(guest::ROLE, KERNEL)
         .env(PATH, &config.kernel)
         .env(ARGUMENTS, arguments.join(OsStr::new("\n")))
-        // If the program is a test, libtest writes there.
+        // If the program is a test, libtest writes to stdout.
         .stdout(Stdio::null());
     Ok(command)
 }
@@ -90,7 +90,8 @@ pub(crate) fn become_kernel() -> Result<()> {
 pub(crate) fn guard() -> Result<()> {
     let line = stdin();
     loop {
-        // The kernel reads the line. A hang-up is reported even to a process that waits for nothing.
+        // The kernel reads the line, so this process polls for no event. A hang-up is reported
+        // anyway.
         let mut watched = [PollFd::new(&line, PollFlags::empty())];
         match poll(&mut watched, None) {
             Ok(_) => break,

@@ -76,7 +76,7 @@ impl From<io::Error> for Answer {
     }
 }
 
-/// `pod1/10.244.1.2:40000`, `refused`, and so on.
+/// Formats as `pod1/10.244.1.2:40000`, `refused`, `timeout`, ...
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -99,29 +99,31 @@ pub(super) fn ask_udp(address: SocketAddr) -> Answer {
 
 /// The time that a client waits for an answer.
 ///
-/// TCP repeats a lost SYN after one second. Much more would cost time, as many tests expect silence.
+/// TCP repeats a lost SYN after one second, so the wait must be longer. It is not much longer,
+/// because many tests expect that no answer arrives.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// The further reads of a client after [`PATIENCE`], and the time of each.
+/// The number of further reads after [`PATIENCE`].
 ///
-/// If the host stops the lab for longer than [`PATIENCE`], the time is over before the server ran.
-const MORE_LOOKS: u32 = 20;
-const LOOK: Duration = Duration::from_millis(10);
+/// If the host stops the lab for longer than [`PATIENCE`], that time is over before the server ran.
+const EXTRA_READS: u32 = 20;
+/// The time that each further read waits.
+const EXTRA_READ: Duration = Duration::from_millis(10);
 
-/// Reads from `socket`; waits for [`PATIENCE`] and [`MORE_LOOKS`] times [`LOOK`].
+/// Reads from `socket`; waits for [`PATIENCE`] and [`EXTRA_READS`] times [`EXTRA_READ`].
 fn patiently<S>(
     socket: &mut S,
     set_timeout: impl Fn(&mut S, Duration) -> io::Result<()>,
     mut read: impl FnMut(&mut S) -> io::Result<usize>,
 ) -> io::Result<usize> {
-    let mut looks = MORE_LOOKS;
+    let mut extra_reads = EXTRA_READS;
     set_timeout(socket, patience(PATIENCE))?;
     loop {
         match read(socket) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock && looks > 0 => {
-                looks -= 1;
-                set_timeout(socket, LOOK)?;
+            Err(error) if error.kind() == ErrorKind::WouldBlock && extra_reads > 0 => {
+                extra_reads -= 1;
+                set_timeout(socket, EXTRA_READ)?;
             }
             other => return other,
         }

@@ -1,4 +1,4 @@
-//! The network of the conformance tests, in which kube-proxy was observed.
+//! The network of the conformance tests; kube-proxy was observed in the same network.
 
 use super::{Host, Node, node};
 
@@ -42,12 +42,13 @@ pub struct Cluster {
 impl Cluster {
     /// Returns the cluster of `conformance/`, with its servers.
     ///
-    /// Every pod answers on [`TCP_PORTS`](Self::TCP_PORTS) and [`UDP_PORTS`](Self::UDP_PORTS), the
-    /// node itself as `HOST` on TCP [`HOST_PORTS`](Self::HOST_PORTS). It has no service addresses yet.
+    /// Every pod answers on [`TCP_PORTS`](Self::TCP_PORTS) and [`UDP_PORTS`](Self::UDP_PORTS). The
+    /// node answers as `HOST` on TCP [`HOST_PORTS`](Self::HOST_PORTS) and has no service addresses
+    /// yet.
     ///
     /// # Panics
     ///
-    /// `ip` failed; the message has its output.
+    /// If `ip` fails, with its output.
     #[track_caller]
     pub fn conformance() -> Self {
         let mut node = node("node-a");

@@ -16,21 +16,21 @@ use crate::netns::{self, Namespace};
 
 /// A host in a network.
 ///
-/// Dropping it stops its servers. The kernel deletes its namespace, with both ends of its links, when
-/// the last socket there is closed.
+/// Dropping it stops its servers. The kernel deletes the namespace, with both ends of its links, when
+/// the last socket in it is closed.
 #[derive(Debug)]
 pub struct Host {
     name: String,
     pub(super) namespace: Arc<Namespace>,
     servers: Mutex<Vec<JoinHandle<()>>>,
-    /// Servers poll the reading end, which reports that the writing end was closed.
+    /// Servers poll this reading end. It is ready when the writing end is closed.
     stop: PipeReader,
     stopper: Option<PipeWriter>,
 }
 
 impl Host {
     /// Returns the host of the calling thread's namespace.
-    pub(super) fn here(name: &str) -> Result<Self> {
+    pub(super) fn current(name: &str) -> Result<Self> {
         Self::with(
             name,
             Namespace::current().context("opening the thread's namespace")?,
@@ -61,7 +61,7 @@ impl Host {
 
     /// Runs `body` on a new thread on this host.
     ///
-    /// A panic of `body` continues in the caller.
+    /// If `body` panics, the caller panics with the same value.
     pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         let result = netns::on_thread(&self.name, || self.namespace.enter(), body);
         must(result.with_context(|| format!("running on {}", self.name)))
@@ -71,7 +71,7 @@ impl Host {
     ///
     /// # Panics
     ///
-    /// The program is missing or failed; the message has its output.
+    /// If the program is missing or fails, with its output.
     #[track_caller]
     pub fn exec(&self, argv: &[&str]) -> String {
         must(self.execute(argv, ""))
@@ -79,8 +79,8 @@ impl Host {
 
     /// Serves TCP `port` at every present and future address of this host.
     ///
-    /// The server sends one line with this host's name and the client's address, at once and after each
-    /// line of the client.
+    /// The server sends a line with this host's name and the client's address: one when a client
+    /// connects, and one for each line that the client sends.
     #[track_caller]
     pub fn serve_tcp(&self, port: u16) {
         self.serve_tcp_as(&self.name, port);
@@ -92,7 +92,7 @@ impl Host {
     #[track_caller]
     pub fn serve_udp(&self, port: u16) {
         let started = self.run(|| server::udp(&self.name, port, &self.stop));
-        self.keep(must(started.with_context(|| self.at("udp", port))));
+        self.keep(must(started.with_context(|| self.serving("udp", port))));
     }
 
     /// Serves SCTP `port` like [`serve_tcp`](Self::serve_tcp).
@@ -103,7 +103,7 @@ impl Host {
     pub fn serve_sctp(&self, port: u16) {
         for family in [AddressFamily::INET, AddressFamily::INET6] {
             let started = self.run(|| server::sctp(&self.name, family, port, &self.stop));
-            self.keep(must(started.with_context(|| self.at("sctp", port))));
+            self.keep(must(started.with_context(|| self.serving("sctp", port))));
         }
     }
 
@@ -111,27 +111,27 @@ impl Host {
     #[track_caller]
     pub(super) fn serve_tcp_as(&self, name: &str, port: u16) {
         let started = self.run(|| server::tcp(name, port, &self.stop));
-        self.keep(must(started.with_context(|| self.at("tcp", port))));
+        self.keep(must(started.with_context(|| self.serving("tcp", port))));
     }
 
     /// Connects to `address` over TCP and returns the answer.
     #[track_caller]
     pub fn ask_tcp(&self, address: impl ToSocketAddrs) -> Answer {
-        let address = one(address);
+        let address = first_address(address);
         self.run(|| client::ask_tcp(address))
     }
 
     /// Sends one UDP datagram to `address` and returns the answer.
     #[track_caller]
     pub fn ask_udp(&self, address: impl ToSocketAddrs) -> Answer {
-        let address = one(address);
+        let address = first_address(address);
         self.run(|| client::ask_udp(address))
     }
 
     /// Connects to `address` over SCTP from one address, and returns the answer.
     #[track_caller]
     pub fn ask_sctp(&self, address: impl ToSocketAddrs) -> Answer {
-        let address = one(address);
+        let address = first_address(address);
         self.run(|| client::ask_sctp(address))
     }
 
@@ -142,7 +142,7 @@ impl Host {
     /// The answer of [`ask_sctp`](Self::ask_sctp).
     #[track_caller]
     pub fn connect_sctp(&self, address: impl ToSocketAddrs) -> Result<Connection, Answer> {
-        let address = one(address);
+        let address = first_address(address);
         self.run(|| Connection::open_sctp(address))
     }
 
@@ -153,7 +153,7 @@ impl Host {
     /// The answer of [`ask_tcp`](Self::ask_tcp).
     #[track_caller]
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection, Answer> {
-        let address = one(address);
+        let address = first_address(address);
         self.run(|| Connection::open(address))
     }
 
@@ -204,7 +204,7 @@ impl Host {
         servers.push(server);
     }
 
-    fn at(&self, protocol: &str, port: u16) -> String {
+    fn serving(&self, protocol: &str, port: u16) -> String {
         format!("serving {protocol} port {port} on {}", self.name)
     }
 }
@@ -223,7 +223,7 @@ impl Drop for Host {
 
 /// Returns the first address of `address`.
 #[track_caller]
-fn one(address: impl ToSocketAddrs) -> SocketAddr {
+fn first_address(address: impl ToSocketAddrs) -> SocketAddr {
     let addresses = address
         .to_socket_addrs()
         .context("not an address and a port");

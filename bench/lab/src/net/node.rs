@@ -18,7 +18,7 @@ use crate::{cost::patience, netlink};
 #[derive(Debug)]
 pub struct Node {
     host: Arc<Host>,
-    /// Its addresses on its first link, by which other hosts know it.
+    /// The addresses on the first link: the next hop of other hosts' routes to the pods.
     addresses: Vec<IpAddr>,
     /// The host at the other end of the first link; `None` for the first node.
     above: Option<Arc<Host>>,
@@ -26,14 +26,14 @@ pub struct Node {
 
 /// Returns the calling thread's namespace as a node called `name`, without links.
 ///
-/// It forwards IPv4 and IPv6. Hosts do not detect duplicate addresses, so addresses work at once.
+/// The node forwards IPv4 and IPv6. Duplicate address detection is off, so addresses work at once.
 ///
 /// # Panics
 ///
-/// The process is not root in the namespace. In [`test`](crate::test()) it is.
+/// If the process is not root in the namespace. In [`test`](crate::test()) it is root.
 #[track_caller]
 pub fn node(name: &str) -> Node {
-    let host = must(Host::here(name));
+    let host = must(Host::current(name));
     must(trust_addresses(&host));
     must(forward(&host));
     Node {
@@ -46,27 +46,26 @@ pub fn node(name: &str) -> Node {
 impl Node {
     /// Creates another node, called `name`, and a link to it.
     ///
-    /// `device` is this end of the link, `eth0` the other one, which gets a default route to this end.
-    /// `ours` and `theirs` are addresses with prefix lengths, with spaces between them. Other hosts know
-    /// a node by the addresses of its first link.
+    /// `device` is this end of the link and `eth0` the other end. The other node gets a default route
+    /// to this one. `ours` and `theirs` are addresses with prefix lengths, separated by spaces.
     ///
     /// # Panics
     ///
-    /// `ip` failed; the message has its output.
+    /// If `ip` fails, with its output.
     #[track_caller]
     pub fn link(&mut self, device: &str, ours: &str, name: &str, theirs: &str) -> Self {
         must(self.try_link(device, ours, name, theirs))
     }
 
-    /// Creates a pod, called `name`, with these addresses (spaces between them).
+    /// Creates a pod, called `name`, with these addresses, separated by spaces.
     ///
-    /// A veth pair connects it: `veth-NAME` on this node, `eth0` on the pod. This node and the node at
-    /// the other end of its first link get a route to each address. The pod's default route leads to
-    /// this node.
+    /// A veth pair connects it: `veth-NAME` on this node, `eth0` on the pod. This node and the node
+    /// at the other end of its first link get a route to each address. The pod's default route
+    /// leads to this node.
     ///
     /// # Panics
     ///
-    /// This node has no link yet, or `ip` failed; the message has its output.
+    /// If this node has no link yet, or `ip` fails, with its output.
     #[track_caller]
     pub fn pod(&self, name: &str, addresses: &str) -> Host {
         must(self.try_pod(name, addresses))
@@ -164,7 +163,7 @@ fn veth(device: &str, other: &Host) -> Vec<String> {
     ]
 }
 
-/// Waits until `device` passes packets. Before that they are lost, and a lost SYN costs a second.
+/// Waits until `device` passes packets: earlier packets are lost, and a lost SYN costs a second.
 fn wait_for(host: &Host, device: &str) -> Result<()> {
     let deadline = Instant::now() + patience(LINK_TIMEOUT);
     host.run(|| {
@@ -180,7 +179,7 @@ fn wait_for(host: &Host, device: &str) -> Result<()> {
 }
 
 fn add_address(address: &str, device: &str) -> String {
-    // Only IPv6 has this option, as only IPv6 detects duplicates.
+    // Only IPv6 detects duplicate addresses, so only IPv6 has this option.
     let nodad = if address.contains(':') { " nodad" } else { "" };
     format!("address add {address} dev {device}{nodad}")
 }
@@ -197,7 +196,7 @@ fn addresses(list: &str) -> Result<Vec<IpAddr>> {
         .collect()
 }
 
-/// Turns off duplicate address detection, so link-local addresses work at once, too.
+/// Turns off duplicate address detection, so that link-local addresses work at once.
 fn trust_addresses(host: &Host) -> Result<()> {
     set(host, "ipv6/conf/all/accept_dad", "0")?;
     set(host, "ipv6/conf/default/accept_dad", "0")

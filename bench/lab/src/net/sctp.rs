@@ -1,5 +1,6 @@
-//! SCTP in the style of TCP (RFC 6458 section 4): the socket calls are TCP's, so a connection is a
-//! [`TcpStream`] to std.
+//! SCTP in the style of TCP (RFC 6458 section 4).
+//!
+//! The system calls are those of a TCP socket, so std's [`TcpStream`] works with an SCTP socket.
 
 use std::{
     fs,
@@ -19,7 +20,7 @@ use rustix::{
     },
 };
 
-/// Returns a socket for one family alone.
+/// Returns an SCTP socket for one address family.
 pub(super) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
     let socket = socket_with(family, kind, flags, Some(ipproto::SCTP))?;
@@ -50,9 +51,10 @@ pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<Tcp
     let route = UdpSocket::bind(unspecified(family, 0))?;
     route.connect(address)?;
 
-    // The kernel repeats a lost INIT after three seconds by default, and the socket copies this value
-    // when it is created. Here an ICMP error arrives while connect(2) still owns the socket, and
-    // `sctp_v4_err` (Linux 7.2) ignores it then; only the repeated INIT brings another one.
+    // The kernel repeats a lost INIT after three seconds by default. The socket copies this value
+    // when it is created. In the lab an ICMP error arrives while connect(2) still owns the socket,
+    // and `sctp_v4_err` (Linux 7.2) ignores errors then. Only the repeated INIT causes another
+    // error.
     fs::write("/proc/sys/net/sctp/rto_initial", REPEATED_AFTER)?;
     let socket = socket(family)?;
     rustix::net::bind(&socket, &SocketAddr::new(route.local_addr()?.ip(), 0))?;

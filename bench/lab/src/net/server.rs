@@ -21,7 +21,7 @@ use rustix::{
 
 use super::sctp;
 
-/// Serves TCP `port` in the calling thread's namespace until `stop` ends.
+/// Serves TCP `port` in the calling thread's namespace until `stop` is closed at its other end.
 pub(super) fn tcp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     // Serves both families: an IPv4 client appears as ::ffff:a.b.c.d.
     connections(
@@ -31,10 +31,10 @@ pub(super) fn tcp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
     )
 }
 
-/// Serves SCTP `port` of `family` in the calling thread's namespace until `stop` ends.
+/// Serves SCTP `port` of `family` in the calling thread's namespace until `stop` is closed.
 ///
-/// Each family has its own server. One for both would send all its addresses to its clients, and
-/// packets to these would bypass the service address.
+/// Each family has its own server. A server for both families would send all addresses of the host to
+/// its clients, and packets to these addresses would bypass the service address.
 pub(super) fn sctp(
     name: &str,
     family: AddressFamily,
@@ -47,45 +47,45 @@ pub(super) fn sctp(
     connections(name, TcpListener::from(socket), stop)
 }
 
-/// Serves all clients of `listener` until `stop` ends.
+/// Serves all clients of `listener` until `stop` is closed.
 fn connections(name: &str, listener: TcpListener, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     let (name, stop) = (name.to_owned(), stop.try_clone()?);
     Builder::new().name(name.clone()).spawn(move || {
-        let mut visits = Vec::new();
+        let mut clients = Vec::new();
         while wait_for(&listener, &stop) {
             let Ok((stream, _)) = listener.accept() else {
                 // The client has closed the connection already.
                 continue;
             };
             let (name, stop) = (name.clone(), stop.try_clone());
-            visits.push(Builder::new().spawn(move || visit(&name, stream, &stop?)));
+            clients.push(Builder::new().spawn(move || serve_client(&name, stream, &stop?)));
         }
-        for visit in visits.into_iter().flatten() {
+        for client in clients.into_iter().flatten() {
             // The client reports a broken connection.
-            let _broken = visit.join();
+            let _broken = client.join();
         }
     })
 }
 
 /// Serves one client until it closes the connection.
-fn visit(name: &str, mut stream: TcpStream, stop: &PipeReader) -> io::Result<()> {
+fn serve_client(name: &str, mut stream: TcpStream, stop: &PipeReader) -> io::Result<()> {
     let line = answer(name, stream.peer_addr()?);
     stream.set_nonblocking(false)?;
     stream.write_all(&line)?;
-    let mut heard = [0; 512];
+    let mut received = [0; 512];
     while wait_for(&stream, stop) {
-        let length = stream.read(&mut heard)?;
+        let length = stream.read(&mut received)?;
         if length == 0 {
             break;
         }
-        let questions = heard[..length].iter().filter(|&&byte| byte == b'\n');
+        let questions = received[..length].iter().filter(|&&byte| byte == b'\n');
         stream.write_all(&line.repeat(questions.count()))?;
     }
     Ok(())
 }
 
-/// Serves UDP `port` in the calling thread's namespace until `stop` ends.
+/// Serves UDP `port` in the calling thread's namespace until `stop` is closed.
 pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     let v4 = UdpSocket::bind(("0.0.0.0", port))?;
     setsockopt(&v4, sockopt::Ipv4PacketInfo, &true)?;
@@ -96,7 +96,8 @@ pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
         None,
     )?;
     set_ipv6_v6only(&v6, true)?;
-    // Service addresses are local by a route alone. IPv6 treats them as foreign source addresses.
+    // A service address is local by a route alone. Without this option IPv6 rejects it as a source
+    // address.
     set_ipv6_freebind(&v6, true)?;
     rustix::net::bind(&v6, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
     setsockopt(&v6, sockopt::Ipv6RecvPacketInfo, &true)?;
@@ -113,7 +114,7 @@ pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
             if is_over {
                 return;
             }
-            // A failed answer is a lost datagram.
+            // If sending an answer fails, the client misses a datagram, which UDP allows.
             if v4_ready {
                 let _lost = answer_one(&name, &v4);
             }
@@ -126,7 +127,7 @@ pub(super) fn udp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHa
 
 /// Answers one datagram from the address that it was sent to.
 ///
-/// On a host with several addresses the routing table alone may choose another one.
+/// The routing table alone may choose another address of the host.
 fn answer_one(name: &str, socket: &UdpSocket) -> nix::Result<()> {
     let mut question = [0; 512];
     let mut parts = [IoSliceMut::new(&mut question)];
@@ -147,14 +148,14 @@ fn answer_one(name: &str, socket: &UdpSocket) -> nix::Result<()> {
     for message in received.cmsgs()? {
         let sent = match message {
             ControlMessageOwned::Ipv4PacketInfo(mut info) => {
-                // The destination of the datagram, which need not be an address of the device.
+                // The datagram's destination need not be an address of the device.
                 info.ipi_spec_dst = info.ipi_addr;
                 info.ipi_ifindex = 0;
                 let from = [ControlMessage::Ipv4PacketInfo(&info)];
                 sendmsg(fd, &parts, &from, flags, Some(&client))
             }
             ControlMessageOwned::Ipv6PacketInfo(mut info) => {
-                // An answer to a link-local address has to name the link; others are routed.
+                // An answer to a link-local address must name the link. Other answers are routed.
                 if client
                     .as_sockaddr_in6()
                     .is_some_and(|it| it.scope_id() == 0)
@@ -176,7 +177,7 @@ fn answer(name: &str, client: SocketAddr) -> Vec<u8> {
     format!("{name} {client}\n").into_bytes()
 }
 
-/// Waits until `socket` is readable; returns `false` if `stop` ends first.
+/// Waits until `socket` is readable; returns `false` if `stop` is closed first.
 fn wait_for(socket: &impl AsFd, stop: &PipeReader) -> bool {
     loop {
         let mut watched = [

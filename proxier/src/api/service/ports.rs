@@ -3,31 +3,26 @@
 use std::collections::HashSet;
 
 use super::ServicePort;
-use crate::api::findings::Findings;
+use crate::api::parser::Parser;
 use crate::api::scalar::Scalar;
 use crate::model;
-use crate::store::Interner;
 
 /// Parses the ports, in the object's order; of two that conflict the first is kept.
-pub(super) fn ports(
-    wire: &[ServicePort],
-    interner: &mut Interner,
-    findings: &mut Findings,
-) -> Vec<model::ServicePort> {
+pub(super) fn ports(wire: &[ServicePort], parser: &mut Parser<'_>) -> Vec<model::ServicePort> {
     let mut ports = Vec::with_capacity(wire.len());
     let mut numbers = HashSet::new();
     let mut names = HashSet::new();
     let mut node_ports = HashSet::new();
     for (index, port) in wire.iter().enumerate() {
         let at = format!("spec.ports[{index}]");
-        let Some(mut port) = read(port, &at, interner, findings) else {
+        let Some(mut port) = read(port, &at, parser) else {
             continue;
         };
         let protocol = port.protocol;
         if numbers.contains(&(protocol, port.port)) {
             let message =
                 format!("is the {protocol} port of an earlier entry too; the port is skipped");
-            findings.add(format!("{at}.port"), port.port, message);
+            parser.problem(format_args!("{at}.port"), port.port, message);
             continue;
         }
         if names.contains(&port.name) {
@@ -35,7 +30,7 @@ pub(super) fn ports(
                 "" => "is missing here and in an earlier port; the port is skipped",
                 _ => "is the name of an earlier port too; the port is skipped",
             };
-            findings.add(format!("{at}.name"), &port.name, message);
+            parser.problem(format_args!("{at}.name"), &port.name, message);
             continue;
         }
         // Inserted after both checks, so that a skipped port does not conflict with a later one.
@@ -45,7 +40,7 @@ pub(super) fn ports(
             && !node_ports.insert((protocol, node_port))
         {
             let message = "is the node port of an earlier port too; the port has no node port";
-            findings.add(format!("{at}.nodePort"), node_port, message);
+            parser.problem(format_args!("{at}.nodePort"), node_port, message);
             port.node_port = None;
         }
         ports.push(port);
@@ -53,27 +48,21 @@ pub(super) fn ports(
     ports
 }
 
-fn read(
-    wire: &ServicePort,
-    at: &str,
-    interner: &mut Interner,
-    findings: &mut Findings,
-) -> Option<model::ServicePort> {
+fn read(wire: &ServicePort, at: &str, parser: &mut Parser<'_>) -> Option<model::ServicePort> {
     let instead = "the port is skipped";
-    let name = findings.port_name(&format!("{at}.name"), &wire.name, instead)?;
-    let protocol = findings.protocol(&format!("{at}.protocol"), &wire.protocol, instead)?;
-    let port = findings.port(&format!("{at}.port"), &wire.port, instead)?;
+    let name = parser.port_name(format_args!("{at}.name"), &wire.name, instead)?;
+    let protocol = parser.protocol(format_args!("{at}.protocol"), &wire.protocol, instead)?;
+    let port = parser.port(format_args!("{at}.port"), &wire.port, instead)?;
     let node_port = match &wire.node_port {
         // In the API server's JSON the field is absent; in Go types an absent one is 0.
         Scalar::Absent | Scalar::Integer(0) => None,
-        given => findings.port(
-            &format!("{at}.nodePort"),
-            given,
-            "the port has no node port",
-        ),
+        given => {
+            let instead = "the port has no node port";
+            parser.port(format_args!("{at}.nodePort"), given, instead)
+        }
     };
     Some(model::ServicePort {
-        name: interner.intern(name),
+        name: parser.intern(name),
         protocol,
         port,
         node_port,

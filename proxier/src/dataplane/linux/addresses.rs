@@ -1,4 +1,4 @@
-//! Service addresses: local routes, or addresses on a dummy device.
+//! Service addresses in the kernel: local routes, or addresses on a dummy device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,10 +18,10 @@ use crate::dataplane::{Failure, Outcome};
 use crate::op::Op;
 use crate::plan::ServiceAddresses;
 
-/// The device that kube-proxy's IPVS mode keeps service addresses on.
+/// The dummy device to which kube-proxy's IPVS mode adds service addresses.
 const DUMMY_DEVICE: &str = "kube-ipvs0";
 
-/// The service addresses of the network namespace in which this was opened.
+/// The service addresses of one network namespace.
 #[derive(Debug)]
 pub(super) struct Addresses {
     transport: Transport,
@@ -36,22 +36,22 @@ impl Addresses {
         })
     }
 
-    /// The addresses of the machine itself, as [`crate::plan::Machine`] wants them.
-    pub(super) fn of_machine(&mut self) -> Result<BTreeSet<IpAddr>, Failure> {
+    /// Reads the machine's own addresses; [`crate::plan::Machine`] says which these are.
+    pub(super) fn read_machine(&mut self) -> Result<BTreeSet<IpAddr>, Failure> {
         let dummy = self.dummy_device()?;
-        let own = |entry: &InterfaceAddress| {
-            Some(entry.interface) != dummy && !is_everywhere(entry.address)
+        let is_own = |entry: &InterfaceAddress| {
+            Some(entry.interface) != dummy && !is_on_every_machine(entry.address)
         };
         let addresses = self.interface_addresses()?;
         Ok(addresses
             .into_iter()
-            .filter(own)
+            .filter(is_own)
             .map(|entry| entry.address)
             .collect())
     }
 
-    /// The service addresses that we made local, with their preferred sources.
-    pub(super) fn observe(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+    /// Reads our service addresses, each with its preferred source.
+    pub(super) fn read(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
         match self.form {
             ServiceAddresses::Routes => Ok(self.routes()?),
             ServiceAddresses::Dummy => {
@@ -59,7 +59,7 @@ impl Addresses {
                     return Ok(BTreeMap::new());
                 };
                 let on_dummy = |entry: &InterfaceAddress| {
-                    entry.interface == dummy && !is_everywhere(entry.address)
+                    entry.interface == dummy && !is_on_every_machine(entry.address)
                 };
                 let addresses = self.interface_addresses()?.into_iter().filter(on_dummy);
                 Ok(addresses.map(|entry| (entry.address, None)).collect())
@@ -67,8 +67,8 @@ impl Addresses {
         }
     }
 
-    /// Addresses that somebody else made local beside those of interfaces, and how.
-    pub(super) fn foreign(&mut self) -> Result<BTreeMap<IpAddr, String>, Failure> {
+    /// Reads the foreign local addresses, each with a description of its form.
+    pub(super) fn read_foreign(&mut self) -> Result<BTreeMap<IpAddr, String>, Failure> {
         let mut foreign: BTreeMap<IpAddr, String> = self
             .dump(
                 RTM_GETROUTE,
@@ -86,15 +86,14 @@ impl Addresses {
         {
             let addresses = self.interface_addresses()?.into_iter();
             let on_dummy = addresses.filter(|entry| entry.interface == dummy);
-            let foreign_ones = on_dummy.filter(|entry| !is_everywhere(entry.address));
-            foreign.extend(
-                foreign_ones.map(|entry| (entry.address, format!("on device {DUMMY_DEVICE}"))),
-            );
+            let others = on_dummy.filter(|entry| !is_on_every_machine(entry.address));
+            foreign
+                .extend(others.map(|entry| (entry.address, format!("on device {DUMMY_DEVICE}"))));
         }
         Ok(foreign)
     }
 
-    /// Applies `ops`, all of which are about addresses.
+    /// Applies `ops`, which must all concern addresses.
     pub(super) fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let answers = match self.form {
             ServiceAddresses::Routes => self.change_routes(ops),
@@ -103,7 +102,7 @@ impl Addresses {
         match answers {
             Ok(answers) => {
                 let outcome = |(answer, op): (Answer, &Op)| {
-                    answer.map_err(|no| Box::new(Failure::from(no.doing(op))))
+                    answer.map_err(|refusal| Box::new(Failure::from(refusal.doing(op))))
                 };
                 answers.into_iter().zip(ops).map(outcome).collect()
             }
@@ -128,7 +127,8 @@ impl Addresses {
                     NLM_F_CREATE | NLM_F_REPLACE,
                     LocalRoute { address, source },
                 ),
-                // Names our protocol, so that the kernel never deletes anybody else's route.
+                // `write_route` sets our protocol. The kernel deletes only a route with the same protocol
+                // (`fib_table_delete`, `ip6_route_del`): a foreign route to the address stays.
                 Op::DeleteAddress(address) => (
                     RTM_DELROUTE,
                     0,
@@ -176,7 +176,7 @@ impl Addresses {
             },
         )?;
         let missing = ipvs::Error::Malformed {
-            what: "a device that was created is not there",
+            what: "the device kube-ipvs0 is missing after its creation",
         };
         self.dummy_device()?.ok_or(missing)
     }
@@ -204,7 +204,8 @@ impl Addresses {
     }
 
     fn routes(&mut self) -> ipvs::Result<BTreeMap<IpAddr, Option<IpAddr>>> {
-        // Collected, a map has no half-empty nodes.
+        // Collected into a list first: `collect` fills the nodes of a map, insertions in key order
+        // leave them half empty.
         let routes: Vec<LocalRoute> = self.dump(
             RTM_GETROUTE,
             "reading the routes",
@@ -217,7 +218,7 @@ impl Addresses {
         Ok(routes.map(|route| (route.address, route.source)).collect())
     }
 
-    /// Collects what `each` takes out of the messages of a dump.
+    /// Runs a dump; `each` adds the content of one message to the result.
     fn dump<T: Default>(
         &mut self,
         kind: u16,
@@ -225,6 +226,7 @@ impl Addresses {
         each: impl Fn(&mut T, &[u8]) -> ipvs::Result<()>,
     ) -> ipvs::Result<T> {
         let mut found = T::default();
+        // If the kernel's tables change during a dump (`NLM_F_DUMP_INTR`), the transport starts it again.
         let clear = |found: &mut T| *found = T::default();
         self.transport.dump(
             kind,
@@ -238,8 +240,10 @@ impl Addresses {
     }
 }
 
-/// Loopback and IPv6 link-local addresses exist on every machine: they name none.
-fn is_everywhere(address: IpAddr) -> bool {
+/// Returns whether the address is loopback or IPv6 link-local.
+///
+/// Such addresses exist on every machine, so that they identify none.
+fn is_on_every_machine(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_loopback(),
         IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),

@@ -1,4 +1,4 @@
-//! Noticing what others change: the machine's own addresses, our packet rules.
+//! Monitors of changes by other programs: to the machine's addresses and to packet rules.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::timer::Timer;
 const RTNLGRP_IPV4_IFADDR: u32 = 5;
 const RTNLGRP_IPV6_IFADDR: u32 = 9;
 
-/// How long to wait for more of the same: an interface is seldom given just one address.
-const SETTLE: Duration = Duration::from_millis(200);
+/// How long to wait for further notifications: an interface usually gets several addresses at once.
+const SETTLE_TIME: Duration = Duration::from_millis(200);
 
 /// The pause before a failed monitor is opened again: doubled from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
@@ -29,14 +29,15 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// Waits for notifications and returns the changes that they report.
 type Look<T> = Box<dyn FnMut() -> Result<Vec<T>, Failure> + Send>;
 
-/// Calls `changed` whenever the addresses that [`crate::plan::Machine`] wants are not what they were,
-/// in a thread that ends when `changed` says `false`.
+/// Starts a thread that calls `changed` when the machine's own addresses changed.
 ///
-/// Notifications come for every pod's interface; most leave the machine's own addresses as they are.
+/// The thread ends when `changed` returns `false`. A notification alone proves no change: the kernel
+/// also sends them for Pod interfaces, and those for link-local addresses change nothing here. The
+/// thread therefore compares the addresses before and after.
 ///
 /// # Errors
-/// When a socket cannot be opened or the addresses cannot be read now. After a later failure, the
-/// sockets are opened again and `changed` is called, because a change may have been missed.
+/// If a socket cannot be opened or the addresses cannot be read at the start. After a later failure,
+/// the thread opens its sockets again and calls `changed`, because it may have missed a change.
 pub(crate) fn addresses(
     form: ServiceAddresses,
     mut changed: impl FnMut() -> bool + Send + 'static,
@@ -45,15 +46,15 @@ pub(crate) fn addresses(
     let open = move || {
         let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
         let mut addresses = Addresses::open(form)?;
-        let mut last = addresses.of_machine()?;
+        let mut last = addresses.read_machine()?;
         let look: Look<()> = Box::new(move || {
-            wait(&notices)?;
-            std::thread::sleep(SETTLE);
-            drain(&mut notices)?;
-            let now = addresses.of_machine()?;
-            let is_news = now != last;
+            wait_for(&notices)?;
+            std::thread::sleep(SETTLE_TIME);
+            discard(&mut notices)?;
+            let now = addresses.read_machine()?;
+            let has_changed = now != last;
             last = now;
-            Ok(if is_news { vec![()] } else { Vec::new() })
+            Ok(if has_changed { vec![()] } else { Vec::new() })
         });
         Ok(look)
     };
@@ -61,12 +62,14 @@ pub(crate) fn addresses(
     Ok(())
 }
 
-/// Calls `changed` with what somebody else did to our packet rules, or to forward chains that matter,
-/// in a thread that ends when `changed` says `false`. `port` is the socket by which we change them.
+/// Starts a thread that calls `changed` when another program changed our table or a forward chain.
+///
+/// The thread ends when `changed` returns `false`. `port` is the netlink port of our own changes,
+/// which are ignored.
 ///
 /// # Errors
-/// When the socket cannot be opened. After a later failure, it is opened again and `changed` is
-/// called with [`Tampering::Unknown`].
+/// If the socket cannot be opened. After a later failure, the thread opens it again and calls
+/// `changed` with [`Tampering::Unknown`].
 pub(crate) fn rules(
     port: u32,
     changed: impl FnMut(Tampering) -> bool + Send + 'static,
@@ -74,18 +77,18 @@ pub(crate) fn rules(
     let open = move || {
         let mut watch = Watch::open(filter::TABLE, port)?;
         let look: Look<Tampering> = Box::new(move || {
-            wait(&watch)?;
-            let mut news = watch.read()?;
-            // One repair of a kind is enough for all that is told at once.
-            let (mut in_table, mut in_forward) = (false, false);
-            news.retain(|piece| {
-                let is_first = (piece.concerns_our_table() && !in_table)
-                    || (piece.concerns_forwarding() && !in_forward);
-                in_table |= piece.concerns_our_table();
-                in_forward |= piece.concerns_forwarding();
+            wait_for(&watch)?;
+            let mut tamperings = watch.read()?;
+            // One repair covers all changes of a kind: pass on the first of each kind only.
+            let (mut has_table, mut has_forward) = (false, false);
+            tamperings.retain(|tampering| {
+                let is_first = (tampering.concerns_our_table() && !has_table)
+                    || (tampering.concerns_forwarding() && !has_forward);
+                has_table |= tampering.concerns_our_table();
+                has_forward |= tampering.concerns_forwarding();
                 is_first
             });
-            Ok(news)
+            Ok(tamperings)
         });
         Ok(look)
     };
@@ -93,7 +96,7 @@ pub(crate) fn rules(
     Ok(())
 }
 
-/// Reports changes of one kind until the receiver is gone, and survives failures of its sockets.
+/// Reports changes of one kind until the receiver is gone; a failed socket is opened again.
 struct Monitor<T, O> {
     /// The things that change, in the plural.
     what: &'static str,
@@ -173,7 +176,7 @@ where
     }
 }
 
-fn wait(notices: &impl AsFd) -> Result<(), Failure> {
+fn wait_for(notices: &impl AsFd) -> Result<(), Failure> {
     loop {
         let mut readable = [PollFd::from_borrowed_fd(notices.as_fd(), PollFlags::IN)];
         match poll(&mut readable, None) {
@@ -184,12 +187,14 @@ fn wait(notices: &impl AsFd) -> Result<(), Failure> {
     }
 }
 
-fn drain(notices: &mut Listener) -> Result<(), Failure> {
+/// Discards all waiting notifications.
+fn discard(notices: &mut Listener) -> Result<(), Failure> {
     loop {
         match notices.read(|_| ()) {
             Ok(true) => {}
             Ok(false) => return Ok(()),
-            // What was lost was about addresses, and those are read now anyway.
+            // `ENOBUFS`: notifications were lost. They carry nothing that the caller needs, because it
+            // reads all addresses next.
             Err(ipvs_netlink::Error::AnswersLost) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! The few messages of rtnetlink that service addresses need: bytes to values and back.
+//! The rtnetlink messages for service addresses: encoding and decoding.
 //!
 //! Layouts and numbers from `include/uapi/linux/rtnetlink.h`, `if_addr.h` and `if_link.h`.
 
@@ -40,8 +40,9 @@ const IFLA_INFO_KIND: u16 = 1;
 /// The index of `lo`, the same in every network namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// Our number among the origins of routes (`rtm_protocol`): what carries it is ours. Unassigned in
-/// iproute2's `rt_protos`; the kernel itself uses 2 for local routes.
+/// The `rtm_protocol` of our routes: a route is owned if it has this number.
+///
+/// iproute2's `rt_protos` assigns it to no other program. The kernel's own local routes have 2.
 pub(super) const OUR_PROTOCOL: u8 = 73;
 
 /// A route that makes one address local.
@@ -58,7 +59,7 @@ pub(super) struct InterfaceAddress {
     pub(super) interface: u32,
 }
 
-/// The body of a request about a local route of ours (`struct rtmsg`, then attributes).
+/// Writes the body of a request for one of our local routes (`struct rtmsg`, then attributes).
 pub(super) fn write_route(writer: &mut Writer<'_>, route: &LocalRoute) {
     let (family, length) = family(route.address);
     writer.header(&[
@@ -82,27 +83,32 @@ pub(super) fn write_route(writer: &mut Writer<'_>, route: &LocalRoute) {
     }
 }
 
-/// The body of a dump of routes of both families.
+/// Writes the body of a dump request for both families.
+///
+/// 16 zero bytes suffice for every kind of dump: no header here is longer, and `AF_UNSPEC` is 0.
 pub(super) fn write_all(writer: &mut Writer<'_>) {
     writer.header(&[AF_UNSPEC; 16]);
 }
 
-/// Reads a route; `None` when it is not one of ours.
+/// Parses a route; `None` if it is not ours.
 pub(super) fn read_route(payload: &[u8]) -> Result<Option<LocalRoute>> {
     let route = read_local_route(payload)?;
     let ours = route.filter(|(_, protocol)| *protocol == OUR_PROTOCOL);
     Ok(ours.map(|(route, _)| route))
 }
 
-/// Reads a route; `None` unless somebody else made an address local by it. The kernel makes such
-/// routes, too, for the addresses of interfaces.
+/// Parses a foreign local route; returns its address and protocol, or `None` for any other route.
+///
+/// The kernel's own routes are no foreign ones: they belong to the addresses of interfaces.
 pub(super) fn read_foreign_route(payload: &[u8]) -> Result<Option<(IpAddr, u8)>> {
     let route = read_local_route(payload)?;
-    let theirs = route.filter(|(_, protocol)| ![OUR_PROTOCOL, RTPROT_KERNEL].contains(protocol));
-    Ok(theirs.map(|(route, protocol)| (route.address, protocol)))
+    let foreign = route.filter(|(_, protocol)| ![OUR_PROTOCOL, RTPROT_KERNEL].contains(protocol));
+    Ok(foreign.map(|(route, protocol)| (route.address, protocol)))
 }
 
-/// Reads a route that makes one address local, and its protocol; `None` when it is another one.
+/// Parses a route that makes a single address local; returns it with its protocol.
+///
+/// `None` for any other route, such as the one of 127.0.0.0/8.
 fn read_local_route(payload: &[u8]) -> Result<Option<(LocalRoute, u8)>> {
     let (header, rest) = split::<12>(payload)?;
     let [family, length, _, _, table, protocol, _, kind, ..] = header;
@@ -118,14 +124,14 @@ fn read_local_route(payload: &[u8]) -> Result<Option<(LocalRoute, u8)>> {
             _ => {}
         }
     }
-    let whole = |address: &IpAddr| self::family(*address).1 == length;
+    let is_single = |address: &IpAddr| self::family(*address).1 == length;
     let route = |address| LocalRoute { address, source };
     Ok(address
-        .filter(whole)
+        .filter(is_single)
         .map(|address| (route(address), protocol)))
 }
 
-/// The body of a request about an address on an interface (`struct ifaddrmsg`, then attributes).
+/// Writes the body of a request for an address on an interface (`struct ifaddrmsg`, then attributes).
 pub(super) fn write_interface_address(writer: &mut Writer<'_>, address: &InterfaceAddress) {
     let (family, length) = family(address.address);
     let [a, b, c, d] = address.interface.to_ne_bytes();
@@ -134,7 +140,7 @@ pub(super) fn write_interface_address(writer: &mut Writer<'_>, address: &Interfa
     write_address(writer, IFA_ADDRESS, address.address);
 }
 
-/// Reads an address on an interface; `None` when it is of another family than IP.
+/// Parses an address on an interface; `None` if it is no IP address.
 pub(super) fn read_interface_address(payload: &[u8]) -> Result<Option<InterfaceAddress>> {
     let (header, rest) = split::<8>(payload)?;
     let [family, _, _, _, a, b, c, d] = header;
@@ -142,7 +148,7 @@ pub(super) fn read_interface_address(payload: &[u8]) -> Result<Option<InterfaceA
     for attribute in attributes(rest) {
         let attribute = attribute?;
         match attribute.kind {
-            // On a point-to-point link IFA_ADDRESS is the other end.
+            // On a point-to-point link, IFA_ADDRESS is the address of the peer.
             IFA_LOCAL => local = read_address(&attribute, family)?,
             IFA_ADDRESS => address = read_address(&attribute, family)?,
             _ => {}
@@ -154,14 +160,14 @@ pub(super) fn read_interface_address(payload: &[u8]) -> Result<Option<InterfaceA
         .map(|address| InterfaceAddress { address, interface }))
 }
 
-/// The body of a request to create the dummy device `name` (`struct ifinfomsg`, then attributes).
+/// Writes the body of a request to create the dummy device `name` (`struct ifinfomsg`, then attributes).
 pub(super) fn write_dummy_device(writer: &mut Writer<'_>, name: &str) {
     writer.header(&[0; 16]);
     writer.string(IFLA_IFNAME, name);
     writer.nested(IFLA_LINKINFO, |info| info.string(IFLA_INFO_KIND, "dummy"));
 }
 
-/// Reads a device's index, if its name is `name`.
+/// Parses a device; returns its index if its name is `name`.
 pub(super) fn read_device_named(payload: &[u8], name: &str) -> Result<Option<u32>> {
     let (header, rest) = split::<16>(payload)?;
     let index = u32::from_ne_bytes([header[4], header[5], header[6], header[7]]);
@@ -170,7 +176,7 @@ pub(super) fn read_device_named(payload: &[u8], name: &str) -> Result<Option<u32
     Ok((found == Some(name)).then_some(index))
 }
 
-/// The number of an address's family and the length of its prefix.
+/// Returns the family's number and the full prefix length of an address.
 fn family(address: IpAddr) -> (u8, u8) {
     match address {
         IpAddr::V4(_) => (AF_INET, 32),

@@ -1,4 +1,4 @@
-//! Virtual servers and destinations.
+//! Virtual servers and destinations in the kernel.
 
 use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
@@ -12,7 +12,7 @@ pub(super) fn walk(
     client: &mut ipvs::Client,
     each: &mut dyn FnMut(CountedServer),
 ) -> ipvs::Result<()> {
-    client.walk(|entry, destinations| each(found(entry.service, destinations)))
+    client.walk(|entry, destinations| each(counted(entry.service, destinations)))
 }
 
 /// Reads one virtual server; `None` if it does not exist.
@@ -26,12 +26,14 @@ pub(super) fn find(
         Err(error) => return Err(error),
     };
     let destinations = client.destinations(key)?;
-    Ok(Some(found(entry.service, &destinations)))
+    Ok(Some(counted(entry.service, &destinations)))
 }
 
-fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> CountedServer {
+/// Returns a virtual server with its destinations sorted by key.
+fn counted(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> CountedServer {
     let mut entries: Vec<&ipvs::DestinationEntry> = destinations.iter().collect();
-    // The kernel lists the newest destination first, and one twice that moved during the dump.
+    // The kernel lists the newest destination first. If the list changes during the dump, an entry can
+    // appear twice.
     entries.sort_by_key(|entry| entry.destination.key);
     entries.dedup_by_key(|entry| entry.destination.key);
     let connections = |entry: &&ipvs::DestinationEntry| Connections {
@@ -48,16 +50,18 @@ fn found(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> Cou
     }
 }
 
-/// How many Ops the client gets at a time, so that memory does not grow with their number. A multiple
-/// of the 128 that it puts into one datagram, so that the number of system calls stays minimal.
-const OPS_AT_A_TIME: usize = 4_096;
-
-/// Applies `ops`, which all concern virtual servers, and appends their outcomes.
+/// The number of Ops in one call of the client: it bounds the memory for their conversion.
 ///
-/// If the socket fails, all Ops from that request on fail: whether they took effect is unknown.
+/// A multiple of the client's 128 requests in a datagram, so that every datagram but the last is full.
+const CHUNK_OPS: usize = 4_096;
+
+/// Applies `ops`, which must all concern virtual servers, and appends their outcomes.
+///
+/// If the socket fails, the Ops of that call and all later ones fail. Those of that call may have
+/// taken effect.
 pub(super) fn apply(client: &mut ipvs::Client, ops: &[Op], outcomes: &mut Vec<Outcome>) {
     let end = outcomes.len() + ops.len();
-    for ops in ops.chunks(OPS_AT_A_TIME) {
+    for ops in ops.chunks(CHUNK_OPS) {
         let changes: Vec<Change> = ops.iter().filter_map(change).collect();
         match client.apply(&changes) {
             Ok(results) => {

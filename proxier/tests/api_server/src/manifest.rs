@@ -18,7 +18,9 @@ pub struct Manifest(Value);
 impl Manifest {
     /// Returns a Service of the default namespace, of type `ClusterIP` and without an address.
     pub fn service(name: &str) -> Self {
-        Self(json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}}))
+        let mut service = Self::of_kind("Service", name);
+        service.0["spec"] = json!({});
+        service
     }
 
     /// Returns an EndpointSlice named as its Service is, for IPv4, without ports and endpoints.
@@ -36,7 +38,12 @@ impl Manifest {
 
     /// Returns a Node without addresses.
     pub fn node(name: &str) -> Self {
-        Self(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}))
+        Self::of_kind("Node", name)
+    }
+
+    /// Returns an object of API version `v1` that has only a kind and a name.
+    pub fn of_kind(kind: &str, name: &str) -> Self {
+        Self(json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}}))
     }
 
     /// Adds a label.
@@ -53,18 +60,23 @@ impl Manifest {
         self
     }
 
+    /// Sets a field of `spec`, such as `ipFamilies`.
+    #[must_use]
+    pub fn spec(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.0["spec"][field] = value.into();
+        self
+    }
+
     /// Sets the type of a Service, such as `LoadBalancer`.
     #[must_use]
-    pub fn of_type(mut self, name: &str) -> Self {
-        self.0["spec"]["type"] = json!(name);
-        self
+    pub fn of_type(self, name: &str) -> Self {
+        self.spec("type", name)
     }
 
     /// Sets the cluster IP of a Service.
     #[must_use]
-    pub fn cluster_ip(mut self, address: &str) -> Self {
-        self.0["spec"]["clusterIP"] = json!(address);
-        self
+    pub fn cluster_ip(self, address: &str) -> Self {
+        self.spec("clusterIP", address)
     }
 
     /// Adds a range of clients that a load balancer admits.
@@ -124,15 +136,14 @@ impl Manifest {
         self
     }
 
-    /// Returns the object as the API server serves it.
-    pub fn json(&self) -> Value {
-        self.0.clone()
+    /// Returns the object as a document of a YAML stream. It is one line of JSON, which is YAML too.
+    pub fn yaml(&self) -> String {
+        format!("---\n{}\n", self.0)
     }
 
-    /// Returns a YAML stream of these objects. Each is one line of JSON, which is YAML too.
+    /// Returns a YAML stream of these objects.
     pub fn documents<'a>(manifests: impl IntoIterator<Item = &'a Self>) -> String {
-        let document = |Self(object): &Self| format!("---\n{object}\n");
-        manifests.into_iter().map(document).collect()
+        manifests.into_iter().map(Self::yaml).collect()
     }
 }
 

@@ -20,12 +20,13 @@ pub(in crate::kernel) trait Rule: Scheduler + Copy + Default {
     /// Returns the key of an eligible server. `rank` is unique, and less for newer servers.
     fn key(server: &Server, flavour: Flavour, rank: u32) -> Self::Key;
 
-    /// Returns whether the kernel's arithmetic overflows for this server, so that its comparison is
-    /// no order. As long as one such server exists, picks scan the list.
+    /// Returns whether the kernel's arithmetic overflows for this server.
+    ///
+    /// The kernel's comparison is then no total order. While one such server exists, picks scan the list.
     fn is_out_of_order(server: &Server, flavour: Flavour) -> bool;
 }
 
-/// A scheduler that knows the least server at all times.
+/// A scheduler that keeps the server with the least key in a tournament tree.
 ///
 /// # Cost
 /// A pick takes constant time. Every change of a server, including its connection counts, takes O(log n).
@@ -103,7 +104,7 @@ impl<R: Rule> Indexed<R> {
 impl<R: Rule> Scheduler for Indexed<R> {
     fn pick(&mut self, servers: &Servers, request: &Request) -> Option<ServerId> {
         if self.out_of_order > 0 {
-            // Loads that overflow have no order that a tree could keep; the scan picks as the kernel does.
+            // Overflowed loads have no total order, which the tree needs. The scan picks as the kernel.
             return self.rule.pick(servers, request);
         }
         servers.id(self.tournament.winner()?)
@@ -116,7 +117,7 @@ impl<R: Rule> Scheduler for Indexed<R> {
 
     fn added(&mut self, servers: &Servers, server: ServerId) {
         let Some(rank) = self.newest.checked_sub(1) else {
-            // All ranks have been used, most of them by servers that are gone.
+            // All ranks have been used, most of them by servers that no longer exist.
             self.rebuild(servers);
             return;
         };

@@ -1,4 +1,4 @@
-//! The least of many keys, of which one changes at a time.
+//! Keeps the least of many keys while single keys change.
 
 /// A key of a tournament; the least one wins.
 pub(in crate::kernel) trait Key: Copy + PartialEq {

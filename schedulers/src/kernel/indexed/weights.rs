@@ -8,8 +8,8 @@ use crate::kernel::wrr::gcd;
 /// The slots of the servers ([`ServerId::index`](crate::ServerId::index)), grouped by weight above 0.
 ///
 /// # Cost
-/// A change takes O(log n). When the last server of a weight leaves, the greatest common divisor is
-/// computed again, over the first groups until it is the old one.
+/// A change takes O(log n). When the last server of a weight is removed, the greatest common divisor is
+/// computed again. That reads groups only until the result equals the old divisor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Weights {
     /// The first member of each group.

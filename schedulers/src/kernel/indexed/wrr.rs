@@ -164,7 +164,7 @@ impl IndexedWrr {
         servers.id(self.slots[seat])
     }
 
-    /// Lowers the level to just before the next level with a new server, or just before the last one.
+    /// Lowers the level to one step above the next level with a new server, or above the lowest level.
     fn skip_levels(&mut self) {
         let Rounds { step, .. } = self.rounds;
         let next = self.next_to_join.max(step);
@@ -198,7 +198,7 @@ impl IndexedWrr {
                 (None, None) => {}
             }
             from = 0;
-            // With weights such as 2147483647 and 1, empty levels number billions.
+            // With weights such as 2147483647 and 1 there are billions of empty levels.
             if self.round.is_empty() {
                 self.skip_levels();
             }

@@ -1,42 +1,66 @@
-//! Parsing of an object's fields with a list of its problems.
+//! Parsing of an object's fields.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use super::address::parse_address;
+use super::address::{parse_address, parse_network};
 use super::metadata::is_label;
 use super::scalar::Scalar;
-use crate::model::Protocol;
+use crate::model::{Cidr, ObjectName, Protocol};
 use crate::problem::Problem;
+use crate::store::{Interner, Parsed};
 
 /// The maximum number of problems that are listed for one object.
 const MAX_PROBLEMS: usize = 100;
 
-/// The problems of one object, collected while its fields are parsed.
+/// Parses the fields of one object and collects their problems.
 ///
-/// The parameter `instead` of the methods says what replaces a bad value.
-pub(super) struct Findings {
+/// The parameter `instead` of the methods says what replaces a bad value. A field's path is formatted
+/// only for a Problem: a large cluster has 100,000 valid endpoints.
+pub(super) struct Parser<'a> {
     object: String,
     problems: Vec<Problem>,
+    pub(super) interner: &'a mut Interner,
 }
 
-impl Findings {
-    pub(super) fn new(kind: &str, name: impl Display) -> Self {
-        Self {
+impl<'a> Parser<'a> {
+    /// Parses the object `name` with `read`.
+    pub(super) fn parse<T>(
+        kind: &str,
+        name: ObjectName,
+        interner: &'a mut Interner,
+        read: impl FnOnce(&ObjectName, &mut Self) -> Option<T>,
+    ) -> Parsed<T> {
+        let mut parser = Self {
             object: format!("{kind} {name}"),
             problems: Vec::new(),
+            interner,
+        };
+        Parsed {
+            object: read(&name, &mut parser),
+            name,
+            problems: parser.problems,
         }
     }
 
-    pub(super) fn add(
+    /// Returns the shared form of `text`.
+    pub(super) fn intern(&mut self, text: &str) -> Arc<str> {
+        self.interner.intern(text)
+    }
+
+    /// Adds a Problem with `field`.
+    pub(super) fn problem(
         &mut self,
-        field: impl Into<String>,
+        field: impl Display,
         value: impl Display,
         message: impl Into<String>,
     ) {
         // A list without limit would let a hostile object fill memory and logs.
         match self.problems.len() {
             0..MAX_PROBLEMS => {
+                let field = field.to_string();
                 self.problems
                     .push(Problem::new(&self.object, field, value, message));
             }
@@ -49,65 +73,74 @@ impl Findings {
         }
     }
 
-    /// Parses a string. Returns `None` if it is absent or of another type.
-    pub(super) fn text<'a>(
-        &mut self,
-        field: &str,
-        value: &'a Scalar,
-        instead: &str,
-    ) -> Option<&'a str> {
-        let text = value.as_str();
-        if text.is_none() && *value != Scalar::Absent {
-            self.add(field, value, format!("is not a string; {instead}"));
-        }
-        text
-    }
-
     /// Parses an address for which `refuse` returns no reason.
     pub(super) fn address(
         &mut self,
-        field: &str,
+        field: impl Display,
         value: &Scalar,
         refuse: fn(IpAddr) -> Option<&'static str>,
         instead: &str,
     ) -> Option<IpAddr> {
         let Some(address) = value.as_str().and_then(parse_address) else {
-            self.add(field, value, format!("is not an IP address; {instead}"));
+            self.problem(field, value, format!("is not an IP address; {instead}"));
             return None;
         };
         if let Some(reason) = refuse(address) {
-            self.add(field, value, format!("{reason}; {instead}"));
+            self.problem(field, value, format!("{reason}; {instead}"));
             return None;
         }
         Some(address)
     }
 
+    /// Parses a network.
+    pub(super) fn network(&mut self, field: impl Display, value: &Scalar) -> Option<Cidr> {
+        let network = value.as_str().and_then(parse_network);
+        if network.is_none() {
+            self.problem(field, value, "is not a network in CIDR form; ignored");
+        }
+        network
+    }
+
+    /// Parses a list of networks, without duplicates.
+    pub(super) fn networks(&mut self, field: &str, list: &[Scalar]) -> Vec<Cidr> {
+        let mut seen = HashSet::new();
+        let list = list.iter().enumerate();
+        list.filter_map(|(index, text)| self.network(format_args!("{field}[{index}]"), text))
+            .filter(|&network| seen.insert(network))
+            .collect()
+    }
+
     /// Parses a port from 1 to 65535.
-    pub(super) fn port(&mut self, field: &str, value: &Scalar, instead: &str) -> Option<u16> {
+    pub(super) fn port(
+        &mut self,
+        field: impl Display,
+        value: &Scalar,
+        instead: &str,
+    ) -> Option<u16> {
         // A string is invalid, as it is for the API server.
         let port = match value {
             Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),
             _ => None,
         };
         if port.is_none() {
-            self.add(field, value, format!("is not a port number; {instead}"));
+            self.problem(field, value, format!("is not a port number; {instead}"));
         }
         port
     }
 
     /// Parses a port's name, which is empty if absent.
-    pub(super) fn port_name<'a>(
+    pub(super) fn port_name<'t>(
         &mut self,
-        field: &str,
-        value: &'a Scalar,
+        field: impl Display,
+        value: &'t Scalar,
         instead: &str,
-    ) -> Option<&'a str> {
+    ) -> Option<&'t str> {
         if value.is_blank() {
             return Some("");
         }
         let name = value.as_str().filter(|name| is_label(name));
         if name.is_none() {
-            self.add(field, value, format!("is not a DNS label; {instead}"));
+            self.problem(field, value, format!("is not a DNS label; {instead}"));
         }
         name
     }
@@ -115,7 +148,7 @@ impl Findings {
     /// Parses a protocol, which is TCP if absent.
     pub(super) fn protocol(
         &mut self,
-        field: &str,
+        field: impl Display,
         value: &Scalar,
         instead: &str,
     ) -> Option<Protocol> {
@@ -129,17 +162,17 @@ impl Findings {
             },
             _ => {}
         }
-        self.add(field, value, format!("is not TCP, UDP or SCTP; {instead}"));
+        self.problem(field, value, format!("is not TCP, UDP or SCTP; {instead}"));
         None
     }
 
     /// Parses a boolean. Returns `default` if it is absent or of another type.
-    pub(super) fn flag(&mut self, field: &str, value: &Scalar, default: bool) -> bool {
+    pub(super) fn flag(&mut self, field: impl Display, value: &Scalar, default: bool) -> bool {
         match value {
             Scalar::Absent => default,
             Scalar::Boolean(flag) => *flag,
             _ => {
-                self.add(
+                self.problem(
                     field,
                     value,
                     format!("is not true or false; {default} is used"),
@@ -152,7 +185,7 @@ impl Findings {
     /// Parses one of `words`. Returns the first if the value is absent or none of them.
     pub(super) fn choice<T: Copy, const N: usize>(
         &mut self,
-        field: &str,
+        field: impl Display,
         value: &Scalar,
         words: [(&str, T); N],
     ) -> T {
@@ -167,7 +200,7 @@ impl Findings {
             Some((_, choice)) => *choice,
             None => {
                 let list = words.map(|(word, _)| word).join(", ");
-                self.add(
+                self.problem(
                     field,
                     value,
                     format!("is not one of {list}; {default_word} is used"),
@@ -175,10 +208,5 @@ impl Findings {
                 default
             }
         }
-    }
-
-    /// Returns the problems.
-    pub(super) fn into_problems(self) -> Vec<Problem> {
-        self.problems
     }
 }

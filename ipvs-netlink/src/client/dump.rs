@@ -1,0 +1,167 @@
+//! Lists of the kernel's objects.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::attr::{Attribute, Writer};
+use crate::client::Client;
+use crate::daemon::Daemon;
+use crate::destination::DestinationEntry;
+use crate::error::{Error, Result};
+use crate::message::{
+    find, read_daemon, read_destination, read_service, write_header, write_service_key,
+};
+use crate::service::{ServiceEntry, ServiceKey};
+use crate::sys::{
+    IPVS_CMD_ATTR_DAEMON, IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_GET_DAEMON,
+    IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_GENL_VERSION,
+};
+use crate::transport::{DUMP_TRIES, Message};
+
+/// The delay before a service dump is repeated, for the kernel to finish resizing its table.
+const RESIZE_DELAY: Duration = Duration::from_millis(20);
+
+impl Client {
+    /// Returns all virtual servers, each once, in the kernel's order.
+    ///
+    /// If virtual servers are added or deleted during the dump, some may be missing: the kernel
+    /// resumes by position between datagrams and never sets `NLM_F_DUMP_INTR`.
+    ///
+    /// # Errors
+    /// [`Error::is_permission_denied`]; [`Error::is_transient`].
+    pub fn services(&mut self) -> Result<Vec<ServiceEntry>> {
+        let mut services = Vec::new();
+        for _ in 0..DUMP_TRIES {
+            self.dump(
+                IPVS_CMD_GET_SERVICE,
+                "reading the services",
+                |_| {},
+                IPVS_CMD_ATTR_SERVICE,
+                read_service,
+                &mut services,
+            )?;
+            if has_no_duplicate(&services) {
+                return Ok(services);
+            }
+            std::thread::sleep(RESIZE_DELAY);
+        }
+        Err(Error::DumpInterrupted { tries: DUMP_TRIES })
+    }
+
+    /// Returns the destinations of a virtual server, newest first.
+    ///
+    /// Schedulers iterate in this order. If the virtual server does not exist, the kernel returns
+    /// an empty dump and no error; [`Client::service`] tells the difference.
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    pub fn destinations(&mut self, key: &ServiceKey) -> Result<Vec<DestinationEntry>> {
+        let mut destinations = Vec::new();
+        self.destinations_into(key, &mut destinations)?;
+        Ok(destinations)
+    }
+
+    fn destinations_into(
+        &mut self,
+        key: &ServiceKey,
+        destinations: &mut Vec<DestinationEntry>,
+    ) -> Result<()> {
+        self.dump(
+            IPVS_CMD_GET_DEST,
+            "reading the destinations",
+            |writer| writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key)),
+            IPVS_CMD_ATTR_DEST,
+            |attribute| read_destination(attribute, key.family()),
+            destinations,
+        )
+    }
+
+    /// Returns all virtual servers with their destinations.
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    ///
+    /// # Cost
+    /// As [`Client::walk`], and the memory for the whole table.
+    pub fn table(&mut self) -> Result<Vec<(ServiceEntry, Vec<DestinationEntry>)>> {
+        let mut table = Vec::new();
+        self.walk(|service, destinations| table.push((*service, destinations.to_vec())))?;
+        Ok(table)
+    }
+
+    /// Calls `each` with every virtual server and its destinations.
+    ///
+    /// Only the destinations of one virtual server are in memory at a time.
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    ///
+    /// # Cost
+    /// Three system calls per virtual server, because the kernel has no dump of all destinations:
+    /// a send, a receive for the entries and a receive for the end of the dump.
+    pub fn walk(&mut self, mut each: impl FnMut(&ServiceEntry, &[DestinationEntry])) -> Result<()> {
+        let services = self.services()?;
+        let mut destinations = Vec::new();
+        for entry in &services {
+            self.destinations_into(&entry.service.key, &mut destinations)?;
+            each(entry, &destinations);
+        }
+        Ok(())
+    }
+
+    /// Returns the running synchronisation daemons, at most one of each role.
+    ///
+    /// # Errors
+    /// As [`Client::services`].
+    pub fn daemons(&mut self) -> Result<Vec<Daemon>> {
+        let mut daemons = Vec::new();
+        self.dump(
+            IPVS_CMD_GET_DAEMON,
+            "reading the daemons",
+            |_| {},
+            IPVS_CMD_ATTR_DAEMON,
+            read_daemon,
+            &mut daemons,
+        )?;
+        Ok(daemons)
+    }
+
+    /// Replaces the content of `entries` by a dump; `read` decodes the attribute `kind` of a
+    /// message.
+    ///
+    /// The memory of `entries` is reused.
+    fn dump<T>(
+        &mut self,
+        command: u8,
+        doing: &str,
+        body: impl Fn(&mut Writer<'_>),
+        kind: u16,
+        read: impl Fn(&Attribute<'_>) -> Result<T>,
+        entries: &mut Vec<T>,
+    ) -> Result<()> {
+        let body = |writer: &mut Writer<'_>| {
+            write_header(writer, command, IPVS_GENL_VERSION);
+            body(writer);
+        };
+        let each = |entries: &mut Vec<T>, message: Message<'_>| {
+            if let Some(attribute) = find(message.payload, kind)? {
+                entries.push(read(&attribute)?);
+            }
+            Ok(())
+        };
+        self.attempt(|transport, family| {
+            transport.dump(family, doing, body, Vec::clear, entries, each)
+        })
+    }
+}
+
+/// Returns whether no virtual server is listed twice.
+///
+/// A duplicate shows that another virtual server is missing. Since Linux 7.1 the kernel moves the
+/// services to a larger table in the background after many were added. A dump resumes by position.
+/// If the table is resized during the dump, it lists some services twice and omits as many others,
+/// without an error (measured on 7.2: up to a quarter of 3,000).
+fn has_no_duplicate(services: &[ServiceEntry]) -> bool {
+    let mut seen = HashSet::with_capacity(services.len());
+    services.iter().all(|entry| seen.insert(entry.service.key))
+}
