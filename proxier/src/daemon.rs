@@ -77,7 +77,8 @@ impl From<watch::WatchMessage> for Message {
 pub struct Periods {
     /// The time from one resync to the next (`ipvs.syncPeriod`).
     pub sync: Duration,
-    /// The shortest time between two rounds for changes (`ipvs.minSyncPeriod`).
+    /// The shortest time from a round to the next one for changes (`ipvs.minSyncPeriod`). 0 programs
+    /// each change at once.
     pub min_sync: Duration,
 }
 

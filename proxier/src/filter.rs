@@ -16,8 +16,8 @@
 //! * *guard*: rejects or drops new connections to a frontend that has source ranges, has no
 //!   endpoints, or is stale.
 //! * *mark*: sets the masquerade bit of packets whose answers must return through this node.
-//! * *refuse*: rejects new connections to a service address at ports without a frontend. Service
-//!   addresses are local, so without this rule a daemon that listens on all addresses would answer.
+//! * *refuse*: rejects new connections to a service address that match no frontend. Service addresses
+//!   are local, so without this rule a daemon that listens on all addresses would answer.
 //! * *inside*: sets the firewall mark by which IPVS finds the endpoints for clients inside the
 //!   cluster. IPVS compares the whole mark, so the packet's earlier mark is saved.
 //! * *restore*: gives the packet its earlier mark back.
@@ -119,6 +119,7 @@ impl Filter {
             self.node = node;
             self.rebuild(desired);
         }
+        // After a start, or another change of most frontends.
         if changed.virtual_servers.len() > desired.virtual_servers.len() / 2 {
             self.ruleset.pack();
         }
@@ -131,7 +132,7 @@ impl Filter {
         self.ruleset.forget_commands();
     }
 
-    /// Marks the rules as written if `fingerprint`, that of the kernel's rules, equals theirs.
+    /// Marks the rules as written if the kernel's rules, with this `fingerprint`, have the same one.
     pub fn trust(&mut self, fingerprint: Fingerprint) {
         if self.ruleset.fingerprint() == fingerprint {
             self.written();

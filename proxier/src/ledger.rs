@@ -1,4 +1,4 @@
-//! The persistent record of what is owned and what drains.
+//! The ledger: the persistent record of what is owned and what drains.
 //!
 //! ```text
 //!  own, disown, drain, end ──▶ Ledger ──flush──▶ LedgerFile (one line of JSON per record, under /run)
@@ -52,7 +52,7 @@ pub struct Ledger {
 /// The packet rules that were written last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrittenRules {
-    /// The number of the state of all packet rules after our transaction (`NFTA_GEN_ID`).
+    /// The generation of the kernel's packet rules after our transaction (`NFTA_GEN_ID`).
     pub generation: u32,
     /// The fingerprint of our table.
     pub fingerprint: Fingerprint,
@@ -62,8 +62,8 @@ impl Ledger {
     /// Reads the ledger from `file`, which need not exist.
     ///
     /// # Errors
-    /// When the file exists and cannot be read. To continue as if nothing were owned would leave
-    /// virtual servers behind, so the caller decides.
+    /// If the file exists and cannot be read. A ledger without its records would treat our virtual
+    /// servers outside the service ranges as foreign, so the caller decides.
     pub fn open(mut file: LedgerFile) -> Result<Self, Error> {
         let records = file.read()?;
         let mut ledger = Self {
@@ -77,22 +77,22 @@ impl Ledger {
         for record in records {
             ledger.replay(record);
         }
-        // The file has all of it already.
+        // The file has the replayed records already.
         ledger.queue.clear();
         Ok(ledger)
     }
 
-    /// The owned virtual servers.
+    /// Returns the owned virtual servers.
     pub fn owned(&self) -> &Owned {
         &self.owned
     }
 
-    /// The draining destinations.
+    /// Returns the draining destinations.
     pub fn drains(&self) -> &Drains {
         &self.drains
     }
 
-    /// The packet rules that were written last.
+    /// Returns the packet rules that were written last.
     pub fn rules(&self) -> Option<WrittenRules> {
         self.rules
     }
@@ -108,7 +108,8 @@ impl Ledger {
 
     /// Records the desired virtual servers that the kernel has as owned.
     ///
-    /// They are recorded already, unless the file was lost and nothing had to be programmed since.
+    /// They are recorded already, unless the file was lost. Then only virtual servers that need an Op
+    /// would be recorded again.
     pub fn adopt(&mut self, desired: &Desired, observed: &Observed) {
         let before = self.owned.len();
         for (key, wanted) in &desired.virtual_servers {
@@ -213,8 +214,8 @@ impl Ledger {
     /// Costs three system calls for up to 1,000 records, two for each further 1,000, none without any.
     ///
     /// # Errors
-    /// When the file cannot be written. Memory keeps everything; the next flush that succeeds
-    /// writes the whole ledger.
+    /// If the file cannot be written. Memory keeps everything, and the next flush that succeeds writes
+    /// the whole ledger.
     pub fn flush(&mut self, now: Duration) -> Result<(), Failure> {
         let queued = std::mem::take(&mut self.queue);
         if !queued.is_empty() {
@@ -226,17 +227,17 @@ impl Ledger {
         };
         match &written {
             Ok(()) => self.retry.reset(),
-            // A round flushes up to twice; that is one failure.
+            // A round flushes up to twice. Two failures of a round count as one.
             Err(_) if self.retry.is_waiting(now) => {}
             Err(_) => self.retry.back_off(now),
         }
         Ok(written?)
     }
 
-    /// Writes the file anew if most of its lines were revoked by later ones.
+    /// Rewrites the file if most of its lines are revoked by later ones.
     ///
     /// # Errors
-    /// When the file cannot be written; the old one stays.
+    /// If the file cannot be written. The old one stays.
     pub fn compact(&mut self) -> Result<(), Failure> {
         let needed = self.owned.len() + self.drains.iter().count();
         if self.file.is_worth_rewriting(needed) {
@@ -245,12 +246,12 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives back memory that insertions in order left unused; for after many insertions.
+    /// Frees the memory that insertions in order of the keys left unused. Useful after many.
     pub fn pack(&mut self) {
         self.owned.pack();
     }
 
-    /// When a flush is to be tried again, or the connections of draining destinations counted.
+    /// Returns when to try a flush again, or to count the connections of draining destinations.
     pub fn next_due(&self) -> Option<Duration> {
         let timers = [self.retry.due(), self.drains.next_due()];
         timers.into_iter().flatten().min()

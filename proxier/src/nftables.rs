@@ -11,8 +11,8 @@
 //! [`Client`] changes one table, its own. [`Forwarding`] inserts one rule into forward chains of other
 //! programs.
 //!
-//! The module supports only the features that our rules need: family `inet`, sets and maps with concatenated keys,
-//! networks, marks, masquerade, rejection.
+//! The module supports only the features that our rules need: family `inet`, sets and maps with
+//! concatenated keys, networks, marks, masquerade, rejection.
 //!
 //! In the kernel, see `net/netfilter/nf_tables_api.c`, `nfnetlink.c` and
 //! `include/uapi/linux/netfilter/nf_tables.h`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The time at which something is due, with a pause that doubles each time it is set.
+/// The time at which something is due, with a pause that doubles at each [`Timer::back_off`].
 ///
 /// All times are durations since boot. The caller passes the present time in, so that tests need not
 /// wait.

@@ -43,32 +43,42 @@ pub(super) fn parts(
     };
     add(FRONTENDS.of(family), Verdict::Goto(masquerading.into()));
 
+    let guard = guard(frontend, admission, node_addresses);
+    if let Some((verdict, _)) = &guard {
+        add(GUARDED.of(family), verdict.clone());
+    }
+    if let Some(mark) = admission.inside_mark {
+        add(INSIDE.of(family), Verdict::Goto(inside(mark)));
+    }
+    parts.chain = guard.and_then(|(_, chain)| chain);
+    parts
+}
+
+/// Returns the verdict that keeps clients out, and the chain of source ranges that it names, if any.
+///
+/// `None` if all clients may use the frontend. The verdict is a jump, because the packets of admitted
+/// clients return to the rules that decide about masquerading.
+fn guard(
+    frontend: &Frontend,
+    admission: &Admission,
+    node_addresses: &[IpAddr],
+) -> Option<(Verdict, Option<Chain>)> {
     let rejecting = match (admission.scope, admission.endpoints) {
         (_, Availability::Usable) => None,
         (Scope::External, Availability::RemoteOnly) => Some(NOT_HERE),
         (Scope::Internal, Availability::RemoteOnly) | (_, Availability::None) => Some(REFUSE),
     };
-    let mut chain = None;
-    if let Some(allowed) = &admission.source_ranges {
-        let pass = match rejecting {
-            Some(chain) => Verdict::Goto(chain.into()),
-            None => Verdict::Return,
-        };
-        let name = ranges(frontend);
-        add(GUARDED.of(family), Verdict::Jump(name.clone()));
-        chain = Some(ranges_chain(
-            name,
-            sources(frontend, allowed, node_addresses),
-            &pass,
-        ));
-    } else if let Some(rejecting) = rejecting {
-        add(GUARDED.of(family), Verdict::Jump(rejecting.into()));
-    }
-    if let Some(mark) = admission.inside_mark {
-        add(INSIDE.of(family), Verdict::Goto(inside(mark)));
-    }
-    parts.chain = chain;
-    parts
+    let Some(allowed) = &admission.source_ranges else {
+        return rejecting.map(|chain| (Verdict::Jump(chain.into()), None));
+    };
+    let pass = match rejecting {
+        Some(chain) => Verdict::Goto(chain.into()),
+        None => Verdict::Return,
+    };
+    let name = ranges(frontend);
+    let sources = sources(frontend, allowed, node_addresses);
+    let chain = ranges_chain(name.clone(), sources, &pass);
+    Some((Verdict::Jump(name), Some(chain)))
 }
 
 /// Returns the networks of the clients that `allowed` admits to `frontend`.

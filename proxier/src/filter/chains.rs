@@ -29,7 +29,7 @@ const LEAVING: Hook = Hook::Postrouting(300);
 /// How long a packet's earlier mark is kept. Between the hooks that save and restore it, a packet
 /// spends microseconds.
 const MARK_TIMEOUT: Duration = Duration::from_secs(60);
-/// The number of connections whose earlier marks are kept. Packets of others lose their marks.
+/// The most connections whose earlier marks are kept. Packets of further ones lose their marks.
 const MAX_MARKS: u32 = 65_536;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masquerading_never_chooses_a_node_port() {
+    fn masquerading_uses_the_larger_range_that_node_ports_leave_free() {
         for (scenario, node_ports, expected) in [
             ("more ports above", 30_000..=32_767, 32_768..=65_535),
             ("no port above", 40_000..=65_535, 1024..=39_999),

@@ -20,7 +20,7 @@ pub struct FilterConfig {
     pub local_mode: LocalMode,
     /// Whether service addresses with endpoints answer pings.
     pub answer_ping: bool,
-    /// The cluster's node ports; masquerading never chooses one of them as a source port.
+    /// The cluster's node ports. Masquerading chooses other source ports, if there are any.
     pub node_ports: RangeInclusive<u16>,
 }
 

@@ -81,7 +81,7 @@ impl Ruleset {
         !frontends.is_empty() || !addresses.is_empty()
     }
 
-    /// Removes the guard of a frontend, if it is one that stays until its release.
+    /// Removes the guard of a frontend if it is one of [`Guards`].
     pub(super) fn remove_guard(&mut self, frontend: &Frontend) {
         if self.guards.frontends.remove(frontend) {
             self.remove_element(GUARDED.of(frontend.family()), key(frontend));

@@ -146,7 +146,7 @@ impl Drains {
         self.servers.remove(key);
     }
 
-    /// Marks drains as over: of destinations without connections at `now`, or past their deadline.
+    /// Marks the drain of each destination without connections, or past its deadline, as over.
     ///
     /// Ends the drains of destinations that the kernel no longer has, and returns these.
     pub(super) fn counted(

@@ -19,7 +19,7 @@ const SLACK: usize = 1_000;
 /// The number of records encoded at a time, so that memory does not grow with their number.
 const RECORDS_AT_A_TIME: usize = 1_000;
 
-/// The file in which a [`super::Ledger`] is kept.
+/// The file that stores a [`super::Ledger`].
 #[derive(Debug)]
 pub struct LedgerFile {
     path: PathBuf,

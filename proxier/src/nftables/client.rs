@@ -121,9 +121,9 @@ impl Client {
 
     /// Makes the kernel's table equal to `table` and changes only what differs.
     ///
-    /// Parts of the table that do not differ stay in effect without interruption. If the kernel's table has something that ours never
-    /// has (a set of another type, a chain at another hook), the whole table is replaced
-    /// ([`Client::replace`]).
+    /// Parts of the table that do not differ stay in effect without interruption. If the kernel's table
+    /// has something that ours never has (a set of another type, a chain at another hook), the whole
+    /// table is replaced ([`Client::replace`]).
     ///
     /// # Errors
     /// Those of the kernel.

@@ -24,7 +24,8 @@ use super::table::{Chain, Table};
 /// Reads the table `name`; `None` if it is missing or has something that our tables never have.
 ///
 /// Rules are recognised by their userdata, not decoded. A chain with other rules than in `wanted` gets
-/// as many empty rules, so that it differs. Costs a dump of the table's chains, rules and sets, and one of the elements of each set.
+/// as many empty rules, so that it differs. Costs a dump of the table's chains, rules and sets, and one
+/// of the elements of each set.
 ///
 /// # Errors
 /// Those of the socket and of the dumps.
@@ -33,7 +34,7 @@ pub(super) fn read(
     name: &str,
     wanted: &Table,
 ) -> Result<Option<Table>, Error> {
-    // Our table has no flags. A dormant one, for example, does nothing.
+    // Our table has no flags. With `NFT_TABLE_F_DORMANT`, for example, its chains do not run.
     if flags(transport, name)? != Some(0) {
         return Ok(None);
     }
@@ -179,9 +180,9 @@ impl Reader<'_> {
             |found| *found = (Vec::new(), true),
             |(sets, are_wanted), message| {
                 match read_set(message.payload, wanted)? {
-                    Some(Some(set)) => sets.push(set),
-                    Some(None) => *are_wanted = false,
-                    None => {}
+                    ExistingSet::Wanted(set) => sets.push(set),
+                    ExistingSet::Other => *are_wanted = false,
+                    ExistingSet::Anonymous => {}
                 }
                 Ok(())
             },
@@ -286,10 +287,18 @@ fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(boo
     Ok(Some((existing == expected, chain)))
 }
 
-/// Reads a set without its elements; `None` for an anonymous set, which belongs to a rule, and
-/// `Some(None)` if the definition is not the wanted one.
-#[expect(clippy::option_option, reason = "two independent answers")]
-fn read_set(payload: &[u8], wanted: &Table) -> Result<Option<Option<Set>>, Error> {
+/// A set of our table in the kernel, without its elements.
+enum ExistingSet {
+    /// It has the wanted definition.
+    Wanted(Set),
+    /// It has another definition, or should not exist.
+    Other,
+    /// It belongs to a rule, which is compared instead.
+    Anonymous,
+}
+
+/// Reads a set without its elements.
+fn read_set(payload: &[u8], wanted: &Table) -> Result<ExistingSet, Error> {
     let (mut name, mut flags, mut key) = ("", 0, 0);
     let (mut timeout, mut size) = (None, None);
     for attribute in contents(payload) {
@@ -304,15 +313,16 @@ fn read_set(payload: &[u8], wanted: &Table) -> Result<Option<Option<Set>>, Error
         }
     }
     if flags & NFT_SET_ANONYMOUS != 0 {
-        return Ok(None);
+        return Ok(ExistingSet::Anonymous);
     }
     let wanted = wanted.sets.get(name);
     let wanted = wanted.filter(|set| set.kind.flags() == flags && set.key_type() == key);
     let limits = timeout.zip(size.map(|size| size.u32_be()).transpose()?);
     let wanted = wanted.filter(|set| set.kind.limits() == limits);
-    Ok(Some(wanted.map(|set| {
-        Set::new(set.name.clone(), set.key.clone(), set.kind)
-    })))
+    Ok(match wanted {
+        Some(set) => ExistingSet::Wanted(Set::new(set.name.clone(), set.key.clone(), set.kind)),
+        None => ExistingSet::Other,
+    })
 }
 
 /// Reads an element of `set`; `None` if such a set of ours cannot have it.

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_shows_that_two_elements_swapped_their_verdicts() {
+    fn swapping_the_verdicts_of_two_elements_changes_the_sum() {
         let sum = |verdicts: [u8; 2]| {
             let ports = [80, 81].map(|port| Key::new([Value::Port(port)]));
             let pairs = ports.iter().zip(verdicts);

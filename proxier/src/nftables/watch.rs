@@ -153,8 +153,8 @@ impl SeenTransaction {
         let name = find(contents(notice.payload), 1).ok().flatten();
         let is_ours = notice.payload.first() == Some(&NFPROTO_INET)
             && name.is_some_and(|name| name.string().is_ok_and(|name| name == table));
-        // When a table is deleted, the kernel notifies of its rules, sets and chains first. The table
-        // says more than the first of them.
+        // When a table is deleted, the kernel notifies of its rules, sets and chains first. The
+        // deletion of the table says more than the first of these.
         if is_ours && (self.in_table.is_none() || kind == NFT_MSG_DELTABLE) {
             self.in_table = Some(description(kind));
         }

@@ -10,7 +10,7 @@ use crate::plan::Changed;
 pub struct Applied {
     /// The result of writing packet rules; `None` if no write was due.
     pub rules: Option<Result<(), Failure>>,
-    /// The result of sweeping stale flows; `None` if no Op could have made a flow stale.
+    /// The result of sweeping stale flows; `None` if no flow could be stale.
     pub flows: Option<Result<Swept, Failure>>,
     /// The Ops, in order.
     pub ops: Vec<Op>,

@@ -133,7 +133,7 @@ impl<D: Dataplane> Proxier<D> {
         let counts = self.ledger.drains().due(now).into_iter();
         for key in counts.chain(retries.virtual_servers) {
             let found = self.dataplane.virtual_server(&key);
-            // All due timers are cleared already. If a read fails, no timer would bring the remaining
+            // The retry timers are cleared already. If a read fails, no timer would bring the remaining
             // keys back, so the next round must read everything.
             self.kernel.is_known = found.is_ok();
             let found = found?;
@@ -214,7 +214,7 @@ impl<D: Dataplane> Proxier<D> {
         if !rules.filter.is_in_step() {
             let servers = self.kernel.observed.virtual_servers.keys();
             let stale = servers.filter(|key| !desired.virtual_servers.contains_key(key));
-            let doomed = stale.filter(|key| territory.is_ours(key, self.ledger.owned()));
+            let stale = stale.filter(|key| territory.is_ours(key, self.ledger.owned()));
             let addresses = self.kernel.observed.addresses.keys().copied();
             let own = &self.machine.addresses;
             let addresses = addresses
@@ -222,7 +222,7 @@ impl<D: Dataplane> Proxier<D> {
                 .filter(|address| !desired.addresses.contains_key(address));
             rules
                 .filter
-                .guard(doomed.filter_map(Frontend::of), addresses);
+                .guard(stale.filter_map(Frontend::of), addresses);
         }
         // Removes guards that no Op of this round needs, in the same transaction.
         rules.filter.release(&self.kernel.observed, &self.machine);

@@ -13,8 +13,8 @@ use crate::nftables::sys::*;
 /// The comment of rules that this program inserts and deletes.
 const PROGRAM: &str = "ipvs-proxier: answers of endpoints";
 
-/// The comment in the command for the operator ([`ForwardChain::command`]). One word, because a shell
-/// removes the quotes that nft needs around more.
+/// The comment in the command for the operator ([`ForwardChain::command`]). It is one word:
+/// nft needs quotes around several words, and a shell would remove them.
 pub(super) const OPERATOR: &str = "ipvs-proxier";
 
 /// Who inserted a rule, according to its comment.
@@ -31,7 +31,7 @@ pub(in crate::nftables) enum Author {
 pub(super) enum Syntax {
     /// As nft writes them.
     Nft,
-    /// As iptables-nft writes them. It fails on a table with any other.
+    /// As iptables-nft writes them. It cannot read a table with other expressions.
     Iptables,
 }
 
@@ -89,7 +89,7 @@ pub(in crate::nftables) fn author(payload: &[u8]) -> Option<Author> {
     })
 }
 
-/// Returns the author whose `comment`, up to its NUL, this is.
+/// Returns the author with this `comment`, which ends at its first NUL.
 fn author_of(comment: &[u8]) -> Option<Author> {
     let text = comment.split(|byte| *byte == 0).next()?;
     match std::str::from_utf8(text).ok()? {
@@ -99,7 +99,7 @@ fn author_of(comment: &[u8]) -> Option<Author> {
     }
 }
 
-/// Returns the data of an iptables extension. Other expressions have no text at this place.
+/// Returns the data of an iptables extension. In other expressions, these bytes are not a comment.
 fn match_info<'a>(expression: &Attribute<'a>) -> Option<&'a [u8]> {
     let data = find(expression.nested(), NFTA_EXPR_DATA).ok()??;
     let info = find(data.nested(), NFTA_MATCH_INFO).ok()??;
@@ -126,7 +126,7 @@ fn comment() -> Vec<u8> {
 const XT_MAX_COMMENT_LEN: usize = 256;
 
 /// `-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY`: `struct xt_conntrack_mtinfo3` of
-/// linux/netfilter/xt_conntrack.h, as long as iptables pads it.
+/// linux/netfilter/xt_conntrack.h, padded as by iptables.
 fn conntrack() -> [u8; 168] {
     const MATCH_FLAGS: usize = 146;
     const INVERT_FLAGS: usize = 148;

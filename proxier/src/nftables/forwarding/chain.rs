@@ -30,7 +30,7 @@ impl ForwardChain {
         }
     }
 
-    /// Writes the header and the chain's names, with which a message about its rules begins.
+    /// Writes the begin of a message about the chain's rules: header, table and chain.
     pub(super) fn write(&self, writer: &mut Writer<'_>) {
         writer.header(&[self.family, 0, 0, 0]);
         writer.string(NFTA_RULE_TABLE, &self.table);
@@ -97,8 +97,8 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForwardChain, bool)>, Error
         }
     }
     let hook = hook.map(|hook| hook.u32_be()).transpose()?;
-    let is_packets = [NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6].contains(&family);
-    if !is_packets || hook != Some(NF_INET_FORWARD) {
+    let is_ip = [NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6].contains(&family);
+    if !is_ip || hook != Some(NF_INET_FORWARD) {
         return Ok(None);
     }
     let chain = ForwardChain {
@@ -109,9 +109,9 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForwardChain, bool)>, Error
     Ok(Some((chain, policy == Some(NF_DROP.cast_unsigned()))))
 }
 
-/// Converts a name, which is any bytes to the kernel, to text.
+/// Returns a name as text. The kernel accepts names of any bytes.
 ///
-/// If it is not UTF-8, requests with the text fail with `ENOENT` and are reported for that chain only.
+/// If a name is not UTF-8, requests with the text fail with `ENOENT`. Only that chain's check fails then.
 fn text(name: Option<&[u8]>) -> String {
     let name = String::from_utf8_lossy(name.unwrap_or_default());
     name.trim_end_matches('\0').to_owned()
