@@ -1,12 +1,12 @@
-//! The loop of `run`: receives messages and makes rounds when they are due.
+//! The loop of the command `run`: receives messages, and makes rounds when they are due.
 //!
 //! ```text
 //! manifests ──┐
 //! API server ─┼─▶ Message ─▶ Daemon ─▶ Proxier::sync, resync ─▶ RoundLog
 //! kernel ─────┘  (bounded       │
-//!                channel)       └─ a change: at once, at most every min_sync
-//!                                  retries, drains: when due
-//!                                  everything: every sync period
+//!                channel)       └─ after a change: at once, but at most once per min_sync
+//!                                  for retries and drains: when due
+//!                                  for a resync: once per sync period
 //! ```
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -48,11 +48,11 @@ pub enum Message {
     Event(Event),
     /// The objects of the manifests.
     Manifests(Loaded),
-    /// Problems of objects that became no event, in place of the earlier ones of this kind.
+    /// All Problems of this kind that no event carries; they replace the earlier ones.
     Problems {
         /// The kind, in the plural.
         kind: &'static str,
-        /// The problems.
+        /// The Problems.
         problems: Vec<Problem>,
     },
     /// The machine's own addresses changed.
@@ -72,16 +72,16 @@ impl From<watch::Message> for Message {
     }
 }
 
-/// How often rounds are made.
+/// The periods of rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Periods {
-    /// The kernel is read back this often (`ipvs.syncPeriod`).
+    /// The time from one resync to the next (`ipvs.syncPeriod`).
     pub sync: Duration,
-    /// Changes are programmed at most this often (`ipvs.minSyncPeriod`); 0 = each at once.
+    /// The shortest time between two rounds for changes (`ipvs.minSyncPeriod`).
     pub min_sync: Duration,
 }
 
-/// kube-proxy's periods.
+/// The defaults of kube-proxy.
 impl Default for Periods {
     fn default() -> Self {
         Self {
@@ -107,13 +107,13 @@ pub struct Daemon<D> {
     gate: Gate,
     /// Whether a message arrived since the last round.
     has_message: bool,
-    /// Whether packet rules are to be repaired.
+    /// Whether another program changed our packet rules since the last round.
     has_tampering: bool,
-    /// When the last round was made.
+    /// When the last round was made, in time since boot; `None` before the first.
     last_round: Option<Duration>,
-    /// When the next resync is due.
+    /// When the next resync is due, in time since boot.
     next_resync: Duration,
-    /// After a round that failed as a whole: the time before which none is made.
+    /// The wait after a round that failed as a whole. Until it is over, no round is made.
     retry: Timer,
 }
 
@@ -143,36 +143,38 @@ impl<D: Dataplane> Daemon<D> {
         self
     }
 
-    /// Lets endpoints' answers pass the forward chains of other programs too.
+    /// Makes the daemon maintain our rule in the forward chains of other programs.
     #[must_use]
     pub fn forwarding(mut self, forwarding: Forwarding) -> Self {
         self.forward = Some(Forward::new(forwarding));
         self
     }
 
-    /// Works until a stop is requested, or until every sender is gone.
+    /// Makes rounds until a stop is requested or every sender is dropped.
     pub fn run(&mut self, messages: &Receiver<Message>) {
         while self.listen(messages) {
             self.act(clock::since_boot());
         }
     }
 
-    /// Makes one round as soon as the input is complete, and those that are due right after it.
-    /// Returns whether everything took effect.
+    /// Makes one round as soon as the input is complete, and up to two that are due right after it.
+    ///
+    /// Returns whether all of the last one took effect.
     pub fn run_once(&mut self, messages: &Receiver<Message>) -> bool {
         if !self.listen(messages) {
             return false;
         }
-        let mut is_done = self.act(clock::since_boot());
-        // If the kernel lacks a scheduler, the second round uses another one.
+        let mut has_succeeded = self.act(clock::since_boot());
+        // If the kernel lacks the scheduler of a plan, the next round uses the default one. If it lacks
+        // that too, the round after uses rr.
         for _ in 0..2 {
             let now = clock::since_boot();
             if self.proxier.next_due().is_none_or(|due| due > now) {
                 break;
             }
-            is_done = self.act(now);
+            has_succeeded = self.act(now);
         }
-        is_done
+        has_succeeded
     }
 
     /// Returns the proxier.
@@ -180,9 +182,10 @@ impl<D: Dataplane> Daemon<D> {
         self.proxier
     }
 
-    /// Receives messages until a round is due. Returns whether to continue.
+    /// Receives messages until a round is due.
     ///
-    /// The first round is due when the input is complete.
+    /// Returns `false` if a stop was requested or every sender is dropped. When the first round is
+    /// due, `daemon/gate.rs` decides.
     pub fn listen(&mut self, messages: &Receiver<Message>) -> bool {
         loop {
             let now = clock::since_boot();
@@ -195,7 +198,7 @@ impl<D: Dataplane> Daemon<D> {
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return false,
             };
-            // All queued messages belong to one round; an endless stream must not delay it.
+            // One round handles all queued messages. The limit keeps an endless stream from delaying it.
             for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LENGTH)) {
                 if !self.receive(message) {
                     return false;
@@ -207,7 +210,7 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Receives a message. Returns whether to continue.
+    /// Receives a message. Returns `false` if it requests a stop.
     pub fn receive(&mut self, message: Message) -> bool {
         self.has_message = true;
         match message {
@@ -226,9 +229,10 @@ impl<D: Dataplane> Daemon<D> {
                 }
                 self.gate.manifests();
                 self.proxier.receive(loaded.events);
-                self.proxier.set_unread("manifests", loaded.problems);
+                self.proxier
+                    .set_other_problems("manifests", loaded.problems);
             }
-            Message::Problems { kind, problems } => self.proxier.set_unread(kind, problems),
+            Message::Problems { kind, problems } => self.proxier.set_other_problems(kind, problems),
             Message::MachineChanged => self.next_resync = Duration::ZERO,
             Message::RulesChanged(tampering) => {
                 if tampering.concerns_forwarding()
@@ -248,7 +252,7 @@ impl<D: Dataplane> Daemon<D> {
         true
     }
 
-    /// Returns when the next round is due, in time since boot; `None` before the input is complete.
+    /// Returns when the next round is due, in time since boot; `None` while the gate waits for input.
     fn due(&self) -> Option<Duration> {
         let due = match self.last_round {
             None => self.gate.opens(self.proxier.snapshot())?,
@@ -264,8 +268,9 @@ impl<D: Dataplane> Daemon<D> {
         Some(self.retry.due().map_or(due, |retry| due.max(retry)))
     }
 
-    /// Makes a round at `now`, in time since boot, whether it is due or not. Returns whether all of
-    /// it took effect.
+    /// Makes a round at `now`, in time since boot, even if none is due.
+    ///
+    /// Returns whether all of it took effect; `false` also if the gate permits no round yet.
     pub fn act(&mut self, now: Duration) -> bool {
         match self.gate.pass(&mut self.proxier) {
             Ok(true) => {}
@@ -299,7 +304,7 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Schedules another try after a round that failed as a whole.
+    /// Logs the error of a round that failed as a whole, and schedules the next try. Returns `false`.
     fn fail(&mut self, error: &dyn std::error::Error, now: Duration) -> bool {
         self.retry.back_off(now);
         let pause = self.retry.due().unwrap_or(now) - now;
@@ -337,9 +342,9 @@ mod tests {
         };
         let loaded = manifests::parse(&cluster, "cluster.yaml", &options);
         assert_eq!(loaded.problems, []);
-        let (nodes, others): (Vec<_>, Vec<_>) =
+        let (nodes, other_events): (Vec<_>, Vec<_>) =
             (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
-        assert_eq!((nodes.len(), others.len()), (1, 3));
+        assert_eq!((nodes.len(), other_events.len()), (1, 3));
 
         let config = PlanConfig {
             node_name: "here".into(),
@@ -357,7 +362,7 @@ mod tests {
         };
         let mut daemon = Daemon::new(proxier, periods, None);
         let (sender, messages) = channel();
-        others
+        other_events
             .into_iter()
             .for_each(|event| sender.send(Message::Event(event)).unwrap());
         let start = Instant::now();

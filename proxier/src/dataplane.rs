@@ -1,7 +1,7 @@
-//! The kernel behind a trait: observed as a whole, changed by [`Op`]s and packet rules only.
+//! The kernel behind a trait: reads its state, and applies [`Op`]s and packet rules.
 //!
-//! [`linux`] is a real kernel, [`fake`] one in memory. One conformance suite
-//! (`tests/conformance.rs`) runs on both, so that proofs on the fake hold for the real one.
+//! [`linux`] is a real kernel, [`fake`] one in memory. The tests in `tests/conformance.rs` run on both,
+//! so that tests on the fake one also say something about a real one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,40 +19,42 @@ use crate::plan::{Desired, Machine};
 pub(crate) mod fake;
 pub(crate) mod linux;
 
-/// A kernel that Ops can be applied to.
+/// A kernel with virtual servers, service addresses and packet rules.
 pub trait Dataplane {
     /// Reads the machine's own addresses.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
 
-    /// Calls `each` for every virtual server of the network namespace, owned or foreign, once and in
-    /// no particular order. Memory does not grow with their number.
+    /// Calls `each` once for every virtual server of the network namespace, owned or foreign.
+    ///
+    /// The order is arbitrary. Memory does not grow with the number of virtual servers.
     ///
     /// # Errors
-    /// When any part cannot be read whole.
+    /// If any part cannot be read whole.
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure>;
 
     /// Reads one virtual server; `None` if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be read whole.
+    /// If it cannot be read whole.
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure>;
 
     /// Reads our service addresses, each with its preferred source.
     ///
     /// # Errors
-    /// When they cannot be read whole.
+    /// If they cannot be read whole.
     fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure>;
 
-    /// Reads everything that [`crate::diff`] compares; destinations that equal the desired ones share
-    /// their memory.
+    /// Reads the state that [`crate::diff`] compares with `desired`.
+    ///
+    /// Destinations that equal the desired ones share their memory.
     ///
     /// # Errors
-    /// When any part cannot be read whole.
+    /// If any part cannot be read whole.
     fn observe(&mut self, desired: &Desired) -> Result<Observed, Failure> {
-        // A map that is collected has full nodes; insertions in order would leave half of each empty.
+        // Collecting fills the nodes of the map. Insertions in order would leave each half empty.
         let mut servers = Vec::new();
         self.virtual_servers(&mut |found| {
             let mut server = found.server;
@@ -68,74 +70,82 @@ pub trait Dataplane {
         })
     }
 
-    /// Returns the number of the present state of all packet rules in the namespace: every change by
-    /// any program changes it. `None` if our table does not exist.
+    /// Returns the generation of the namespace's packet rules; `None` if our table does not exist.
+    ///
+    /// Each transaction of any program changes the generation.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure>;
 
-    /// Applies all of `commands` to our packet rules, or none, in one transaction that leads to `table`.
-    /// Returns the number of the state after it, if known.
+    /// Applies `commands`, which lead to `table`, to our packet rules in one transaction.
+    ///
+    /// Commands that do not fit the kernel's rules fail, or lead to [`Dataplane::replace_rules`].
+    /// Returns the generation in which the kernel has exactly `table`; `None` if it is unknown.
     ///
     /// # Errors
-    /// When the kernel refuses; its rules may then differ from those before.
+    /// If the kernel refuses, or its answer is lost. Its rules are unknown then.
     fn change_rules(
         &mut self,
         table: &nftables::Table,
         commands: &[nftables::Command],
     ) -> Result<Option<u32>, Failure>;
 
-    /// Makes `table` our packet rules, whatever they were, and changes only what differs. Returns as
-    /// [`Dataplane::change_rules`].
+    /// Reads our packet rules back and changes what differs from `table`.
+    ///
+    /// Returns a generation as [`Dataplane::change_rules`] does.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses, or its answer is lost.
     fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure>;
 
     /// Deletes our packet rules, if they exist.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses, or its answer is lost.
     fn delete_rules(&mut self) -> Result<(), Failure>;
 
     /// Deletes exactly the stale flows from connection tracking.
     ///
     /// # Errors
-    /// When the kernel refuses; some may be deleted then.
+    /// If the kernel refuses. Some flows may be deleted then.
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure>;
 
     /// Applies `ops` in order and returns the outcome of each.
     ///
-    /// A failing Op does not stop the following ones.
+    /// After a failed Op, the following ones are applied all the same.
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
 }
 
-/// The outcome of an [`Op`]; a pointer wide, since a round may have 100,000 of them.
+/// The outcome of an [`Op`].
+///
+/// The failure is boxed, because a round may have 100,000 outcomes and nearly all are `Ok`.
 pub type Outcome = Result<(), Box<Failure>>;
 
-/// Why the kernel refused something.
+/// The failure of a request to the kernel, or to the file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The kernel's error number; `None` if its answer is lost, and the request may or may not have
-    /// taken effect.
+    /// The kernel's error number; `None` if its answer is lost, so that the request may have taken
+    /// effect.
     pub errno: Option<Errno>,
-    /// What was being done, and what happened, as one line.
+    /// The request and its error, as one line.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure with the kernel's error number.
+    /// Returns a failure with the kernel's error number.
     pub fn kernel(errno: Errno, doing: impl fmt::Display) -> Self {
-        let words = std::io::Error::from(errno).to_string();
+        let error = std::io::Error::from(errno);
         Self {
             errno: Some(errno),
-            message: format!("{doing}: {words}"),
+            message: format!("{doing}: {error}"),
         }
     }
 
-    /// Whether the kernel lacks the scheduler, if the request was to create or change a virtual server
-    /// (`ip_vs_add_service`, `ip_vs_edit_service`).
+    /// Returns whether the kernel lacks the scheduler of a virtual server.
+    ///
+    /// Only valid for [`Op::AddService`] and [`Op::SetService`]; other requests fail with the same error
+    /// number for other reasons.
     pub fn is_scheduler_missing(&self) -> bool {
         self.errno == Some(Errno::NOENT)
     }

@@ -1,11 +1,11 @@
-//! The packet filter that Services need: a pure function of the plan. IPVS does the rest.
+//! The packet rules that Services need beside IPVS, computed from the plan without I/O.
 //!
 //! ```text
-//!  Desired, Changed ─▶ Filter::follow ──▶ Ruleset ──▶ Filter::pending ──▶ Write: these commands,
+//!  Desired, Changed ─▶ Filter::follow ──▶ Ruleset ──▶ Filter::pending ──▶ Write: commands,
 //!          Observed ─▶ Filter::release ─┘                                 or the whole table
 //! ```
 //!
-//! What packets meet on their way:
+//! The hooks that packets pass, with the priorities of our chains and of IPVS:
 //!
 //! ```text
 //!              prerouting      input                                 IPVS          output        postrouting
@@ -13,19 +13,20 @@
 //!  a process of the node ───────────────▶ output -110: guard, mark ─▶ -99: inside ─▶ IPVS -98 ──▶ the same again
 //! ```
 //!
-//! * *guard*: rejects or drops new connections to a frontend: by source ranges, or because it has no
-//!   endpoints, or because it is stale.
-//! * *mark*: sets the masquerade bit of connections whose answers must return through this node.
-//! * *refuse*: rejects what is addressed to a service address and no frontend. Service addresses are
-//!   local, so a daemon of the node that listens on all addresses would answer there.
-//! * *inside*: sets the firewall mark by which IPVS finds the endpoints that only clients inside the
-//!   cluster may use. IPVS compares the whole mark, so the earlier one is kept and restored after.
-//! * *masquerade*: gives marked connections, and connections of a Pod to itself, an address of the
-//!   node as source, and clears the bit.
+//! * *guard*: rejects or drops new connections to a frontend that has source ranges, has no
+//!   endpoints, or is stale.
+//! * *mark*: sets the masquerade bit of packets whose answers must return through this node.
+//! * *refuse*: rejects new connections to a service address at ports without a frontend. Service
+//!   addresses are local, so without this rule a daemon that listens on all addresses would answer.
+//! * *inside*: sets the firewall mark by which IPVS finds the endpoints for clients inside the
+//!   cluster. IPVS compares the whole mark, so the packet's earlier mark is saved.
+//! * *restore*: gives the packet its earlier mark back.
+//! * *masquerade*: changes the source of marked connections, and of connections of a Pod to itself,
+//!   to an address of the node. A later chain clears the bit.
 //!
-//! The table is called [`TABLE`]. It has no rules for forwarded packets: IPVS sends requests itself;
-//! answers are forwarded as packets of established connections. No table can overrule another
-//! table's drop, so a forward chain of another program that drops answers must itself accept them:
+//! The table is called [`TABLE`]. It has no chain at the forward hook. IPVS sends requests through the
+//! output hook, and only the answers of endpoints are forwarded. If a forward chain of another program
+//! drops them, only a rule in that chain can help, because a drop in any table is final. See
 //! [`crate::nftables::Forwarding`].
 //!
 //! Rules tighten before the Ops of a round and loosen after them ([`Ruleset::release`]).
@@ -62,21 +63,23 @@ pub struct Filter {
     config: FilterConfig,
     node: NodeFacts,
     ruleset: Ruleset,
-    /// Whether the kernel has the ruleset, but for the commands that were not taken yet.
+    /// Whether the kernel has the ruleset, except for the commands that are still pending.
     is_in_step: bool,
 }
 
-/// What to write so that the kernel has the ruleset.
+/// The write that gives the kernel the ruleset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// These commands, in one transaction.
     Commands(Vec<Command>),
-    /// The whole table, whatever the kernel has.
+    /// The whole table, because the kernel's present rules are unknown.
     Table,
 }
 
 impl Filter {
-    /// Returns the filter of a node without Services; the kernel's rules are unknown.
+    /// Returns the filter of a node without Services.
+    ///
+    /// The kernel's rules count as unknown.
     pub fn new(config: FilterConfig) -> Self {
         let node = NodeFacts::default();
         Self {
@@ -87,25 +90,27 @@ impl Filter {
         }
     }
 
-    /// The rules that the kernel should have; prints in nft's syntax.
+    /// Returns the rules that the kernel should have.
     pub fn table(&self) -> &Table {
         self.ruleset.table()
     }
 
-    /// The fingerprint of the rules.
+    /// Returns the fingerprint of [`Filter::table`].
     pub fn fingerprint(&self) -> Fingerprint {
         self.ruleset.fingerprint()
     }
 
-    /// Whether the kernel has all rules, as far as known.
+    /// Returns whether the kernel has the ruleset, except for pending commands.
+    ///
+    /// `false` if the kernel's rules are unknown: the next write is the whole table.
     pub fn is_in_step(&self) -> bool {
         self.is_in_step
     }
 
-    /// Follows the plan, of which `changed` differs from the last call.
+    /// Updates the rules to the plan, which differs from that of the last call in `changed`.
     ///
     /// # Cost
-    /// Proportional to the change, unless our Node's addresses or networks changed.
+    /// Proportional to the change; to the whole plan if our Node's addresses or networks changed.
     pub fn follow(&mut self, desired: &Desired, changed: &Changed, node: Option<&Node>) {
         let node = NodeFacts::of(node);
         if node == self.node {
@@ -120,24 +125,23 @@ impl Filter {
         self.forget_unless_in_step();
     }
 
-    /// The kernel's rules may differ from those that were written last.
+    /// Marks the kernel's rules as unknown, so that the next write is the whole table.
     pub fn distrust(&mut self) {
         self.is_in_step = false;
         self.ruleset.forget_commands();
     }
 
-    /// The kernel has rules with this fingerprint, which are perhaps those that it should have.
+    /// Marks the rules as written if `fingerprint`, that of the kernel's rules, equals theirs.
     pub fn trust(&mut self, fingerprint: Fingerprint) {
         if self.ruleset.fingerprint() == fingerprint {
             self.written();
         }
     }
 
-    /// Guards frontends and service addresses that the kernel has and the plan has not, until they
-    /// are released.
+    /// Guards stale frontends and service addresses until [`Filter::release`].
     ///
-    /// For rules that are about to be written as a whole: an earlier process may have left frontends
-    /// whose guard the new table would lack.
+    /// Needed before a write of the whole table: an earlier process may have left virtual servers in
+    /// the kernel, and the new table alone would lack their guards.
     pub fn guard(
         &mut self,
         frontends: impl IntoIterator<Item = Frontend>,
@@ -152,10 +156,12 @@ impl Filter {
         self.forget_unless_in_step();
     }
 
-    /// Removes the guards of frontends that are gone or have destinations at last, and of addresses
-    /// that are no service addresses any more. Returns whether there were any.
+    /// Removes the guards that `observed` makes superfluous. Returns whether there were any.
+    ///
+    /// These are the guards of stale frontends that the kernel no longer has, of desired frontends
+    /// that now have destinations, and of addresses that no longer are service addresses.
     pub fn release(&mut self, observed: &Observed, machine: &Machine) -> bool {
-        let is_frontend_done = |frontend: &Frontend, admission: Option<&Admission>| {
+        let may_release_frontend = |frontend: &Frontend, admission: Option<&Admission>| {
             let server = observed
                 .virtual_servers
                 .get(&ipvs::ServiceKey::from(*frontend));
@@ -164,15 +170,17 @@ impl Filter {
                 Some(_) => server.is_some_and(|server| !server.destinations.is_empty()),
             }
         };
-        let is_address_done = |address: &IpAddr| {
+        let may_release_address = |address: &IpAddr| {
             !observed.addresses.contains_key(address) || machine.addresses.contains(address)
         };
-        let is_any = self.ruleset.release(is_frontend_done, is_address_done);
+        let has_released = self
+            .ruleset
+            .release(may_release_frontend, may_release_address);
         self.forget_unless_in_step();
-        is_any
+        has_released
     }
 
-    /// Returns what to write now; `None` if the kernel has all rules.
+    /// Returns the write that is needed now; `None` if the kernel has all rules.
     ///
     /// The caller reports the result by [`Filter::written`] or [`Filter::distrust`].
     pub fn pending(&mut self) -> Option<Write> {
@@ -183,7 +191,7 @@ impl Filter {
         (!commands.is_empty()).then_some(Write::Commands(commands))
     }
 
-    /// The kernel has all rules as they are now.
+    /// Notes that the kernel has all rules as they are now.
     pub fn written(&mut self) {
         self.is_in_step = true;
         self.ruleset.forget_commands();
@@ -236,7 +244,7 @@ impl Filter {
         }
     }
 
-    /// While the whole table is to be written, commands would only cost memory.
+    /// Drops the pending commands if the whole table will be written anyway: they only cost memory.
     fn forget_unless_in_step(&mut self) {
         if !self.is_in_step {
             self.ruleset.forget_commands();

@@ -1,7 +1,7 @@
-//! The place that clients connect to: protocol, address and port.
+//! Frontends: the protocol, address and port that clients of a Service use.
 //!
-//! This file has every conversion between a [`Frontend`] and the keys of other layers: the kernel's
-//! virtual servers and the ledger's lines.
+//! This file has every conversion between a [`Frontend`] and the keys of virtual servers in the kernel
+//! and in the ledger.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -25,8 +25,8 @@ pub struct Frontend {
 impl Frontend {
     /// Returns the frontend of a virtual server.
     ///
-    /// `None` for a firewall mark, and for a protocol that no Service can have: another program
-    /// created such a virtual server.
+    /// `None` for a firewall mark, and for a protocol that no Service can have. Only another program
+    /// creates a virtual server with such a protocol.
     pub fn of(key: &ipvs::ServiceKey) -> Option<Self> {
         let ipvs::ServiceKey::Address {
             protocol,
@@ -44,12 +44,12 @@ impl Frontend {
         })
     }
 
-    /// The family of the address.
+    /// Returns the family of the address.
     pub fn family(&self) -> Family {
         self.address.into()
     }
 
-    /// Address and port.
+    /// Returns address and port.
     pub fn socket(&self) -> SocketAddr {
         (self.address, self.port).into()
     }
@@ -71,9 +71,9 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// The key of a virtual server as the ledger writes it.
+/// The key of a virtual server in the ledger's file.
 ///
-/// It is wider than [`Frontend`]: virtual servers of firewall marks are owned too.
+/// Not a [`Frontend`], because virtual servers of firewall marks are owned too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum LedgerKey {
@@ -89,7 +89,7 @@ pub(crate) enum LedgerKey {
 }
 
 impl LedgerKey {
-    /// Returns the key in the ledger's form; `None` for a kind of key that we never create.
+    /// Returns the ledger's key for `key`; `None` for a kind of key that we never create.
     pub(crate) fn new(key: ipvs::ServiceKey) -> Option<Self> {
         match key {
             ipvs::ServiceKey::Address {
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_of_ours_survives_its_conversions() {
+    fn converting_a_key_and_back_returns_the_same_key() {
         let frontend = Frontend {
             address: [10, 96, 0, 1].into(),
             protocol: Protocol::Sctp,

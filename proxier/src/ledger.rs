@@ -5,9 +5,10 @@
 //!                              memory  ◀──open──
 //! ```
 //!
-//! The kernel keeps no owner with a virtual server and no deadline with a destination, so the ledger
-//! does. Each of its methods changes memory and queues the record of that change; [`Ledger::flush`]
-//! appends what is queued. A process that starts replays the file through the same methods.
+//! The kernel stores neither the owner of a virtual server nor the deadline of a destination, so the
+//! ledger does. Each method changes memory and queues the record of that change. [`Ledger::flush`]
+//! appends the queued records to the file. A process that starts replays the file through the same
+//! methods.
 
 use std::time::Duration;
 
@@ -164,7 +165,8 @@ impl Ledger {
 
     /// Begins the drains that are not recorded: of stale destinations with weight 0.
     ///
-    /// A process that was killed left them, or a return to service that the kernel refused.
+    /// Such destinations remain if a process was killed after its Op, or if the kernel refused to
+    /// restore the weight of a destination that is stale again.
     pub fn recognise_drains(
         &mut self,
         key: &ipvs::ServiceKey,
@@ -184,11 +186,11 @@ impl Ledger {
         }
     }
 
-    /// Takes in the connections of a virtual server that has draining destinations; `None` if the
-    /// kernel no longer has it.
+    /// Updates the drains of a virtual server by `found`, its connections at `now`.
     ///
-    /// A destination without connections, or past its deadline, may be deleted from now on. One
-    /// that another program deleted no longer drains.
+    /// `None` if the kernel no longer has the virtual server. The drain of a destination without
+    /// connections, or past its deadline, is over. A destination that another program deleted no
+    /// longer drains.
     pub fn count(&mut self, key: &ipvs::ServiceKey, found: Option<&CountedServer>, now: Duration) {
         for destination in self.drains.counted(key, found, now) {
             self.enqueue(Record::drained(*key, destination));
@@ -201,13 +203,14 @@ impl Ledger {
         self.enqueue(Some(Record::from(rules)));
     }
 
-    /// Notices if the file was removed or replaced; the next flush then writes the whole ledger.
+    /// Checks the file. If another program changed it, the next flush writes the whole ledger.
     pub fn check_file(&mut self) {
         self.file.check();
     }
 
-    /// Appends the queued records to the file: three system calls per thousand, none if there are
-    /// none.
+    /// Appends the queued records to the file.
+    ///
+    /// Costs three system calls for up to 1,000 records, two for each further 1,000, none without any.
     ///
     /// # Errors
     /// When the file cannot be written. Memory keeps everything; the next flush that succeeds

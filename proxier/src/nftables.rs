@@ -1,17 +1,17 @@
-//! nf_tables: tables as values, as nft prints them and as the kernel takes them.
+//! nf_tables: tables as values, their text in nft's syntax, and their netlink messages.
 //!
 //! ```text
 //!   Table ──difference──▶ Vec<Command> ──message──▶ one transaction ──▶ kernel
-//!     │ Display               │ Display               applied as a whole or not at all
+//!     │ Display               │ Display               applied completely or not at all
 //!     ▼                       ▼
 //!   nft syntax              nft commands
 //! ```
 //!
-//! [`Client`], [`Watch`] and [`Forwarding`] talk to the kernel. Everything else is plain data, built,
-//! compared and printed without a socket. A [`Client`] changes one table, its own. [`Forwarding`]
-//! inserts one rule into forward chains of other programs.
+//! [`Client`], [`Watch`] and [`Forwarding`] have a netlink socket. Everything else is plain data. A
+//! [`Client`] changes one table, its own. [`Forwarding`] inserts one rule into forward chains of other
+//! programs.
 //!
-//! The module supports what our rules need: family `inet`, sets and maps with concatenated keys,
+//! The module supports only the features that our rules need: family `inet`, sets and maps with concatenated keys,
 //! networks, marks, masquerade, rejection.
 //!
 //! In the kernel, see `net/netfilter/nf_tables_api.c`, `nfnetlink.c` and

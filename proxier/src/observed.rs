@@ -1,4 +1,4 @@
-//! The observed state of the kernel, as far as the proxy may change it.
+//! The observed state of the kernel: virtual servers and service addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ pub struct ObservedServer {
 }
 
 impl ObservedServer {
-    /// A virtual server without destinations.
+    /// Returns a virtual server without destinations.
     pub fn empty(service: ipvs::Service) -> Self {
         Self {
             service,
@@ -36,7 +36,7 @@ impl ObservedServer {
         }
     }
 
-    /// Returns the position of a destination, or the one at which to insert it.
+    /// Returns the index of a destination; as an error, the index at which to insert it.
     pub(crate) fn position(&self, key: ipvs::DestinationKey) -> Result<usize, usize> {
         let order = |destination: &ipvs::Destination| destination.key;
         self.destinations.binary_search_by_key(&key, order)
@@ -45,7 +45,7 @@ impl ObservedServer {
 
 /// The destinations of a virtual server in the kernel.
 ///
-/// Nearly always they equal the desired ones, and share their memory ([`Destinations::share`]).
+/// They nearly always equal the desired ones. Then both share memory ([`Destinations::share`]).
 #[derive(Clone, Debug)]
 pub enum Destinations {
     /// The desired destinations.
@@ -55,7 +55,7 @@ pub enum Destinations {
 }
 
 impl Destinations {
-    /// Changes these destinations; others that share their memory stay the same.
+    /// Changes these destinations. If their memory is shared, copies it first.
     pub fn change<T>(&mut self, work: impl FnOnce(&mut Vec<ipvs::Destination>) -> T) -> T {
         let mut own = match std::mem::take(self) {
             Self::Shared(shared) => shared.to_vec(),
@@ -66,10 +66,10 @@ impl Destinations {
         result
     }
 
-    /// Shares the memory of `others` if the destinations are equal.
-    pub fn share(&mut self, others: &Arc<[ipvs::Destination]>) {
-        if **self == **others {
-            *self = Self::Shared(others.clone());
+    /// Shares the memory of the desired destinations if they are equal.
+    pub fn share(&mut self, desired: &Arc<[ipvs::Destination]>) {
+        if **self == **desired {
+            *self = Self::Shared(desired.clone());
         }
     }
 }
@@ -110,7 +110,7 @@ impl Eq for Destinations {}
 pub struct CountedServer {
     /// The virtual server.
     pub server: ObservedServer,
-    /// The connections of its destinations, in their order.
+    /// The connections of its destinations, in the same order.
     pub connections: Vec<Connections>,
 }
 
@@ -124,7 +124,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Whether there is no connection in any state.
+    /// Returns whether there is no connection in any state.
     pub fn are_none(&self) -> bool {
         self.active == 0 && self.inactive == 0
     }
@@ -133,11 +133,11 @@ impl Connections {
 impl CountedServer {
     /// Returns the connections of a destination; `None` if it does not exist.
     pub fn connections_of(&self, key: &ipvs::DestinationKey) -> Option<Connections> {
-        let at = self.server.position(*key).ok()?;
-        self.connections.get(at).copied()
+        let index = self.server.position(*key).ok()?;
+        self.connections.get(index).copied()
     }
 
-    /// Every destination with its connections.
+    /// Returns every destination with its connections.
     pub fn destinations(&self) -> impl Iterator<Item = (&ipvs::Destination, Connections)> {
         let connections = self.connections.iter().copied();
         self.server.destinations.iter().zip(connections)
@@ -164,18 +164,18 @@ impl Observed {
                 if let Some(server) = self.virtual_servers.get_mut(&key) {
                     let position = server.position(destination.key);
                     server.destinations.change(|destinations| match position {
-                        Ok(at) => destinations[at] = destination,
-                        Err(at) => destinations.insert(at, destination),
+                        Ok(index) => destinations[index] = destination,
+                        Err(index) => destinations.insert(index, destination),
                     });
                 }
             }
             Op::DeleteDestination(key, destination) => {
                 if let Some(server) = self.virtual_servers.get_mut(&key)
-                    && let Ok(at) = server.position(destination)
+                    && let Ok(index) = server.position(destination)
                 {
                     server
                         .destinations
-                        .change(|destinations| destinations.remove(at));
+                        .change(|destinations| destinations.remove(index));
                 }
             }
             Op::AddAddress(address, source) | Op::SetAddress(address, source) => {

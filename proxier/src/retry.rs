@@ -1,4 +1,4 @@
-//! When failed Ops are tried again.
+//! The times at which failed Ops are tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::op::Op;
 use crate::plan::Changed;
 use crate::timer::Timer;
 
-/// The targets of failed Ops, each with a timer of its own: no Op waits for another target.
+/// The virtual servers and addresses that failed Ops concern, each with its own timer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Retries {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Timer>,
@@ -18,14 +18,14 @@ pub(crate) struct Retries {
 }
 
 impl Retries {
-    /// Schedules another try of what `op` changes, after it failed at `now`.
+    /// Schedules another try of the target of `op`, which failed at `now`.
     pub(crate) fn add(&mut self, op: &Op, now: Duration) {
         let timer = match (op.service_key(), op.address()) {
             (Some(key), _) => self.virtual_servers.entry(key).or_insert_with(Timer::retry),
             (None, Some(address)) => self.addresses.entry(address).or_insert_with(Timer::retry),
             (None, None) => return,
         };
-        // Several Ops of one round may fail at one target; that is one failure.
+        // Several Ops of one round may fail at one target. They count as one failure.
         if timer.due().is_none() {
             timer.back_off(now);
         }
@@ -33,7 +33,7 @@ impl Retries {
 
     /// Returns the targets to try again at `now`, and clears their timers.
     ///
-    /// [`Retries::settle`] forgets those whose Ops do not fail again.
+    /// At the end of the round, [`Retries::settle`] removes the targets that did not fail again.
     pub(crate) fn take_due(&mut self, now: Duration) -> Changed {
         Changed {
             virtual_servers: take_due(&mut self.virtual_servers, now),
@@ -42,14 +42,14 @@ impl Retries {
         }
     }
 
-    /// Ends a round: forgets the targets that were tried and did not fail again.
+    /// Removes the targets that this round tried and that did not fail again.
     pub(crate) fn settle(&mut self) {
         self.virtual_servers
             .retain(|_, timer| timer.due().is_some());
         self.addresses.retain(|_, timer| timer.due().is_some());
     }
 
-    /// Clears every timer before a resync, which tries everything; pauses keep their length.
+    /// Clears every timer, because a resync tries all targets. Pauses keep their length.
     pub(crate) fn try_all(&mut self) {
         let servers = self.virtual_servers.values_mut();
         servers
@@ -57,7 +57,7 @@ impl Retries {
             .for_each(Timer::clear);
     }
 
-    /// When the next target is due.
+    /// Returns when the next target is due.
     pub(crate) fn next_due(&self) -> Option<Duration> {
         let servers = self.virtual_servers.values();
         let timers = servers.chain(self.addresses.values());

@@ -1,12 +1,12 @@
-//! Rounds that make the kernel match the cluster.
+//! The proxy of one node: state, and rounds that make the kernel match the cluster.
 //!
 //! ```text
 //! Event ─▶ Snapshot ─plan─▶ Desired ──┐
 //!             Dataplane ─▶ Observed ──┴─diff─▶ Vec<Op> ─apply─▶ Vec<Outcome>
 //! ```
 //!
-//! [`Proxier::sync`] compares only what events touched. [`Proxier::resync`] reads the kernel back and
-//! compares everything. `round.rs` has the steps of both, in order.
+//! [`Proxier::sync`] compares only the objects that events touched. [`Proxier::resync`] reads the
+//! kernel back and compares everything. `round.rs` has the steps of both, in order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use crate::timer::Timer;
 mod applied;
 mod flows;
 mod kernel;
+mod node;
 mod round;
 mod rules;
 #[cfg(test)]
@@ -37,7 +38,7 @@ use kernel::KernelState;
 use round::Extent;
 use rules::Rules;
 
-/// The proxy of one node: its input, its plan, and what it knows of the kernel.
+/// The proxy of one node: its input, its plan, and the kernel's state as far as known.
 #[derive(Debug)]
 pub struct Proxier<D> {
     dataplane: D,
@@ -50,20 +51,22 @@ pub struct Proxier<D> {
     rules: Option<Rules>,
     flows: Flows,
     retries: Retries,
-    /// When a round is due because the last one learnt something that changes the plan.
+    /// When a round is due because the last one found that the kernel lacks a scheduler of the plan.
     again: Timer,
-    /// Ranges in which no virtual server is deleted.
+    /// Address ranges in which no virtual server is deleted.
     excluded: Vec<Cidr>,
 }
 
-/// What the cluster said.
+/// The input from the cluster.
 #[derive(Debug, Default)]
 struct Input {
     snapshot: Snapshot,
     /// The Services that events touched since the last planning.
     touched: Touched,
-    /// Problems of objects that became no event, by their kind in the plural.
-    unread: BTreeMap<&'static str, Vec<Problem>>,
+    /// The Problems that no event carries, by kind in the plural.
+    ///
+    /// Examples are files that cannot be read and objects without a readable name.
+    other_problems: BTreeMap<&'static str, Vec<Problem>>,
 }
 
 /// The changes that a round would make.
@@ -75,7 +78,7 @@ pub struct Preview {
     pub changes_rules: bool,
 }
 
-/// Why a round could not be made at all.
+/// The error of a round that changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -91,7 +94,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns a proxier without input.
     ///
     /// # Errors
-    /// When the ledger's file exists and cannot be read.
+    /// If the ledger's file exists and cannot be read.
     pub fn new(dataplane: D, config: PlanConfig, file: LedgerFile) -> Result<Self, Error> {
         Ok(Self {
             dataplane,
@@ -108,14 +111,14 @@ impl<D: Dataplane> Proxier<D> {
         })
     }
 
-    /// Never deletes a virtual server whose address lies in `ranges` (`--ipvs-exclude-cidrs`).
+    /// Excludes virtual servers with an address in `ranges` from deletion (`--ipvs-exclude-cidrs`).
     #[must_use]
     pub fn excluding(mut self, ranges: Vec<Cidr>) -> Self {
         self.excluded = ranges;
         self
     }
 
-    /// Writes packet rules too.
+    /// Makes the proxier write packet rules too.
     #[must_use]
     pub fn filtering(mut self, config: FilterConfig) -> Self {
         self.rules = Some(Rules::new(config));
@@ -129,17 +132,19 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    /// Replaces the problems of objects of this `kind` that became no event.
-    pub fn set_unread(&mut self, kind: &'static str, problems: Vec<Problem>) {
-        self.input.unread.insert(kind, problems);
+    /// Replaces the Problems of this `kind` that no event carries.
+    pub fn set_other_problems(&mut self, kind: &'static str, problems: Vec<Problem>) {
+        self.input.other_problems.insert(kind, problems);
     }
 
-    /// Returns whether rounds may begin: the snapshot is complete, or the kernel has no state of ours.
+    /// Returns whether rounds may be made: the snapshot is complete, or the kernel has no state of
+    /// ours.
     ///
-    /// In the second case, the readable part of the input is programmed until all of it is readable.
+    /// In the second case, marks the snapshot as complete: rounds program the readable part of the
+    /// input until all of it can be read.
     ///
     /// # Errors
-    /// When the kernel cannot be read.
+    /// If the kernel cannot be read.
     pub fn may_start(&mut self) -> Result<bool, Failure> {
         if !self.is_complete() && !self.finds_own_state()? {
             self.input.snapshot.accept_partial();
@@ -155,65 +160,71 @@ impl<D: Dataplane> Proxier<D> {
         }
         let territory = self.territory();
         let owned = self.ledger.owned();
-        let mut is_any = false;
+        let mut has_owned = false;
         self.dataplane.virtual_servers(&mut |found| {
-            is_any |= territory.is_ours(&found.server.service.key, owned);
+            has_owned |= territory.is_ours(&found.server.service.key, owned);
         })?;
-        Ok(is_any)
+        Ok(has_owned)
     }
 
-    /// Another program changed our packet rules.
+    /// Notes that another program changed our packet rules, so that the next round repairs them.
     pub fn distrust_rules(&mut self) {
         if let Some(rules) = &mut self.rules {
             rules.filter.distrust();
         }
     }
 
-    /// Whether the snapshot is complete enough to program it: what an incomplete one lacks may exist.
+    /// Returns whether the snapshot has complete lists of Services and EndpointSlices.
+    ///
+    /// Objects that an incomplete one lacks may exist, so a round could delete what serves them.
     pub fn is_complete(&self) -> bool {
         self.input.snapshot.is_complete()
     }
 
-    /// The packet rules, unless this proxier writes none.
+    /// Returns the packet rules; `None` if this proxier writes none.
     pub fn filter(&self) -> Option<&Filter> {
         self.rules.as_ref().map(|rules| &rules.filter)
     }
 
-    /// The last known API objects.
+    /// Returns the last known API objects.
     pub fn snapshot(&self) -> &Snapshot {
         &self.input.snapshot
     }
 
-    /// The plan, as of the last round.
+    /// Returns the plan of the last round.
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
     }
 
-    /// Everything in the input that could not be used, sorted.
+    /// Returns all Problems of the input, sorted.
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.planner.problems(&self.input.snapshot);
-        problems.extend(self.input.unread.values().flatten().cloned());
+        problems.extend(self.input.other_problems.values().flatten().cloned());
+        let node_name = &self.planner.config().node_name;
+        problems.extend(node::missing(node_name, &self.input.snapshot));
         problems.sort();
         problems
     }
 
-    /// The record of what is owned and what drains.
+    /// Returns the ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// What planning knows of the machine.
+    /// Returns the facts of the machine that planning uses.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// The dataplane.
+    /// Returns the dataplane.
     pub fn dataplane(&mut self) -> &mut D {
         &mut self.dataplane
     }
 
-    /// When [`Proxier::sync`] has work without an event, in time since boot: a failed Op to try again,
-    /// connections of draining destinations to count, rules to write, flows to sweep.
+    /// Returns when [`Proxier::sync`] has work even without an event, in time since boot.
+    ///
+    /// The work is a failed Op to try again, connections of draining destinations to count, a write of
+    /// the ledger or of rules to try again, flows to sweep, or a new plan after a missing scheduler.
     pub fn next_due(&self) -> Option<Duration> {
         let timers = [
             self.retries.next_due(),
@@ -225,10 +236,10 @@ impl<D: Dataplane> Proxier<D> {
         timers.into_iter().flatten().min()
     }
 
-    /// Reads the kernel and returns what a round would change. Writes nothing.
+    /// Reads the kernel and returns the changes that a round would make. Writes nothing.
     ///
     /// # Errors
-    /// When the kernel cannot be read.
+    /// If the kernel cannot be read.
     pub fn preview(&mut self, now: Duration) -> Result<Preview, Error> {
         self.read_back(now)?;
         Ok(Preview {
@@ -237,17 +248,17 @@ impl<D: Dataplane> Proxier<D> {
         })
     }
 
-    /// Programs what events changed since the last round, and what is due.
+    /// Programs the changes since the last round, and the work that is due.
     ///
-    /// Reads the kernel back as [`Proxier::resync`] does if its state is not known.
+    /// If the kernel's state is unknown, does the same as [`Proxier::resync`].
     ///
     /// # Errors
-    /// When the kernel cannot be read; nothing was changed then. Other failures are in [`Applied`],
-    /// and tried again when due.
+    /// If the kernel cannot be read; then nothing was changed. Other failures are in [`Applied`], and
+    /// a later round tries them again.
     ///
     /// # Cost
-    /// Proportional to the touched Services. A new endpoint: two system calls. A removed one: the
-    /// same, and seven more when its last connection has ended.
+    /// Proportional to the touched Services. A new endpoint costs two system calls. A removed one
+    /// costs the same, and seven more when its last connection has ended.
     pub fn sync(&mut self, now: Duration) -> Result<Applied, Error> {
         match self.kernel.is_known {
             true => self.round(Extent::Pending, now),
@@ -261,7 +272,7 @@ impl<D: Dataplane> Proxier<D> {
     /// As [`Proxier::sync`].
     ///
     /// # Cost
-    /// Linear in the size of the kernel's tables; writes nothing where nothing differs.
+    /// Linear in the size of the kernel's tables. Only differences are written.
     pub fn resync(&mut self, now: Duration) -> Result<Applied, Error> {
         self.round(Extent::All, now)
     }

@@ -1,26 +1,27 @@
-//! When something is due next, and how that moves further away while it fails.
+//! Timers whose pause doubles.
 
 use std::time::Duration;
 
-/// A moment at which something is due, in time since boot, with a pause that doubles.
+/// The time at which something is due, with a pause that doubles each time it is set.
 ///
-/// Every wait of the daemon's thread is one of these, so that "when is the next round due" is a
-/// minimum over timers. Time is passed in: tests move it by hand.
+/// All times are durations since boot. The caller passes the present time in, so that tests need not
+/// wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timer {
     due: Option<Duration>,
+    /// The pause that [`Timer::back_off`] uses next.
     pause: Duration,
     first: Duration,
     longest: Duration,
 }
 
 impl Timer {
-    /// A timer that is not set, for something that was refused: 1 s, doubled up to 30 s.
+    /// Returns a timer for failed requests: 1 s, doubled up to 30 s. It is not set.
     pub(crate) fn retry() -> Self {
         Self::doubling(Duration::from_secs(1), Duration::from_secs(30))
     }
 
-    /// A timer that is not set, whose pauses double from `first` to `longest`.
+    /// Returns a timer whose pauses double from `first` to `longest`. It is not set.
     pub(crate) fn doubling(first: Duration, longest: Duration) -> Self {
         Self {
             due: None,
@@ -36,32 +37,32 @@ impl Timer {
         self.pause = (self.pause * 2).min(self.longest);
     }
 
-    /// Sets the timer to `at`, unless it is due sooner.
+    /// Sets the timer to `at`, unless it is due earlier.
     pub(crate) fn no_later_than(&mut self, at: Duration) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    /// Clears the timer; the next pause is as long as it would have been.
+    /// Clears the timer. The next pause keeps its length.
     pub(crate) fn clear(&mut self) {
         self.due = None;
     }
 
-    /// Clears the timer and starts over with the shortest pause.
+    /// Clears the timer. The next pause is the shortest.
     pub(crate) fn reset(&mut self) {
         *self = Self::doubling(self.first, self.longest);
     }
 
-    /// When it is due; `None` while it is not set.
+    /// Returns when it is due; `None` while it is not set.
     pub(crate) fn due(&self) -> Option<Duration> {
         self.due
     }
 
-    /// Whether it is set and due.
+    /// Returns whether it is set and due.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.due.is_some_and(|due| due <= now)
     }
 
-    /// Whether it is set and not yet due.
+    /// Returns whether it is set and not yet due.
     pub(crate) fn is_waiting(&self, now: Duration) -> bool {
         self.due.is_some_and(|due| due > now)
     }
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_moment_wins() {
+    fn an_earlier_time_replaces_a_later_one() {
         let mut timer = Timer::retry();
         for (at, due) in [(9, 9), (12, 9), (4, 4)] {
             timer.no_later_than(seconds(at));

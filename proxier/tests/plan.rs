@@ -221,6 +221,7 @@ fn regions_come_from_the_nodes_among_the_manifests() {
     };
     let nodes = [node("here", "r"), node("near", "r"), node("far", "s")];
     assert_eq!(served(&nodes), ("\"10.244.1.2\"".to_owned(), 0));
-    // Without Nodes the regions are unknown: all endpoints serve, and a problem is reported.
-    assert_eq!(served(&[]), ("\"10.244.1.2\" \"10.244.1.3\"".to_owned(), 1));
+    // Without Nodes the regions are unknown: all endpoints serve. The Service and the node each have a
+    // Problem.
+    assert_eq!(served(&[]), ("\"10.244.1.2\" \"10.244.1.3\"".to_owned(), 2));
 }

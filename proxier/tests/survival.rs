@@ -23,6 +23,7 @@ mod repair;
 
 use std::time::Duration;
 
+use api_server::Key;
 use ipvs_netlink as ipvs;
 use lab::net::{Answer, Cluster, Connection};
 use serde_json::json;
@@ -365,6 +366,33 @@ fn node_ports_follow_the_addresses_of_the_node() {
             !has("172.18.0.77")
         });
         assert!(has("172.18.0.2"));
+    });
+}
+
+#[test]
+fn node_ports_survive_a_restart_without_the_node_and_the_log_names_it() {
+    lab::test(|| {
+        let flags = [&AT_ONCE[..], &["--nodeport-addresses", "primary"]].concat();
+        let (_cluster, mut daemon, _) = serving(&flags);
+        let mut web = web(&json!({}));
+        web["spec"]["type"] = json!("NodePort");
+        web["spec"]["ports"][0]["nodePort"] = json!(30_080);
+        daemon.api.apply(web);
+        let node_port = || {
+            let services = ipvs::Client::open().unwrap().services().unwrap();
+            let mut keys = services.iter().map(|entry| entry.service.key.to_string());
+            keys.any(|key| key == "TCP 172.18.0.2:30080")
+        };
+        daemon.eventually("the node port", node_port);
+        daemon.terminate();
+        daemon.api.delete(&Key::new("Node", "", "node-a").unwrap());
+        daemon.endpoints(&[POD1, POD2, POD3]);
+        daemon.start();
+        daemon.await_endpoints(&[POD1, POD2, POD3]);
+        assert!(node_port());
+        daemon.eventually("the log names the Node", || {
+            daemon.log().contains("Node node-a: does not exist (yet)")
+        });
     });
 }
 

@@ -1,15 +1,15 @@
-//! When the forward chains of other programs are checked.
+//! The times at which the forward chains of other programs are checked.
 
 use std::time::Duration;
 
 use super::log::RoundLog;
 use crate::nftables::Forwarding;
 
-/// The shortest time between two checks, so that a program that keeps flushing a chain cannot keep
-/// this one busy.
+/// The shortest time between two checks. Without it, a program that flushes a chain again and again
+/// would cause a check each time.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The time from a check with failures to the next.
+/// The time from a check with failures to the next check.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Checks the forward chains at every resync, after a notification that one changed, and again after

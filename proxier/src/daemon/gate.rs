@@ -1,13 +1,13 @@
-//! When the first round may be made.
+//! The gate: decides when the first round may be made.
 //!
-//! An object that is missing from incomplete input may exist, and a round would delete its virtual
-//! servers. So the first round waits:
+//! An object that incomplete input lacks may exist, and a round would delete its virtual servers. So
+//! the first round waits:
 //!
 //! * for one complete list of Services and of EndpointSlices;
-//! * for our Node, and for other nodes if a Service needs their locations, but only for a while: a
-//!   Node may never appear;
-//! * for manifests that can be read whole, if the kernel has state of ours. Otherwise nothing is
-//!   lost by programming the readable part.
+//! * for our Node, and for other nodes if a Service needs their locations, but at most
+//!   [`NODE_PATIENCE`], because a Node may never appear;
+//! * for manifests that can be read whole, if the kernel has state of ours. If it has none, a round
+//!   with only the readable part deletes nothing.
 
 use std::time::Duration;
 
@@ -16,29 +16,29 @@ use crate::dataplane::{Dataplane, Failure};
 use crate::store::Snapshot;
 use crate::sync::Proxier;
 
-/// How long the first round waits for Node objects.
+/// The longest time that the first round waits for Node objects.
 pub(super) const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The state of the wait.
+/// The state of the wait for the first round.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    /// Until when the first round waits for Node objects, in time since boot.
+    /// When the wait for Node objects ends, in time since boot; `None` until the lists are complete.
     node_deadline: Option<Duration>,
     /// Whether manifests were received.
     has_manifests: bool,
-    /// Whether the last manifests, which could not be read whole, were found to be too little.
+    /// Whether [`Gate::pass`] refused a round with the last manifests.
     is_rejected: bool,
 }
 
 impl Gate {
-    /// Follows an event of the API server, which led to `snapshot`.
+    /// Updates the wait after an event of the API server; `snapshot` includes the event.
     pub(super) fn event(&mut self, snapshot: &Snapshot) {
         if snapshot.is_complete() && self.node_deadline.is_none() {
             self.node_deadline = Some(clock::since_boot() + NODE_PATIENCE);
         }
     }
 
-    /// Follows manifests. A Node that they lack does not exist, so there is no wait for it.
+    /// Updates the wait after manifests. A Node that they lack does not exist, so the wait for it ends.
     pub(super) fn manifests(&mut self) {
         self.has_manifests = true;
         self.is_rejected = false;
@@ -58,10 +58,10 @@ impl Gate {
         self.node_deadline
     }
 
-    /// Returns whether a round may be made now.
+    /// Returns whether a round may be made now. Logs the first refusal for the last manifests.
     ///
     /// # Errors
-    /// When the kernel cannot be read.
+    /// If the kernel cannot be read.
     pub(super) fn pass<D: Dataplane>(&mut self, proxier: &mut Proxier<D>) -> Result<bool, Failure> {
         if proxier.may_start()? {
             return Ok(true);

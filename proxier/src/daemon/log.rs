@@ -1,4 +1,4 @@
-//! The log of rounds.
+//! The log lines of rounds and of checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,20 +13,21 @@ use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
 use crate::sysctl;
 
-/// A round with more Ops than this is summed up; its Ops are logged at level `debug`.
+/// The most Ops of a round that are logged at level `info`. The Ops of a longer one are logged at
+/// level `debug`.
 const MAX_LINES: usize = 50;
 
-/// If our rule is inserted again into a chain within this time, another program keeps removing it. Only
-/// the first insertion is logged at level `info`.
+/// The time after an insertion of our rule in which the next one, into the same chain, is logged at
+/// level `debug`: another program keeps removing the rule.
 const REINSERTION: Duration = Duration::from_secs(600);
 
-/// Writes log lines, each lasting condition once.
+/// Writes log lines. A condition that lasts is logged once.
 #[derive(Debug, Default)]
 pub(super) struct RoundLog {
     /// The Problems that were reported.
     problems: Vec<Problem>,
-    /// The complaints about kernel settings that were reported.
-    complaints: Vec<String>,
+    /// The warnings about kernel settings that were reported.
+    setting_warnings: Vec<String>,
     /// The forward chains whose policy was reported.
     dropping: BTreeSet<DroppingChain>,
     /// The failures at forward chains that were reported.
@@ -41,43 +42,12 @@ impl RoundLog {
     /// Logs a round. Returns whether all of it took effect.
     pub(super) fn round<D: Dataplane>(&mut self, applied: &Applied, proxier: &Proxier<D>) -> bool {
         self.report_problems(proxier);
-        let is_short = applied.ops.len() <= MAX_LINES;
-        let mut repaired: u64 = 0;
-        match &applied.rules {
-            Some(Ok(())) => tracing::debug!("packet rules set"),
-            Some(Err(failure)) => tracing::error!("{failure}"),
-            None => {}
-        }
-        match &applied.flows {
-            Some(Ok(Swept { deleted: 0, .. })) | None => {}
-            Some(Ok(Swept { deleted, .. })) => tracing::info!(deleted, "stale flows deleted"),
-            Some(Err(failure)) => tracing::error!("connection tracking: {failure}"),
-        }
-        if let Some(failure) = &applied.unrecorded {
-            tracing::error!(
-                "cannot write the {failure}; a restart before this is fixed would leave the new virtual \
-                 servers unmanaged"
-            );
-        }
-        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
-            let named = NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
-            match outcome {
-                Ok(()) if applied.is_repair(op) => {
-                    repaired += 1;
-                    tracing::warn!("repaired drift: {named}");
-                }
-                Ok(()) if is_short => tracing::info!("{named}"),
-                Ok(()) => tracing::debug!("{named}"),
-                Err(failure) => tracing::error!("{failure}"),
-            }
-        }
+        report_writes_beside_ops(applied);
+        let repaired = report_ops(applied, proxier);
         metrics::counter!("ipvs_proxier_repairs_total").increment(repaired);
         let failed = applied.failures().count();
-        let changed = applied
-            .outcomes
-            .iter()
-            .filter(|outcome| outcome.is_ok())
-            .count();
+        let outcomes = applied.outcomes.iter();
+        let changed = outcomes.filter(|outcome| outcome.is_ok()).count();
         if changed > 0 || failed > 0 {
             tracing::info!(changed, failed, repaired, "synced");
         }
@@ -105,13 +75,13 @@ impl RoundLog {
                 setting.value.number()
             );
         }
-        let complaints = report.warnings();
-        for complaint in &complaints {
-            if !self.complaints.contains(complaint) {
-                tracing::warn!("{complaint}");
+        let warnings = report.warnings();
+        for warning in &warnings {
+            if !self.setting_warnings.contains(warning) {
+                tracing::warn!("{warning}");
             }
         }
-        self.complaints = complaints;
+        self.setting_warnings = warnings;
     }
 
     /// Logs a check of the forward chains at `now`, in time since boot.
@@ -166,4 +136,43 @@ impl RoundLog {
         }
         self.problems = problems;
     }
+}
+
+/// Logs the results of writing packet rules, of sweeping flows and of writing the ledger.
+fn report_writes_beside_ops(applied: &Applied) {
+    match &applied.rules {
+        Some(Ok(())) => tracing::debug!("packet rules written"),
+        Some(Err(failure)) => tracing::error!("{failure}"),
+        None => {}
+    }
+    match &applied.flows {
+        Some(Ok(Swept { deleted: 0, .. })) | None => {}
+        Some(Ok(Swept { deleted, .. })) => tracing::info!(deleted, "stale flows deleted"),
+        Some(Err(failure)) => tracing::error!("connection tracking: {failure}"),
+    }
+    if let Some(failure) = &applied.unrecorded {
+        tracing::error!(
+            "cannot write the {failure}; a restart before this is fixed would leave the new virtual \
+             servers unmanaged"
+        );
+    }
+}
+
+/// Logs the Ops of a round. Returns the number of repairs.
+fn report_ops<D: Dataplane>(applied: &Applied, proxier: &Proxier<D>) -> u64 {
+    let is_short = applied.ops.len() <= MAX_LINES;
+    let mut repaired = 0;
+    for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+        let named = NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
+        match outcome {
+            Ok(()) if applied.is_repair(op) => {
+                repaired += 1;
+                tracing::warn!("repaired drift: {named}");
+            }
+            Ok(()) if is_short => tracing::info!("{named}"),
+            Ok(()) => tracing::debug!("{named}"),
+            Err(failure) => tracing::error!("{failure}"),
+        }
+    }
+    repaired
 }

@@ -1,7 +1,7 @@
 //! A kernel in memory, for tests and for `plan --against empty`.
 //!
-//! It answers as the real one does (`tests/conformance.rs` compares them), counts requests, and fails
-//! where a test asks for a [`Fault`].
+//! It returns the same results as a real one (`tests/conformance.rs` compares them), counts requests,
+//! and has the faults that a test sets ([`Fault`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -28,30 +28,30 @@ pub struct FakeKernel {
     pub connections: BTreeMap<(ipvs::ServiceKey, ipvs::DestinationKey), Connections>,
     /// The packet rules.
     pub rules: Option<Table>,
-    /// How often packet rules were changed, by any program.
+    /// The generation of the packet rules; each change adds 1.
     pub rules_generation: u32,
-    /// The sweeps of connection tracking.
+    /// The argument of each successful sweep of flows.
     pub swept: Vec<Stale>,
-    /// Whether it refuses to sweep.
+    /// Whether sweeps of flows fail.
     pub refuses_sweeps: bool,
-    /// How many writes were requested: Ops and packet rules, successful or not.
+    /// The number of requested writes, of Ops and of packet rules, successful or not.
     pub writes: usize,
-    /// How often all virtual servers were read.
+    /// The number of times that all virtual servers were read.
     pub reads: usize,
-    /// How many of the next reads of a single virtual server fail.
+    /// The number of next reads of a single virtual server that fail.
     pub failing_reads: usize,
-    /// The writes that go wrong, by their number (from 0).
+    /// The faults of writes, by the number of the write, counted from 0.
     pub faults: BTreeMap<usize, Fault>,
 }
 
-/// A way in which a write goes wrong.
+/// The way in which a write fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The kernel refuses it with `ENOMEM`.
+    /// The kernel refuses the write with `ENOMEM`.
     Refused,
-    /// The kernel does it, but its answer is lost.
+    /// The kernel executes the write, but its answer is lost.
     AnswerLost,
-    /// The request is lost, and its sender cannot know.
+    /// The request is lost. To its sender this looks like [`Fault::AnswerLost`].
     RequestLost,
 }
 
@@ -91,9 +91,9 @@ impl Dataplane for FakeKernel {
         table: &Table,
         commands: &[Command],
     ) -> Result<Option<u32>, Failure> {
-        let is_right = self.rules.is_some() && self.commands_to(table) == commands;
-        let judgement = refuse_if(!is_right, Errno::NOENT);
-        self.write_rules(commands, judgement)
+        let do_fit = self.rules.is_some() && self.commands_to(table) == commands;
+        let check = refuse_if(!do_fit, Errno::NOENT);
+        self.write_rules(commands, check)
     }
 
     fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
@@ -107,7 +107,7 @@ impl Dataplane for FakeKernel {
         Ok(())
     }
 
-    /// There are no flows in memory; only the request is noted.
+    /// Only records the request, because this kernel has no flows.
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
         if self.refuses_sweeps {
             return Err(Failure::kernel(Errno::NOMEM, "sweeping"));
@@ -118,8 +118,8 @@ impl Dataplane for FakeKernel {
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let write = |op| {
-            let judgement = self.judge(op);
-            let result = self.write(op, judgement, |kernel| kernel.carry_out(op));
+            let check = self.check(op);
+            let result = self.write(op, check, |kernel| kernel.execute(op));
             result.map_err(Box::new)
         };
         ops.iter().map(write).collect()
@@ -129,8 +129,8 @@ impl Dataplane for FakeKernel {
 impl FakeKernel {
     fn counted(&self, server: &ObservedServer) -> CountedServer {
         let connections = |destination: &ipvs::Destination| {
-            let which = (server.service.key, destination.key);
-            self.connections.get(&which).copied().unwrap_or_default()
+            let key = (server.service.key, destination.key);
+            self.connections.get(&key).copied().unwrap_or_default()
         };
         CountedServer {
             server: server.clone(),
@@ -138,7 +138,7 @@ impl FakeKernel {
         }
     }
 
-    fn carry_out(&mut self, op: &Op) {
+    fn execute(&mut self, op: &Op) {
         self.state.record(op);
         if let Op::AddDestination(key, destination) = *op {
             self.connections.remove(&(key, destination.key));
@@ -156,9 +156,9 @@ impl FakeKernel {
     fn write_rules(
         &mut self,
         commands: &[Command],
-        judgement: Result<(), Errno>,
+        check: Result<(), Errno>,
     ) -> Result<Option<u32>, Failure> {
-        self.write(&"setting packet rules", judgement, |kernel| {
+        self.write(&"setting packet rules", check, |kernel| {
             let rules = kernel.rules.get_or_insert_default();
             commands.iter().for_each(|command| rules.apply(command));
             kernel.rules_generation += 1;
@@ -166,11 +166,11 @@ impl FakeKernel {
         Ok(Some(self.rules_generation))
     }
 
-    /// Does `work` if the kernel would, unless a fault is due.
+    /// Executes `work` if the kernel accepts it (`check`), unless this write has a fault.
     fn write(
         &mut self,
         doing: &dyn Display,
-        judgement: Result<(), Errno>,
+        check: Result<(), Errno>,
         work: impl FnOnce(&mut Self),
     ) -> Result<(), Failure> {
         let fault = self.faults.get(&self.writes).copied();
@@ -179,7 +179,7 @@ impl FakeKernel {
             return Err(Failure::kernel(Errno::NOMEM, doing));
         }
         if fault != Some(Fault::RequestLost) {
-            judgement.map_err(|errno| Failure::kernel(errno, doing))?;
+            check.map_err(|errno| Failure::kernel(errno, doing))?;
             work(self);
         }
         match fault {
@@ -192,28 +192,28 @@ impl FakeKernel {
     }
 
     /// Returns the error with which the kernel would refuse `op`.
-    fn judge(&self, op: &Op) -> Result<(), Errno> {
+    fn check(&self, op: &Op) -> Result<(), Errno> {
         let servers = &self.state.virtual_servers;
         let server = |key| servers.get(key).ok_or(Errno::SRCH);
         let exists = |server: &ObservedServer, key| server.position(key).is_ok();
         match *op {
             Op::AddService(service) => {
                 refuse_if(servers.contains_key(&service.key), Errno::EXIST)?;
-                valid(&service)
+                check_service(&service)
             }
             Op::SetService(service) => {
                 server(&service.key)?;
-                valid(&service)
+                check_service(&service)
             }
             Op::DeleteService(key) => server(&key).map(drop),
             Op::AddDestination(key, destination) => {
                 let server = server(&key)?;
-                acceptable(&key, &destination)?;
+                check_destination(&key, &destination)?;
                 refuse_if(exists(server, destination.key), Errno::EXIST)
             }
             Op::SetDestination(key, destination) => {
                 let server = server(&key)?;
-                acceptable(&key, &destination)?;
+                check_destination(&key, &destination)?;
                 refuse_if(!exists(server, destination.key), Errno::NOENT)
             }
             Op::DeleteDestination(key, destination) => {
@@ -240,8 +240,8 @@ const SCHEDULERS: [&str; 13] = [
     "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf",
 ];
 
-/// `ip_vs_add_service` / `ip_vs_edit_service`: scheduler first, then the IPv6 prefix.
-fn valid(service: &ipvs::Service) -> Result<(), Errno> {
+/// The checks of `ip_vs_add_service` and `ip_vs_edit_service`, in their order.
+fn check_service(service: &ipvs::Service) -> Result<(), Errno> {
     let known = |name: &ipvs::SchedulerName| SCHEDULERS.contains(&name.as_str());
     refuse_if(!service.scheduler.as_ref().is_none_or(known), Errno::NOENT)?;
     match service.client_mask {
@@ -251,7 +251,7 @@ fn valid(service: &ipvs::Service) -> Result<(), Errno> {
 }
 
 /// The checks of `ip_vs_genl_set_cmd` and `ip_vs_add_dest` that need no routing table.
-fn acceptable(key: &ipvs::ServiceKey, destination: &ipvs::Destination) -> Result<(), Errno> {
+fn check_destination(key: &ipvs::ServiceKey, destination: &ipvs::Destination) -> Result<(), Errno> {
     let same_family = key.family() == ipvs::Family::from(destination.key.address);
     refuse_if(
         !same_family && destination.forwarding != ipvs::Forwarding::Tunnel,

@@ -1,4 +1,4 @@
-//! The elements and the chain of one frontend.
+//! The elements and the chain that admit clients to one frontend.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::plan::{Admission, Availability, Scope};
 pub(super) struct Parts {
     /// Elements, each with the name of its set.
     pub(super) elements: Vec<(&'static str, Element)>,
-    /// The chain of its source ranges.
+    /// The chain of its source ranges, if it has any.
     pub(super) chain: Option<Chain>,
 }
 
-/// Returns the parts of `frontend`, on a node with these main addresses.
+/// Returns the parts of `frontend` on a node with these main addresses.
 pub(super) fn parts(
     frontend: &Frontend,
     admission: &Admission,
@@ -56,12 +56,11 @@ pub(super) fn parts(
         };
         let name = ranges(frontend);
         add(GUARDED.of(family), Verdict::Jump(name.clone()));
-        let itself = Networks::new(family, [frontend.address.into()]);
-        // With addresses on a device, a process of the node has the frontend's address as its
-        // source. It is admitted if the node's address is.
-        let is_node_allowed = node_addresses.iter().any(|&it| allowed.contains(it));
-        let sources = [Some(allowed.clone()), is_node_allowed.then_some(itself)];
-        chain = Some(ranges_chain(name, sources.into_iter().flatten(), &pass));
+        chain = Some(ranges_chain(
+            name,
+            sources(frontend, allowed, node_addresses),
+            &pass,
+        ));
     } else if let Some(rejecting) = rejecting {
         add(GUARDED.of(family), Verdict::Jump(rejecting.into()));
     }
@@ -70,6 +69,17 @@ pub(super) fn parts(
     }
     parts.chain = chain;
     parts
+}
+
+/// Returns the networks of the clients that `allowed` admits to `frontend`.
+fn sources(frontend: &Frontend, allowed: &Networks, node_addresses: &[IpAddr]) -> Vec<Networks> {
+    let mut sources = vec![allowed.clone()];
+    // If service addresses are on a device, the node's own connections to a frontend have the
+    // frontend's address as their source. They are admitted if the node's address is.
+    if (node_addresses.iter()).any(|&address| allowed.contains(address)) {
+        sources.push(Networks::new(frontend.family(), [frontend.address.into()]));
+    }
+    sources
 }
 
 /// Returns the key of `frontend` in maps.
@@ -83,10 +93,10 @@ pub(super) fn key(frontend: &Frontend) -> Key {
 
 /// Returns a chain that applies `pass` to packets from `sources` and drops all others.
 ///
-/// Each frontend with source ranges has a chain of its own, so that other ranges are other rules of
-/// that chain. Rules change atomically; a map element that changes is missing for microseconds.
-fn ranges_chain(name: Arc<str>, sources: impl Iterator<Item = Networks>, pass: &Verdict) -> Chain {
-    let sources = sources.filter(|networks| !networks.is_empty());
+/// Each frontend with source ranges has its own chain, so that a change of its ranges replaces only
+/// rules, which is atomic. A replaced map element would be missing for microseconds.
+fn ranges_chain(name: Arc<str>, sources: Vec<Networks>, pass: &Verdict) -> Chain {
+    let sources = sources.into_iter().filter(|networks| !networks.is_empty());
     let admit = |networks| {
         let from = Match::Source(Relation::Is, networks);
         Rule::new([from.into(), pass.clone().into()])

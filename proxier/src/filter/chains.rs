@@ -12,34 +12,35 @@ use crate::nftables::{
     Type, Verdict,
 };
 
-/// Before IPVS (98, `ip_vs_in` in `net/netfilter/ipvs/ip_vs_core.c`) and after all filters.
+/// Before IPVS (98 and 99, `net/netfilter/ipvs/ip_vs_core.c`), and after filters (0).
 const BEFORE_IPVS_INPUT: Hook = Hook::Input(97);
-/// Before IPVS (-98), and after other programs' destination NAT (-100).
+/// Before IPVS looks for a virtual server (-98), and after other programs' destination NAT (-100).
 const BEFORE_IPVS_OUTPUT: Hook = Hook::Output(-99);
-/// After IPVS (99) delivered a packet to a process of this node.
+/// After IPVS (99), for packets that it leaves to processes of this node.
 const AFTER_IPVS_INPUT: Hook = Hook::Input(101);
-/// Before every other chain that sees the packets that IPVS forwards.
+/// Before connection tracking (-200) and other programs' usual chains, for packets that IPVS sends.
 const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
-/// Before any destination NAT (-100), and after conntrack knows the connection (-200).
+/// After connection tracking (-200), and before other programs' destination NAT (-100).
 const OUTPUT: Hook = Hook::Output(-110);
 const INPUT: Hook = Hook::Input(0);
-/// After source NAT (100): the last hook before the packet leaves.
+/// After source NAT (100), where masquerading needs the bit.
 const LEAVING: Hook = Hook::Postrouting(300);
 
-/// How long a packet's earlier mark is kept. A packet needs microseconds from hook to hook.
+/// How long a packet's earlier mark is kept. Between the hooks that save and restore it, a packet
+/// spends microseconds.
 const MARK_TIMEOUT: Duration = Duration::from_secs(60);
-/// For how many connections earlier marks are kept. Packets of further connections lose theirs.
+/// The number of connections whose earlier marks are kept. Packets of others lose their marks.
 const MAX_MARKS: u32 = 65_536;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// The clients inside the cluster, as packets show them on this node.
+/// How packets of clients inside the cluster are recognised on this node.
 enum Inside<'a> {
     /// Their source address is in one of these networks.
     Networks(&'a [Cidr]),
-    /// They come in by this interface.
+    /// Their input interface has this name.
     Bridge(&'a Arc<str>),
-    /// They come in by an interface whose name starts so.
+    /// The name of their input interface starts with this text.
     InterfacePrefix(&'a Arc<str>),
 }
 
@@ -53,7 +54,7 @@ impl<'a> Inside<'a> {
         }
     }
 
-    /// The matches of which any one recognises a packet from inside.
+    /// Returns matches; a packet from inside satisfies at least one of them.
     fn matches(&self) -> Vec<Match> {
         match *self {
             Self::Networks(networks) => FAMILIES
@@ -92,7 +93,7 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
     }
     for chain in [
         Chain::at("input", INPUT, input(config)),
-        Chain::at("output", OUTPUT, admission()),
+        Chain::at("output", OUTPUT, frontend_rules()),
         Chain::at("inside-input", BEFORE_IPVS_INPUT, inside_input(&inside)),
         Chain::at(
             "inside-output",
@@ -138,8 +139,9 @@ fn sets(table: &mut Table, family: Family) {
     table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
 }
 
-/// The rules that admit every client's packets to a frontend.
-fn admission() -> Vec<Rule> {
+/// Returns the rules that look up the frontend of a packet: first its guard, then, for the first
+/// packet of a connection, the chain that decides about masquerading.
+fn frontend_rules() -> Vec<Rule> {
     let mut rules = Vec::new();
     for family in FAMILIES {
         rules.push(rule([frontend_map(family, GUARDED)]));
@@ -151,7 +153,7 @@ fn admission() -> Vec<Rule> {
 }
 
 fn input(config: &FilterConfig) -> Vec<Rule> {
-    let mut rules = admission();
+    let mut rules = frontend_rules();
     rules.push(rule([
         Statement::In {
             key: [Selector::TcpDestinationPort].into(),
@@ -173,8 +175,8 @@ fn input(config: &FilterConfig) -> Vec<Rule> {
 
 /// Masquerades connections to cluster IPs from outside the cluster.
 ///
-/// Their answers would not return through this node otherwise. Connections of the node itself are
-/// masqueraded too, unless its addresses count as inside.
+/// Otherwise their answers would not return through this node. Connections of the node itself are
+/// masqueraded too, unless [`Inside`] matches them.
 fn cluster_ip(config: &FilterConfig, inside: &Inside<'_>) -> Vec<Rule> {
     if config.masquerade_all {
         return vec![rule([goto(MASQUERADE)])];
@@ -186,8 +188,8 @@ fn cluster_ip(config: &FilterConfig, inside: &Inside<'_>) -> Vec<Rule> {
                     let outside = Match::Source(Relation::IsNot, inside);
                     rule([outside.into(), goto(MASQUERADE)])
                 }
-                // No client is recognised as inside. Masqueraded is only the source that is sure
-                // to be this node.
+                // Without networks, inside and outside look the same. Only a service address as
+                // the source is certainly this node.
                 None => from_service_address(family),
             })
             .into(),
@@ -206,9 +208,9 @@ fn from_service_addresses() -> Vec<Rule> {
     FAMILIES.map(from_service_address).into()
 }
 
-/// Masquerades a process of this node whose source is a service address.
+/// Masquerades connections of this node whose source is a service address.
 ///
-/// An endpoint on another node has that address too and would answer to itself.
+/// A node with the endpoint has the same service address, so it would send the answers to itself.
 fn from_service_address(family: Family) -> Rule {
     let from = Statement::In {
         key: [Selector::Source(family)].into(),
@@ -217,7 +219,7 @@ fn from_service_address(family: Family) -> Rule {
     rule([from, goto(MASQUERADE)])
 }
 
-/// Sets the masquerade bit, but not on packets from loopback addresses: those stay on this node.
+/// Sets the masquerade bit, except on packets from loopback addresses, which stay on this node.
 fn masquerade(config: &FilterConfig) -> Vec<Rule> {
     let loopback = [(Family::V4, "127.0.0.0/8"), (Family::V6, "::1/128")];
     let loopback = loopback.map(|(family, network)| {
@@ -230,7 +232,7 @@ fn masquerade(config: &FilterConfig) -> Vec<Rule> {
     vec![v4, v6, rule([Statement::SetMark(mark)])]
 }
 
-/// Rejects new connections. Established ones pass: their destination may be draining.
+/// Rejects new connections. Established ones pass, because their destination may be draining.
 fn refuse() -> Vec<Rule> {
     let tcp = Match::Protocol([Protocol::Tcp].into());
     vec![
@@ -242,8 +244,8 @@ fn refuse() -> Vec<Rule> {
 
 /// Drops new connections from outside the cluster.
 ///
-/// A rejection would reach the client. After a drop, the client repeats its SYN, which a load
-/// balancer that has just removed this node sends to another one.
+/// A rejection would end the client's attempt. After a drop, the client repeats its SYN, and a load
+/// balancer that has just removed this node sends the SYN to another node.
 fn not_here(inside: &Inside<'_>) -> Vec<Rule> {
     let mut rules = vec![
         rule([Match::Established.into(), Verdict::Return.into()]),
@@ -256,6 +258,7 @@ fn not_here(inside: &Inside<'_>) -> Vec<Rule> {
     rules
 }
 
+/// Sends packets from inside to the chain that sets firewall marks.
 fn inside_input(inside: &Inside<'_>) -> Vec<Rule> {
     let to_chain = |inside: Match| rule([inside.into(), goto(INSIDE_CHAIN)]);
     inside.matches().into_iter().map(to_chain).collect()
@@ -267,26 +270,28 @@ fn inside_marks() -> Vec<Rule> {
         .into()
 }
 
+/// Restores the earlier mark of packets with a firewall mark of ours.
 fn restore_mark() -> Rule {
-    let ours = Statement::In {
+    let has_inside_mark = Statement::In {
         key: [Selector::Mark].into(),
         set: INSIDE_MARKS.into(),
     };
-    rule([ours, Verdict::Jump(RESTORE.into()).into()])
+    rule([has_inside_mark, Verdict::Jump(RESTORE.into()).into()])
 }
 
+/// Sets the saved mark of the packet's connection. If none was saved, the earlier mark was 0.
 fn restore() -> Vec<Rule> {
-    let before = NewMark::Mapped {
+    let saved = NewMark::Mapped {
         key: Selector::ConnectionId,
         map: MARKS_BEFORE.into(),
     };
     vec![
-        rule([Statement::SetMark(before), Verdict::Return.into()]),
+        rule([Statement::SetMark(saved), Verdict::Return.into()]),
         rule([Statement::SetMark(NewMark::To(0))]),
     ]
 }
 
-/// Returns the chain that sets the firewall mark `mark`, and keeps the mark a packet had before.
+/// Returns the chain that saves a packet's mark, if it is not 0, and sets the firewall mark `mark`.
 pub(super) fn firewall_mark(mark: u32) -> Chain {
     let remember = Statement::Remember {
         map: MARKS_BEFORE.into(),
@@ -303,20 +308,20 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
 }
 
 fn postrouting(config: &FilterConfig) -> Vec<Rule> {
-    let ported = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
+    let has_ports = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
     let masquerade = || Statement::Masquerade {
         ports: masquerade_ports(&config.node_ports),
     };
     let marked = Match::HasMark(config.masquerade_bit.mark());
-    let mut rules = vec![rule([marked.into(), ported().into(), masquerade()])];
+    let mut rules = vec![rule([marked.into(), has_ports().into(), masquerade()])];
     for family in FAMILIES {
-        // A Pod that is its own endpoint sees its own address as the source, answers directly, and
-        // the answer never passes IPVS. So its connections to itself are masqueraded.
-        let itself = Statement::In {
+        // A Pod that reaches itself through a Service would see its own address as the source. It
+        // would answer itself directly, and the answer would not pass IPVS.
+        let hairpin = Statement::In {
             key: [Selector::Source(family), Selector::Destination(family)].into(),
             set: HAIRPIN.of(family).into(),
         };
-        rules.push(rule([itself, ported().into(), masquerade()]));
+        rules.push(rule([hairpin, has_ports().into(), masquerade()]));
     }
     rules
 }
@@ -326,7 +331,7 @@ fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     let below = 1024..=node_ports.start().saturating_sub(1);
     let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
     match (below.len(), above.len()) {
-        // The node ports leave no range free.
+        // Node ports cover all unprivileged ports, so masquerading has to use them.
         (0, 0..=1) => 1024..=u16::MAX,
         (low, high) if low > high => below,
         _ => above,

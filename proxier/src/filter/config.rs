@@ -1,4 +1,4 @@
-//! What the operator chose, and what the Node object adds to it.
+//! The configuration of the packet rules, and the facts of our Node that they use.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::model::{Cidr, Family, Node};
 
-/// What the operator chose; the default is kube-proxy's.
+/// The configuration of the packet rules; the default is kube-proxy's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterConfig {
     /// Masquerade all connections to cluster IPs (`--masquerade-all`).
@@ -46,7 +46,7 @@ impl MasqueradeBit {
         (position < 32).then_some(Self(position))
     }
 
-    /// The mark in which only this bit is set.
+    /// Returns the mark in which only this bit is set.
     pub fn mark(self) -> u32 {
         1 << self.0
     }
@@ -58,7 +58,9 @@ impl Default for MasqueradeBit {
     }
 }
 
-/// `--detect-local-mode` with its argument. Processes of the node are inside in every mode.
+/// How clients inside the cluster are recognised: `--detect-local-mode` with its argument.
+///
+/// In every mode, processes of the node get the endpoints for clients inside the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalMode {
     /// `ClusterCIDR`: by source addresses in these networks (`--cluster-cidr`). In a family without
@@ -79,11 +81,11 @@ impl Default for LocalMode {
     }
 }
 
-/// What the rules depend on beside the configuration: facts of our Node object.
+/// The facts of our Node object on which the rules depend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeFacts {
-    /// The main addresses, at most one per family: the sources of the node's own connections to
-    /// service addresses.
+    /// The main addresses, at most one per family. The node's own connections to service addresses
+    /// have them as their source.
     pub(super) addresses: Vec<IpAddr>,
     /// The networks of the node's Pods.
     pub(super) pod_cidrs: Vec<Cidr>,

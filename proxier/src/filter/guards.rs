@@ -1,9 +1,9 @@
-//! Guards: rules that stay until what they protect is gone.
+//! Guards: rules that stay until the kernel no longer needs them.
 //!
-//! A frontend that is removed loses its rules in one transaction and its virtual server in a later
-//! Op. In between, a client that its source ranges kept out would be admitted, and the node's own
-//! daemons would answer at its address. So a removed frontend keeps its guard, and a removed service
-//! address stays rejected, until [`Ruleset::release`] learns that the kernel has them no more.
+//! The rules of a removed frontend are deleted in one transaction, its virtual server by a later Op.
+//! In between, IPVS would admit clients outside the source ranges, and the node's own daemons would
+//! answer at the service address. So a removed frontend keeps its guard, and connections to a removed
+//! service address stay rejected, until [`Ruleset::release`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,19 +15,21 @@ use crate::frontend::Frontend;
 use crate::nftables::{Chain, Element, Key, Rule, Verdict};
 use crate::plan::Admission;
 
-/// The parts of a table that wait to be released.
+/// The guards and service addresses of the table that stay until [`Ruleset::release`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Guards {
-    /// The frontends whose guard waits, with the chain that only the guard names.
+    /// The frontends whose guard stays: their element of [`GUARDED`] and the chain that it names.
     pub(super) frontends: BTreeSet<Frontend>,
+    /// The service addresses that are not desired.
     pub(super) addresses: BTreeSet<IpAddr>,
 }
 
 impl Ruleset {
     /// Rejects new connections to a stale frontend until it is released.
     ///
-    /// A frontend that has a guard keeps it. The new guard has the name of a source-range chain: if
-    /// the kernel has such a chain, its element stays and only the chain's rules change, atomically.
+    /// Does nothing if the frontend is desired or has a guard. The new guard's chain has the name of
+    /// the frontend's source-range chain. If the kernel has that chain from an earlier process, the
+    /// write keeps its element and replaces only its rules, which is atomic.
     pub fn guard_frontend(&mut self, frontend: Frontend) {
         let set = GUARDED.of(frontend.family());
         let is_guarded = self.table().has_element(set, &key(&frontend));
@@ -53,22 +55,21 @@ impl Ruleset {
         }
     }
 
-    /// Removes the waiting guards of which the closures say that nothing needs them any more.
-    /// Returns whether there were any.
+    /// Removes the guards that the closures permit to remove. Returns whether there were any.
     ///
     /// # Cost
-    /// Proportional to the waiting guards.
+    /// Proportional to the number of guards.
     pub fn release(
         &mut self,
-        is_frontend_done: impl Fn(&Frontend, Option<&Admission>) -> bool,
-        is_address_done: impl Fn(&IpAddr) -> bool,
+        may_release_frontend: impl Fn(&Frontend, Option<&Admission>) -> bool,
+        may_release_address: impl Fn(&IpAddr) -> bool,
     ) -> bool {
         let frontends = self.guards.frontends.iter().copied();
         let frontends: Vec<Frontend> = frontends
-            .filter(|frontend| is_frontend_done(frontend, self.frontend(frontend)))
+            .filter(|frontend| may_release_frontend(frontend, self.frontend(frontend)))
             .collect();
         let addresses = self.guards.addresses.iter().copied();
-        let addresses: Vec<IpAddr> = addresses.filter(is_address_done).collect();
+        let addresses: Vec<IpAddr> = addresses.filter(may_release_address).collect();
         for frontend in &frontends {
             self.remove_guard(frontend);
         }
@@ -80,7 +81,7 @@ impl Ruleset {
         !frontends.is_empty() || !addresses.is_empty()
     }
 
-    /// Removes the guard of a frontend, if it waits to be released.
+    /// Removes the guard of a frontend, if it is one that stays until its release.
     pub(super) fn remove_guard(&mut self, frontend: &Frontend) {
         if self.guards.frontends.remove(frontend) {
             self.remove_element(GUARDED.of(frontend.family()), key(frontend));
@@ -195,8 +196,8 @@ mod tests {
         rules.set_frontend(FRONTEND, Some(open()));
         let ping = "add element inet t pingable-4 { 198.51.100.5 }";
         assert_eq!(commands(&mut rules), [ping]);
-        assert!(!rules.release(|_, now| now.is_none(), |_| true));
-        assert!(rules.release(|_, now| now.is_some(), |_| false));
+        assert!(!rules.release(|_, admission| admission.is_none(), |_| true));
+        assert!(rules.release(|_, admission| admission.is_some(), |_| false));
         assert_eq!(commands(&mut rules), [REMOVE_GUARD]);
     }
 
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(commands(&mut rules), guard);
         assert!(release_all(&mut rules));
         assert_eq!(rules.table(), nothing.table());
-        // A desired frontend has the guard that its admission asks for, and no other.
+        // A desired frontend has only the guard that its admission needs, here none.
         let mut rules = with(open());
         rules.guard_frontend(FRONTEND);
         rules.guard_address(FRONTEND.address);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::frontend::Frontend;
 use crate::model::Family;
 
-/// Sets that exist once per family.
+/// The names of two sets with the same purpose, one per family.
 #[derive(Clone, Copy)]
 pub(super) struct PerFamily {
     v4: &'static str,
@@ -30,30 +30,31 @@ macro_rules! per_family {
     };
 }
 
-/// Every frontend, with the chain that decides about masquerading.
+/// Every frontend, with the chain that decides whether a connection is masqueraded.
 pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
-/// The frontends that some clients may not use now, with the chain that decides.
+/// The frontends that some or all clients may not use now, with the chain that rejects those.
 pub(super) const GUARDED: PerFamily = per_family!("guarded");
-/// The frontends whose clients inside the cluster reach other endpoints.
+/// The frontends whose clients inside the cluster get other endpoints than those outside, with the
+/// chain that sets the firewall mark.
 pub(super) const INSIDE: PerFamily = per_family!("inside");
 /// The addresses that are local for Services only.
 pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
 /// The service addresses that answer pings.
 pub(super) const PINGABLE: PerFamily = per_family!("pingable");
-/// Each endpoint on this node, as a pair of source and destination.
+/// Each endpoint on this node, as a pair of equal source and destination addresses.
 pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
 /// The health-check node ports.
 pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
-/// The firewall marks in use.
+/// The firewall marks of [`INSIDE`].
 pub(super) const INSIDE_MARKS: &str = "inside-marks";
-/// The mark that packets of a connection had before they got a firewall mark.
+/// By connection, the mark that its packets had before they got a firewall mark.
 pub(super) const MARKS_BEFORE: &str = "marks-before";
 
-/// Connections to cluster IPs.
+/// Decides about masquerading for connections to cluster IPs.
 pub(super) const CLUSTER_IP: &str = "cluster-ip";
-/// Connections to external frontends with policy Cluster.
+/// Masquerades connections to external frontends with policy Cluster.
 pub(super) const EXTERNAL: &str = "external";
-/// Connections to external frontends with policy Local.
+/// Decides about masquerading for connections to external frontends with policy Local.
 pub(super) const LOCAL_ONLY: &str = "local-only";
 /// Sets the masquerade bit.
 pub(super) const MASQUERADE: &str = "mark-masquerade";
@@ -61,12 +62,12 @@ pub(super) const MASQUERADE: &str = "mark-masquerade";
 pub(super) const REFUSE: &str = "refuse";
 /// Drops new connections from outside the cluster.
 pub(super) const NOT_HERE: &str = "not-here";
-/// Sets the firewall mark of packets from clients inside the cluster.
+/// Sets the firewall mark of packets to the frontends in [`INSIDE`].
 pub(super) const INSIDE_CHAIN: &str = "inside";
 /// Restores the mark that a packet had before its firewall mark.
 pub(super) const RESTORE: &str = "restore";
 
-/// The chain that admits certain sources to `frontend`.
+/// Returns the name of the chain that admits only certain sources to `frontend`.
 pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
     // Names may not contain colons.
     let address = frontend.address.to_string().replace(':', "_");
@@ -74,7 +75,7 @@ pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
     format!("ranges-{protocol}-{address}-{}", frontend.port).into()
 }
 
-/// The chain that sets this firewall mark.
+/// Returns the name of the chain that sets this firewall mark.
 pub(super) fn inside(mark: u32) -> Arc<str> {
     format!("inside-{mark:08x}").into()
 }

@@ -1,4 +1,4 @@
-//! The ruleset of a node as a value, changed frontend by frontend.
+//! The ruleset of a node as a value, and its changes as commands.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,33 +17,37 @@ use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, Verdict, 
 use crate::packed::pack;
 use crate::plan::{Admission, Availability};
 
-/// The packet rules that a node needs, and the commands that lead there from its last rules.
+/// The packet rules of a node, with the commands for their changes since the last write.
 ///
-/// A change costs what it changes: a frontend's new admission touches that frontend's parts only.
-/// The order of changes does not matter: the table depends on the present frontends and addresses
-/// alone, and on the guards that still wait to be released ([`Ruleset::release`]).
+/// The cost of a change is proportional to the change: a new admission replaces only the parts of its
+/// frontend. The order of changes does not matter: the table depends only on the present frontends
+/// and addresses, and on the guards that are not yet released ([`Ruleset::release`]).
 #[derive(Clone, Debug)]
 pub struct Ruleset {
     /// The node's main addresses.
     node_addresses: Vec<IpAddr>,
     frontends: BTreeMap<Frontend, Admission>,
-    /// How many frontends use each firewall mark.
+    /// The number of frontends with each firewall mark.
     marks: BTreeMap<u32, usize>,
-    /// How many frontends with endpoints each address has.
+    /// The number of frontends with endpoints at each address.
     pingable: BTreeMap<IpAddr, usize>,
     table: Table,
     /// The sum of the hashes of all parts of the table.
     fingerprint: Fingerprint,
-    before: Before,
+    replaced: Replaced,
     pub(super) guards: Guards,
 }
 
-/// A hash of a table's encoded bytes. Two tables with the same fingerprint have the same rules.
+/// The sum of the hashes of a table's parts.
+///
+/// Tables with equal fingerprints are taken for equal: with 64 bits, a false match is improbable.
 pub(crate) type Fingerprint = u64;
 
-/// The touched parts of the table, as they were when commands were taken last.
+/// The parts that changed since the last [`Ruleset::take_commands`], as they were then.
+///
+/// `None` is a part that did not exist.
 #[derive(Clone, Debug, Default)]
-struct Before {
+struct Replaced {
     elements: BTreeMap<(Arc<str>, Key), Option<Element>>,
     chains: BTreeMap<Arc<str>, Option<Chain>>,
 }
@@ -65,59 +69,58 @@ impl Ruleset {
             frontends: BTreeMap::new(),
             marks: BTreeMap::new(),
             pingable: BTreeMap::new(),
-            before: Before::default(),
+            replaced: Replaced::default(),
             guards: Guards::default(),
         }
     }
 
-    /// The table that the kernel should have.
+    /// Returns the table that the kernel should have.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The fingerprint of the table.
+    /// Returns the fingerprint of the table.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// The admission of `frontend`.
+    /// Returns the admission of `frontend`; `None` if it is not desired.
     pub(super) fn frontend(&self, frontend: &Frontend) -> Option<&Admission> {
         self.frontends.get(frontend)
     }
 
-    /// Returns the commands for everything changed since the last call, in an order that the kernel
-    /// accepts.
+    /// Returns the commands for the changes since the last call, in an order that the kernel accepts.
     pub fn take_commands(&mut self) -> Vec<Command> {
-        // The touched parts make two small tables, whose difference is the answer.
+        // Two tables with only the changed parts: comparing the whole ones would cost their size.
         let (mut old, mut new) = (Table::default(), Table::default());
-        let before = std::mem::take(&mut self.before);
-        for ((name, key), element) in before.elements {
+        let replaced = std::mem::take(&mut self.replaced);
+        for ((name, key), old_element) in replaced.elements {
             let Some(set) = self.table.sets.get(&name) else {
                 continue;
             };
-            let now = set.elements.get(&key);
-            let now = now.map(|verdict| (key, verdict.clone()));
-            let then = element.map(|element| (element.key, element.verdict));
-            for (table, element) in [(&mut old, then), (&mut new, now)] {
+            let new_element = set.elements.get(&key);
+            let new_element = new_element.map(|verdict| (key, verdict.clone()));
+            let old_element = old_element.map(|element| (element.key, element.verdict));
+            for (table, element) in [(&mut old, old_element), (&mut new, new_element)] {
                 let empty = || Set::new(set.name.clone(), set.key.clone(), set.kind);
                 let part = table.sets.entry(name.clone()).or_insert_with(empty);
                 part.elements.extend(element);
             }
         }
-        for (name, chain) in before.chains {
+        for (name, old_chain) in replaced.chains {
             new.chains
                 .extend(self.table.chains.get_key_value(&name).map(clone));
-            old.chains.extend(chain.map(|chain| (name, chain)));
+            old.chains.extend(old_chain.map(|chain| (name, chain)));
         }
         old.difference(&new)
     }
 
-    /// Forgets the commands since the last call: the whole table will be written.
+    /// Forgets the commands for the changes so far.
     pub(super) fn forget_commands(&mut self) {
-        self.before = Before::default();
+        self.replaced = Replaced::default();
     }
 
-    /// Gives back memory that insertions in order left unused; for after many insertions.
+    /// Frees the memory that insertions in order of the keys left unused. Useful after many.
     pub(super) fn pack(&mut self) {
         pack(&mut self.frontends);
         pack(&mut self.pingable);
@@ -130,23 +133,23 @@ impl Ruleset {
     ///
     /// A guard that the frontend no longer needs stays until it is released.
     pub fn set_frontend(&mut self, frontend: Frontend, admission: Option<Admission>) {
-        let before = match &admission {
+        let old = match &admission {
             Some(admission) => self.frontends.insert(frontend, admission.clone()),
             None => self.frontends.remove(&frontend),
         };
-        if before == admission {
+        if old == admission {
             return;
         }
         let guarded = GUARDED.of(frontend.family());
-        if let Some(before) = before {
-            for (set, element) in parts(&frontend, &before, &self.node_addresses).elements {
+        if let Some(old) = old {
+            for (set, element) in parts(&frontend, &old, &self.node_addresses).elements {
                 if set == guarded {
                     self.guards.frontends.insert(frontend);
                 } else {
                     self.remove_element(set, element.key);
                 }
             }
-            self.count(&frontend, &before, Count::Down);
+            self.count(&frontend, &old, Count::Down);
         }
         if let Some(admission) = admission {
             let parts = parts(&frontend, &admission, &self.node_addresses);
@@ -163,14 +166,14 @@ impl Ruleset {
         }
     }
 
-    /// Adds an address that is local for Services only.
+    /// Adds a service address: one that is local for Services only.
     pub fn add_service_address(&mut self, address: IpAddr) {
         self.guards.addresses.remove(&address);
         let key = Key::new([address.into()]);
         self.add_element(SERVICE_ADDRESSES.of(address.into()), key.into());
     }
 
-    /// Removes a service address, as soon as it is released.
+    /// Removes a service address; connections to it stay rejected until [`Ruleset::release`].
     pub fn remove_service_address(&mut self, address: IpAddr) {
         if self.has_service_address(address) {
             self.guards.addresses.insert(address);
@@ -203,16 +206,18 @@ impl Ruleset {
         (self.table).has_element(SERVICE_ADDRESSES.of(address.into()), &key)
     }
 
-    /// Changes what frontends share: firewall marks, and addresses that answer pings.
+    /// Counts a frontend's use of parts that frontends share, and adds or removes these parts.
+    ///
+    /// They are the chains of firewall marks, and the addresses that answer pings.
     fn count(&mut self, frontend: &Frontend, admission: &Admission, count: Count) {
         if let Some(mark) = admission.inside_mark {
             let key = || Key::new([Value::Mark(mark)]);
-            match count.of(&mut self.marks, mark) {
-                Some(Use::First) => {
+            match count.apply(&mut self.marks, mark) {
+                Some(SharedPart::Add) => {
                     self.add_element(INSIDE_MARKS, key().into());
                     self.add_chain(firewall_mark(mark));
                 }
-                Some(Use::Last) => {
+                Some(SharedPart::Remove) => {
                     self.remove_element(INSIDE_MARKS, key());
                     self.remove_chain(&inside(mark));
                 }
@@ -222,9 +227,9 @@ impl Ruleset {
         if admission.endpoints != Availability::None {
             let key = || Key::new([frontend.address.into()]);
             let set = PINGABLE.of(frontend.family());
-            match count.of(&mut self.pingable, frontend.address) {
-                Some(Use::First) => self.add_element(set, key().into()),
-                Some(Use::Last) => self.remove_element(set, key()),
+            match count.apply(&mut self.pingable, frontend.address) {
+                Some(SharedPart::Add) => self.add_element(set, key().into()),
+                Some(SharedPart::Remove) => self.remove_element(set, key()),
                 None => {}
             }
         }
@@ -258,13 +263,13 @@ impl Ruleset {
         self.note_element(set, key, old);
     }
 
-    /// Subtracts the old element from the fingerprint, and keeps it for the next commands.
+    /// Subtracts the old element from the fingerprint, and keeps it for [`Ruleset::take_commands`].
     fn note_element(&mut self, set: Arc<str>, key: Key, old: Option<Element>) {
         if let Some(old) = &old {
             let removed = hash::element(&set, &old.key, old.verdict.as_ref());
             self.fingerprint = self.fingerprint.wrapping_sub(removed);
         }
-        self.before.elements.entry((set, key)).or_insert(old);
+        self.replaced.elements.entry((set, key)).or_insert(old);
     }
 
     pub(super) fn add_chain(&mut self, chain: Chain) {
@@ -280,14 +285,17 @@ impl Ruleset {
         }
     }
 
+    /// Does for a chain what [`Ruleset::note_element`] does for an element.
     fn note_chain(&mut self, name: Arc<str>, old: Option<Chain>) {
         if let Some(old) = &old {
             self.fingerprint = self.fingerprint.wrapping_sub(hash::chain(old));
         }
-        self.before.chains.entry(name).or_insert(old);
+        self.replaced.chains.entry(name).or_insert(old);
     }
 
-    /// Returns the same verdict with the chain's own copy of its name: most elements share it.
+    /// Returns the verdict with the chain's own copy of its name.
+    ///
+    /// Most elements go to one of a few chains, so sharing the names saves memory.
     fn with_shared_name(&self, verdict: Verdict) -> Verdict {
         match verdict {
             Verdict::Goto(name) => {
@@ -299,6 +307,7 @@ impl Ruleset {
     }
 }
 
+/// Returns the key of an endpoint's connection to itself.
 fn hairpin(address: IpAddr) -> Key {
     Key::new([address.into(), address.into()])
 }
@@ -307,26 +316,27 @@ fn clone<K: Clone, V: Clone>((key, value): (&K, &V)) -> (K, V) {
     (key.clone(), value.clone())
 }
 
+/// Whether a shared part gains or loses a user.
 #[derive(Clone, Copy)]
 enum Count {
     Up,
     Down,
 }
 
-/// A user that makes a difference to a shared part.
-enum Use {
-    First,
-    Last,
+/// The change of a shared part that got its first user, or lost its last one.
+enum SharedPart {
+    Add,
+    Remove,
 }
 
 impl Count {
-    /// Counts a user of `key` up or down. Returns whether it is the first, or was the last.
-    fn of<K: Ord>(self, users: &mut BTreeMap<K, usize>, key: K) -> Option<Use> {
+    /// Changes the number of users of `key`. Returns how the shared part must change.
+    fn apply<K: Ord>(self, users: &mut BTreeMap<K, usize>, key: K) -> Option<SharedPart> {
         match self {
             Self::Up => {
                 let users = users.entry(key).or_default();
                 *users += 1;
-                (*users == 1).then_some(Use::First)
+                (*users == 1).then_some(SharedPart::Add)
             }
             Self::Down => {
                 let left = users.get(&key)?.saturating_sub(1);
@@ -335,7 +345,7 @@ impl Count {
                     return None;
                 }
                 users.remove(&key);
-                Some(Use::Last)
+                Some(SharedPart::Remove)
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Removed endpoints that keep their connections.
+//! Draining: a removed destination keeps its connections until they end or its deadline is over.
 //!
 //! ```text
 //!            removed                no connection left, or deadline
@@ -7,9 +7,9 @@
 //!    └──────────────────────┘ desired again
 //! ```
 //!
-//! A draining destination gets no new connection and keeps those it has. If it were deleted at once,
-//! IPVS would drop the packets of its connections (`ip_vs_in_hook`, `expire_nodest_conn`). Times are
-//! durations since boot, which mean the same to the next process.
+//! A draining destination gets no new connections. If it were deleted at once, IPVS would drop the
+//! packets of its existing ones (`ip_vs_in_hook`, `expire_nodest_conn`). Times are durations since
+//! boot, because these stay valid when another process continues.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,7 +23,7 @@ use crate::timer::Timer;
 /// The first pause between two counts of connections.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause; every count costs five system calls per virtual server.
+/// The longest pause between two counts. A count costs five system calls per virtual server.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// All draining destinations.
@@ -36,7 +36,7 @@ pub struct Drains {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Server {
     destinations: BTreeMap<ipvs::DestinationKey, Drain>,
-    /// When their connections are counted next.
+    /// The timer of the next count of their connections.
     count: Timer,
 }
 
@@ -49,7 +49,7 @@ impl Default for Server {
     }
 }
 
-/// How far the drain of a destination is.
+/// The drain of one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
     /// When the destination is deleted even if it has connections.
@@ -73,12 +73,12 @@ impl Drains {
         })
     }
 
-    /// The virtual servers that have draining destinations.
+    /// Returns the virtual servers that have draining destinations.
     pub fn virtual_servers(&self) -> impl Iterator<Item = &ipvs::ServiceKey> {
         self.servers.keys()
     }
 
-    /// Returns the virtual servers whose connections are to be counted at `now`.
+    /// Returns the virtual servers whose count of connections is due at `now`.
     pub fn due(&self, now: Duration) -> Vec<ipvs::ServiceKey> {
         let due = self.servers.iter();
         due.filter(|(_, server)| server.count.is_due(now))
@@ -86,13 +86,13 @@ impl Drains {
             .collect()
     }
 
-    /// When connections are to be counted next.
+    /// Returns when the next count of connections is due.
     pub fn next_due(&self) -> Option<Duration> {
         let timers = self.servers.values().map(|server| server.count.due());
         timers.flatten().min()
     }
 
-    /// Every draining destination.
+    /// Returns every draining destination.
     pub fn iter(
         &self,
     ) -> impl Iterator<Item = (ipvs::ServiceKey, ipvs::DestinationKey, Drain)> + '_ {
@@ -102,7 +102,9 @@ impl Drains {
         })
     }
 
-    /// Returns whether that is new: a destination that drains already keeps its deadline.
+    /// Begins the drain of a destination. Returns whether the destination was not draining.
+    ///
+    /// A destination that drains already keeps its deadline.
     pub(super) fn begin(
         &mut self,
         key: ipvs::ServiceKey,
@@ -123,7 +125,7 @@ impl Drains {
         true
     }
 
-    /// Returns whether the destination was draining.
+    /// Ends the drain of a destination. Returns whether the destination was draining.
     pub(super) fn end(
         &mut self,
         key: &ipvs::ServiceKey,
@@ -139,13 +141,14 @@ impl Drains {
         was_draining
     }
 
+    /// Ends the drains of all destinations of a virtual server.
     pub(super) fn end_all(&mut self, key: &ipvs::ServiceKey) {
         self.servers.remove(key);
     }
 
-    /// Ends drains by the connections counted at `now`, and those past their deadline.
+    /// Marks drains as over: of destinations without connections at `now`, or past their deadline.
     ///
-    /// Returns the draining destinations that no longer exist.
+    /// Ends the drains of destinations that the kernel no longer has, and returns these.
     pub(super) fn counted(
         &mut self,
         key: &ipvs::ServiceKey,
@@ -168,7 +171,8 @@ impl Drains {
             }
         }
         server.count.back_off(now);
-        // In time for the deadline, but never at once: the deletion may fail again and again.
+        // The next count is due at the next deadline, but never at once: if a deletion fails again and
+        // again, its deadline is in the past.
         server
             .count
             .no_later_than(next_deadline.max(now + FIRST_PAUSE));
@@ -241,7 +245,7 @@ mod tests {
             drains.counted(&KEY, Some(&found(1, 1, 0)), now);
             counts += 1;
         }
-        // The pauses between counts double from 1 to 30 seconds.
+        // The counts are 1, 2, 4, .. 30 seconds apart.
         assert!(counts < 12, "{counts}");
     }
 

@@ -1,9 +1,9 @@
 //! The ledger's file: one line of JSON per record, appended.
 //!
-//! It lies under `/run`, which lives as long as the kernel's tables do. A record is written before
-//! the virtual server that it names is created: a record without a virtual server does no harm, a
-//! virtual server without a record would be foreign to the next process. A process that is killed
-//! in the middle of a line loses that line only.
+//! The file is under `/run`: a reboot deletes it together with the kernel's tables. A record is
+//! written before its virtual server is created. A record without a virtual server is harmless, but
+//! a virtual server without a record would be foreign to the next process. If the process is killed
+//! in the middle of a line, only that line is lost.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _, Write};
@@ -13,26 +13,29 @@ use std::path::{Path, PathBuf};
 use super::record::Record;
 use crate::dataplane::Failure;
 
-/// The file is rewritten when it has this many lines more than twice the lines it needs.
+/// The number of lines beyond twice the needed ones at which the file is rewritten.
 const SLACK: usize = 1_000;
 
-/// How many records are encoded at a time, so that memory does not grow with their number.
+/// The number of records encoded at a time, so that memory does not grow with their number.
 const RECORDS_AT_A_TIME: usize = 1_000;
 
 /// The file in which a [`super::Ledger`] is kept.
 #[derive(Debug)]
 pub struct LedgerFile {
     path: PathBuf,
-    /// Open for appending since the first write.
+    /// The open file, for appending; `None` before the first append and after a rewrite.
     open: Option<File>,
-    /// The file that was read or written last, as it was then; `None` if there was none.
+    /// The identity of the file after the last read or write; `None` if there was no file.
     last: Option<Identity>,
+    /// The number of lines, with those that later ones revoke.
     lines: usize,
-    /// Whether it lacks records: they could not be appended, or the file was lost.
+    /// Whether the file lacks records: an append failed, or another program changed the file.
     is_behind: bool,
 }
 
-/// What tells a file from another one at its path, and from itself before it was cut.
+/// The identity of a file and its length.
+///
+/// Another file at the same path differs, and so does the same file after another program's write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -50,7 +53,7 @@ impl Identity {
     }
 }
 
-/// Why the ledger could not be read or written.
+/// The error of reading or writing the ledger's file.
 #[derive(Debug, thiserror::Error)]
 #[error("ledger {}: {source}", .path.display())]
 pub struct Error {
@@ -68,7 +71,7 @@ impl From<Error> for Failure {
 }
 
 impl LedgerFile {
-    /// The file at `path`, which need not exist.
+    /// Returns the file at `path`, which need not exist.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -81,8 +84,9 @@ impl LedgerFile {
 
     /// Reads all records; there are none if the file does not exist.
     ///
-    /// A line that cannot be parsed is skipped with a warning: its writer was killed while it wrote
-    /// the line, before it programmed what the line names.
+    /// Skips a line that cannot be parsed, with a warning: its writer was killed while it wrote the
+    /// line. A virtual server is created only after its line, and lost drains and rules are recognised
+    /// in the kernel.
     pub(super) fn read(&mut self) -> Result<Vec<Record>, Error> {
         let text = match self.read_text() {
             Ok(text) => text,
@@ -112,16 +116,17 @@ impl LedgerFile {
         Ok(text)
     }
 
-    /// Whether the last [`LedgerFile::append`] failed, or [`LedgerFile::check`] found the file lost:
-    /// then only a rewrite makes the file complete.
+    /// Returns whether only a rewrite makes the file complete.
+    ///
+    /// The last [`LedgerFile::append`] failed, or [`LedgerFile::check`] found another program's change.
     pub(super) fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Notices if the path no longer leads to the file that was read or written last, or if another
-    /// program changed its length.
+    /// Checks whether another program removed or replaced the file, or changed its length.
     ///
-    /// Appending to a file without a path succeeds, and the next process would find none of it.
+    /// Appending to a deleted file that is still open succeeds, but the next process would not find
+    /// the records.
     pub(super) fn check(&mut self) {
         let Some(last) = self.last else {
             return;
@@ -131,16 +136,16 @@ impl LedgerFile {
             return;
         }
         let path = self.path.display();
-        tracing::warn!("ledger {path}: another program removed or changed it; writing it anew");
+        tracing::warn!("ledger {path}: another program removed or changed it; writing a new file");
         self.is_behind = true;
     }
 
-    /// Whether most lines were revoked by later ones, given that `needed` lines would do.
+    /// Returns whether most lines are revoked by later ones, if `needed` lines suffice.
     pub(super) fn is_worth_rewriting(&self, needed: usize) -> bool {
         self.lines > 2 * needed + SLACK
     }
 
-    /// Appends `records`: one system call per thousand.
+    /// Appends `records`, with two system calls per thousand.
     pub(super) fn append(&mut self, records: &[Record]) -> Result<(), Error> {
         let appended = self.try_append(records);
         self.is_behind = appended.is_err();
@@ -161,7 +166,7 @@ impl LedgerFile {
         Ok(())
     }
 
-    /// Replaces the file by one with `records` only. A reader sees the old file or the new one.
+    /// Replaces the file by one with only `records`, atomically.
     pub(super) fn rewrite(&mut self, records: &[Record]) -> Result<(), Error> {
         let mut text = Vec::new();
         let replaced = encode(records, &mut text).and_then(|()| replace(&self.path, &text));
@@ -175,7 +180,7 @@ impl LedgerFile {
     /// Removes the file, which need not exist.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove(self) -> Result<(), Error> {
         match std::fs::remove_file(&self.path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(self.error(source)),
@@ -183,8 +188,9 @@ impl LedgerFile {
         }
     }
 
-    /// Returns the file, open for appending, with a line end after a line that its writer did not
-    /// finish.
+    /// Returns the file, open for appending.
+    ///
+    /// The last line of an earlier process may be incomplete, so a newly opened file gets a line end.
     fn open(&mut self) -> io::Result<&mut File> {
         let file = match self.open.take() {
             Some(file) => file,
@@ -222,7 +228,7 @@ pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)
 }
 
-/// Returns the identity of the new file.
+/// Writes a new file beside `path` and renames it to `path`. Returns its identity.
 fn replace(path: &Path, text: &[u8]) -> io::Result<Identity> {
     create_directory(path)?;
     let new = path.with_extension("new");
@@ -242,7 +248,7 @@ mod tests {
         r#"{"own":{"server":{"protocol":6,"address":"10.96.0.1","port":80},"service":"a/b"}}"#;
 
     #[test]
-    fn a_file_that_is_removed_replaced_or_cut_is_behind() {
+    fn a_file_that_is_removed_replaced_or_truncated_is_behind() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         let damages: [fn(&Path); 3] = [
@@ -273,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_does_not_affect_other_lines() {
+    fn an_incomplete_line_is_skipped_and_all_others_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         std::fs::write(&path, format!("{LINE}\n{}", &LINE[..20])).unwrap();

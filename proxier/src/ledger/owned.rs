@@ -1,7 +1,7 @@
-//! The virtual servers that are ours.
+//! The virtual servers that are owned, and the rules for deleting one.
 //!
-//! Addresses need no such record: our routes carry our protocol number, our addresses sit on our
-//! device.
+//! Addresses need no record: the kernel keeps our protocol number with our routes, and other addresses
+//! of ours are on our own device.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use ipvs_netlink as ipvs;
 use crate::model::{Cidr, ServicePortName};
 use crate::packed::pack;
 
-/// The virtual servers that we created or adopted, each with the Service port it serves.
+/// The virtual servers that were created or adopted, each with the Service port that it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
     names: BTreeMap<ipvs::ServiceKey, Box<str>>,
@@ -22,17 +22,17 @@ impl Owned {
         self.names.get(key).map(|name| &**name)
     }
 
-    /// Whether a virtual server is owned.
+    /// Returns whether a virtual server is owned.
     pub fn contains(&self, key: &ipvs::ServiceKey) -> bool {
         self.names.contains_key(key)
     }
 
-    /// Whether a virtual server is owned and serves `owner`.
+    /// Returns whether a virtual server is owned and serves `owner`.
     pub(super) fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
         let Some(name) = self.name(key) else {
             return false;
         };
-        // Compared in pieces: every change asks, and must not allocate for it.
+        // Every change of a virtual server calls this, so it compares without formatting `owner`.
         let namespace = name.strip_prefix(&*owner.service.namespace);
         let service = namespace
             .and_then(|rest| rest.strip_prefix('/'))
@@ -48,17 +48,17 @@ impl Owned {
         self.names.insert(key, service);
     }
 
-    /// Returns whether the virtual server was owned.
+    /// Removes a virtual server. Returns whether it was owned.
     pub(super) fn remove(&mut self, key: &ipvs::ServiceKey) -> bool {
         self.names.remove(key).is_some()
     }
 
-    /// How many virtual servers are owned.
+    /// Returns the number of owned virtual servers.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Whether no virtual server is owned.
+    /// Returns whether no virtual server is owned.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
@@ -67,7 +67,7 @@ impl Owned {
         pack(&mut self.names);
     }
 
-    /// Every owned virtual server with its Service port, in order of the keys.
+    /// Returns every owned virtual server with its Service port, in order of the keys.
     pub fn iter(&self) -> impl Iterator<Item = (&ipvs::ServiceKey, &str)> {
         self.names.iter().map(|(key, name)| (key, &**name))
     }
@@ -76,15 +76,15 @@ impl Owned {
 /// The address ranges that decide about ownership beside the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Territory {
-    /// The cluster's service ranges. A virtual server in them is ours without a record: no other
-    /// program serves this cluster's cluster IPs. So a lost ledger costs nothing there.
+    /// The cluster's service ranges. A virtual server in them is ours even without a record, because
+    /// no other program serves this cluster's cluster IPs. So a lost ledger does no harm there.
     pub ours: Vec<Cidr>,
     /// Ranges in which no virtual server is ever deleted (`--ipvs-exclude-cidrs`).
     pub excluded: Vec<Cidr>,
 }
 
 impl Territory {
-    /// Whether a stale virtual server may be deleted.
+    /// Returns whether a stale virtual server may be deleted.
     pub(crate) fn is_ours(&self, key: &ipvs::ServiceKey, owned: &Owned) -> bool {
         let within = |ranges: &[Cidr]| match *key {
             ipvs::ServiceKey::Address { address, .. } => {

@@ -1,4 +1,4 @@
-//! One line of the ledger's file.
+//! The records of the ledger's file, one a line.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::frontend::LedgerKey;
 
 /// One change of the ledger.
 ///
-/// The names of variants and fields are the file's format: a daemon of another version reads them.
+/// The names of variants and fields are the file's format, which other versions of the daemon read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Record {
@@ -45,6 +45,8 @@ pub(crate) enum Record {
 
 impl Record {
     /// Returns the record of an owned virtual server; `None` for a kind of key that we never create.
+    ///
+    /// [`ipvs::ServiceKey`] is non-exhaustive; IPVS has no third kind.
     pub(super) fn own(key: ipvs::ServiceKey, service: Box<str>) -> Option<Self> {
         let server = LedgerKey::new(key)?;
         Some(Self::Own { server, service })

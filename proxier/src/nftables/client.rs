@@ -11,10 +11,10 @@ use super::message::{Base, Grouping, Transaction, contents, message_type, transa
 use super::sys::*;
 use super::table::Table;
 
-/// How often a transaction is sent that loses the race with another program's.
+/// The number of times that a transaction is sent if other programs' transactions come first.
 const TRIES: u32 = 32;
 
-/// How often a table is read for [`Client::restore`] that another program keeps changing.
+/// The number of times that [`Client::restore`] reads the table if another program keeps changing it.
 const READS: u32 = 3;
 
 /// A socket that reads and changes one table of its network namespace.
@@ -30,12 +30,12 @@ pub struct Client {
 
 /// The error of a transaction.
 ///
-/// The kernel has applied nothing of it. Only after [`Error::AnswersLost`] inside
-/// [`TransactionError::Netlink`] it may have applied the whole.
+/// The kernel has applied nothing of the transaction. The exception is [`Error::AnswersLost`] inside
+/// [`TransactionError::Netlink`], after which it may have applied all of it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
-    /// The kernel refused a command and so the transaction.
+    /// The kernel refused a command, and therefore the whole transaction.
     #[error("{command}: {refusal}")]
     Refused {
         /// The first refused command, as nft takes it.
@@ -57,7 +57,7 @@ pub enum TransactionError {
 impl TransactionError {
     /// Returns whether the kernel's table is not the one for which the commands were made.
     ///
-    /// Something exists already, is missing or is in use. [`Client::restore`] helps.
+    /// An object exists already, is missing or is in use. [`Client::restore`] makes them equal again.
     pub fn is_out_of_step(&self) -> bool {
         let errnos = [Errno::NOENT, Errno::EXIST, Errno::BUSY];
         matches!(self, Self::Refused { refusal, .. } if errnos.contains(&refusal.errno))
@@ -121,7 +121,7 @@ impl Client {
 
     /// Makes the kernel's table equal to `table` and changes only what differs.
     ///
-    /// Packets that pass meanwhile see what stays. If the kernel's table has something that ours never
+    /// Parts of the table that do not differ stay in effect without interruption. If the kernel's table has something that ours never
     /// has (a set of another type, a chain at another hook), the whole table is replaced
     /// ([`Client::replace`]).
     ///
@@ -198,10 +198,10 @@ impl Client {
             let mut encoded = transaction(&self.table, base, commands(), generation, grouping)?;
             let Some((index, answer)) = self.send(&mut encoded)? else {
                 // A commit adds 1 to the generation, and skips 0 (`nf_tables_commit`).
-                let now = generation.checked_add(1).unwrap_or(1);
+                let committed = generation.checked_add(1).unwrap_or(1);
                 // The other transaction may have changed a part of our table that we keep.
                 let is_known = !is_overtaken || base != Base::Existing;
-                self.generation = is_known.then_some(now);
+                self.generation = is_known.then_some(committed);
                 return Ok(());
             };
             let RequestError::Refused(refusal) = answer else {
@@ -219,7 +219,7 @@ impl Client {
             }
             let command = subject.into_iter().next().and_then(|at| commands().nth(at));
             return Err(TransactionError::Refused {
-                command: self.words(command.as_ref()),
+                command: self.describe(command.as_ref()),
                 refusal,
             });
         }
@@ -257,7 +257,7 @@ impl Client {
         )
     }
 
-    fn words(&self, command: Option<&Command>) -> String {
+    fn describe(&self, command: Option<&Command>) -> String {
         match command {
             Some(command) => command.in_table(&self.table).to_string(),
             None => format!("changing table inet {}", self.table),

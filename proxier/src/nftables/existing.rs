@@ -23,8 +23,8 @@ use super::table::{Chain, Table};
 
 /// Reads the table `name`; `None` if it is missing or has something that our tables never have.
 ///
-/// Rules are recognised, not decoded. A chain with other rules than in `wanted` gets as many empty
-/// ones. Costs a dump of the table's chains, rules and sets, and one of the elements of each set.
+/// Rules are recognised by their userdata, not decoded. A chain with other rules than in `wanted` gets
+/// as many empty rules, so that it differs. Costs a dump of the table's chains, rules and sets, and one of the elements of each set.
 ///
 /// # Errors
 /// Those of the socket and of the dumps.
@@ -154,26 +154,14 @@ impl Reader<'_> {
                 Ok(())
             },
         )?;
-        let mut rules = found.into_iter().peekable();
-        while let Some((name, first)) = rules.next() {
-            let mut existing = vec![first];
-            while let Some((_, next)) = rules.next_if(|(chain, _)| *chain == name) {
-                existing.push(next);
-            }
-            let wanted = self
-                .wanted
-                .chains
-                .get(&name)
-                .map_or(&[][..], |it| &it.rules);
-            let is_wanted = wanted
-                .iter()
-                .map(userdata)
-                .eq(existing.iter().map(|it| &**it));
-            if let Some(chain) = table.chains.get_mut(&name) {
-                chain.rules = match is_wanted {
-                    true => wanted.to_vec(),
-                    false => vec![Rule::new([]); existing.len()],
-                };
+        // The kernel dumps the rules of a chain one after the other.
+        for run in found.chunk_by(|(one, _), (next, _)| one == next) {
+            let Some((name, _)) = run.first() else {
+                continue;
+            };
+            if let Some(chain) = table.chains.get_mut(name) {
+                let wanted = self.wanted.chains.get(name);
+                chain.rules = recognise(run, wanted.map_or(&[][..], |chain| &chain.rules));
             }
         }
         Ok(())
@@ -248,11 +236,21 @@ impl Reader<'_> {
     }
 }
 
+/// Returns the `wanted` rules if the chain has exactly these, by their userdata, else as many empty
+/// rules as it has.
+fn recognise(existing: &[(Arc<str>, Box<[u8]>)], wanted: &[Rule]) -> Vec<Rule> {
+    let existing_data = existing.iter().map(|(_, data)| &**data);
+    match wanted.iter().map(userdata).eq(existing_data) {
+        true => wanted.to_vec(),
+        false => vec![Rule::new([]); existing.len()],
+    }
+}
+
 /// Reads a chain and whether it has the wanted hook; `None` if it is in another table.
 fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(bool, Chain)>, Error> {
     let its_table = find(contents(payload), NFTA_CHAIN_TABLE)?;
-    // To the kernel, names are any bytes. Names of ours are UTF-8, so no other can be wanted.
-    let is_ours = |its_table: Attribute<'_>| its_table.string().is_ok_and(|it| it == table);
+    // The kernel accepts names of any bytes. A name that is not UTF-8 is not ours.
+    let is_ours = |name: Attribute<'_>| name.string().is_ok_and(|name| name == table);
     if !its_table.is_some_and(is_ours) {
         return Ok(None);
     }
@@ -266,11 +264,12 @@ fn read_chain(payload: &[u8], table: &str, wanted: &Table) -> Result<Option<(boo
             NFTA_CHAIN_POLICY => policy = Some(attribute.u32_be()?),
             NFTA_CHAIN_HOOK => {
                 let part = |kind| find(attribute.nested(), kind);
-                let number = part(NFTA_HOOK_HOOKNUM)?.map(|it| it.u32_be()).transpose()?;
-                let priority = part(NFTA_HOOK_PRIORITY)?
-                    .map(|it| it.u32_be())
-                    .transpose()?;
-                hook = number.zip(priority);
+                let number = part(NFTA_HOOK_HOOKNUM)?;
+                let priority = part(NFTA_HOOK_PRIORITY)?;
+                hook = match (number, priority) {
+                    (Some(number), Some(priority)) => Some((number.u32_be()?, priority.u32_be()?)),
+                    _ => None,
+                };
             }
             _ => {}
         }

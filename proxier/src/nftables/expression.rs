@@ -3,6 +3,8 @@
 //! The expressions are those that nft generates. For example, `ip saddr` in a table of family `inet`
 //! becomes a comparison of the packet's family and the comparison of the address.
 
+use std::ops::RangeInclusive;
+
 use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
 
@@ -28,8 +30,8 @@ pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[Anonymous
 
 /// A 32-bit register, counted from 0.
 ///
-/// The kernel also numbers each four of them as one register of 16 bytes. Its dumps use that number if
-/// possible (`nft_dump_register`), and so does [`Register::number`].
+/// The kernel has a second numbering, in which four of these are one register of 16 bytes. Its dumps
+/// use the second number if possible (`nft_dump_register`), and so does [`Register::number`].
 #[derive(Clone, Copy)]
 struct Register(u32);
 
@@ -57,7 +59,7 @@ struct Expressions<'a, 'w> {
 impl Expressions<'_, '_> {
     fn statement(&mut self, statement: &Statement) {
         match statement {
-            Statement::Match(it) => self.matches(it),
+            Statement::Match(condition) => self.matches(condition),
             Statement::In { key, set } => {
                 self.load_key(key);
                 self.lookup(SetName::Named(set), None);
@@ -77,26 +79,8 @@ impl Expressions<'_, '_> {
                     data.u32_be(NFTA_DYNSET_SREG_DATA, SECOND.number());
                 });
             }
-            Statement::Masquerade { ports } => {
-                self.immediate(FIRST, &ports.start().to_be_bytes());
-                self.immediate(SECOND, &ports.end().to_be_bytes());
-                let flags = NF_NAT_RANGE_PROTO_SPECIFIED | NF_NAT_RANGE_PROTO_RANDOM_FULLY;
-                self.expression("masq", |data| {
-                    data.u32_be(NFTA_MASQ_FLAGS, flags);
-                    data.u32_be(NFTA_MASQ_REG_PROTO_MIN, FIRST.number());
-                    data.u32_be(NFTA_MASQ_REG_PROTO_MAX, SECOND.number());
-                });
-            }
-            Statement::Reject(reject) => self.expression("reject", |data| match reject {
-                Reject::TcpReset => {
-                    data.u32_be(NFTA_REJECT_TYPE, NFT_REJECT_TCP_RST);
-                    data.u8(NFTA_REJECT_ICMP_CODE, 0);
-                }
-                Reject::PortUnreachable => {
-                    data.u32_be(NFTA_REJECT_TYPE, NFT_REJECT_ICMPX_UNREACH);
-                    data.u8(NFTA_REJECT_ICMP_CODE, NFT_REJECT_ICMPX_PORT_UNREACH);
-                }
-            }),
+            Statement::Masquerade { ports } => self.masquerade(ports),
+            Statement::Reject(reject) => self.reject(*reject),
             Statement::Verdict(verdict) => self.expression("immediate", |data| {
                 data.u32_be(NFTA_IMMEDIATE_DREG, 0);
                 data.nested(NFTA_IMMEDIATE_DATA, |data| write_verdict(data, verdict));
@@ -104,8 +88,30 @@ impl Expressions<'_, '_> {
         }
     }
 
-    fn matches(&mut self, it: &Match) {
-        match it {
+    fn masquerade(&mut self, ports: &RangeInclusive<u16>) {
+        self.immediate(FIRST, &ports.start().to_be_bytes());
+        self.immediate(SECOND, &ports.end().to_be_bytes());
+        let flags = NF_NAT_RANGE_PROTO_SPECIFIED | NF_NAT_RANGE_PROTO_RANDOM_FULLY;
+        self.expression("masq", |data| {
+            data.u32_be(NFTA_MASQ_FLAGS, flags);
+            data.u32_be(NFTA_MASQ_REG_PROTO_MIN, FIRST.number());
+            data.u32_be(NFTA_MASQ_REG_PROTO_MAX, SECOND.number());
+        });
+    }
+
+    fn reject(&mut self, reject: Reject) {
+        let (kind, code) = match reject {
+            Reject::TcpReset => (NFT_REJECT_TCP_RST, 0),
+            Reject::PortUnreachable => (NFT_REJECT_ICMPX_UNREACH, NFT_REJECT_ICMPX_PORT_UNREACH),
+        };
+        self.expression("reject", |data| {
+            data.u32_be(NFTA_REJECT_TYPE, kind);
+            data.u8(NFTA_REJECT_ICMP_CODE, code);
+        });
+    }
+
+    fn matches(&mut self, condition: &Match) {
+        match condition {
             Match::Source(relation, networks) => self.source(*relation, networks),
             Match::Protocol(protocols) => {
                 self.load(Selector::Protocol, FIRST);
@@ -115,6 +121,7 @@ impl Expressions<'_, '_> {
                 }
             }
             Match::InputInterface(relation, name) => {
+                // With its NUL bytes the comparison covers the whole name, not only a prefix.
                 let mut bytes = name.as_bytes().to_vec();
                 bytes.resize(IFNAMSIZ, 0);
                 self.load_meta(NFT_META_IIFNAME, FIRST);
@@ -147,18 +154,20 @@ impl Expressions<'_, '_> {
                 });
                 self.compare(Relation::Is, &RTN_LOCAL.to_ne_bytes());
             }
-            Match::EchoRequest(family) => {
-                let (protocol, kind) = match family {
-                    Family::V4 => (IPPROTO_ICMP, ICMP_ECHO),
-                    Family::V6 => (IPPROTO_ICMPV6, ICMPV6_ECHO_REQUEST),
-                };
-                self.compare_family(*family);
-                self.load(Selector::Protocol, FIRST);
-                self.compare(Relation::Is, &[protocol]);
-                self.load_payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, FIRST);
-                self.compare(Relation::Is, &[kind]);
-            }
+            Match::EchoRequest(family) => self.echo_request(*family),
         }
+    }
+
+    fn echo_request(&mut self, family: Family) {
+        let (protocol, kind) = match family {
+            Family::V4 => (IPPROTO_ICMP, ICMP_ECHO),
+            Family::V6 => (IPPROTO_ICMPV6, ICMPV6_ECHO_REQUEST),
+        };
+        self.compare_family(family);
+        self.load(Selector::Protocol, FIRST);
+        self.compare(Relation::Is, &[protocol]);
+        self.load_payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, FIRST);
+        self.compare(Relation::Is, &[kind]);
     }
 
     fn source(&mut self, relation: Relation, networks: &Networks) {
@@ -382,10 +391,10 @@ pub(super) fn read_verdict(data: &Attribute<'_>) -> Result<Option<Verdict>, Erro
         return Ok(None);
     };
     let part = |kind| find(verdict.nested(), kind);
-    let code = part(NFTA_VERDICT_CODE)?.map(|it| it.u32_be()).transpose()?;
-    let chain = part(NFTA_VERDICT_CHAIN)?
-        .map(|it| it.string())
-        .transpose()?;
+    let code = part(NFTA_VERDICT_CODE)?;
+    let code = code.map(|code| code.u32_be()).transpose()?;
+    let chain = part(NFTA_VERDICT_CHAIN)?;
+    let chain = chain.map(|chain| chain.string()).transpose()?;
     Ok(match (code.map(u32::cast_signed), chain) {
         (Some(NF_ACCEPT), _) => Some(Verdict::Accept),
         (Some(NF_DROP), _) => Some(Verdict::Drop),

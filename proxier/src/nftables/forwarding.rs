@@ -1,8 +1,8 @@
 //! Our rule in the forward chains of other programs.
 //!
-//! A packet passes the chains of all tables, and one drop is final. If another program's forward chain
-//! has the policy drop (Docker runs `iptables -P FORWARD DROP`), no rule in our own table can save the
-//! packet. IPVS takes requests from the input hook and sends them through the output hook, so the
+//! A packet passes the chains of all tables, and a drop in any of them is final. If another program's
+//! forward chain has the policy drop (Docker runs `iptables -P FORWARD DROP`), no rule in our own table
+//! can prevent the drop. IPVS takes requests from the input hook and sends them through the output hook, so the
 //! forward hook sees only the answers of endpoints, and only if the client is not a process of this
 //! node. Every such chain gets one rule at its head that accepts these answers. kube-proxy inserts
 //! its KUBE-FORWARD chain in the same way.
@@ -151,7 +151,8 @@ impl Forwarding {
     /// Removes our rules from all chains and returns the chains that had one.
     ///
     /// # Errors
-    /// If the chains cannot be listed. If single chains fail, the last error, after all chains.
+    /// If the chains cannot be listed. If some chains fail, the others are still tried, and the last error
+    /// is returned.
     pub fn remove_rules(&mut self) -> Result<Vec<ForwardChain>, Error> {
         let mut result = Ok(Vec::new());
         for (chain, _) in self.chains()? {

@@ -1,6 +1,7 @@
 //! Hashes of the bytes that the kernel gets for a part of a table.
 //!
-//! Userdata of rules in the kernel and the state file keep hashes for later builds of this program.
+//! The userdata of rules in the kernel and the ledger's file keep hashes for later builds of this
+//! program.
 //! `std::hash::DefaultHasher` does not suit, because its algorithm may change with each Rust release.
 //! Encoded bytes suit better than text or `Debug` output: if another version encodes an unchanged
 //! value in other bytes, its hash differs too.

@@ -11,7 +11,7 @@ use super::anonymous::{AnonymousSet, anonymous_sets};
 use super::command::Command;
 use super::existing::userdata;
 use super::expression::{write_rule, write_verdict};
-use super::rule::Verdict;
+use super::rule::{Rule, Verdict};
 use super::set::{Key, Set, SetKind};
 use super::sys::*;
 use super::table::Hook;
@@ -31,13 +31,26 @@ pub(super) enum Base {
     Deleted,
 }
 
-/// How many commands a message may carry.
+/// The rule for grouping commands into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grouping {
-    /// Many elements of one set.
+    /// A message carries many elements of one set, but only one of other commands.
     ManyElements,
-    /// One, so that the kernel's refusal names a command.
+    /// A message carries one command, so that the kernel's refusal names it.
     OneCommand,
+}
+
+impl Grouping {
+    /// Returns whether one message can carry the commands `group` and `next`.
+    fn admits(self, group: &[Command], next: &Command) -> bool {
+        let Some(first) = group.first() else {
+            return true;
+        };
+        match self {
+            Self::ManyElements => group.len() < ELEMENTS_PER_MESSAGE && fit_together(first, next),
+            Self::OneCommand => false,
+        }
+    }
 }
 
 /// An encoded transaction.
@@ -77,16 +90,7 @@ pub(super) fn transaction(
     }
     let mut group = Vec::new();
     for command in commands {
-        let is_full = match grouping {
-            Grouping::ManyElements => {
-                group.len() == ELEMENTS_PER_MESSAGE
-                    || group
-                        .first()
-                        .is_some_and(|first| !fit_together(first, &command))
-            }
-            Grouping::OneCommand => !group.is_empty(),
-        };
-        if is_full {
+        if !grouping.admits(&group, &command) {
             encoder.commands(&group)?;
             group.clear();
         }
@@ -222,25 +226,28 @@ impl Encoder<'_> {
                 writer.string(NFTA_CHAIN_TABLE, table);
                 writer.string(NFTA_CHAIN_NAME, name);
             }),
-            Command::AddRule(chain, rule) => {
-                let sets = anonymous_sets(rule, &mut self.next_id);
-                for set in &sets {
-                    self.anonymous_set(set, &subject)?;
-                }
-                self.message(NFT_MSG_NEWRULE, NLM_F_APPEND, subject, |writer| {
-                    writer.string(NFTA_RULE_TABLE, table);
-                    writer.string(NFTA_RULE_CHAIN, chain);
-                    writer.nested(NFTA_RULE_EXPRESSIONS, |expressions| {
-                        write_rule(expressions, rule, &sets);
-                    });
-                    writer.bytes(NFTA_RULE_USERDATA, &userdata(rule));
-                })
-            }
+            Command::AddRule(chain, rule) => self.add_rule(chain, rule, subject),
             Command::FlushChain(chain) => self.message(NFT_MSG_DELRULE, 0, subject, |writer| {
                 writer.string(NFTA_RULE_TABLE, table);
                 writer.string(NFTA_RULE_CHAIN, chain);
             }),
         }
+    }
+
+    fn add_rule(&mut self, chain: &str, rule: &Rule, subject: Range<usize>) -> Result<()> {
+        let table = self.table;
+        let sets = anonymous_sets(rule, &mut self.next_id);
+        for set in &sets {
+            self.anonymous_set(set, &subject)?;
+        }
+        self.message(NFT_MSG_NEWRULE, NLM_F_APPEND, subject, |writer| {
+            writer.string(NFTA_RULE_TABLE, table);
+            writer.string(NFTA_RULE_CHAIN, chain);
+            writer.nested(NFTA_RULE_EXPRESSIONS, |expressions| {
+                write_rule(expressions, rule, &sets);
+            });
+            writer.bytes(NFTA_RULE_USERDATA, &userdata(rule));
+        })
     }
 
     fn anonymous_set(&mut self, set: &AnonymousSet, subject: &Range<usize>) -> Result<()> {

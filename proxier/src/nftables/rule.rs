@@ -38,9 +38,9 @@ impl fmt::Display for Rule {
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
-    /// Compares the packet.
+    /// Continues with the next statement if the condition holds for the packet.
     Match(Match),
-    /// Matches if the set has an element for the packet.
+    /// Continues with the next statement if the set has an element for the packet.
     In {
         /// The packet's values for each part of the set's key.
         key: Box<[Selector]>,
@@ -175,8 +175,8 @@ pub enum Verdict {
 }
 
 impl From<Match> for Statement {
-    fn from(it: Match) -> Self {
-        Self::Match(it)
+    fn from(condition: Match) -> Self {
+        Self::Match(condition)
     }
 }
 
@@ -189,7 +189,7 @@ impl From<Verdict> for Statement {
 impl fmt::Display for Statement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Match(it) => it.fmt(f),
+            Self::Match(condition) => condition.fmt(f),
             Self::In { key, set } => write!(f, "{} @{set}", Joined(key)),
             Self::VerdictMap { key, map } => write!(f, "{} vmap @{map}", Joined(key)),
             Self::SetMark(mark) => write!(f, "meta mark set {mark}"),
@@ -215,7 +215,8 @@ impl fmt::Display for Match {
             Self::Protocol(protocols) => match protocols[..] {
                 [protocol] => write!(f, "meta l4proto {}", protocol_name(protocol)),
                 _ => {
-                    let names: Vec<_> = protocols.iter().map(|&it| protocol_name(it)).collect();
+                    let names = protocols.iter().copied().map(protocol_name);
+                    let names: Vec<_> = names.collect();
                     write!(f, "meta l4proto {{ {} }}", names.join(", "))
                 }
             },

@@ -34,10 +34,12 @@ impl<'a> Context<'a> {
         machine: &'a Machine,
         config: &'a PlanConfig,
     ) -> Self {
-        let named = snapshot.node().map_or(&[][..], |node| &node.addresses);
+        let before = || machine.node_port_addresses.iter().copied().collect();
+        let named = snapshot.node().map(|node| node.addresses.clone());
+        let named = named.unwrap_or_else(before);
         let serving = |family| {
             let chosen = &config.node_port_addresses;
-            chosen.serving(family, &machine.addresses, named)
+            chosen.serving(family, &machine.addresses, &named)
         };
         Self {
             snapshot,

@@ -5,26 +5,28 @@ use crate::dataplane::{Failure, Outcome};
 use crate::op::Op;
 use crate::plan::Changed;
 
-/// What a round changed, and what failed.
+/// The changes of a round and their failures.
 #[derive(Clone, Debug, Default)]
 pub struct Applied {
-    /// The result of writing packet rules, if they had to change.
+    /// The result of writing packet rules; `None` if no write was due.
     pub rules: Option<Result<(), Failure>>,
-    /// The result of sweeping stale flows, if there could be any.
+    /// The result of sweeping stale flows; `None` if no Op could have made a flow stale.
     pub flows: Option<Result<Swept, Failure>>,
     /// The Ops, in order.
     pub ops: Vec<Op>,
     /// The result of each Op, in order.
     pub outcomes: Vec<Outcome>,
-    /// Why the ledger could not be written, if it could not. Until a later flush succeeds, the next
-    /// process would take new virtual servers outside the service ranges for foreign.
+    /// The failure of writing the ledger.
+    ///
+    /// If the process ended before a later write succeeds, the next process would treat new virtual
+    /// servers outside the service ranges as foreign.
     pub unrecorded: Option<Failure>,
     /// The drift that this round repairs.
     pub drifted: Changed,
 }
 
 impl Applied {
-    /// Everything that failed.
+    /// Returns every failure of the round.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
         let rules = self.rules.iter().filter_map(|result| result.as_ref().err());
         let ops = self.outcomes.iter();
@@ -34,7 +36,7 @@ impl Applied {
         rules.chain(ops).chain(flows).chain(&self.unrecorded)
     }
 
-    /// Whether `op` repairs drift.
+    /// Returns whether `op` repairs drift.
     pub fn is_repair(&self, op: &Op) -> bool {
         match op.service_key() {
             Some(key) => self.drifted.virtual_servers.contains(&key),

@@ -1,4 +1,4 @@
-//! Connection tracking entries that Ops made stale.
+//! Flows (connection tracking entries) that Ops made stale.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,14 +12,15 @@ use crate::op::Op;
 use crate::plan::Desired;
 use crate::timer::Timer;
 
-/// The pause before a sweep that failed is tried again.
+/// The pause after a failed sweep.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The flows that are still to be swept.
+/// The flows that wait to be swept.
 #[derive(Debug)]
 pub(super) struct Flows {
-    /// The virtual servers with stale flows, with one Op that made them stale. One of each: more
-    /// would accumulate while sweeps fail.
+    /// The virtual servers with stale flows, each with the last Op that made flows stale.
+    ///
+    /// One Op suffices to sweep a virtual server; a list would grow while sweeps fail.
     unswept: BTreeMap<ipvs::ServiceKey, Op>,
     /// Endpoints whose late answers may block their new flows.
     strays: Strays,
@@ -37,7 +38,7 @@ impl Default for Flows {
 }
 
 impl Flows {
-    /// Notes what `op`, which took effect at `now`, makes stale. `observed` is the state before it.
+    /// Notes the flows that `op` makes stale. It took effect at `now`; `observed` is the state before.
     pub(super) fn note(&mut self, op: &Op, observed: &Observed, now: Duration) {
         self.strays.record(op, observed, now);
         if let Some(key) = op.service_key().filter(|_| Stale::may_result_from(op)) {
@@ -45,9 +46,9 @@ impl Flows {
         }
     }
 
-    /// Deletes the stale flows; `None` if there can be none.
+    /// Deletes the stale flows; `None` if no flow can be stale.
     ///
-    /// What a sweep that fails would have deleted is part of the next one.
+    /// After a failure, the next sweep looks for the same flows again.
     pub(super) fn sweep(
         &mut self,
         dataplane: &mut impl Dataplane,
@@ -76,7 +77,7 @@ impl Flows {
         Some(result)
     }
 
-    /// When flows are to be swept next.
+    /// Returns when the next sweep is due.
     pub(super) fn next_due(&self) -> Option<Duration> {
         let timers = [self.retry.due(), self.strays.next_due()];
         timers.into_iter().flatten().min()

@@ -1,28 +1,29 @@
-//! What the kernel has, as far as known.
+//! The kernel's state as far as known, and drift.
 
 use crate::observed::Observed;
 use crate::plan::{Changed, Desired};
 
-/// The observed state of the kernel, and where the plan may differ from it.
+/// The observed state of the kernel, and the parts of it that may differ from the plan.
 #[derive(Debug, Default)]
 pub(super) struct KernelState {
-    /// What was read or written last.
+    /// The state as last read or written.
     pub(super) observed: Observed,
-    /// Whether `observed` can be trusted: it was read once, and no answer was lost since.
+    /// Whether `observed` can be trusted: it was read, and since then no answer was lost.
     pub(super) is_known: bool,
-    /// What to compare in the next round.
+    /// The virtual servers and addresses that the next round compares.
     pub(super) pending: Changed,
 }
 
 impl KernelState {
-    /// Takes the state out before a resync, as the expectation to find drift by; `None` if it
-    /// cannot be trusted.
+    /// Takes the observed state, so that a resync can find drift from it; `None` if it is unknown.
+    ///
+    /// The state is unknown from then on, until the resync has read it.
     pub(super) fn expected(&mut self) -> Option<Observed> {
         let is_known = std::mem::take(&mut self.is_known);
         is_known.then(|| std::mem::take(&mut self.observed))
     }
 
-    /// Shares the destinations of a virtual server with the plan, where they are equal.
+    /// Shares the memory of a virtual server's destinations with the plan if they are equal.
     pub(super) fn share(&mut self, key: &ipvs_netlink::ServiceKey, desired: &Desired) {
         let wanted = desired.virtual_servers.get(key);
         let observed = self.observed.virtual_servers.get_mut(key);
@@ -32,8 +33,10 @@ impl KernelState {
     }
 }
 
-/// Returns the virtual servers of the plan and the service addresses that differ from `expected`:
-/// another program changed them.
+/// Returns the drift: desired virtual servers and service addresses in which `found` differs from
+/// `expected`.
+///
+/// Other virtual servers are not compared: they are foreign, or this round deletes them.
 pub(super) fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
     let is_changed = |key: &&ipvs_netlink::ServiceKey| {
         expected.virtual_servers.get(*key) != found.virtual_servers.get(*key)

@@ -1,12 +1,14 @@
-//! A round, step by step.
+//! The steps of a round.
 //!
 //! ```text
 //!  plan ─▶ read ─▶ compare ─▶ own ─▶ tighten rules ─▶ apply Ops ─▶ learn ─▶ loosen rules ─▶ sweep flows ─▶ record
 //! ```
 //!
-//! The order keeps three promises. A virtual server is in the ledger before it exists. Rules tighten
-//! before the Ops that need them and loosen after. If the process is killed between two steps, the
-//! next one finds a state that it can continue from.
+//! The order keeps three promises:
+//!
+//! * A virtual server is in the ledger before it exists.
+//! * Rules tighten before the Ops that need them, and loosen after.
+//! * If the process is killed between two steps, the next process can continue from there.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,6 +17,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::kernel::drift;
+use super::node::node_port_addresses;
 use super::{Applied, Error, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::diff::{DeletionRules, diff, diff_address, diff_server, sort};
@@ -28,7 +31,7 @@ use crate::store::{Snapshot, Touched};
 /// How much a round compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// What events touched, what is due.
+    /// The objects that events touched, and those with due work.
     Pending,
     /// Everything, after reading the kernel back.
     All,
@@ -60,10 +63,13 @@ impl<D: Dataplane> Proxier<D> {
         })
     }
 
-    /// Plans what events touched. Returns the differences in the plan.
+    /// Plans the Services that events touched. Returns the differences in the plan.
     ///
-    /// A destination that drains and is desired again no longer drains.
+    /// Ends the drains of destinations that are desired again.
     fn plan_touched(&mut self) -> Changed {
+        let snapshot = &self.input.snapshot;
+        self.machine.node_port_addresses =
+            node_port_addresses(snapshot, &self.machine, self.ledger.owned());
         let touched = std::mem::replace(&mut self.input.touched, Touched::none());
         let changed = self
             .planner
@@ -79,7 +85,7 @@ impl<D: Dataplane> Proxier<D> {
         changed
     }
 
-    /// Reads the whole kernel and plans. Returns the drift.
+    /// Plans, and reads the whole kernel. Returns the drift.
     pub(super) fn read_back(&mut self, now: Duration) -> Result<Changed, Error> {
         let expected = self.kernel.expected();
         let mut ours = std::mem::take(&mut self.kernel.pending);
@@ -105,7 +111,7 @@ impl<D: Dataplane> Proxier<D> {
         let mut drifted = expected.map_or_else(Changed::default, |expected| {
             drift(expected, observed, desired)
         });
-        // A difference that this round was about to make itself is no drift.
+        // Where this round was about to write anyway, a difference is no drift.
         let is_ours = |key: &_| ours.virtual_servers.contains(key);
         drifted.virtual_servers.retain(|key| !is_ours(key));
         let addresses = &mut drifted.addresses;
@@ -117,6 +123,8 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Plans, and reads the virtual servers whose failed Ops or draining destinations are due.
+    ///
+    /// Returns no drift: only a resync looks for it.
     fn read_due(&mut self, now: Duration) -> Result<Changed, Error> {
         let changed = self.plan_touched();
         self.kernel.pending.extend(&changed);
@@ -125,7 +133,8 @@ impl<D: Dataplane> Proxier<D> {
         let counts = self.ledger.drains().due(now).into_iter();
         for key in counts.chain(retries.virtual_servers) {
             let found = self.dataplane.virtual_server(&key);
-            // The timers of the other keys are cleared already, so the next round reads everything.
+            // All due timers are cleared already. If a read fails, no timer would bring the remaining
+            // keys back, so the next round must read everything.
             self.kernel.is_known = found.is_ok();
             let found = found?;
             self.ledger.count(&key, found.as_ref(), now);
@@ -173,7 +182,7 @@ impl<D: Dataplane> Proxier<D> {
         ops
     }
 
-    /// Records the virtual servers that `ops` create or change as owned.
+    /// Records the desired virtual servers that `ops` create or change as owned.
     fn own(&mut self, ops: &[Op], now: Duration) {
         let desired = self.planner.desired();
         let (mut last, mut count) = (None, 0);
@@ -190,13 +199,14 @@ impl<D: Dataplane> Proxier<D> {
             self.ledger.pack();
         }
         if count > 0 {
-            // A failure is reported by the flush at the end of the round, which tries once more.
+            // The flush at the end of the round tries again and reports the failure.
             let _ = self.ledger.flush(now);
         }
     }
 
-    /// Writes the rules that the Ops need. If the kernel refuses them, takes the Ops out that would
-    /// admit clients whom those rules keep out.
+    /// Writes the rules that the Ops need.
+    ///
+    /// If the kernel refuses them, removes the Ops that would admit clients outside the source ranges.
     fn tighten_rules(&mut self, ops: &mut Vec<Op>, now: Duration) -> Option<Result<(), Failure>> {
         let territory = self.territory();
         let rules = self.rules.as_mut()?;
@@ -214,7 +224,7 @@ impl<D: Dataplane> Proxier<D> {
                 .filter
                 .guard(doomed.filter_map(Frontend::of), addresses);
         }
-        // Guards that no Op of this round needs are removed in the same transaction.
+        // Removes guards that no Op of this round needs, in the same transaction.
         rules.filter.release(&self.kernel.observed, &self.machine);
         let written = rules.write(&mut self.dataplane, &mut self.ledger, now);
         if !rules.filter.is_in_step() {
@@ -223,7 +233,7 @@ impl<D: Dataplane> Proxier<D> {
         written
     }
 
-    /// Takes out the Ops that create a frontend with source ranges; the next round has them again.
+    /// Removes the Ops that create a frontend with source ranges, and marks it for the next round.
     fn hold_back(&mut self, ops: &mut Vec<Op>) {
         let (keys, addresses) = self.planner.desired().restricted();
         let observed = &self.kernel.observed.virtual_servers;
@@ -241,18 +251,18 @@ impl<D: Dataplane> Proxier<D> {
         });
     }
 
-    /// Removes the guards that the Ops made superfluous. An Op that failed keeps its guard.
+    /// Removes the guards that the Ops made superfluous. If an Op failed, its guard stays.
     fn loosen_rules(&mut self, now: Duration) -> Option<Result<(), Failure>> {
         let rules = self.rules.as_mut()?;
-        let is_any = rules.filter.release(&self.kernel.observed, &self.machine);
-        // Rules that are not in step are written as a whole when their retry is due.
-        if !is_any || !rules.filter.is_in_step() {
+        let has_released = rules.filter.release(&self.kernel.observed, &self.machine);
+        // After a refused write, the retry writes the whole table, without these guards.
+        if !has_released || !rules.filter.is_in_step() {
             return None;
         }
         rules.write(&mut self.dataplane, &mut self.ledger, now)
     }
 
-    /// Draws the conclusions of each Op's outcome.
+    /// Records the outcome of each Op in the ledger, the observed state and the retries.
     fn learn(&mut self, ops: &[Op], outcomes: &[Outcome], now: Duration) {
         let mut outcomes = outcomes.iter();
         // The Ops of a virtual server follow each other. Those of addresses have no key.
@@ -306,6 +316,7 @@ impl<D: Dataplane> Proxier<D> {
         self.retries.add(op, now);
     }
 
+    /// Writes the ledger's queued records. A resync also checks the file and compacts it.
     fn record(&mut self, extent: Extent, now: Duration) -> Result<(), Failure> {
         if extent == Extent::All {
             self.ledger.check_file();
@@ -317,6 +328,7 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
+    /// Returns the address ranges that decide about ownership.
     pub(super) fn territory(&self) -> Territory {
         Territory {
             ours: self.input.snapshot.service_ranges().collect(),
@@ -327,7 +339,8 @@ impl<D: Dataplane> Proxier<D> {
 
 /// Returns the addresses that are programmed before all others.
 ///
-/// At them, every process of this node, perhaps this one too, reaches the API server.
+/// These are the cluster IPs of the API server, through which processes of this node, perhaps this one
+/// too, reach it.
 pub(super) fn first_addresses(snapshot: &Snapshot) -> BTreeSet<IpAddr> {
     let api_server = ObjectName::new("default", "kubernetes");
     let service = snapshot.service(&api_server).into_iter();

@@ -7,7 +7,7 @@ use crate::filter::{Filter, FilterConfig, Write};
 use crate::ledger::{Ledger, WrittenRules};
 use crate::timer::Timer;
 
-/// The filter, and when rules that the kernel refused are written again.
+/// The packet rules, and when a refused write is tried again.
 #[derive(Debug)]
 pub(super) struct Rules {
     pub(super) filter: Filter,
@@ -22,15 +22,17 @@ impl Rules {
         }
     }
 
-    /// Compares the number of the present state of all packet rules with the one in the ledger: the
-    /// rules are trusted if no program, we included, has changed any since.
+    /// Decides whether the kernel's rules are those that the ledger names.
+    ///
+    /// They are if the generation is still the recorded one: then no program has changed any rule
+    /// since our last write. Costs two requests; reading 10,000 Services' rules back takes 50 ms.
     pub(super) fn check(
         &mut self,
         dataplane: &mut impl Dataplane,
         ledger: &Ledger,
     ) -> Result<(), Failure> {
         match (dataplane.rules_generation()?, ledger.rules()) {
-            (Some(now), Some(written)) if now == written.generation => {
+            (Some(generation), Some(written)) if generation == written.generation => {
                 self.filter.trust(written.fingerprint);
             }
             _ => self.filter.distrust(),
@@ -38,8 +40,9 @@ impl Rules {
         Ok(())
     }
 
-    /// Writes what the kernel lacks, in one transaction, and records it; `None` if there is nothing
-    /// to write, or if a refused write is not yet due again.
+    /// Writes the pending rules in one transaction and records them in the ledger.
+    ///
+    /// `None` if no rules are pending, or if a refused write is not yet due again.
     pub(super) fn write(
         &mut self,
         dataplane: &mut impl Dataplane,
@@ -54,11 +57,11 @@ impl Rules {
             self.retry.reset();
             return None;
         };
-        let table = match write {
+        let written = match write {
             Write::Commands(commands) => dataplane.change_rules(self.filter.table(), &commands),
             Write::Table => dataplane.replace_rules(self.filter.table()),
         };
-        match table {
+        match written {
             Ok(generation) => {
                 self.filter.written();
                 self.retry.reset();

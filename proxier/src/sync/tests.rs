@@ -14,6 +14,7 @@ use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::store::Update;
 
 mod failures;
+mod node;
 mod order;
 mod ownership;
 mod partial;

@@ -1,0 +1,86 @@
+//! What a round does while this node's Node object is unknown.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipvs_netlink as ipvs;
+
+use crate::ledger::Owned;
+use crate::plan::Machine;
+use crate::problem::Problem;
+use crate::store::Snapshot;
+
+/// How many nodes of a similar name a Problem lists.
+const SAMPLES: usize = 3;
+
+/// Returns the Problem that the Node `name` does not exist; `None` if it does, or if no endpoint
+/// names any node, so that nothing depends on it.
+///
+/// # Cost
+/// Linear in the endpoints, while the Node does not exist.
+pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
+    if name.is_empty() || snapshot.node().is_some() {
+        return None;
+    }
+    let slices = snapshot.services().flat_map(|it| snapshot.slices(&it.name));
+    let endpoints = slices.flat_map(|slice| &slice.endpoints);
+    let nodes: BTreeSet<&str> = endpoints
+        .filter_map(|endpoint| endpoint.location.node.as_deref())
+        .collect();
+    if nodes.is_empty() {
+        return None;
+    }
+    let message = if nodes.contains(name) {
+        "does not exist (yet), though endpoints name it: its zone and addresses are unknown, so \
+         topology hints are ignored"
+            .to_owned()
+    } else {
+        let resembles = |node: &&&str| first_label(node).eq_ignore_ascii_case(first_label(name));
+        let similar: Vec<&str> = nodes
+            .iter()
+            .filter(resembles)
+            .take(SAMPLES)
+            .copied()
+            .collect();
+        let similar = match similar[..] {
+            [] => String::new(),
+            _ => format!(" (endpoints run on {})", similar.join(", ")),
+        };
+        format!(
+            "does not exist (yet): no endpoint is local, so policy Local rejects all connections, \
+             and topology hints are ignored; if the node has another name{similar}, pass it with \
+             --hostname-override"
+        )
+    };
+    Some(Problem::new(format_args!("Node {name}"), "", "", message))
+}
+
+/// The part of a host name before its domain: a Node may have either form.
+fn first_label(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
+}
+
+/// Returns the addresses of the machine at which owned virtual servers serve node ports.
+///
+/// An earlier process created them when it knew the Node. Without them, `--nodeport-addresses
+/// primary` would delete all node ports until the Node is known again.
+pub(super) fn node_port_addresses(
+    snapshot: &Snapshot,
+    machine: &Machine,
+    owned: &Owned,
+) -> BTreeSet<IpAddr> {
+    if snapshot.node().is_some() {
+        return BTreeSet::new();
+    }
+    let ports = snapshot.services().flat_map(|service| &service.ports);
+    let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
+    let serving = owned.iter().filter_map(|(key, _)| match *key {
+        ipvs::ServiceKey::Address { address, port, .. } if node_ports.contains(&port) => {
+            Some(address)
+        }
+        _ => None,
+    });
+    serving
+        .filter(|address| machine.addresses.contains(address))
+        .collect()
+}
