@@ -1,6 +1,6 @@
 //! A client with one function per IPVS command.
 //!
-//! `apply` has the functions that send a [`crate::Change`], `dump` those that list objects.
+//! The functions in `apply` send a [`crate::Change`]; the functions in `dump` list objects.
 
 use rustix::io::Errno;
 

@@ -15,6 +15,8 @@ use crate::error::{Error, Result};
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
 /// The requested size of the socket's receive queue; granted in full only with CAP_NET_ADMIN.
+///
+/// If the queue is full, the kernel drops notifications, and the caller must read everything back.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 
 /// Receives the notifications of multicast groups of one netlink family.

@@ -46,6 +46,8 @@ const BYTES_PER_SEND: usize = 64 * 1024;
 const RECEIVE_BUFFER: usize = 64 * 1024;
 
 /// The requested size of the socket's receive queue; granted in full only with CAP_NET_ADMIN.
+///
+/// If every request of a large transaction fails, the answers exceed the default size.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 
 /// The maximum number of attempts of a dump that changes interrupt.
@@ -108,6 +110,7 @@ impl Transport {
         };
         let mut socket = Socket::new(protocol).map_err(failed)?;
         socket.bind_auto().map_err(failed)?;
+        // The kernel adds a text to an error, and quotes only the header of the rejected request.
         socket.set_ext_ack(true).map_err(failed)?;
         socket.set_cap_ack(true).map_err(failed)?;
         // SO_RCVBUFFORCE needs CAP_NET_ADMIN; SO_RCVBUF grants at most net.core.rmem_max.

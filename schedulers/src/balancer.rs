@@ -39,9 +39,9 @@ use crate::thresholds::Thresholds;
 /// ```
 ///
 /// # Errors
-/// Methods with a [`ServerId`] return [`Error::NotFound`] if no server has that id. The methods that
-/// count connections accept a removed server as long as it has connections; the others do not.
-/// A call that fails changes nothing.
+/// Methods with a [`ServerId`] return [`Error::NotFound`] if no server has that id. A removed server
+/// exists while it has connections, so that their ends can be counted. Methods that change its weight,
+/// thresholds or overload mark return [`Error::NotFound`] then. A call that fails changes nothing.
 #[derive(Debug)]
 pub struct Balancer<S = Box<dyn Scheduler>> {
     servers: Servers,

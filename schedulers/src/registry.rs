@@ -10,7 +10,7 @@ use crate::scheduler::Scheduler;
 
 type Factory = Box<dyn Fn(&Options) -> Box<dyn Scheduler> + Send + Sync>;
 
-/// Schedulers by name: the kernel's, and those that the caller registers.
+/// Schedulers by name: the kernel's, and any that the caller registers.
 ///
 /// ```
 /// use schedulers::{Options, Registry, Request, Scheduler, ServerId, Servers};

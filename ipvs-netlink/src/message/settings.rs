@@ -11,7 +11,7 @@ use crate::sys::{
     IPVS_INFO_ATTR_CONN_TAB_SIZE, IPVS_INFO_ATTR_VERSION,
 };
 
-/// Writes the timeouts; the kernel ignores those that are 0 (`ip_vs_set_timeout`).
+/// Writes the timeouts; the kernel ignores a timeout of 0 (`ip_vs_set_timeout`).
 pub fn write_timeouts(writer: &mut Writer<'_>, timeouts: &Timeouts) {
     writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP, timeouts.tcp_secs);
     writer.u32(IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, timeouts.tcp_fin_secs);
