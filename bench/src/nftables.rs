@@ -20,7 +20,7 @@ use clap::Args;
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Protocol, TrafficPolicy};
-use proxier::testing::nftables::{self, Client, transaction_length};
+use proxier::testing::nftables::{self, RulesClient, transaction_length};
 use proxier::testing::plan::{Admission, Availability, Scope};
 use serde::Serialize;
 
@@ -130,7 +130,7 @@ impl Flags {
 
     fn ours(&self) -> anyhow::Result<Round> {
         let mut rules = rules(self.services);
-        let mut client = Client::open(TABLE)?;
+        let mut client = RulesClient::open(TABLE)?;
         let start = Instant::now();
         client.replace(rules.table())?;
         let whole = start.elapsed();

@@ -5,7 +5,7 @@
 //! client notices the failure and opens a new connection; UDP and SCTP flows must be deleted.
 //!
 //! ```text
-//!   Ops, Desired ──▶ Stale ──▶ Client::sweep: one pass over the table, then deletions
+//!   Ops, Desired ──▶ Stale ──▶ ConntrackClient::sweep: one pass over the table, then deletions
 //!   Ops, time ──▶ Strays ──┘
 //! ```
 
@@ -15,7 +15,7 @@ mod stale;
 mod strays;
 mod sys;
 
-pub use client::{Client, Swept};
+pub use client::{ConntrackClient, Swept};
 pub use flow::Flow;
 pub use stale::Stale;
 pub(crate) use strays::Strays;

@@ -7,8 +7,8 @@
 //!   nft syntax              nft commands
 //! ```
 //!
-//! [`Client`], [`Watch`] and [`Forwarding`] have a netlink socket. Everything else is plain data. A
-//! [`Client`] changes one table, its own. [`Forwarding`] inserts one rule into forward chains of other
+//! [`RulesClient`], [`RulesWatch`] and [`Forwarding`] have a netlink socket. Everything else is plain data. A
+//! [`RulesClient`] changes one table, its own. [`Forwarding`] inserts one rule into forward chains of other
 //! programs.
 //!
 //! The module supports only the features that our rules need: family `inet`, sets and maps with
@@ -32,7 +32,7 @@ mod table;
 mod value;
 mod watch;
 
-pub use client::Client;
+pub use client::RulesClient;
 pub(crate) use client::TransactionError;
 pub use command::Command;
 pub(crate) use forwarding::{DroppingChain, ForwardChain};
@@ -43,6 +43,6 @@ pub use set::{Element, Key};
 pub(crate) use set::{Set, SetKind};
 pub use table::Table;
 pub(crate) use table::{Chain, Hook};
-pub(crate) use value::Type;
+pub(crate) use value::KeyType;
 pub use value::Value;
-pub use watch::{Tampering, Watch};
+pub use watch::{RulesWatch, Tampering};

@@ -14,7 +14,7 @@ pub mod api {
 
 pub mod conntrack {
     //! Connection tracking.
-    pub use crate::conntrack::{Client, Flow, Stale, Swept};
+    pub use crate::conntrack::{ConntrackClient, Flow, Stale, Swept};
 }
 
 pub mod daemon {
@@ -70,8 +70,8 @@ pub mod model {
 pub mod nftables {
     //! The client of nf_tables.
     pub use crate::nftables::{
-        Client, Command, Element, ForwardReport, Forwarding, Key, Table, Tampering, Treatment,
-        Value, Watch, transaction_length,
+        Command, Element, ForwardReport, Forwarding, Key, RulesClient, RulesWatch, Table,
+        Tampering, Treatment, Value, transaction_length,
     };
 }
 

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::process::{self, Stdio};
 
 use proxier::testing::filter::TABLE;
-use proxier::testing::nftables::{Client, Command, Element, Key, Table, Value};
+use proxier::testing::nftables::{Command, Element, Key, RulesClient, Table, Value};
 
 mod nftables {
     mod changes;
@@ -80,7 +80,7 @@ fn assert_same(left: &[String], right: &[String]) {
 #[test]
 fn nft_lists_our_table_as_we_print_it() {
     lab::test(|| {
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         for mode in modes() {
             let table = everything(mode);
             client.replace(&table).unwrap();
@@ -95,7 +95,7 @@ fn nft_sends_the_same_bytes_for_our_text() {
     lab::test(|| {
         for mode in modes() {
             let table = everything(mode);
-            Client::open(TABLE).unwrap().replace(&table).unwrap();
+            RulesClient::open(TABLE).unwrap().replace(&table).unwrap();
             let ours = nftables::dump::table(TABLE);
             let text = table.named(TABLE).to_string();
             nft(&["-f", "-"], &format!("delete table inet {TABLE}\n{text}")).unwrap();
@@ -150,7 +150,7 @@ fn foreign_tables_stay_unchanged() {
         nft(&["-f", "-"], FOREIGN).unwrap();
         let all = || nft(&["-s", "-a", "list", "ruleset"], "").unwrap();
         let (before, everything_before) = (foreign(), all());
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
         assert_eq!(foreign(), before);
         client.delete().unwrap();
@@ -165,7 +165,7 @@ fn foreign_tables_stay_unchanged() {
 #[test]
 fn a_refused_command_is_named_and_the_transaction_has_no_effect() {
     lab::test(|| {
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
         let before = nftables::dump::table(TABLE);
         let port = |port| Element {
@@ -208,9 +208,9 @@ fn a_refused_command_is_named_and_the_transaction_has_no_effect() {
 #[test]
 fn transactions_succeed_while_another_program_changes_its_table() {
     lab::test(|| {
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         client.replace(&everything(modes()[0].clone())).unwrap();
-        let mut other = Client::open("another").unwrap();
+        let mut other = RulesClient::open("another").unwrap();
         let namespace = lab::net::node("here");
         let set = std::sync::Arc::<str>::from("health-check-ports");
         std::thread::scope(|scope| {

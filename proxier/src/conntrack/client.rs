@@ -15,7 +15,7 @@ use crate::model::{Family, Protocol};
 
 /// A client of the connection-tracking table of the network namespace in which it was opened.
 #[derive(Debug)]
-pub struct Client {
+pub struct ConntrackClient {
     transport: Transport,
 }
 
@@ -28,7 +28,7 @@ pub struct Swept {
     pub deleted: usize,
 }
 
-impl Client {
+impl ConntrackClient {
     /// Opens a socket.
     ///
     /// # Errors

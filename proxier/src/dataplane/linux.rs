@@ -26,9 +26,9 @@ use addresses::Addresses;
 pub struct Linux {
     ipvs: ipvs::Client,
     addresses: Addresses,
-    rules: nftables::Client,
+    rules: nftables::RulesClient,
     /// `None` after the kernel rejected a request as unsupported.
-    flows: Option<conntrack::Client>,
+    flows: Option<conntrack::ConntrackClient>,
 }
 
 impl Linux {
@@ -40,8 +40,8 @@ impl Linux {
         Ok(Self {
             ipvs: ipvs::Client::open()?,
             addresses: Addresses::open(service_addresses)?,
-            rules: nftables::Client::open(filter::TABLE)?,
-            flows: Some(conntrack::Client::open()?),
+            rules: nftables::RulesClient::open(filter::TABLE)?,
+            flows: Some(conntrack::ConntrackClient::open()?),
         })
     }
 

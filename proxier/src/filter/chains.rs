@@ -8,8 +8,8 @@ use super::config::{FilterConfig, LocalMode, NodeFacts};
 use super::names::*;
 use crate::model::{Cidr, Family, Networks, Protocol};
 use crate::nftables::{
-    Chain, Hook, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
-    Type, Verdict,
+    Chain, Hook, KeyType, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind,
+    Statement, Table, Verdict,
 };
 
 /// Before IPVS (98 and 99, `net/netfilter/ipvs/ip_vs_core.c`), and after filters (0).
@@ -78,11 +78,11 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         sets(&mut table, family);
     }
     for (name, key, kind) in [
-        (HEALTH_CHECK_PORTS, Type::Port, SetKind::Set),
-        (INSIDE_MARKS, Type::Mark, SetKind::Set),
+        (HEALTH_CHECK_PORTS, KeyType::Port, SetKind::Set),
+        (INSIDE_MARKS, KeyType::Mark, SetKind::Set),
         (
             MARKS_BEFORE,
-            Type::ConnectionId,
+            KeyType::ConnectionId,
             SetKind::Learned {
                 timeout: MARK_TIMEOUT,
                 size: MAX_MARKS,
@@ -123,8 +123,8 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
 }
 
 fn sets(table: &mut Table, family: Family) {
-    let address = Type::Address(family);
-    let frontend = [address, Type::Protocol, Type::Port];
+    let address = KeyType::Address(family);
+    let frontend = [address, KeyType::Protocol, KeyType::Port];
     for (name, kind) in [
         (FRONTENDS, SetKind::Verdicts),
         (GUARDED, SetKind::Verdicts),

@@ -10,7 +10,7 @@ use ipvs_netlink::attr::Writer;
 use super::message::{write_key_type, write_value};
 use super::rule::{Match, Rule, Statement};
 use super::sys::*;
-use super::value::Type;
+use super::value::KeyType;
 use crate::model::{Family, Networks};
 
 /// The name with which the kernel chooses one itself (`nf_tables_set_alloc_name`).
@@ -20,7 +20,7 @@ pub(super) const ANONYMOUS: &str = "__set%d";
 pub(super) struct AnonymousSet {
     /// The number by which the rule refers to the set; unique in a transaction.
     pub(super) id: u32,
-    key: Type,
+    key: KeyType,
     flags: u32,
     elements: Vec<AnonymousElement>,
 }
@@ -48,10 +48,10 @@ pub(super) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<AnonymousSet
         .collect()
 }
 
-fn content(statement: &Statement) -> Option<(Type, u32, Vec<AnonymousElement>)> {
+fn content(statement: &Statement) -> Option<(KeyType, u32, Vec<AnonymousElement>)> {
     match statement {
         Statement::Match(Match::Source(_, networks)) if networks.single().is_none() => {
-            let key = Type::Address(networks.family());
+            let key = KeyType::Address(networks.family());
             Some((key, NFT_SET_INTERVAL, interval_elements(networks)))
         }
         Statement::Match(Match::Protocol(protocols)) if protocols.len() != 1 => {
@@ -59,7 +59,7 @@ fn content(statement: &Statement) -> Option<(Type, u32, Vec<AnonymousElement>)> 
                 key: vec![protocol.number()],
                 flags: 0,
             });
-            Some((Type::Protocol, 0, elements.collect()))
+            Some((KeyType::Protocol, 0, elements.collect()))
         }
         _ => None,
     }

@@ -14,12 +14,12 @@ use super::table::Table;
 /// The number of times that a transaction is sent if other programs' transactions come first.
 const TRIES: u32 = 32;
 
-/// The number of times that [`Client::restore`] reads the table if another program keeps changing it.
+/// The number of times that [`RulesClient::restore`] reads the table if another program keeps changing it.
 const READS: u32 = 3;
 
 /// A socket that reads and changes one table of its network namespace.
 #[derive(Debug)]
-pub struct Client {
+pub struct RulesClient {
     transport: Transport,
     table: Box<str>,
     /// The generation after our last transaction. Reading it before each transaction would double the
@@ -57,7 +57,7 @@ pub enum TransactionError {
 impl TransactionError {
     /// Returns whether the kernel's table is not the one for which the commands were made.
     ///
-    /// An object exists already, is missing or is in use. [`Client::restore`] makes them equal again.
+    /// An object exists already, is missing or is in use. [`RulesClient::restore`] makes them equal again.
     pub fn is_out_of_step(&self) -> bool {
         let errnos = [Errno::NOENT, Errno::EXIST, Errno::BUSY];
         matches!(self, Self::Refused { refusal, .. } if errnos.contains(&refusal.errno))
@@ -87,7 +87,7 @@ impl TransactionError {
     }
 }
 
-impl Client {
+impl RulesClient {
     /// Opens a socket for the table `name` of family `inet`, which need not exist.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Client {
 
     /// Returns the generation in which the table is as we last wrote it.
     ///
-    /// That is the generation after our last transaction, or the one that [`Client::restore`] read if
+    /// That is the generation after our last transaction, or the one that [`RulesClient::restore`] read if
     /// nothing differed. `None` before the first transaction, after a failure, and if another program's
     /// transaction came before ours.
     pub fn generation(&self) -> Option<u32> {
@@ -123,7 +123,7 @@ impl Client {
     ///
     /// Parts of the table that do not differ stay in effect without interruption. If the kernel's table
     /// has something that ours never has (a set of another type, a chain at another hook), the whole
-    /// table is replaced ([`Client::replace`]).
+    /// table is replaced ([`RulesClient::replace`]).
     ///
     /// # Errors
     /// Those of the kernel.
@@ -167,7 +167,7 @@ impl Client {
     /// Replaces the kernel's table in one transaction.
     ///
     /// Packets that pass meanwhile may be rejected: while the kernel commits, the old chains still run,
-    /// but their maps are already empty. [`Client::restore`] avoids that.
+    /// but their maps are already empty. [`RulesClient::restore`] avoids that.
     ///
     /// # Errors
     /// Those of the kernel.

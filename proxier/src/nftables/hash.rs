@@ -91,7 +91,7 @@ mod tests {
     use super::super::rule::{Match, Relation};
     use super::super::set::SetKind;
     use super::super::table::Hook;
-    use super::super::value::{Type, Value};
+    use super::super::value::{KeyType, Value};
     use super::*;
     use crate::model::{Family, Networks};
 
@@ -138,10 +138,10 @@ mod tests {
             element("s", &port(1), goto("b").as_ref()),
         ];
         let sets = [
-            Set::new("s", [Type::Port], SetKind::Set),
-            Set::new("s", [Type::Mark], SetKind::Set),
-            Set::new("s", [Type::Port], SetKind::Verdicts),
-            Set::new("t", [Type::Port], SetKind::Set),
+            Set::new("s", [KeyType::Port], SetKind::Set),
+            Set::new("s", [KeyType::Mark], SetKind::Set),
+            Set::new("s", [KeyType::Port], SetKind::Verdicts),
+            Set::new("t", [KeyType::Port], SetKind::Set),
         ];
         let chains = chains.iter().map(chain);
         let sets = sets.iter().map(set);

@@ -15,7 +15,7 @@ use super::rule::{Rule, Verdict};
 use super::set::{Key, Set, SetKind};
 use super::sys::*;
 use super::table::Hook;
-use super::value::Type;
+use super::value::KeyType;
 
 /// The most elements in a message. Their attribute holds 65,535 bytes; an element takes less than 400.
 const ELEMENTS_PER_MESSAGE: usize = 128;
@@ -274,7 +274,7 @@ pub(super) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32
         SetKind::Set => {}
         SetKind::Verdicts => writer.u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
         SetKind::Learned { .. } => {
-            writer.u32_be(NFTA_SET_DATA_TYPE, Type::Mark.number());
+            writer.u32_be(NFTA_SET_DATA_TYPE, KeyType::Mark.number());
             writer.u32_be(NFTA_SET_DATA_LEN, 4);
         }
     }
@@ -286,16 +286,16 @@ pub(super) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32
         });
     }
     match set.key[..] {
-        [Type::Mark] => writer.bytes(NFTA_SET_USERDATA, HOST_ORDER),
-        [Type::ConnectionId] => writer.bytes(NFTA_SET_USERDATA, TYPEOF_CT_ID_META_MARK),
+        [KeyType::Mark] => writer.bytes(NFTA_SET_USERDATA, HOST_ORDER),
+        [KeyType::ConnectionId] => writer.bytes(NFTA_SET_USERDATA, TYPEOF_CT_ID_META_MARK),
         _ => {}
     }
 }
 
 /// Writes the type number and the length of a key.
-pub(super) fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[Type]) {
+pub(super) fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[KeyType]) {
     writer.u32_be(NFTA_SET_KEY_TYPE, number);
-    let length = |part: &Type| match key.len() {
+    let length = |part: &KeyType| match key.len() {
         1 => part.length(),
         _ => part.length().next_multiple_of(4),
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::rule::Verdict;
 use super::sys::*;
-use super::value::{Type, Value};
+use super::value::{KeyType, Value};
 
 /// A set or a map.
 ///
@@ -19,7 +19,7 @@ pub struct Set {
     /// Its name, unique in its table.
     pub name: Arc<str>,
     /// The types of the parts of its keys.
-    pub key: Box<[Type]>,
+    pub key: Box<[KeyType]>,
     /// The data of its elements.
     pub kind: SetKind,
     /// Its elements; empty if packets add them ([`SetKind::Learned`]).
@@ -94,7 +94,7 @@ impl Key {
     }
 
     /// Returns the key with these types and bytes; `None` if no key has them.
-    pub(super) fn decode(types: &[Type], mut bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(types: &[KeyType], mut bytes: &[u8]) -> Option<Self> {
         let mut parts = Vec::with_capacity(types.len());
         for part in types {
             let (value, rest) = bytes.split_at_checked(part.length())?;
@@ -150,7 +150,7 @@ pub(super) fn write_element(
 
 impl Set {
     /// Returns a set or map without elements.
-    pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[Type]>>, kind: SetKind) -> Self {
+    pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[KeyType]>>, kind: SetKind) -> Self {
         Self {
             name: name.into(),
             key: key.into(),
@@ -166,7 +166,7 @@ impl Set {
 
     /// Returns nft's number for the type of its keys: 6 bits for each part.
     pub(super) fn key_type(&self) -> u32 {
-        let number = |all: u32, part: &Type| (all << 6) | part.number();
+        let number = |all: u32, part: &KeyType| (all << 6) | part.number();
         self.key.iter().fold(0, number)
     }
 
@@ -181,7 +181,7 @@ struct Definition<'a>(&'a Set);
 impl fmt::Display for Definition<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Set { key, kind, .. } = self.0;
-        let is_typeof = key.contains(&Type::ConnectionId);
+        let is_typeof = key.contains(&KeyType::ConnectionId);
         f.write_str(if is_typeof { "typeof " } else { "type " })?;
         write_joined(f, key, " . ")?;
         match kind {

@@ -7,7 +7,7 @@ use crate::model::{Family, Protocol};
 
 /// The type of a key or of one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Type {
+pub enum KeyType {
     /// `ipv4_addr` or `ipv6_addr`.
     Address(Family),
     /// `inet_proto`.
@@ -20,7 +20,7 @@ pub enum Type {
     ConnectionId,
 }
 
-impl Type {
+impl KeyType {
     /// Returns nft's number for the type (`enum datatypes`).
     ///
     /// nft needs it to print our sets. The kernel only stores it.
@@ -46,7 +46,7 @@ impl Type {
     }
 }
 
-impl fmt::Display for Type {
+impl fmt::Display for KeyType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Address(Family::V4) => "ipv4_addr",
@@ -87,18 +87,18 @@ impl Value {
     }
 
     /// Returns the value of type `kind` with these bytes; `None` if the type has no such value.
-    pub(super) fn decode(kind: Type, bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(kind: KeyType, bytes: &[u8]) -> Option<Self> {
         Some(match kind {
-            Type::Address(Family::V4) => Self::V4(<[u8; 4]>::try_from(bytes).ok()?.into()),
-            Type::Address(Family::V6) => Self::V6(<[u8; 16]>::try_from(bytes).ok()?.into()),
-            Type::Protocol => {
+            KeyType::Address(Family::V4) => Self::V4(<[u8; 4]>::try_from(bytes).ok()?.into()),
+            KeyType::Address(Family::V6) => Self::V6(<[u8; 16]>::try_from(bytes).ok()?.into()),
+            KeyType::Protocol => {
                 let [number] = bytes.try_into().ok()?;
                 Self::Protocol(Protocol::from_number(number)?)
             }
-            Type::Port => Self::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
-            Type::Mark => Self::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
+            KeyType::Port => Self::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
+            KeyType::Mark => Self::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
             // Only packets add elements with such keys, and these are never read.
-            Type::ConnectionId => return None,
+            KeyType::ConnectionId => return None,
         })
     }
 }

@@ -14,10 +14,10 @@ use super::sys::*;
 
 /// A listener for changes by other programs to one table and to forward chains.
 ///
-/// Its file descriptor becomes readable when any program changes the packet filter. [`Watch::read`]
+/// Its file descriptor becomes readable when any program changes the packet filter. [`RulesWatch::read`]
 /// returns the changes that matter.
 #[derive(Debug)]
-pub struct Watch {
+pub struct RulesWatch {
     listener: Listener,
     table: Box<str>,
     /// The port of our own socket, whose changes are ignored.
@@ -73,9 +73,9 @@ impl fmt::Display for Tampering {
     }
 }
 
-impl Watch {
+impl RulesWatch {
     /// Listens for changes of the table `name` that do not come from the socket `own_port`
-    /// ([`super::Client::port`]).
+    /// ([`super::RulesClient::port`]).
     ///
     /// # Errors
     /// [`Error::Socket`].
@@ -120,7 +120,7 @@ impl Watch {
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for RulesWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }

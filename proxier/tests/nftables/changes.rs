@@ -8,7 +8,7 @@ use proptest::test_runner::TestRunner;
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, TrafficPolicy};
-use proxier::testing::nftables::{Client, Table};
+use proxier::testing::nftables::{RulesClient, Table};
 use proxier::testing::plan::{Admission, Availability, Scope};
 
 use super::rules::{admission, frontend, node, ranges};
@@ -166,7 +166,7 @@ proptest! {
 fn the_kernel_accepts_incremental_changes() {
     lab::test(|| {
         let mut runner = TestRunner::deterministic();
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         for _ in 0..20 {
             let mut rules = Ruleset::new(&config(), Some(&node()));
             client.replace(rules.table()).unwrap();

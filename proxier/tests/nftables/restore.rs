@@ -1,6 +1,6 @@
 //! Repair of our table after changes by other programs.
 
-use proxier::testing::nftables::{Client, Table};
+use proxier::testing::nftables::{RulesClient, Table};
 
 use super::rules::{everything, modes};
 use crate::{TABLE, assert_same, lines, nft};
@@ -18,7 +18,7 @@ fn listed() -> (Vec<String>, String) {
 #[test]
 fn an_unchanged_table_is_not_written() {
     lab::test(|| {
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         for mode in modes() {
             let table = everything(mode);
             client.replace(&table).unwrap();
@@ -72,7 +72,7 @@ const UNDONE_BY_REPLACEMENT: [&str; 6] = [
 #[test]
 fn changes_of_rules_and_elements_are_undone_in_place() {
     lab::test(|| {
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         let table = everything(modes()[0].clone());
         client.replace(&table).unwrap();
         let before = listed();
@@ -87,7 +87,7 @@ fn changes_of_rules_and_elements_are_undone_in_place() {
 #[test]
 fn changes_of_the_structure_are_undone_with_a_new_table() {
     lab::test(|| {
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         let table = everything(modes()[0].clone());
         client.replace(&table).unwrap();
         for commands in UNDONE_BY_REPLACEMENT {
@@ -104,7 +104,7 @@ fn changes_of_the_structure_are_undone_with_a_new_table() {
 #[test]
 fn a_table_that_nft_saved_and_restored_is_recognised() {
     lab::test(|| {
-        let mut client = Client::open(TABLE).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         let table = everything(modes()[0].clone());
         client.replace(&table).unwrap();
         let saved = nft(&["list", "ruleset"], "").unwrap();

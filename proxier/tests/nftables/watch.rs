@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proxier::testing::filter::TABLE;
-use proxier::testing::nftables::{Client, Command, Element, Key, Tampering, Value, Watch};
+use proxier::testing::nftables::{
+    Command, Element, Key, RulesClient, RulesWatch, Tampering, Value,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::rules::{everything, modes};
 use crate::{FOREIGN, nft};
 
 /// Waits until the watch is readable. Returns whether it is before `patience` ends.
-fn wait(watch: &Watch, patience: Duration) -> bool {
+fn wait(watch: &RulesWatch, patience: Duration) -> bool {
     let mut fds = [PollFd::new(watch, PollFlags::IN)];
     let patience = Timespec::try_from(lab::patience(patience)).unwrap();
     poll(&mut fds, Some(&patience)).unwrap() > 0
@@ -21,8 +23,8 @@ fn wait(watch: &Watch, patience: Duration) -> bool {
 fn changes_of_our_table_by_other_programs_are_noticed() {
     lab::test(|| {
         let table = everything(modes()[0].clone());
-        let mut client = Client::open(TABLE).unwrap();
-        let mut watch = Watch::open(TABLE, client.port()).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
+        let mut watch = RulesWatch::open(TABLE, client.port()).unwrap();
         client.replace(&table).unwrap();
         client
             .apply(&[Command::FlushChain("refuse".into())])
@@ -56,7 +58,7 @@ fn changes_of_our_table_by_other_programs_are_noticed() {
             );
         }
         // An overflow of the socket's buffer is reported, and later changes are noticed again.
-        let mut other = Client::open(TABLE).unwrap();
+        let mut other = RulesClient::open(TABLE).unwrap();
         let set = Arc::<str>::from("pingable-4");
         let address = |it: u32| Value::V4((0x0b00_0000 + it).into());
         let keys: Vec<Key> = (0..30_000).map(|it| Key::new([address(it)])).collect();

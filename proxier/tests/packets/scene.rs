@@ -190,7 +190,7 @@ pub(crate) fn nft(node: &Host, commands: &str) {
 
 /// Returns the flows of `protocol` that the node tracks: `10.96.1.1:53 at 10.244.1.2:5353`.
 pub(crate) fn flows(protocol: Protocol) -> BTreeSet<String> {
-    let mut table = conntrack::Client::open().unwrap();
+    let mut table = conntrack::ConntrackClient::open().unwrap();
     [Family::V4, Family::V6]
         .into_iter()
         .flat_map(|family| table.flows(family, protocol).unwrap())

@@ -132,7 +132,7 @@ impl From<Flow> for Tracked {
 
 /// Returns the flows of `protocol` that the node tracks.
 fn tracked(protocol: Protocol) -> BTreeSet<Tracked> {
-    let mut table = conntrack::Client::open().unwrap();
+    let mut table = conntrack::ConntrackClient::open().unwrap();
     let families = [Family::V4, Family::V6];
     let flows = families.map(|family| table.flows(family, protocol).unwrap());
     flows.into_iter().flatten().map(Tracked::from).collect()

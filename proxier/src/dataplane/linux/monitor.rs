@@ -12,7 +12,7 @@ use super::addresses::Addresses;
 use crate::clock;
 use crate::dataplane::Failure;
 use crate::filter;
-use crate::nftables::{Tampering, Watch};
+use crate::nftables::{RulesWatch, Tampering};
 use crate::plan::ServiceAddresses;
 use crate::timer::Timer;
 
@@ -75,7 +75,7 @@ pub(crate) fn rules(
     changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) -> Result<(), Failure> {
     let open = move || {
-        let mut watch = Watch::open(filter::TABLE, port)?;
+        let mut watch = RulesWatch::open(filter::TABLE, port)?;
         let look: Look<Tampering> = Box::new(move || {
             wait_for(&watch)?;
             let mut tamperings = watch.read()?;
