@@ -1,7 +1,8 @@
 //! The lock of a ledger: one process at a time programs a node.
 //!
-//! Two processes would delete what the other one created, and each would rewrite the ledger without
-//! the other's records. The kernel releases the lock (`flock`) when the process ends, however it ends.
+//! Two processes would delete each other's virtual servers, and each would rewrite the ledger without
+//! the other's records. The kernel releases the lock (`flock`) whenever the process ends, even if it is
+//! killed.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -17,7 +18,7 @@ pub(crate) struct LedgerLock {
     _file: File,
 }
 
-/// Why the lock is not held.
+/// The error of acquiring the lock.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LockError {
     /// Another process holds it.
@@ -30,7 +31,7 @@ pub(crate) enum LockError {
         pid: String,
         path: PathBuf,
     },
-    /// The lock cannot be tried.
+    /// The file of the lock cannot be opened, read or locked.
     #[error("{}: {source}", .path.display())]
     Unusable { path: PathBuf, source: io::Error },
 }
@@ -39,7 +40,7 @@ impl LedgerLock {
     /// Locks the ledger at `path`: the file beside it whose name has the extension `lock` added.
     ///
     /// # Errors
-    /// When another process holds the lock, or the file system cannot tell.
+    /// If another process holds the lock, or the file of the lock is unusable.
     pub(crate) fn acquire(ledger: &Path) -> Result<Self, LockError> {
         let mut path = ledger.as_os_str().to_owned();
         path.push(".lock");
@@ -54,7 +55,7 @@ impl LedgerLock {
     /// Removes the file of the lock, then releases the lock.
     ///
     /// # Errors
-    /// When the file cannot be removed.
+    /// If the file cannot be removed.
     pub(crate) fn remove(self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
@@ -64,12 +65,12 @@ impl LedgerLock {
 fn open(path: &Path) -> io::Result<Result<File, String>> {
     create_directory(path)?;
     let mut options = File::options();
-    // Not truncated: the number in it may be that of the process that holds the lock.
+    // Not truncated, because it may have the number of the process that holds the lock.
     let options = options.create(true).truncate(false).read(true).write(true);
     let mut file = options.open(path)?;
     match file.try_lock() {
         Ok(()) => {
-            // Without its number the lock holds all the same.
+            // The number is only for the other process's message, so a failure does no harm.
             let _ = write_pid(&mut file);
             Ok(Ok(file))
         }
