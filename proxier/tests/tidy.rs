@@ -14,6 +14,8 @@ mod dependencies;
 mod imports;
 #[path = "tidy/length.rs"]
 mod length;
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/reachable.rs"]
 mod reachable;
 #[path = "tidy/specification.rs"]

@@ -147,7 +147,7 @@ const SCHEDULERS_WITH_FLAGS: [&str; 2] = ["sh", "mh"];
 
 /// Parses the annotations of a Service. Returns `None` if it has no valid one of this proxy.
 pub(super) fn read(
-    wire: &metadata::Annotations,
+    wire: &metadata::AnnotationMap,
     parser: &mut Parser<'_>,
 ) -> Option<Box<Annotations>> {
     let mut read = Annotations::default();

@@ -27,7 +27,7 @@ pub(crate) struct Metadata {
     #[serde(deserialize_with = "or_default")]
     pub(crate) labels: Labels,
     #[serde(deserialize_with = "or_default")]
-    pub(crate) annotations: Annotations,
+    pub(crate) annotations: AnnotationMap,
 }
 
 /// The labels that some kind uses.
@@ -52,7 +52,7 @@ pub(crate) struct Labels {
 
 /// The annotations that are used.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Annotations {
+pub(crate) struct AnnotationMap {
     /// `control-plane.alpha.kubernetes.io/leader`: the object is only a lock.
     pub(crate) leader: Scalar,
     /// Those of this proxy, by their names without the prefix, in the object's order.
@@ -60,7 +60,7 @@ pub(crate) struct Annotations {
 }
 
 /// Written by hand, because all names with our prefix are kept, known or not, and no others.
-impl<'de> Deserialize<'de> for Annotations {
+impl<'de> Deserialize<'de> for AnnotationMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(AnnotationsVisitor)
     }
@@ -69,14 +69,14 @@ impl<'de> Deserialize<'de> for Annotations {
 struct AnnotationsVisitor;
 
 impl<'de> Visitor<'de> for AnnotationsVisitor {
-    type Value = Annotations;
+    type Value = AnnotationMap;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a mapping")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Annotations, A::Error> {
-        let mut read = Annotations::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<AnnotationMap, A::Error> {
+        let mut read = AnnotationMap::default();
         while let Some(name) = map.next_key::<Cow<'de, str>>()? {
             if name == LEADER {
                 read.leader = map.next_value()?;

@@ -59,7 +59,7 @@ impl fmt::Display for KeyType {
     }
 }
 
-/// A value of a [`Type`]. Prints as in nft.
+/// A value of a [`KeyType`]. Prints as in nft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
     /// An IPv4 address.

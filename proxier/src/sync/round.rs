@@ -89,9 +89,9 @@ impl<D: Dataplane> Proxier<D> {
     pub(super) fn read_back(&mut self, now: Duration) -> Result<Changed, Error> {
         let expected = self.kernel.expected();
         let mut ours = std::mem::take(&mut self.kernel.pending);
-        let missing = std::mem::take(&mut self.machine.missing_schedulers);
-        self.machine = self.dataplane.machine()?;
-        self.machine.missing_schedulers = missing;
+        let mut machine = self.dataplane.machine()?;
+        machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
+        self.machine = machine;
         ours.extend(&self.plan_touched());
         let desired = self.planner.desired();
         self.kernel.observed = self.dataplane.observe(desired)?;
