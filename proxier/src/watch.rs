@@ -9,10 +9,10 @@
 //! A follower per kind lists the objects once and then watches them, over its own connection. A
 //! list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
 //! (KEP-3157), the list arrives over the watch; otherwise it is requested. The server serves both
-//! from its watch cache, so all nodes can list at the same moment. Only if the server rejects the
-//! version of a list, the follower requests the newest state in pages, which old servers read from
-//! etcd. Responses are split into objects as bytes arrive, and each object is parsed at once, so
-//! memory does not grow with the length of a response.
+//! from its watch cache, so all nodes can list at the same moment. If the server rejects the
+//! resource version of a list, the follower requests the newest state in pages. Old servers read
+//! these pages from etcd. Responses are split into objects as bytes arrive, and each object is
+//! parsed at once, so memory never holds the text of a whole response.
 //!
 //! After the first list, a failure of the server removes no object: the follower retries with backoff
 //! and reports the failure in [`Watch::status`]. A watch resumes at its last resource version. The
@@ -64,7 +64,7 @@ pub struct WatchConfig {
 /// IP, so another proxy must serve it until this one does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerLocation {
-    /// A kubeconfig file (`--kubeconfig`), of which the current context is used.
+    /// A kubeconfig file (`--kubeconfig`). Its current context is used.
     pub kubeconfig: Option<PathBuf>,
     /// A URL, or `host:port` for plain HTTP (`--master`). Overrides the kubeconfig's address.
     pub master: Option<String>,
@@ -84,8 +84,8 @@ pub struct Timeouts {
     /// Between two lines of a watch. Detects a server that acknowledges TCP segments but sends no
     /// data. The API server sends a bookmark about every minute, even if no object changes.
     pub silence: Duration,
-    /// The shortest duration of a watch that is requested from the server. Each watch requests a
-    /// random duration between this and twice this, in whole seconds.
+    /// The shortest duration of a watch. Each watch requests a random duration from this to twice
+    /// this, in whole seconds, and the server ends it then.
     pub watch: Duration,
 }
 
@@ -113,8 +113,8 @@ pub enum WatchMessage {
     /// Objects changed. The first [`Reset`](crate::store::Update::Reset) of a kind is its first
     /// complete list.
     Event(Event),
-    /// All problems of one kind that no [`Event`] carries: problems of our own Node, and objects
-    /// without a readable name. Replaces the previous list of the kind.
+    /// The problems of one kind that no [`Event`] carries: problems of our own Node, and objects
+    /// without a readable name. Each message replaces the previous problems of the kind.
     Problems {
         /// The kind, in the plural.
         kind: &'static str,
@@ -161,7 +161,7 @@ where
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        // Name resolution and credential plugins.
+        // These threads run name resolution and credential plugins.
         .max_blocking_threads(4)
         .thread_keep_alive(Duration::from_secs(1))
         .build()?;
@@ -276,9 +276,9 @@ async fn forward<M: From<WatchMessage>>(mut from: mpsc::Receiver<WatchMessage>, 
 }
 
 impl Watch {
-    /// Switches following of all Nodes' locations ([`Event::Nodes`]) on or off.
+    /// Starts or stops following the locations of all Nodes ([`Event::Nodes`]).
     ///
-    /// It is off at the start. Switching it off sends an empty `Reset`.
+    /// They are not followed at first. A stop sends an empty `Reset`.
     pub fn set_other_nodes(&self, wanted: bool) {
         self.other_nodes.send_if_modified(|is_wanted| {
             let differs = *is_wanted != wanted;
@@ -301,7 +301,7 @@ impl Watch {
     fn end(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread ended the process (`exit_on_panic`).
+            // An error would be the thread's panic, but `exit_on_panic` ends the process first.
             let _ = thread.join();
         }
     }

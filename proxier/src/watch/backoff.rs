@@ -27,8 +27,9 @@ impl Backoff {
     /// Returns the wait before the next attempt and doubles the one after that.
     ///
     /// `calm` is the time since the last wait ended, and `asked` the server's `Retry-After`. The wait is
-    /// random between half and all of the current limit, and not less than `asked`. If `calm` exceeds
-    /// both the limit and [`Self::CALM`], the limit is reset first.
+    /// random between half and all of the current limit. It is at least `asked`, of which at most
+    /// [`Self::LONGEST_ASKED`] counts. If `calm` exceeds both the limit and [`Self::CALM`], the limit
+    /// is reset first.
     pub(super) fn wait(&mut self, calm: Duration, asked: Option<Duration>) -> Duration {
         if calm > self.next.max(Self::CALM) {
             self.next = Self::FIRST;
@@ -36,7 +37,7 @@ impl Backoff {
         let longest = self.next;
         self.next = (longest * 2).min(Self::LONGEST);
         match asked.map(|asked| asked.min(Self::LONGEST_ASKED)) {
-            // A restarting server sends all nodes the same `Retry-After`.
+            // A restarting server sends all nodes the same `Retry-After`, so this wait needs jitter, too.
             Some(asked) if asked >= longest / 2 => random_between(asked, asked + longest / 2),
             _ => random_between(longest / 2, longest),
         }

@@ -21,8 +21,9 @@ use super::{ServerLocation, Timeouts};
 /// The longest error response that is read, in bytes.
 const MAX_ERROR_BODY: usize = 64 << 10;
 
-/// The size of hyper's read buffer, in bytes, which also bounds a response's head. Each connection
-/// keeps the buffer while it is open, so it counts once per followed kind.
+/// The size of hyper's read buffer, in bytes. It also bounds the head of a response.
+///
+/// Each open connection keeps a buffer, so memory holds one per followed kind.
 const MAX_READ: usize = 64 << 10;
 
 /// Time limit for reading the configuration; only a credential plugin needs more than milliseconds.
@@ -69,7 +70,7 @@ impl Connection {
         self.link().await.map(drop)
     }
 
-    /// Sends a GET request and returns the response after a head with status 200.
+    /// Sends a GET request and returns the response if its status is 200.
     pub(super) async fn get(
         &self,
         path: &str,
@@ -93,8 +94,8 @@ impl Connection {
         let server = self.server.clone();
         let timeouts = self.timeouts;
         let runtime = tokio::runtime::Handle::current();
-        // Reads files and runs credential plugins, which may block for seconds: the thread's other
-        // followers must go on meanwhile.
+        // Reading files and running credential plugins may block for seconds. On another thread, they
+        // do not stop the other followers.
         let load = tokio::task::spawn_blocking(move || {
             runtime.block_on(async { Link::open(&server, timeouts).await })
         });
@@ -124,7 +125,8 @@ impl Connection {
 impl Link {
     async fn open(server: &ServerLocation, timeouts: Timeouts) -> Result<Self, RequestFailure> {
         let mut config = read(server).await?;
-        // kube takes it from HTTPS_PROXY, which on a node is for traffic that leaves the cluster.
+        // kube takes the proxy from HTTPS_PROXY. On a node, that proxy is meant for traffic that leaves
+        // the cluster.
         config.proxy_url = None;
         // A token in the kubeconfig takes precedence, as in client-go.
         let token_file = match config.auth_info.token {
@@ -205,7 +207,7 @@ pub(super) struct ResponseStream {
 
 impl ResponseStream {
     fn new(response: Response<Body>) -> Self {
-        // The API server always sends seconds, never the other form, a date.
+        // HTTP also allows a date here, but the API server always sends seconds.
         let retry_after = response.headers().get(header::RETRY_AFTER);
         let secs = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
         Self {
@@ -250,7 +252,7 @@ impl ResponseStream {
     }
 
     async fn refusal(mut self, status: StatusCode, bound: Duration) -> ApiRefusal {
-        // The status code alone decides what to do, should the body never arrive.
+        // If the body does not arrive, the status code alone is enough to choose the next request.
         let text = self.text(MAX_ERROR_BODY, bound).await.unwrap_or_default();
         ApiRefusal::read(Some(status.as_u16()), &text, self.retry_after)
     }

@@ -42,10 +42,11 @@ impl ApiRefusal {
     /// The longest message that is kept, in bytes.
     const MAX_MESSAGE: usize = 300;
 
-    /// Parses a `Status` from the body of a response with HTTP status `code`, or from the object of
-    /// an `ERROR` event, for which `code` is `None` and its own code is used.
+    /// Parses a `Status` object from the body of a response or from an `ERROR` event.
     ///
-    /// Never fails: a proxy's HTML page is kept as the message.
+    /// `code` is the HTTP status of the response. It is `None` for an event, whose `Status` has a code.
+    /// Parsing cannot fail: text of another form, such as an HTTP proxy's error page, becomes the
+    /// message.
     pub(super) fn read(code: Option<u16>, body: &[u8], retry_after: Option<Duration>) -> Self {
         let status: StatusObject = serde_json::from_slice(body).unwrap_or_default();
         let details = status.details.unwrap_or_default();
@@ -153,7 +154,7 @@ impl fmt::Display for RequestFailure {
     }
 }
 
-/// `410 Expired: too old resource version: 1 (7)`
+/// Formats as `410 Expired: too old resource version: 1 (7)`.
 impl fmt::Display for ApiRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.code)?;

@@ -40,18 +40,19 @@ pub(super) struct SharedInterner {
 pub(super) struct Follower<'a, R> {
     shared: &'a Shared,
     entry: &'a Entry,
-    /// A field selector beside the kind's own selectors.
+    /// A field selector, used if the kind itself has none.
     fields: Option<String>,
     next: Next,
     backoff: Backoff,
     /// When the last backoff ended.
     resumed: Instant,
-    /// How often the server had not reached the version of the current list.
+    /// How many attempts at the current list failed because the server's cache lags.
     lags: u32,
     /// When a streaming list failed last.
     stream_failed: Option<Instant>,
-    /// The problems that no event carries, and those that were sent last.
+    /// The problems that no event carries.
     problems: Vec<Problem>,
+    /// `problems` as last sent, so that an unchanged list is not sent again.
     sent_problems: Vec<Problem>,
     resource: PhantomData<R>,
 }
@@ -69,21 +70,23 @@ enum ParsedEvent<T> {
 }
 
 impl<'a, R: Resource> Follower<'a, R> {
-    /// How long to list without streaming after a streaming list failed. Limited, because the server
-    /// may be upgraded.
+    /// How long to list without streaming after a streaming list failed. Then streaming is tried again,
+    /// because the server may have been upgraded.
     const STREAM_RETRY: Duration = Duration::from_secs(600);
     /// A watch that ends sooner counts as failed, so that the backoff limits the rate of requests.
     const SHORTEST_WATCH: Duration = Duration::from_millis(500);
     /// The wait before an absent optional kind is requested again: between this and twice this.
     const ABSENT_RETRY: Duration = Duration::from_secs(300);
-    /// How often a list is repeated while the server's cache lags. Then the server was probably
-    /// restored from a backup and never reaches the version. It waits 3 s itself before it rejects
-    /// such a list (`blockTimeout` in `watch_cache.go`).
+    /// How often a list is repeated while the server's cache lags.
+    ///
+    /// The server itself waits 3 s before it rejects such a list (`blockTimeout` in `watch_cache.go`).
+    /// If it still lags after these attempts, it was probably restored from a backup and never reaches
+    /// the version.
     const MAX_LAGS: u32 = 3;
     /// The maximum number of problems that no event carries.
     const MAX_PROBLEMS: usize = 100;
-    /// The number of parsed objects after which the interner is replaced: it would never free
-    /// the names of deleted nodes and zones.
+    /// The number of parsed objects after which the interner is replaced. An interner frees no string,
+    /// so it would keep the names of deleted nodes and zones forever.
     const MAX_INTERNER_USES: u32 = 100_000;
 
     pub(super) fn new(shared: &'a Shared, entry: &'a Entry) -> Self {
@@ -196,7 +199,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     /// Requests a list of all objects, page by page if the server splits it.
     async fn list(&mut self, since: &Since) -> Result<(), RequestFailure> {
         self.entry.set_state(FollowState::Listing);
-        // A list reports the problems of all objects anew.
+        // The list contains every object, so it finds all current problems again.
         self.problems.clear();
         let mut objects = Vec::new();
         let mut query = self.query().list(since);
@@ -235,7 +238,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         Ok(list.metadata)
     }
 
-    /// Lists all objects over a watch, and continues with its changes.
+    /// Lists all objects over a watch, and continues with the changes of that watch.
     async fn stream(&mut self, since: &Since) -> Result<(), RequestFailure> {
         self.entry.set_state(FollowState::Listing);
         self.problems.clear();
@@ -376,7 +379,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
-    /// Parses one object. Returns `None` and notes a problem if its name is unreadable.
+    /// Parses one object. If its name is unreadable, records a problem and returns `None`.
     fn read(&mut self, json: &[u8]) -> Option<Parsed<R::Object>> {
         let read = self
             .shared
@@ -406,7 +409,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.advance(Some(version));
     }
 
-    /// Notes that all changes up to `version` were sent.
+    /// Records that all changes up to `version` were sent.
     fn advance(&mut self, version: Option<String>) {
         // An empty version would start the next watch at any state the server has, and lose changes.
         if let Some(version) = version.filter(|version| !version.is_empty()) {
@@ -451,7 +454,7 @@ impl Shared {
 
     async fn send(&self, message: WatchMessage) {
         if self.messages.send(message).await.is_err() {
-            // The receiver was dropped; `forward` has returned, so this future is about to be dropped.
+            // The receiver is dropped when `forward` has returned, so `follow` drops this future next.
             std::future::pending::<()>().await;
         }
     }

@@ -1,17 +1,18 @@
-//! Splits responses into objects while their bytes arrive, so that no response is in memory whole.
+//! Splits responses into objects while their bytes arrive; memory never holds a whole response.
 
 /// The largest object that is accepted, in bytes: ten times etcd's request limit of 1.5 MiB, since
 /// JSON is larger than the stored protobuf.
 pub(super) const MAX_OBJECT: usize = 16 << 20;
 
-/// The largest size of a list without its items, in bytes.
+/// The largest accepted size of a list without its items, in bytes.
 const MAX_ENVELOPE: usize = 1 << 20;
 
 /// Splits a list into the elements of `items` while its bytes arrive.
 ///
-/// Buffers only the incomplete element and the rest of the list. The splitter finds the end of an
-/// element by its brackets and parses nothing inside, so a malformed element does not affect the
-/// others as long as its brackets match. An element larger than [`MAX_OBJECT`] is truncated.
+/// Buffers only the incomplete element and the list's fields other than `items`. The splitter finds
+/// the end of an element by its brackets and parses nothing inside. So a malformed element does not
+/// affect the others as long as its brackets match. An element larger than [`MAX_OBJECT`] is
+/// truncated.
 #[derive(Debug, Default)]
 pub(super) struct ListSplitter {
     /// The number of open brackets.
@@ -20,7 +21,7 @@ pub(super) struct ListSplitter {
     string: Option<Escape>,
     /// Whether the array that is open at depth 2 is the value of `items`.
     in_items: bool,
-    /// The last string directly in the list object: the key, when a value begins.
+    /// The last string at depth 1. When a value begins, it is the value's key.
     key: Vec<u8>,
     /// The bytes of the element that is incomplete.
     element: Vec<u8>,
@@ -55,7 +56,7 @@ impl ListSplitter {
             let here = at;
             at += 1;
             if self.string == Some(Escape::No) && was_inside {
-                // Most bytes are in strings inside elements: skipping them at once is what makes this fast.
+                // Most bytes are in strings inside elements, so skipping them at once saves most steps.
                 let rest = bytes.get(here..).unwrap_or_default();
                 let plain = rest
                     .iter()
@@ -100,7 +101,7 @@ impl ListSplitter {
 
     /// Appends to the open element and truncates it one byte above [`MAX_OBJECT`].
     fn keep(&mut self, bytes: &[u8]) {
-        // One byte above the limit is what marks the element as too large, see `resource::read`.
+        // The byte above the limit shows `resource::read` that the element was too large.
         let room = (MAX_OBJECT + 1).saturating_sub(self.element.len());
         self.element
             .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
@@ -125,7 +126,7 @@ impl ListSplitter {
                 (Escape::No, b'\\') => Some(Escape::Next),
                 _ => Some(Escape::No),
             };
-            // Only `items` is compared, so the rest of a long string is not needed.
+            // The key is only compared with `items`, so 64 bytes of a long string are enough.
             if self.depth == 1 && self.string.is_some() && self.key.len() < 64 {
                 self.key.push(byte);
             }
@@ -182,8 +183,10 @@ impl LineSplitter {
         Ok(())
     }
 
-    /// Drops returned lines and shrinks the buffer. A watch may be silent for minutes afterwards, and
-    /// five watches that each kept the capacity of their largest object would add up.
+    /// Drops returned lines and frees unused capacity.
+    ///
+    /// A watch may be silent for minutes after a large object. Without this, each of the five watches
+    /// would keep the capacity of its largest object.
     fn drop_taken(&mut self) {
         self.bytes.drain(..self.start);
         self.searched -= self.start;

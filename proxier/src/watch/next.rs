@@ -23,6 +23,7 @@ impl Next {
         let is_too_new = refusal.is_some_and(|refusal| refusal.is_too_new());
         let is_refused = refusal.is_some_and(|refusal| refusal.is_gone() || refusal.is_invalid());
         match self {
+            // A server that was restored from a backup may never reach the version.
             _ if is_too_new => Self::List(Since::Newest),
             // The version of the list has expired, perhaps between two pages.
             Self::List(_) if is_refused => Self::List(Since::Newest),

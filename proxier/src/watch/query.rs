@@ -12,7 +12,7 @@ const PAGE: &str = "500";
 /// How recent a list must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Since {
-    /// Any state that the server has cached: the cheapest for the server, and enough at the start.
+    /// Any state in the server's cache: the cheapest list for the server, and enough at the start.
     Any,
     /// Not older than this resource version, so that the store never goes back in time.
     Seen(String),
@@ -74,7 +74,7 @@ impl Query {
         self
     }
 
-    /// Requests all objects as `ADDED` events, then a bookmark, then changes (KEP-3157).
+    /// Requests a streaming list (KEP-3157): all objects as `ADDED` events, a bookmark, then changes.
     pub(super) fn stream(self, since: &Since, time: Duration) -> Self {
         let version = match since {
             Since::Seen(version) => version,

@@ -44,8 +44,9 @@ pub(super) trait Resource: Send + 'static {
     /// Parses an object.
     fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem>;
 
-    /// Converts an update to an event, or `None` if it changes nothing. Replaces `problems` by those
-    /// that the event cannot carry.
+    /// Converts an update to an event, or `None` if it changes nothing.
+    ///
+    /// A kind whose events carry no problems keeps them up to date in `problems`.
     fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event>;
 }
 
@@ -74,8 +75,8 @@ impl Resource for Services {
 
 /// All EndpointSlices except those of headless Services, as kube-proxy 1.36.
 ///
-/// Slices of another proxy's Services are included: a slice's copy of that label may lag behind its
-/// Service's.
+/// Slices of another proxy's Services are included. A slice's `service-proxy-name` label is a copy
+/// that may lag behind the label of its Service.
 pub(super) struct EndpointSlices;
 
 impl Resource for EndpointSlices {
@@ -111,8 +112,8 @@ impl Resource for OwnNode {
         wire.parse(interner)
     }
 
-    /// A Node that was deleted or cannot be read keeps its last readable state, as in kube-proxy:
-    /// its traffic continues.
+    /// Sends no event if our Node was deleted or cannot be read. As in kube-proxy, its last readable
+    /// state stays in use, so traffic continues.
     fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event> {
         let node = match change {
             Update::Apply(node) => {
@@ -221,9 +222,8 @@ pub(super) struct WatchEvent<'a> {
     /// The type of the event.
     #[serde(rename = "type")]
     pub(super) event_type: EventType,
-    /// The object, unparsed.
+    /// The object, unparsed: its type depends on the event type.
     #[serde(borrow)]
-    // Its type depends on the event type.
     pub(super) object: &'a RawValue,
 }
 
@@ -237,7 +237,7 @@ pub(super) enum EventType {
     Modified,
     /// The object was deleted, or it no longer matches the selectors.
     Deleted,
-    /// No change up to the object's resource version.
+    /// All changes up to the object's resource version were sent.
     Bookmark,
     /// The watch failed; the object is a `Status`.
     Error,
@@ -249,7 +249,7 @@ pub(super) struct Head<M> {
     pub(super) metadata: M,
 }
 
-/// Metadata: the name.
+/// The namespace and name from an object's metadata.
 #[derive(Deserialize)]
 pub(super) struct NameMetadata {
     #[serde(default)]
@@ -257,7 +257,7 @@ pub(super) struct NameMetadata {
     name: String,
 }
 
-/// Metadata: the resource version, and the mark of a streaming list's end.
+/// The resource version from an object's metadata, and the mark that ends a streaming list.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct VersionMetadata {

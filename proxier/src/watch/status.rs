@@ -43,8 +43,8 @@ pub struct KindStatus {
     pub state: FollowState,
     /// When the last complete list was sent; `None` before the first.
     pub synced: Option<Instant>,
-    /// When the server last sent a list, a change or a bookmark. No more than
-    /// [`Timeouts::silence`](super::Timeouts::silence) ago unless requests fail.
+    /// When the server last sent a list, a change or a bookmark. Unless requests fail, this is at most
+    /// [`Timeouts::silence`](super::Timeouts::silence) ago.
     pub heard: Option<Instant>,
     /// The time of the last failure, and its reason.
     pub failed: Option<(Instant, String)>,
@@ -75,7 +75,7 @@ pub enum FollowState {
     Watching,
     /// A request failed; the next attempt follows after a backoff.
     Waiting,
-    /// The server lacks the optional kind or denies access to it; tried again every 5 to 10 minutes.
+    /// The server lacks the optional kind or denies access to it. Retried every 5 to 10 minutes.
     Absent,
 }
 
@@ -111,7 +111,7 @@ impl Entry {
     }
 
     fn lock(&self) -> MutexGuard<'_, KindStatus> {
-        // Each write leaves valid data, so a writer's panic does not matter here.
+        // Each write leaves valid data, so the status can be read even after a writer panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
