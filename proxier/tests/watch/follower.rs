@@ -11,7 +11,7 @@ use proxier::testing::watch::{
     self, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
 };
 
-/// The time limit of every wait: long enough for two busy cores.
+/// The time limit of every wait. It is long because other tests may occupy both cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A watch and its messages.

@@ -9,7 +9,7 @@ use proxier::testing::watch::FollowState;
 use crate::follower::{Follower, config};
 use crate::objects::service;
 
-/// `Timeouts::silence` stays at 150 s, so it cannot be what detects the failure.
+/// `Timeouts::silence` stays at 150 s, so only `Timeouts::dead_peer` can detect the failure.
 #[test]
 fn a_vanished_server_is_detected_in_time_and_reconnected() {
     lab::test(|| {
@@ -23,11 +23,11 @@ fn a_vanished_server_is_detected_in_time_and_reconnected() {
         config.timeouts.connect = Duration::from_secs(1);
         let follower = Follower::with(config);
         assert_eq!(follower.services(), "reset [a/web]");
-        // An idle connection is not a dead one, even for longer than the bound.
+        // A connection that is idle for longer than `dead_peer` stays open: its probes are acknowledged.
         std::thread::sleep(Duration::from_secs(7));
         assert_eq!(follower.status().services.failures, 0);
 
-        // No packet returns any more, not even a TCP acknowledgement.
+        // From now on no packet returns, not even a TCP acknowledgement.
         master.exec(&["ip", "route", "add", "blackhole", "192.0.2.1/32"]);
         let vanished = Instant::now();
         server.apply(service("web", 81));

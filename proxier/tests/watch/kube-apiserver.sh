@@ -1,13 +1,13 @@
 #!/bin/bash
-# Makes etcd and kube-apiserver out of Debian packages, for machines that cannot reach dl.k8s.io.
+# Builds etcd and kube-apiserver from Debian packages, for machines that cannot reach dl.k8s.io.
 #
-#   proxier/tests/watch/kube-apiserver.sh FOLDER
+#   proxier/tests/watch/kube-apiserver.sh DIRECTORY
 #
-# The newest Kubernetes whose whole source Debian has is 1.20.2 (bookworm; later ones are kubectl
-# alone). Two things that the proxy needs came later and are added here: EndpointSlices of version v1
-# (1.21), stored as v1beta1 as they were then, and Services selected by spec.clusterIP (1.23).
-# Everything else is as it was released: storage, watch cache, authentication, allocation of cluster
-# IPs. Runs on bookworm without root; wants 4 GB of disk, and 20 minutes of two cores.
+# Debian's newest complete source of Kubernetes is 1.20.2, in bookworm; later packages contain only
+# kubectl. The proxy needs two later features, which this script adds: EndpointSlices of version v1
+# (1.21), stored as v1beta1, and the field selector spec.clusterIP of Services (1.23). All other code
+# is unchanged: storage, watch cache, authentication, allocation of cluster IPs. Runs on bookworm
+# without root. Needs 4 GB of disk, and 20 minutes on two cores.
 set -euo pipefail
 
 assets=$(mkdir -p "$1" && realpath "$1")
@@ -30,7 +30,7 @@ mkdir "$tree"
 tar xzf "kubernetes_$version.orig.tar.gz" -C "$tree" --strip-components 1
 cd "$tree"
 
-# An edit that finds nothing to change is a mistake.
+# Edits a file in place. Fails if the expression changes nothing: then the source has changed.
 edit() {
     local file=$1 before
     before=$(sha256sum "$file")
@@ -38,7 +38,7 @@ edit() {
     [ "$before" != "$(sha256sum "$file")" ] || { echo "$file: nothing to edit" >&2; exit 1; }
 }
 
-# discovery.k8s.io/v1: v1beta1 with a zone of its own, which is stored among the topology.
+# discovery.k8s.io/v1 is a copy of v1beta1 with the field zone, which is stored in the topology.
 outside=staging/src/k8s.io/api/discovery
 inside=pkg/apis/discovery
 cp -r $outside/v1beta1 $outside/v1
@@ -106,7 +106,7 @@ edit cmd/kube-apiserver/app/aggregator.go \
     's/^(.*"discovery.k8s.io", Version: )"v1beta1"(.*)version: 12(.*)$/&\n\1"v1"\2version: 15\3/'
 edit hack/lib/init.sh 's,^discovery.k8s.io/v1beta1 .$,discovery.k8s.io/v1 \\\n&,'
 
-# Services by spec.clusterIP.
+# The field selector spec.clusterIP of Services.
 edit pkg/apis/core/v1/conversion.go \
     's/^\tif err := AddFieldLabelConversionsForSecret.*$/\tif err := addFieldLabelConversionsForService(scheme); err != nil {\n\t\treturn err\n\t}\n&/'
 cat >> pkg/apis/core/v1/conversion.go <<'GO'
@@ -157,8 +157,8 @@ GO
 edit pkg/registry/core/service/storage/storage.go \
     's/^\toptions := &generic.StoreOptions\{RESTOptions: optsGetter\}$/\tstore.PredicateFunc = registry.Matcher\n\toptions := \&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: registry.GetAttrs}/'
 
-# The tree stands in a GOPATH, for its go.mod is too old for this compiler. Of what its own makefile
-# generates, only what is missing: that is much less to read.
+# The source is in a GOPATH, because its go.mod is too old for this compiler. Its makefile would
+# generate all code; this generates only the missing parts, which takes fewer steps.
 export GOROOT=$work/root/usr/lib/go-1.19 GOPATH=$work/go GOCACHE=$work/cache
 export PATH=$GOROOT/bin:$PATH GO111MODULE=off GOPROXY=off GOFLAGS= CGO_ENABLED=0
 k8s=k8s.io/kubernetes

@@ -21,7 +21,7 @@ fn a_list_is_streamed_if_the_server_can_and_requested_whole_otherwise() {
         let first = follower.services();
         assert_eq!(first.matches("a/s").count(), 1_200, "{first}");
 
-        // The next list shows a change during an outage that was compacted away.
+        // An object is deleted during an outage, and the event is compacted. The next list shows it.
         server.refuse();
         follower.until("down", |status| status.services.failures > 0);
         server.delete(&key("Service", "s0007"));
@@ -32,7 +32,7 @@ fn a_list_is_streamed_if_the_server_can_and_requested_whole_otherwise() {
         assert!(second.starts_with("reset ["), "{second}");
         assert_eq!(second.matches("a/s").count(), 1_199);
         assert!(!second.contains("a/s0007"));
-        // The list is requested not to be older than the last seen version.
+        // The request excludes lists that are older than the last seen version.
         let requests = server.requests().split_off(asked);
         let mut lists = requests.iter().filter(|request| {
             let is_list = !request.is_watch() || !request.parameter("sendInitialEvents").is_empty();
@@ -95,7 +95,7 @@ fn a_list_waits_for_a_cache_that_lags_instead_of_reading_etcd() {
     let follower = Follower::start(&server);
     assert_eq!(follower.services(), "reset [a/web]");
     let path = "/api/v1/services";
-    // The watch gets the first answer, the lists that follow get the others.
+    // The resuming watch gets the first response, and the lists that follow get the other two.
     let cause = json!({"reason": "ResourceVersionTooLarge"});
     let lags = json!({"code": 504, "reason": "Timeout", "details": {"causes": [cause]}});
     let lags = lags.to_string();

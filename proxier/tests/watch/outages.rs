@@ -51,7 +51,7 @@ fn a_silent_server_is_disconnected() {
     server.freeze();
     let status = follower.until("noticed", |status| status.services.failures > 0);
     assert_eq!(status.services.failed.unwrap().1, "no data for 6 s");
-    // The next attempt fails as well.
+    // The next attempt fails, too.
     follower.until("asked again", |status| status.services.failures > 1);
     server.apply(service("web", 81));
     server.resume();

@@ -82,7 +82,7 @@ fn a_real_api_server_is_followed() {
         &json!({"spec": {"sessionAffinity": "ClientIP"}}),
     );
     assert_eq!(follower.services(), "apply a/web");
-    // A Service that is given to another proxy is deleted; given back, it is a new one.
+    // A label that assigns the Service to another proxy deletes it; without the label, it is new.
     plane.patch(&format!("{SERVICES}/web"), &foreign);
     assert_eq!(follower.services(), "delete a/web");
     let ours = json!({"metadata": {"labels": null}});
@@ -101,7 +101,7 @@ fn a_real_api_server_is_followed() {
     follower.drain();
     plane.start_server();
     plane.create(SERVICES, &new_service("again"));
-    // A list may precede it, if the cache of the restarted server begins after the watch's version.
+    // If the restarted server's cache begins after the watch's version, a list arrives first.
     while !follower.services().contains("a/again") {}
     assert!(follower.status().is_synced());
 }
@@ -130,7 +130,7 @@ fn an_endpoint_of_a_real_server_is_parsed() {
     });
     assert_eq!(received.problems, []);
     insta::assert_debug_snapshot!(received.object);
-    // The Node's status is a separate update, as kubelet sends it.
+    // Like kubelet, the test sets the Node's status in a separate request.
     plane.create(NODES, &node("us", "192.0.2.1"));
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}});
     plane.patch(&format!("{NODES}/us/status"), &status);
@@ -154,7 +154,7 @@ fn an_expired_real_watch_resumes_at_its_version() {
     let follower = Follower::with(config);
     follower.drain();
     for round in 0..4 {
-        // Longer than a watch, which lasts one to two seconds.
+        // Outlasts a watch, which takes one to two seconds.
         std::thread::sleep(Duration::from_secs(2));
         plane.create(SERVICES, &new_service(&format!("s{round}")));
         assert_eq!(follower.services(), format!("apply a/s{round}"));
@@ -169,7 +169,7 @@ fn a_real_server_is_listed_again_after_a_compaction() {
     else {
         return;
     };
-    // More than a page.
+    // More objects than a page holds.
     for index in 0..600 {
         plane.create(SERVICES, &new_service(&format!("s{index}")));
     }
@@ -312,7 +312,7 @@ fn the_plan_for_a_real_cluster_is_printed() {
     // Exit code 2: the plan has changes.
     assert_eq!(output.status.code(), Some(2), "{errors}");
     let text = String::from_utf8(output.stdout).unwrap();
-    // Without `default/kubernetes`, which the server creates at its own time.
+    // Excludes `default/kubernetes`, because the test does not control when the server creates it.
     let is_own = |line: &str| line.contains("10.96.0.1:") || line.contains("10.96.0.1 ");
     let ours: Vec<_> = text.lines().filter(|line| !is_own(line)).collect();
     insta::assert_snapshot!(ours.join("\n"));

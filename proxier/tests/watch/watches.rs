@@ -30,7 +30,7 @@ fn every_kind_is_listed_once_and_then_watched() {
     follower.until("synced", |status| {
         status.is_synced() && status.node.is_synced() && status.service_cidrs.is_synced()
     });
-    // One message per kind, in any order between kinds; the channel holds four.
+    // Four kinds send one message each, in any order. The channel holds four messages.
     let mut received: Vec<_> = (0..4)
         .map(
             |_| match follower.messages.recv_timeout(PATIENCE).unwrap() {
@@ -92,7 +92,7 @@ fn bookmarks_avoid_lists_after_a_compaction() {
     for index in 0..100 {
         server.apply(slice(&format!("web-{index}")));
     }
-    // The first bookmark may have been on its way already; the second is new.
+    // The server may have sent the first bookmark before the call. It sends the second one after it.
     let hear = || {
         for _ in 0..2 {
             let now = Some(Instant::now());
@@ -181,7 +181,7 @@ fn a_slow_receiver_stops_reading_and_loses_nothing() {
     }
     follower.until("reading", |status| status.services.changes > 0);
     std::thread::sleep(Duration::from_millis(500));
-    // Four in the channel, one in `forward`, one in the inner channel, one in the follower.
+    // Four messages wait in the channel, and one each in `forward`, the inner channel and the follower.
     let read = follower.status().services.changes;
     assert!((1..=8).contains(&read), "{read} were read ahead");
     for index in 0..count {

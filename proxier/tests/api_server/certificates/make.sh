@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the certificates of the test server anew: an authority, a server at 127.0.0.1, a client.
-# They protect nothing; their keys are meant to be public.
+# Replaces the certificates of the test server: an authority, a server at 127.0.0.1, a client.
+# Their private keys are in the repository on purpose: they protect only tests.
 set -eu
 cd "$(dirname "$0")"
 work=$(mktemp -d)

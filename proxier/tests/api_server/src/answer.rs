@@ -54,7 +54,7 @@ pub(crate) fn body_channel() -> (mpsc::Sender<Piece>, BodyReceiver) {
 /// Returns a complete JSON response.
 pub(crate) fn json(status: StatusCode, body: String) -> Response<BodyReceiver> {
     let (sender, pieces) = body_channel();
-    // The channel is new and has room.
+    // Cannot fail: the channel is new and has room.
     let _ = sender.try_send(Ok(body.into()));
     with_head(status, pieces)
 }
@@ -122,10 +122,10 @@ pub(crate) fn too_large(asked: u64, current: u64) -> String {
 pub(crate) fn canned(canned: CannedResponse) -> Response<BodyReceiver> {
     let (sender, pieces) = body_channel();
     tokio::spawn(async move {
-        // The client may close the connection before it has read everything.
+        // Fails if the client closes the connection before it has read everything.
         let _ = sender.send(Ok(canned.body.into())).await;
         if canned.breaks_connection {
-            // Long enough for the first part to be on its way.
+            // Gives hyper time to send the body before the connection breaks.
             tokio::time::sleep(Duration::from_millis(50)).await;
             let _ = sender.send(Err(Broken)).await;
         }

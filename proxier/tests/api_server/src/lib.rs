@@ -54,10 +54,11 @@ pub enum Scheme {
     Secure,
 }
 
-/// Options in which real servers differ, and failures.
+/// The options in which real servers differ, and failures to inject.
 #[derive(Clone, Debug)]
 pub struct Behaviour {
-    /// Whether lists can be streamed (`sendInitialEvents`); otherwise such a watch is rejected with
+    /// Whether lists can be streamed (`sendInitialEvents`). If not, such a watch is rejected with
+    /// status 422.
     pub streams_lists: bool,
     /// The interval of bookmarks, for watches that request them.
     pub bookmark_every: Duration,
@@ -113,14 +114,14 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns whether it requests a watch.
+    /// Returns whether the request is for a watch.
     pub fn is_watch(&self) -> bool {
         self.query
             .get("watch")
             .is_some_and(|value| value == "1" || value == "true")
     }
 
-    /// Returns whether a server before Kubernetes 1.32 answers it from its watch cache, not from etcd.
+    /// Returns whether a server before Kubernetes 1.32 would use its watch cache and not etcd.
     ///
     /// These are the rules of `shouldDelegateList` (`apiserver/pkg/storage/cacher/cacher.go`, 1.31)
     /// without the feature ConsistentListFromCache. Watches and streaming lists use the cache always.
@@ -136,7 +137,7 @@ impl Request {
         !(is_consistent || is_next_page || is_limited || is_exact)
     }
 
-    /// Returns a parameter's value, empty if it is missing.
+    /// Returns the value of a parameter, or an empty text without it.
     pub fn parameter(&self, name: &str) -> &str {
         self.query.get(name).map_or("", String::as_str)
     }
@@ -147,7 +148,7 @@ impl Request {
 struct Control {
     /// The newest resource version, which is the revision.
     revision: u64,
-    /// The number of cuts; connections from before the last one are closed.
+    /// How often all connections were broken. A connection closes when this increases.
     cuts: u64,
     is_listening: bool,
     is_frozen: bool,
@@ -169,7 +170,7 @@ struct State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere fails the test by itself.
+        // A panic in another thread fails the test anyway, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -178,7 +179,7 @@ impl ApiServer {
     /// Starts an empty server on a free port of 127.0.0.1.
     ///
     /// # Panics
-    /// When no socket or thread is to be had.
+    /// If no socket or thread can be created.
     pub fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         Self::serve(listener, Scheme::Plain)
@@ -187,7 +188,7 @@ impl ApiServer {
     /// Starts an empty server with HTTPS on a free port of 127.0.0.1.
     ///
     /// # Panics
-    /// When no socket or thread is to be had.
+    /// If no socket or thread can be created.
     pub fn start_secure() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         Self::serve(listener, Scheme::Secure)
@@ -196,7 +197,7 @@ impl ApiServer {
     /// Starts an empty server on a given socket.
     ///
     /// # Panics
-    /// When no thread is to be had.
+    /// If no thread can be created.
     pub fn serve(listener: TcpListener, scheme: Scheme) -> Self {
         let address = listener.local_addr().expect("a bound socket");
         let shared = Arc::new(Shared {
@@ -292,7 +293,7 @@ impl ApiServer {
         change(&mut self.shared.lock().behaviour);
     }
 
-    /// Sends `answer` to the next request for `path`. Several for one path are used in order.
+    /// Sends `answer` to the next request for `path`. Several responses for one path are sent in order.
     pub fn respond_next(&self, path: &str, answer: CannedResponse) {
         let mut state = self.shared.lock();
         state
@@ -302,7 +303,7 @@ impl ApiServer {
             .push(answer);
     }
 
-    /// Breaks all connections and accepts none.
+    /// Breaks all connections and accepts no new ones.
     pub fn refuse(&self) {
         self.control.send_modify(|control| {
             control.is_listening = false;

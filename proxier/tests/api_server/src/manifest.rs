@@ -23,7 +23,7 @@ impl Manifest {
         service
     }
 
-    /// Returns an EndpointSlice named as its Service is, for IPv4, without ports and endpoints.
+    /// Returns an IPv4 EndpointSlice with the name of its Service, without ports and endpoints.
     pub fn slice_of(service: &str) -> Self {
         let slice = json!({
             "apiVersion": "discovery.k8s.io/v1",
@@ -147,7 +147,7 @@ impl Manifest {
     }
 }
 
-/// Adds an item to a list, which may not exist yet.
+/// Adds an item to a list; creates the list if it is missing.
 fn push(list: &mut Value, item: Value) {
     match list.as_array_mut() {
         Some(items) => items.push(item),

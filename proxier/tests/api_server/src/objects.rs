@@ -101,7 +101,7 @@ pub(crate) struct Change {
 #[derive(Debug)]
 pub(crate) struct Objects {
     revision: u64,
-    /// The oldest revision at which a watch can start.
+    /// The oldest revision from which a watch can start.
     oldest: u64,
     /// The revision of the last dropped change; 0 if none was dropped.
     forgotten: u64,
@@ -121,7 +121,7 @@ pub(crate) struct Rest {
 impl Default for Objects {
     fn default() -> Self {
         Self {
-            // Not 0, which in a request means any version.
+            // Starts above 0, because version 0 in a request means any version.
             revision: 1,
             oldest: 1,
             forgotten: 0,
@@ -200,7 +200,8 @@ impl Objects {
     }
 
     pub(crate) fn compact(&mut self) {
-        // A new version, because real compaction keeps the newest one usable.
+        // etcd keeps the newest revision at a compaction. A new revision without a change makes all
+        // versions that clients know expire.
         self.revision += 1;
         self.oldest = self.revision;
         if let Some((last, _)) = self.history.pop_last() {

@@ -32,10 +32,10 @@ const FIELDS: [&str; 4] = [
 ];
 
 impl Selector {
-    /// Parses both parameters.
+    /// Parses the parameters `labelSelector` and `fieldSelector`.
     ///
     /// # Errors
-    /// The message of a 400 response.
+    /// The message of the 400 response to an invalid selector.
     pub(crate) fn parse(labels: &str, fields: &str) -> Result<Self, String> {
         let mut requirements = Vec::new();
         for text in labels.split(',').filter(|text| !text.is_empty()) {

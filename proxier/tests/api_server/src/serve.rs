@@ -93,7 +93,7 @@ async fn serve_stream(
     let Some(acceptor) = acceptor else {
         return serve_connection(stream, Certificate::None, shared, control).await;
     };
-    // A client that rejects our certificate reports it itself.
+    // If the client rejects our certificate, the test sees the client's error.
     if let Ok(stream) = acceptor.accept(stream).await {
         let certificate = match stream.get_ref().1.peer_certificates() {
             Some(_) => Certificate::Good,
@@ -129,7 +129,7 @@ async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(
     });
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // A client may close its connection at any time.
+        // Fails if the client closes the connection, which it may do at any time.
         _ = connection => {}
         _ = cut.wait_for(|control| control.cuts != cuts) => {}
     }
@@ -265,7 +265,7 @@ fn list(
             None => return refusal(410, "The provided continue parameter is too old"),
         },
     };
-    // From its cache a real server sends all objects, ignoring the limit.
+    // A real server ignores the limit of a list that its cache serves.
     let is_cached = request.is_served_from_cache();
     let Rest {
         revision,
@@ -299,7 +299,7 @@ fn list(
     answer::json(StatusCode::OK, body)
 }
 
-/// Returns a watch, or the response that rejects it.
+/// Returns the response of a watch, or an error response if the request is invalid.
 fn watch(
     request: &Request,
     kind: Kind,
@@ -330,7 +330,7 @@ fn watch(
             410,
             &format!("too old resource version: {from} ({current})"),
         );
-        // The channel is new and has room.
+        // Cannot fail: the channel is new and has room.
         let _ = client.try_send(Ok(Bytes::from(error_line(&gone))));
         return Err(answer::with_head(StatusCode::OK, pieces));
     }

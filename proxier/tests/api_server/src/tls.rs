@@ -20,7 +20,7 @@ pub const SERVER_CERTIFICATE: &str = include_str!("../certificates/server.pem");
 /// The server's key, as PEM.
 pub const SERVER_KEY: &str = include_str!("../certificates/server.key");
 
-/// Returns an acceptor of all clients; a certificate that a client sends must be valid.
+/// Returns an acceptor for clients without a certificate or with a valid one.
 pub(crate) fn acceptor() -> TlsAcceptor {
     let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a PEM");
     let key = PrivateKeyDer::from_pem_slice(SERVER_KEY.as_bytes()).expect("a PEM");

@@ -22,7 +22,7 @@ struct Program(Child);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have exited already.
+        // Fails if the process has exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -61,8 +61,8 @@ impl ControlPlane {
         write("authority.pem", tls::AUTHORITY);
         write("server.pem", tls::SERVER_CERTIFICATE);
         write("server.key", tls::SERVER_KEY);
-        // Any key will do for signing tokens. Its public half has to come by itself: the server does
-        // not take it out of PKCS #8.
+        // Any key can sign tokens. The public key needs its own file, because the server does not
+        // extract it from a PKCS #8 key.
         write("accounts.key", tls::CLIENT_KEY);
         write("accounts.pem", tls::CLIENT_CERTIFICATE);
         write("tokens", "secret,admin,1,system:masters\n");
@@ -171,7 +171,7 @@ impl ControlPlane {
         panic!("kube-apiserver does not get ready: {log}");
     }
 
-    /// Runs `work` with the server on another port, unseen by followers.
+    /// Runs `work` while the server listens on another port, where followers cannot reach it.
     pub(super) fn elsewhere(&mut self, work: impl FnOnce(&Self)) {
         self.stop_server();
         let port = std::mem::replace(&mut self.port, free_port());
@@ -182,7 +182,7 @@ impl ControlPlane {
     }
 
     fn client(&self) -> Client {
-        // A file of its own, because followers read theirs again when the server moves.
+        // Not the followers' file: they read theirs again after a failure and would find the new port.
         let file = self.kubeconfig("administrator", &json!({"token": "secret"}));
         let kubeconfig = Kubeconfig::read_from(file).unwrap();
         let options = KubeConfigOptions::default();
