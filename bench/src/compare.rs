@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All nodes share the servers. Each node has its own balancer with the scheduler under test, which
-//! sees only the connections of the node's own clients. The schedulers are those of a [`Registry`].
-//! `outside` registers one that is not in the crate.
+//! sees only the connections of the node's own clients. A [`Registry`] supplies the schedulers.
+//! `outside` adds one that is not in the crate `schedulers`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -123,8 +123,8 @@ impl Flags {
                 .or_else(|| thread::available_parallelism().ok().map(Into::into))
                 .unwrap_or(1),
         };
-        // The first signal ends the simulation and writes what is done; a second one ends the
-        // program.
+        // The first signal ends the simulation, and the results so far are written. A second signal
+        // ends the program.
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))

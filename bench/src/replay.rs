@@ -24,9 +24,9 @@
 //! the same address and connections was removed. lblc and lblcr still recognise it by address and
 //! port, as in the kernel.
 //!
-//! Any other line is an error, whose message has the line number: unknown, duplicate or missing
-//! fields, a weight that the kernel rejects, an address of the wrong family, an unknown server. The
-//! picks before it are printed first.
+//! Any other line is an error: unknown, duplicate or missing fields, a weight that the kernel
+//! rejects, an address of the wrong family, an unknown server. The message has the line number. All
+//! picks before the error are printed first.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -50,7 +50,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 
 /// Replays a trace.
 ///
-/// Flushes the output before it waits for input, so that a program can send a line and read the pick.
+/// Flushes the output before each wait for input, so that a program can send a line and read the pick.
 fn replay(input: impl Read, output: impl Write) -> anyhow::Result<()> {
     let mut input = BufReader::new(input);
     let mut output = io::BufWriter::new(output);
@@ -178,7 +178,7 @@ impl Replay {
         self.check_family(add.address)?;
         let address = SocketAddr::new(add.address, add.port);
         if let Some(&id) = self.removed.get(&address) {
-            // An error means that the removed server has no connections and was forgotten.
+            // An error means that the balancer forgot the removed server, because it had no connections.
             let _ = self.balancer.set_connections(id, 0, 0);
         }
         let id = self.balancer.add(address, add.weight)?;

@@ -14,8 +14,8 @@ const SERVERS: usize = 16;
 const CORES: u32 = 4;
 /// The mean work per connection, in seconds of one core.
 const WORK: f64 = 1.0;
-/// Seconds until a dead server is removed from the lists: three probes, ten seconds apart, the
-/// defaults of a Kubernetes readiness probe.
+/// Seconds until a dead server is removed from the lists: three probes, ten seconds apart. These are
+/// the defaults of a Kubernetes readiness probe.
 const DETECTION: f64 = 30.0;
 
 /// Returns all scenarios, the simplest one first.
@@ -150,7 +150,7 @@ fn slow() -> Scenario {
     scenario
 }
 
-/// Sets the load, and halves the speed of one server in four from this share of the time on.
+/// Sets the load. From this share of the run on, one server in four has half its speed.
 pub(crate) fn with_slow_servers(mut scenario: Scenario, load: f64, from: f64) -> Scenario {
     scenario.load = load;
     for server in (2..scenario.servers.len()).step_by(4) {
@@ -186,7 +186,7 @@ fn failing(name: &'static str, how: Health) -> Scenario {
         scenario.script.extend([
             step(down, 0.0, Action::Health(how)),
             step(down, DETECTION, Action::Unlist),
-            // The delay keeps this step after the removal in short runs, too.
+            // The delay puts this step after the removal, even in a short run.
             step(up, DETECTION, Action::Health(Health::Up)),
             step(up, DETECTION, Action::List(CORES)),
         ]);

@@ -1,4 +1,4 @@
-//! Runs many simulations in parallel, until done or stopped.
+//! Runs many simulations in parallel, until all are complete or `stop` is set.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use super::engine;
 use super::outcome::Outcome;
 use super::scenario::Scenario;
 
-/// A scheduler in a scenario.
+/// One simulation to run: a scheduler in a scenario.
 #[derive(Debug)]
 pub(crate) struct Cell<'a> {
     pub(crate) scenario: &'a Scenario,
@@ -55,7 +55,8 @@ pub(crate) fn run(
     stop: &AtomicBool,
     progress: &(dyn Fn(usize) + Sync),
 ) -> anyhow::Result<Vec<Option<Measured>>> {
-    // Threads take the next cell from a shared counter, because cells differ in cost.
+    // Each thread takes the next cell from a shared counter. A fixed split would leave threads idle,
+    // because cells differ in cost.
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
     let results = Mutex::new(vec![None; cells.len()]);
@@ -118,8 +119,8 @@ fn measure(
     }))
 }
 
-/// Returns the processor time of this thread in seconds, which other load on the machine does not
-/// change.
+/// Returns the processor time of this thread in seconds. Unlike the time of day, it excludes the
+/// time of other programs.
 fn thread_cpu() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9

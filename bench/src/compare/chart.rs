@@ -80,7 +80,7 @@ impl Scale {
                 .collect(),
             Kind::Binary => (-10..20).map(|power| 2_f64.powi(power)).collect(),
         };
-        // Rounding must not drop a mark at the end of the axis.
+        // Includes a mark at the end of the axis despite rounding errors.
         let slack = 1e-9 * self.high.abs();
         all.into_iter()
             .filter(|&mark| self.low - slack <= mark && mark <= self.high + slack)
@@ -96,7 +96,7 @@ struct Svg {
     body: String,
 }
 
-/// The point of a text that its position gives.
+/// Which point of a text is at its position.
 #[derive(Clone, Copy, Debug)]
 enum Anchor {
     Start,

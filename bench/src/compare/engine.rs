@@ -27,12 +27,12 @@ use super::workload::{Arrival, Demand, Source, client_address, destination_addre
 
 /// The share of the run that is not measured, because servers start empty.
 const WARM_UP: f64 = 0.1;
-/// How long before the simulation the clocks of the nodes start, in seconds: enough to forget the first
-/// connections before the simulation starts.
+/// How long before the simulation the clocks of the nodes start, in seconds. In this time the nodes
+/// make connections and forget the first ones, so each node starts with a typical history.
 const PAST: f64 = 2.0 * AFTER_END;
-/// How many times per run the loads are sampled.
+/// The number of samples of the loads per run.
 const SAMPLES: u32 = 2_000;
-/// After how many events `stop` is checked.
+/// The number of events between two checks of `stop`.
 const STOP_CHECK: u32 = 4_096;
 
 /// Simulates `scenario` with this scheduler until about `connections` connections have arrived.
@@ -97,7 +97,7 @@ impl<'a> Simulation<'a> {
         for number in 0..u64::from(scenario.nodes) {
             let options = Options {
                 implementation: Implementation::Indexed,
-                // A seed per node: with the same one, all nodes would draw the same servers.
+                // Each node has its own seed: with a common one, all nodes would draw the same servers.
                 seed: seed.wrapping_mul(0x1_0000).wrapping_add(number),
                 ..Options::default()
             };
@@ -250,7 +250,7 @@ impl<'a> Simulation<'a> {
         self.leave(server, connection, End::Orderly)
     }
 
-    /// Counts the end of a connection, however it ended.
+    /// Counts the end of a connection, whether it was complete or lost.
     fn leave(&mut self, server: usize, connection: Connection, end: End) -> Result<(), Error> {
         self.present -= 1;
         self.outcome.sojourn += self.now - connection.since;
@@ -348,8 +348,8 @@ impl<'a> Simulation<'a> {
         };
     }
 
-    /// Counts whether the connection was sent to the same server as the previous one of its client
-    /// (or to its address).
+    /// Counts the connection and the previous one of its client as a pair, and whether they have the
+    /// same server. With [`Affinity::Destination`], the previous one to the same address counts.
     fn count_pair(&mut self, arrival: &Arrival, server: usize) {
         let name = match self.scenario.affinity {
             Affinity::Client => arrival.client,
@@ -388,13 +388,15 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// Gives `node` connections before the simulation starts. The node has not yet forgotten the last ones.
+/// Adds connections of `node` that ended before the simulation starts. The node still counts the last
+/// ones.
 ///
-/// The past of each node starts at another time. If all nodes started at once, they would pick the same
-/// servers in step: with round robin always, with the others as long as counts are equal. Nodes that
-/// count ended connections would fall into step again when those are forgotten.
+/// The past of each node starts at a random time. If all nodes started at once, they would pick the
+/// same servers in step. With round robin this would last for the whole run, with other schedulers as
+/// long as the nodes have equal counts. Nodes that count ended connections would be in step again
+/// when they forget these.
 ///
-/// A run that is shorter than the time after which nodes forget has a shorter past, too.
+/// If the run is shorter than the time after which nodes forget, the past is shorter, too.
 fn add_past(
     node: &mut Node,
     number: u32,
@@ -432,7 +434,7 @@ fn request(arrival: &Arrival, nodes: u32) -> Request {
 
 /// The server of the last connection of each client, or to each frontend address.
 struct LastServers {
-    /// The server, and the number of changes at that time.
+    /// The server, and the value of `changes` when it was picked.
     last: Vec<Option<(u32, u32)>>,
     /// How many times the list of servers or a weight has changed.
     changes: u32,
@@ -457,7 +459,7 @@ struct IdleConnection {
 }
 
 impl Ord for IdleConnection {
-    /// The connection that ends first is the greatest: the top of the heap.
+    /// `BinaryHeap` returns the greatest first, so the connection that ends first is the greatest.
     fn cmp(&self, other: &Self) -> Ordering {
         other.until.total_cmp(&self.until)
     }

@@ -6,7 +6,7 @@ use super::chart::time;
 use super::report::{Chapter, NEGLIGIBLE_LOSS, Report, Row};
 use super::sweep::{NODES, Point, Sweep};
 
-/// Smaller relative differences are not mentioned.
+/// The findings ignore smaller relative differences.
 const NOTABLE: f64 = 0.05;
 
 /// A question and the answer from the results.
@@ -63,7 +63,7 @@ fn counting_with_many_nodes(sweep: &Sweep) -> Option<Finding> {
         by_nodes.join(", "),
     );
     answer += &threshold(sweep);
-    // The point of one node is the reference itself.
+    // The result of one node is the reference, so it is not compared.
     let widest = sweep.points.iter().filter(|point| point.nodes > 1);
     let against: Vec<f64> = widest
         .filter_map(|point| sweep.against_one(point))
@@ -84,7 +84,7 @@ fn counting_with_many_nodes(sweep: &Sweep) -> Option<Finding> {
     })
 }
 
-/// From how many connections per node and server on does counting help, and where does it harm?
+/// Above how many connections per node and server does counting help, and where does it harm?
 fn threshold(sweep: &Sweep) -> String {
     let counting = &sweep.counting;
     let mut points: Vec<&Point> = sweep.points.iter().collect();
@@ -95,8 +95,8 @@ fn threshold(sweep: &Sweep) -> String {
     });
     let helps = |point: &Point| point.is_clear() && point.ratio() < 1.0 - NOTABLE;
     let harms = |point: &Point| point.is_clear() && point.ratio() > 1.0 + NOTABLE;
-    // Sorted by connections per node and server. Only where counting helps at every higher number, the
-    // number is a threshold; a single good point below it may be chance.
+    // Sorted by connections per node and server. A number is a threshold only if counting helps at
+    // every higher number; a single good point below it may be chance.
     let firm = points.iter().take_while(|point| helps(point)).count();
     let (dense, sparse) = points.split_at(firm);
     let notable = percent(NOTABLE);
@@ -179,7 +179,7 @@ fn bad_with_many_nodes(report: &Report) -> Option<Finding> {
             continue;
         };
         let ratio = with_many.latency_ms.p99 / row.latency_ms.p99;
-        // Only schedulers that are good with one node: the others need no warning about many.
+        // Only a scheduler that is good with one node needs a warning about many.
         if row.lost_share < 0.01 && (ratio > 2.0 || with_many.lost_share > 0.01) {
             let lost = if with_many.lost_share > NEGLIGIBLE_LOSS {
                 format!(

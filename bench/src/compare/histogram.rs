@@ -2,17 +2,18 @@
 
 /// Steps per factor of two.
 const STEPS: u64 = 64;
-/// The bits of the 52-bit fraction of an `f64` that are ignored.
+/// The number of low bits of an `f64`'s 52-bit fraction that are ignored.
 const SHIFT: u32 = 52 - STEPS.ilog2();
-/// The exponent of the least latency that is told apart, about a microsecond.
+/// The biased exponent of the least latency with its own step, 2^-20 s: about a microsecond. Shorter
+/// ones are counted in the first step.
 const LEAST_EXPONENT: u64 = 1023 - 20;
 /// Steps for 40 doublings of the least latency: up to twelve days.
 const COUNTS: usize = 64 * 40;
 
 /// How often each latency occurred, in steps of at most 1.6 %.
 ///
-/// The upper bits of a floating-point number, its exponent and the start of its fraction, are a
-/// logarithmic scale. So the step follows from a shift and a subtraction.
+/// The upper bits of a floating-point number are its exponent and the start of its fraction. As an
+/// integer they grow with the logarithm, so a shift and a subtraction give the step.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram {
     counts: Vec<u64>,

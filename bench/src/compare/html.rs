@@ -9,7 +9,7 @@ use super::sweep::{NODES, SERVERS, Sweep};
 
 const STYLE: &str = include_str!("html/style.css");
 
-/// Returns the page.
+/// Returns the HTML page of `report`.
 pub(crate) fn page(report: &Report) -> String {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

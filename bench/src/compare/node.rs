@@ -1,4 +1,4 @@
-//! A node: a balancer that knows the node's own connections only.
+//! A node: a balancer that knows only the node's own connections.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -103,7 +103,7 @@ impl Node {
                 self.balancer.deactivated(id)?;
                 self.reset.push_back((at + AFTER_RESET, id));
             }
-            // Still active: without an answer the kernel keeps the connection in SYN_RECV.
+            // The connection stays active: without an answer, the kernel keeps it in SYN_RECV.
             End::Silence => self.unanswered.push_back((at + UNANSWERED, id)),
         }
         Ok(())
@@ -118,7 +118,7 @@ impl Node {
 
     /// Forgets the connections that the kernel would have forgotten.
     ///
-    /// Called before each pick, which is enough: only picks read the counts.
+    /// It runs before each pick. This is often enough, because only picks read the counts.
     fn forget_until(&mut self, at: f64) -> Result<(), Error> {
         for queue in [&mut self.ended, &mut self.reset] {
             while let Some(id) = pop_due(queue, at) {

@@ -29,15 +29,16 @@ pub(crate) struct Outcome {
     pub(crate) latency: Histogram,
     /// The loads over time.
     pub(crate) bins: Vec<Loads>,
-    /// The loads of the whole time after the warm-up.
+    /// The loads of all samples after the warm-up.
     pub(crate) loads: Loads,
     /// Consecutive connections of a client, without a change of the servers between them.
     pub(crate) undisturbed: Pairs,
-    /// Those with a change between them, other than of the first one's server.
+    /// Consecutive connections of a client with such a change between them. Pairs whose first server may
+    /// get no connections are excluded, because they must move.
     pub(crate) after_change: Pairs,
-    /// The number of connections, integrated over time, in connection-seconds.
+    /// The number of present connections, integrated over time, in connection-seconds.
     pub(crate) area: f64,
-    /// The times of all connections, added up, in seconds.
+    /// The sum of the times of all connections from arrival to end, in seconds.
     pub(crate) sojourn: f64,
 }
 
@@ -109,7 +110,7 @@ impl Loads {
             greatest = greatest.max(load);
             busy += f64::from(u8::from(load > 0.0));
         }
-        // With no connections at all the servers are not balanced or unbalanced: skip the sample.
+        // Without connections, the balance is undefined, so there is no sample.
         if sum <= 0.0 {
             return;
         }

@@ -14,7 +14,7 @@ pub(crate) const NAME: &str = "peak-ewma";
 
 /// After this time the weight of a latency is 1/e.
 const MEMORY: Duration = Duration::from_secs(5);
-/// How often an ineligible server is drawn before all servers are scanned.
+/// The number of draws of ineligible servers before all servers are scanned.
 const TRIES: u32 = 8;
 
 /// Registers [`PeakEwma`] under its name.
@@ -165,7 +165,7 @@ mod tests {
                 .filter(|_| balancer.pick(&REQUEST) == Some(ids[0]))
                 .count()
         };
-        // The slower one is picked only if both draws select it.
+        // The scheduler picks the slower server only if both draws select it.
         let slow = picks(&mut balancer);
         assert!((60..140).contains(&slow), "{slow}");
         balancer

@@ -119,8 +119,10 @@ impl Plan {
     }
 }
 
-/// Returns the connections of a run: more for more servers, so that runs last equally long, and enough
-/// for a 99th percentile with few servers.
+/// Returns the number of connections of a run.
+///
+/// It grows with the number of servers, so that runs last equally long. The lower limit leaves enough
+/// connections for a 99th percentile with few servers.
 fn sweep_connections(per_run: u64, servers: usize) -> u64 {
     per_run * servers.clamp(16, 128) as u64 / 64
 }

@@ -11,7 +11,7 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// Returns sequence `stream` of those that `seed` determines. They are independent.
+    /// Returns random numbers that `seed` and `stream` determine. Different streams are independent.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut word = split_mix(&mut { seed }) ^ stream.wrapping_mul(0xd134_2543_de82_ef95);
         Self {
@@ -43,7 +43,7 @@ impl Random {
 
     /// Returns a uniform number below `bound`; 0 if `bound` is 0.
     ///
-    /// By multiplication (Lemire 2019) without rejection: the bias is below 2^-32.
+    /// Multiplies and shifts (Lemire 2019) without rejection: the bias is below 2^-32.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         let product = u128::from(self.word()) * u128::from(bound);
         u32::try_from(product >> 64).unwrap_or_default()
@@ -61,7 +61,7 @@ impl Random {
 
     /// Returns a standard normal number, by Marsaglia's polar method.
     ///
-    /// The second number that the method yields is not used: keeping it would add state.
+    /// Drops the second number that the method yields, because keeping it would add state.
     fn normal(&mut self) -> f64 {
         loop {
             let x = 2.0 * self.unit() - 1.0;

@@ -140,10 +140,10 @@ pub(crate) struct Row {
     pub(crate) peak: Option<f64>,
     /// The mean share of servers with at least one connection.
     pub(crate) busy: Option<f64>,
-    /// The share of connections sent to another server than the previous one of the client, without a
-    /// change between them.
+    /// The share of connections with another server than the client's previous connection, although no
+    /// change happened between them.
     pub(crate) moved: Option<f64>,
-    /// The same share, with a change between them that was not to the previous server.
+    /// The same share for pairs with a change between them. The previous server was still eligible.
     pub(crate) moved_after_change: Option<f64>,
     /// `spread` over time, in equal steps.
     pub(crate) spread_curve: Vec<Option<f64>>,

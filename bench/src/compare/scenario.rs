@@ -8,7 +8,7 @@ use super::workload::Workload;
 pub(crate) struct ServerKind {
     /// How many connections it serves at full speed at the same time.
     pub(crate) cores: u32,
-    /// Its weight; `None` if it is not listed before a step of the script lists it.
+    /// Its weight; `None` if a step of the script adds it to the lists later.
     pub(crate) weight: Option<u32>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Step {
     pub(crate) action: Action,
 }
 
-/// Which connections profit from being sent to the same server.
+/// Which connections should be sent to the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Affinity {
     /// Those of the same client: sessions.
@@ -58,7 +58,7 @@ pub(crate) struct Scenario {
     pub(crate) nodes: u32,
     pub(crate) servers: Vec<ServerKind>,
     pub(crate) discipline: Discipline,
-    /// The number of connections from which on a server rejects new ones.
+    /// The number of connections at which a server starts to reject new ones.
     pub(crate) limit: u32,
     /// Work that arrives, as a share of the capacity of the servers listed at the start.
     pub(crate) load: f64,

@@ -37,8 +37,8 @@ pub(crate) struct Station {
     pub(crate) health: Health,
     running: BinaryHeap<Job>,
     waiting: VecDeque<(f64, Connection)>,
-    /// The service that each running connection got since the station was last idle, in seconds of
-    /// one core, at time `updated`.
+    /// The seconds of one core that each running connection got from the last time the station was idle
+    /// until `updated`.
     served: f64,
     updated: f64,
     /// Connections that stay open and do little, and the cores that they take in total.
@@ -91,7 +91,7 @@ impl Station {
     pub(crate) fn depart(&mut self, at: f64) -> Option<Connection> {
         self.advance(at);
         let job = self.running.pop()?;
-        // Set the exact value, so that rounding errors do not add up.
+        // Use the exact value, so that rounding errors do not add up.
         self.served = self.served.max(job.done);
         if let Some((work, connection)) = self.waiting.pop_front() {
             self.start(work, connection);
@@ -103,7 +103,7 @@ impl Station {
         Some(job.connection)
     }
 
-    /// Returns when the next connection is complete without further arrivals; infinite without any.
+    /// Returns when the next connection will be complete if none arrives; infinite without connections.
     pub(crate) fn next_departure(&self) -> f64 {
         match self.running.peek() {
             Some(job) => self.updated + (job.done - self.served).max(0.0) / self.pace(),
@@ -175,8 +175,8 @@ impl Station {
 }
 
 impl Ord for Job {
-    /// The connection that is complete first is the greatest: the top of the heap. The earlier one
-    /// wins a tie.
+    /// `BinaryHeap` returns the greatest first, so the connection that is complete first is the
+    /// greatest. In a tie, it is the one that arrived first.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_end = other.done.total_cmp(&self.done);
         by_end.then_with(|| other.connection.since.total_cmp(&self.connection.since))

@@ -1,4 +1,4 @@
-//! Compares counting with not counting, by number of nodes and of servers.
+//! Compares schedulers that count connections with others, by number of nodes and of servers.
 //!
 //! Every node counts only its own connections. A single node sees all connections, so its result is the best
 //! that counting can achieve.
@@ -93,7 +93,7 @@ pub(crate) struct Sweep {
     pub(crate) points: Vec<Point>,
 }
 
-/// The results for one number of nodes and one of servers.
+/// The results for one combination of nodes and servers.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Point {
@@ -135,7 +135,7 @@ impl Side {
 impl Point {
     pub(crate) fn new(scenario: &Scenario, plain: &Measured, counting: &Measured) -> Self {
         let servers = scenario.servers.len();
-        // Little's law.
+        // Little's law: the mean number of connections is the arrival rate times the mean latency.
         let mean_connections = scenario.rate() * plain.outcome.latency.mean();
         let places = f64::from(scenario.nodes) * servers as f64;
         Self {

@@ -1,4 +1,4 @@
-//! The least of many values, of which one changes at a time: the next departure.
+//! The least of many values that change one at a time. The engine finds the next departure with it.
 
 /// The least of a fixed number of values, kept up to date.
 ///

@@ -1,4 +1,4 @@
-//! The clients: when they connect, to which address, and how much work a connection is.
+//! The clients: when they connect, to which address, and how much work a connection needs.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -136,7 +136,7 @@ impl Source {
             return self.now + self.times.exponential(1.0 / self.rate);
         };
         let share = burst / (burst + quiet);
-        // The rate between bursts that keeps the mean rate.
+        // The rate between bursts, so that the mean rate stays as configured.
         let low = ((1.0 - factor * share) / (1.0 - share)).max(0.0);
         let mut now = self.now;
         loop {

@@ -15,7 +15,7 @@ pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> anyhow::Result<T> {
     }
 }
 
-/// A value read from an object. serde would also read a struct from an array, by position.
+/// A value that is only read from an object. serde alone would also read it from an array, by position.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 

@@ -60,7 +60,7 @@ pub(crate) fn draw(sweep: &Sweep) -> String {
             let tip = format!("{name}, {} nodes: {:.2}", point.nodes, point.ratio());
             svg.dot(&format!("s{shade}"), (x, y), 3.5, &tip);
         }
-        // A fixed order instead of a label at the end of each line: lines may end at the same point.
+        // A legend in fixed order, because labels at the ends of lines may overlap.
         let y = TOP + 20.0 + 20.0 * shade as f64;
         let x = WIDTH - RIGHT + 22.0;
         svg.line(

@@ -59,7 +59,7 @@ fn one_core_has_the_latency_of_an_m_m_1_queue() {
 
 #[test]
 fn with_sharing_the_mean_latency_depends_on_the_mean_work_only() {
-    // A property of M/G/1 with processor sharing.
+    // In M/G/1 with processor sharing, the mean latency does not depend on the distribution of work.
     let mut scenario = one_server(1, 0.6);
     scenario.workload.work = Duration::LogNormal {
         mean: 1.0,
