@@ -37,7 +37,7 @@ impl Backoff {
         let longest = self.next;
         self.next = (longest * 2).min(Self::LONGEST);
         match asked.map(|asked| asked.min(Self::LONGEST_ASKED)) {
-            // A restarting server sends all nodes the same `Retry-After`, so this wait needs jitter, too.
+            // A restarting server sends all nodes the same `Retry-After`, so it needs jitter, too.
             Some(asked) if asked >= longest / 2 => random_between(asked, asked + longest / 2),
             _ => random_between(longest / 2, longest),
         }

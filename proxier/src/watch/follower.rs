@@ -166,7 +166,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.resumed = Instant::now();
     }
 
-    /// Returns whether to repeat a list because the server's cache probably lags behind etcd.
+    /// Returns whether to repeat the list because the server's cache probably lags behind etcd.
     ///
     /// After a restart of an API server, the caches of the others may lag for seconds. If all nodes
     /// requested the newest list at that moment, etcd would have to serve them all.
@@ -224,14 +224,14 @@ impl<'a, R: Resource> Follower<'a, R> {
         let (_, accept) = R::ACCEPT;
         let bound = self.shared.timeouts.response;
         let mut answer = self.shared.connection.get(query.as_str(), accept).await?;
-        let mut cutter = ListSplitter::default();
+        let mut splitter = ListSplitter::default();
         while let Some(bytes) = answer.next(bound).await? {
-            cutter
+            splitter
                 .push(&bytes, |json| objects.extend(self.read(json)))
                 .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
         }
         self.entry.record_contact();
-        let envelope = cutter.finish();
+        let envelope = splitter.finish();
         let envelope = envelope.map_err(|error| RequestFailure::Malformed(error.to_string()))?;
         let list: ListEnvelope = serde_json::from_slice(&envelope)
             .map_err(|error| RequestFailure::Malformed(format!("a list: {error}")))?;
@@ -247,6 +247,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             Ok(answer) => self.consume(answer, Some(Vec::new())).await,
             Err(failure) => Err(failure),
         };
+        // `next` becomes `Watch` when the list is complete. A later failure is one of the watch.
         if let (Next::List(_), Err(failure)) = (&self.next, &result)
             && blames_stream(failure)
         {
@@ -295,7 +296,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         mut answer: ResponseStream,
         mut initial: Option<Vec<Parsed<R::Object>>>,
     ) -> Result<(), RequestFailure> {
-        let mut cutter = LineSplitter::default();
+        let mut splitter = LineSplitter::default();
         loop {
             // A list arrives without pauses; a watch may be silent until the next bookmark.
             let bound = match initial {
@@ -306,10 +307,10 @@ impl<'a, R: Resource> Follower<'a, R> {
                 break;
             };
             self.entry.record_contact();
-            cutter
+            splitter
                 .push(&bytes)
                 .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
-            while let Some(line) = cutter.next() {
+            while let Some(line) = splitter.next() {
                 let event = self.parse_event(line)?;
                 match (event, &mut initial) {
                     (ParsedEvent::Change(change, _), Some(initial)) => {

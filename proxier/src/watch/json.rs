@@ -175,7 +175,7 @@ impl LineSplitter {
 
     /// Consumes the next bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
-        self.drop_taken();
+        self.drop_returned();
         if self.bytes.len() + bytes.len() > 2 * MAX_OBJECT {
             return Err(TooLong);
         }
@@ -187,7 +187,7 @@ impl LineSplitter {
     ///
     /// A watch may be silent for minutes after a large object. Without this, each of the five watches
     /// would keep the capacity of its largest object.
-    fn drop_taken(&mut self) {
+    fn drop_returned(&mut self) {
         self.bytes.drain(..self.start);
         self.searched -= self.start;
         self.start = 0;
@@ -202,7 +202,7 @@ impl LineSplitter {
             let fresh = self.bytes.get(self.searched..)?;
             let Some(length) = fresh.iter().position(|&byte| byte == b'\n') else {
                 self.searched = self.bytes.len();
-                self.drop_taken();
+                self.drop_returned();
                 return None;
             };
             let end = self.searched + length;
@@ -220,14 +220,14 @@ mod tests {
     use super::*;
 
     fn cut(text: &str, size: usize) -> Result<(Vec<String>, String), NotAList> {
-        let mut cutter = ListSplitter::default();
+        let mut splitter = ListSplitter::default();
         let mut elements = Vec::new();
         for bytes in text.as_bytes().chunks(size) {
-            cutter.push(bytes, |element| {
+            splitter.push(bytes, |element| {
                 elements.push(String::from_utf8(element.to_vec()).unwrap());
             })?;
         }
-        let envelope = String::from_utf8(cutter.finish()?).unwrap();
+        let envelope = String::from_utf8(splitter.finish()?).unwrap();
         Ok((elements, envelope))
     }
 
@@ -266,30 +266,30 @@ mod tests {
 
     #[test]
     fn an_object_above_the_limit_is_truncated() {
-        let mut cutter = ListSplitter::default();
+        let mut splitter = ListSplitter::default();
         let mut lengths = Vec::new();
         let piece = vec![b'x'; 1 << 20];
-        cutter.push(br#"{"items":[{"a":""#, |_| ()).unwrap();
+        splitter.push(br#"{"items":[{"a":""#, |_| ()).unwrap();
         for _ in 0..20 {
-            cutter.push(&piece, |_| ()).unwrap();
+            splitter.push(&piece, |_| ()).unwrap();
         }
         let end = br#""},{}]}"#;
-        cutter
+        splitter
             .push(end, |element| lengths.push(element.len()))
             .unwrap();
         assert_eq!(lengths, [MAX_OBJECT + 1, 2]);
-        assert_eq!(cutter.finish().unwrap(), br#"{"items":[]}"#);
+        assert_eq!(splitter.finish().unwrap(), br#"{"items":[]}"#);
     }
 
     #[test]
     fn lines_are_split_wherever_chunks_end() {
         let text = "one\n\n two\r\n\nthree\nunfinished";
         for size in 1..text.len() + 1 {
-            let mut cutter = LineSplitter::default();
+            let mut splitter = LineSplitter::default();
             let mut lines = Vec::new();
             for bytes in text.as_bytes().chunks(size) {
-                cutter.push(bytes).unwrap();
-                while let Some(line) = cutter.next() {
+                splitter.push(bytes).unwrap();
+                while let Some(line) = splitter.next() {
                     lines.push(String::from_utf8(line.to_vec()).unwrap());
                 }
             }
@@ -299,9 +299,9 @@ mod tests {
 
     #[test]
     fn an_endless_line_is_rejected() {
-        let mut cutter = LineSplitter::default();
+        let mut splitter = LineSplitter::default();
         let bytes = vec![b'x'; 1 << 20];
-        let refused = (0..100).find(|_| cutter.push(&bytes).is_err());
+        let refused = (0..100).find(|_| splitter.push(&bytes).is_err());
         assert_eq!(refused, Some((2 * MAX_OBJECT) >> 20));
     }
 }

@@ -35,7 +35,7 @@ impl Follower {
         self.watch.status()
     }
 
-    /// Returns the next message that `pick` accepts; skips others.
+    /// Returns what `pick` returns for the first message it accepts; drops the messages before.
     pub(crate) fn next<T>(&self, what: &str, pick: impl Fn(WatchMessage) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -102,7 +102,7 @@ impl Follower {
         }
     }
 
-    /// Waits until the status satisfies `is_so`.
+    /// Waits until the status satisfies `is_so`, and returns it.
     pub(crate) fn until(&self, what: &str, is_so: impl Fn(&Status) -> bool) -> Status {
         until(
             what,
@@ -112,6 +112,7 @@ impl Follower {
     }
 }
 
+/// Polls `look` until it returns a value. After [`PATIENCE`], panics with the text of `shown`.
 pub(crate) fn until<T, D: Debug>(
     what: &str,
     look: impl Fn() -> Option<T>,
@@ -138,8 +139,8 @@ pub(crate) fn config(server: &ApiServer) -> WatchConfig {
     }
 }
 
-/// Returns an update as `reset [a/b, a/c?]`, `apply a/b` or `delete a/b`. `?` marks objects without
-/// content, `!` those with problems.
+/// Returns an update as text: `reset [a/b, a/c?]`, `apply a/b` or `delete a/b`. An object without
+/// content is marked with `?`, and an object with problems with `!`.
 pub(crate) fn brief<T>(change: &Update<T>) -> String {
     let name = |parsed: &Parsed<T>| {
         let mut text = parsed.name.to_string();
