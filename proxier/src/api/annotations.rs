@@ -62,10 +62,11 @@ pub(crate) const SCHEDULER: &str = "scheduler";
 /// ```
 pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 
-/// The relative numbers of new connections of the endpoints: entries of the form `<key>:<weight>`,
-/// separated by commas, at most 1,000.
+/// The endpoints' shares of new connections: at most 1,000 entries of the form `<key>:<weight>`,
+/// separated by commas.
 ///
-/// The schedulers `rr`, `lc` and `dh` ignore weights except 0; other weights for them are a Problem.
+/// The schedulers `rr`, `lc` and `dh` ignore weights except 0; other weights for them are a
+/// Problem.
 ///
 /// | key | endpoints |
 /// |---|---|
@@ -77,17 +78,17 @@ pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 ///
 /// The most specific entry applies, in any order of entries: an address before a network, a longer
 /// prefix before a shorter one, a network before a node, a node before a zone, a zone before `*`. A
-/// key may occur only once. Weights are 0 to 65,535. An endpoint of weight 0 gets no new connections
-/// and keeps the existing ones. Weights do not influence which endpoints are selected: if all
-/// selected ones have weight 0, clients are rejected.
+/// key may occur only once. Weights are 0 to 65,535. An endpoint of weight 0 gets no new
+/// connections and keeps the existing ones. Weights do not influence which endpoints are selected:
+/// if all selected ones have weight 0, clients are rejected.
 ///
 /// ```yaml
 /// ipvs-proxier.io/weights: "zone=a:3, zone=b:1, node=n7:0, 10.0.0.1:10, [fd00::/64]:2, *:1"
 /// ```
 pub(crate) const WEIGHTS: &str = "weights";
 
-/// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes it
-/// at once.
+/// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes
+/// the endpoint at once.
 ///
 /// ```yaml
 /// ipvs-proxier.io/drain-seconds: "600"
@@ -105,9 +106,9 @@ pub(crate) const DRAIN_SECONDS: &str = "drain-seconds";
 /// ```
 pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 
-/// The preferred locations of endpoints: a list of keys, separated by commas, in order of preference.
-/// The first key that matches an endpoint selects the endpoints. If no key matches, no endpoint
-/// serves.
+/// The preferred locations of endpoints: a list of keys, separated by commas, in order of
+/// preference. The first key that matches an endpoint selects the endpoints. If no key matches, no
+/// endpoint serves.
 ///
 /// | key | endpoints |
 /// |---|---|
@@ -117,11 +118,11 @@ pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 /// | `*` | all; must be the last key |
 ///
 /// An endpoint on this node matches every key. Any other endpoint of unknown location matches only
-/// `*`. If Node objects cannot be read, all endpoints match the keys that need them, and that is a
-/// Problem: a distant endpoint is better than a rejected client. Readiness precedes location:
-/// terminating endpoints are used only if no key matches a ready one. The keys replace topology
-/// hints (`spec.trafficDistribution`). They restrict the endpoints that the traffic policies allow
-/// and never add to them.
+/// `*`. If Node objects cannot be read, every endpoint matches the keys that need them, and a
+/// Problem is reported: a distant endpoint is better than a rejected client. Readiness precedes
+/// location: terminating endpoints are used only if no key matches a ready one. The keys replace
+/// topology hints (`spec.trafficDistribution`). They restrict the endpoints that the traffic
+/// policies allow and never add to them.
 ///
 /// ```yaml
 /// ipvs-proxier.io/topology-keys: "topology.kubernetes.io/zone, topology.kubernetes.io/region, *"
@@ -145,7 +146,7 @@ const MAX_SCHEDULER: usize = 15;
 /// The schedulers with flags.
 const SCHEDULERS_WITH_FLAGS: [&str; 2] = ["sh", "mh"];
 
-/// Parses the annotations of a Service. Returns `None` if it has no valid one of this proxy.
+/// Parses the annotations of a Service. Returns `None` if it has no valid annotation of this proxy.
 pub(super) fn read(
     wire: &metadata::AnnotationMap,
     parser: &mut Parser<'_>,

@@ -82,8 +82,9 @@ struct Hint {
 impl EndpointSliceObject {
     /// Parses the object.
     ///
-    /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning for
-    /// the others. A slice of type `FQDN` or of a headless Service yields no object and no problem.
+    /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning
+    /// for the others. A slice of type `FQDN` or of a headless Service yields no object and no
+    /// problem.
     ///
     /// # Errors
     /// If the object has no valid name.
@@ -147,7 +148,7 @@ impl EndpointSliceObject {
 
 /// Parses the ports at the path `at`, in the object's order.
 ///
-/// A port without a name is the unnamed one: the API server adds the empty name, manifests need not.
+/// A port without a name gets the empty name. The API server adds it; a manifest may lack it.
 pub(super) fn slice_ports(
     at: &str,
     wire: &[SlicePortObject],

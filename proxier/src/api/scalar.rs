@@ -6,8 +6,8 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 /// A string, number or boolean as it was written, or its absence.
 ///
-/// Keeping the written type distinguishes `80` from `"80"`, so that a Problem can name the field with
-/// the wrong one. A typed field would make the whole object unreadable.
+/// Keeping the written type distinguishes `80` from `"80"`, so that a Problem can name the field
+/// with the wrong one. A typed field would make the whole object unreadable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Scalar {
     /// Missing or `null`.
@@ -15,7 +15,7 @@ pub(crate) enum Scalar {
     Absent,
     /// `true` or `false`.
     Boolean(bool),
-    /// A whole number. `serde_json` has no larger ones than `u64` and no smaller ones than `i64`.
+    /// A whole number; `serde_json` yields those from the least `i64` to the greatest `u64`.
     Integer(i128),
     /// Any other number.
     Float(f64),
