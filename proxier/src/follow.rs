@@ -51,8 +51,8 @@ pub(crate) fn manifests(
 
 /// The metadata of manifest files: cheap to read, different after every change.
 ///
-/// Polling works where change notifications do not: on network file systems, on the host file
-/// system of a lab kernel, and for ConfigMap mounts, which swap a symbolic link.
+/// Polling works where change notifications do not: on network file systems, on the host file system
+/// of a lab kernel, and for ConfigMap mounts, which swap a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileStamps(BTreeMap<PathBuf, Option<(u64, SystemTime)>>);
 

@@ -2,8 +2,8 @@
 //!
 //! The module also does the control plane's part, so that manifests work as they are printed in the
 //! Kubernetes documentation: it allocates missing cluster IPs and node ports, and mirrors legacy
-//! Endpoints to EndpointSlices. The output of `kubectl get services,endpointslices,nodes -A -o
-//! yaml` is complete already and is used unchanged.
+//! Endpoints to EndpointSlices. The output of `kubectl get services,endpointslices,nodes -A -o yaml`
+//! is complete already and is used unchanged.
 //!
 //! ```text
 //! file ─▶ document ─▶ Value ─▶ kind ─▶ api type ─▶ Inventory ─▶ assign, mirror ─▶ Loaded
@@ -43,8 +43,8 @@ pub struct Options {
 /// The objects of the manifests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// One event for all Services, one for all EndpointSlices, one for the locations of all nodes
-    /// if a Service needs them, and one for our Node if the manifests contain it.
+    /// One event for all Services, one for all EndpointSlices, one for the locations of all nodes if
+    /// a Service needs them, and one for our Node if the manifests contain it.
     ///
     /// If the manifests are whole, each list is an [`Update::Reset`]. Otherwise it is an
     /// [`Update::Merge`], so that a [`Snapshot`](crate::store::Snapshot) keeps the last readable
@@ -53,8 +53,8 @@ pub struct Loaded {
     /// [`Update::Reset`]: crate::store::Update::Reset
     /// [`Update::Merge`]: crate::store::Update::Merge
     pub events: Vec<Event>,
-    /// The problems of files and documents, of Endpoints and of our Node. Services and
-    /// EndpointSlices carry theirs in the events.
+    /// The problems of files and documents, of Endpoints and of our Node. Services and EndpointSlices
+    /// carry theirs in the events.
     pub problems: Vec<Problem>,
     /// Whether every file, document and object could be read. A bad field does not count: it
     /// affects only itself.
@@ -102,8 +102,7 @@ pub fn load(path: &Path, options: &Options) -> Result<Loaded, Error> {
     Ok(inventory.finish(options))
 }
 
-/// Parses `text` as the content of the file `file`: YAML or JSON, one or more documents. Does no
-/// I/O.
+/// Parses `text` as the content of the file `file`: YAML or JSON, one or more documents. Does no I/O.
 pub fn parse(text: &str, file: &str, options: &Options) -> Loaded {
     let mut inventory = Inventory::default();
     inventory.read(text, file);

@@ -154,8 +154,7 @@ impl Snapshot {
                     *touched = Touched::All;
                 }
             }
-            // Service plans do not depend on these ranges; only adoption does, when the kernel is
-            // read.
+            // Service plans do not depend on these ranges; only adoption does, when the kernel is read.
             Event::ServiceCidrs(change) => self.service_cidrs.update(change, |_, _, _| ()),
             Event::Nodes(change) => {
                 let mut moved = false;

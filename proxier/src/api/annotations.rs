@@ -65,8 +65,7 @@ pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 /// The endpoints' shares of new connections: at most 1,000 entries of the form `<key>:<weight>`,
 /// separated by commas.
 ///
-/// The schedulers `rr`, `lc` and `dh` ignore weights except 0; other weights for them are a
-/// Problem.
+/// The schedulers `rr`, `lc` and `dh` ignore weights except 0; other weights for them are a Problem.
 ///
 /// | key | endpoints |
 /// |---|---|
@@ -78,9 +77,9 @@ pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 ///
 /// The most specific entry applies, in any order of entries: an address before a network, a longer
 /// prefix before a shorter one, a network before a node, a node before a zone, a zone before `*`. A
-/// key may occur only once. Weights are 0 to 65,535. An endpoint of weight 0 gets no new
-/// connections and keeps the existing ones. Weights do not influence which endpoints are selected:
-/// if all selected ones have weight 0, clients are rejected.
+/// key may occur only once. Weights are 0 to 65,535. An endpoint of weight 0 gets no new connections
+/// and keeps the existing ones. Weights do not influence which endpoints are selected: if all
+/// selected ones have weight 0, clients are rejected.
 ///
 /// ```yaml
 /// ipvs-proxier.io/weights: "zone=a:3, zone=b:1, node=n7:0, 10.0.0.1:10, [fd00::/64]:2, *:1"
@@ -106,9 +105,9 @@ pub(crate) const DRAIN_SECONDS: &str = "drain-seconds";
 /// ```
 pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 
-/// The preferred locations of endpoints: a list of keys, separated by commas, in order of
-/// preference. The first key that matches an endpoint selects the endpoints. If no key matches, no
-/// endpoint serves.
+/// The preferred locations of endpoints: a list of keys, separated by commas, in order of preference.
+/// The first key that matches an endpoint selects the endpoints. If no key matches, no endpoint
+/// serves.
 ///
 /// | key | endpoints |
 /// |---|---|

@@ -82,9 +82,8 @@ struct Hint {
 impl EndpointSliceObject {
     /// Parses the object.
     ///
-    /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning
-    /// for the others. A slice of type `FQDN` or of a headless Service yields no object and no
-    /// problem.
+    /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning for
+    /// the others. A slice of type `FQDN` or of a headless Service yields no object and no problem.
     ///
     /// # Errors
     /// If the object has no valid name.

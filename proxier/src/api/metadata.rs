@@ -122,6 +122,10 @@ impl Metadata {
         })
     }
 
+    /// Returns the name without its namespace.
+    ///
+    /// # Errors
+    /// If the API server would reject the name.
     fn valid_name(&self, kind: &str) -> Result<&str, Problem> {
         self.name
             .as_str()

@@ -17,8 +17,8 @@ const MAX_PROBLEMS: usize = 100;
 
 /// Parses the fields of one object and collects their problems.
 ///
-/// The parameter `instead` of the methods says what replaces a bad value. A field's path is
-/// formatted only for a Problem: a large cluster has 100,000 valid endpoints.
+/// The parameter `instead` of the methods says what replaces a bad value. A field's path is formatted
+/// only for a Problem: a large cluster has 100,000 valid endpoints.
 pub(super) struct Parser<'a> {
     object: String,
     problems: Vec<Problem>,

@@ -6,8 +6,8 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 /// A string, number or boolean as it was written, or its absence.
 ///
-/// Keeping the written type distinguishes `80` from `"80"`, so that a Problem can name the field
-/// with the wrong one. A typed field would make the whole object unreadable.
+/// Keeping the written type distinguishes `80` from `"80"`, so that a Problem can name the field with
+/// the wrong one. A typed field would make the whole object unreadable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Scalar {
     /// Missing or `null`.

@@ -62,8 +62,8 @@ pub(super) struct Handle {
     pub(super) zone: Option<[u8; 2]>,
 }
 
-/// Parses a message of a dump, without its fixed header. Returns `None` for protocols that a
-/// Service port cannot have, such as ICMP.
+/// Parses a message of a dump, without its fixed header. Returns `None` for protocols that a Service
+/// port cannot have, such as ICMP.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
     let (mut original, mut reply) = (None, None);
     let mut is_answered = false;

@@ -125,9 +125,8 @@ impl Stale {
 
     /// Returns whether `flow` is a stray of a returned endpoint.
     ///
-    /// A flow that the endpoint opens itself matches too until it is answered. Deleting it is
-    /// harmless: it is not translated, so the reply arrives anyway, unless a firewall requires the
-    /// entry.
+    /// A flow that the endpoint opens itself matches too until it is answered. Deleting it is harmless:
+    /// it is not translated, so the reply arrives anyway, unless a firewall requires the entry.
     fn is_stray(&self, flow: &Flow) -> bool {
         flow.protocol == Protocol::Udp
             && !flow.is_answered
@@ -300,8 +299,7 @@ mod tests {
         };
         assert_eq!(stale.scopes(), BTreeSet::from([udp]));
 
-        // Strays are dumped by endpoint, except if all flows are dumped or there are many
-        // endpoints.
+        // Strays are dumped by endpoint, except if all flows are dumped or there are many endpoints.
         let [four, six]: [SocketAddr; 2] =
             ["10.244.1.2:53", "[fd00::2]:53"].map(|it| it.parse().unwrap());
         stale.set_returned([four, six].into());

@@ -2,10 +2,10 @@
 //!
 //! When an endpoint is removed, its flows are deleted. A reply that is still in flight then creates
 //! a flow of its own, from the endpoint to the client: a stray. It is harmless unless the endpoint
-//! is added again within the 30 s that the stray lives. Then a new flow from the client's port to
-//! the endpoint has the same tuple, and the kernel drops its packets (`__nf_conntrack_confirm`). So
-//! the strays of a returned endpoint are deleted, several times while replies may still be in
-//! flight.
+//! is added again within the 30 s that the stray lives. Then the replies of a new flow from the
+//! client's port to the endpoint have the stray's tuple, and the kernel drops the new flow's
+//! packets (`__nf_conntrack_confirm`). So the strays of a returned endpoint are deleted, several
+//! times while replies may still be in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -16,8 +16,8 @@ use ipvs_netlink as ipvs;
 use crate::observed::Observed;
 use crate::op::Op;
 
-/// How long after its removal an endpoint may have strays: the time of its slowest replies, plus
-/// the lifetime of an unanswered flow (`nf_conntrack_udp_timeout`, 30 s).
+/// How long after its removal an endpoint may have strays: the time of its slowest replies, plus the
+/// lifetime of an unanswered flow (`nf_conntrack_udp_timeout`, 30 s).
 const STRAY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// The maximum number of remembered endpoints. The strays of further endpoints are not deleted.

@@ -165,8 +165,7 @@ impl<'a> AddressRequest<'a> {
                 return;
             }
         }
-        // Without an allocation the manifest's own fields stay, so that parsing reports their
-        // problems.
+        // Without an allocation the manifest's own fields stay, so that parsing reports their problems.
         if self.given.len() > self.written {
             let mut addresses = self.given;
             addresses.sort_by_key(|&address| {

@@ -1,8 +1,8 @@
 //! Documents with one object or a list.
 //!
-//! The items of a list are parsed one at a time, so that the generic tree of a whole cluster is
-//! never in memory. The exception is an item without a kind of its own: the list's kind often
-//! follows the items, so such an item is kept as a generic tree until the end of the list.
+//! The items of a list are parsed one at a time, so that the generic tree of a whole cluster is never
+//! in memory. The exception is an item without a kind of its own: the list's kind often follows the
+//! items, so such an item is kept as a generic tree until the end of the list.
 
 use std::fmt;
 

@@ -15,8 +15,8 @@ const MAX_ENTRIES: usize = 1_000;
 /// Parses a list of entries `<key>:<weight>`.
 ///
 /// # Errors
-/// What is wrong, as the message of a Problem. One bad entry invalidates the list: to apply only
-/// the others would shift load in a way that the operator did not ask for.
+/// What is wrong, as the message of a Problem. One bad entry invalidates the list: to apply only the
+/// others would shift load in a way that the operator did not ask for.
 pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, String> {
     let (mut addresses, mut nodes, mut zones) = (Vec::new(), Vec::new(), Vec::new());
     let mut default = None;
@@ -40,8 +40,8 @@ pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, Stri
             return Err(reason("with the key of an earlier one"));
         }
     }
-    // The sort is stable, so networks of one length stay in order: the result does not depend on
-    // the order of the entries.
+    // The sort is stable, so networks of one length stay in order: the result does not depend on the
+    // order of the entries.
     addresses.sort_by_key(|(network, _)| std::cmp::Reverse(network.prefix_len()));
     Ok(Weights {
         addresses: addresses.into(),

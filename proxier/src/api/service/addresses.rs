@@ -77,9 +77,8 @@ pub(super) fn external_ips(
 
 /// Parses the load-balancer addresses that packets still have when they reach a node.
 ///
-/// An ingress of mode `Proxy` rewrites the destination address, and one without `ip` has only a
-/// host name; both yield no address. Link-local addresses are allowed, because some clouds use
-/// them.
+/// An ingress of mode `Proxy` rewrites the destination address, and one without `ip` has only a host
+/// name; both yield no address. Link-local addresses are allowed, because some clouds use them.
 pub(super) fn ingress_ips(
     wire: &[Ingress],
     cluster_ips: &[IpAddr],
