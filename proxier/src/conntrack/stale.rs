@@ -73,6 +73,7 @@ impl Stale {
     pub fn may_result_from(op: &Op) -> bool {
         match changed(op) {
             Some(ipvs::ServiceKey::Address { protocol, .. }) => protocol != ipvs::Protocol::Tcp,
+            // The key of a mark has no protocol, and its frontends may use UDP or SCTP.
             Some(_) => true,
             None => false,
         }
