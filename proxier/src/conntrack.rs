@@ -2,7 +2,7 @@
 //!
 //! IPVS creates an entry in the kernel's connection tracking for each flow. A UDP client that keeps
 //! sending keeps its entry alive, and its packets then go to the removed endpoint, or to none. A TCP
-//! client notices the failure and opens a new connection; UDP and SCTP flows must be deleted.
+//! client notices the failure and opens a new connection, so only UDP and SCTP flows are deleted.
 //!
 //! ```text
 //!   Ops, Desired ──▶ Stale ──▶ ConntrackClient::sweep: one pass over the table, then deletions

@@ -12,10 +12,10 @@ use crate::manifests;
 /// How often the files' metadata is read.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Loads the manifests at `path` and sends them, now and after every change of the files, from a
-/// thread that ends when the receiver is gone.
+/// Sends the manifests at `path`, now and after every change of their files.
 ///
-/// If a later load fails, the failure is logged and the last objects stay in force.
+/// A thread polls the files and ends when the receiver is dropped. If a later load fails, the
+/// failure is logged and the last objects stay in use.
 ///
 /// # Errors
 /// When the manifests cannot be loaded now.
@@ -24,6 +24,7 @@ pub(crate) fn manifests(
     options: manifests::Options,
     listener: SyncSender<Message>,
 ) -> Result<JoinHandle<()>, manifests::Error> {
+    // Read before the files themselves, so that a change during the load causes another load.
     let mut seen = FileStamps::of(&path);
     let mut loaded = Some(manifests::load(&path, &options)?);
     Ok(std::thread::spawn(move || {
@@ -66,7 +67,9 @@ impl FileStamps {
     }
 }
 
-/// Returns size and modification time of the file that `path` leads to; `None` if it has none.
+/// Returns the size and modification time of the file `path`; `None` if they cannot be read.
+///
+/// It follows symbolic links: swapping a link to another file changes the result.
 fn metadata(path: &Path) -> Option<(u64, SystemTime)> {
     let metadata = std::fs::metadata(path).ok()?;
     Some((metadata.len(), metadata.modified().ok()?))
@@ -77,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_changed_and_removed_files_change_the_fingerprint() {
+    fn new_changed_and_removed_files_change_the_stamps() {
         let directory = tempfile::tempdir().unwrap();
         let look = || FileStamps::of(directory.path());
         let empty = look();

@@ -33,7 +33,8 @@ use inventory::Inventory;
 /// Options for loading manifests.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The networks of allocated cluster IPs; if empty, a Service without one is a [`Problem`].
+    /// The networks from which cluster IPs are allocated. If empty, a Service without a cluster IP
+    /// is a [`Problem`].
     pub service_cidr: Vec<Cidr>,
     /// The name of our own node, in lower case.
     pub node_name: Arc<str>,
@@ -43,11 +44,11 @@ pub struct Options {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
     /// One event for all Services, one for all EndpointSlices, one for the locations of all nodes if
-    /// a Service needs them, and one for our Node if there is one.
+    /// a Service needs them, and one for our Node if the manifests contain it.
     ///
     /// If the manifests are whole, each list is an [`Update::Reset`]. Otherwise it is an
     /// [`Update::Merge`], so that a [`Snapshot`](crate::store::Snapshot) keeps the last readable
-    /// content of what cannot be read now.
+    /// content of objects that cannot be read now.
     ///
     /// [`Update::Reset`]: crate::store::Update::Reset
     /// [`Update::Merge`]: crate::store::Update::Merge
@@ -55,8 +56,8 @@ pub struct Loaded {
     /// The problems of files and documents, of Endpoints and of our Node. Services and EndpointSlices
     /// carry theirs in the events.
     pub problems: Vec<Problem>,
-    /// Whether every file, document and object could be read. A bad field does not count: it costs
-    /// only itself.
+    /// Whether every file, document and object could be read. A bad field does not count: it
+    /// affects only itself.
     pub is_whole: bool,
 }
 

@@ -14,17 +14,19 @@ use crate::problem::Problem;
 pub struct Parsed<T> {
     /// The object's name.
     pub name: ObjectName,
-    /// The parts that this node uses. `None` if it uses none (a headless Service), or if the object
-    /// cannot be used, in which case `problems` says why and a [`Snapshot`] keeps the last usable
-    /// content.
+    /// The parts that this node uses.
+    ///
+    /// `None` without problems means that the node uses no part, as of a headless Service. `None`
+    /// with problems means that the object cannot be used; a [`Snapshot`] then keeps its last
+    /// usable content.
     pub object: Option<T>,
     /// The problems of the object.
     pub problems: Vec<Problem>,
 }
 
 impl<T: Clone> Parsed<T> {
-    /// Takes over the content of `before` if this object cannot be used: an object that we cannot
-    /// read is still wanted.
+    /// Copies the content of `before` if this object cannot be used: the object still exists in the
+    /// cluster, so its clients must still be served.
     fn keep_last_readable(&mut self, before: Option<&Self>) {
         if self.object.is_none() && !self.problems.is_empty() {
             self.object = before.and_then(|before| before.object.clone());
@@ -141,6 +143,7 @@ impl Snapshot {
                     }
                 });
                 if is_all {
+                    // A list fills the index by insertions, which leave its nodes half empty.
                     pack(slices_of);
                 }
             }
@@ -166,9 +169,9 @@ impl Snapshot {
 
     /// Marks the snapshot complete as it is.
     ///
-    /// For a start with partly unreadable input on a node whose kernel has no state of this proxy:
-    /// serving the readable part removes nothing there. A later [`Update::Reset`] still deletes what
-    /// it lacks.
+    /// This is for a start with partly unreadable input. The kernel must have no state of this
+    /// proxy, so that serving the readable part removes nothing. A later [`Update::Reset`] still
+    /// deletes the objects that it lacks.
     pub fn accept_partial(&mut self) {
         self.services_listed = true;
         self.slices_listed = true;
@@ -176,8 +179,9 @@ impl Snapshot {
 
     /// Returns whether the snapshot holds all Services and EndpointSlices.
     ///
-    /// Before that, an object that is missing here may exist. A [`Update::Reset`] of both kinds
-    /// completes the snapshot, and so does [`Snapshot::accept_partial`]; a [`Update::Merge`] does not.
+    /// Until then, an object that the snapshot lacks may exist in the cluster. A [`Update::Reset`]
+    /// of both kinds completes the snapshot, and so does [`Snapshot::accept_partial`]; a
+    /// [`Update::Merge`] does not.
     pub fn is_complete(&self) -> bool {
         self.services_listed && self.slices_listed
     }
@@ -388,7 +392,7 @@ fn remove_slice(
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>>,
-    /// Locations by node, with "" for no node, so that an endpoint costs one lookup.
+    /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
     locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
 }
 

@@ -62,8 +62,8 @@ pub(crate) const SCHEDULER: &str = "scheduler";
 /// ```
 pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 
-/// The relative numbers of new connections of the endpoints: entries of the form `<key>:<weight>`,
-/// separated by commas, at most 1,000.
+/// The endpoints' shares of new connections: at most 1,000 entries of the form `<key>:<weight>`,
+/// separated by commas.
 ///
 /// The schedulers `rr`, `lc` and `dh` ignore weights except 0; other weights for them are a Problem.
 ///
@@ -86,8 +86,8 @@ pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 /// ```
 pub(crate) const WEIGHTS: &str = "weights";
 
-/// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes it
-/// at once.
+/// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes
+/// the endpoint at once.
 ///
 /// ```yaml
 /// ipvs-proxier.io/drain-seconds: "600"
@@ -117,11 +117,11 @@ pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 /// | `*` | all; must be the last key |
 ///
 /// An endpoint on this node matches every key. Any other endpoint of unknown location matches only
-/// `*`. If Node objects cannot be read, all endpoints match the keys that need them, and that is a
-/// Problem: a distant endpoint is better than a rejected client. Readiness precedes location:
-/// terminating endpoints are used only if no key matches a ready one. The keys replace topology
-/// hints (`spec.trafficDistribution`). They restrict the endpoints that the traffic policies allow
-/// and never add to them.
+/// `*`. If Node objects cannot be read, every endpoint matches the keys that need them, and a
+/// Problem is reported: a distant endpoint is better than a rejected client. Readiness precedes
+/// location: terminating endpoints are used only if no key matches a ready one. The keys replace
+/// topology hints (`spec.trafficDistribution`). They restrict the endpoints that the traffic
+/// policies allow and never add to them.
 ///
 /// ```yaml
 /// ipvs-proxier.io/topology-keys: "topology.kubernetes.io/zone, topology.kubernetes.io/region, *"
@@ -145,7 +145,7 @@ const MAX_SCHEDULER: usize = 15;
 /// The schedulers with flags.
 const SCHEDULERS_WITH_FLAGS: [&str; 2] = ["sh", "mh"];
 
-/// Parses the annotations of a Service. Returns `None` if it has no valid one of this proxy.
+/// Parses the annotations of a Service. Returns `None` if it has no valid annotation of this proxy.
 pub(super) fn read(
     wire: &metadata::AnnotationMap,
     parser: &mut Parser<'_>,

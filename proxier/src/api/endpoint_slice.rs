@@ -147,7 +147,7 @@ impl EndpointSliceObject {
 
 /// Parses the ports at the path `at`, in the object's order.
 ///
-/// A port without a name is the unnamed one: the API server adds the empty name, manifests need not.
+/// A port without a name gets the empty name. The API server adds it; a manifest may lack it.
 pub(super) fn slice_ports(
     at: &str,
     wire: &[SlicePortObject],

@@ -1,7 +1,7 @@
 //! Legacy Endpoints objects on the wire, and their mirroring to EndpointSlices.
 //!
 //! In a cluster the control plane mirrors them, and a proxy reads only the slices. Manifests have no
-//! control plane, so the mirroring is done here, by the same rules.
+//! control plane, so this module mirrors them by the same rules.
 
 use serde::Deserialize;
 

@@ -30,7 +30,7 @@ pub(crate) struct Metadata {
     pub(crate) annotations: AnnotationMap,
 }
 
-/// The labels that some kind uses.
+/// The labels that the proxy uses, of all kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
 pub(crate) struct Labels {
@@ -50,16 +50,16 @@ pub(crate) struct Labels {
     pub(crate) region: Scalar,
 }
 
-/// The annotations that are used.
+/// The annotations that the proxy uses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AnnotationMap {
     /// `control-plane.alpha.kubernetes.io/leader`: the object is only a lock.
     pub(crate) leader: Scalar,
-    /// Those of this proxy, by their names without the prefix, in the object's order.
+    /// The annotations of this proxy, named without the prefix, in the object's order.
     pub(super) ours: Vec<(Box<str>, Scalar)>,
 }
 
-/// Written by hand, because all names with our prefix are kept, known or not, and no others.
+/// Written by hand: derived code would drop unknown names with our prefix, which become Problems.
 impl<'de> Deserialize<'de> for AnnotationMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(AnnotationsVisitor)
@@ -116,12 +116,16 @@ impl Metadata {
         };
         let name = self.valid_name(kind)?;
         Ok(ObjectName {
-            // Few namespaces, many objects: only the namespace is worth sharing.
+            // A cluster has few namespaces and many objects: only the namespace is worth sharing.
             namespace: interner.intern(namespace),
             name: name.into(),
         })
     }
 
+    /// Returns the name without its namespace.
+    ///
+    /// # Errors
+    /// If the API server would reject the name.
     fn valid_name(&self, kind: &str) -> Result<&str, Problem> {
         self.name
             .as_str()

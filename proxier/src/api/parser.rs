@@ -73,7 +73,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses an address for which `refuse` returns no reason.
+    /// Parses an address. If `refuse` returns a reason against it, the address is a Problem.
     pub(super) fn address(
         &mut self,
         field: impl Display,

@@ -15,7 +15,7 @@ pub(crate) enum Scalar {
     Absent,
     /// `true` or `false`.
     Boolean(bool),
-    /// A whole number. `serde_json` has no larger ones than `u64` and no smaller ones than `i64`.
+    /// A whole number; `serde_json` yields those from the least `i64` to the greatest `u64`.
     Integer(i128),
     /// Any other number.
     Float(f64),

@@ -24,7 +24,7 @@ pub struct ConntrackClient {
 pub struct Swept {
     /// The number of flows that the kernel listed.
     pub seen: usize,
-    /// The number of flows that were deleted or ended meanwhile.
+    /// The number of flows that were deleted, or that ended before their deletion.
     pub deleted: usize,
 }
 
@@ -41,15 +41,15 @@ impl ConntrackClient {
 
     /// Deletes the flows that `stale` contains.
     ///
-    /// A flow that ends meanwhile counts as deleted.
+    /// A flow that ends before its deletion counts as deleted.
     ///
     /// # Cost
     /// One dump of the table per family and protocol of `stale`, usually one. Since Linux 5.8 the
     /// kernel filters the dump, so flows of other protocols are not copied to us.
     ///
     /// # Errors
-    /// Errors of the socket. If the kernel rejects deletions, the first error, after all others were
-    /// tried.
+    /// Errors of the socket. If the kernel rejects deletions, the first rejection; the other flows
+    /// are deleted all the same.
     pub fn sweep(&mut self, stale: &Stale) -> Result<Swept> {
         let mut swept = Swept::default();
         let mut found = Vec::new();
@@ -79,6 +79,7 @@ impl ConntrackClient {
         Ok(flows)
     }
 
+    /// Calls `each` for every flow of `scope`.
     fn each(&mut self, scope: DumpScope, mut each: impl FnMut(Flow)) -> Result<()> {
         let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_GET;
         self.transport.dump(
@@ -90,6 +91,7 @@ impl ConntrackClient {
             |()| {},
             &mut (),
             |(), message| {
+                // The payload begins with 4 bytes of `struct nfgenmsg`.
                 let flow = read(message.payload.get(4..).unwrap_or_default())?;
                 // Kernels before 5.8 ignore the filter and list flows of all protocols.
                 flow.filter(|flow| flow.protocol == scope.protocol)
@@ -99,6 +101,7 @@ impl ConntrackClient {
         )
     }
 
+    /// Deletes `flows` in one batch and returns how many are gone.
     fn delete(&mut self, flows: &[Flow]) -> Result<usize> {
         let mut batch = Batch::new();
         let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_DELETE;
@@ -125,6 +128,7 @@ impl ConntrackClient {
     }
 }
 
+/// Writes the fixed header of every request, `struct nfgenmsg`.
 fn header(writer: &mut Writer<'_>, family: Family) {
     let family = match family {
         Family::V4 => AF_INET,
@@ -158,10 +162,13 @@ fn write_filter(writer: &mut Writer<'_>, scope: DumpScope) {
     });
 }
 
-/// Writes the body of a request to delete `flow`. The id makes it fail if the tuple belongs to a
-/// newer flow by then.
+/// Writes the body of a request to delete `flow`.
+///
+/// The request contains the flow's id, so the kernel rejects it if the tuple belongs to a newer
+/// flow by then.
 fn write_flow(writer: &mut Writer<'_>, flow: &Flow) {
     header(writer, flow.original.destination.ip().into());
+    // Unlike `nested`, `bytes` does not set the flag.
     writer.bytes(CTA_TUPLE_ORIG | NLA_F_NESTED, &flow.handle.original);
     if let Some(id) = flow.handle.id {
         writer.bytes(CTA_ID, &id);

@@ -18,7 +18,7 @@ pub struct Flow {
     pub original: Tuple,
     /// The addresses of the expected replies.
     pub reply: Tuple,
-    /// Whether a reply was seen.
+    /// Whether the kernel has seen a reply.
     pub is_answered: bool,
     /// The attributes that identify the flow in a request.
     pub(super) handle: Handle,
@@ -94,6 +94,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
         }))
 }
 
+/// Parses the addresses of one direction; `None` for the protocols that [`read`] ignores.
 fn tuple(attribute: &Attribute<'_>) -> Result<Option<(Protocol, Tuple)>> {
     let (mut source, mut destination) = (None, None);
     let (mut protocol, mut source_port, mut destination_port) = (None, 0, 0);

@@ -15,7 +15,7 @@ use crate::plan::Desired;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
     frontends: BTreeMap<Frontend, BTreeSet<SocketAddr>>,
-    /// UDP endpoints that were added again, whose stray flows are stale ([`super::Strays`]).
+    /// UDP endpoints that returned; their stray flows are stale ([`super::Strays`]).
     returned: BTreeSet<SocketAddr>,
 }
 
@@ -28,16 +28,18 @@ pub(super) struct DumpScope {
     pub(super) source: Option<SocketAddr>,
 }
 
-/// Up to this many endpoints are dumped one by one. Each such dump makes the kernel walk its whole
-/// table, even if it lists few flows.
+/// The maximum number of endpoints whose strays are dumped one by one.
+///
+/// Each such dump makes the kernel walk its whole table, even if it lists few flows.
 const MAX_SINGLE_DUMPS: usize = 8;
 
 impl Stale {
-    /// Returns the flows that became stale by the successful `ops`, which lead to `desired`.
+    /// Returns the flows that the successful `ops` made stale; `desired` is the state after them.
     ///
-    /// Only UDP and SCTP flows become stale: TCP connections to a removed endpoint may drain and end by
-    /// themselves. A frontend is included if it lost a destination, was deleted or was created. Before
-    /// it was created, clients may have sent packets to its address, and those flows have no endpoint.
+    /// Only UDP and SCTP flows become stale: TCP connections to a removed endpoint may drain and
+    /// end by themselves. A frontend is included if it lost a destination, was deleted or was
+    /// created. Clients may send packets to its address before it is created, and those flows have
+    /// no endpoint.
     pub fn from_ops<'a>(ops: impl IntoIterator<Item = &'a Op>, desired: &Desired) -> Self {
         let mut stale = Self::default();
         let mut marks = BTreeSet::new();
@@ -52,8 +54,9 @@ impl Stale {
         if marks.is_empty() {
             return stale;
         }
-        // A flow to a virtual server of a mark is tracked with the address that the client used. The
-        // frontend of a deleted mark is unknown by now: it may be any that has no mark.
+        // The kernel tracks a flow to a mark's virtual server with the address that the client
+        // used, so the frontends of the mark are needed. `desired` no longer names those of a
+        // deleted mark: each frontend without a mark may have been one.
         let wanted = desired.virtual_servers.values();
         let used: BTreeSet<u32> = wanted.filter_map(|it| desired.mark(it)).collect();
         let is_gone = marks.iter().any(|mark| !used.contains(mark));
@@ -70,12 +73,14 @@ impl Stale {
     pub fn may_result_from(op: &Op) -> bool {
         match changed(op) {
             Some(ipvs::ServiceKey::Address { protocol, .. }) => protocol != ipvs::Protocol::Tcp,
+            // The key of a mark has no protocol, and its frontends may use UDP or SCTP.
             Some(_) => true,
             None => false,
         }
     }
 
-    /// Marks flows to a virtual server stale, except those to its endpoints and to those of its mark.
+    /// Adds the frontend of `key`. Flows to its endpoints stay, and so do flows to the endpoints of
+    /// its mark's virtual server.
     fn add(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
         let frontend = Frontend::of(key).filter(|it| it.protocol != Protocol::Tcp);
         let Some(frontend) = frontend else {
@@ -94,7 +99,7 @@ impl Stale {
         self.frontends.insert(frontend, endpoints.collect());
     }
 
-    /// Marks the stray flows of these UDP endpoints stale.
+    /// Sets the UDP endpoints whose stray flows are stale.
     pub fn set_returned(&mut self, endpoints: BTreeSet<SocketAddr>) {
         self.returned = endpoints;
     }
@@ -109,8 +114,10 @@ impl Stale {
         self.frontends.is_empty() && self.returned.is_empty()
     }
 
-    /// Returns whether `flow` must be deleted: it was created for one of the frontends and its replies
-    /// come from an address that is not one of the frontend's endpoints, or it is a stray.
+    /// Returns whether `flow` must be deleted.
+    ///
+    /// A flow to one of the frontends must be deleted if its replies come from none of the
+    /// frontend's endpoints. A stray of a returned endpoint must be deleted too.
     pub fn contains(&self, flow: &Flow) -> bool {
         let endpoints = self.frontends.get(&flow.frontend());
         let has_other_endpoint = |it: &BTreeSet<_>| !it.contains(&flow.reply.source);
@@ -128,8 +135,11 @@ impl Stale {
             && self.returned.contains(&flow.original.source)
     }
 
-    /// Returns the dumps that list all candidates. The strays of an endpoint are listed by its
-    /// address, unless there are many endpoints or a dump lists all flows anyway.
+    /// Returns the dumps that together list every flow that may be stale.
+    ///
+    /// The strays of an endpoint get a dump of their own, filtered by its address. If there are
+    /// more than [`MAX_SINGLE_DUMPS`] endpoints, or the frontends need all UDP flows of the family
+    /// anyway, one dump of these lists the strays too.
     pub(super) fn scopes(&self) -> BTreeSet<DumpScope> {
         let whole = |family, protocol| DumpScope {
             family,

@@ -1,10 +1,11 @@
 //! Late replies of removed UDP endpoints that block new flows when the endpoint returns.
 //!
-//! When an endpoint is removed, its flows are deleted. A reply that is still in flight then creates a
-//! flow of its own, from the endpoint to the client: a stray. It is harmless unless the endpoint is
-//! added again within the 30 s that the stray lives. Then a new flow from the client's port to the
-//! endpoint has the same tuple, and the kernel drops its packets (`__nf_conntrack_confirm`). So the
-//! strays of a returned endpoint are deleted, several times while replies may still be in flight.
+//! When an endpoint is removed, its flows are deleted. A reply that is still in flight then creates
+//! a flow of its own, from the endpoint to the client: a stray. It is harmless unless the endpoint
+//! is added again within the 30 s that the stray lives. Then the replies of a new flow from the
+//! client's port to the endpoint have the stray's tuple, and the kernel drops the new flow's
+//! packets (`__nf_conntrack_confirm`). So the strays of a returned endpoint are deleted, several
+//! times while replies may still be in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,10 +20,10 @@ use crate::op::Op;
 /// lifetime of an unanswered flow (`nf_conntrack_udp_timeout`, 30 s).
 const STRAY_LIFETIME: Duration = Duration::from_secs(60);
 
-/// The maximum number of remembered endpoints. Strays of further ones are not deleted.
+/// The maximum number of remembered endpoints. The strays of further endpoints are not deleted.
 const MAX_REMEMBERED: usize = 4_096;
 
-/// When to delete strays, in time since the endpoint returned.
+/// When strays are deleted, counted from the return of their endpoint.
 const SWEEPS: [Duration; 3] = [
     Duration::ZERO,
     Duration::from_secs(1),
@@ -32,8 +33,9 @@ const SWEEPS: [Duration; 3] = [
 /// The UDP endpoints that were removed recently, and those of them that returned.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Strays {
+    /// When each endpoint was removed.
     removed: BTreeMap<SocketAddr, Duration>,
-    /// When expired entries of `removed` were dropped last.
+    /// When expired entries of `removed` were last deleted.
     tidied: Duration,
     returned: BTreeMap<SocketAddr, Returned>,
 }
@@ -41,6 +43,7 @@ pub(crate) struct Strays {
 /// A returned endpoint.
 #[derive(Clone, Copy, Debug)]
 struct Returned {
+    /// When the endpoint returned.
     since: Duration,
     /// The number of completed [`SWEEPS`].
     sweeps: usize,
@@ -79,9 +82,10 @@ impl Strays {
     }
 
     fn remove_endpoint(&mut self, endpoint: SocketAddr, now: Duration) {
+        // The next return of the endpoint schedules all sweeps again.
         self.returned.remove(&endpoint);
-        // At most one scan per round, whose Ops share one `now`: a round may remove thousands of
-        // endpoints.
+        // All Ops of a round have the same `now`, so `removed` is scanned at most once per round: a
+        // round may remove thousands of endpoints.
         if self.removed.len() >= MAX_REMEMBERED && now != self.tidied {
             self.tidied = now;
             self.removed.retain(|_, gone| now < *gone + STRAY_LIFETIME);
@@ -126,7 +130,7 @@ impl Strays {
     }
 }
 
-/// Returns whether the virtual server may serve UDP; one of a mark may.
+/// Returns whether the virtual server may serve UDP. The key of a mark has no protocol, so it may.
 fn may_be_udp(key: &ipvs::ServiceKey) -> bool {
     match key {
         ipvs::ServiceKey::Address { protocol, .. } => *protocol == ipvs::Protocol::Udp,

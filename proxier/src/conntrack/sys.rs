@@ -27,7 +27,7 @@ pub(super) const CTA_PROTO_SRC_PORT: u16 = 2;
 pub(super) const CTA_PROTO_DST_PORT: u16 = 3;
 
 pub(super) const CTA_FILTER_ORIG_FLAGS: u16 = 1;
-/// Of `net/netfilter/nf_internals.h`; kernels before 5.8 know no filter and list everything.
+/// Of `net/netfilter/nf_internals.h`. Kernels before 5.8 ignore the filter and list all flows.
 pub(super) const CTA_FILTER_F_CTA_IP_SRC: u32 = 1 << 0;
 pub(super) const CTA_FILTER_F_CTA_PROTO_NUM: u32 = 1 << 3;
 pub(super) const CTA_FILTER_F_CTA_PROTO_SRC_PORT: u32 = 1 << 4;

@@ -12,10 +12,10 @@ use super::pool::Pool;
 use crate::api::{self, Scalar, parse_address, parse_family};
 use crate::model::{Cidr, Family, ObjectName};
 
-/// The number of addresses of a network that are used; only IPv6 networks have more.
+/// The maximum number of addresses that are used of a network; only IPv6 networks have more.
 const MAX_SIZE: u64 = 1 << 32;
 
-/// Allocates a cluster IP from `networks` for each Service without one, while there are free ones.
+/// Allocates a cluster IP from `networks` for each Service without one, as long as some are free.
 pub(super) fn assign(
     services: &mut BTreeMap<ObjectName, Located<api::ServiceObject>>,
     networks: &[Cidr],
@@ -43,8 +43,9 @@ pub(super) fn assign(
     }
 }
 
-/// Returns the addresses that the manifest specifies, or `None` if one of them is invalid: then no
-/// address is allocated, and parsing reports the invalid one.
+/// Returns the addresses that the manifest specifies; `None` if one of them is invalid.
+///
+/// A Service with an invalid address gets no allocation, and parsing reports that address.
 fn given_addresses(service: &api::ServiceObject) -> Option<Vec<IpAddr>> {
     let spec = &service.spec;
     let single = [spec.cluster_ip.clone()];
@@ -73,8 +74,8 @@ fn wanted_families(
     }
     let wants_both = match spec.ip_family_policy.as_str() {
         Some("RequireDualStack") => true,
-        // An object with an address comes from an API server, which had no network of the other
-        // family.
+        // A Service with an address comes from an API server. It would have allocated both
+        // addresses if it had a network of the other family.
         Some("PreferDualStack") => given.is_empty(),
         _ => false,
     };
@@ -105,7 +106,8 @@ impl AsRef<str> for AddressRequest<'_> {
 }
 
 impl<'a> AddressRequest<'a> {
-    /// Returns `None` for a Service that has no addresses, or an invalid one.
+    /// Returns the request of a Service. `None` if the Service is headless, of type `ExternalName`,
+    /// or specifies an invalid address.
     fn new(
         name: &ObjectName,
         located: &'a mut Located<api::ServiceObject>,
@@ -124,6 +126,7 @@ impl<'a> AddressRequest<'a> {
         })
     }
 
+    /// Returns whether the Service wants an address of `family` and has none.
     fn lacks(&self, family: Family) -> bool {
         let mut given = self.given.iter();
         self.wanted.contains(&family) && !given.any(|&address| Family::from(address) == family)
@@ -153,6 +156,7 @@ impl<'a> AddressRequest<'a> {
                     format!("of two families are wanted, and {reason}; only {given} is served"),
                 ),
             };
+            // A Service of another proxy needs no address here.
             if is_served {
                 located.add_problem(&format!("Service {}", self.name), field, message);
             }
@@ -197,8 +201,10 @@ struct Range {
     pool: Pool,
 }
 
-/// Returns the ranges of `networks`. Of two overlapping networks one contains the other, and only the
-/// larger one is used.
+/// Returns the ranges of `networks`.
+///
+/// Of two overlapping networks one contains the other, and only the larger one is used. Of equal
+/// networks the first is used.
 fn ranges(networks: &[Cidr]) -> Vec<Range> {
     let indexed = networks.iter().enumerate();
     let disjoint = indexed.clone().filter(|&(index, network)| {
@@ -239,6 +245,7 @@ impl Range {
     fn reserve(&mut self, address: IpAddr) {
         if self.network.contains(address) {
             let offset = to_bits(address) - to_bits(self.network.network());
+            // The network's first address has no number.
             let number = offset.checked_sub(1).and_then(|it| u64::try_from(it).ok());
             number.into_iter().for_each(|it| self.pool.reserve(it));
         }

@@ -1,4 +1,4 @@
-//! Splits a text into documents and these into objects.
+//! Splits a text into documents, and documents into objects.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -111,7 +111,7 @@ fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) {
         alias_limits: serde_saphyr::alias_limits! {
             max_total_replayed_events: 100_000,
         },
-        // YAML 1.1 reads an unquoted `no` or `off` as a boolean, and people write them as strings.
+        // YAML 1.1 reads an unquoted `no` or `off` as a boolean, but people mean strings.
         strict_booleans: true,
         with_snippet: false,
     };

@@ -23,6 +23,7 @@ pub(super) struct Mistyped {
 pub(super) fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, Mistyped> {
     serde_path_to_error::deserialize(Tree(value)).map_err(|error| {
         let reason = error.inner().to_string();
+        // serde's text is `invalid type: ..., expected ...`; `expecting` of our types ends it.
         let message = match reason.rsplit_once(", expected ") {
             Some((_, expected)) => format!("is not {expected}"),
             None => reason,
@@ -67,8 +68,9 @@ fn shown(value: Option<&Value>) -> String {
     }
 }
 
-/// A deserializer that rejects a list in place of a struct. That of `serde_json` accepts one, field
-/// by field in the order of declaration.
+/// A deserializer that rejects a list in place of a struct.
+///
+/// `serde_json`'s own accepts the list and assigns its items to the fields in order of declaration.
 struct Tree<'a>(&'a Value);
 
 impl<'de> IntoDeserializer<'de, Error> for Tree<'de> {

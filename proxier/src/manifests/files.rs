@@ -15,7 +15,9 @@ pub(super) struct ManifestFile {
     pub(super) text: Result<String, String>,
 }
 
-/// Returns the files of `path` in the order of their names, and reads each when it is its turn.
+/// Returns the files of `path` in the order of their names.
+///
+/// The iterator reads a file when it returns it, so that not all contents are in memory at once.
 pub(super) fn find(path: &Path) -> Result<impl Iterator<Item = ManifestFile>, Error> {
     let unreadable = |source| Error::Unreadable {
         path: path.to_owned(),
@@ -36,8 +38,8 @@ pub(super) fn find(path: &Path) -> Result<impl Iterator<Item = ManifestFile>, Er
         }
         paths.sort();
     } else {
-        // An unreadable `path` is an error, not a problem, so the file is opened here once more. Not
-        // a pipe: opening it twice would lose its content.
+        // If `path` itself is unreadable, loading fails, so the file is opened here already. A pipe
+        // is not: opening it twice would lose its content.
         if fs::metadata(path).map_err(unreadable)?.is_file() {
             File::open(path).map_err(unreadable)?;
         }
@@ -49,8 +51,9 @@ pub(super) fn find(path: &Path) -> Result<impl Iterator<Item = ManifestFile>, Er
     }))
 }
 
-/// Returns whether a directory's entry is a manifest: by its name, and because it is not a
-/// directory. A dangling link is one, so that it is reported.
+/// Returns whether an entry of a directory is a manifest, by its name and type.
+///
+/// A dangling link is a manifest, so that reading it reports a problem.
 fn is_manifest(path: &Path) -> bool {
     let is_hidden = path
         .file_name()

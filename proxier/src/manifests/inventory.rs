@@ -53,7 +53,7 @@ impl Inventory {
             };
             let added = object.and_then(|object| self.add(object, &source));
             if let Err(mut problem) = added {
-                // A problem without an object has the place instead.
+                // A problem that names no object names the place instead.
                 if problem.object.is_empty() {
                     problem.object = source.to_string();
                 } else {
@@ -64,13 +64,13 @@ impl Inventory {
         }
     }
 
-    /// Notes a file that could not be read.
+    /// Records a file that could not be read.
     pub(super) fn add_unreadable_file(&mut self, file: &str, reason: &str) {
         let message = format!("{reason}; objects read from this file before stay in use");
         self.add_unreadable(Problem::new(file, "", "", message));
     }
 
-    /// Notes unreadable input, so that objects may be missing.
+    /// Records unreadable input, which may contain objects that the inventory lacks.
     fn add_unreadable(&mut self, problem: Problem) {
         self.is_partial = true;
         self.problems.push(problem);
@@ -115,6 +115,7 @@ impl Inventory {
     pub(super) fn finish(mut self, options: &Options) -> Loaded {
         addresses::assign(&mut self.services, &options.service_cidr);
         node_ports::assign(&mut self.services);
+        // Before `parse_services`, which consumes the Services.
         self.mirror();
         let services = self.parse_services();
         // Node names are lower case in the API; `--node-name` may not be.
@@ -174,7 +175,7 @@ impl Inventory {
         parsed.collect()
     }
 
-    /// Returns the locations of all nodes. The problems of our `own` Node are reported by its parsing.
+    /// Returns the locations of all nodes. `parse_own_node` reports the problems of the Node `own`.
     fn node_locations(&mut self, own: &ObjectName) -> Vec<Parsed<model::NodeLocation>> {
         let mut locations = Vec::with_capacity(self.nodes.len());
         for (name, located) in &self.nodes {

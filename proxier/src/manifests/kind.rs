@@ -20,7 +20,7 @@ pub(super) enum Object {
 pub(super) enum Kind {
     /// A kind that the proxy uses.
     Single(Single),
-    /// A list of objects in `items`, of that kind unless they name theirs.
+    /// A list of objects in `items`. An item without a kind of its own is of the given one.
     List(Option<Single>),
     /// A kind that the proxy does not use.
     Other,
@@ -35,8 +35,9 @@ pub(super) enum Single {
     Node,
 }
 
-/// The other kinds of the core group; each has a list kind too. A kind beside these is an error: it
-/// may be a misspelled Service.
+/// The kinds of the core group that the proxy does not use; each has a list kind too.
+///
+/// Any further kind of the group is an error: it may be a misspelled Service.
 const OTHER_CORE_KINDS: [&str; 14] = [
     "Binding",
     "ComponentStatus",
@@ -61,7 +62,8 @@ impl Kind {
     /// `serving.knative.dev/v1` is of [`Kind::Other`].
     ///
     /// # Errors
-    /// If the kind is probably misspelled. The problem has no object yet.
+    /// If a field is missing or not a string, or if the kind is probably misspelled. The problem
+    /// does not name the object.
     pub(super) fn of(object: &Map<String, Value>) -> Result<Self, Problem> {
         let kind = word(object, "kind")?;
         let version = word(object, "apiVersion")?;

@@ -1,8 +1,8 @@
 //! Documents with one object or a list.
 //!
 //! The items of a list are parsed one at a time, so that the generic tree of a whole cluster is never
-//! in memory. A list's own kind often follows its items. An item without a kind of its own is kept as
-//! a generic tree until then.
+//! in memory. The exception is an item without a kind of its own: the list's kind often follows the
+//! items, so such an item is kept as a generic tree until the end of the list.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ pub(super) enum Item {
 }
 
 impl Document {
-    /// Converts an item at `line`.
+    /// Converts an item at `line`, which may be a list itself.
     fn new(value: Value, line: usize) -> Self {
         match value {
             Value::Null => Self::Empty,
@@ -182,8 +182,8 @@ impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
         let Spanned {
             value, referenced, ..
         } = Spanned::<Value>::deserialize(input)?;
-        // For JSON `Spanned` has no line, and the cursor has it; for YAML it counts from the
-        // document's first line.
+        // For JSON the cursor has the line of the item, and `Spanned` has none. For YAML the cursor
+        // has the document's first line, from which `Spanned` counts.
         let offset = usize::try_from(referenced.line())
             .unwrap_or_default()
             .saturating_sub(1);

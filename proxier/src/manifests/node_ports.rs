@@ -123,11 +123,13 @@ fn has_node_ports(spec: &ServiceSpec) -> bool {
     }
 }
 
+/// Returns whether the manifest specifies no port.
 fn is_open(port: &Scalar) -> bool {
-    // In Go types an absent port is 0.
+    // An unset port is absent in the API server's JSON and 0 in its Go types.
     matches!(port, Scalar::Absent | Scalar::Integer(0))
 }
 
+/// Returns the specified port. Parsing the Service reports an invalid one.
 fn written(port: &Scalar) -> Option<u16> {
     match port {
         Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-/// The number of preferred numbers of a claim; after them it gets the next free number.
+/// How many preferred numbers a claim tries; after them it gets the next free number.
 const ROUNDS: u64 = 32;
 
 /// Numbers that are allocated by hashing the names of claims.
@@ -10,9 +10,9 @@ const ROUNDS: u64 = 32;
 /// Nothing is stored between runs, so the result depends only on the names of the claims and the
 /// reserved numbers. Each claim has a sequence of preferred numbers. First all claims try their
 /// first number, in the order of their names; then those without a number try their second, and so
-/// on. So adding or removing a claim moves another one only if both prefer the same number, or if
-/// the other had lost one before. That is rare until the pool is nearly full, but possible: a number
-/// that must never change has to be written into the manifest.
+/// on. A new or removed claim changes the number of another one only if both prefer the same
+/// number, directly or through a third claim. That is rare until the pool is nearly full, but
+/// possible: a number that must never change has to be written into the manifest.
 ///
 /// The lowest numbers are allocated last (KEP-3070, KEP-3668), because people choose low numbers by
 /// hand.

@@ -73,6 +73,7 @@ impl WeightKey {
             };
         }
         if let Some(name) = text.strip_prefix("zone=") {
+            // The value of a label has neither character, so the entry is mistyped.
             return match is_zone(name) && !name.contains([':', '=']) {
                 true => Ok(Self::Zone(interner.intern(name))),
                 false => Err("that does not name a zone"),

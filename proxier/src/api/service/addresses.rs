@@ -136,9 +136,9 @@ fn unique_addresses<'a>(
 /// Parses the networks of clients that may use the load-balancer addresses.
 ///
 /// The list applies per family, as in kube-proxy: a family without a network in the list is open to
-/// every client, and so is one with a network of length 0, which therefore yields no networks. If the
-/// list has entries but no valid one, it must not open the Service: the result is then the two
-/// unspecified addresses, which no client has.
+/// every client. A network of length 0 opens its family too, so the result then has no network of
+/// that family. If the list has entries but no valid one, it must not open the Service: the result
+/// is then the two unspecified addresses, which no client has.
 pub(super) fn source_ranges(wire: &[Scalar], parser: &mut Parser<'_>) -> Vec<Cidr> {
     let field = "spec.loadBalancerSourceRanges";
     let mut ranges = parser.networks(field, wire);

@@ -54,7 +54,7 @@ fn read(wire: &PortObject, at: &str, parser: &mut Parser<'_>) -> Option<model::S
     let protocol = parser.protocol(format_args!("{at}.protocol"), &wire.protocol, instead)?;
     let port = parser.port(format_args!("{at}.port"), &wire.port, instead)?;
     let node_port = match &wire.node_port {
-        // In the API server's JSON the field is absent; in Go types an absent one is 0.
+        // An unset node port is absent in the API server's JSON and 0 in its Go types.
         Scalar::Absent | Scalar::Integer(0) => None,
         given => {
             let instead = "the port has no node port";
