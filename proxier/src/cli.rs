@@ -172,7 +172,10 @@ impl StateFlags {
             Ok(lock) => Ok(Some(lock)),
             Err(error @ LockError::Held { .. }) => Err(error.into()),
             Err(error @ LockError::Unusable { .. }) => {
-                tracing::warn!("{error}; continuing without the lock: a second ipvs-proxier on this node will not be detected");
+                tracing::warn!(
+                    "{error}; continuing without the lock: a second ipvs-proxier on this node will \
+                     not be detected"
+                );
                 Ok(None)
             }
         }
