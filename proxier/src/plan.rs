@@ -69,7 +69,8 @@ pub struct Machine {
     /// The addresses of its interfaces, without service addresses, loopback and IPv6 link-local
     /// addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// Those of its addresses that served node ports before the Node object was known.
+    /// Addresses at which an earlier process served node ports; used until the Node object arrives.
+    /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// Schedulers that the kernel rejected with `ENOENT`.
     pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
