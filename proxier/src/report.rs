@@ -233,7 +233,11 @@ pub(crate) fn table(
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);
     if !foreign.is_empty() {
-        let _ = writeln!(text, "\nLocal addresses of other programs ({}):", foreign.len());
+        let _ = writeln!(
+            text,
+            "\nLocal addresses of other programs ({}):",
+            foreign.len()
+        );
     }
     for (address, how) in foreign {
         let _ = writeln!(text, "  {address} {how}");
