@@ -166,13 +166,16 @@ impl StateFlags {
 
     /// Locks the ledger, so that no other process programs this node until the lock is dropped.
     ///
-    /// `None` if the file system cannot lock: a full disk must not keep a node from being served.
+    /// Returns `None` if the lock file cannot be used: a full disk must not stop the proxy.
     fn lock(&self) -> anyhow::Result<Option<LedgerLock>> {
         match LedgerLock::acquire(&self.state_file) {
             Ok(lock) => Ok(Some(lock)),
             Err(error @ LockError::Held { .. }) => Err(error.into()),
             Err(error @ LockError::Unusable { .. }) => {
-                tracing::warn!("{error}; another process on this node would not be noticed");
+                tracing::warn!(
+                    "{error}; continuing without the lock: a second ipvs-proxier on this node will \
+                     not be detected"
+                );
                 Ok(None)
             }
         }

@@ -13,9 +13,9 @@ static FIRST_LOOK: LazyLock<(Instant, Duration)> = LazyLock::new(|| {
 
 /// Returns the time since boot.
 ///
-/// It never decreases. The next process reads the same time within a second, because `sysinfo`
-/// counts seconds: a deadline in the ledger stays valid across restarts, and a change of the wall
-/// clock does not move it.
+/// It never decreases. Two processes read times at most a second apart, because `sysinfo` counts
+/// seconds. A deadline in the ledger therefore stays valid across restarts, and changes of the wall
+/// clock do not move it.
 pub fn since_boot() -> Duration {
     let (looked_at, since_boot) = *FIRST_LOOK;
     since_boot + looked_at.elapsed()

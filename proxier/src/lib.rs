@@ -6,8 +6,9 @@
 //!    objects      the model               (pure)   (pure)   (syscalls)
 //! ```
 //!
-//! The API server's objects take the same way, through [`watch`]. [`sync`] runs one round of it. Bad
-//! input is a [`problem::Problem`]: it affects its own object only, and never stops a round.
+//! Objects of the API server follow the same path; [`watch`] then replaces `manifests`. [`sync`] runs
+//! one round, from the plan to the dataplane. Bad input becomes a [`problem::Problem`], which affects
+//! only its own object and never stops a round.
 //! `ARCHITECTURE.md` has the map and the invariants.
 
 #![expect(

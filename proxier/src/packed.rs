@@ -1,4 +1,4 @@
-//! Maps with full nodes.
+//! Saves memory of large `BTreeMap`s.
 
 use std::collections::BTreeMap;
 

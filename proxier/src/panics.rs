@@ -7,8 +7,8 @@ const EXIT_CODE: i32 = 101;
 
 /// Makes a panic in any thread end the process with exit code 101, after the panic's message.
 ///
-/// By default only the thread ends. The others would run on without it: the daemon would program what
-/// it knows for ever and hear nothing new, and health checks would see a live process. kubelet
+/// By default only the thread ends, and the other threads continue. Without the watch threads, for
+/// example, the daemon would keep an outdated plan for ever, while health checks succeed. kubelet
 /// restarts a container that exits, and the next process continues from the kernel's state.
 pub fn exit_on_panic() {
     let print = std::panic::take_hook();

@@ -54,7 +54,8 @@ pub struct PlanConfig {
 /// How service addresses become local addresses of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceAddresses {
-    /// `local` routes whose preferred source is the node's address. Linear in their number.
+    /// `local` routes whose preferred source is the node's address. Adding them takes time linear
+    /// in their number.
     #[default]
     Routes,
     /// Addresses on the dummy device `kube-ipvs0`, as kube-proxy adds them. The kernel needs time
@@ -68,7 +69,8 @@ pub struct Machine {
     /// The addresses of its interfaces, without service addresses, loopback and IPv6 link-local
     /// addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// Those of its addresses that served node ports before the Node object was known.
+    /// Addresses at which an earlier process served node ports; used until the Node object arrives.
+    /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// Schedulers that the kernel rejected with `ENOENT`.
     pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
@@ -114,8 +116,8 @@ pub enum FrontendKind {
     LoadBalancer,
     /// `spec.ports[].nodePort` on an address of the node.
     NodePort,
-    /// A firewall mark. With policy Local, it leads clients inside the cluster to all endpoints,
-    /// while clients outside reach those of this node only.
+    /// A firewall mark, for clients inside the cluster if the external policy is Local. They may
+    /// reach all endpoints; clients outside the cluster reach only those of this node.
     Inside,
 }
 
@@ -151,8 +153,8 @@ impl Desired {
         let family = server.service.key.family();
         let mark = server.admission.as_ref()?.inside_mark?;
         let key = ipvs::ServiceKey::Mark { family, mark };
-        // Marks are hashes. If two Service ports have the same one, only the owner of the virtual
-        // server may use it: the other's packets would reach foreign endpoints.
+        // A mark is a hash, so that two Service ports may have the same one. Only the owner of the
+        // mark's virtual server uses it: packets of the other port would reach the owner's endpoints.
         let inside = self.virtual_servers.get(&key)?;
         (inside.owner == server.owner).then_some(mark)
     }

@@ -125,7 +125,7 @@ impl JsonReport {
 }
 
 impl ServerEntry {
-    /// Returns `None` for a kind of key that IPVS does not have.
+    /// Returns `None` for a kind of key that this report does not know.
     fn new(service: &ipvs::Service, destinations: &[ipvs::Destination]) -> Option<Self> {
         let key = match service.key {
             ipvs::ServiceKey::Address {
@@ -183,7 +183,9 @@ fn scheduler(service: &ipvs::Service) -> &str {
         .map_or("none", ipvs::SchedulerName::as_str)
 }
 
-/// Returns the affinity of a service. Without affinity the kernel's timeout has no meaning.
+/// Returns the timeout of session affinity; `None` without affinity.
+///
+/// The kernel's timeout field has no meaning without the flag.
 fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
     let is_persistent = service.flags.contains(ipvs::ServiceFlags::PERSISTENT);
     is_persistent.then_some(service.timeout_secs)
@@ -196,7 +198,9 @@ pub(crate) struct NamedOp<'a> {
 }
 
 impl<'a> NamedOp<'a> {
-    /// Finds the name in the desired state, or else among the owned virtual servers.
+    /// Finds the name in the desired state, or else in the ledger.
+    ///
+    /// A virtual server that `op` deletes is usually no longer desired; the ledger still names it.
     pub(crate) fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
         let name = op
             .service_key()
@@ -229,7 +233,11 @@ pub(crate) fn table(
     // Writing to a String cannot fail.
     let _ = write_table(&mut text, observed, owned);
     if !foreign.is_empty() {
-        let _ = writeln!(text, "\nLocal addresses of others ({}):", foreign.len());
+        let _ = writeln!(
+            text,
+            "\nLocal addresses of other programs ({}):",
+            foreign.len()
+        );
     }
     for (address, how) in foreign {
         let _ = writeln!(text, "  {address} {how}");
@@ -246,7 +254,7 @@ fn write_table(text: &mut String, observed: &KernelTable, owned: &Owned) -> fmt:
     writeln!(
         text,
         "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
-        "DestinationEntry", "Forward", "Weight", "Active", "Inactive"
+        "Destination", "Forward", "Weight", "Active", "Inactive"
     )?;
     for (key, found) in &observed.virtual_servers {
         let server = &found.server;

@@ -6,8 +6,8 @@
 //! Like kube-proxy, the daemon writes each setting once ([`Keeper`]). A later difference is reported
 //! once and stays: these settings belong to the whole node, and an administrator who changes one
 //! during an incident knows more than a flag. `net/ipv4/vs/*` are the exception and are restored at
-//! each resync. They belong to IPVS, which has their defaults again after each load of its module,
-//! and traffic of Services is wrong without them:
+//! each resync. They belong to IPVS: each load of its module resets them to the kernel's defaults,
+//! and with these defaults the traffic of Services fails:
 //!
 //! | setting | without it |
 //! |---|---|
@@ -72,9 +72,9 @@ pub struct Setting {
 /// What happens to a setting that another program changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Upkeep {
-    /// The change is reported and stays.
+    /// The daemon reports the change and keeps it.
     Once,
-    /// The change is undone.
+    /// The daemon restores the desired value.
     Restored,
 }
 
@@ -127,7 +127,7 @@ pub fn desired_settings(
         });
     };
 
-    // IPVS leaves its packets untracked unless this is set, so none of them would be masqueraded.
+    // With 0, IPVS leaves its packets untracked, and nf_tables masquerades tracked packets only.
     restore("net/ipv4/vs/conntrack", 1);
     // Before Linux 5.9 ("ipvs: allow connection reuse for unconfirmed conntrack"), a reused client
     // port costs a second of delay or reaches the wrong endpoint. Before 4.1 the setting does not
@@ -189,8 +189,10 @@ pub fn desired_settings(
     settings
 }
 
-/// Combines `conntrack.maxPerCore` and `.min` as kube-proxy does: [`MAX_CONNECTIONS`] limits only the
-/// product with the processors, not a larger minimum.
+/// Returns the limit of tracked connections; `None` keeps the kernel's.
+///
+/// Combines `conntrack.maxPerCore` and `.min` as kube-proxy does. [`MAX_CONNECTIONS`] limits the
+/// product of `maxPerCore` and the number of processors, but not the minimum.
 fn max_connections(conntrack: &Conntrack, processors: u32) -> Option<u32> {
     let per_core = conntrack.max_per_core.filter(|&most| most > 0)?;
     let scaled = per_core.saturating_mul(processors);
@@ -289,10 +291,10 @@ impl Keeper {
         }
     }
 
-    /// Reads all settings, writes those that are due, and returns the differences.
+    /// Reads all settings, writes those that are new or to be restored, and returns the differences.
     ///
-    /// A setting that cannot be written is tried again by each call: the kernel may lack it only
-    /// until a module is loaded.
+    /// Each call tries again to write a setting that failed before: the kernel may lack it only until
+    /// a module is loaded.
     pub(crate) fn check(&mut self) -> Report {
         let mut report = Report::default();
         for kept in &mut self.settings {
@@ -321,7 +323,8 @@ impl KeptSetting {
         let value = setting.value.number();
         match write(&path, value) {
             Ok(()) => {
-                // The kernel may have rounded the value.
+                // The kernel may round the value. Comparing with the written one would then report a
+                // change by another program.
                 self.last = Some(read(&path).unwrap_or(value));
                 match is_first {
                     true => report.written.push((setting, found)),

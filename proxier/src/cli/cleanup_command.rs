@@ -16,7 +16,7 @@ use crate::plan::{NodePortAddresses, PlanConfig};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
 
-/// How many of the remaining virtual servers are named.
+/// The maximum number of remaining virtual servers that the error message names.
 const SAMPLES: usize = 10;
 
 /// Flags of `cleanup`.
@@ -70,9 +70,11 @@ impl Flags {
         for chain in Forwarding::open(Treatment::Warn)?.remove_rules()? {
             tracing::info!("removed our accept rule from {chain}");
         }
-        // Kept after a failure: the ledger is the only record of the virtual servers that remain.
+        // Only now, after all deletions: the ledger is the only record of owned virtual servers, and
+        // a second `cleanup` after a failure needs it.
         self.state.file().remove()?;
         lock.map_or(Ok(()), LedgerLock::remove)?;
+        // Rules or addresses without a ledger: an earlier run was here, and its record is lost.
         if has_traces && lacks_ledger {
             return self.check_left(proxier.dataplane());
         }

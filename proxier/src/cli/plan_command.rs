@@ -73,6 +73,8 @@ impl Flags {
                 // No earlier run owns anything in an empty kernel.
                 let ledger = LedgerFile::new("/nonexistent");
                 let mut proxier = self.proxier(FakeKernel::default(), ledger)?;
+                // Node ports and preferred sources need addresses of the machine; the Node object's
+                // stand in for them.
                 let node = proxier.snapshot().node();
                 let addresses = node.map(|node| node.addresses.iter().copied().collect());
                 proxier.dataplane().machine.addresses = addresses.unwrap_or_default();

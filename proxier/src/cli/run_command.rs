@@ -74,7 +74,8 @@ impl Flags {
         let linux = Linux::open(self.node.service_addresses.into())?;
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         stop_on_signals(sender.clone())?;
-        // The monitors start before the first round reads the kernel: a change in between is not lost.
+        // The monitors start before the first round reads the kernel, so that no change falls between
+        // the two.
         self.monitor(&linux, &sender)?;
         let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
             .filtering(self.node.packets.config())
@@ -130,7 +131,8 @@ fn stop_on_signals(listener: SyncSender<Message>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
     std::thread::spawn(move || {
         for _ in signals.forever() {
-            // A full queue, or a second signal while the first waits: exit without a last round.
+            // The queue is full or closed. Exit at once: blocking here could delay the stop until
+            // kubelet sends SIGKILL, and the kernel continues to serve in either case.
             if listener.try_send(Message::Stop).is_err() {
                 std::process::exit(0);
             }

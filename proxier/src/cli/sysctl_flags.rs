@@ -63,7 +63,8 @@ impl SysctlFlags {
         };
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
         let processors = u32::try_from(processors).unwrap_or(u32::MAX);
-        // If the kernel's version is unreadable, treat it as newer than all known ones.
+        // If the kernel's version is unreadable, treat it as newer than all known ones: only old
+        // kernels need additional settings.
         let kernel = sysctl::kernel().unwrap_or(KernelVersion(u32::MAX, 0));
         sysctl::desired_settings(&config, kernel, processors)
     }

@@ -18,7 +18,7 @@ pub struct Networks {
 type Bounds = (u128, u128);
 
 impl Networks {
-    /// Returns the addresses of those of `networks` that are of `family`.
+    /// Returns the union of the networks of `family`; ignores the other family.
     pub fn new(family: Family, networks: impl IntoIterator<Item = Cidr>) -> Self {
         let of_family = |network: &Cidr| network.family() == family;
         let mut sorted: Vec<Cidr> = networks.into_iter().filter(of_family).collect();
@@ -88,7 +88,7 @@ impl Networks {
     }
 }
 
-/// Returns the network of which these are the two halves, if there is one.
+/// Returns the network whose halves are `low` and `high`, if one exists.
 fn joined(low: Cidr, high: Cidr) -> Option<Cidr> {
     let length = low.prefix_len().checked_sub(1)?;
     let both: Cidr = format!("{}/{length}", low.network()).parse().ok()?;
@@ -108,6 +108,7 @@ fn bounds(network: Cidr) -> Bounds {
     let host = bits - u32::from(network.prefix_len());
     (
         first,
+        // Without host bits the shift is 128, which `>>` cannot do.
         first | u128::MAX.checked_shr(128 - host).unwrap_or(0),
     )
 }

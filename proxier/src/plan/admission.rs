@@ -9,13 +9,13 @@ pub struct Admission {
     pub scope: Scope,
     /// `internalTrafficPolicy` of a cluster IP, `externalTrafficPolicy` of the others.
     pub policy: TrafficPolicy,
-    /// Whether, and where, endpoints take new connections.
+    /// Whether endpoints accept new connections, and whether the policy allows these endpoints.
     pub endpoints: Availability,
     /// The sources that may connect (`loadBalancerSourceRanges` of the address's family); `None`
     /// if all may.
     pub source_ranges: Option<Networks>,
-    /// The firewall mark that leads clients inside the cluster to the endpoints of all nodes;
-    /// `None` if all clients reach the same endpoints.
+    /// The firewall mark for packets of clients inside the cluster: its virtual server has the
+    /// endpoints of all nodes. `None` if all clients reach the same endpoints.
     pub inside_mark: Option<u32>,
 }
 
@@ -28,7 +28,7 @@ pub enum Scope {
     External,
 }
 
-/// The availability of endpoints that take new connections.
+/// The availability of endpoints that accept new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Availability {
     /// The traffic policy allows at least one endpoint.

@@ -28,7 +28,7 @@ pub(super) struct EndpointSets {
     pub(super) cluster: Vec<SelectedEndpoint>,
     /// The endpoints for policy Local.
     pub(super) local: Vec<SelectedEndpoint>,
-    /// Whether `local` has ready endpoints; otherwise they are terminating.
+    /// Whether `local` has ready endpoints; if not, all of its endpoints are terminating.
     pub(super) is_local_ready: bool,
 }
 
@@ -148,10 +148,10 @@ fn hinted<'a>(candidates: &[Candidate<'a>], topology: &Topology<'_>) -> Vec<Cand
     })
 }
 
-/// Returns the candidates that match the first of `keys` with a match.
+/// Returns the matches of the first of `keys` that matches any candidate.
 ///
-/// All keys are tried with ready endpoints before any is tried with terminating ones: a distant
-/// endpoint serves better than one about to exit.
+/// Tries all keys with ready endpoints first, then all keys with terminating ones: a distant ready
+/// endpoint serves better than a near one that is about to exit.
 fn nearest<'a>(
     candidates: &[Candidate<'a>],
     keys: &[TopologyKey],

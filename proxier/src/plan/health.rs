@@ -47,7 +47,7 @@ impl HealthPorts {
         claims.min_by_key(|check| age(&check.service, snapshot))
     }
 
-    /// Returns a problem for each Service whose port another one has.
+    /// Returns a problem for each Service that lost its port to an older one.
     pub(super) fn problems(&self, snapshot: &Snapshot) -> Vec<Problem> {
         let mut problems = Vec::new();
         let contested = self.claims.iter().filter(|(_, claims)| claims.len() > 1);

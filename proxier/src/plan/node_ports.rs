@@ -54,7 +54,7 @@ impl NodePortAddresses {
 
     /// Returns the addresses of `machine` that serve node ports of `family`, in order.
     ///
-    /// `node` are the addresses of the Node object in its order, the main ones first.
+    /// `node` lists the addresses of the Node object in its order, the main ones first.
     pub fn serving(
         &self,
         family: Family,

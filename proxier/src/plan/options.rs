@@ -135,7 +135,7 @@ fn default_flags(scheduler: &str) -> ipvs::ServiceFlags {
 
 /// Returns whether the share of a destination depends on its weight.
 ///
-/// These three only skip weight 0 (`ip_vs_rr.c`, `ip_vs_lc.c`, `ip_vs_dh.c`, Linux 6.1). An unknown
+/// `rr`, `lc` and `dh` only skip weight 0 (`ip_vs_rr.c`, `ip_vs_lc.c`, `ip_vs_dh.c`, Linux 6.1). An unknown
 /// scheduler is assumed to use weights: a missing problem harms less than a wrong one.
 fn uses_weights(scheduler: &str) -> bool {
     !matches!(scheduler, "rr" | "lc" | "dh")

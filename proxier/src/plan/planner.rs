@@ -108,10 +108,12 @@ impl Planner {
         let names: BTreeSet<ObjectName> = match touched {
             Touched::Some(names) => names,
             Touched::All => {
+                // A deleted Service has only a footprint, which must be withdrawn.
                 let all = snapshot.services().map(|service| &service.name);
                 all.chain(self.footprints.keys()).cloned().collect()
             }
         };
+        // A full update goes on even without Services: it renews the common problems.
         if names.is_empty() && !is_all {
             return Changed::default();
         }
@@ -123,8 +125,8 @@ impl Planner {
         let changed = self.plan(&names, &context);
         if is_all {
             self.common_problems = context.problems();
-            // After a full update nearly every entry is new; see `pack`. After others it would cost
-            // more than it saves.
+            // After a full update nearly every entry is new; see `pack`. After a partial update,
+            // packing would cost more than it saves.
             pack(&mut self.desired.virtual_servers);
             pack(&mut self.desired.addresses);
             pack(&mut self.footprints);
@@ -332,6 +334,9 @@ impl Users {
 }
 
 /// The touched parts of the plan as they were before an update; `None` if absent.
+///
+/// Only the first value of a key is recorded (`or_insert`): later ones are intermediate states of
+/// the same update.
 #[derive(Default)]
 struct Previous {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,

@@ -33,7 +33,10 @@ pub(super) struct Requirements {
     pub(super) problems: Vec<Problem>,
 }
 
-/// Returns the requirements of `service`; they depend on the arguments only.
+/// Returns the requirements of `service`.
+///
+/// They depend on the arguments only, not on other Services: [`super::Planner`] relies on that to
+/// replan one Service alone.
 pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirements {
     let mut requirements = Requirements::default();
     if let Some(port) = service.health_check_node_port {
@@ -149,8 +152,8 @@ impl RequirementsBuilder<'_> {
     fn destinations(&mut self, port: &ServicePort, family: Family) -> PortDestinations {
         let topology = self.context.topology();
         let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &topology);
-        // Even if both sets are equal: without the mark's virtual server, the kernel would reset the
-        // connections through it when the last remote endpoint is removed.
+        // A mark is needed even if both sets are equal. If it disappeared with the last remote
+        // endpoint, the kernel would reset the connections through its virtual server.
         let needs_mark = self.has_local_external(port, family);
         let local = sets.local.iter().map(|endpoint| endpoint.address.ip());
         self.requirements.local_endpoints.extend(local);
@@ -200,8 +203,8 @@ impl RequirementsBuilder<'_> {
             _ => Scope::External,
         };
         let is_local_external = scope == Scope::External && policy == TrafficPolicy::Local;
-        // kube-proxy, too, applies the ranges to load-balancer addresses only. `spec.externalIPs` may
-        // name such an address too; the ranges hold for the address.
+        // As in kube-proxy, the ranges apply to load-balancer addresses only. `spec.externalIPs` may
+        // contain the same address; its frontend must then have the ranges, too.
         let has_ranges = scope == Scope::External
             && kind != FrontendKind::NodePort
             && self.service.load_balancer_ips.contains(&socket.ip());
@@ -232,7 +235,7 @@ impl RequirementsBuilder<'_> {
 
     /// Adds a virtual server, unless its key is known.
     ///
-    /// An external IP may equal a load-balancer address of the same Service: the first one counts.
+    /// An external IP may equal a load-balancer address of the same Service: the first one is kept.
     fn add(&mut self, server: VirtualServer) {
         let key = server.service.key;
         let servers = &mut self.requirements.servers;
@@ -290,9 +293,9 @@ impl RequirementsBuilder<'_> {
 
 /// Returns the firewall mark of a Service port: the FNV-1a hash of its name.
 ///
-/// A counter would depend on the other Services and on the order of their arrival; a hash is equal
-/// in every run. Packets carry the mark between our hook and IPVS only, so that every value but 0
-/// is free. If two Service ports have the same hash, the older Service gets the mark.
+/// A counter would depend on the other Services and on the order of their arrival; the hash is the
+/// same in every run. Packets carry the mark only between our hook and IPVS, so that every value
+/// but 0 is usable. If two Service ports have the same hash, the older Service gets the mark.
 pub(crate) fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
     let text = format!("{owner}/{protocol}/{family:?}");
     let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {

@@ -42,8 +42,8 @@ impl<'a> Topology<'a> {
     /// A local endpoint matches every key, even if the node has no zone label. A remote endpoint
     /// without a known zone or region does not match.
     ///
-    /// Before the Node objects arrive, every endpoint matches: for these moments a distant endpoint
-    /// is better than a rejected connection.
+    /// Before the Node objects arrive, every endpoint matches: until then, a connection to a distant
+    /// endpoint is better than a rejected one.
     pub(super) fn matches(&self, endpoint: &Endpoint, key: TopologyKey) -> bool {
         if self.is_local(endpoint) || self.missing_objects(key).is_some() {
             return true;
