@@ -124,7 +124,7 @@ pub(crate) fn node() -> Node {
     }
 }
 
-/// Returns the ways to tell clients inside the cluster.
+/// Returns every way to tell clients inside the cluster from clients outside.
 pub(crate) fn modes() -> [LocalMode; 4] {
     let networks = ["10.244.0.0/16", "fd00:244::/31"];
     [
