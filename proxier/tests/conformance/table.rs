@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// The ends of the names of frontends that differ from kube-proxy's, and why. A node port stands for
+/// The frontends at which we depart from kube-proxy, and why. Each is the end of a name: a node port stands for
 /// its frontends at all addresses.
 const DEPARTURES: [(&str, &str); 4] = [
     (
         "TCP 10.96.1.42:80",
-        "int-local-np: internalTrafficPolicy Local, no local endpoint: dropped",
+        "int-local-np: internalTrafficPolicy Local, no local endpoint: refused",
     ),
     (
         "TCP 198.51.100.19:80",
