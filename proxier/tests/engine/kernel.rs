@@ -15,7 +15,7 @@ use proxier::testing::observed::{Connections, CountedServer, Observed};
 use proxier::testing::op::Op;
 use proxier::testing::plan::Machine;
 
-/// A handle to the kernel, which the test and the proxier share.
+/// A handle to the kernel. The test and the proxier share the kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel(Rc<RefCell<Inner>>);
 

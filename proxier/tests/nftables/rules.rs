@@ -23,7 +23,7 @@ pub(crate) fn frontend(text: &str) -> Frontend {
     }
 }
 
-/// Returns how an address with usable endpoints admits clients.
+/// Returns the admission of an address with usable endpoints.
 pub(crate) fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
     Admission {
         scope,

@@ -41,7 +41,8 @@ impl Tally {
     }
 }
 
-/// Runs `ask` on each client, with the address beside it, while `change` runs. Returns what `ask` returns.
+/// Runs `ask` on each client, with the client's address to ask, while `change` runs. Returns the results of
+/// `ask`.
 pub(super) fn meanwhile<T: Send>(
     clients: &[(&Host, &str)],
     ask: impl Fn(SocketAddr, &AtomicBool) -> T + Sync,

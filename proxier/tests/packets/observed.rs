@@ -117,7 +117,7 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
     ),
     // A cluster IP whose port is another Service's node port.
     ("tcp 10.96.1.38:30080", &["pod3"], &["pod2/client"]),
-    // Affinity keeps a client at one endpoint, which may be any: see `Row::difference`.
+    // Affinity keeps a client at one endpoint, but at any of them: see `Row::difference`.
     (AFFINITY, &["ext", "ext2", "node", "peer", "pod3"], &[]),
 ];
 
