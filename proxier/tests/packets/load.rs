@@ -41,7 +41,7 @@ impl Tally {
     }
 }
 
-/// Runs `ask` on each client, with the client's address to ask, while `change` runs. Returns the results of
+/// Runs `ask` on each client, with the frontend of that client, while `change` runs. Returns the results of
 /// `ask`.
 pub(super) fn meanwhile<T: Send>(
     clients: &[(&Host, &str)],

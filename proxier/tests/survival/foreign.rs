@@ -1,6 +1,6 @@
 //! Packet rules of other programs stay byte for byte the same while the daemon runs and after `cleanup`.
 //!
-//! The only exception: while the daemon runs, chains that drop forwarded packets have a rule of ours.
+//! The only exception: until `cleanup`, chains that drop forwarded packets have a rule of ours.
 
 use std::path::Path;
 
