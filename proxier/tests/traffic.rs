@@ -338,7 +338,10 @@ fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_rea
         let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
         let b2 = Some("podB2");
         while cluster.pod3.ask_tcp("10.96.1.5:80").backend() != b2 {
-            assert!(Instant::now() < deadline, "the daemon did not apply the change");
+            assert!(
+                Instant::now() < deadline,
+                "the daemon did not apply the change"
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
         // The daemon keeps serving a Service whose manifest became unreadable. A second process refuses to

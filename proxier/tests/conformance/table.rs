@@ -119,7 +119,10 @@ pub(crate) fn compare(mut ours: Table, mut theirs: Table) {
             .filter(|frontend| frontend.ends_with(departure))
             .cloned()
             .collect();
-        assert!(!frontends.is_empty(), "no frontend of kube-proxy ends with {departure}");
+        assert!(
+            !frontends.is_empty(),
+            "no frontend of kube-proxy ends with {departure}"
+        );
         for frontend in &frontends {
             let (ours, theirs) = (ours.remove(frontend), theirs.remove(frontend));
             let (_, destinations) = ours.unwrap();
