@@ -1,6 +1,6 @@
-//! One suite for the in-memory kernel and for real kernels.
+//! One suite of Ops, applied to the in-memory kernel and to a real one.
 //!
-//! Tests on the in-memory kernel prove something only if it behaves as a real one.
+//! Other tests trust the in-memory kernel, so both must return the same errors and the same state.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

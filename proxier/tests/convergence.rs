@@ -148,7 +148,7 @@ proptest! {
         let ops = diff(&after, &kernel.state, &owned);
         prop_assert!(kernel.apply(&ops).iter().all(Result::is_ok));
         prop_assert!(matches(&after, &kernel.state));
-        // Foreign virtual servers stay; stale ones of ours are deleted.
+        // Foreign virtual servers stay; owned ones that are stale are deleted.
         let left: BTreeSet<_> = kernel.state.virtual_servers.keys().copied().collect();
         prop_assert_eq!(left, &keys(&after) | &(&keys(&before) & &foreign));
     }

@@ -1,4 +1,4 @@
-//! Random histories of a node, and what must be true after each step and at the end.
+//! Random histories of a node, checked after each step and at the end.
 //!
 //! A history has events in any order, lost events, relists, refused writes, lost answers, changes of
 //! the kernel by other programs, open connections, and kills at any write.
@@ -36,11 +36,11 @@ enum Step {
     Resync,
     /// A number of seconds passes.
     Wait(u8),
-    /// The write after this number of others fails.
+    /// This number of writes succeeds, then the next one fails.
     Fault(u8, Fault),
-    /// The process is killed at the write after this number of others.
+    /// This number of writes succeeds, then the process is killed at the next one.
     Kill(u8),
-    /// Another program changes our state, at this index.
+    /// Another program changes the object of ours at this index, or all of a kind.
     Drift(Drift, u8),
     /// Another program removes the ledger's file.
     RemoveLedger,
@@ -168,8 +168,8 @@ proptest! {
         }
     }
 
-    /// Rules reject connections to a service address outside its frontends from before the address
-    /// becomes local until after it is removed, also across a restart.
+    /// While a service address is local, also across a restart, rules reject connections to it outside
+    /// its frontends.
     #[test]
     fn no_service_address_is_local_without_its_rule(
         rounds in vec((vec(change(), 1..6), interruption()), 1..20),
@@ -199,7 +199,7 @@ proptest! {
     }
 }
 
-/// 200 kills at different writes while the cluster changes without end.
+/// Kills the process 200 times, at different writes, while the cluster keeps changing.
 #[test]
 fn the_process_after_each_of_200_kills_completes_the_state() {
     use proptest::strategy::ValueTree as _;

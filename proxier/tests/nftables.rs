@@ -1,4 +1,4 @@
-//! Our tables in a real kernel, compared with nft's.
+//! Our table in a real kernel, compared with what nft lists and sends.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -199,7 +199,7 @@ fn a_refused_command_is_named_and_the_transaction_has_no_effect() {
                 .starts_with("delete chain inet ipvs-proxier missing: No such file"),
             "{error}"
         );
-        // Every command is out of step if the table is missing.
+        // If the table is missing, every command fails as out of step.
         client.delete().unwrap();
         assert!(client.apply(&changes[..1]).unwrap_err().is_out_of_step());
     });

@@ -29,10 +29,10 @@ use packets::services::Services;
 const CLUSTER: &str = include_str!("conformance/cluster.yaml");
 const KUBE_PROXY: &str = include_str!("conformance/kube-proxy-1.36.2.json");
 
-/// Compares with every row that was observed with kube-proxy. Where the Kubernetes documentation
-/// differs from kube-proxy, the documentation decides.
+/// Compares our answers with each row of the conformance data, which were observed with kube-proxy.
+/// Where the Kubernetes documentation differs from kube-proxy, the documentation decides.
 #[test]
-fn clients_of_every_service_see_what_they_saw_with_kube_proxy() {
+fn each_client_gets_the_same_answers_as_with_kube_proxy_except_for_the_departures() {
     lab::test(|| {
         let scene = Scene::new(CLUSTER);
         let differences: Vec<String> = observed::rows(KUBE_PROXY)
@@ -114,7 +114,7 @@ fn each_client_reaches_each_service_over_tcp_and_udp_in_both_families() {
             check(&scene, "node", &[tcp, tcp6], &["refused"]);
             check(&scene, "node", &[udp, udp6], &["unreachable"]);
         }
-        // The node's daemons listen on all addresses. They are reached at the node's own addresses, but
+        // The node's daemons listen on all addresses. Clients reach them at the node's own addresses, but
         // not at service addresses.
         let no_service = at("10.96.1.1", "fd00:10:96::1", 9999, 9999);
         for client in ["pod3", "ext", "node"] {
@@ -161,7 +161,7 @@ fn a_bridge_tells_clients_inside_from_clients_outside() {
 }
 
 #[test]
-fn source_ranges_hold_for_a_load_balancer_address_that_is_an_external_ip_too() {
+fn source_ranges_apply_to_a_load_balancer_address_that_is_an_external_ip_too() {
     lab::test(|| {
         let services = Services::dual().edit("ranged", |service| {
             service.external_ips = vec!["198.51.100.5", "2001:db8:51::5"];

@@ -49,7 +49,11 @@ fn a_panic_in_any_thread_ends_the_process_with_a_message() {
         .read_to_string(&mut log)
         .unwrap();
     let code = status.map(|status| status.code());
-    assert_eq!(code, Some(Some(101)), "it runs on: {log}");
+    assert_eq!(
+        code,
+        Some(Some(101)),
+        "the process must exit with code 101: {log}"
+    );
     assert!(log.contains("the thread's own message"), "{log}");
     assert!(
         log.contains("thread 'worker' panicked, which is a bug"),

@@ -1,4 +1,5 @@
-//! The program's `plan`: for the conformance cluster, compared with kube-proxy, and for small ones.
+//! The output of `plan`: for the conformance cluster, compared with kube-proxy's table, and for small
+//! clusters.
 //!
 //! `conformance/README.md` describes the data and the departures.
 

@@ -200,7 +200,7 @@ proptest! {
     }
 }
 
-/// A change of the object at an index, modulo their number.
+/// A change of the object at an index, modulo the number of objects.
 #[derive(Clone, Debug)]
 enum Change {
     DeleteService(usize),

@@ -69,7 +69,8 @@ fn after(writes: usize) -> (Vec<IpAddr>, String) {
 #[test]
 fn the_api_servers_address_is_programmed_first() {
     let api: IpAddr = [10, 96, 255, 254].into();
-    // The writes: the rules of all frontends; the API server's virtual server, destination, address.
+    // Write 1 sets the rules of all frontends. Writes 2 to 4 add the API server's virtual server,
+    // destination and address.
     let (addresses, rules) = after(3);
     assert_eq!(addresses, [] as [IpAddr; 0]);
     assert!(rules.contains("10.96.255.254 . tcp . 443"), "{rules}");

@@ -138,8 +138,8 @@ fn connections_survive_flapping_scaling_and_edits() {
     });
 }
 
-/// Under policy Local, clients inside the cluster use remote endpoints too, through a virtual server
-/// of a firewall mark. It must not depend on which endpoints there are.
+/// Under policy Local, clients inside the cluster reach remote endpoints too, through a virtual server
+/// with a firewall mark. This virtual server must exist also while all endpoints are local.
 #[test]
 fn connections_inside_survive_the_end_of_the_last_remote_endpoint() {
     lab::test(|| {
@@ -301,7 +301,8 @@ fn foreign_virtual_servers_and_routes_survive_start_run_and_cleanup() {
         .concat();
         cluster.node.exec(&add);
 
-        // One of the two is in the range of cluster IPs. Without the flag, it would count as ours.
+        // One of the foreign virtual servers is in the range of cluster IPs. Without the flag, it would
+        // count as ours.
         let exclude = ["--ipvs-exclude-cidrs", "10.96.200.0/24"];
         let mut daemon = Daemon::new(&[&AT_ONCE[..], &exclude].concat());
         daemon.endpoints(&[POD1]);

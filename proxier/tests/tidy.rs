@@ -1,6 +1,6 @@
 //! Rules about the source tree that the compiler does not check.
 //!
-//! Each failure names the file, what is wrong, and the constant to change if the exception is meant.
+//! Each failure names the file, the fault, and the constant that lists the permitted exceptions.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! The program with manifests on a real kernel: `run --once`, `run`, `plan`, `status`, and the traffic.
+//! The program with manifests on a real kernel: `run --once`, `run`, `plan`, `status`, and clients' traffic.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -77,7 +77,7 @@ impl Proxier {
 }
 
 impl Proxier {
-    /// Asserts that `run --once` fails and gives this reason.
+    /// Asserts that `run --once` fails with this `reason`.
     fn refuses_to_program(&self, reason: &str) {
         let output = self.output("run", &["--once"]);
         let words = String::from_utf8_lossy(&output.stderr);
@@ -338,15 +338,19 @@ fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_rea
         let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
         let b2 = Some("podB2");
         while cluster.pod3.ask_tcp("10.96.1.5:80").backend() != b2 {
-            assert!(Instant::now() < deadline, "the change was not followed");
+            assert!(
+                Instant::now() < deadline,
+                "the daemon did not apply the change"
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
-        // The daemon keeps serving a Service that became unreadable. Beside it, no process programs.
+        // The daemon keeps serving a Service whose manifest became unreadable. A second process refuses to
+        // program while the daemon runs.
         proxier.write(&[WEB, &sticky, DAMAGED_REMOTE, &changed]);
         std::thread::sleep(lab::patience(Duration::from_secs(3)));
         proxier.refuses_to_program("runs on this node already");
         assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);
-        // Nor does one that starts after it.
+        // A process that starts after the daemon refuses too, because it never read that manifest.
         drop(daemon);
         proxier.refuses_to_program("nothing is programmed until");
         assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);

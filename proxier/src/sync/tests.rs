@@ -68,7 +68,7 @@ fn receive(proxier: &mut Fake, manifests: &[Manifest]) {
     proxier.receive(events(manifests));
 }
 
-/// Applies the readable part of an input of which other objects cannot be read.
+/// Applies `manifests` as the readable part of an input.
 fn receive_part(proxier: &mut Fake, manifests: &[Manifest]) {
     let part = events(manifests).into_iter().map(|event| match event {
         Event::Services(Update::Reset(all)) => Event::Services(Update::Merge(all)),
@@ -130,8 +130,8 @@ fn rules_from_scratch(proxier: &Fake) -> Table {
     filter.table().clone()
 }
 
-/// Asserts that rules reject connections to service addresses without a frontend, and that the guard
-/// of the load balancer's frontend exists if its virtual server does.
+/// Asserts that rules reject connections to service addresses outside their frontends, and that the guard
+/// of the load balancer's frontend exists if and only if its virtual server does.
 #[track_caller]
 fn assert_guarded(proxier: &Fake) {
     let state = &proxier.dataplane.state;

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// The ends of the names of frontends that differ from kube-proxy's, and why. A node port stands for
+/// The ends of the names of frontends at which we depart from kube-proxy, and why. A node port stands for
 /// its frontends at all addresses.
 const DEPARTURES: [(&str, &str); 4] = [
     (
         "TCP 10.96.1.42:80",
-        "int-local-np: internalTrafficPolicy Local, no local endpoint: dropped",
+        "int-local-np: internalTrafficPolicy Local, no local endpoint: refused",
     ),
     (
         "TCP 198.51.100.19:80",
@@ -119,7 +119,10 @@ pub(crate) fn compare(mut ours: Table, mut theirs: Table) {
             .filter(|frontend| frontend.ends_with(departure))
             .cloned()
             .collect();
-        assert!(!frontends.is_empty(), "no frontend is {departure}");
+        assert!(
+            !frontends.is_empty(),
+            "no frontend of kube-proxy ends with {departure}"
+        );
         for frontend in &frontends {
             let (ours, theirs) = (ours.remove(frontend), theirs.remove(frontend));
             let (_, destinations) = ours.unwrap();
@@ -129,7 +132,7 @@ pub(crate) fn compare(mut ours: Table, mut theirs: Table) {
             );
             assert!(
                 !theirs.unwrap().1.is_empty(),
-                "{frontend} has no destination at kube-proxy either"
+                "{frontend} is no departure: kube-proxy has no destination either"
             );
         }
     }

@@ -15,7 +15,7 @@ use proxier::testing::observed::{Connections, CountedServer, Observed};
 use proxier::testing::op::Op;
 use proxier::testing::plan::Machine;
 
-/// A handle to the kernel, which the test and the proxier share.
+/// A handle to the kernel. The test and the proxier share the kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel(Rc<RefCell<Inner>>);
 
@@ -27,8 +27,8 @@ struct Inner {
     killed_at: Option<usize>,
     /// The content of the ledger file at the kill.
     ledger_at_kill: Option<Vec<u8>>,
-    /// The service addresses that were local after any write without a rule that rejects
-    /// connections outside their frontends.
+    /// The service addresses that were local after some write while no rule rejected connections to
+    /// them outside their frontends.
     open: BTreeSet<IpAddr>,
 }
 
@@ -49,7 +49,7 @@ impl Inner {
         self.open.extend(open);
     }
 
-    /// Returns an error from the kill on, and keeps the ledger file's content of that moment.
+    /// Returns an error from the kill on. At the kill, saves the content of the ledger file.
     fn check_alive(&mut self) -> Result<(), Failure> {
         if self.killed_at.is_none_or(|at| self.kernel.writes < at) {
             return Ok(());
@@ -125,8 +125,8 @@ impl Kernel {
         self.0.borrow().kernel.rules.clone()
     }
 
-    /// Returns the service addresses that were local at any time without a rule that rejects
-    /// connections outside their frontends.
+    /// Returns the service addresses that were local at any time while no rule rejected connections to
+    /// them outside their frontends.
     pub(crate) fn open_addresses(&self) -> BTreeSet<IpAddr> {
         self.0.borrow().open.clone()
     }
@@ -161,7 +161,7 @@ impl Kernel {
         inner.killed_at = Some(inner.kernel.writes + writes);
     }
 
-    /// Returns whether the process was killed. If so, restores the ledger file to that moment and
+    /// Returns whether the process was killed. If so, restores the ledger file as it was at the kill, and
     /// accepts the writes of the next process.
     pub(crate) fn finish_kill(&self) -> bool {
         let mut inner = self.0.borrow_mut();
@@ -196,7 +196,7 @@ impl Kernel {
         self.0.borrow_mut().kernel.connections.clear();
     }
 
-    /// Another program changes our state: all objects of a kind, or the one at `index`, modulo their
+    /// Changes our objects as another program would: all of a kind, or the one at `index`, modulo their
     /// number.
     pub(crate) fn drift(&self, drift: Drift, index: usize) {
         let FakeKernel { state, rules, .. } = &mut self.0.borrow_mut().kernel;

@@ -58,7 +58,7 @@ impl Node {
         self.resync();
     }
 
-    /// Lets another program do `damage` to the ledger's file. The process runs on and makes a resync.
+    /// Applies `damage` to the ledger's file, as another program would. The process then makes a resync.
     pub(crate) fn lose_ledger(&mut self, damage: impl FnOnce(&std::path::Path)) {
         damage(&self.directory.path().join("ledger"));
         self.kernel.clear_faults();
@@ -96,13 +96,13 @@ impl Node {
         self.now += Duration::from_secs(seconds);
     }
 
-    /// Makes a round. Returns `false` if the process was killed; a new one has replaced it then.
+    /// Makes a round. If the process is killed in it, starts the next process and returns `false`.
     pub(crate) fn sync(&mut self) -> bool {
         let result = self.proxier.sync(self.now);
         self.finish(result)
     }
 
-    /// Makes a resync. Returns as [`Self::sync`].
+    /// Makes a resync. Returns the same as [`Self::sync`].
     pub(crate) fn resync(&mut self) -> bool {
         let result = self.proxier.resync(self.now);
         self.finish(result)
@@ -144,7 +144,7 @@ impl Node {
         assert!(self.kernel.has_foreign());
     }
 
-    /// Asserts that the kernel has what a plan from scratch asks for, and nothing else of ours.
+    /// Asserts that the kernel has what a plan from scratch asks for, and no other object of ours.
     pub(crate) fn assert_programmed(&self) {
         self.assert_planned_as_from_scratch();
         let state = self.kernel.state();

@@ -80,7 +80,7 @@ impl Reloaded {
         fs::write(self.directory.path().join(file), content).unwrap();
     }
 
-    /// Loads the directory. Returns whether it was whole, and the Services of the snapshot then.
+    /// Loads the directory. Returns whether every object was readable, and the Services of the snapshot.
     fn load(&mut self) -> (bool, Vec<String>) {
         let loaded = manifests::load(self.directory.path(), &options()).unwrap();
         let is_whole = loaded.is_whole;

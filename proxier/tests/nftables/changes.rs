@@ -99,7 +99,7 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
     )
 }
 
-/// Returns a configuration with which tables have sets for ping.
+/// Returns a configuration whose tables have sets for ping.
 fn config() -> FilterConfig {
     FilterConfig {
         answer_ping: true,
@@ -125,7 +125,7 @@ fn nth_frontend(nth: u8) -> Frontend {
     )
 }
 
-/// Returns the table that has had no other frontends.
+/// Returns a new table with these frontends.
 fn from_scratch(frontends: &BTreeMap<Frontend, Admission>) -> Table {
     let mut rules = Ruleset::new(&config(), Some(&node()));
     for (&frontend, admission) in frontends {

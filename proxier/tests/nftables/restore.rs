@@ -59,7 +59,7 @@ const UNDONE_IN_PLACE: [&str; 12] = [
      add rule inet ipvs-proxier input jump more",
 ];
 
-/// Changes that give the table what ours never has: a hook, a policy, a set, a flag, a key of another type.
+/// Changes that add what our table never has: a hook, a policy, a set, a flag, a key of another type.
 const UNDONE_BY_REPLACEMENT: [&str; 6] = [
     "add element inet ipvs-proxier frontends-4 { 10.96.0.1 . icmp . 1 : accept }",
     "add chain inet ipvs-proxier more { type filter hook input priority 7; }",

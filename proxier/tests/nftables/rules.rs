@@ -23,7 +23,7 @@ pub(crate) fn frontend(text: &str) -> Frontend {
     }
 }
 
-/// Returns how an address with usable endpoints admits clients.
+/// Returns the admission of an address with usable endpoints.
 pub(crate) fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
     Admission {
         scope,
@@ -124,7 +124,7 @@ pub(crate) fn node() -> Node {
     }
 }
 
-/// Returns the ways to tell clients inside the cluster.
+/// Returns every way to tell clients inside the cluster from clients outside.
 pub(crate) fn modes() -> [LocalMode; 4] {
     let networks = ["10.244.0.0/16", "fd00:244::/31"];
     [

@@ -31,7 +31,11 @@ fn changes_of_our_table_by_other_programs_are_noticed() {
             .unwrap();
         nft(&["-f", "-"], FOREIGN).unwrap();
         nft(&["delete", "table", "ip", TABLE], "").unwrap();
-        assert_eq!(watch.read().unwrap(), [], "own changes, foreign tables");
+        assert_eq!(
+            watch.read().unwrap(),
+            [],
+            "our changes and those of foreign tables are not reported"
+        );
 
         for (command, change) in [
             ("flush ruleset", "table deleted"),

@@ -1,5 +1,5 @@
-//! Addresses that both the node and a Service have, ports that are node ports of another Service, and
-//! ping of service addresses.
+//! Three special cases: addresses that both the node and a Service have, Service ports with the number of
+//! another Service's node port, and ping of service addresses.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -120,14 +120,14 @@ const WITHOUT_ENDPOINTS: [&str; 4] = [
     "2001:db8:51::6",
 ];
 
-/// Whether service addresses answer ping.
+/// Whether service addresses with endpoints answer ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ping {
     Answered,
     Unanswered,
 }
 
-/// Asserts that service addresses with endpoints treat pings as `expected`, which is configured.
+/// Configures ping as `expected`, and asserts that service addresses with endpoints comply.
 fn pings_of_service_addresses_are(expected: Ping, form: ServiceAddresses) {
     lab::test(|| {
         let is_answered = expected == Ping::Answered;
@@ -167,7 +167,7 @@ fn service_addresses_on_a_device_answer_no_ping_by_default() {
     pings_of_service_addresses_are(Ping::Unanswered, ServiceAddresses::Dummy);
 }
 
-/// Returns a Service whose ports are node ports of Services web and local.
+/// Returns a Service whose ports have the numbers of node ports of Services web and local.
 fn with_node_ports_of_others() -> Service {
     Service::new("same", ["10.96.6.1", "fd00:10:96::6:1"])
         .external_policy(TrafficPolicy::Local)
@@ -181,7 +181,7 @@ fn with_node_ports_of_others() -> Service {
         .endpoints(&[POD2])
 }
 
-/// A node port is a node port at the node's addresses only.
+/// A node port exists only at the node's addresses, so it does not conflict with a port of a cluster IP.
 #[test]
 fn a_service_may_have_the_number_of_another_services_node_port_as_its_port() {
     lab::test(|| {

@@ -1,4 +1,4 @@
-//! Another program drops forwarded packets (Docker's `iptables -P FORWARD DROP`).
+//! Another program drops forwarded packets, for example Docker with `iptables -P FORWARD DROP`.
 //!
 //! An accept in one table does not overrule a drop in another. But only the answers of endpoints pass the
 //! forward hook: IPVS takes requests from the input hook and sends them through the output hook. So each
@@ -115,7 +115,7 @@ fn one_rule_for_established_connections_is_enough_for_all_clients() {
 }
 
 #[test]
-fn without_such_a_rule_only_the_node_receives_answers() {
+fn without_a_rule_for_established_connections_only_the_node_receives_answers() {
     lab::test(|| {
         let scene = Scene::new(Services::dual());
         scene.nft(&policy_drop("inet others", "forward", ""));
@@ -174,7 +174,7 @@ fn a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads() {
             let ours = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY \
                         -m comment --comment \"ipvs-proxier: answers of endpoints\" -j ACCEPT";
             assert_eq!(lines[..2], ["-P FORWARD DROP", ours]);
-            // iptables still changes the table.
+            // iptables can still change the table.
             let more: Vec<&str> = "-A FORWARD -p udp --dport 123 -j ACCEPT"
                 .split(' ')
                 .collect();
@@ -223,7 +223,7 @@ const RULES: [&str; 3] = [
 
 /// Calls `each` with the table of a chain with policy drop, for each of [`RULES`] in each family.
 ///
-/// The table's other chain drops packets by a rule. Such a chain is left alone.
+/// The table's other chains drop by a rule, or at the input hook. They must get no rule of ours.
 fn with_each_chain(node: &Host, mut each: impl FnMut(&str)) {
     for rules in RULES {
         for family in ["ip", "ip6", "inet"] {
@@ -287,7 +287,7 @@ fn the_rule_is_inserted_once_and_removed_when_it_is_not_needed() {
             assert_eq!(forwarding.remove_rules().unwrap().len(), 1);
             assert_eq!(ruleset(), before);
 
-            // The treatment changes.
+            // The treatment changes to a warning.
             forwarding.apply().unwrap();
             let mut warning = Forwarding::open(Treatment::Warn).unwrap();
             let report = warning.apply().unwrap();
@@ -295,7 +295,7 @@ fn the_rule_is_inserted_once_and_removed_when_it_is_not_needed() {
             assert_eq!(report.dropping.len(), 1);
             assert_eq!(ruleset(), before);
 
-            // The policy changes.
+            // The policy changes to accept.
             forwarding.apply().unwrap();
             nft(
                 &node,

@@ -27,7 +27,7 @@ fn port_unreachable_of_an_endpoint_reaches_the_client() {
         ] {
             let [_, udp, _, udp6] = frontends;
             for client in ["pod3", "ext", "node"] {
-                // Endpoints take turns, so that two requests ask both.
+                // Endpoints take turns, so two requests reach both.
                 for _ in 0..2 {
                     check(&scene, client, &[udp.clone(), udp6.clone()], &["refused"]);
                 }
@@ -42,7 +42,7 @@ fn upload(scene: &Scene, client: &str, to: &str) -> Result<String, String> {
     scene.client(client).run(|| {
         let talk = || -> std::io::Result<String> {
             let stream = TcpStream::connect(to)?;
-            // Far shorter than TCP takes to notice without ICMP that large packets do not arrive.
+            // Without ICMP errors, TCP needs far longer to notice that large packets are lost.
             stream.set_read_timeout(Some(Duration::from_secs(3)))?;
             let mut stream = BufReader::new(stream);
             let mut name = String::new();

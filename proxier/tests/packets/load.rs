@@ -26,9 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(8);
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) asked: usize,
-    /// The numbers of the questions that were not answered.
+    /// The positions of the questions that were not answered.
     lost: Vec<usize>,
-    /// How many questions of a client that must not get through were answered.
+    /// How many questions of a forbidden client were answered.
     pub(super) let_through: usize,
 }
 
@@ -41,7 +41,8 @@ impl Tally {
     }
 }
 
-/// Runs `ask` on each client, with the address beside it, while `change` runs. Returns what `ask` returns.
+/// Runs `ask` on each client, with the frontend of that client, while `change` runs. Returns the results of
+/// `ask`.
 pub(super) fn meanwhile<T: Send>(
     clients: &[(&Host, &str)],
     ask: impl Fn(SocketAddr, &AtomicBool) -> T + Sync,
@@ -95,7 +96,7 @@ fn is_answered(socket: &UdpSocket) -> bool {
     }
 }
 
-/// Asks in one flow.
+/// Asks all questions in one flow.
 fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let (socket, mut tally) = (socket(to), Tally::default());
     while !is_over.load(Ordering::Relaxed) {
@@ -104,7 +105,7 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     tally
 }
 
-/// Asks in a new flow each time.
+/// Asks each question in a new flow.
 fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) && tally.asked < MOST_FLOWS {
@@ -114,7 +115,7 @@ fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     tally
 }
 
-/// Asks in a new flow each time, after a `pause`, as a client that must not get through.
+/// Asks each question in a new flow, after a `pause`, as a forbidden client.
 ///
 /// It does not wait for answers, so it asks often.
 pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, pause: Duration) -> Tally {
@@ -139,7 +140,7 @@ pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, pause: Duration) ->
     tally
 }
 
-/// A client in the unchanged ranges always gets through, a client outside all ranges never does.
+/// A client in the unchanged ranges is always answered. A client outside all ranges never is.
 #[test]
 fn source_ranges_hold_while_they_change() {
     lab::test(|| {
@@ -165,7 +166,7 @@ fn source_ranges_hold_while_they_change() {
         });
         let asked = |tallies: &[Tally]| tallies.iter().map(|it| it.asked).sum::<usize>();
         let (asked, refused) = (asked(&newcomers), asked(&intruders));
-        println!("{asked} questions of allowed clients, {refused} of others");
+        println!("{asked} questions of permitted clients, {refused} of forbidden ones");
         for tally in &newcomers {
             // A fast lab makes the changes in less time: 123 questions on 7.2 with seccomp(2).
             let is_enough = tally.asked > CHANGES / 4;
@@ -177,8 +178,8 @@ fn source_ranges_hold_while_they_change() {
     });
 }
 
-/// Each client may lose one question: on a machine with ten busy processes one in some 100,000 was lost,
-/// for an unknown reason. Replacing the whole table cost several clients six and more in a row.
+/// Each client may lose one question: on a machine with ten busy processes, about one in 100,000 was lost
+/// for an unknown reason. When a repair replaced the whole table, several clients lost six or more in a row.
 #[test]
 fn clients_notice_no_repair_of_rules() {
     lab::test(|| {
@@ -186,8 +187,8 @@ fn clients_notice_no_repair_of_rules() {
         let Scene {
             cluster, proxier, ..
         } = &mut scene;
-        // One frontend for each client and family. Two frontends with the same endpoint would get the same
-        // flow at the endpoint if a client used one port for both and is not masqueraded.
+        // One frontend for each client and family. If a client without masquerade used one source port for
+        // two frontends with the same endpoint, the endpoint could not distinguish the flows.
         let all_kinds = [
             (&cluster.pod3, "10.96.1.1:53"),
             (&cluster.pod1, "[fd00:10:96::1]:53"),

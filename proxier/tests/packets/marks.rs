@@ -1,5 +1,7 @@
-//! A packet that leaves the node, or reaches a process of it, has the mark that another program gave it,
-//! although our rules use marks in between.
+//! Packets keep the marks of other programs.
+//!
+//! Our rules use marks too. But a packet has the other program's mark when it leaves the node or reaches a
+//! process of the node.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +13,8 @@ use super::scene::Scene;
 use super::services::{Endpoint, POD_B1, Service, Services};
 use crate::at;
 
-/// Every bit but the masquerade bits of these tests, 14 and 31. The lowest byte is the number of the
-/// sender.
+/// The other program's mark: all bits except the masquerade bits of these tests, 14 and 31. The lowest
+/// byte has the number of the sender.
 const MARK: u32 = 0x7fff_bf00;
 
 /// The addresses of the hosts that send packets.
@@ -26,8 +28,7 @@ const SENDERS: [(&str, &str); 7] = [
     ("172.18.0.3", "fd00:172:18::3"),
 ];
 
-/// Returns a Service with the node itself as an endpoint: packets to a process of the node do not leave
-/// the node.
+/// Returns a Service with the node itself as an endpoint. Packets to this endpoint do not leave the node.
 fn with_host_network(policy: TrafficPolicy) -> Service {
     const NODE: Endpoint = Endpoint::new("172.18.0.2", "fd00:172:18::2", "node-a");
     Service::new("host", ["10.96.5.1", "fd00:10:96::5:1"])
@@ -37,9 +38,9 @@ fn with_host_network(policy: TrafficPolicy) -> Service {
         .endpoints(&[NODE, POD_B1])
 }
 
-/// Clients, the addresses that they ask, and the TCP and the UDP port.
+/// Clients, the addresses that they ask, and the TCP and the UDP port. *Plain* is without masquerade.
 const ASKED: [(&str, [&str; 2], [u16; 2]); 11] = [
-    // A cluster IP: masqueraded from outside, plain from inside, of the node, of the endpoint itself.
+    // A cluster IP: masqueraded for ext outside; plain for pod3 inside, the node, and the endpoint pod1.
     ("ext", ["10.96.1.1", "fd00:10:96::1"], [80, 53]),
     ("pod3", ["10.96.1.1", "fd00:10:96::1"], [80, 53]),
     ("node", ["10.96.1.1", "fd00:10:96::1"], [80, 53]),
@@ -47,7 +48,7 @@ const ASKED: [(&str, [&str; 2], [u16; 2]); 11] = [
     // A load-balancer IP and a node port: masqueraded.
     ("ext", ["198.51.100.2", "2001:db8:51::2"], [80, 53]),
     ("pod3", ["172.18.0.2", "fd00:172:18::2"], [30080, 30053]),
-    // Policy Local: plain from outside, by firewall mark from inside and of the node.
+    // Policy Local: plain for ext outside; by firewall mark for pod3 inside and the node.
     ("ext", ["198.51.100.4", "2001:db8:51::4"], [80, 53]),
     ("pod3", ["198.51.100.4", "2001:db8:51::4"], [80, 53]),
     ("node", ["198.51.100.4", "2001:db8:51::4"], [80, 53]),
@@ -198,7 +199,7 @@ fn marks_stay(before: Marks, policy: TrafficPolicy, bit: MasqueradeBit) {
     for (client, addresses, [tcp, udp]) in ASKED {
         let [v4, v6] = addresses;
         for frontend in at(v4, v6, tcp, udp) {
-            // Endpoints take turns, so that two requests ask both.
+            // Endpoints take turns, so two requests reach both.
             for answer in scene.ask(client, &frontend, 2) {
                 assert!(answer.contains('/'), "{client} to {frontend}: {answer}");
             }

@@ -4,7 +4,7 @@ use super::scene::Scene;
 use super::services::Services;
 use crate::check;
 
-/// Health-check node ports are the only ports of the node that are reached at service addresses.
+/// Health-check node ports are the only ports of the node that clients reach at service addresses.
 #[test]
 fn health_check_node_ports_are_reached_at_node_and_service_addresses() {
     lab::test(|| {

@@ -40,8 +40,8 @@ pub(crate) fn rows(data: &str) -> Vec<Row> {
     rows
 }
 
-/// Frontends, clients and the answers that the Kubernetes documentation demands where kube-proxy gave
-/// others (`tests/conformance/README.md`).
+/// The departures from kube-proxy: frontends, clients, and the answers that the Kubernetes documentation
+/// demands (`tests/conformance/README.md`).
 const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
     // With externalTrafficPolicy Local, clients inside reach all endpoints.
     (
@@ -117,7 +117,7 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
     ),
     // A cluster IP whose port is another Service's node port.
     ("tcp 10.96.1.38:30080", &["pod3"], &["pod2/client"]),
-    // Affinity keeps a client at one endpoint, which may be any: see `Row::difference`.
+    // Affinity keeps a client at one endpoint, but at any of them: see `Row::difference`.
     (AFFINITY, &["ext", "ext2", "node", "peer", "pod3"], &[]),
 ];
 
@@ -155,10 +155,10 @@ impl Row {
         }
     }
 
-    /// Returns what our proxy gives in place of kube-proxy's `answer`.
+    /// Returns our proxy's equivalent of kube-proxy's `answer`.
     ///
-    /// Processes of the node connect from the node's address. With kube-proxy they connect from the
-    /// service address, because it is on a device; ours are routes.
+    /// With our proxy, processes of the node connect from the node's address, because service addresses
+    /// are routes. With kube-proxy they connect from the service address, because it is on a device.
     fn as_ours(&self, answer: &str) -> String {
         match answer.split_once('/') {
             Some((backend, "vip")) if self.client == "node" => format!("{backend}/node"),

@@ -1,4 +1,4 @@
-//! Rules and frontends that change together: no client slips through between the two.
+//! Rules and frontends change together, and no forbidden client is answered between the two writes.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ fn remove_and_add(proxier: &mut Proxier<Linux>) {
     }
 }
 
-/// Connects over TCP again and again, as a client that must not get through.
+/// Connects over TCP again and again, as a forbidden client.
 ///
 /// It connects to a port at which only a daemon of the node listens.
 fn tcp_intruder(to: SocketAddr, is_over: &AtomicBool) -> Tally {
@@ -74,10 +74,10 @@ fn source_ranges_hold_and_daemons_stay_unreachable_while_a_service_is_removed_an
     });
 }
 
-/// The process that reads damaged manifests.
+/// The process that keeps the Services of damaged manifests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reader {
-    /// The one that read them before they were damaged.
+    /// The process that read the manifests before they were damaged.
     Running,
     Restarted,
 }

@@ -157,12 +157,12 @@ fn late_answers_do_not_block_later_questions() {
                 let receive = || server.recv_from(&mut [0; 8]).map(|(_, from)| from);
                 let to = to.parse().unwrap();
                 let client = scene.client("pod3").run(|| socket(to));
-                // An ICMP error for one question is returned by the send(2) of the next.
+                // If a question causes an ICMP error, the send(2) of the next question returns it.
                 let ask = || while client.send(b"?\n").is_err() {};
                 ask();
                 let from = receive().unwrap();
                 scene.program(&away);
-                // With this question, IPVS notices that its connection to the endpoint is stale.
+                // This question makes IPVS notice that its connection to the endpoint is stale.
                 ask();
                 thread::sleep(lab::patience(WHILE));
                 server.send_to(b"late\n", from).unwrap();

@@ -26,7 +26,7 @@ pub(crate) struct Scene {
     state: TempDir,
 }
 
-/// The different answers to a number of requests: `pod1/client`, `refused`, `timeout`.
+/// The distinct answers to a number of requests: `pod1/client`, `refused`, `timeout`.
 ///
 /// `pod1/client` means that pod1 answered and saw the client's address; `/node` and `/vip` mean that it
 /// saw an address of the node or the service address.
@@ -59,7 +59,7 @@ impl Scene {
         configure: impl FnOnce(&mut FilterConfig),
     ) -> Self {
         let cluster = Cluster::conformance();
-        // The network with kube-proxy, which the conformance data describe, had an IPv6 podB2.
+        // In the network of the conformance data, podB2 has an IPv6 address. The lab's has none.
         let six = "fd00:244:2::3";
         cluster
             .pod_b2

@@ -1,7 +1,7 @@
 //! SCTP: every kind of client and address, and stale flows.
 //!
 //! Kernels 6.1 and 7.2 translate SCTP wherever they translate TCP and UDP. This holds for associations
-//! with one address at each end, which is what Kubernetes supports: further addresses are inside the
+//! with one address at each end; Kubernetes supports no others. Further addresses would be inside the
 //! chunks, which the kernel does not translate.
 
 use lab::net::Connection;
@@ -86,7 +86,7 @@ fn only_stale_associations_are_deleted() {
         let open = |scene: &Scene, to: &str| -> Connection {
             scene.client("pod3").connect_sctp(to).unwrap()
         };
-        // One to each endpoint.
+        // One association with each endpoint.
         let mut web: Vec<_> = (0..2).map(|_| open(&scene, "10.96.1.1:53")).collect();
         let mut web6 = open(&scene, "[fd00:10:96::1]:53");
         let flows = || flows(Protocol::Sctp);

@@ -270,9 +270,9 @@ pub(crate) struct Service {
     pub(crate) source_ranges: Vec<String>,
     pub(crate) ports: Vec<Port>,
     pub(crate) health_check_node_port: Option<u16>,
-    /// The proxy that serves it instead of ours.
+    /// The proxy that serves the Service instead of ours.
     proxy_name: Option<&'static str>,
-    /// None, or one of each family.
+    /// Either empty, or one slice of each family.
     pub(crate) slices: Vec<Slice>,
 }
 

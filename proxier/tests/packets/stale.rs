@@ -142,7 +142,7 @@ fn tracked(protocol: Protocol) -> BTreeSet<Tracked> {
 /// (`expire_nodest_conn`).
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Opens two flows from each client to each frontend, because endpoints take turns, and one to an
+/// Opens two flows from each client to each frontend, so that both endpoints get one, and one flow to an
 /// endpoint's own address.
 fn ask_from_all_clients(scene: &Scene) -> Vec<Resolver> {
     let mut resolvers = vec![Resolver::new(scene, "ext", "10.244.1.2:5353")];
@@ -289,9 +289,9 @@ fn all_clients_are_answered_after_the_removal_of_the_last_remote_endpoint() {
     firewall_mark_is_removed(|local| local.slice_v4().remove(POD_B1));
 }
 
-/// Asserts that all clients are answered after an `edit` of Service local that ends its firewall mark.
+/// Asserts that all clients are answered after an `edit` of Service local that removes its firewall mark.
 ///
-/// Together with the virtual server of the mark, the kernel deletes its IPVS connections and their flows.
+/// When the virtual server of the mark is deleted, the kernel deletes its IPVS connections and their flows.
 /// All other flows stay.
 fn firewall_mark_is_removed(edit: impl Fn(&mut Service) + Sync) {
     lab::test(|| {

@@ -106,7 +106,7 @@ fn change_service(service: &mut Value, dice: &mut Dice) {
     }
 }
 
-/// Makes it another Service with the same addresses, older or younger.
+/// Renames the Service and changes its age, so that it contests the addresses of the original.
 fn make_rival(service: &mut Value, dice: &mut Dice) {
     service["metadata"]["name"] = json!(format!("rival-{}", dice.below(3)));
     let year = if dice.one_in(2) { 2001 } else { 2026 };

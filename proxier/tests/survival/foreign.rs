@@ -1,6 +1,6 @@
 //! Packet rules of other programs stay byte for byte the same while the daemon runs and after `cleanup`.
 //!
-//! The only exception is our rule in chains that drop forwarded packets.
+//! The only exception: until `cleanup`, chains that drop forwarded packets have a rule of ours.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use lab::net::{Answer, Cluster};
 use super::daemon::{Daemon, web_key};
 use super::{AT_ONCE, POD1, POD2};
 
-/// A foreign filter with all that listings show: elements, verdicts, comments, a limit, an object.
+/// A foreign filter with everything that nft lists: elements, verdicts, comments, a limit, an object.
 const OF_NFT: &str = "
     table inet others {
         comment \"a foreign table\"
@@ -157,7 +157,7 @@ fn packet_rules_of_other_programs_stay_byte_for_byte() {
         serves(&daemon, POD1);
         daemon.endpoints(&[POD2]);
         serves(&daemon, POD2);
-        // The next daemon recognises the rules.
+        // The next daemon recognises the rules of the one before.
         daemon.kill();
         daemon.start();
         daemon.endpoints(&[POD1]);

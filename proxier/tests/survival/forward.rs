@@ -156,7 +156,7 @@ fn with_forward_drop_warn_the_log_names_a_dropping_chain_once() {
         on_node(&cluster, command);
         assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
 
-        // Once a check has seen the command's rule, its removal is logged again.
+        // A check has seen the rule of the command. When the rule is removed, the log names the chain again.
         std::thread::sleep(lab::patience(Duration::from_secs(6)));
         assert_eq!(times(), 1, "{}", daemon.log());
         nft("flush chain inet others forward");

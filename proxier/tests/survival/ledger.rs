@@ -1,4 +1,4 @@
-//! The ledger's file is lost, and two processes want it.
+//! The ledger's file is lost, or a second process tries to lock it.
 
 use std::path::Path;
 use std::process::Output;
@@ -62,7 +62,7 @@ fn a_lost_ledger_costs_no_ownership() {
             status(&daemon)
         );
 
-        // Its folder is emptied while the process runs.
+        // Another program deletes the file while the process runs.
         std::fs::remove_file(&file).unwrap();
         daemon.eventually("the file is written anew", || records_node_port(&file));
         daemon.kill();
@@ -97,7 +97,7 @@ fn a_second_process_exits_and_names_the_first() {
             assert!(reader.status.success(), "{reader:?}");
         }
         connections.assert_alive("the attempts");
-        // A process that was killed holds no lock.
+        // A killed process no longer has the lock.
         daemon.kill();
         let cleanup = daemon.command("cleanup").output().unwrap();
         assert!(cleanup.status.success(), "{cleanup:?}");
@@ -123,7 +123,8 @@ fn cleanup_without_the_ledger_names_what_it_left() {
         assert_eq!(cleanup.status.code(), Some(1), "{cleanup:?}");
         let words = words(&cleanup);
         assert!(words.contains("TCP 172.18.0.2:30080"), "{words}");
-        // The rest is removed, so there is no trace that these were the program's.
+        // The first `cleanup` removed the packet rules too. So the second takes these virtual servers for
+        // foreign and succeeds.
         let again = daemon.command("cleanup").output().unwrap();
         assert!(again.status.success(), "{again:?}");
     });

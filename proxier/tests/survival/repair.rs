@@ -82,7 +82,7 @@ fn a_later_change_of_a_node_setting_stays_and_ipvs_settings_are_restored() {
         // An administrator shortens a timeout because the table of connections is full.
         sh(format!("echo 600 > {timeout}"));
         for _ in 0..2 {
-            // IPVS does so when its module is loaded again.
+            // IPVS resets this setting when its module is loaded again.
             sh(format!("echo 0 > {conntrack}"));
             daemon.eventually("a resync restores what IPVS needs", || {
                 read(conntrack) == "1"

@@ -178,7 +178,7 @@ fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// Returns what follows each occurrence of `path` as a whole path.
+/// Returns the text after each occurrence of `path`, unless it is part of a longer word.
 fn uses<'a>(code: &'a str, path: &'a str) -> impl Iterator<Item = &'a str> {
     code.match_indices(path).filter_map(move |(at, _)| {
         let (before, rest) = (&code[..at], &code[at + path.len()..]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{CRATES, assert_none, relative, repository, sources};
 
-/// The folders whose files, and whose folders' `main.rs`, are crate roots of their own.
+/// Folders of crate roots: each file in them is one, and so is the `main.rs` of each subfolder.
 const TARGETS: [&str; 5] = ["tests", "benches", "examples", "src/bin", "fuzz_targets"];
 
 fn roots() -> Vec<PathBuf> {

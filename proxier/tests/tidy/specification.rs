@@ -37,7 +37,7 @@ fn rows(text: &str) -> Vec<Row<'_>> {
 /// Returns why a command cannot be run, if it cannot.
 fn fault(command: &str) -> Option<String> {
     let words: Vec<&str> = command.split_whitespace().collect();
-    // Settings of the environment come first.
+    // Environment variables come first.
     let is_setting = |word: &&&str| word.contains('=') && !word.starts_with('-');
     let settings = words.iter().take_while(is_setting).count();
     match &words[settings..] {

@@ -16,7 +16,7 @@ spec:
     targetPort: 8080
 ";
 
-/// [`REMOTE`] as a half-written file would have it. It is no YAML.
+/// [`REMOTE`] as in a half-written file, which is not YAML.
 pub(crate) const DAMAGED_REMOTE: &str = "\
 apiVersion: v1
 kind: Service

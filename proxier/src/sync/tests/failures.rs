@@ -34,7 +34,7 @@ fn an_unwritable_ledger_delays_no_service_and_loses_no_record() {
     assert_eq!(
         applied.failures().count(),
         1,
-        "only the ledger: {applied:?}"
+        "only the ledger fails: {applied:?}"
     );
     assert_eq!(proxier.dataplane.state.virtual_servers.len(), 4);
 
@@ -95,7 +95,7 @@ fn a_frontend_with_source_ranges_waits_for_its_rules() {
     let mut proxier = proxier(kernel, &directory.path().join("ledger"));
     receive(&mut proxier, &whole_cluster());
     let applied = proxier.sync(START).unwrap();
-    assert_eq!(applied.failures().count(), 1, "the rules");
+    assert_eq!(applied.failures().count(), 1, "only the rules fail");
     let has_virtual_server = |proxier: &Fake| {
         let mut keys = proxier.dataplane.state.virtual_servers.keys();
         keys.any(|key| key.to_string() == "UDP 198.51.100.5:53")

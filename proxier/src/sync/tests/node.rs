@@ -13,7 +13,7 @@ fn node_port() -> Manifest {
         .spec("ports", vec![port])
 }
 
-/// Returns the Problems about the Node, where endpoints run on the node `name`.
+/// Returns the Problems about the Node if endpoints run on the node `name`.
 fn complaints(name: &str) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = proxier(FakeKernel::default(), &directory.path().join("ledger"));

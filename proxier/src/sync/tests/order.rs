@@ -1,9 +1,8 @@
-//! Rules tighten before the Ops that need them, and loosen after.
+//! The order of writes in a round: tighter rules, then the Ops that need them, then looser rules.
 
 use super::*;
 
-/// The writes of a round that deletes the Service `ranged`: rules, 2 addresses, 2 virtual servers,
-/// rules.
+/// The number of writes that delete the Service `ranged`: rules, 2 addresses, 2 virtual servers, rules.
 const DELETION_WRITES: usize = 6;
 
 #[test]

@@ -12,7 +12,7 @@ fn a_process_without_the_ledger_adopts_the_virtual_servers_of_the_plan() {
     receive(&mut next, &whole_cluster());
     assert_eq!(next.sync(START).unwrap().ops, []);
     assert_eq!(next.ledger().owned().len(), 2);
-    // The process after it reads what that one adopted.
+    // The next process reads the adopted virtual servers from the ledger.
     let mut last = proxier(next.dataplane, &ledger);
     receive(&mut last, &[node()]);
     assert_removed(&mut last, START);
@@ -39,7 +39,7 @@ fn a_ledger_that_another_program_removes_is_written_anew() {
     std::fs::remove_dir_all(&folder).unwrap();
     first.resync(START).unwrap();
     assert!(ledger.exists());
-    // A round that has something to record does not wait for the resync.
+    // If a round changes the ledger, it writes the file anew without waiting for a resync.
     std::fs::remove_dir_all(&folder).unwrap();
     let more = open_service("more", "10.96.3.2", "198.51.100.6");
     receive(&mut first, &[&whole_cluster()[..], &[more]].concat());
