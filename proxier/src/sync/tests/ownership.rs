@@ -2,14 +2,20 @@
 
 use super::*;
 
+/// Returns a process with the whole input, after one that served everything and lost its ledger.
+fn successor_without_ledger(ledger: &Path) -> Fake {
+    let kernel = serving(ledger).dataplane;
+    std::fs::remove_file(ledger).unwrap();
+    let mut next = proxier(kernel, ledger);
+    receive(&mut next, &whole_cluster());
+    next
+}
+
 #[test]
 fn a_process_without_the_ledger_adopts_the_virtual_servers_of_the_plan() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
-    let kernel = serving(&ledger).dataplane;
-    std::fs::remove_file(&ledger).unwrap();
-    let mut next = proxier(kernel, &ledger);
-    receive(&mut next, &whole_cluster());
+    let mut next = successor_without_ledger(&ledger);
     assert_eq!(next.sync(START).unwrap().ops, []);
     assert_eq!(next.ledger().owned().len(), 2);
     // The next process reads the adopted virtual servers from the ledger.
@@ -22,10 +28,7 @@ fn a_process_without_the_ledger_adopts_the_virtual_servers_of_the_plan() {
 fn a_preview_does_not_write_what_it_adopts() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
-    let kernel = serving(&ledger).dataplane;
-    std::fs::remove_file(&ledger).unwrap();
-    let mut next = proxier(kernel, &ledger);
-    receive(&mut next, &whole_cluster());
+    let mut next = successor_without_ledger(&ledger);
     assert_eq!(next.preview(START).unwrap().ops, []);
     assert!(!ledger.exists());
 }
