@@ -5,6 +5,7 @@
 //!   the work of that kernel.
 //! * *calls*: system calls of the same changes and of a resync, on a lab kernel under strace.
 //! * *memory*: memory of the real program on a lab kernel while it watches an API server.
+//! * *idle*: the duration of a resync that finds no difference, on a lab kernel.
 //! * *start*: the time of the first programming of a node, and the time until a client can connect
 //!   to the API server's Service. It has no limit.
 
@@ -26,6 +27,7 @@ use node::{Node, Observer, Step};
 
 mod calls;
 mod cluster;
+mod idle;
 mod instructions;
 mod memory;
 mod node;
@@ -63,7 +65,7 @@ pub(crate) struct Flags {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "cpu,calls,memory,start"
+        default_value = "cpu,calls,memory,idle,start"
     )]
     parts: Vec<Part>,
 
@@ -88,6 +90,15 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NUMBER", default_value_t = 10_000)]
     memory_services: u32,
 
+    /// Cluster sizes for the idle measurement, in Services.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        value_delimiter = ',',
+        default_value = "1000,10000"
+    )]
+    idle_services: Vec<u32>,
+
     /// Number of Services for the start measurement.
     #[arg(long, value_name = "NUMBER", default_value_t = 2_000)]
     start_services: u32,
@@ -106,6 +117,7 @@ enum Part {
     Cpu,
     Calls,
     Memory,
+    Idle,
     Start,
 }
 
@@ -146,6 +158,9 @@ impl Flags {
             }
             if self.parts.contains(&Part::Memory) {
                 self.memory(&mut exceeded)?;
+            }
+            if self.parts.contains(&Part::Idle) {
+                self.idle(&mut exceeded)?;
             }
             if self.parts.contains(&Part::Start) {
                 self.start()?;

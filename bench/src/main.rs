@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod addresses;
 mod compare;
 mod demo;
 mod engine;
@@ -22,6 +23,7 @@ mod inside;
 mod netlink;
 mod nftables;
 mod replay;
+mod shield;
 
 /// Benchmarks and the demonstration of ipvs-proxier.
 #[derive(Debug, Parser)]
@@ -33,6 +35,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Compare local routes on the device kube-ipvs0 with those on lo.
+    Addresses(addresses::Flags),
     /// Compare the schedulers in a simulation; print a table, CSV or JSON and write an HTML report.
     Compare(compare::Flags),
     /// Program example manifests into a lab kernel and connect to the Services.
@@ -50,17 +54,21 @@ enum Command {
     Nftables(nftables::Flags),
     /// Replay a trace (JSON lines) through the schedulers and print each pick.
     Replay,
+    /// Measure the cost of a connection with the shield of frontends and without.
+    Shield(shield::Flags),
 }
 
 fn main() -> ExitCode {
     lab::guest::play_role();
     let result = match Cli::parse().command {
+        Command::Addresses(flags) => flags.run(),
         Command::Compare(flags) => flags.run(),
         Command::Demo { proxier } => demo::run(proxier),
         Command::Engine(flags) => flags.run(),
         Command::Netlink(flags) => flags.run(),
         Command::Nftables(flags) => flags.run(),
         Command::Replay => replay::run(),
+        Command::Shield(flags) => flags.run(),
     };
     match result {
         Ok(code) => code,

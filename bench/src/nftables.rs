@@ -248,8 +248,8 @@ fn list(what: &[&str]) -> anyhow::Result<String> {
 
 /// Fails if the kernel does not have `expected` frontends.
 fn check(expected: u32) -> anyhow::Result<()> {
-    let listed = list(&["map", "inet", TABLE, "frontends-4"])?;
-    let found = listed.matches(" : goto").count();
+    let listed = list(&["set", "inet", TABLE, "frontends-4"])?;
+    let found = listed.matches(" . tcp . ").count();
     ensure!(
         found == expected as usize,
         "the kernel has {found} frontends, expected {expected}"

@@ -22,7 +22,9 @@ pub enum Error {
         refusal: Refusal,
     },
     /// The kernel has no IPVS and could not load the module.
-    #[error("the kernel has no IPVS and could not load the module ip_vs")]
+    #[error(
+        "the kernel has no IPVS and could not load the module ip_vs (kernel option CONFIG_IP_VS)"
+    )]
     NoIpvs,
     /// The scheduler or persistence engine is not built in and its module could not be loaded.
     #[error("{doing}: the kernel could not load the module {module}")]

@@ -50,6 +50,7 @@ pub mod destination;
 pub mod error;
 pub mod family;
 pub mod listener;
+pub mod listing;
 pub mod message;
 pub mod name;
 pub mod service;

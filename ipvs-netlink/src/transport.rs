@@ -127,6 +127,13 @@ impl Transport {
         })
     }
 
+    /// Makes the kernel apply the filters in the headers of route requests (`NETLINK_GET_STRICT_CHK`).
+    ///
+    /// Kernels before 4.20 lack the option and return unfiltered dumps, so callers filter too.
+    pub fn filter_dumps(&self) {
+        let _ = self.socket.set_netlink_get_strict_chk(true);
+    }
+
     /// Sends all requests of `batch` and returns their results in the same order.
     ///
     /// A failing request does not stop the following ones. A datagram carries at most 128 requests

@@ -3,26 +3,40 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ipvs_netlink as ipvs;
 
+use crate::config::{NodeSettings, Resolved};
+use crate::daemon::Message;
+use crate::dataplane::Failure;
+use crate::dataplane::linux::Linux;
 use crate::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::model::Cidr;
-use crate::plan::{self, NodePortAddresses, PlanConfig};
+use crate::plan::{self, PlanConfig};
+use crate::watch::Watch;
 
+use dataplane_flags::DataplaneKind;
 use packet_flags::PacketFlags;
+use proxy_flags::ProxyFlags;
 use source::SourceFlags;
 
+mod arp_flag;
 mod cleanup_command;
+mod config_file;
+mod dataplane_flags;
+mod foreign_chain_flags;
+mod logging;
 mod packet_flags;
 mod plan_command;
+mod process;
+mod proxy_flags;
 mod run_command;
+mod serve_flags;
 mod source;
 mod status_command;
-mod sysctl_flags;
 
 /// A service proxy for Kubernetes nodes that programs the kernel's IPVS.
 #[derive(Debug, Parser)]
@@ -45,6 +59,15 @@ enum CliCommand {
 }
 
 impl Cli {
+    /// Parses the arguments of this process; also those of kube-proxy, which has no commands.
+    ///
+    /// Exits if they are invalid, or ask for help or the version.
+    pub fn from_process() -> Self {
+        // No flag needs bytes that are not UTF-8; such an argument is reported as unknown.
+        let arguments = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+        Self::parse_from(proxy_flags::normalize(arguments))
+    }
+
     /// Runs the command and returns its exit code.
     ///
     /// # Errors
@@ -53,8 +76,14 @@ impl Cli {
         match self.command {
             CliCommand::Run(flags) => flags.run(),
             CliCommand::Plan(flags) => flags.run(),
-            CliCommand::Status(flags) => flags.run(),
-            CliCommand::Cleanup(flags) => flags.run(),
+            CliCommand::Status(flags) => {
+                logging::start(logging::DEFAULT);
+                flags.run()
+            }
+            CliCommand::Cleanup(flags) => {
+                logging::start(logging::DEFAULT);
+                flags.run()
+            }
         }
     }
 }
@@ -75,39 +104,37 @@ struct NodeFlags {
     #[command(flatten)]
     source: SourceFlags,
 
-    /// Name of this node, as in nodeName of endpoints [default: the host name].
-    #[arg(long, visible_alias = "hostname-override", value_name = "NAME")]
-    node_name: Option<String>,
-
     #[command(flatten)]
     packets: PacketFlags,
-
-    /// Addresses that serve node ports: networks, or primary for the Node object's main addresses
-    /// [default: all].
-    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
-    nodeport_addresses: Vec<String>,
-
-    /// Scheduler of Services without the annotation ipvs-proxier.io/scheduler.
-    #[arg(long, value_name = "NAME", default_value = "rr")]
-    ipvs_scheduler: ipvs::SchedulerName,
 
     /// How service addresses become local addresses of the node.
     #[arg(long, value_enum, default_value_t)]
     service_addresses: ServiceAddressesFlag,
 
+    /// Devices of programs that serve a Service's address themselves, as NodeLocal DNSCache does: no
+    /// virtual server and no node port is programmed at their addresses. kube-proxy has no such flag.
+    #[arg(long, value_name = "NAME[,NAME]", value_delimiter = ',')]
+    #[arg(default_value = "nodelocaldns")]
+    yield_devices: Vec<String>,
+
     /// How long a removed TCP endpoint keeps its connections; 0 closes them at once.
     #[arg(long, value_name = "DURATION", default_value = "1h")]
     drain_timeout: DurationFlag,
+
+    #[command(flatten)]
+    proxy: ProxyFlags,
 }
 
 /// [`plan::ServiceAddresses`] as the command line spells it.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum ServiceAddressesFlag {
-    /// Local routes whose preferred source is the node's address.
+    /// Local routes on the dummy device kube-ipvs0, whose preferred source is the node's address.
     #[default]
     Routes,
     /// Addresses on the dummy device kube-ipvs0, as kube-proxy adds them.
     Dummy,
+    /// Local routes on lo. Calico then does not apply its policies to Services.
+    Loopback,
 }
 
 impl From<ServiceAddressesFlag> for plan::ServiceAddresses {
@@ -115,35 +142,72 @@ impl From<ServiceAddressesFlag> for plan::ServiceAddresses {
         match choice {
             ServiceAddressesFlag::Routes => Self::Routes,
             ServiceAddressesFlag::Dummy => Self::Dummy,
+            ServiceAddressesFlag::Loopback => Self::Loopback,
         }
     }
 }
 
 impl NodeFlags {
-    /// Returns the name of the node in lower case, as kubelet registers it.
-    fn node_name(&self) -> anyhow::Result<Arc<str>> {
-        let name = match &self.node_name {
-            Some(name) => name.trim().to_lowercase(),
-            None => {
-                let host = rustix::system::uname();
-                host.nodename().to_string_lossy().trim().to_lowercase()
-            }
-        };
-        anyhow::ensure!(!name.is_empty(), "the host name is empty; pass --node-name");
-        Ok(name.into())
+    /// Reads the configuration, starts the log, and logs the settings without an effect.
+    fn resolve(&self) -> anyhow::Result<Resolved> {
+        let resolved = self.proxy.resolve()?;
+        logging::start(resolved.logging());
+        for notice in &resolved.notices {
+            tracing::warn!("{notice}");
+        }
+        Ok(resolved)
     }
 
-    fn config(&self) -> anyhow::Result<PlanConfig> {
-        let node_ports = self.nodeport_addresses.iter().map(String::as_str);
-        Ok(PlanConfig {
-            node_name: self.node_name()?,
-            scheduler: self.ipvs_scheduler,
-            node_port_addresses: NodePortAddresses::parse(node_ports)
-                .context("--nodeport-addresses")?,
+    fn open_kernel(&self) -> Result<Linux, Failure> {
+        Linux::yielding(self.service_addresses.into(), &self.yield_devices)
+    }
+
+    /// Returns the configuration in the terms of this program.
+    fn setup(&self, resolved: &Resolved) -> anyhow::Result<Setup> {
+        let settings = resolved.settings().context("invalid configuration")?;
+        let node_name = match &settings.node_name {
+            Some(name) => name.clone(),
+            None => host_name()?,
+        };
+        let plan = PlanConfig {
+            node_name,
+            scheduler: settings.scheduler,
+            node_port_addresses: settings.node_port_addresses.clone(),
             service_addresses: self.service_addresses.into(),
             drain: self.drain_timeout.0,
-        })
+        };
+        Ok(Setup { settings, plan })
     }
+}
+
+/// The configuration of a command.
+struct Setup {
+    settings: NodeSettings,
+    plan: PlanConfig,
+}
+
+impl Setup {
+    /// Starts to send the objects of `source` and their changes to `listener`.
+    fn follow(
+        &self,
+        source: &SourceFlags,
+        dataplane: DataplaneKind,
+        listener: SyncSender<Message>,
+    ) -> anyhow::Result<Option<Watch>> {
+        let node_name = self.plan.node_name.clone();
+        source.follow(&self.settings, node_name, dataplane, listener)
+    }
+}
+
+/// Returns the host name in lower case, as kubelet registers the node.
+fn host_name() -> anyhow::Result<Arc<str>> {
+    let host = rustix::system::uname();
+    let name = host.nodename().to_string_lossy().trim().to_lowercase();
+    anyhow::ensure!(
+        !name.is_empty(),
+        "the host name is empty; pass --hostname-override"
+    );
+    Ok(name.into())
 }
 
 /// Flags about the ledger.

@@ -9,27 +9,38 @@
 //!                                  for a resync: once per sync period
 //! ```
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::dataplane::Dataplane;
+use crate::health::Board;
 use crate::manifests::Loaded;
-use crate::nftables::{Forwarding, Tampering};
+use crate::nftables::{ForeignChains, MarkChains, Tampering};
 use crate::problem::Problem;
+use crate::serve::HealthCheckPorts;
 use crate::store::Event;
 use crate::sync::Proxier;
 use crate::sysctl::{Keeper, Roots, Setting};
 use crate::timer::Timer;
+use crate::traffic::Owners;
 use crate::watch::{self, Watch};
 
-mod forward;
+mod address_repairs;
+mod chain_check;
 mod gate;
 mod log;
+mod mark_chains;
+mod measure;
+mod publish;
 
-use forward::Forward;
+use chain_check::ChainCheck;
 use gate::Gate;
 use log::RoundLog;
+use mark_chains::MarkChainCheck;
+use measure::Meter;
+use publish::Publisher;
 
 /// Capacity of the message queue; senders block when it is full.
 pub(crate) const QUEUE_LENGTH: usize = 1_024;
@@ -37,9 +48,13 @@ pub(crate) const QUEUE_LENGTH: usize = 1_024;
 /// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// The shortest time between two rounds that repair packet rules, however often another program
-/// changes them. Such a repair cannot wait for [`Periods::min_sync`]: traffic is affected.
+/// The shortest time between two rounds that repair packet rules or local routes, however often
+/// another program changes them. Such a repair cannot wait for [`Periods::min_sync`]: traffic is affected.
 const REPAIR_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long our Node may be missing after the other objects before the log says so. Its list is read at the
+/// same time as theirs, so it usually follows within milliseconds.
+const NODE_GRACE: Duration = Duration::from_millis(100);
 
 /// What the daemon receives.
 #[derive(Debug)]
@@ -57,7 +72,9 @@ pub enum Message {
     },
     /// The machine's own addresses changed.
     MachineChanged,
-    /// Another program changed our packet rules, or a forward chain that can drop answers.
+    /// Another program changed local routes or the carrier.
+    AddressesChanged,
+    /// Another program changed our packet rules, or a chain that can drop packets of Services.
     RulesChanged(Tampering),
     /// Stop requested. The kernel keeps its state and continues to serve.
     Stop,
@@ -100,15 +117,22 @@ pub struct Daemon<D> {
     log: RoundLog,
     /// The connection to the API server; `None` with manifests.
     watch: Option<Watch>,
+    /// What the HTTP servers read.
+    publisher: Publisher,
+    meter: Meter,
     /// Kernel settings.
     settings: Keeper,
-    /// The forward chains of other programs; `None` if they are left alone.
-    forward: Option<Forward>,
+    /// The chains of other programs; `None` if they are left alone.
+    foreign_chains: Option<ChainCheck>,
+    /// The chain KUBE-MARK-MASQ; `None` without `--compat-chains`.
+    mark_chains: Option<MarkChainCheck>,
     /// Decides when the first round may be made.
     gate: Gate,
+    /// Whether the wait for Nodes began and the log does not say so yet.
+    begins_to_wait: bool,
     /// Whether a message arrived since the last round.
     has_message: bool,
-    /// Whether another program changed our packet rules since the last round.
+    /// Whether another program changed our packet rules or local routes since the last round.
     has_tampering: bool,
     /// When the last round was made, in time since boot; `None` before the first.
     last_round: Option<Duration>,
@@ -126,9 +150,13 @@ impl<D: Dataplane> Daemon<D> {
             periods,
             log: RoundLog::default(),
             watch,
+            publisher: Publisher::default(),
+            meter: Meter::default(),
             settings: Keeper::new(Roots::default(), Vec::new()),
-            forward: None,
+            foreign_chains: None,
+            mark_chains: None,
             gate: Gate::default(),
+            begins_to_wait: false,
             has_message: false,
             has_tampering: false,
             last_round: None,
@@ -144,21 +172,43 @@ impl<D: Dataplane> Daemon<D> {
         self
     }
 
-    /// Makes the daemon maintain our rule in the forward chains of other programs.
+    /// Publishes health, health checks and the names of virtual servers there.
     #[must_use]
-    pub fn forwarding(mut self, forwarding: Forwarding) -> Self {
-        self.forward = Some(Forward::new(forwarding));
+    pub fn publishing(
+        mut self,
+        board: Arc<Board>,
+        health_ports: Arc<HealthCheckPorts>,
+        owners: Arc<Owners>,
+    ) -> Self {
+        self.publisher.board = board;
+        self.publisher.health_ports = health_ports;
+        self.publisher.owners = owners;
+        self
+    }
+
+    /// Makes the daemon maintain the chain KUBE-MARK-MASQ.
+    #[must_use]
+    pub fn marking(mut self, chains: MarkChains) -> Self {
+        self.mark_chains = Some(MarkChainCheck::new(chains));
+        self
+    }
+
+    /// Makes the daemon maintain our rules in the chains of other programs.
+    #[must_use]
+    pub fn passing(mut self, chains: ForeignChains) -> Self {
+        self.foreign_chains = Some(ChainCheck::new(chains));
         self
     }
 
     /// Makes rounds until a stop is requested or every sender is dropped.
     pub fn run(&mut self, messages: &Receiver<Message>) {
+        self.publisher.start();
         while self.listen(messages) {
             self.act(clock::since_boot());
         }
     }
 
-    /// Makes one round as soon as the input is complete, and up to two that are due right after it.
+    /// Makes one round as soon as the input is complete, and up to four that are due right after it.
     ///
     /// Returns whether all of the last one took effect.
     pub fn run_once(&mut self, messages: &Receiver<Message>) -> bool {
@@ -167,8 +217,8 @@ impl<D: Dataplane> Daemon<D> {
         }
         let mut has_succeeded = self.act(clock::since_boot());
         // If the kernel lacks the scheduler of a plan, the next round uses the default one. If it lacks
-        // that too, the round after uses rr.
-        for _ in 0..2 {
+        // that too, the round after uses rr. Routes on the carrier replace addresses on it in four rounds.
+        for _ in 0..4 {
             let now = clock::since_boot();
             if self.proxier.next_due().is_none_or(|due| due > now) {
                 break;
@@ -190,11 +240,18 @@ impl<D: Dataplane> Daemon<D> {
     pub fn listen(&mut self, messages: &Receiver<Message>) -> bool {
         loop {
             let now = clock::since_boot();
-            let wait = self
+            let mut wait = self
                 .due()
                 .map_or(self.periods.sync, |due| due.saturating_sub(now));
+            if self.begins_to_wait {
+                wait = wait.min(NODE_GRACE);
+            }
             let first = match messages.recv_timeout(wait) {
                 Ok(first) => first,
+                Err(RecvTimeoutError::Timeout) if std::mem::take(&mut self.begins_to_wait) => {
+                    self.log_missing_node(now);
+                    continue;
+                }
                 Err(RecvTimeoutError::Timeout) if self.due().is_some() => return true,
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return false,
@@ -214,35 +271,43 @@ impl<D: Dataplane> Daemon<D> {
     /// Receives a message. Returns `false` if it requests a stop.
     pub fn receive(&mut self, message: Message) -> bool {
         self.has_message = true;
+        self.publisher.queue(clock::since_boot());
         match message {
             Message::Event(event) => {
+                let is_node = matches!(event, Event::Node(_));
+                self.meter.event(&event);
                 self.proxier.receive([event]);
+                if is_node {
+                    self.publisher.node(&self.proxier);
+                }
                 if let Some(watch) = &self.watch {
                     watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
                 }
-                self.gate.event(self.proxier.snapshot());
+                self.begins_to_wait |= self.gate.event(self.proxier.snapshot());
             }
             Message::Manifests(loaded) => {
-                if !loaded.is_whole {
-                    tracing::warn!(
-                        "some manifests cannot be read; no object is deleted until they can"
-                    );
-                }
+                self.log.manifests(loaded.is_whole, clock::since_boot());
                 self.gate.manifests();
                 self.proxier.receive(loaded.events);
+                self.publisher.has_manifests = true;
+                self.publisher.node(&self.proxier);
                 self.proxier
                     .set_other_problems("manifests", loaded.problems);
             }
             Message::Problems { kind, problems } => self.proxier.set_other_problems(kind, problems),
             Message::MachineChanged => self.next_resync = Duration::ZERO,
+            Message::AddressesChanged => {
+                self.proxier.distrust_addresses();
+                self.has_tampering = true;
+            }
             Message::RulesChanged(tampering) => {
-                if tampering.concerns_forwarding()
-                    && let Some(forward) = &mut self.forward
+                if tampering.concerns_foreign_chains()
+                    && let Some(chains) = &mut self.foreign_chains
                 {
-                    forward.note_change();
+                    chains.note_change();
                 }
                 if tampering.concerns_our_table() {
-                    tracing::warn!("packet rules: {tampering}; writing them again");
+                    self.log.tampering(&tampering, clock::since_boot());
                     metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
                     self.proxier.distrust_rules();
                     self.has_tampering = true;
@@ -253,6 +318,20 @@ impl<D: Dataplane> Daemon<D> {
         true
     }
 
+    /// Logs that the first round waits for our Node if it does, so that a wrong name is noticed at once.
+    fn log_missing_node(&mut self, now: Duration) {
+        if self.proxier.snapshot().node().is_some() {
+            return;
+        }
+        let is_listed = |watch: &Watch| watch.status().node.is_synced();
+        if self.watch.as_ref().is_some_and(is_listed) {
+            return self.log.problems(&self.proxier.problems(), now);
+        }
+        // At an ordinary start the list with our Node may follow in a moment.
+        let patience = gate::NODE_PATIENCE;
+        tracing::info!("waiting up to {patience:?} for our Node before the first round");
+    }
+
     /// Returns when the next round is due, in time since boot; `None` while the gate waits for input.
     fn due(&self) -> Option<Duration> {
         let due = match self.last_round {
@@ -261,8 +340,8 @@ impl<D: Dataplane> Daemon<D> {
                 let change = self.has_message.then(|| last + self.periods.min_sync);
                 let repair = self.has_tampering.then(|| last + REPAIR_PAUSE);
                 let inner = self.proxier.next_due();
-                let forward = self.forward.as_ref().and_then(Forward::due);
-                let due = change.into_iter().chain(repair).chain(inner).chain(forward);
+                let chains = self.foreign_chains.as_ref().and_then(ChainCheck::due);
+                let due = change.into_iter().chain(repair).chain(inner).chain(chains);
                 due.fold(self.next_resync, Duration::min)
             }
         };
@@ -275,20 +354,32 @@ impl<D: Dataplane> Daemon<D> {
     pub fn act(&mut self, now: Duration) -> bool {
         match self.gate.pass(&mut self.proxier) {
             Ok(true) => {}
-            Ok(false) => return false,
+            Ok(false) => {
+                self.log.refused_start(&self.proxier.problems(), now);
+                return false;
+            }
             Err(failure) => return self.fail(&failure, now),
         }
         let is_resync = self.next_resync <= now;
+        self.publisher.begin(now);
+        let began = Instant::now();
         let result = if is_resync {
-            self.log.settings(&self.settings.check());
+            self.log.settings(&self.settings.check(), now);
             self.proxier.resync(now)
         } else {
             self.proxier.sync(now)
         };
-        if let Some(forward) = &mut self.forward
-            && (is_resync || forward.due().is_some_and(|due| due <= now))
+        let took = began.elapsed();
+        if let Some(chains) = &mut self.foreign_chains
+            && (is_resync || chains.due().is_some_and(|due| due <= now))
         {
-            forward.apply(now, &mut self.log);
+            chains.apply(now, &mut self.log);
+        }
+        // A program that flushes all rules (`nft flush ruleset`) changes our table too.
+        if let Some(chains) = &mut self.mark_chains
+            && (is_resync || self.has_tampering)
+        {
+            chains.apply();
         }
         match result {
             Ok(applied) => {
@@ -299,17 +390,23 @@ impl<D: Dataplane> Daemon<D> {
                 if is_resync {
                     self.next_resync = now + self.periods.sync;
                 }
-                self.log.round(&applied, &self.proxier)
+                self.publisher.end(&mut self.proxier, clock::since_boot());
+                self.meter.round(&applied, &self.proxier, is_resync, took);
+                self.log.round(&applied, &self.proxier, now)
             }
-            Err(error) => self.fail(&error, now),
+            Err(error) => {
+                self.meter.failed_round(is_resync);
+                self.fail(&error, now)
+            }
         }
     }
 
     /// Logs the error of a round that failed as a whole, and schedules the next try. Returns `false`.
     fn fail(&mut self, error: &dyn std::error::Error, now: Duration) -> bool {
+        self.publisher.fail(&error.to_string(), clock::since_boot());
         self.retry.back_off(now);
         let pause = self.retry.due().unwrap_or(now) - now;
-        tracing::error!("{error}; trying again in {pause:?}");
+        self.log.failed_round(&error.to_string(), pause, now);
         false
     }
 }
@@ -317,7 +414,6 @@ impl<D: Dataplane> Daemon<D> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
-    use std::time::Instant;
 
     use api_server::Manifest;
 
@@ -340,6 +436,7 @@ mod tests {
         let options = Options {
             service_cidr: Vec::new(),
             node_name: "here".into(),
+            permits_loopback: false,
         };
         let loaded = manifests::parse(&cluster, "cluster.yaml", &options);
         assert_eq!(loaded.problems, []);

@@ -5,19 +5,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use crate::conntrack::{Stale, Swept};
 use crate::nftables;
-use crate::observed::{CountedServer, Observed};
+use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
-use crate::plan::{Desired, Machine};
+use crate::plan::{Changed, Desired, Machine};
 
 pub(crate) mod fake;
 pub(crate) mod linux;
+pub(crate) mod userspace;
 
 /// A kernel with virtual servers, service addresses and packet rules.
 pub trait Dataplane {
@@ -35,17 +35,27 @@ pub trait Dataplane {
     /// If any part cannot be read whole.
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure>;
 
+    /// Returns whether a cheap look shows exactly the `expected` virtual servers, owned and foreign.
+    ///
+    /// `false`: something differs, or the look failed. The look shows addresses, schedulers, one-packet
+    /// scheduling, affinity, forwarding methods and weights. It does not show other scheduler flags, the
+    /// persistence engine, thresholds and tunnel parameters.
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    ) -> bool;
+
     /// Reads one virtual server; `None` if it does not exist.
     ///
     /// # Errors
     /// If it cannot be read whole.
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure>;
 
-    /// Reads our service addresses, each with its preferred source.
+    /// Reads the service addresses and their device.
     ///
     /// # Errors
     /// If they cannot be read whole.
-    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure>;
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure>;
 
     /// Reads the state that [`crate::diff`] compares with `desired`.
     ///
@@ -64,10 +74,12 @@ pub trait Dataplane {
             }
             servers.push((key, server));
         })?;
-        Ok(Observed {
+        let mut observed = Observed {
             virtual_servers: servers.into_iter().collect(),
-            addresses: self.addresses()?,
-        })
+            ..Observed::default()
+        };
+        observed.replace_addresses(self.addresses()?);
+        Ok(observed)
     }
 
     /// Returns the generation of the namespace's packet rules; `None` if our table does not exist.
@@ -110,6 +122,21 @@ pub trait Dataplane {
     /// # Errors
     /// If the kernel refuses. Some flows may be deleted then.
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure>;
+
+    /// Takes over from the plan which clients may use the changed frontends.
+    ///
+    /// Only for a dataplane that decides about clients itself. With IPVS, packet rules decide.
+    fn admit(&mut self, desired: &Desired, changed: &Changed) {
+        let _ = (desired, changed);
+    }
+
+    /// Returns whether the kernel has the scheduler `name`, without a change of any virtual server.
+    ///
+    /// `None` if the kernel cannot tell. Then only an Op shows it ([`Failure::is_scheduler_missing`]).
+    ///
+    /// # Errors
+    /// If the request fails.
+    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure>;
 
     /// Applies `ops` in order and returns the outcome of each.
     ///

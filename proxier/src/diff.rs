@@ -6,9 +6,9 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-use crate::ledger::Drains;
+use crate::ledger::{Drains, Retired};
 use crate::observed::{Observed, ObservedServer};
-use crate::op::Op;
+use crate::op::{Op, Stage};
 use crate::plan::{Desired, VirtualServer};
 
 /// Decides which undesired objects are deleted, and when.
@@ -17,6 +17,8 @@ pub struct DeletionRules<'a> {
     pub is_ours: &'a dyn Fn(&ipvs::ServiceKey) -> bool,
     /// The draining destinations.
     pub drains: &'a Drains,
+    /// The virtual servers that are no longer desired but may keep their connections.
+    pub retired: &'a Retired,
 }
 
 /// Returns the Ops that lead from `observed` to `desired`, in no particular order.
@@ -27,7 +29,7 @@ pub struct DeletionRules<'a> {
 /// # Cost
 /// Linear in the size of both sides.
 pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Vec<Op> {
-    let mut ops = Vec::new();
+    let mut ops = Vec::with_capacity(first_ops(desired, observed));
     let desired_keys = desired.virtual_servers.keys();
     let observed_keys = observed.virtual_servers.keys();
     for key in merged(desired_keys, observed_keys) {
@@ -36,7 +38,30 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
     for address in merged(desired.addresses.keys(), observed.addresses.keys()) {
         diff_address(*address, desired, observed, &mut ops);
     }
+    let mut leftovers: Vec<IpAddr> = (observed.leftovers.iter())
+        .map(|&(address, _)| address)
+        .filter(|address| !desired.addresses.contains_key(address))
+        .filter(|address| !observed.addresses.contains_key(address))
+        .collect();
+    leftovers.dedup();
+    for address in leftovers {
+        diff_address(address, desired, observed, &mut ops);
+    }
+    diff_carrier(desired, observed, &mut ops);
     ops
+}
+
+/// Returns the number of Ops if nothing is observed yet; else 0, because few Ops are expected then.
+///
+/// At a start with 10,000 x 10, a vector that grows by doubling has room for 131,072 Ops and needs
+/// 120,000.
+fn first_ops(desired: &Desired, observed: &Observed) -> usize {
+    if !observed.virtual_servers.is_empty() {
+        return 0;
+    }
+    let servers = desired.virtual_servers.values();
+    let servers: usize = servers.map(|server| 1 + server.destinations.len()).sum();
+    servers + desired.addresses.len()
 }
 
 /// Appends the Ops for one virtual server and its destinations.
@@ -59,12 +84,18 @@ pub(crate) fn diff_server(
             let destinations = wanted.destinations.iter();
             ops.extend(destinations.map(|&destination| Op::AddDestination(key, destination)));
         }
-        (None, Some(_)) if (rules.is_ours)(&key) => ops.push(Op::DeleteService(key)),
+        (None, Some(found)) if (rules.is_ours)(&key) => match rules.retired.keeps(&key) {
+            true => diff_retired_server(key, found, rules.drains, ops),
+            false => ops.push(Op::DeleteService(key)),
+        },
         (None, _) => {}
     }
 }
 
-/// Appends the Op for one address, if it differs.
+/// Appends the Ops for one address, if it differs.
+///
+/// A form that is not the configured one is removed only after the configured one exists, that is, in
+/// a later round: the Op that adds it may fail.
 pub(crate) fn diff_address(
     address: IpAddr,
     desired: &Desired,
@@ -81,14 +112,42 @@ pub(crate) fn diff_address(
         (None, Some(_)) => ops.push(Op::DeleteAddress(address)),
         (Some(_), Some(_)) | (None, None) => {}
     }
+    if !is_held(address, desired, observed) {
+        let leftovers = observed.leftovers_of(address);
+        ops.extend(leftovers.map(|form| Op::DeleteLeftover(address, form)));
+    }
 }
 
-/// Sorts `ops` by stage ([`crate::op::Stage`]) and key; Ops for the addresses in `first` come first.
+/// Returns whether the other forms of `address` stay because the configured one does not exist yet.
+fn is_held(address: IpAddr, desired: &Desired, observed: &Observed) -> bool {
+    desired.addresses.contains_key(&address) && !observed.addresses.contains_key(&address)
+}
+
+/// Appends the Op for the carrier, if it differs.
+pub(crate) fn diff_carrier(desired: &Desired, observed: &Observed, ops: &mut Vec<Op>) {
+    let holds = |&(address, _): &(IpAddr, _)| is_held(address, desired, observed);
+    match observed.carrier {
+        None if desired.needs_carrier => ops.push(Op::AddCarrier),
+        Some(carrier) if desired.needs_carrier && !carrier.is_ready => ops.push(Op::SetCarrier),
+        Some(carrier)
+            if carrier.is_ours
+                && !desired.needs_carrier
+                && !observed.leftovers.iter().any(holds) =>
+        {
+            ops.push(Op::DeleteCarrier);
+        }
+        Some(_) | None => {}
+    }
+}
+
+/// Sorts `ops` by stage ([`crate::op::Stage`]) and key; Ops for the addresses in `first`, and the
+/// carrier that they need, come first.
 pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
     // No two Ops have the same key. A stable sort would give the same order, and allocate memory for
     // half of up to 100,000 Ops.
     ops.sort_unstable_by_key(|op| {
-        let is_first = op.address().is_some_and(|address| first.contains(&address));
+        let is_first = op.stage() == Stage::Carrier
+            || op.address().is_some_and(|address| first.contains(&address));
         let key = (op.service_key(), op.address(), op.destination_key());
         (!is_first, op.stage(), key)
     });
@@ -149,6 +208,27 @@ fn diff_kept_server(
                 let changed = wanted.filter(|&wanted| Some(wanted) != found);
                 ops.extend(changed.map(|&destination| Op::SetDestination(key, destination)));
             }
+        }
+    }
+}
+
+/// Appends the Ops that keep new connections from a retired virtual server.
+fn diff_retired_server(
+    key: ipvs::ServiceKey,
+    found: &ObservedServer,
+    drains: &Drains,
+    ops: &mut Vec<Op>,
+) {
+    for &destination in found.destinations.iter() {
+        let drain = drains.get(&key, &destination.key);
+        if drain.is_some_and(|drain| drain.is_over) {
+            ops.push(Op::DeleteDestination(key, destination.key));
+        } else if destination.weight > 0 {
+            let draining = ipvs::Destination {
+                weight: 0,
+                ..destination
+            };
+            ops.push(Op::SetDestination(key, draining));
         }
     }
 }

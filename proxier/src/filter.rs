@@ -8,26 +8,35 @@
 //! The hooks that packets pass, with the priorities of our chains and of IPVS:
 //!
 //! ```text
-//!              prerouting      input                                 IPVS          output        postrouting
-//!  a client ──▶ (nothing) ──▶  0: guard, mark, refuse ─▶ 97: inside ─▶ 98, 99 ──▶ -300: restore ─▶ masquerade ──▶ endpoint
-//!  a process of the node ───────────────▶ output -110: guard, mark ─▶ -99: inside ─▶ IPVS -98 ──▶ the same again
+//!              prerouting       input                                 IPVS          output        postrouting
+//!  a client ──▶ -101: shield ──▶ 0: guard, mark, refuse ─▶ 97: inside ─▶ 98, 99 ──▶ -300: restore ─▶ 99: masquerade ──▶ endpoint
+//!                                                                         └ no virtual server ─▶ 101: unserved
+//!  a process of the node ──▶ output -110: guard, mark ─▶ -101: shield ─▶ -99: inside ─▶ IPVS -98 ──▶ the same again
 //! ```
 //!
+//! * *shield*: binds each new connection to a frontend, except a node port, to its destination. After
+//!   that, the kernel runs no NAT rule of another program for the connection: a hostPort does not take
+//!   the connections to a Service with the same port.
 //! * *guard*: rejects or drops new connections to a frontend that has source ranges, has no
 //!   endpoints, or is stale.
 //! * *mark*: sets the masquerade bit of packets whose answers must return through this node.
 //! * *refuse*: rejects new connections to a service address that match no frontend. Service addresses
 //!   are local, so without this rule a daemon that listens on all addresses would answer.
+//! * *unserved*: rejects packets to a frontend whose virtual server does not exist, because the kernel
+//!   refused it or another program deleted it.
 //! * *inside*: sets the firewall mark by which IPVS finds the endpoints for clients inside the
 //!   cluster. IPVS compares the whole mark, so the packet's earlier mark is saved.
 //! * *restore*: gives the packet its earlier mark back.
 //! * *masquerade*: changes the source of marked connections, and of connections of a Pod to itself,
-//!   to an address of the node. A later chain clears the bit.
+//!   to an address of the node, before other programs' source NAT (100). A later chain clears the bit.
 //!
 //! The table is called [`TABLE`]. It has no chain at the forward hook. IPVS sends requests through the
-//! output hook, and only the answers of endpoints are forwarded. If a forward chain of another program
-//! drops them, only a rule in that chain can help, because a drop in any table is final. See
-//! [`crate::nftables::Forwarding`].
+//! output hook, and only the answers of endpoints are forwarded. If a chain of another program drops these
+//! or the requests, only a rule in that chain can help, because a drop in any table is final. See
+//! [`crate::nftables::ForeignChains`]; `filter/input_accept.rs` marks requests for such a rule.
+//!
+//! With `--arp=services`, a second table of the same name, of family `arp`, hides external addresses on the
+//! node's links (`filter/arp.rs`).
 //!
 //! Rules tighten before the Ops of a round and loosen after them ([`Ruleset::release`]).
 
@@ -38,23 +47,27 @@ use ipvs_netlink as ipvs;
 use crate::frontend::Frontend;
 use crate::model::Node;
 use crate::nftables::{Command, Table};
-use crate::observed::Observed;
+use crate::observed::{Observed, ObservedServer};
 use crate::plan::{Admission, Changed, Desired, Machine};
 
 mod admission;
+mod arp;
 mod chains;
 mod config;
 mod guards;
+mod input_accept;
 mod names;
+mod nat;
 mod ruleset;
 
-pub use config::{FilterConfig, LocalMode, MasqueradeBit};
+pub(crate) use arp::LinkAddresses;
+pub use config::{FilterConfig, LocalMode, MarkBit};
 pub(crate) use ruleset::Fingerprint;
 pub use ruleset::Ruleset;
 
 use config::NodeFacts;
 
-/// The name of the table (family `inet`).
+/// The name of the table of family `inet`, and of its companion of family `arp`.
 pub const TABLE: &str = "ipvs-proxier";
 
 /// The packet rules of this node, and whether the kernel has them.
@@ -62,6 +75,7 @@ pub const TABLE: &str = "ipvs-proxier";
 pub struct Filter {
     config: FilterConfig,
     node: NodeFacts,
+    links: LinkAddresses,
     ruleset: Ruleset,
     /// Whether the kernel has the ruleset, except for the commands that are still pending.
     is_in_step: bool,
@@ -86,6 +100,7 @@ impl Filter {
             ruleset: Ruleset::on(&config, &node),
             config,
             node,
+            links: LinkAddresses::new(),
             is_in_step: false,
         }
     }
@@ -126,6 +141,15 @@ impl Filter {
         self.forget_unless_in_step();
     }
 
+    /// Sets the addresses with which the node sends ARP requests, by link.
+    pub(crate) fn set_links(&mut self, links: &LinkAddresses) {
+        if self.links != *links {
+            self.links.clone_from(links);
+            self.ruleset.set_links(links);
+            self.forget_unless_in_step();
+        }
+    }
+
     /// Marks the kernel's rules as unknown, so that the next write is the whole table.
     pub fn distrust(&mut self) {
         self.is_in_step = false;
@@ -157,10 +181,19 @@ impl Filter {
         self.forget_unless_in_step();
     }
 
+    /// Rejects new connections to the frontend of a retired virtual server until [`Filter::release`].
+    ///
+    /// Whatever guard the frontend had, it gets the same one. So the rules of a process that starts equal
+    /// those that the process before it wrote.
+    pub fn retire(&mut self, frontend: Frontend) {
+        self.ruleset.replace_guard(frontend);
+        self.forget_unless_in_step();
+    }
+
     /// Removes the guards that `observed` makes superfluous. Returns whether there were any.
     ///
     /// These are the guards of stale frontends that the kernel no longer has, of desired frontends
-    /// that now have destinations, and of addresses that no longer are service addresses.
+    /// that now have destinations with a weight above 0, and of addresses that no longer are service addresses.
     pub fn release(&mut self, observed: &Observed, machine: &Machine) -> bool {
         let may_release_frontend = |frontend: &Frontend, admission: Option<&Admission>| {
             let server = observed
@@ -168,12 +201,11 @@ impl Filter {
                 .get(&ipvs::ServiceKey::from(*frontend));
             match admission {
                 None => server.is_none(),
-                Some(_) => server.is_some_and(|server| !server.destinations.is_empty()),
+                Some(_) => server.is_some_and(ObservedServer::accepts_connections),
             }
         };
-        let may_release_address = |address: &IpAddr| {
-            !observed.addresses.contains_key(address) || machine.addresses.contains(address)
-        };
+        let may_release_address =
+            |address: &IpAddr| !observed.has_address(*address) || machine.has(address);
         let has_released = self
             .ruleset
             .release(may_release_frontend, may_release_address);
@@ -229,6 +261,7 @@ impl Filter {
         self.is_in_step = false;
         self.ruleset = Ruleset::on(&self.config, &self.node);
         let rules = &mut self.ruleset;
+        rules.set_links(&self.links);
         for key in desired.virtual_servers.keys() {
             if let Some(frontend) = Frontend::of(key) {
                 rules.set_frontend(frontend, desired.admission(key));

@@ -1,8 +1,8 @@
 //! The ledger: the persistent record of what is owned and what drains.
 //!
 //! ```text
-//!  own, disown, drain, end ──▶ Ledger ──flush──▶ LedgerFile (one line of JSON per record, under /run)
-//!                              memory  ◀──open──
+//!  own, disown, drain, end, retire ──▶ Ledger ──flush──▶ LedgerFile (one line of JSON per record, under /run)
+//!                                      memory  ◀──open──
 //! ```
 //!
 //! The kernel stores neither the owner of a virtual server nor the deadline of a destination, so the
@@ -10,6 +10,7 @@
 //! appends the queued records to the file. A process that starts replays the file through the same
 //! methods.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -27,12 +28,15 @@ mod file;
 mod lock;
 mod owned;
 mod record;
+mod retired;
 
+pub(crate) use drains::Drain;
 pub use drains::Drains;
 pub(crate) use file::Error;
 pub use file::LedgerFile;
 pub(crate) use lock::{LedgerLock, LockError};
 pub(crate) use owned::{Owned, Territory};
+pub use retired::Retired;
 
 use record::Record;
 
@@ -41,6 +45,7 @@ use record::Record;
 pub struct Ledger {
     owned: Owned,
     drains: Drains,
+    retired: Retired,
     rules: Option<WrittenRules>,
     /// Changes of memory that the file does not have yet.
     queue: Vec<Record>,
@@ -69,6 +74,7 @@ impl Ledger {
         let mut ledger = Self {
             owned: Owned::default(),
             drains: Drains::default(),
+            retired: Retired::default(),
             rules: None,
             queue: Vec::new(),
             file,
@@ -125,6 +131,7 @@ impl Ledger {
     /// Records that a virtual server is deleted, and its destinations with it.
     pub fn disown(&mut self, key: &ipvs::ServiceKey) {
         self.drains.end_all(key);
+        self.retired.end(key);
         if self.owned.remove(key) {
             self.enqueue(LedgerKey::new(*key).map(|server| Record::Disown { server }));
         }
@@ -152,11 +159,13 @@ impl Ledger {
         }
     }
 
-    /// Ends the drains of a virtual server's destinations that are desired again.
+    /// Ends the retirement of a virtual server that is desired again, and the drains of its
+    /// destinations that are.
     pub fn end_desired(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
         let Some(wanted) = desired.virtual_servers.get(key) else {
             return;
         };
+        self.end_retirement(key);
         for destination in self.drains.of(key) {
             if wanted.has_destination(&destination) {
                 self.end(key, &destination);
@@ -239,7 +248,7 @@ impl Ledger {
     /// # Errors
     /// If the file cannot be written. The old one stays.
     pub fn compact(&mut self) -> Result<(), Failure> {
-        let needed = self.owned.len() + self.drains.iter().count();
+        let needed = self.owned.len() + self.drains.iter().count() + self.retired.iter().count();
         if self.file.is_worth_rewriting(needed) {
             self.rewrite()?;
         }
@@ -251,10 +260,16 @@ impl Ledger {
         self.owned.pack();
     }
 
-    /// Returns when to try a flush again, or to count the connections of draining destinations.
+    /// Returns the virtual servers whose connections are to be counted at `now`.
+    pub fn due(&self, now: Duration) -> BTreeSet<ipvs::ServiceKey> {
+        self.drains.due(now).chain(self.retired.due(now)).collect()
+    }
+
+    /// Returns when to try a flush again, or to count connections.
     pub fn next_due(&self) -> Option<Duration> {
-        let timers = [self.retry.due(), self.drains.next_due()];
-        timers.into_iter().flatten().min()
+        let counts = [self.drains.next_due(), self.retired.next_due()];
+        let timers = counts.into_iter().chain([self.retry.due()]);
+        timers.flatten().min()
     }
 
     /// Continues in another file, as if the first one had become unwritable.
@@ -270,8 +285,10 @@ impl Ledger {
         let drains = drains.filter_map(|(key, destination, drain)| {
             Record::drain(key, destination, drain.deadline)
         });
+        let retired = self.retired.iter();
+        let retired = retired.filter_map(|(key, drain)| Record::retire(key, drain.deadline));
         let rules = self.rules.map(Record::from);
-        let all: Vec<Record> = owned.chain(drains).chain(rules).collect();
+        let all: Vec<Record> = owned.chain(drains).chain(retired).chain(rules).collect();
         self.file.rewrite(&all)
     }
 
@@ -291,6 +308,11 @@ impl Ledger {
                 server,
                 destination,
             } => self.end(&server.into(), &destination.into()),
+            Record::Retire { server, until } => {
+                let deadline = Duration::from_secs(until);
+                self.retire(server.into(), Duration::ZERO, deadline);
+            }
+            Record::Unretire { server } => self.end_retirement(&server.into()),
             Record::Rules {
                 generation,
                 fingerprint,

@@ -38,6 +38,9 @@ pub struct Options {
     pub service_cidr: Vec<Cidr>,
     /// The name of our own node, in lower case.
     pub node_name: Arc<str>,
+    /// Whether Services and endpoints may have loopback addresses, which only the userspace dataplane can
+    /// serve.
+    pub permits_loopback: bool,
 }
 
 /// The objects of the manifests.
@@ -91,7 +94,7 @@ pub enum Error {
 /// # Errors
 /// If `path` itself cannot be read. An unreadable file in the directory is a [`Problem`].
 pub fn load(path: &Path, options: &Options) -> Result<Loaded, Error> {
-    let mut inventory = Inventory::default();
+    let mut inventory = Inventory::new(options);
     for file in files::find(path)? {
         let name = file.path.display().to_string();
         match file.text {
@@ -104,7 +107,7 @@ pub fn load(path: &Path, options: &Options) -> Result<Loaded, Error> {
 
 /// Parses `text` as the content of the file `file`: YAML or JSON, one or more documents. Does no I/O.
 pub fn parse(text: &str, file: &str, options: &Options) -> Loaded {
-    let mut inventory = Inventory::default();
+    let mut inventory = Inventory::new(options);
     inventory.read(text, file);
     inventory.finish(options)
 }

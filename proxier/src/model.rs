@@ -7,6 +7,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use ipnetwork::IpNetwork;
 
@@ -232,6 +233,9 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// The endpoints, in the object's order.
     pub endpoints: Vec<Endpoint>,
+    /// When a Pod or Service changed so that these endpoints changed, if the cluster says so
+    /// (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
+    pub changed: Option<SystemTime>,
 }
 
 impl EndpointSlice {
@@ -303,6 +307,9 @@ pub struct Node {
     pub region: Option<Arc<str>>,
     /// `spec.podCIDRs`: the networks of its Pods.
     pub pod_cidrs: Vec<Cidr>,
+    /// Whether it is being deleted, or the cluster autoscaler is about to delete it. Load balancers
+    /// should choose other nodes then; nothing else changes.
+    pub is_leaving: bool,
 }
 
 impl Node {
@@ -312,6 +319,16 @@ impl Node {
             .iter()
             .copied()
             .find(|&address| Family::from(address) == family)
+    }
+
+    /// Returns whether plans for `self` and `other` are the same: they may differ in
+    /// [`Node::is_leaving`] only.
+    pub fn plans_as(&self, other: &Self) -> bool {
+        let other = Self {
+            is_leaving: self.is_leaving,
+            ..other.clone()
+        };
+        *self == other
     }
 }
 

@@ -7,12 +7,12 @@
 //!   nft syntax              nft commands
 //! ```
 //!
-//! [`RulesClient`], [`RulesWatch`] and [`Forwarding`] have a netlink socket. Everything else is plain data. A
-//! [`RulesClient`] changes one table, its own. [`Forwarding`] inserts one rule into forward chains of other
-//! programs.
+//! [`RulesClient`], [`RulesWatch`] and [`ForeignChains`] have a netlink socket. Everything else is plain data. A
+//! [`RulesClient`] changes one table, its own. [`ForeignChains`] inserts one rule into chains of other
+//! programs that drop packets of Services.
 //!
 //! The module supports only the features that our rules need: family `inet`, sets and maps with
-//! concatenated keys, networks, marks, masquerade, rejection.
+//! concatenated keys, networks, marks, NAT, rejection.
 //!
 //! In the kernel, see `net/netfilter/nf_tables_api.c`, `nfnetlink.c` and
 //! `include/uapi/linux/netfilter/nf_tables.h`.
@@ -22,8 +22,10 @@ mod client;
 mod command;
 mod existing;
 mod expression;
-mod forwarding;
+mod foreign_chains;
 pub(crate) mod hash;
+mod listing;
+mod mark_chain;
 mod message;
 mod rule;
 mod set;
@@ -35,8 +37,10 @@ mod watch;
 pub use client::RulesClient;
 pub(crate) use client::TransactionError;
 pub use command::Command;
-pub(crate) use forwarding::{DroppingChain, ForwardChain};
-pub use forwarding::{ForwardReport, Forwarding, Treatment};
+pub(crate) use foreign_chains::ForeignHook;
+pub use foreign_chains::{ChainReport, ForeignChains, Treatment, Treatments};
+pub(crate) use listing::{ChainName, list_chains};
+pub use mark_chain::{MarkChains, MarkReport, Removal};
 pub use message::transaction_length;
 pub(crate) use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 pub use set::{Element, Key};

@@ -1,21 +1,58 @@
 //! The observed state of the kernel: virtual servers and service addresses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
-use crate::op::Op;
+use crate::op::{AddressForm, Op};
 
 /// The observed state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Every virtual server of the network namespace, owned or foreign.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, ObservedServer>,
-    /// Our service addresses, each with its preferred source.
+    /// Our service addresses in the configured form, each with its preferred source.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// Our service addresses in other forms. A service address may have several forms.
+    pub leftovers: BTreeSet<(IpAddr, AddressForm)>,
+    /// The device `kube-ipvs0`; `None` if it does not exist.
+    pub carrier: Option<Carrier>,
+    /// Local addresses of other programs, each with a description. Those on interfaces are not
+    /// among them.
+    pub foreign: BTreeMap<IpAddr, String>,
+}
+
+/// The part of [`Observed`] that routing and interfaces consist of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalAddresses {
+    /// As [`Observed::addresses`].
+    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// As [`Observed::leftovers`].
+    pub leftovers: BTreeSet<(IpAddr, AddressForm)>,
+    /// As [`Observed::carrier`].
+    pub carrier: Option<Carrier>,
+    /// As [`Observed::foreign`].
+    pub foreign: BTreeMap<IpAddr, String>,
+}
+
+impl LocalAddresses {
+    /// Returns whether any of them, or the carrier, is ours.
+    pub fn have_ours(&self) -> bool {
+        let has_carrier = self.carrier.is_some_and(|carrier| carrier.is_ours);
+        !self.addresses.is_empty() || !self.leftovers.is_empty() || has_carrier
+    }
+}
+
+/// The state of the device `kube-ipvs0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carrier {
+    /// Whether ipvs-proxier created it. Only then it deletes it.
+    pub is_ours: bool,
+    /// Whether it is up and gets no IPv6 address of its own.
+    pub is_ready: bool,
 }
 
 /// A virtual server in the kernel.
@@ -34,6 +71,11 @@ impl ObservedServer {
             service,
             destinations: Destinations::default(),
         }
+    }
+
+    /// Returns whether any destination has a weight above 0.
+    pub(crate) fn accepts_connections(&self) -> bool {
+        self.destinations.iter().any(|it| it.weight > 0)
     }
 
     /// Returns the index of a destination; as an error, the index at which to insert it.
@@ -137,6 +179,11 @@ impl CountedServer {
         self.connections.get(index).copied()
     }
 
+    /// Returns whether any destination has a connection.
+    pub fn has_connections(&self) -> bool {
+        self.connections.iter().any(|left| !left.are_none())
+    }
+
     /// Returns every destination with its connections.
     pub fn destinations(&self) -> impl Iterator<Item = (&ipvs::Destination, Connections)> {
         let connections = self.connections.iter().copied();
@@ -145,6 +192,28 @@ impl CountedServer {
 }
 
 impl Observed {
+    /// Replaces what is known of the service addresses. Returns what it was.
+    pub fn replace_addresses(&mut self, found: LocalAddresses) -> LocalAddresses {
+        LocalAddresses {
+            addresses: std::mem::replace(&mut self.addresses, found.addresses),
+            leftovers: std::mem::replace(&mut self.leftovers, found.leftovers),
+            carrier: std::mem::replace(&mut self.carrier, found.carrier),
+            foreign: std::mem::replace(&mut self.foreign, found.foreign),
+        }
+    }
+
+    /// Returns the forms of `address` that are not the configured one.
+    pub fn leftovers_of(&self, address: IpAddr) -> impl Iterator<Item = AddressForm> + '_ {
+        let (first, last) = (AddressForm::Route(0), AddressForm::Address);
+        let found = self.leftovers.range((address, first)..=(address, last));
+        found.map(|&(_, form)| form)
+    }
+
+    /// Returns whether `address` is local in any form of ours.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.addresses.contains_key(&address) || self.leftovers_of(address).next().is_some()
+    }
+
     /// Records that `op` took effect.
     pub fn record(&mut self, op: &Op) {
         match *op {
@@ -184,6 +253,21 @@ impl Observed {
             Op::DeleteAddress(address) => {
                 self.addresses.remove(&address);
             }
+            Op::DeleteLeftover(address, form) => {
+                self.leftovers.remove(&(address, form));
+            }
+            Op::AddCarrier => {
+                self.carrier = Some(Carrier {
+                    is_ours: true,
+                    is_ready: true,
+                });
+            }
+            Op::SetCarrier => {
+                if let Some(carrier) = &mut self.carrier {
+                    carrier.is_ready = true;
+                }
+            }
+            Op::DeleteCarrier => self.carrier = None,
         }
     }
 }

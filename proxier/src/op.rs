@@ -5,6 +5,21 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
+/// The carrier: the dummy device of kube-proxy's IPVS mode, by whose name Calico and other programs
+/// recognise service addresses.
+pub(crate) const CARRIER: &str = "kube-ipvs0";
+
+/// A way in which a service address of ours is local.
+///
+/// `--service-addresses` selects one. The others are leftovers of another choice, or of kube-proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AddressForm {
+    /// A local route with our protocol number and this metric.
+    Route(u32),
+    /// An address on [`CARRIER`].
+    Address,
+}
+
 /// One change of the kernel; prints as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -22,6 +37,14 @@ pub enum Op {
     SetAddress(IpAddr, Option<IpAddr>),
     /// Removes a local address.
     DeleteAddress(IpAddr),
+    /// Removes a form of a local address that is not the configured one.
+    DeleteLeftover(IpAddr, AddressForm),
+    /// Creates the device [`CARRIER`].
+    AddCarrier,
+    /// Makes the device [`CARRIER`] fit for service addresses: up, without addresses of its own.
+    SetCarrier,
+    /// Removes the device [`CARRIER`].
+    DeleteCarrier,
     /// Removes a destination.
     DeleteDestination(ipvs::ServiceKey, ipvs::DestinationKey),
     /// Removes a virtual server and its destinations.
@@ -38,6 +61,8 @@ pub enum Stage {
     Services,
     /// Destinations are added before others are removed: a frontend is never without any.
     Destinations,
+    /// The carrier exists before the addresses that need it.
+    Carrier,
     /// An address becomes local after its virtual servers exist. If it did earlier, clients would
     /// reach the node's own daemons.
     Addresses,
@@ -45,8 +70,10 @@ pub enum Stage {
     RemovedAddresses,
     /// Destinations are removed, or begin to drain, after their replacements exist.
     RemovedDestinations,
-    /// Virtual servers are removed last.
+    /// Virtual servers are removed after their addresses.
     RemovedServices,
+    /// The carrier is removed last: the kernel deletes all addresses with it.
+    RemovedCarrier,
 }
 
 impl Op {
@@ -60,18 +87,39 @@ impl Op {
             }
             Self::AddDestination(..) | Self::SetDestination(..) => Stage::Destinations,
             Self::AddAddress(..) | Self::SetAddress(..) => Stage::Addresses,
-            Self::DeleteAddress(_) => Stage::RemovedAddresses,
+            Self::DeleteAddress(_) | Self::DeleteLeftover(..) => Stage::RemovedAddresses,
+            Self::AddCarrier | Self::SetCarrier => Stage::Carrier,
+            Self::DeleteCarrier => Stage::RemovedCarrier,
             Self::DeleteDestination(..) => Stage::RemovedDestinations,
             Self::DeleteService(_) => Stage::RemovedServices,
         }
     }
 
-    /// Returns the service address that the Op concerns; `None` for a firewall mark.
+    /// Returns the kind of change, as the Op prints it: `add service`.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::AddService(_) => "add service",
+            Self::SetService(_) => "set service",
+            Self::AddDestination(..) => "add destination",
+            Self::SetDestination(..) => "set destination",
+            Self::AddAddress(..) => "add address",
+            Self::SetAddress(..) => "set address",
+            Self::DeleteAddress(_) | Self::DeleteLeftover(..) => "delete address",
+            Self::DeleteDestination(..) => "delete destination",
+            Self::DeleteService(_) => "delete service",
+            Self::AddCarrier => "add device",
+            Self::SetCarrier => "set device",
+            Self::DeleteCarrier => "delete device",
+        }
+    }
+
+    /// Returns the service address that the Op concerns; `None` for a firewall mark and the carrier.
     pub fn address(&self) -> Option<IpAddr> {
         match *self {
             Self::AddAddress(address, _)
             | Self::SetAddress(address, _)
-            | Self::DeleteAddress(address) => Some(address),
+            | Self::DeleteAddress(address)
+            | Self::DeleteLeftover(address, _) => Some(address),
             _ => self.service_key()?.address(),
         }
     }
@@ -84,7 +132,13 @@ impl Op {
             | Self::SetDestination(key, _)
             | Self::DeleteDestination(key, _)
             | Self::DeleteService(key) => Some(key),
-            Self::AddAddress(..) | Self::SetAddress(..) | Self::DeleteAddress(_) => None,
+            Self::AddAddress(..)
+            | Self::SetAddress(..)
+            | Self::DeleteAddress(_)
+            | Self::DeleteLeftover(..)
+            | Self::AddCarrier
+            | Self::SetCarrier
+            | Self::DeleteCarrier => None,
         }
     }
 
@@ -102,34 +156,31 @@ impl Op {
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.verb())?;
         match *self {
-            Self::AddService(service) => write!(f, "add service {}", ServiceText(service)),
-            Self::SetService(service) => write!(f, "set service {}", ServiceText(service)),
-            Self::DeleteService(key) => write!(f, "delete service {key}"),
-            Self::AddDestination(key, destination) => {
-                write!(
-                    f,
-                    "add destination {} weight {} to {key}",
-                    destination.key, destination.weight
-                )
+            Self::AddService(service) | Self::SetService(service) => ServiceText(service).fmt(f),
+            Self::DeleteService(key) => key.fmt(f),
+            Self::AddDestination(key, to) => write!(f, "{} weight {} to {key}", to.key, to.weight),
+            Self::SetDestination(key, to) => write!(f, "{} weight {} of {key}", to.key, to.weight),
+            Self::DeleteDestination(key, destination) => write!(f, "{destination} of {key}"),
+            Self::AddAddress(address, source) | Self::SetAddress(address, source) => {
+                write!(f, "{address}{}", SourceText(source))
             }
-            Self::SetDestination(key, destination) => {
-                write!(
-                    f,
-                    "set destination {} weight {} of {key}",
-                    destination.key, destination.weight
-                )
+            Self::DeleteAddress(address) => address.fmt(f),
+            Self::DeleteLeftover(address, form) => {
+                write!(f, "{address} in its other form ({form})")
             }
-            Self::DeleteDestination(key, destination) => {
-                write!(f, "delete destination {destination} of {key}")
-            }
-            Self::AddAddress(address, source) => {
-                write!(f, "add address {address}{}", SourceText(source))
-            }
-            Self::SetAddress(address, source) => {
-                write!(f, "set address {address}{}", SourceText(source))
-            }
-            Self::DeleteAddress(address) => write!(f, "delete address {address}"),
+            Self::SetCarrier => write!(f, "{CARRIER} up"),
+            Self::AddCarrier | Self::DeleteCarrier => f.write_str(CARRIER),
+        }
+    }
+}
+
+impl fmt::Display for AddressForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Route(metric) => write!(f, "local route of metric {metric}"),
+            Self::Address => write!(f, "on device {CARRIER}"),
         }
     }
 }

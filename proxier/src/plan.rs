@@ -11,13 +11,13 @@
 //! that an event touched, and returns what changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::model::ServicePortName;
+use crate::model::{Protocol, ServicePortName};
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
 
@@ -33,7 +33,9 @@ mod service;
 pub use admission::{Admission, Availability, Scope};
 pub(crate) use health::HealthCheck;
 pub use node_ports::NodePortAddresses;
+pub(crate) use options::drain;
 pub use planner::{Changed, Planner};
+pub(crate) use service::mark;
 
 /// The operator's choices that affect the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,13 +56,28 @@ pub struct PlanConfig {
 /// How service addresses become local addresses of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceAddresses {
-    /// `local` routes whose preferred source is the node's address. Adding them takes time linear
-    /// in their number.
+    /// `local` routes on the carrier `kube-ipvs0`, whose preferred source is the node's address.
+    /// Adding them takes time linear in their number.
+    ///
+    /// Calico's Felix finds IPVS by a device of this name, and takes each local route of any other
+    /// device for an address of the host, for which it enforces no NetworkPolicy of a Pod.
     #[default]
     Routes,
     /// Addresses on the dummy device `kube-ipvs0`, as kube-proxy adds them. The kernel needs time
     /// quadratic in their number to add them.
     Dummy,
+    /// The same routes on `lo`, for nodes that must not have another device.
+    Loopback,
+}
+
+impl ServiceAddresses {
+    /// Returns whether the addresses need the device `kube-ipvs0`.
+    pub fn use_carrier(self) -> bool {
+        match self {
+            Self::Routes | Self::Dummy => true,
+            Self::Loopback => false,
+        }
+    }
 }
 
 /// The properties of the machine that affect the plan.
@@ -69,11 +86,25 @@ pub struct Machine {
     /// The addresses of its interfaces, without service addresses, loopback and IPv6 link-local
     /// addresses.
     pub addresses: BTreeSet<IpAddr>,
+    /// The IPv4 address that each link has of its own, by its name: its first one that is not link-local.
+    pub link_addresses: BTreeMap<Arc<str>, Ipv4Addr>,
+    /// The addresses of the devices in `--yield-devices`, each with its device. Programs behind these
+    /// devices serve them, so no virtual server is programmed there. Not in `addresses`.
+    pub yielded: BTreeMap<IpAddr, Arc<str>>,
     /// Addresses at which an earlier process served node ports; used until the Node object arrives.
     /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// Schedulers that the kernel rejected with `ENOENT`.
     pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
+    /// Protocols that the dataplane cannot serve.
+    pub unsupported: BTreeSet<Protocol>,
+}
+
+impl Machine {
+    /// Returns whether an interface has `address`, one of a yielded device included.
+    pub fn has(&self, address: &IpAddr) -> bool {
+        self.addresses.contains(address) || self.yielded.contains_key(address)
+    }
 }
 
 /// A desired virtual server.
@@ -141,6 +172,8 @@ pub struct Desired {
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, VirtualServer>,
     /// All service addresses to make local, each with its preferred source, if any.
     pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// Whether service addresses need the device `kube-ipvs0`, even if there are none now.
+    pub needs_carrier: bool,
     /// The addresses of endpoints on this node.
     pub local_endpoints: BTreeSet<IpAddr>,
     /// The health checks for load balancers, by port of this node.
@@ -159,15 +192,15 @@ impl Desired {
         (inside.owner == server.owner).then_some(mark)
     }
 
-    /// Returns the virtual servers with `loadBalancerSourceRanges`, and their addresses.
-    pub fn restricted(&self) -> (BTreeSet<ipvs::ServiceKey>, BTreeSet<IpAddr>) {
-        let is_restricted = |server: &VirtualServer| {
+    /// Returns the virtual servers that must not exist without packet rules, and their addresses.
+    pub fn needing_rules(&self) -> (BTreeSet<ipvs::ServiceKey>, BTreeSet<IpAddr>) {
+        let needs_rules = |server: &VirtualServer| {
             let admission = server.admission.as_ref();
-            admission.is_some_and(|admission| admission.source_ranges.is_some())
+            admission.is_some_and(Admission::needs_rules)
         };
-        let restricted = self.virtual_servers.iter();
-        let restricted = restricted.filter(|(_, server)| is_restricted(server));
-        let keys: BTreeSet<_> = restricted.map(|(key, _)| *key).collect();
+        let needing = self.virtual_servers.iter();
+        let needing = needing.filter(|(_, server)| needs_rules(server));
+        let keys: BTreeSet<_> = needing.map(|(key, _)| *key).collect();
         let addresses = keys.iter().filter_map(ipvs::ServiceKey::address).collect();
         (keys, addresses)
     }

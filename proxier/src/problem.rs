@@ -56,6 +56,20 @@ impl Problem {
         }
     }
 
+    /// Returns the kind of object and the field, without indexes: `Problems of Service spec.externalIPs`.
+    pub(crate) fn kind(&self) -> String {
+        let object = self.object.split(' ').next().unwrap_or_default();
+        // Annotations are in brackets, too.
+        let is_index = |part: &str| part.starts_with(|first: char| first.is_ascii_digit());
+        let parts = self.field.split('[');
+        let parts = parts.map(|part| match is_index(part) {
+            true => part.split_once(']').map_or("", |(_, rest)| rest).to_owned(),
+            false => format!("[{part}"),
+        });
+        let field: String = parts.collect();
+        format!("Problems of {object} {}", field.trim_start_matches('['))
+    }
+
     /// Sets the place of the object.
     pub fn at(mut self, source: Source) -> Self {
         self.source = Some(source);
@@ -91,6 +105,21 @@ fn shorten(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn problems_of_one_field_are_of_one_kind() {
+        let kind = |field| Problem::new("Service default/x", field, "", "").kind();
+        let ingress = "status.loadBalancer.ingress[3].ip";
+        assert_eq!(
+            kind(ingress),
+            "Problems of Service status.loadBalancer.ingress.ip"
+        );
+        let annotation = "metadata.annotations[ipvs-proxier.io/weights]";
+        assert_eq!(
+            kind(annotation),
+            format!("Problems of Service {annotation}")
+        );
+    }
 
     #[test]
     fn prints_as_one_line_and_shortens_values() {

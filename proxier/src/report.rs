@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
 use crate::dataplane::{Dataplane, Failure};
-use crate::ledger::Owned;
-use crate::observed::CountedServer;
+use crate::ledger::{Drain, Ledger, Owned};
+use crate::observed::{CountedServer, LocalAddresses};
 use crate::op::Op;
 use crate::plan::Desired;
 use crate::problem::Problem;
@@ -19,8 +20,8 @@ use crate::problem::Problem;
 pub(crate) struct KernelTable {
     /// Every virtual server of the network namespace, owned or foreign.
     pub virtual_servers: BTreeMap<ipvs::ServiceKey, CountedServer>,
-    /// Our service addresses, each with its preferred source.
-    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// Service addresses, and foreign local routes.
+    pub local: LocalAddresses,
 }
 
 impl KernelTable {
@@ -35,7 +36,7 @@ impl KernelTable {
         })?;
         Ok(Self {
             virtual_servers,
-            addresses: dataplane.addresses()?,
+            local: dataplane.addresses()?,
         })
     }
 }
@@ -59,6 +60,9 @@ struct ServerEntry {
     scheduler: String,
     flags: u32,
     persistence_timeout: u32,
+    /// Whether its Service no longer asks for it, so that it exists for open connections only.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    retired: bool,
     destinations: Vec<DestinationEntry>,
 }
 
@@ -82,6 +86,9 @@ struct DestinationEntry {
     address: IpAddr,
     port: u16,
     weight: u32,
+    /// Whether its endpoint is removed, so that it exists for open connections only.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    draining: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,22 +104,23 @@ impl JsonReport {
     pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
         let servers = desired.virtual_servers.values();
         let servers = servers.map(|server| (&server.service, &*server.destinations));
-        Self::new(servers, &desired.addresses, problems)
+        Self::new(servers, &desired.addresses, problems, None)
     }
 
     /// Reports the observed state.
-    pub(crate) fn observed(observed: &KernelTable) -> Self {
+    pub(crate) fn observed(observed: &KernelTable, ledger: &Ledger) -> Self {
         let servers = observed.virtual_servers.values().map(|it| &it.server);
         let servers = servers.map(|server| (&server.service, &*server.destinations));
-        Self::new(servers, &observed.addresses, &[])
+        Self::new(servers, &observed.local.addresses, &[], Some(ledger))
     }
 
     fn new<'a>(
         servers: impl Iterator<Item = (&'a ipvs::Service, &'a [ipvs::Destination])>,
         addresses: &BTreeMap<IpAddr, Option<IpAddr>>,
         problems: &[Problem],
+        ledger: Option<&Ledger>,
     ) -> Self {
-        let servers = servers.filter_map(|(service, all)| ServerEntry::new(service, all));
+        let servers = servers.filter_map(|(service, all)| ServerEntry::new(service, all, ledger));
         let (virtual_servers, firewall_marks) =
             servers.partition(|server| matches!(server.key, KeyEntry::Address { .. }));
         Self {
@@ -126,7 +134,11 @@ impl JsonReport {
 
 impl ServerEntry {
     /// Returns `None` for a kind of key that this report does not know.
-    fn new(service: &ipvs::Service, destinations: &[ipvs::Destination]) -> Option<Self> {
+    fn new(
+        service: &ipvs::Service,
+        destinations: &[ipvs::Destination],
+        ledger: Option<&Ledger>,
+    ) -> Option<Self> {
         let key = match service.key {
             ipvs::ServiceKey::Address {
                 protocol,
@@ -146,16 +158,19 @@ impl ServerEntry {
             },
             _ => return None,
         };
+        let drain_of = |destination| ledger?.drains().get(&service.key, destination);
         let destinations = destinations.iter().map(|destination| DestinationEntry {
             address: destination.key.address,
             port: destination.key.port,
             weight: destination.weight,
+            draining: drain_of(&destination.key).is_some(),
         });
         Some(Self {
             key,
             scheduler: scheduler(service).to_owned(),
             flags: service.flags.bits(),
             persistence_timeout: persistence_secs(service).unwrap_or(0),
+            retired: ledger.is_some_and(|ledger| ledger.retired().contains(&service.key)),
             destinations: destinations.collect(),
         })
     }
@@ -223,29 +238,23 @@ impl fmt::Display for NamedOp<'_> {
 }
 
 /// Returns `observed` as text like that of `ipvsadm -Ln`, with the names of Service ports and with
-/// `foreign` addresses.
-pub(crate) fn table(
-    observed: &KernelTable,
-    owned: &Owned,
-    foreign: &BTreeMap<IpAddr, String>,
-) -> String {
+/// foreign addresses.
+///
+/// Says how long draining destinations and retired virtual servers may still keep their connections at
+/// `now`, in time since boot.
+pub(crate) fn table(observed: &KernelTable, ledger: &Ledger, now: Duration) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
-    let _ = write_table(&mut text, observed, owned);
-    if !foreign.is_empty() {
-        let _ = writeln!(
-            text,
-            "\nLocal addresses of other programs ({}):",
-            foreign.len()
-        );
-    }
-    for (address, how) in foreign {
-        let _ = writeln!(text, "  {address} {how}");
-    }
+    let _ = write_table(&mut text, observed, ledger, now);
     text
 }
 
-fn write_table(text: &mut String, observed: &KernelTable, owned: &Owned) -> fmt::Result {
+fn write_table(
+    text: &mut String,
+    observed: &KernelTable,
+    ledger: &Ledger,
+    now: Duration,
+) -> fmt::Result {
     writeln!(
         text,
         "{:<44} {:<10} {:<18} Service",
@@ -261,31 +270,62 @@ fn write_table(text: &mut String, observed: &KernelTable, owned: &Owned) -> fmt:
         let persistence = persistence_secs(&server.service);
         let options = persistence.map(|seconds| format!("persistent {seconds}s"));
         let options = options.unwrap_or_default();
-        let name = owned.name(key).unwrap_or("(foreign)");
+        let name = ledger.owned().name(key).unwrap_or("(foreign)");
         let scheduler = scheduler(&server.service);
+        let retired = Remaining("retired", ledger.retired().get(key), now);
         writeln!(
             text,
-            "{:<44} {scheduler:<10} {options:<18} {name}",
+            "{:<44} {scheduler:<10} {options:<18} {name}{retired}",
             key.to_string()
         )?;
         for (destination, connections) in found.destinations() {
+            let drain = ledger.drains().get(key, &destination.key);
             writeln!(
                 text,
-                "  -> {:<39} {:<10} {:>6} {:>9} {:>9}",
+                "  -> {:<39} {:<10} {:>6} {:>9} {:>9}{}",
                 destination.key.to_string(),
                 format!("{:?}", destination.forwarding),
                 destination.weight,
                 connections.active,
-                connections.inactive
+                connections.inactive,
+                Remaining("draining", drain, now)
             )?;
         }
     }
-    writeln!(text, "\nService addresses ({}):", observed.addresses.len())?;
-    for (address, source) in &observed.addresses {
+    let local = &observed.local;
+    writeln!(text, "\nService addresses ({}):", local.addresses.len())?;
+    for (address, source) in &local.addresses {
         match source {
             Some(source) => writeln!(text, "  {address} source {source}")?,
             None => writeln!(text, "  {address}")?,
         }
     }
+    if !local.leftovers.is_empty() {
+        let count = local.leftovers.len();
+        writeln!(text, "\nService addresses in another form ({count}):")?;
+    }
+    for (address, form) in &local.leftovers {
+        writeln!(text, "  {address} {form}")?;
+    }
+    if !local.foreign.is_empty() {
+        let count = local.foreign.len();
+        writeln!(text, "\nLocal addresses of other programs ({count}):")?;
+    }
+    for (address, how) in &local.foreign {
+        writeln!(text, "  {address} {how}")?;
+    }
     Ok(())
+}
+
+/// A state and the time that is left in it, as text; empty without a drain.
+struct Remaining(&'static str, Option<Drain>, Duration);
+
+impl fmt::Display for Remaining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(state, Some(drain), now) = *self else {
+            return Ok(());
+        };
+        let left = drain.deadline.saturating_sub(now).as_secs();
+        write!(f, " ({state}, at most {left} s left)")
+    }
 }

@@ -15,6 +15,8 @@ use crate::timer::Timer;
 pub(crate) struct Retries {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Timer>,
     addresses: BTreeMap<IpAddr, Timer>,
+    /// The timer of the carrier, which every round compares.
+    carrier: Option<Timer>,
 }
 
 impl Retries {
@@ -23,7 +25,7 @@ impl Retries {
         let timer = match (op.service_key(), op.address()) {
             (Some(key), _) => self.virtual_servers.entry(key).or_insert_with(Timer::retry),
             (None, Some(address)) => self.addresses.entry(address).or_insert_with(Timer::retry),
-            (None, None) => return,
+            (None, None) => self.carrier.get_or_insert_with(Timer::retry),
         };
         // Several Ops of one round may fail at one target. They count as one failure.
         if timer.due().is_none() {
@@ -35,6 +37,11 @@ impl Retries {
     ///
     /// At the end of the round, [`Retries::settle`] removes the targets that did not fail again.
     pub(crate) fn take_due(&mut self, now: Duration) -> Changed {
+        if let Some(timer) = &mut self.carrier
+            && timer.is_due(now)
+        {
+            timer.clear();
+        }
         Changed {
             virtual_servers: take_due(&mut self.virtual_servers, now),
             addresses: take_due(&mut self.addresses, now),
@@ -47,6 +54,7 @@ impl Retries {
         self.virtual_servers
             .retain(|_, timer| timer.due().is_some());
         self.addresses.retain(|_, timer| timer.due().is_some());
+        self.carrier.take_if(|timer| timer.due().is_none());
     }
 
     /// Clears every timer, because a resync tries all targets. Pauses keep their length.
@@ -54,13 +62,19 @@ impl Retries {
         let servers = self.virtual_servers.values_mut();
         servers
             .chain(self.addresses.values_mut())
+            .chain(&mut self.carrier)
             .for_each(Timer::clear);
+    }
+
+    /// Returns the number of targets whose Ops fail.
+    pub(crate) fn len(&self) -> usize {
+        self.virtual_servers.len() + self.addresses.len()
     }
 
     /// Returns when the next target is due.
     pub(crate) fn next_due(&self) -> Option<Duration> {
         let servers = self.virtual_servers.values();
-        let timers = servers.chain(self.addresses.values());
+        let timers = servers.chain(self.addresses.values()).chain(&self.carrier);
         timers.filter_map(Timer::due).min()
     }
 }

@@ -64,6 +64,23 @@ pub enum Event {
     Nodes(Update<NodeLocation>),
 }
 
+impl Event {
+    /// Removes the external IPs of all Services of this event.
+    pub(crate) fn drop_external_ips(&mut self) {
+        let Self::Services(update) = self else {
+            return;
+        };
+        let services = match update {
+            Update::Apply(service) => std::slice::from_mut(service),
+            Update::Reset(services) | Update::Merge(services) => services,
+            Update::Delete(_) => return,
+        };
+        for service in services.iter_mut().filter_map(|it| it.object.as_mut()) {
+            service.external_ips.clear();
+        }
+    }
+}
+
 /// The Services that must be planned again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Touched {
@@ -148,11 +165,12 @@ impl Snapshot {
                 }
             }
             Event::Node(node) => {
-                if self.node.as_ref() != Some(&node) {
-                    self.node = Some(node);
+                let before = self.node.as_ref();
+                if !before.is_some_and(|before| before.plans_as(&node)) {
                     // Every plan may depend on the node's addresses and its zone.
                     *touched = Touched::All;
                 }
+                self.node = Some(node);
             }
             // Service plans do not depend on these ranges; only adoption does, when the kernel is read.
             Event::ServiceCidrs(change) => self.service_cidrs.update(change, |_, _, _| ()),
@@ -194,6 +212,11 @@ impl Snapshot {
     /// Returns the Service `name`.
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
         self.services.get(name)
+    }
+
+    /// Returns whether the Service `name` exists, even if this node uses no part of it.
+    pub fn has_service(&self, name: &ObjectName) -> bool {
+        self.services.parsed.contains_key(name)
     }
 
     /// Returns the slices of `service`, in order of names.
@@ -394,6 +417,9 @@ pub struct Interner {
     texts: HashSet<Arc<str>>,
     /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
     locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
+    /// Whether objects may have loopback addresses. It is here because all parsing functions share the
+    /// interner, and nothing else.
+    pub(crate) permits_loopback: bool,
 }
 
 impl Interner {
@@ -438,6 +464,7 @@ mod tests {
                 service: service.into(),
                 ports: Vec::new(),
                 endpoints: Vec::new(),
+                changed: None,
             }),
             problems: Vec::new(),
         }

@@ -9,6 +9,7 @@
 //! kernel back and compares everything. `round.rs` has the steps of both, in order.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::dataplane::{Dataplane, Failure};
@@ -16,18 +17,20 @@ use crate::filter::{Filter, FilterConfig};
 use crate::ledger::{self, Ledger, LedgerFile};
 use crate::model::Cidr;
 use crate::op::Op;
-use crate::plan::{Desired, Machine, PlanConfig, Planner};
+use crate::plan::{Changed, Desired, Machine, PlanConfig, Planner};
 use crate::problem::Problem;
 use crate::retry::Retries;
 use crate::store::{Event, Snapshot, Touched};
-use crate::timer::Timer;
 
 mod applied;
 mod flows;
+mod health;
 mod kernel;
 mod node;
+mod retire;
 mod round;
 mod rules;
+mod schedulers;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +40,7 @@ use flows::Flows;
 use kernel::KernelState;
 use round::Extent;
 use rules::Rules;
+use schedulers::Schedulers;
 
 /// The proxy of one node: its input, its plan, and the kernel's state as far as known.
 #[derive(Debug)]
@@ -51,10 +55,13 @@ pub struct Proxier<D> {
     rules: Option<Rules>,
     flows: Flows,
     retries: Retries,
-    /// When a round is due because the last one found that the kernel lacks a scheduler of the plan.
-    again: Timer,
+    schedulers: Schedulers,
+    /// The virtual servers that the present round does not create, because the kernel lacks their rules.
+    held_back: BTreeSet<ipvs_netlink::ServiceKey>,
     /// Address ranges in which no virtual server is deleted.
     excluded: Vec<Cidr>,
+    /// The parts of the plan that changed and were not yet taken by [`Proxier::take_changes`].
+    untaken: Changed,
 }
 
 /// The input from the cluster.
@@ -67,6 +74,8 @@ struct Input {
     ///
     /// Examples are files that cannot be read and objects without a readable name.
     other_problems: BTreeMap<&'static str, Vec<Problem>>,
+    /// Whether to drop `spec.externalIPs` of received Services.
+    ignores_external_ips: bool,
 }
 
 /// The changes that a round would make.
@@ -106,8 +115,10 @@ impl<D: Dataplane> Proxier<D> {
             rules: None,
             flows: Flows::default(),
             retries: Retries::default(),
-            again: Timer::retry(),
+            schedulers: Schedulers::default(),
+            held_back: BTreeSet::new(),
             excluded: Vec::new(),
+            untaken: Changed::default(),
         })
     }
 
@@ -125,9 +136,19 @@ impl<D: Dataplane> Proxier<D> {
         self
     }
 
+    /// Ignores the external IPs of Services (`--feature-gates=AllowServiceExternalIPs=false`).
+    #[must_use]
+    pub fn ignoring_external_ips(mut self, ignores: bool) -> Self {
+        self.input.ignores_external_ips = ignores;
+        self
+    }
+
     /// Applies events to the snapshot.
     pub fn receive(&mut self, events: impl IntoIterator<Item = Event>) {
-        for event in events {
+        for mut event in events {
+            if self.input.ignores_external_ips {
+                event.drop_external_ips();
+            }
             self.input.snapshot.apply(event, &mut self.input.touched);
         }
     }
@@ -155,7 +176,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns whether the kernel has anything of ours: packet rules, service addresses, or owned
     /// virtual servers.
     fn finds_own_state(&mut self) -> Result<bool, Failure> {
-        if self.dataplane.rules_generation()?.is_some() || !self.dataplane.addresses()?.is_empty() {
+        if self.dataplane.rules_generation()?.is_some() || self.dataplane.addresses()?.have_ours() {
             return Ok(true);
         }
         let territory = self.territory();
@@ -172,6 +193,13 @@ impl<D: Dataplane> Proxier<D> {
         if let Some(rules) = &mut self.rules {
             rules.filter.distrust();
         }
+    }
+
+    /// Notes that another program changed service addresses or their device, so that the next round
+    /// repairs them.
+    pub fn distrust_addresses(&mut self) {
+        self.kernel.knows_addresses = false;
+        self.kernel.suspects_drift = true;
     }
 
     /// Returns whether the snapshot has complete lists of Services and EndpointSlices.
@@ -202,6 +230,7 @@ impl<D: Dataplane> Proxier<D> {
         problems.extend(self.input.other_problems.values().flatten().cloned());
         let node_name = &self.planner.config().node_name;
         problems.extend(node::missing(node_name, &self.input.snapshot));
+        problems.extend(kernel::contested(&self.kernel.observed, self.desired()));
         problems.sort();
         problems
     }
@@ -216,6 +245,11 @@ impl<D: Dataplane> Proxier<D> {
         &self.machine
     }
 
+    /// Returns the dataplane, and drops the rest.
+    pub fn into_dataplane(self) -> D {
+        self.dataplane
+    }
+
     /// Returns the dataplane.
     pub fn dataplane(&mut self) -> &mut D {
         &mut self.dataplane
@@ -224,14 +258,15 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns when [`Proxier::sync`] has work even without an event, in time since boot.
     ///
     /// The work is a failed Op to try again, connections of draining destinations to count, a write of
-    /// the ledger or of rules to try again, flows to sweep, or a new plan after a missing scheduler.
+    /// the ledger or of rules to try again, flows to sweep, or missing schedulers to ask for again.
     pub fn next_due(&self) -> Option<Duration> {
         let timers = [
             self.retries.next_due(),
             self.ledger.next_due(),
             self.rules.as_ref().and_then(|rules| rules.retry.due()),
             self.flows.next_due(),
-            self.again.due(),
+            self.schedulers.next_due(),
+            self.kernel.follow_up.due(),
         ];
         timers.into_iter().flatten().min()
     }

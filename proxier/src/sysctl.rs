@@ -29,7 +29,7 @@ use rustix::io::Errno;
 /// The operator's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SysctlConfig {
-    /// Whether to send no ARP replies for service addresses (`--ipvs-strict-arp`).
+    /// Whether to send no ARP replies for service addresses (`--arp=strict`, `--ipvs-strict-arp`).
     pub strict_arp: bool,
     /// Connection tracking.
     pub conntrack: Conntrack,

@@ -12,6 +12,11 @@ pub mod api {
     pub use crate::api::{EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
 }
 
+pub mod config {
+    //! kube-proxy's configuration.
+    pub use crate::config::{Effect, FIELDS, FLAGS, Field, Flag};
+}
+
 pub mod conntrack {
     //! Connection tracking.
     pub use crate::conntrack::{ConntrackClient, Flow, Stale, Swept};
@@ -44,7 +49,7 @@ pub mod diff {
 
 pub mod filter {
     //! The packet filter.
-    pub use crate::filter::{Filter, FilterConfig, LocalMode, MasqueradeBit, Ruleset, TABLE};
+    pub use crate::filter::{Filter, FilterConfig, LocalMode, MarkBit, Ruleset, TABLE};
 }
 
 pub mod frontend {
@@ -54,7 +59,7 @@ pub mod frontend {
 
 pub mod ledger {
     //! The record of owned virtual servers and draining destinations.
-    pub use crate::ledger::{Drains, LedgerFile};
+    pub use crate::ledger::{Drains, LedgerFile, Retired};
 }
 
 pub mod manifests {
@@ -70,19 +75,22 @@ pub mod model {
 pub mod nftables {
     //! The client of nf_tables.
     pub use crate::nftables::{
-        Command, Element, ForwardReport, Forwarding, Key, RulesClient, RulesWatch, Table,
-        Tampering, Treatment, Value, transaction_length,
+        ChainReport, Command, Element, ForeignChains, Key, MarkChains, MarkReport, Removal,
+        RulesClient, RulesWatch, Table, Tampering, Treatment, Treatments, Value,
+        transaction_length,
     };
 }
 
 pub mod observed {
     //! The observed state.
-    pub use crate::observed::{Connections, CountedServer, Observed};
+    pub use crate::observed::{
+        Carrier, Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
+    };
 }
 
 pub mod op {
     //! The changes of the kernel.
-    pub use crate::op::Op;
+    pub use crate::op::{AddressForm, Op};
 }
 
 pub mod plan {
@@ -117,5 +125,13 @@ pub mod watch {
     //! The client of the API server.
     pub use crate::watch::{
         FollowState, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage, start,
+    };
+}
+
+pub mod relay {
+    //! The relay of the userspace dataplane.
+    pub use crate::relay::{
+        Counts, EndpointPool, InsideClients, Listening, PoolConfig, Relay, RelayLimits, Route,
+        Statistics, Transport,
     };
 }

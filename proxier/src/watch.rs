@@ -47,6 +47,8 @@ use crate::store::Event;
 
 pub use self::status::{FollowState, Status};
 
+pub(crate) use self::status::StatusReader;
+
 /// Which API server to follow, and how.
 #[derive(Clone, Debug)]
 pub struct WatchConfig {
@@ -290,6 +292,11 @@ impl Watch {
     /// Returns the status of each follower.
     pub fn status(&self) -> Status {
         self.board.status()
+    }
+
+    /// Returns a reader of the status for other threads.
+    pub fn status_reader(&self) -> StatusReader {
+        StatusReader(self.board.clone())
     }
 
     /// Stops the watch and waits for its thread, which ends within milliseconds. No message is sent

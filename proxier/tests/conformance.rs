@@ -10,6 +10,7 @@ use ipvs_netlink as ipvs;
 use proxier::testing::dataplane::fake::FakeKernel;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::{Dataplane, Outcome};
+use proxier::testing::observed::{Carrier, LocalAddresses};
 use proxier::testing::op::Op;
 use proxier::testing::plan::{Desired, ServiceAddresses};
 use rustix::io::Errno;
@@ -29,7 +30,17 @@ fn a_real_kernel_with_a_dummy_device_conforms() {
     lab::test(|| suite(&mut Linux::open(ServiceAddresses::Dummy).unwrap()));
 }
 
+#[test]
+fn a_real_kernel_with_routes_on_the_loopback_device_conforms() {
+    lab::test(|| cases(&mut Linux::open(ServiceAddresses::Loopback).unwrap()));
+}
+
 fn suite(kernel: &mut dyn Dataplane) {
+    the_carrier_exists_once_and_holds_the_addresses(kernel);
+    cases(kernel);
+}
+
+fn cases(kernel: &mut dyn Dataplane) {
     for case in [
         services_exist_once_until_they_are_deleted,
         destinations_exist_once_until_they_are_deleted,
@@ -44,7 +55,36 @@ fn suite(kernel: &mut dyn Dataplane) {
     }
 }
 
-/// Deletes everything, for the next case.
+/// Leaves the carrier, which the next cases need.
+fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Dataplane) {
+    let v4: IpAddr = "10.96.0.1".parse().unwrap();
+    let v6: IpAddr = "fd00::1".parse().unwrap();
+    let carrier = Some(Carrier {
+        is_ours: true,
+        is_ready: true,
+    });
+    let missing = Some(Errno::NODEV);
+    check(
+        kernel,
+        &[
+            (Op::DeleteCarrier, missing),
+            (Op::SetCarrier, missing),
+            (Op::AddAddress(v4, None), missing),
+            (Op::SetAddress(v4, None), missing),
+            (Op::AddCarrier, None),
+            (Op::AddCarrier, Some(Errno::EXIST)),
+            (Op::SetCarrier, None),
+            (Op::AddAddress(v4, None), None),
+            (Op::AddAddress(v6, None), None),
+        ],
+    );
+    assert_eq!(kernel.addresses().unwrap().carrier, carrier);
+    check(kernel, &[(Op::DeleteCarrier, None)]);
+    assert_eq!(kernel.addresses().unwrap(), LocalAddresses::default());
+    check(kernel, &[(Op::AddCarrier, None)]);
+}
+
+/// Deletes everything but the carrier, for the next case.
 fn clear(kernel: &mut dyn Dataplane) {
     let observed = kernel.observe(&Desired::default()).unwrap();
     let mut ops: Vec<Op> = observed
@@ -250,4 +290,9 @@ fn observed_destinations_are_sorted(kernel: &mut dyn Dataplane) {
 fn an_unknown_scheduler_is_rejected(kernel: &mut dyn Dataplane) {
     let unknown = service("10.96.0.1:80", "nosuch");
     check(kernel, &[(Op::AddService(unknown), Some(Errno::NOENT))]);
+    assert_eq!(
+        kernel.has_scheduler("nosuch".parse().unwrap()),
+        Ok(Some(false))
+    );
+    assert_eq!(kernel.has_scheduler("wlc".parse().unwrap()), Ok(Some(true)));
 }

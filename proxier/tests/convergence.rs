@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
 use proxier::testing::diff::{self, DeletionRules};
-use proxier::testing::ledger::Drains;
+use proxier::testing::ledger::{Drains, Retired};
 use proxier::testing::model::{ObjectName, ServicePortName};
 use proxier::testing::observed::Observed;
 use proxier::testing::op::Op;
@@ -76,6 +76,7 @@ fn desired() -> impl Strategy<Value = Desired> {
             let server = virtual_server(key, scheduler, timeout_secs, weights);
             desired.virtual_servers.insert(key, server);
             desired.addresses.insert(address(&key), None);
+            desired.needs_carrier = true;
         }
         desired
     })
@@ -98,6 +99,7 @@ fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKe
     let rules = DeletionRules {
         is_ours: &|key| owned.contains(key),
         drains: &Drains::default(),
+        retired: &Retired::default(),
     };
     let mut ops = diff::diff(desired, observed, &rules);
     diff::sort(&mut ops, &BTreeSet::new());

@@ -13,6 +13,7 @@ mod node;
 mod world;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -46,6 +47,8 @@ enum Step {
     RemoveLedger,
     /// Another program empties the ledger's file.
     EmptyLedger,
+    /// Another program cuts the second half of the ledger's file.
+    CutLedger,
     /// Clients open connections to the destination at this index.
     Connect(u8),
     /// Clients close their connections to the destination at this index.
@@ -66,6 +69,9 @@ fn drift() -> impl Strategy<Value = Drift> {
         Drift::DeleteVirtualServer,
         Drift::DeleteAddresses,
         Drift::DeleteAddress,
+        Drift::DeleteCarrier,
+        Drift::SetCarrierDown,
+        Drift::AddOtherForm,
         Drift::DeleteDestination,
         Drift::ChangeWeight,
         Drift::DeleteRules,
@@ -102,6 +108,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (drift(), any::<u8>()).prop_map(|(drift, index)| Step::Drift(drift, index)),
         1 => Just(Step::RemoveLedger),
         1 => Just(Step::EmptyLedger),
+        1 => Just(Step::CutLedger),
         1 => any::<u8>().prop_map(Step::Connect),
         1 => any::<u8>().prop_map(Step::Disconnect),
     ]
@@ -121,6 +128,10 @@ fn play(node: &mut Node, step: Step) {
         Step::Drift(drift, index) => node.kernel.drift(drift, index.into()),
         Step::RemoveLedger => node.lose_ledger(|file| _ = std::fs::remove_file(file)),
         Step::EmptyLedger => node.lose_ledger(|file| std::fs::write(file, "").unwrap()),
+        Step::CutLedger => node.lose_ledger(|file| {
+            let text = std::fs::read(file).unwrap_or_default();
+            std::fs::write(file, &text[..text.len() / 2]).unwrap();
+        }),
         Step::Connect(index) => node.kernel.set_connections(index.into(), 3),
         Step::Disconnect(index) => node.kernel.set_connections(index.into(), 0),
     }
@@ -139,6 +150,23 @@ proptest! {
         node.settle_without_faults();
         node.assert_programmed();
         node.assert_nothing_is_written();
+    }
+
+    /// TCP connections keep their destination as long as their Service exists and their drain time lasts,
+    /// whatever happens to frontends, endpoints, the ledger's file, and the process.
+    #[test]
+    fn no_connection_of_a_service_that_exists_is_lost(
+        steps in vec(prop_oneof![4 => step(), 1 => any::<u8>().prop_map(Step::Connect)], 1..80),
+    ) {
+        let mut node = Node::with_drain(Duration::from_secs(1_000_000));
+        for step in steps {
+            node.assert_loses_none(|node| match step {
+                Step::Connect(index) => node.connect(index.into()),
+                step => play(node, step),
+            });
+        }
+        node.settle_without_faults();
+        node.assert_programmed();
     }
 
     #[test]

@@ -11,6 +11,7 @@ use proxier::testing::nftables::{Command, Element, Key, RulesClient, Table, Valu
 mod nftables {
     mod changes;
     pub(super) mod dump;
+    mod missing;
     mod restore;
     pub(super) mod rules;
     mod watch;
@@ -37,6 +38,12 @@ fn nft(arguments: &[&str], input: &str) -> Result<String, String> {
         true => Ok(text(&output.stdout)),
         false => Err(text(&output.stderr)),
     }
+}
+
+/// Returns our tables as nft lists them.
+fn list() -> String {
+    let list = |family| nft(&["list", "table", family, TABLE], "").unwrap();
+    ["inet", "arp"].map(list).concat()
 }
 
 /// Returns the lines of a table, with one element in a line. Elements are sorted, because the kernel
@@ -84,8 +91,7 @@ fn nft_lists_our_table_as_we_print_it() {
         for mode in modes() {
             let table = everything(mode);
             client.replace(&table).unwrap();
-            let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
-            assert_same(&lines(&listed), &lines(&table.named(TABLE).to_string()));
+            assert_same(&lines(&list()), &lines(&table.named(TABLE).to_string()));
         }
     });
 }
@@ -98,7 +104,8 @@ fn nft_sends_the_same_bytes_for_our_text() {
             RulesClient::open(TABLE).unwrap().replace(&table).unwrap();
             let ours = nftables::dump::table(TABLE);
             let text = table.named(TABLE).to_string();
-            nft(&["-f", "-"], &format!("delete table inet {TABLE}\n{text}")).unwrap();
+            let delete = format!("delete table inet {TABLE}\ndelete table arp {TABLE}\n");
+            nft(&["-f", "-"], &(delete + &text)).unwrap();
             let nfts = nftables::dump::table(TABLE);
             assert!(ours.len() > 40, "{}", ours.len());
             assert_same(&ours, &nfts);

@@ -8,18 +8,28 @@ use proxier::testing::plan::ServiceAddresses;
 
 mod packets {
     mod addresses;
+    mod agents;
+    mod arp;
     mod forward;
+    mod host_port_load;
+    mod host_ports;
     mod icmp;
+    mod input;
     mod load;
+    mod mark_chains;
     mod marks;
     mod node;
     pub(super) mod observed;
     mod order;
+    mod plugin;
+    mod policy;
     mod replacement;
     pub(super) mod scene;
     mod sctp;
     pub(super) mod services;
+    mod source_nat;
     mod stale;
+    mod unserved;
 }
 
 use packets::observed;

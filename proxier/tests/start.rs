@@ -44,6 +44,7 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
     let options = manifests::Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
+        permits_loopback: false,
     };
     let loaded = manifests::parse(&text, "cluster.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
@@ -69,12 +70,12 @@ fn after(writes: usize) -> (Vec<IpAddr>, String) {
 #[test]
 fn the_api_servers_address_is_programmed_first() {
     let api: IpAddr = [10, 96, 255, 254].into();
-    // Write 1 sets the rules of all frontends. Writes 2 to 4 add the API server's virtual server,
-    // destination and address.
-    let (addresses, rules) = after(3);
+    // Write 1 sets the rules of all frontends. Writes 2 to 5 add the API server's virtual server,
+    // destination, the carrier and the address.
+    let (addresses, rules) = after(4);
     assert_eq!(addresses, [] as [IpAddr; 0]);
     assert!(rules.contains("10.96.255.254 . tcp . 443"), "{rules}");
-    let (addresses, _) = after(4);
+    let (addresses, _) = after(5);
     assert_eq!(addresses, [api]);
 }
 

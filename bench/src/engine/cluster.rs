@@ -154,6 +154,7 @@ impl Cluster {
             zone: Some("zone-1".into()),
             region: None,
             pod_cidrs: Vec::new(),
+            is_leaving: false,
         };
         Ok(vec![
             Event::Node(node),
@@ -193,6 +194,7 @@ impl Cluster {
                 endpoints: (0..self.endpoints)
                     .map(|pod| endpoint(pod, interner))
                     .collect(),
+                changed: None,
             }),
             problems: Vec::new(),
         }

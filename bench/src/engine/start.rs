@@ -5,7 +5,7 @@
 //! usable includes all rules and the whole call. It is an upper bound.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -17,7 +17,7 @@ use proxier::testing::dataplane::{Dataplane, Failure, Outcome};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::nftables::{Command, Table};
-use proxier::testing::observed::CountedServer;
+use proxier::testing::observed::{CountedServer, LocalAddresses, ObservedServer};
 use proxier::testing::op::Op;
 use proxier::testing::plan::{Machine, ServiceAddresses};
 use proxier::testing::store::{self, Event, Interner};
@@ -154,11 +154,18 @@ impl Dataplane for Watched {
         self.linux.virtual_servers(each)
     }
 
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    ) -> bool {
+        self.linux.shows_virtual_servers(expected)
+    }
+
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         self.linux.virtual_server(key)
     }
 
-    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
         self.linux.addresses()
     }
 
@@ -184,6 +191,10 @@ impl Dataplane for Watched {
 
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
         self.write(|linux| linux.sweep_flows(stale))
+    }
+
+    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
+        self.linux.has_scheduler(name)
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {

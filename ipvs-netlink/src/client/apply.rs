@@ -1,6 +1,7 @@
 //! Changes of the table, many in one datagram.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 
 use rustix::io::Errno;
 
@@ -9,7 +10,8 @@ use crate::client::Client;
 use crate::destination::{Destination, DestinationKey};
 use crate::error::{Error, Result};
 use crate::message::push_change;
-use crate::service::{Service, ServiceKey};
+use crate::name::SchedulerName;
+use crate::service::{ClientMask, Protocol, Service, ServiceKey};
 use crate::transport::{Answer, RequestError};
 
 /// The result of a [`Change`].
@@ -115,6 +117,31 @@ impl Client {
         destination: &DestinationKey,
     ) -> Result<()> {
         self.apply_one(Change::DeleteDestination(*key, *destination))
+    }
+
+    /// Returns whether the kernel has the scheduler `name`. The kernel loads its module if it can.
+    ///
+    /// Changes nothing: the request adds an IPv6 virtual server with the prefix length 0.
+    /// `ip_vs_add_service` (Linux 6.1, 7.2) looks up the scheduler first (`ENOENT`), and then rejects
+    /// the prefix (`EINVAL`).
+    ///
+    /// # Errors
+    /// [`Error::is_unsupported`] if IPVS is built without IPv6; [`Error::is_permission_denied`].
+    pub fn has_scheduler(&mut self, name: SchedulerName) -> Result<bool> {
+        // The discard prefix of RFC 6666: no program serves it.
+        let key = ServiceKey::Address {
+            protocol: Protocol::Tcp,
+            address: Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0).into(),
+            port: 1,
+        };
+        let mut impossible = Service::new(key, name);
+        impossible.client_mask = ClientMask::V6(0);
+        match self.add_service(&impossible) {
+            Err(error) if error.is_scheduler_missing() => Ok(false),
+            Err(error) if error.errno() == Some(Errno::INVAL) => Ok(true),
+            Err(error) => Err(error),
+            Ok(()) => self.delete_service(&key).map(|()| true),
+        }
     }
 
     fn apply_one(&mut self, change: Change) -> Result<()> {

@@ -152,6 +152,17 @@ fn missing_and_invalid_services_are_rejected() {
     });
 }
 
+#[test]
+fn a_missing_scheduler_is_found_without_a_change_of_the_table() {
+    lab::test(|| {
+        let mut client = client();
+        let mut has = |name: &str| client.has_scheduler(name.parse().unwrap()).unwrap();
+        assert!(has("rr") && has("mh"));
+        assert!(!has("nosuch"));
+        assert_eq!(client.services().unwrap(), []);
+    });
+}
+
 /// The kernel restores the old scheduler.
 #[test]
 fn a_failed_change_of_scheduler_changes_nothing() {

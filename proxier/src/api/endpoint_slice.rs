@@ -141,6 +141,9 @@ impl EndpointSliceObject {
             service: parser.intern(service),
             ports,
             endpoints,
+            // Only a metric uses it, so that an unreadable time is no Problem.
+            changed: (self.metadata.annotations.trigger_time.as_str())
+                .and_then(|time| humantime::parse_rfc3339(time).ok()),
         })
     }
 }

@@ -136,6 +136,7 @@ impl Subset {
                 service: parser.intern(&name.name),
                 ports: ports.clone(),
                 endpoints,
+                changed: None,
             })
             .collect()
     }

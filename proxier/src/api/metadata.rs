@@ -17,6 +17,9 @@ use crate::store::Interner;
 /// The annotation of an object that serves only as the lock of a leader election.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
+/// The annotation with the time of the change that an EndpointSlice follows.
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
 /// `metadata` of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
@@ -24,6 +27,7 @@ pub(crate) struct Metadata {
     pub(crate) name: Scalar,
     pub(crate) namespace: Scalar,
     pub(crate) creation_timestamp: Scalar,
+    pub(crate) deletion_timestamp: Scalar,
     #[serde(deserialize_with = "or_default")]
     pub(crate) labels: Labels,
     #[serde(deserialize_with = "or_default")]
@@ -55,6 +59,8 @@ pub(crate) struct Labels {
 pub(crate) struct AnnotationMap {
     /// `control-plane.alpha.kubernetes.io/leader`: the object is only a lock.
     pub(crate) leader: Scalar,
+    /// `endpoints.kubernetes.io/last-change-trigger-time` of an EndpointSlice.
+    pub(crate) trigger_time: Scalar,
     /// The annotations of this proxy, named without the prefix, in the object's order.
     pub(super) ours: Vec<(Box<str>, Scalar)>,
 }
@@ -80,6 +86,8 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
         while let Some(name) = map.next_key::<Cow<'de, str>>()? {
             if name == LEADER {
                 read.leader = map.next_value()?;
+            } else if name == TRIGGER_TIME {
+                read.trigger_time = map.next_value()?;
             } else if let Some(ours) = name.strip_prefix(PREFIX) {
                 // As serde's derived code does for duplicate fields.
                 if read.ours.iter().any(|(earlier, _)| **earlier == *ours) {

@@ -14,6 +14,10 @@ use crate::model::{self, Cidr};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
 
+/// The taint of a Node that the cluster autoscaler is about to delete; its value and effect do not
+/// matter (KEP-3836).
+const AUTOSCALER_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
+
 /// `v1` `Node`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
@@ -42,6 +46,14 @@ struct NodeSpec {
     pod_cidr: Scalar,
     #[serde(rename = "podCIDRs", deserialize_with = "or_default")]
     pod_cidrs: Vec<Scalar>,
+    #[serde(deserialize_with = "or_default")]
+    taints: Vec<Taint>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, expecting = "a mapping")]
+struct Taint {
+    key: Scalar,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -73,6 +85,7 @@ impl NodeObject {
                 zone: zone_or_region("zone", &labels.zone, parser),
                 region: zone_or_region("region", &labels.region, parser),
                 pod_cidrs: self.pod_cidrs(parser),
+                is_leaving: self.is_leaving(),
             })
         }))
     }
@@ -106,11 +119,19 @@ impl NodeObject {
         addresses
     }
 
+    /// Returns whether the Node is being deleted, or the cluster autoscaler is about to delete it.
+    fn is_leaving(&self) -> bool {
+        let mut taints = self.spec.taints.iter();
+        !self.metadata.deletion_timestamp.is_blank()
+            || taints.any(|taint| taint.key.as_str() == Some(AUTOSCALER_TAINT))
+    }
+
     /// Parses `spec.podCIDRs`, or the older `spec.podCIDR` if the list is empty.
     fn pod_cidrs(&self, parser: &mut Parser<'_>) -> Vec<Cidr> {
         let NodeSpec {
             pod_cidr,
             pod_cidrs,
+            ..
         } = &self.spec;
         if !pod_cidrs.is_empty() || pod_cidr.is_blank() {
             return parser.networks("spec.podCIDRs", pod_cidrs);

@@ -85,7 +85,8 @@ impl<'a> Parser<'a> {
             self.problem(field, value, format!("is not an IP address; {instead}"));
             return None;
         };
-        if let Some(reason) = refuse(address) {
+        let is_permitted = address.is_loopback() && self.interner.permits_loopback;
+        if !is_permitted && let Some(reason) = refuse(address) {
             self.problem(field, value, format!("{reason}; {instead}"));
             return None;
         }

@@ -11,8 +11,8 @@ use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
 use crate::ledger::LedgerLock;
-use crate::nftables::{Forwarding, Treatment};
-use crate::plan::{NodePortAddresses, PlanConfig};
+use crate::nftables::{ForeignChains, MarkChains, Removal, Treatment, Treatments};
+use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
 
@@ -23,27 +23,28 @@ const SAMPLES: usize = 10;
 #[derive(Args, Debug)]
 pub(super) struct Flags {
     #[command(flatten)]
-    state: StateFlags,
+    pub(super) state: StateFlags,
 
     /// How `run` made service addresses local.
     #[arg(long, value_enum, default_value_t)]
-    service_addresses: ServiceAddressesFlag,
+    pub(super) service_addresses: ServiceAddressesFlag,
 
     #[command(flatten)]
-    exclude: ExcludeFlags,
+    pub(super) exclude: ExcludeFlags,
 }
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let lock = self.state.lock()?;
         let mut linux = Linux::open(self.service_addresses.into())?;
-        let has_traces = linux.rules_generation()?.is_some() || !linux.addresses()?.is_empty();
+        let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
         let lacks_ledger = !self.state.state_file.exists();
         let config = PlanConfig {
             node_name: "".into(),
             scheduler: "rr".parse()?,
             node_port_addresses: NodePortAddresses::default(),
-            service_addresses: self.service_addresses.into(),
+            // The only plan that needs no carrier. Addresses of all forms are deleted.
+            service_addresses: ServiceAddresses::Loopback,
             drain: Duration::ZERO,
         };
         let mut proxier = Proxier::new(linux, config, self.state.file())?
@@ -67,8 +68,24 @@ impl Flags {
         // The rules come last: without guards and filters, a frontend that still exists would be open
         // to clients that it rejects.
         proxier.dataplane().delete_rules()?;
-        for chain in Forwarding::open(Treatment::Warn)?.remove_rules()? {
+        // Rules are recognised by their comments, so the treatments are irrelevant.
+        let treatments = Treatments {
+            answers: Treatment::Warn,
+            frontends: Treatment::Warn,
+            frontend_mark: 0,
+        };
+        for chain in ForeignChains::open(treatments)?.remove_rules()? {
             tracing::info!("removed our accept rule from {chain}");
+        }
+        // Rules are recognised by their comments, so the mark is irrelevant.
+        for (chain, removal) in MarkChains::open(0)?.remove()? {
+            match removal {
+                Removal::NotOurs => {}
+                Removal::Removed => tracing::info!("removed {chain}"),
+                Removal::InUse => tracing::warn!(
+                    "{chain} stays: a rule of another program jumps to it; it sets the masquerade bit,                      and no rule of this program masquerades any more"
+                ),
+            }
         }
         // Only now, after all deletions: the ledger is the only record of owned virtual servers, and
         // a second `cleanup` after a failure needs it.

@@ -5,12 +5,12 @@ use std::sync::mpsc::sync_channel;
 
 use clap::{Args, ValueEnum};
 
-use super::{ExcludeFlags, NodeFlags, StateFlags, json, print};
+use super::dataplane_flags::DataplaneKind;
+use super::{NodeFlags, Setup, StateFlags, json, print};
 use crate::clock;
 use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
-use crate::dataplane::linux::Linux;
 use crate::filter::{self, Filter};
 use crate::ledger::LedgerFile;
 use crate::op::Op;
@@ -25,9 +25,6 @@ pub(super) struct Flags {
 
     #[command(flatten)]
     state: StateFlags,
-
-    #[command(flatten)]
-    exclude: ExcludeFlags,
 
     /// State to compare the plan with.
     #[arg(long, value_enum, default_value_t)]
@@ -64,15 +61,17 @@ const CHANGES: u8 = 2;
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let resolved = self.node.resolve()?;
+        let setup = self.node.setup(&resolved)?;
         match self.against {
             Against::Kernel => {
-                let linux = Linux::open(self.node.service_addresses.into())?;
-                self.print(self.proxier(linux, self.state.file())?)
+                let linux = self.node.open_kernel()?;
+                self.print(self.proxier(&setup, linux, self.state.file())?)
             }
             Against::Empty => {
                 // No earlier run owns anything in an empty kernel.
                 let ledger = LedgerFile::new("/nonexistent");
-                let mut proxier = self.proxier(FakeKernel::default(), ledger)?;
+                let mut proxier = self.proxier(&setup, FakeKernel::default(), ledger)?;
                 // Node ports and preferred sources need addresses of the machine; the Node object's
                 // stand in for them.
                 let node = proxier.snapshot().node();
@@ -86,14 +85,16 @@ impl Flags {
     /// Returns a proxier after it received its complete input.
     fn proxier<D: Dataplane>(
         &self,
+        setup: &Setup,
         dataplane: D,
         ledger: LedgerFile,
     ) -> anyhow::Result<Proxier<D>> {
-        let proxier = Proxier::new(dataplane, self.node.config()?, ledger)?
-            .filtering(self.node.packets.config())
-            .excluding(self.exclude.ipvs_exclude_cidrs.clone());
+        let proxier = Proxier::new(dataplane, setup.plan.clone(), ledger)?
+            .filtering(self.node.packets.config(&setup.settings)?)
+            .excluding(setup.settings.exclude.clone())
+            .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        let watch = self.node.source.follow(self.node.node_name()?, sender)?;
+        let watch = setup.follow(&self.node.source, DataplaneKind::Ipvs, sender)?;
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
         anyhow::ensure!(
             daemon.listen(&messages),

@@ -1,20 +1,35 @@
 //! The command `ipvs-proxier run`.
 
 use std::process::ExitCode;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::SystemTime;
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use ipvs_netlink::Timeouts;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::sysctl_flags::SysctlFlags;
-use super::{DurationFlag, ExcludeFlags, NodeFlags, StateFlags};
+use super::dataplane_flags::{Chosen, DataplaneFlags, DataplaneKind};
+use super::foreign_chain_flags::ForwardDropFlag;
+use super::serve_flags::ServeFlags;
+use super::{
+    ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
+};
+use crate::config::Resolved;
 use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
+use crate::dataplane::Dataplane;
 use crate::dataplane::linux::{Linux, monitor};
-use crate::nftables::{Forwarding, Treatment};
+use crate::filter::FilterConfig;
+use crate::instruments;
+use crate::nftables::{ForeignChains, MarkChains};
+use crate::plan::{PlanConfig, ServiceAddresses};
+use crate::serve::{self, Sources};
 use crate::sync::Proxier;
+use crate::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
+use crate::watch::Watch;
 
 /// Flags of `run`.
 #[derive(Args, Debug)]
@@ -26,104 +41,330 @@ pub(super) struct Flags {
     state: StateFlags,
 
     #[command(flatten)]
-    sysctl: SysctlFlags,
-
-    /// Interval of resyncs: each reads the kernel back and repairs differences.
-    #[arg(long, value_name = "DURATION", default_value = "30s")]
-    ipvs_sync_period: DurationFlag,
-
-    /// Minimum time between two rounds of changes; 0 applies each change at once.
-    #[arg(long, value_name = "DURATION", default_value = "1s")]
-    ipvs_min_sync_period: DurationFlag,
+    dataplane: DataplaneFlags,
 
     #[command(flatten)]
-    exclude: ExcludeFlags,
+    serve: ServeFlags,
 
-    /// What to do if a forward chain of another program drops the answers of endpoints. kube-proxy has
-    /// no such flag.
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
-    forward_drop: ForwardDrop,
+    #[command(flatten)]
+    forward: ForwardDropFlag,
+
+    /// Maintain the chain KUBE-MARK-MASQ in iptables' tables nat, for plugins that jump to it (portmap with
+    /// externalSetMarkChain, CRI-O before 1.29). kube-proxy always does.
+    #[arg(long)]
+    compat_chains: bool,
 
     /// Program the kernel once and exit. Exit code: 0 if every change took effect, otherwise 1.
     #[arg(long)]
     once: bool,
+
+    /// kube-proxy rejects arguments that are not flags, except empty ones, which templates may leave.
+    #[arg(hide = true, value_name = "ARGUMENT", value_parser = empty)]
+    _empty: Vec<String>,
 }
 
-/// [`Treatment`] as the command line spells it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum ForwardDrop {
-    /// Insert a rule at its head that accepts the answers, as kube-proxy does.
-    #[default]
-    Accept,
-    /// Log a warning only.
-    Warn,
-}
-
-impl From<ForwardDrop> for Treatment {
-    fn from(value: ForwardDrop) -> Self {
-        match value {
-            ForwardDrop::Accept => Self::Accept,
-            ForwardDrop::Warn => Self::Warn,
-        }
+fn empty(argument: &str) -> Result<String, &'static str> {
+    match argument {
+        "" => Ok(String::new()),
+        _ => Err("only flags are permitted"),
     }
 }
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if let Some(form) = self.node.proxy.version() {
+            print(&version(form))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let resolved = self.node.resolve()?;
+        let command = &resolved.command;
+        if !command.write_config_to.is_empty() {
+            return write_config(&resolved, &command.write_config_to);
+        }
+        if command.cleanup {
+            return self.cleanup(&resolved);
+        }
+        let setup = self.node.setup(&resolved)?;
+        if command.init_only {
+            return init_only(&setup, &self.sysctl(&setup));
+        }
+        self.serve(&resolved, &setup)
+    }
+
+    /// Serves until the process is stopped.
+    fn serve(&self, resolved: &Resolved, setup: &Setup) -> anyhow::Result<ExitCode> {
         let _lock = self.state.lock()?;
-        let linux = Linux::open(self.node.service_addresses.into())?;
-        let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        stop_on_signals(sender.clone())?;
+        process::adjust_oom_score(setup.settings.oom_score_adj);
+        process::raise_file_limit();
+        match self.dataplane.choose(&self.node)? {
+            Chosen::Ipvs(linux) => self.serve_with_ipvs(*linux, resolved, setup),
+            Chosen::Userspace => self.serve_in_userspace(resolved, setup),
+        }
+    }
+
+    /// Programs the kernel until the process is stopped.
+    fn serve_with_ipvs(
+        &self,
+        mut linux: Linux,
+        resolved: &Resolved,
+        setup: &Setup,
+    ) -> anyhow::Result<ExitCode> {
+        set_ipvs_timeouts(&mut linux, setup);
+        let packets = self.packets(&mut linux, setup)?;
+        let inbox = Inbox::open(resolved)?;
+        tracing::info!("programming IPVS for node {}", setup.plan.node_name);
         // The monitors start before the first round reads the kernel, so that no change falls between
         // the two.
-        self.monitor(&linux, &sender)?;
-        let proxier = Proxier::new(linux, self.node.config()?, self.state.file())?
-            .filtering(self.node.packets.config())
-            .excluding(self.exclude.ipvs_exclude_cidrs.clone());
-        let watch = self.node.source.follow(self.node.node_name()?, sender)?;
-        let mut daemon = Daemon::new(proxier, self.periods()?, watch)
-            .setting(self.sysctl.settings())
-            .forwarding(Forwarding::open(self.forward_drop.into())?);
+        self.monitor(&linux, &inbox.sender)?;
+        let settings = &setup.settings;
+        let mark = packets.masquerade_bit.mark();
+        let proxier = Proxier::new(linux, setup.plan.clone(), self.state.file())?
+            .filtering(packets)
+            .excluding(settings.exclude.clone())
+            .ignoring_external_ips(settings.ignores_external_ips);
+        let equip = |mut daemon: Daemon<Linux>| {
+            let treatments = self.forward.treatments(&self.node.packets.input);
+            daemon = daemon
+                .setting(kernel_settings(&self.sysctl(setup)))
+                .passing(ForeignChains::open(treatments)?);
+            if self.compat_chains {
+                daemon = daemon.marking(MarkChains::open(mark)?);
+            }
+            Ok(daemon)
+        };
+        let (_, code) = self.run_daemon(
+            proxier,
+            DataplaneKind::Ipvs,
+            (resolved, setup),
+            inbox,
+            equip,
+        )?;
+        tracing::info!("stopped; the kernel keeps its state and continues to serve");
+        Ok(code)
+    }
+
+    /// Relays connections until the process is stopped, and until they have ended.
+    fn serve_in_userspace(&self, resolved: &Resolved, setup: &Setup) -> anyhow::Result<ExitCode> {
+        let relay = self.dataplane.start(&setup.settings.local_mode)?;
+        let inbox = Inbox::open(resolved)?;
+        tracing::info!("relaying for node {}", setup.plan.node_name);
+        let form = ServiceAddresses::Loopback;
+        let addresses = inbox.sender.clone();
+        monitor::addresses(form, &[], relay.addresses_port(), move || {
+            addresses.send(Message::MachineChanged).is_ok()
+        })?;
+        let plan = PlanConfig {
+            service_addresses: form,
+            ..setup.plan.clone()
+        };
+        let proxier = Proxier::new(relay, plan, self.state.file())?;
+        let (daemon, code) = self.run_daemon(
+            proxier,
+            DataplaneKind::Userspace,
+            (resolved, setup),
+            inbox,
+            Ok,
+        )?;
+        let patience = self.dataplane.stop_timeout();
+        tracing::info!("stopping; waiting up to {patience:?} for open connections");
+        daemon.into_proxier().into_dataplane().stop(patience);
+        Ok(code)
+    }
+
+    /// Makes rounds until the process is stopped. Returns the daemon and the exit code.
+    fn run_daemon<D: Dataplane>(
+        &self,
+        proxier: Proxier<D>,
+        kind: DataplaneKind,
+        (resolved, setup): (&Resolved, &Setup),
+        inbox: Inbox,
+        equip: impl FnOnce(Daemon<D>) -> anyhow::Result<Daemon<D>>,
+    ) -> anyhow::Result<(Daemon<D>, ExitCode)> {
+        let settings = &setup.settings;
+        let periods = Periods {
+            sync: settings.sync_period,
+            min_sync: settings.min_sync_period,
+        };
+        // Before the watch starts, so that its requests are counted.
+        let exporter = instruments::install(SystemTime::now())?;
+        let watch = setup.follow(&self.node.source, kind, inbox.sender)?;
+        let owners = Arc::new(self.serve.owners());
+        let sources = Sources {
+            board: Arc::default(),
+            health_ports: Arc::default(),
+            watch: watch.as_ref().map(Watch::status_reader),
+        };
+        let daemon = Daemon::new(proxier, periods, watch).publishing(
+            sources.board.clone(),
+            sources.health_ports.clone(),
+            owners.clone(),
+        );
+        let mut daemon = equip(daemon)?;
         if self.once {
-            return Ok(match daemon.run_once(&messages) {
+            let code = match daemon.run_once(&inbox.messages) {
                 true => ExitCode::SUCCESS,
                 false => ExitCode::FAILURE,
-            });
+            };
+            return Ok((daemon, code));
         }
-        daemon.run(&messages);
-        tracing::info!("stopped; the kernel keeps its state and continues to serve");
-        Ok(ExitCode::SUCCESS)
+        let scraper = self.serve.scraper(exporter, owners);
+        let config = self.serve.config(setup, resolved, scraper);
+        let _servers = serve::start(config, sources).context("starting the HTTP servers")?;
+        daemon.run(&inbox.messages);
+        let code = match inbox.has_new_config {
+            Some(changed) if changed.load(Ordering::Relaxed) => ExitCode::FAILURE,
+            _ => ExitCode::SUCCESS,
+        };
+        Ok((daemon, code))
+    }
+
+    /// Returns the configuration of the packet rules, without what the kernel lacks.
+    fn packets(&self, linux: &mut Linux, setup: &Setup) -> anyhow::Result<FilterConfig> {
+        let mut packets = self.node.packets.config(&setup.settings)?;
+        if packets.hides_arp && !linux.supports_arp_rules()? {
+            packets.hides_arp = false;
+            tracing::error!(
+                "--arp=services has no effect: the kernel lacks nf_tables for ARP (CONFIG_NF_TABLES_ARP), \
+                 so this node answers ARP requests for load-balancer addresses; use --arp=strict"
+            );
+        }
+        Ok(packets)
+    }
+
+    /// Returns the kernel settings of the configuration and of `--arp`.
+    fn sysctl(&self, setup: &Setup) -> SysctlConfig {
+        let config = &setup.settings.sysctl;
+        SysctlConfig {
+            strict_arp: self.node.packets.arp.is_strict(config.strict_arp),
+            ..config.clone()
+        }
+    }
+
+    /// `--cleanup`: removes what this program added, as the command `cleanup` does.
+    fn cleanup(self, resolved: &Resolved) -> anyhow::Result<ExitCode> {
+        let settings = resolved.settings().context("invalid configuration")?;
+        let flags = cleanup_command::Flags {
+            state: self.state,
+            service_addresses: self.node.service_addresses,
+            exclude: ExcludeFlags {
+                ipvs_exclude_cidrs: settings.exclude,
+            },
+        };
+        flags.run()
     }
 
     /// Starts threads that send a message when another program changes the kernel.
     fn monitor(&self, linux: &Linux, listener: &SyncSender<Message>) -> anyhow::Result<()> {
         let addresses = listener.clone();
-        monitor::addresses(self.node.service_addresses.into(), move || {
-            addresses.send(Message::MachineChanged).is_ok()
-        })?;
+        let devices = &self.node.yield_devices;
+        let port = linux.addresses_port();
+        monitor::addresses(
+            self.node.service_addresses.into(),
+            devices,
+            port,
+            move || addresses.send(Message::MachineChanged).is_ok(),
+        )?;
+        let routes = listener.clone();
+        monitor::local_routes(port, move || routes.send(Message::AddressesChanged).is_ok())?;
         let rules = listener.clone();
         monitor::rules(linux.rules_port(), move |tampering| {
             rules.send(Message::RulesChanged(tampering)).is_ok()
         })?;
         Ok(())
     }
+}
 
-    fn periods(&self) -> anyhow::Result<Periods> {
-        let periods = Periods {
-            sync: self.ipvs_sync_period.0,
-            min_sync: self.ipvs_min_sync_period.0,
-        };
-        // kube-proxy has the same limits (`ValidateKubeProxyConfiguration`).
-        anyhow::ensure!(
-            periods.sync > Duration::ZERO,
-            "--ipvs-sync-period must be longer than 0"
-        );
-        anyhow::ensure!(
-            periods.min_sync <= periods.sync,
-            "--ipvs-min-sync-period must not be longer than --ipvs-sync-period"
-        );
-        Ok(periods)
+/// The messages for the daemon.
+struct Inbox {
+    sender: SyncSender<Message>,
+    messages: Receiver<Message>,
+    /// Becomes `true` if the process stops because its configuration file changed; `None` without a file.
+    has_new_config: Option<Arc<AtomicBool>>,
+}
+
+impl Inbox {
+    /// Returns an inbox that receives a stop request on a signal and on a change of the configuration file.
+    fn open(resolved: &Resolved) -> anyhow::Result<Self> {
+        let (sender, messages) = sync_channel(QUEUE_LENGTH);
+        stop_on_signals(sender.clone())?;
+        let file = resolved.file();
+        let has_new_config = file.map(|path| config_file::watch(path, sender.clone()));
+        Ok(Self {
+            sender,
+            messages,
+            has_new_config: has_new_config.transpose()?,
+        })
     }
+}
+
+/// Returns the text of `--version` or `--version=raw`.
+fn version(form: &str) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    match form {
+        "raw" => format!(
+            "version={version} kube-proxy=1.36 os={} arch={}\n",
+            std::env::consts::OS,
+            std::env::consts::ARCH
+        ),
+        _ => format!("ipvs-proxier {version}\n"),
+    }
+}
+
+/// `--write-config-to`: writes the configuration that the flags or the file mean.
+fn write_config(resolved: &Resolved, path: &str) -> anyhow::Result<ExitCode> {
+    let text = resolved.configuration.to_yaml();
+    std::fs::write(path, text).with_context(|| format!("writing the configuration to {path}"))?;
+    tracing::info!("wrote the configuration to {path}");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `--init-only`: makes the changes for which a container must be privileged.
+///
+/// Exit code: 0 if every setting has its value. kube-proxy needs the API server for this; this program
+/// does not.
+fn init_only(setup: &Setup, sysctl: &SysctlConfig) -> anyhow::Result<ExitCode> {
+    // Opening it loads the IPVS module; before, its settings do not exist.
+    let mut linux = Linux::open(ServiceAddresses::default())?;
+    set_ipvs_timeouts(&mut linux, setup);
+    let report = Roots::default().apply(&kernel_settings(sysctl));
+    for (setting, _) in &report.written {
+        tracing::info!("set {setting}");
+    }
+    let warnings = report.warnings();
+    for warning in &warnings {
+        tracing::error!("{warning}");
+    }
+    Ok(match warnings.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// Sets the timeouts of IPVS. A failure is logged only, as in kube-proxy.
+fn set_ipvs_timeouts(linux: &mut Linux, setup: &Setup) {
+    let timeouts = setup.settings.ipvs_timeouts;
+    if timeouts == Timeouts::default() {
+        return;
+    }
+    match linux.set_ipvs_timeouts(&timeouts) {
+        Ok(()) => tracing::info!(
+            tcp = timeouts.tcp_secs,
+            tcp_fin = timeouts.tcp_fin_secs,
+            udp = timeouts.udp_secs,
+            "set the IPVS timeouts, in seconds; 0 keeps the kernel's"
+        ),
+        Err(error) => tracing::error!("{error}; IPVS keeps its timeouts"),
+    }
+}
+
+/// Returns the desired settings of this machine's kernel.
+fn kernel_settings(config: &SysctlConfig) -> Vec<Setting> {
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let processors = u32::try_from(processors).unwrap_or(u32::MAX);
+    // If the kernel's version is unreadable, treat it as newer than all known ones: only old
+    // kernels need additional settings.
+    let kernel = sysctl::kernel().unwrap_or(KernelVersion(u32::MAX, 0));
+    sysctl::desired_settings(config, kernel, processors)
 }
 
 /// Starts a thread that sends a stop request on SIGTERM and SIGINT.

@@ -7,6 +7,8 @@ use std::sync::mpsc::SyncSender;
 use anyhow::Context as _;
 use clap::Args;
 
+use super::dataplane_flags::DataplaneKind;
+use crate::config::NodeSettings;
 use crate::daemon::Message;
 use crate::model::Cidr;
 use crate::watch::{self, Watch};
@@ -23,14 +25,6 @@ pub(super) struct SourceFlags {
     /// Ranges from which Services in manifests get a cluster IP if they have none.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     service_cidr: Vec<Cidr>,
-
-    /// File with address and credentials of the API server [default: the Pod's service account].
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-
-    /// Address of the API server; overrides the one in the kubeconfig.
-    #[arg(long, value_name = "URL")]
-    master: Option<String>,
 }
 
 impl SourceFlags {
@@ -40,21 +34,24 @@ impl SourceFlags {
     /// receiver is dropped.
     pub(super) fn follow(
         &self,
+        settings: &NodeSettings,
         node_name: Arc<str>,
+        dataplane: DataplaneKind,
         listener: SyncSender<Message>,
     ) -> anyhow::Result<Option<Watch>> {
         if let Some(path) = &self.manifests {
             let options = manifests::Options {
                 service_cidr: self.service_cidr.clone(),
                 node_name,
+                permits_loopback: dataplane == DataplaneKind::Userspace,
             };
             follow::manifests(path.clone(), options, listener).context("--manifests")?;
             return Ok(None);
         }
         let config = watch::WatchConfig {
             server: watch::ServerLocation {
-                kubeconfig: self.kubeconfig.clone(),
-                master: self.master.clone(),
+                kubeconfig: settings.kubeconfig.clone(),
+                master: settings.master.clone(),
             },
             node_name: node_name.to_string(),
             timeouts: watch::Timeouts::default(),

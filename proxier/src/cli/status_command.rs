@@ -3,10 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::{Output, ServiceAddressesFlag, StateFlags, json, print};
+use crate::clock;
 use crate::dataplane::linux::Linux;
 use crate::ledger::Ledger;
+use crate::neighbours::{self, Neighbour, Traces};
 use crate::report::{JsonReport, KernelTable, table};
 
 /// Flags of `status`.
@@ -24,14 +27,30 @@ pub(super) struct Flags {
     output: Output,
 }
 
+/// The output of `status --output json`.
+#[derive(Debug, Serialize)]
+struct JsonStatus {
+    #[serde(flatten)]
+    kernel: JsonReport,
+    neighbours: Vec<Neighbour>,
+}
+
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let mut linux = Linux::open(self.service_addresses.into())?;
+        let form = self.service_addresses.into();
+        let mut linux = Linux::open(form)?;
         let observed = KernelTable::read(&mut linux)?;
+        let neighbours = neighbours::recognise(&Traces::read(&observed.local)?, form);
         let ledger = Ledger::open(self.state.file())?;
         print(&match self.output {
-            Output::Json => json(&JsonReport::observed(&observed))?,
-            Output::Text => table(&observed, ledger.owned(), &linux.foreign_addresses()?),
+            Output::Json => json(&JsonStatus {
+                kernel: JsonReport::observed(&observed, &ledger),
+                neighbours,
+            })?,
+            Output::Text => {
+                let kernel = table(&observed, &ledger, clock::since_boot());
+                kernel + &neighbours::text(&neighbours)
+            }
         })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -64,6 +64,21 @@ impl ConntrackClient {
         Ok(swept)
     }
 
+    /// Returns whether the kernel lacks `nf_conntrack_netlink`.
+    ///
+    /// Then each request fails with `EINVAL` (`nfnetlink_rcv_msg`, Linux 6.1), as a malformed one does.
+    /// This request for the number of flows has nothing that could be malformed.
+    pub fn is_missing(&mut self) -> bool {
+        let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_GET_STATS;
+        let counted = self.transport.query(
+            kind,
+            "counting the tracked connections",
+            |writer| header(writer, Family::V4),
+            |_| Ok(()),
+        );
+        counted.is_err_and(|error| error.is_invalid() || error.is_unsupported())
+    }
+
     /// Returns all flows of `protocol` between addresses of `family`.
     ///
     /// # Errors

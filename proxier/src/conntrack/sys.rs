@@ -3,6 +3,7 @@
 pub(super) const NFNL_SUBSYS_CTNETLINK: u16 = 1;
 pub(super) const IPCTNL_MSG_CT_GET: u16 = 1;
 pub(super) const IPCTNL_MSG_CT_DELETE: u16 = 2;
+pub(super) const IPCTNL_MSG_CT_GET_STATS: u16 = 5;
 
 pub(super) const AF_INET: u8 = 2;
 pub(super) const AF_INET6: u8 = 10;

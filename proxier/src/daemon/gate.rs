@@ -32,10 +32,14 @@ pub(super) struct Gate {
 
 impl Gate {
     /// Updates the wait after an event of the API server; `snapshot` includes the event.
-    pub(super) fn event(&mut self, snapshot: &Snapshot) {
-        if snapshot.is_complete() && self.node_deadline.is_none() {
+    ///
+    /// Returns whether the wait for Node objects begins.
+    pub(super) fn event(&mut self, snapshot: &Snapshot) -> bool {
+        let begins = snapshot.is_complete() && self.node_deadline.is_none();
+        if begins {
             self.node_deadline = Some(clock::since_boot() + NODE_PATIENCE);
         }
+        begins
     }
 
     /// Updates the wait after manifests. A Node that they lack does not exist, so the wait for it ends.
@@ -58,7 +62,7 @@ impl Gate {
         self.node_deadline
     }
 
-    /// Returns whether a round may be made now. Logs the first refusal for the last manifests.
+    /// Returns whether a round may be made now.
     ///
     /// # Errors
     /// If the kernel cannot be read.
@@ -66,15 +70,7 @@ impl Gate {
         if proxier.may_start()? {
             return Ok(true);
         }
-        if !std::mem::replace(&mut self.is_rejected, true) {
-            tracing::error!(
-                "some manifests cannot be read, and the kernel has state of an earlier process; \
-                 nothing is programmed until all manifests can be read"
-            );
-            for problem in proxier.problems() {
-                tracing::warn!("{problem}");
-            }
-        }
+        self.is_rejected = true;
         Ok(false)
     }
 }

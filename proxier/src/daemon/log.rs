@@ -1,13 +1,18 @@
 //! The log lines of rounds and of checks.
+//!
+//! Everything that may fail again in the next round is a condition ([`LastingConditions`]).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ipvs_netlink::Error;
+use tracing::Level;
 
+use super::address_repairs;
+use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::Swept;
-use crate::dataplane::Dataplane;
-use crate::nftables::{DroppingChain, ForwardChain, ForwardReport};
+use crate::dataplane::{Dataplane, Failure};
+use crate::nftables::{ChainReport, ForeignHook, Tampering};
+use crate::op::Op;
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
@@ -17,57 +22,121 @@ use crate::sysctl;
 /// level `debug`.
 const MAX_LINES: usize = 50;
 
-/// The time after an insertion of our rule in which the next one, into the same chain, is logged at
-/// level `debug`: another program keeps removing the rule.
-const REINSERTION: Duration = Duration::from_secs(600);
-
-/// Writes log lines. A condition that lasts is logged once.
+/// Writes log lines. What lasts or recurs is summed up; each source ends by itself.
 #[derive(Debug, Default)]
 pub(super) struct RoundLog {
-    /// The Problems that were reported.
-    problems: Vec<Problem>,
-    /// The warnings about kernel settings that were reported.
-    setting_warnings: Vec<String>,
-    /// The forward chains whose policy was reported.
-    dropping: BTreeSet<DroppingChain>,
-    /// The failures at forward chains that were reported.
-    forward_failures: BTreeSet<String>,
-    /// The forward chains that got our rule within [`REINSERTION`], and when.
-    inserted: BTreeMap<ForwardChain, Duration>,
-    /// The programs of iptables-legacy that were reported.
-    legacy_programs: Vec<&'static str>,
+    problems: LastingConditions,
+    /// Failed Ops.
+    ops: LastingConditions,
+    /// Failed writes of packet rules.
+    rules: LastingConditions,
+    /// Frontends that are not created without packet rules.
+    held_back: LastingConditions,
+    /// Failed sweeps of flows.
+    flows: LastingConditions,
+    /// Failed writes of the ledger.
+    ledger: LastingConditions,
+    /// Rounds that failed as a whole.
+    rounds: LastingConditions,
+    /// Manifests that cannot be read.
+    manifests: LastingConditions,
+    /// Kernel settings that cannot be written.
+    settings: LastingConditions,
+    /// Foreign chains that drop packets or cannot be checked, and tables of iptables-legacy.
+    foreign_chains: LastingConditions,
+    /// Changes by other programs and their repairs.
+    events: LastingConditions,
 }
 
 impl RoundLog {
-    /// Logs a round. Returns whether all of it took effect.
-    pub(super) fn round<D: Dataplane>(&mut self, applied: &Applied, proxier: &Proxier<D>) -> bool {
-        self.report_problems(proxier);
-        report_writes_beside_ops(applied);
-        let repaired = report_ops(applied, proxier);
+    /// Logs a round at `now`. Returns whether all of it took effect.
+    pub(super) fn round<D: Dataplane>(
+        &mut self,
+        applied: &Applied,
+        proxier: &Proxier<D>,
+        now: Duration,
+    ) -> bool {
+        self.rounds.end(now);
+        self.problems(&proxier.problems(), now);
+        for scheduler in &applied.found_schedulers {
+            tracing::info!("the kernel has the scheduler {scheduler} now; Services use it again");
+        }
+        self.writes_beside_ops(applied, now);
+        let repaired = self.ops(applied, proxier, now);
         metrics::counter!("ipvs_proxier_repairs_total").increment(repaired);
         let failed = applied.failures().count();
         let outcomes = applied.outcomes.iter();
         let changed = outcomes.filter(|outcome| outcome.is_ok()).count();
-        if changed > 0 || failed > 0 {
+        if changed > 0 {
             tracing::info!(changed, failed, repaired, "synced");
         }
         failed == 0
     }
 
+    /// Logs new and solved Problems. `problems` has all present ones.
+    pub(super) fn problems(&mut self, problems: &[Problem], now: Duration) {
+        let mut report = self.problems.report(Coverage::All, now);
+        for problem in problems {
+            report.add(Level::WARN, &problem.kind(), problem);
+        }
+        report.write();
+    }
+
+    /// Logs whether all manifests can be read.
+    pub(super) fn manifests(&mut self, are_whole: bool, now: Duration) {
+        let mut report = self.manifests.report(Coverage::All, now);
+        if !are_whole {
+            let text = "some manifests cannot be read; no object is deleted until they can";
+            report.add(Level::WARN, "unreadable manifests", text);
+        }
+        report.write();
+    }
+
+    /// Logs that nothing is programmed while some manifests cannot be read.
+    pub(super) fn refused_start(&mut self, problems: &[Problem], now: Duration) {
+        let text = "some manifests cannot be read, and the kernel has state of an earlier process; \
+                    nothing is programmed until all manifests can be read";
+        let mut report = self.rounds.report(Coverage::All, now);
+        report.add(Level::ERROR, "reasons to wait", text);
+        report.write();
+        self.problems(problems, now);
+    }
+
+    /// Logs a round that failed as a whole and is tried again after `pause`.
+    pub(super) fn failed_round(&mut self, error: &str, pause: Duration, now: Duration) {
+        let kind = "errors that prevented rounds";
+        let mut report = self.rounds.report(Coverage::All, now);
+        report.add(Level::ERROR, kind, format_args!("{error}; trying again"));
+        report.write();
+        tracing::debug!("trying again in {pause:?}");
+    }
+
+    /// Logs a change of our packet rules by another program.
+    pub(super) fn tampering(&mut self, tampering: &Tampering, now: Duration) {
+        let text = format_args!("packet rules: {tampering}; writing them again");
+        let kind = "changes of our packet rules by other programs, each repaired";
+        (self.events).add(Coverage::Events, Level::WARN, kind, text, now);
+    }
+
     /// Logs the kernel settings that were written or changed, and those that could not be written.
-    pub(super) fn settings(&mut self, report: &sysctl::Report) {
+    pub(super) fn settings(&mut self, report: &sysctl::Report, now: Duration) {
         for (setting, before) in &report.written {
             match before {
                 Some(before) => tracing::info!("set {setting}, was {before}"),
                 None => tracing::info!("set {setting}"),
             }
         }
+        let mut events = self.events.report(Coverage::Events, now);
         for (setting, before) in &report.restored {
-            match before {
-                Some(before) => tracing::warn!("restored {setting}, was {before}; IPVS needs it"),
-                None => tracing::warn!("restored {setting}; IPVS needs it"),
-            }
+            let was = before.as_ref().map(|before| format!(", was {before}"));
+            let text = format!(
+                "restored {setting}{}; IPVS needs it",
+                was.unwrap_or_default()
+            );
+            events.add(Level::WARN, "restored kernel settings", text);
         }
+        events.write();
+        // The keeper reports each change once.
         for (setting, found) in &report.changed {
             tracing::warn!(
                 "{} was changed to {found} and stays so; at the start it was set to {}",
@@ -75,104 +144,150 @@ impl RoundLog {
                 setting.value.number()
             );
         }
-        let warnings = report.warnings();
-        for warning in &warnings {
-            if !self.setting_warnings.contains(warning) {
-                tracing::warn!("{warning}");
-            }
+        let mut warnings = self.settings.report(Coverage::All, now);
+        for warning in &report.warnings() {
+            warnings.add(
+                Level::WARN,
+                "kernel settings that cannot be written",
+                warning,
+            );
         }
-        self.setting_warnings = warnings;
+        warnings.write();
     }
 
-    /// Logs a check of the forward chains at `now`, in time since boot.
-    pub(super) fn forwarding(&mut self, report: Result<ForwardReport, Error>, now: Duration) {
-        let report = match report {
-            Ok(report) => report,
-            Err(error) => return self.forward_failures([error.to_string()].into()),
+    /// Logs a check of the foreign chains at `now`, in time since boot.
+    pub(super) fn foreign_chains(&mut self, checked: &Result<ChainReport, Error>, now: Duration) {
+        let mut report = self.foreign_chains.report(Coverage::All, now);
+        let failure = |failure: &dyn std::fmt::Display| {
+            format!("checking foreign chains: {failure}; trying again")
         };
-        self.inserted.retain(|_, last| now < *last + REINSERTION);
-        for chain in report.inserted {
-            let words = "drops forwarded packets by its policy; inserted our rule for the answers of \
-                         endpoints";
-            match self.inserted.contains_key(&chain) {
-                false => tracing::info!("{chain} {words}"),
-                true => tracing::debug!("{chain} {words} again"),
+        let failures = "failures to check foreign chains";
+        let checked = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                report.add(Level::WARN, failures, failure(error));
+                return report.write();
             }
-            self.inserted.insert(chain, now);
+        };
+        for chain in &checked.dropping {
+            report.add(Level::WARN, "foreign chains that drop packets", chain);
         }
-        for chain in &report.removed {
-            tracing::info!("{chain}: removed our rule");
+        for error in &checked.failures {
+            report.add(Level::WARN, failures, failure(error));
         }
-        for chain in report.dropping.difference(&self.dropping) {
-            tracing::warn!("{chain}");
+        for table in &checked.legacy_tables {
+            report.add(Level::WARN, "tables of iptables-legacy", table);
         }
-        self.forward_failures(report.failures);
-        for program in &report.legacy_programs {
-            if !self.legacy_programs.contains(program) {
-                tracing::warn!(
-                    "the table filter of {program} is in use and cannot be read; if its chain FORWARD \
-                     drops the answers of endpoints, run `{program} -I FORWARD -m conntrack --ctstate \
-                     ESTABLISHED,RELATED -j ACCEPT`"
+        report.write();
+        let mut events = self.events.report(Coverage::Events, now);
+        for chain in &checked.inserted {
+            let words = match chain.hook() {
+                ForeignHook::Forward => {
+                    "drops forwarded packets; inserted our rule for the answers of endpoints"
+                }
+                ForeignHook::Input => {
+                    "drops incoming packets; inserted our rule for packets for frontends"
+                }
+            };
+            // A kind of its own, so that a program that keeps removing the rule hides no other chain.
+            let kind = format!("insertions of our rule into {chain}");
+            events.add(Level::INFO, &kind, format_args!("{chain} {words}"));
+        }
+        for chain in &checked.removed {
+            let text = format_args!("{chain}: removed our rule");
+            events.add(Level::INFO, "removals of our rule", text);
+        }
+        events.write();
+    }
+
+    /// Logs the results of writing packet rules, of sweeping flows and of writing the ledger.
+    fn writes_beside_ops(&mut self, applied: &Applied, now: Duration) {
+        let attempt = |conditions: &mut LastingConditions, kind, failure: Option<String>| {
+            let mut report = conditions.report(Coverage::All, now);
+            if let Some(failure) = failure {
+                report.add(Level::ERROR, kind, failure);
+            }
+            report.write();
+        };
+        if let Some(written) = &applied.rules {
+            let failure = written.as_ref().err().map(ToString::to_string);
+            attempt(&mut self.rules, "failures to write packet rules", failure);
+        }
+        let mut held_back = self.held_back.report(Coverage::All, now);
+        for key in &applied.held_back {
+            let text = format_args!(
+                "{key} is not created: without packet rules it would serve clients that it must \
+                 reject, or fail for some"
+            );
+            held_back.add(
+                Level::ERROR,
+                "frontends that need packet rules and are not created",
+                text,
+            );
+        }
+        held_back.write();
+        if let Some(swept) = &applied.flows {
+            if let Ok(Swept { deleted: 1.., .. }) = swept {
+                tracing::info!(
+                    deleted = swept.as_ref().map_or(0, |it| it.deleted),
+                    "stale flows deleted"
                 );
             }
+            let failure = swept
+                .as_ref()
+                .err()
+                .map(|it| format!("connection tracking: {it}"));
+            attempt(&mut self.flows, "failures to delete stale flows", failure);
         }
-        self.dropping = report.dropping;
-        self.legacy_programs = report.legacy_programs;
+        let unrecorded = applied.unrecorded.as_ref().map(|failure: &Failure| {
+            format!(
+                "cannot write the {failure}; a restart before this is fixed would leave the new \
+                 virtual servers unmanaged"
+            )
+        });
+        attempt(&mut self.ledger, "failures to write the ledger", unrecorded);
     }
 
-    fn forward_failures(&mut self, failures: BTreeSet<String>) {
-        for failure in failures.difference(&self.forward_failures) {
-            tracing::warn!("checking forward chains: {failure}; trying again");
-        }
-        self.forward_failures = failures;
-    }
-
-    fn report_problems<D: Dataplane>(&mut self, proxier: &Proxier<D>) {
-        let problems = proxier.problems();
-        for problem in &problems {
-            if self.problems.binary_search(problem).is_err() {
-                tracing::warn!("{problem}");
+    /// Logs the Ops of a round. Returns the number of repairs.
+    fn ops<D: Dataplane>(&mut self, applied: &Applied, proxier: &Proxier<D>, now: Duration) -> u64 {
+        let is_short = applied.ops.len() <= MAX_LINES;
+        let coverage = match applied.has_tried_all {
+            true => Coverage::All,
+            false => Coverage::Part,
+        };
+        let mut failures = self.ops.report(coverage, now);
+        let mut events = self.events.report(Coverage::Events, now);
+        let mut repaired = 0;
+        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+            let named = NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
+            match outcome {
+                Ok(()) if address_repairs::is_covered(applied, op) => repaired += 1,
+                Ok(()) if applied.is_repair(op) => {
+                    repaired += 1;
+                    let text = format_args!("repaired drift: {named}");
+                    let kind = format!("Ops `{}` that repaired drift", op.verb());
+                    events.add(Level::WARN, &kind, text);
+                }
+                Ok(()) if is_short => tracing::info!("{named}"),
+                Ok(()) => tracing::debug!("{named}"),
+                Err(failure) => failures.add(Level::ERROR, &failure_kind(op, failure), failure),
             }
         }
-        self.problems = problems;
+        if let Some(line) = address_repairs::line(applied) {
+            let kind = "repairs of service addresses and their device";
+            events.add(Level::WARN, kind, line);
+        }
+        failures.write();
+        events.write();
+        repaired
     }
 }
 
-/// Logs the results of writing packet rules, of sweeping flows and of writing the ledger.
-fn report_writes_beside_ops(applied: &Applied) {
-    match &applied.rules {
-        Some(Ok(())) => tracing::debug!("packet rules written"),
-        Some(Err(failure)) => tracing::error!("{failure}"),
-        None => {}
+/// Returns the kind of a failed Op: the kind of change and the error.
+fn failure_kind(op: &Op, failure: &Failure) -> String {
+    let verb = op.verb();
+    match failure.errno {
+        Some(errno) => format!("failed Ops `{verb}`: {}", std::io::Error::from(errno)),
+        None => format!("Ops `{verb}` whose answer is lost"),
     }
-    match &applied.flows {
-        Some(Ok(Swept { deleted: 0, .. })) | None => {}
-        Some(Ok(Swept { deleted, .. })) => tracing::info!(deleted, "stale flows deleted"),
-        Some(Err(failure)) => tracing::error!("connection tracking: {failure}"),
-    }
-    if let Some(failure) = &applied.unrecorded {
-        tracing::error!(
-            "cannot write the {failure}; a restart before this is fixed would leave the new virtual \
-             servers unmanaged"
-        );
-    }
-}
-
-/// Logs the Ops of a round. Returns the number of repairs.
-fn report_ops<D: Dataplane>(applied: &Applied, proxier: &Proxier<D>) -> u64 {
-    let is_short = applied.ops.len() <= MAX_LINES;
-    let mut repaired = 0;
-    for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
-        let named = NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
-        match outcome {
-            Ok(()) if applied.is_repair(op) => {
-                repaired += 1;
-                tracing::warn!("repaired drift: {named}");
-            }
-            Ok(()) if is_short => tracing::info!("{named}"),
-            Ok(()) => tracing::debug!("{named}"),
-            Err(failure) => tracing::error!("{failure}"),
-        }
-    }
-    repaired
 }

@@ -3,9 +3,8 @@
 //! It returns the same results as a real one (`tests/conformance.rs` compares them), counts requests,
 //! and has the faults that a test sets ([`Fault`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
-use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
@@ -13,7 +12,7 @@ use rustix::io::Errno;
 use super::{Dataplane, Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
 use crate::nftables::{Command, Table};
-use crate::observed::{Connections, CountedServer, Observed, ObservedServer};
+use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
 
@@ -38,8 +37,18 @@ pub struct FakeKernel {
     pub writes: usize,
     /// The number of times that all virtual servers were read.
     pub reads: usize,
+    /// The number of cheap looks at all virtual servers.
+    pub looks: usize,
     /// The number of next reads of a single virtual server that fail.
     pub failing_reads: usize,
+    /// Whether the kernel has no nf_tables.
+    pub lacks_nf_tables: bool,
+    /// Schedulers that this kernel lacks, besides those that no kernel has.
+    pub lacks: BTreeSet<ipvs::SchedulerName>,
+    /// Whether the kernel cannot tell which schedulers it lacks, as an IPVS without IPv6.
+    pub hides_schedulers: bool,
+    /// The number of questions for a scheduler.
+    pub scheduler_questions: usize,
     /// The faults of writes, by the number of the write, counted from 0.
     pub faults: BTreeMap<usize, Fault>,
 }
@@ -68,6 +77,34 @@ impl Dataplane for FakeKernel {
         Ok(())
     }
 
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    ) -> bool {
+        self.looks += 1;
+        let shown = |server: &ObservedServer| {
+            let mut shown = server.clone();
+            let flags = ipvs::ServiceFlags::PERSISTENT | ipvs::ServiceFlags::ONE_PACKET;
+            let bits = server.service.flags.bits() & flags.bits();
+            shown.service.flags = ipvs::ServiceFlags::from_bits(bits);
+            shown.service.engine = None;
+            shown.destinations.change(|destinations| {
+                for destination in destinations {
+                    let ipvs::Destination { key, weight, .. } = *destination;
+                    let forwarding = destination.forwarding;
+                    *destination = ipvs::Destination {
+                        forwarding,
+                        ..ipvs::Destination::new(key, weight)
+                    };
+                }
+            });
+            shown
+        };
+        let servers = &self.state.virtual_servers;
+        servers.len() == expected.len()
+            && (servers.values().map(shown)).eq(expected.values().map(shown))
+    }
+
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         if let Some(left) = self.failing_reads.checked_sub(1) {
             self.failing_reads = left;
@@ -77,8 +114,14 @@ impl Dataplane for FakeKernel {
         Ok(server.map(|server| self.counted(server)))
     }
 
-    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
-        Ok(self.state.addresses.clone())
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
+        let state = &self.state;
+        Ok(LocalAddresses {
+            addresses: state.addresses.clone(),
+            leftovers: state.leftovers.clone(),
+            carrier: state.carrier,
+            foreign: state.foreign.clone(),
+        })
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
@@ -98,7 +141,8 @@ impl Dataplane for FakeKernel {
 
     fn replace_rules(&mut self, table: &Table) -> Result<Option<u32>, Failure> {
         let commands = self.commands_to(table);
-        self.write_rules(&commands, Ok(()))
+        let check = refuse_if(self.lacks_nf_tables, Errno::OPNOTSUPP);
+        self.write_rules(&commands, check)
     }
 
     fn delete_rules(&mut self) -> Result<(), Failure> {
@@ -114,6 +158,11 @@ impl Dataplane for FakeKernel {
         }
         self.swept.push(stale.clone());
         Ok(Swept::default())
+    }
+
+    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
+        self.scheduler_questions += 1;
+        Ok((!self.hides_schedulers).then(|| self.knows_scheduler(&name)))
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
@@ -140,6 +189,10 @@ impl FakeKernel {
 
     fn execute(&mut self, op: &Op) {
         self.state.record(op);
+        // The kernel deletes the routes of a device with it.
+        if *op == Op::DeleteCarrier {
+            self.state.addresses.clear();
+        }
         if let Op::AddDestination(key, destination) = *op {
             self.connections.remove(&(key, destination.key));
         }
@@ -191,6 +244,21 @@ impl FakeKernel {
         }
     }
 
+    fn knows_scheduler(&self, name: &ipvs::SchedulerName) -> bool {
+        SCHEDULERS.contains(&name.as_str()) && !self.lacks.contains(name)
+    }
+
+    /// The checks of `ip_vs_add_service` and `ip_vs_edit_service`, in their order.
+    fn check_service(&self, service: &ipvs::Service) -> Result<(), Errno> {
+        let scheduler = service.scheduler.as_ref();
+        let is_known = scheduler.is_none_or(|name| self.knows_scheduler(name));
+        refuse_if(!is_known, Errno::NOENT)?;
+        match service.client_mask {
+            ipvs::ClientMask::V6(prefix) if !(1..=128).contains(&prefix) => Err(Errno::INVAL),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the error with which the kernel would refuse `op`.
     fn check(&self, op: &Op) -> Result<(), Errno> {
         let servers = &self.state.virtual_servers;
@@ -199,11 +267,11 @@ impl FakeKernel {
         match *op {
             Op::AddService(service) => {
                 refuse_if(servers.contains_key(&service.key), Errno::EXIST)?;
-                check_service(&service)
+                self.check_service(&service)
             }
             Op::SetService(service) => {
                 server(&service.key)?;
-                check_service(&service)
+                self.check_service(&service)
             }
             Op::DeleteService(key) => server(&key).map(drop),
             Op::AddDestination(key, destination) => {
@@ -220,14 +288,26 @@ impl FakeKernel {
                 refuse_if(!exists(server(&key)?, destination), Errno::NOENT)
             }
             Op::AddAddress(address, _) => {
+                self.check_carrier()?;
                 refuse_if(self.state.addresses.contains_key(&address), Errno::EXIST)
             }
             // The kernel's replacing request creates what is missing.
-            Op::SetAddress(..) => Ok(()),
+            Op::SetAddress(..) => self.check_carrier(),
             Op::DeleteAddress(address) => {
                 refuse_if(!self.state.addresses.contains_key(&address), Errno::SRCH)
             }
+            Op::DeleteLeftover(address, form) => {
+                let exists = self.state.leftovers.contains(&(address, form));
+                refuse_if(!exists, Errno::SRCH)
+            }
+            Op::AddCarrier => refuse_if(self.state.carrier.is_some(), Errno::EXIST),
+            Op::SetCarrier | Op::DeleteCarrier => self.check_carrier(),
         }
+    }
+
+    /// This kernel has addresses on the carrier only, as with `--service-addresses=routes`.
+    fn check_carrier(&self) -> Result<(), Errno> {
+        refuse_if(self.state.carrier.is_none(), Errno::NODEV)
     }
 }
 
@@ -239,16 +319,6 @@ fn refuse_if(condition: bool, errno: Errno) -> Result<(), Errno> {
 const SCHEDULERS: [&str; 13] = [
     "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf",
 ];
-
-/// The checks of `ip_vs_add_service` and `ip_vs_edit_service`, in their order.
-fn check_service(service: &ipvs::Service) -> Result<(), Errno> {
-    let known = |name: &ipvs::SchedulerName| SCHEDULERS.contains(&name.as_str());
-    refuse_if(!service.scheduler.as_ref().is_none_or(known), Errno::NOENT)?;
-    match service.client_mask {
-        ipvs::ClientMask::V6(prefix) if !(1..=128).contains(&prefix) => Err(Errno::INVAL),
-        _ => Ok(()),
-    }
-}
 
 /// The checks of `ip_vs_genl_set_cmd` and `ip_vs_add_dest` that need no routing table.
 fn check_destination(key: &ipvs::ServiceKey, destination: &ipvs::Destination) -> Result<(), Errno> {

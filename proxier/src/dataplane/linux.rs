@@ -1,23 +1,35 @@
 //! The Linux kernel, through netlink sockets: IPVS, rtnetlink, nf_tables and conntrack.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
+use tracing::Level;
 
 use super::{Dataplane, Failure, Outcome};
+use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::{Stale, Swept};
-use crate::observed::CountedServer;
+use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
-use crate::{conntrack, filter, nftables};
+use crate::{clock, conntrack, filter, nftables};
 
 mod addresses;
+mod counters;
+mod link;
+mod link_addresses;
+mod listing;
 pub(crate) mod monitor;
+mod notice_filter;
 mod rtnetlink;
 mod virtual_servers;
 
 use addresses::Addresses;
+pub(crate) use counters::CounterReader;
+
+/// The pause between two tries to reach a missing `nf_conntrack_netlink`: at each, the kernel runs
+/// modprobe.
+const CONNTRACK_PAUSE: Duration = Duration::from_secs(300);
 
 /// The kernel of one network namespace: that of the thread that called [`Linux::open`].
 ///
@@ -27,8 +39,13 @@ pub struct Linux {
     ipvs: ipvs::Client,
     addresses: Addresses,
     rules: nftables::RulesClient,
-    /// `None` after the kernel rejected a request as unsupported.
-    flows: Option<conntrack::ConntrackClient>,
+    flows: conntrack::ConntrackClient,
+    /// No flows are swept before this time, because the kernel lacked the module.
+    next_sweep: Duration,
+    /// Repairs of packet rules that were logged.
+    events: LastingConditions,
+    /// The missing modules that were logged.
+    missing: LastingConditions,
 }
 
 impl Linux {
@@ -37,12 +54,36 @@ impl Linux {
     /// # Errors
     /// If the kernel has no IPVS, or a socket cannot be opened.
     pub fn open(service_addresses: ServiceAddresses) -> Result<Self, Failure> {
+        Self::yielding(service_addresses, &[])
+    }
+
+    /// Opens the sockets, and leaves the addresses of `devices` to the programs that serve them.
+    ///
+    /// # Errors
+    /// As [`Linux::open`].
+    pub fn yielding(
+        service_addresses: ServiceAddresses,
+        devices: &[String],
+    ) -> Result<Self, Failure> {
         Ok(Self {
             ipvs: ipvs::Client::open()?,
-            addresses: Addresses::open(service_addresses)?,
-            rules: nftables::RulesClient::open(filter::TABLE)?,
-            flows: Some(conntrack::ConntrackClient::open()?),
+            addresses: Addresses::open(service_addresses, devices)?,
+            rules: nftables::RulesClient::open(filter::TABLE).map_err(netfilter_socket)?,
+            flows: conntrack::ConntrackClient::open().map_err(netfilter_socket)?,
+            next_sweep: Duration::ZERO,
+            events: LastingConditions::default(),
+            missing: LastingConditions::default(),
         })
+    }
+
+    /// Checks that this process may program IPVS.
+    ///
+    /// # Errors
+    /// If the process lacks `CAP_NET_ADMIN`.
+    pub fn check_permission(&mut self) -> Result<(), Failure> {
+        // The cheapest request that the kernel permits to an administrator only.
+        self.ipvs.info()?;
+        Ok(())
     }
 
     /// Returns the netlink port of our rule changes.
@@ -52,22 +93,61 @@ impl Linux {
         self.rules.port()
     }
 
-    /// Reads the foreign local addresses, each with a description of its form.
-    ///
-    /// Addresses on interfaces are not among them, except those on kube-proxy's dummy device.
+    /// Returns whether the kernel supports packet rules for ARP.
     ///
     /// # Errors
-    /// If routes or addresses cannot be read.
-    pub fn foreign_addresses(&mut self) -> Result<BTreeMap<IpAddr, String>, Failure> {
-        self.addresses.read_foreign()
+    /// Those of the kernel, except that it does not.
+    pub fn supports_arp_rules(&mut self) -> Result<bool, Failure> {
+        Ok(self.rules.supports_arp()?)
+    }
+
+    /// Returns the netlink port of our changes of routes, addresses and devices.
+    pub fn addresses_port(&self) -> u32 {
+        self.addresses.port()
+    }
+
+    /// Sets the timeouts of IPVS connections; a timeout of 0 remains unchanged.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_ipvs_timeouts(&mut self, timeouts: &ipvs::Timeouts) -> Result<(), Failure> {
+        Ok(self.ipvs.set_timeouts(timeouts)?)
+    }
+}
+
+/// The addresses of a machine without IPVS.
+#[derive(Debug)]
+pub(super) struct AddressTable(Addresses);
+
+impl AddressTable {
+    pub(super) fn open() -> Result<Self, Failure> {
+        // Without packet filter and IPVS, no neighbour depends on the device kube-ipvs0.
+        Ok(Self(Addresses::open(ServiceAddresses::Loopback, &[])?))
+    }
+
+    /// Returns the netlink port of our changes, which notifications carry.
+    pub(super) fn port(&self) -> u32 {
+        self.0.port()
+    }
+
+    /// Reads the machine's own addresses.
+    pub(super) fn read_machine(&mut self) -> Result<Machine, Failure> {
+        self.0.read_machine()
+    }
+
+    /// Applies an Op that concerns an address. Needs `CAP_NET_ADMIN`.
+    pub(super) fn apply(&mut self, op: &Op) -> Result<(), Failure> {
+        let outcomes = self.0.apply(std::slice::from_ref(op));
+        let outcome = outcomes.into_iter().next().unwrap_or(Ok(()));
+        outcome.map_err(|failure| *failure)
     }
 }
 
 impl Dataplane for Linux {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(Machine {
-            addresses: self.addresses.read_machine()?,
-            ..Machine::default()
+            link_addresses: link_addresses::read()?,
+            ..self.addresses.read_machine()?
         })
     }
 
@@ -75,11 +155,18 @@ impl Dataplane for Linux {
         Ok(virtual_servers::walk(&mut self.ipvs, each)?)
     }
 
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    ) -> bool {
+        listing::shows(expected)
+    }
+
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         Ok(virtual_servers::find(&mut self.ipvs, key)?)
     }
 
-    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
         self.addresses.read()
     }
 
@@ -97,7 +184,10 @@ impl Dataplane for Linux {
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(commands) {
             Err(error) if error.is_out_of_step() => {
-                tracing::warn!("{error}; reading all packet rules back to repair them");
+                let text = format_args!("{error}; reading all packet rules back to repair them");
+                let kind = "refused changes of packet rules, each repaired";
+                let now = clock::since_boot();
+                (self.events).add(Coverage::Events, Level::WARN, kind, text, now);
                 return self.replace_rules(table);
             }
             other => other?,
@@ -115,19 +205,34 @@ impl Dataplane for Linux {
     }
 
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
-        let Some(flows) = &mut self.flows else {
+        let now = clock::since_boot();
+        if self.next_sweep > now {
             return Ok(Swept::default());
-        };
-        match flows.sweep(stale) {
-            Err(error) if error.is_unsupported() => {
-                tracing::warn!(
-                    "{error}; stale UDP flows stay until they time out; load the kernel module \
-                     nf_conntrack_netlink and restart to have them deleted"
-                );
-                self.flows = None;
+        }
+        match self.flows.sweep(stale) {
+            Err(error)
+                if error.is_unsupported() || error.is_invalid() && self.flows.is_missing() =>
+            {
+                self.next_sweep = now + CONNTRACK_PAUSE;
+                let text = "the kernel has no nf_conntrack_netlink and could not load the module \
+                            (kernel option CONFIG_NF_CT_NETLINK); stale UDP and SCTP flows stay until \
+                            they time out";
+                let kind = "missing modules";
+                (self.missing).add(Coverage::All, Level::WARN, kind, text, now);
                 Ok(Swept::default())
             }
-            other => Ok(other?),
+            other => {
+                self.missing.end(now);
+                Ok(other?)
+            }
+        }
+    }
+
+    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
+        match self.ipvs.has_scheduler(name) {
+            // IPVS without IPv6.
+            Err(error) if error.is_unsupported() => Ok(None),
+            other => Ok(Some(other?)),
         }
     }
 
@@ -147,10 +252,24 @@ impl Dataplane for Linux {
     }
 }
 
+/// Returns the failure to open a socket for netfilter; names the module if that is missing.
+fn netfilter_socket(error: ipvs::Error) -> Failure {
+    // `netlink_create` (Linux 6.1), if no module registered the protocol.
+    let is_missing = error.errno() == Some(rustix::io::Errno::PROTONOSUPPORT);
+    let mut failure = Failure::from(error);
+    if is_missing {
+        let hint = "the kernel has no nfnetlink and could not load the module nfnetlink (kernel option \
+                    CONFIG_NETFILTER_NETLINK)";
+        failure.message = format!("{hint}: {}", failure.message);
+    }
+    failure
+}
+
 impl From<nftables::TransactionError> for Failure {
     fn from(error: nftables::TransactionError) -> Self {
         let errno = match &error {
             nftables::TransactionError::Refused { refusal, .. } => Some(refusal.errno),
+            nftables::TransactionError::NoNfTables => Some(rustix::io::Errno::OPNOTSUPP),
             _ => None,
         };
         Self {

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::names::{
-    CLUSTER_IP, EXTERNAL, FRONTENDS, GUARDED, INSIDE, LOCAL_ONLY, NOT_HERE, REFUSE, inside, ranges,
+    EXTERNAL, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, INSIDE, LOCAL_ONLY, NOT_HERE, PerFamily,
+    REFUSE, inside, ranges,
 };
 use crate::frontend::Frontend;
 use crate::model::{Networks, TrafficPolicy};
@@ -28,27 +29,31 @@ pub(super) fn parts(
 ) -> Parts {
     let family = frontend.family();
     let mut parts = Parts::default();
-    let mut add = |set, verdict| {
+    let mut add = |set: PerFamily, verdict| {
         let element = Element {
             key: key(frontend),
-            verdict: Some(verdict),
+            verdict,
         };
-        parts.elements.push((set, element));
+        parts.elements.push((set.of(family), element));
     };
 
+    if admission.scope != Scope::NodePort {
+        add(FRONTENDS, None);
+    }
     let masquerading = match (admission.scope, admission.policy) {
-        (Scope::Internal, _) => CLUSTER_IP,
-        (Scope::External, TrafficPolicy::Cluster) => EXTERNAL,
-        (Scope::External, TrafficPolicy::Local) => LOCAL_ONLY,
+        (Scope::Internal, _) => None,
+        (_, TrafficPolicy::Cluster) => Some(EXTERNAL),
+        (_, TrafficPolicy::Local) => Some(LOCAL_ONLY),
     };
-    add(FRONTENDS.of(family), Verdict::Goto(masquerading.into()));
-
+    if let Some(chain) = masquerading {
+        add(EXTERNAL_FRONTENDS, Some(Verdict::Goto(chain.into())));
+    }
     let guard = guard(frontend, admission, node_addresses);
     if let Some((verdict, _)) = &guard {
-        add(GUARDED.of(family), verdict.clone());
+        add(GUARDED, Some(verdict.clone()));
     }
     if let Some(mark) = admission.inside_mark {
-        add(INSIDE.of(family), Verdict::Goto(inside(mark)));
+        add(INSIDE, Some(Verdict::Goto(inside(mark))));
     }
     parts.chain = guard.and_then(|(_, chain)| chain);
     parts
@@ -65,8 +70,8 @@ fn guard(
 ) -> Option<(Verdict, Option<Chain>)> {
     let rejecting = match (admission.scope, admission.endpoints) {
         (_, Availability::Usable) => None,
-        (Scope::External, Availability::RemoteOnly) => Some(NOT_HERE),
         (Scope::Internal, Availability::RemoteOnly) | (_, Availability::None) => Some(REFUSE),
+        (_, Availability::RemoteOnly) => Some(NOT_HERE),
     };
     let Some(allowed) = &admission.source_ranges else {
         return rejecting.map(|chain| (Verdict::Jump(chain.into()), None));

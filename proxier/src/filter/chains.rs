@@ -1,11 +1,12 @@
 //! The chains and sets that do not depend on any Service.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::{FilterConfig, LocalMode, NodeFacts};
+use super::input_accept;
 use super::names::*;
+use super::nat;
 use crate::model::{Cidr, Family, Networks, Protocol};
 use crate::nftables::{
     Chain, Hook, KeyType, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind,
@@ -14,6 +15,8 @@ use crate::nftables::{
 
 /// Before IPVS (98 and 99, `net/netfilter/ipvs/ip_vs_core.c`), and after filters (0).
 const BEFORE_IPVS_INPUT: Hook = Hook::Input(97);
+/// Before [`BEFORE_IPVS_INPUT`], which sets firewall marks.
+pub(super) const BEFORE_INSIDE_INPUT: Hook = Hook::Input(96);
 /// Before IPVS looks for a virtual server (-98), and after other programs' destination NAT (-100).
 const BEFORE_IPVS_OUTPUT: Hook = Hook::Output(-99);
 /// After IPVS (99), for packets that it leaves to processes of this node.
@@ -23,7 +26,7 @@ const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
 /// After connection tracking (-200), and before other programs' destination NAT (-100).
 const OUTPUT: Hook = Hook::Output(-110);
 const INPUT: Hook = Hook::Input(0);
-/// After source NAT (100), where masquerading needs the bit.
+/// After source NAT, where masquerading needs the bit.
 const LEAVING: Hook = Hook::Postrouting(300);
 
 /// How long a packet's earlier mark is kept. Between the hooks that save and restore it, a packet
@@ -32,7 +35,7 @@ const MARK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most connections whose earlier marks are kept. Packets of further ones lose their marks.
 const MAX_MARKS: u32 = 65_536;
 
-const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// How packets of clients inside the cluster are recognised on this node.
 enum Inside<'a> {
@@ -92,8 +95,10 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         table.add_set(Set::new(name, [key], kind));
     }
     for chain in [
-        Chain::at("input", INPUT, input(config)),
-        Chain::at("output", OUTPUT, frontend_rules()),
+        Chain::at("input", INPUT, guarded(NEW_INPUT)),
+        Chain::new(NEW_INPUT, new_input(config)),
+        Chain::at("output", OUTPUT, guarded(NEW_OUTPUT)),
+        Chain::new(NEW_OUTPUT, new_output()),
         Chain::at("inside-input", BEFORE_IPVS_INPUT, inside_input(&inside)),
         Chain::at(
             "inside-output",
@@ -101,24 +106,24 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
             [rule([goto(INSIDE_CHAIN)])],
         ),
         Chain::at("restore-output", AFTER_IPVS_OUTPUT, [restore_mark()]),
-        Chain::at(
-            "restore-input",
-            AFTER_IPVS_INPUT,
-            [restore_mark(), clear_bit(config)],
-        ),
-        Chain::at("postrouting", Hook::SourceNat, postrouting(config)),
+        Chain::at("restore-input", AFTER_IPVS_INPUT, after_ipvs_input(config)),
         Chain::at("leaving", LEAVING, [clear_bit(config)]),
         Chain::new(CLUSTER_IP, cluster_ip(config, &inside)),
         Chain::new(EXTERNAL, [rule([goto(MASQUERADE)])]),
         Chain::new(LOCAL_ONLY, from_service_addresses()),
         Chain::new(MASQUERADE, masquerade(config)),
         Chain::new(REFUSE, refuse()),
+        Chain::new(UNSERVED, unserved()),
         Chain::new(NOT_HERE, not_here(&inside)),
         Chain::new(INSIDE_CHAIN, inside_marks()),
         Chain::new(RESTORE, restore()),
-    ] {
+    ]
+    .into_iter()
+    .chain(nat::chains(config))
+    {
         table.add_chain(chain);
     }
+    input_accept::add_to(&mut table, config);
     table
 }
 
@@ -126,7 +131,8 @@ fn sets(table: &mut Table, family: Family) {
     let address = KeyType::Address(family);
     let frontend = [address, KeyType::Protocol, KeyType::Port];
     for (name, kind) in [
-        (FRONTENDS, SetKind::Verdicts),
+        (FRONTENDS, SetKind::Set),
+        (EXTERNAL_FRONTENDS, SetKind::Verdicts),
         (GUARDED, SetKind::Verdicts),
         (INSIDE, SetKind::Verdicts),
     ] {
@@ -139,28 +145,28 @@ fn sets(table: &mut Table, family: Family) {
     table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
 }
 
-/// Returns the rules that look up the frontend of a packet: first its guard, then, for the first
-/// packet of a connection, the chain that decides about masquerading.
-fn frontend_rules() -> Vec<Rule> {
+/// Returns the rules for every packet: the guard of its frontend, then, for the first packets of a
+/// connection, `new_connection`.
+fn guarded(new_connection: &str) -> Vec<Rule> {
+    let guards = FAMILIES.map(|family| rule([frontend_map(family, GUARDED)]));
+    let mut rules: Vec<Rule> = guards.into();
+    rules.push(rule([Match::New.into(), goto(new_connection)]));
+    rules
+}
+
+/// Returns the rules that find the chain that decides about masquerading.
+fn new_output() -> Vec<Rule> {
     let mut rules = Vec::new();
     for family in FAMILIES {
-        rules.push(rule([frontend_map(family, GUARDED)]));
-    }
-    for family in FAMILIES {
-        rules.push(rule([Match::New.into(), frontend_map(family, FRONTENDS)]));
+        rules.push(rule([frontend_map(family, EXTERNAL_FRONTENDS)]));
+        rules.push(rule([is_frontend(family), goto(CLUSTER_IP)]));
     }
     rules
 }
 
-fn input(config: &FilterConfig) -> Vec<Rule> {
-    let mut rules = frontend_rules();
-    rules.push(rule([
-        Statement::In {
-            key: [Selector::TcpDestinationPort].into(),
-            set: HEALTH_CHECK_PORTS.into(),
-        },
-        Verdict::Accept.into(),
-    ]));
+fn new_input(config: &FilterConfig) -> Vec<Rule> {
+    let mut rules = new_output();
+    rules.push(rule([to_health_check(), Verdict::Accept.into()]));
     for family in FAMILIES.into_iter().filter(|_| config.answer_ping) {
         let ping = Match::EchoRequest(family);
         let to = addressed_to(family, PINGABLE);
@@ -168,7 +174,7 @@ fn input(config: &FilterConfig) -> Vec<Rule> {
     }
     for family in FAMILIES {
         let to = addressed_to(family, SERVICE_ADDRESSES);
-        rules.push(rule([Match::New.into(), to, goto(REFUSE)]));
+        rules.push(rule([to, goto(REFUSE)]));
     }
     rules
 }
@@ -242,6 +248,31 @@ fn refuse() -> Vec<Rule> {
     ]
 }
 
+fn after_ipvs_input(config: &FilterConfig) -> Vec<Rule> {
+    let mut rules = vec![restore_mark(), clear_bit(config)];
+    for family in FAMILIES {
+        let to = addressed_to(family, SERVICE_ADDRESSES);
+        rules.push(rule([to, goto(UNSERVED)]));
+    }
+    rules
+}
+
+/// Rejects packets to frontends without a virtual server: the kernel refused it, or another program
+/// deleted it. Otherwise a daemon that listens on all addresses would answer for the Service.
+///
+/// Answers pass: a process of this node may have a service address as its own. Health checks pass, as in
+/// the chain before IPVS, and pings, about which that chain decides.
+fn unserved() -> Vec<Rule> {
+    let tcp = Match::Protocol([Protocol::Tcp].into());
+    let others = Match::Protocol([Protocol::Udp, Protocol::Sctp].into());
+    vec![
+        rule([Match::Reply.into(), Verdict::Return.into()]),
+        rule([to_health_check(), Verdict::Return.into()]),
+        rule([tcp.into(), Statement::Reject(Reject::TcpReset)]),
+        rule([others.into(), Statement::Reject(Reject::PortUnreachable)]),
+    ]
+}
+
 /// Drops new connections from outside the cluster.
 ///
 /// A rejection would end the client's attempt. After a drop, the client repeats its SYN, and a load
@@ -307,37 +338,6 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
     )
 }
 
-fn postrouting(config: &FilterConfig) -> Vec<Rule> {
-    let has_ports = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
-    let masquerade = || Statement::Masquerade {
-        ports: masquerade_ports(&config.node_ports),
-    };
-    let marked = Match::HasMark(config.masquerade_bit.mark());
-    let mut rules = vec![rule([marked.into(), has_ports().into(), masquerade()])];
-    for family in FAMILIES {
-        // A Pod that reaches itself through a Service would see its own address as the source. It
-        // would answer itself directly, and the answer would not pass IPVS.
-        let hairpin = Statement::In {
-            key: [Selector::Source(family), Selector::Destination(family)].into(),
-            set: HAIRPIN.of(family).into(),
-        };
-        rules.push(rule([hairpin, has_ports().into(), masquerade()]));
-    }
-    rules
-}
-
-/// Returns the larger of the two ranges of unprivileged ports that node ports leave free.
-fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
-    let below = 1024..=node_ports.start().saturating_sub(1);
-    let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
-    match (below.len(), above.len()) {
-        // Node ports cover all unprivileged ports, so masquerading has to use them.
-        (0, 0..=1) => 1024..=u16::MAX,
-        (low, high) if low > high => below,
-        _ => above,
-    }
-}
-
 fn clear_bit(config: &FilterConfig) -> Rule {
     let bit = config.masquerade_bit.mark();
     let cleared = Statement::SetMark(NewMark::Without(bit));
@@ -351,20 +351,40 @@ fn networks_of(family: Family, networks: &[Cidr]) -> Option<Networks> {
 
 fn frontend_map(family: Family, map: PerFamily) -> Statement {
     Statement::VerdictMap {
-        key: [
-            Selector::Destination(family),
-            Selector::Protocol,
-            Selector::DestinationPort,
-        ]
-        .into(),
+        key: frontend_key(family),
         map: map.of(family).into(),
     }
 }
 
-fn addressed_to(family: Family, set: PerFamily) -> Statement {
+/// Matches packets to [`FRONTENDS`].
+pub(super) fn is_frontend(family: Family) -> Statement {
+    Statement::In {
+        key: frontend_key(family),
+        set: FRONTENDS.of(family).into(),
+    }
+}
+
+/// Returns the values of a packet that are the key of its frontend.
+pub(super) fn frontend_key(family: Family) -> Box<[Selector]> {
+    [
+        Selector::Destination(family),
+        Selector::Protocol,
+        Selector::DestinationPort,
+    ]
+    .into()
+}
+
+pub(super) fn addressed_to(family: Family, set: PerFamily) -> Statement {
     Statement::In {
         key: [Selector::Destination(family)].into(),
         set: set.of(family).into(),
+    }
+}
+
+fn to_health_check() -> Statement {
+    Statement::In {
+        key: [Selector::TcpDestinationPort].into(),
+        set: HEALTH_CHECK_PORTS.into(),
     }
 }
 
@@ -372,24 +392,6 @@ fn goto(chain: &str) -> Statement {
     Verdict::Goto(Arc::from(chain)).into()
 }
 
-fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
+pub(super) fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
     Rule::new(statements)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn masquerading_uses_the_larger_range_that_node_ports_leave_free() {
-        for (scenario, node_ports, expected) in [
-            ("more ports above", 30_000..=32_767, 32_768..=65_535),
-            ("no port above", 40_000..=65_535, 1024..=39_999),
-            ("more ports below", 60_000..=61_000, 1024..=59_999),
-            ("only privileged ports", 1..=500, 1024..=65_535),
-            ("all ports", 1..=65_535, 1024..=65_535),
-        ] {
-            assert_eq!(masquerade_ports(&node_ports), expected, "{scenario}");
-        }
-    }
 }

@@ -15,11 +15,17 @@ pub struct FilterConfig {
     ///
     /// It is set on packets of Services on their way through this node and cleared before they
     /// leave. Packets that another program marks with it are masqueraded too.
-    pub masquerade_bit: MasqueradeBit,
+    pub masquerade_bit: MarkBit,
     /// How clients inside the cluster are recognised (`--detect-local-mode`).
     pub local_mode: LocalMode,
     /// Whether service addresses with endpoints answer pings.
     pub answer_ping: bool,
+    /// The bit of packet marks by which our rules in input chains of other programs accept packets for
+    /// frontends (`--input-accept-bit`); `None` without such rules (`--input-drop=warn`).
+    pub input_accept_bit: Option<MarkBit>,
+    /// Whether a table of family `arp` hides load-balancer and external addresses on this node's links
+    /// (`--arp=services`).
+    pub hides_arp: bool,
     /// The cluster's node ports. Masquerading chooses other source ports, if there are any.
     pub node_ports: RangeInclusive<u16>,
 }
@@ -28,19 +34,28 @@ impl Default for FilterConfig {
     fn default() -> Self {
         Self {
             masquerade_all: false,
-            masquerade_bit: MasqueradeBit::default(),
+            masquerade_bit: MarkBit::MASQUERADE,
             local_mode: LocalMode::default(),
             answer_ping: false,
+            input_accept_bit: None,
+            hides_arp: false,
             node_ports: 30_000..=32_767,
         }
     }
 }
 
-/// The position of a bit in packet marks, 0 to 31; the default is kube-proxy's, 14.
+/// The position of a bit in packet marks, 0 to 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MasqueradeBit(u8);
+pub struct MarkBit(u8);
 
-impl MasqueradeBit {
+impl MarkBit {
+    /// kube-proxy's bit for "masquerade".
+    pub const MASQUERADE: Self = Self(14);
+
+    /// The default of `--input-accept-bit`. No program of our survey uses bit 12: Istio has the bits below it,
+    /// the plugin portmap 13, kube-proxy 14 and 15, Calico those above.
+    pub const INPUT_ACCEPT: Self = Self(12);
+
     /// Returns the bit at `position`; `None` above 31.
     pub fn new(position: u8) -> Option<Self> {
         (position < 32).then_some(Self(position))
@@ -49,12 +64,6 @@ impl MasqueradeBit {
     /// Returns the mark in which only this bit is set.
     pub fn mark(self) -> u32 {
         1 << self.0
-    }
-}
-
-impl Default for MasqueradeBit {
-    fn default() -> Self {
-        Self(14)
     }
 }
 

@@ -7,11 +7,13 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::admission::key;
 use super::names::{GUARDED, REFUSE, SERVICE_ADDRESSES, ranges};
 use super::ruleset::Ruleset;
 use crate::frontend::Frontend;
+use crate::model::Protocol;
 use crate::nftables::{Chain, Element, Key, Rule, Verdict};
 use crate::plan::Admission;
 
@@ -22,6 +24,22 @@ pub(super) struct Guards {
     pub(super) frontends: BTreeSet<Frontend>,
     /// The service addresses that are not desired.
     pub(super) addresses: BTreeSet<IpAddr>,
+}
+
+impl Guards {
+    /// Returns whether a frontend at `address` has a guard.
+    fn has_frontend_at(&self, address: IpAddr) -> bool {
+        // Frontends are ordered by address first.
+        let first = Frontend {
+            address,
+            protocol: Protocol::Tcp,
+            port: 0,
+        };
+        let mut from_there = self.frontends.range(first..);
+        from_there
+            .next()
+            .is_some_and(|found| found.address == address)
+    }
 }
 
 impl Ruleset {
@@ -37,8 +55,7 @@ impl Ruleset {
             return;
         }
         let name = ranges(&frontend);
-        let refuse = Verdict::Goto(REFUSE.into());
-        self.add_chain(Chain::new(name.clone(), [Rule::new([refuse.into()])]));
+        self.add_chain(refusing(name.clone()));
         let element = Element {
             key: key(&frontend),
             verdict: Some(Verdict::Jump(name)),
@@ -47,11 +64,24 @@ impl Ruleset {
         self.guards.frontends.insert(frontend);
     }
 
+    /// Rejects new connections to a stale frontend as [`Ruleset::guard_frontend`] does, whatever guard it
+    /// has now. Does nothing if the frontend is desired.
+    pub fn replace_guard(&mut self, frontend: Frontend) {
+        let name = ranges(&frontend);
+        let is_replaced = |chain: &Chain| *chain == refusing(name.clone());
+        if !self.table().chains.get(&name).is_some_and(is_replaced) {
+            self.remove_guard(&frontend);
+        }
+        self.guard_frontend(frontend);
+        self.hide_retired(frontend.address);
+    }
+
     /// Rejects new connections to a stale service address until it is released.
     pub fn guard_address(&mut self, address: IpAddr) {
         if !self.has_service_address(address) {
             self.add_service_address(address);
             self.guards.addresses.insert(address);
+            self.hide(address);
         }
     }
 
@@ -77,8 +107,25 @@ impl Ruleset {
             self.guards.addresses.remove(&address);
             let key = Key::new([address.into()]);
             self.remove_element(SERVICE_ADDRESSES.of(address.into()), key);
+            self.unsilence(address);
         }
-        !frontends.is_empty() || !addresses.is_empty()
+        let has_arp = self.release_arp();
+        has_arp || !frontends.is_empty() || !addresses.is_empty()
+    }
+
+    /// Hides a service address that stays local for a guarded frontend.
+    ///
+    /// The guard does not tell whether its frontend was external, so a cluster IP is hidden as well.
+    pub(super) fn hide_retired(&mut self, address: IpAddr) {
+        if self.guards.has_frontend_at(address) && self.has_service_address(address) {
+            self.hide(address);
+            self.review_arp(address);
+        }
+    }
+
+    /// Returns whether `address`, or a frontend there, has a guard.
+    pub(super) fn is_guarded(&self, address: IpAddr) -> bool {
+        self.guards.addresses.contains(&address) || self.guards.has_frontend_at(address)
     }
 
     /// Removes the guard of a frontend if it is one of [`Guards`].
@@ -90,11 +137,17 @@ impl Ruleset {
     }
 }
 
+/// Returns a chain that rejects new connections.
+fn refusing(name: Arc<str>) -> Chain {
+    let refuse = Verdict::Goto(REFUSE.into());
+    Chain::new(name, [Rule::new([refuse.into()])])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::filter::FilterConfig;
-    use crate::model::{Family, Networks, Protocol, TrafficPolicy};
+    use crate::model::{Family, Networks, TrafficPolicy};
     use crate::nftables::Command;
     use crate::plan::{Availability, Scope};
 
@@ -143,6 +196,7 @@ mod tests {
     }
 
     const REMOVE_FRONTEND: &str = "delete element inet t frontends-4 { 198.51.100.5 . udp . 53 }";
+    const REMOVE_SHIELD: &str = "delete element inet t external-4 { 198.51.100.5 . udp . 53 }";
     const REMOVE_GUARD: &str = "delete element inet t guarded-4 { 198.51.100.5 . udp . 53 }";
     const REMOVE_PING: &str = "delete element inet t pingable-4 { 198.51.100.5 }";
     const REMOVE_ADDRESS: &str = "delete element inet t service-addresses-4 { 198.51.100.5 }";
@@ -152,7 +206,10 @@ mod tests {
         let mut rules = with(ranged());
         rules.set_frontend(FRONTEND, None);
         rules.remove_service_address(FRONTEND.address);
-        assert_eq!(commands(&mut rules), [REMOVE_FRONTEND, REMOVE_PING]);
+        assert_eq!(
+            commands(&mut rules),
+            [REMOVE_SHIELD, REMOVE_FRONTEND, REMOVE_PING]
+        );
         assert!(!rules.release(|_, _| false, |_| false));
         assert_eq!(commands(&mut rules), [""; 0]);
         assert!(rules.release(|_, _| false, |_| true));

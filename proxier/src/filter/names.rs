@@ -1,5 +1,6 @@
 //! The names of sets and chains.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use crate::frontend::Frontend;
@@ -30,8 +31,14 @@ macro_rules! per_family {
     };
 }
 
-/// Every frontend, with the chain that decides whether a connection is masqueraded.
+/// Every frontend except node ports.
+///
+/// A set without verdicts, because both filter chains and NAT chains look it up: the kernel refuses a
+/// map of which a target chain does not suit one of them (`nft_nat_validate`).
 pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
+/// The frontends for clients outside the cluster, with the chain that decides whether a connection is
+/// masqueraded. Connections to the other [`FRONTENDS`] continue in [`CLUSTER_IP`].
+pub(super) const EXTERNAL_FRONTENDS: PerFamily = per_family!("external");
 /// The frontends that some or all clients may not use now, with the chain that rejects those.
 pub(super) const GUARDED: PerFamily = per_family!("guarded");
 /// The frontends whose clients inside the cluster get other endpoints than those outside, with the
@@ -41,6 +48,8 @@ pub(super) const INSIDE: PerFamily = per_family!("inside");
 pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
 /// The service addresses that answer pings.
 pub(super) const PINGABLE: PerFamily = per_family!("pingable");
+/// The node ports, with `--input-drop=accept` only.
+pub(super) const NODE_PORTS: PerFamily = per_family!("node-ports");
 /// Each endpoint on this node, as a pair of equal source and destination addresses.
 pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
 /// The health-check node ports.
@@ -50,6 +59,10 @@ pub(super) const INSIDE_MARKS: &str = "inside-marks";
 /// By connection, the mark that its packets had before they got a firewall mark.
 pub(super) const MARKS_BEFORE: &str = "marks-before";
 
+/// Decides about new connections that arrive.
+pub(super) const NEW_INPUT: &str = "new-input";
+/// Decides about new connections of this node.
+pub(super) const NEW_OUTPUT: &str = "new-output";
 /// Decides about masquerading for connections to cluster IPs.
 pub(super) const CLUSTER_IP: &str = "cluster-ip";
 /// Masquerades connections to external frontends with policy Cluster.
@@ -60,12 +73,31 @@ pub(super) const LOCAL_ONLY: &str = "local-only";
 pub(super) const MASQUERADE: &str = "mark-masquerade";
 /// Rejects new connections.
 pub(super) const REFUSE: &str = "refuse";
+/// Rejects packets to service addresses that IPVS left to processes of this node.
+pub(super) const UNSERVED: &str = "unserved";
 /// Drops new connections from outside the cluster.
 pub(super) const NOT_HERE: &str = "not-here";
 /// Sets the firewall mark of packets to the frontends in [`INSIDE`].
 pub(super) const INSIDE_CHAIN: &str = "inside";
 /// Restores the mark that a packet had before its firewall mark.
 pub(super) const RESTORE: &str = "restore";
+
+/// Sets the bit by which our rules in input chains of other programs accept packets.
+pub(super) const MARK_PASSING: &str = "mark-passing";
+/// Clears that bit.
+pub(super) const CLEAR_PASSING: &str = "clear-passing";
+
+/// In the table of family `arp`, the addresses that this node neither claims nor uses on its links.
+pub(super) const ARP_ADDRESSES: &str = "service-addresses";
+/// In the table of family `arp`, each link with the chain that sets its address as the sender.
+pub(super) const ARP_SENDERS: &str = "senders";
+/// In the table of family `arp`, sets an address of this node as the sender.
+pub(super) const OWN_SENDER: &str = "own-sender";
+
+/// Returns the name of the chain that sets `address` as the sender of an ARP request.
+pub(super) fn sender(address: Ipv4Addr) -> Arc<str> {
+    format!("sender-{address}").into()
+}
 
 /// Returns the name of the chain that admits only certain sources to `frontend`.
 pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {

@@ -5,9 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::admission::parts;
+use super::arp::{self, ArpFacts};
 use super::chains::{firewall_mark, skeleton};
 use super::config::{FilterConfig, NodeFacts};
 use super::guards::Guards;
+use super::input_accept;
 use super::names::{
     GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
 };
@@ -15,7 +17,7 @@ use crate::frontend::Frontend;
 use crate::model::Node;
 use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, Verdict, hash};
 use crate::packed::pack;
-use crate::plan::{Admission, Availability};
+use crate::plan::{Admission, Availability, Scope};
 
 /// The packet rules of a node, with the commands for their changes since the last write.
 ///
@@ -26,6 +28,8 @@ use crate::plan::{Admission, Availability};
 pub struct Ruleset {
     /// The node's main addresses.
     node_addresses: Vec<IpAddr>,
+    /// Whether packets for frontends get the bit that our rules in chains of other programs accept.
+    marks_input: bool,
     frontends: BTreeMap<Frontend, Admission>,
     /// The number of frontends with each firewall mark.
     marks: BTreeMap<u32, usize>,
@@ -35,7 +39,10 @@ pub struct Ruleset {
     /// The sum of the hashes of all parts of the table.
     fingerprint: Fingerprint,
     replaced: Replaced,
+    replaced_arp: Replaced,
     pub(super) guards: Guards,
+    /// The facts behind the companion of family `arp`; `None` without one.
+    pub(super) arp: Option<ArpFacts>,
 }
 
 /// The sum of the hashes of a table's parts.
@@ -52,6 +59,38 @@ struct Replaced {
     chains: BTreeMap<Arc<str>, Option<Chain>>,
 }
 
+impl Replaced {
+    /// Returns two tables with only the changed parts of `table`: as they were, and as they are.
+    fn parts(self, table: &Table) -> (Table, Table) {
+        let (mut old, mut new) = (Table::default(), Table::default());
+        for ((name, key), old_element) in self.elements {
+            let Some(set) = table.sets.get(&name) else {
+                continue;
+            };
+            let new_element = set.elements.get(&key);
+            let new_element = new_element.map(|verdict| (key, verdict.clone()));
+            let old_element = old_element.map(|element| (element.key, element.verdict));
+            for (table, element) in [(&mut old, old_element), (&mut new, new_element)] {
+                let empty = || Set::new(set.name.clone(), set.key.clone(), set.kind);
+                let part = table.sets.entry(name.clone()).or_insert_with(empty);
+                part.elements.extend(element);
+            }
+        }
+        for (name, old_chain) in self.chains {
+            new.chains
+                .extend(table.chains.get_key_value(&name).map(clone));
+            old.chains.extend(old_chain.map(|chain| (name, chain)));
+        }
+        (old, new)
+    }
+}
+
+/// Returns the hashes of a table's chains and of its sets without elements.
+fn definitions(table: &Table) -> Vec<u64> {
+    let sets = table.sets.values().map(hash::set);
+    sets.chain(table.chains.values().map(hash::chain)).collect()
+}
+
 impl Ruleset {
     /// Returns the ruleset of `node` without Services.
     pub fn new(config: &FilterConfig, node: Option<&Node>) -> Self {
@@ -59,18 +98,23 @@ impl Ruleset {
     }
 
     pub(super) fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
-        let table = skeleton(config, node);
-        let sets = table.sets.values().map(hash::set);
-        let chains = table.chains.values().map(hash::chain);
+        let mut table = skeleton(config, node);
+        table.arp = config.hides_arp.then(|| Box::new(arp::table(node)));
+        let arp = table.arp.as_deref().map(definitions);
+        let hashes = definitions(&table).into_iter();
+        let hashes = hashes.chain(arp.into_iter().flatten().map(hash::in_arp));
         Self {
             node_addresses: node.addresses.clone(),
-            fingerprint: sets.chain(chains).fold(0, Fingerprint::wrapping_add),
+            marks_input: config.input_accept_bit.is_some(),
+            fingerprint: hashes.fold(0, Fingerprint::wrapping_add),
             table,
             frontends: BTreeMap::new(),
             marks: BTreeMap::new(),
             pingable: BTreeMap::new(),
             replaced: Replaced::default(),
+            replaced_arp: Replaced::default(),
             guards: Guards::default(),
+            arp: config.hides_arp.then(ArpFacts::default),
         }
     }
 
@@ -92,25 +136,13 @@ impl Ruleset {
     /// Returns the commands for the changes since the last call, in an order that the kernel accepts.
     pub fn take_commands(&mut self) -> Vec<Command> {
         // Two tables with only the changed parts: comparing the whole ones would cost their size.
-        let (mut old, mut new) = (Table::default(), Table::default());
         let replaced = std::mem::take(&mut self.replaced);
-        for ((name, key), old_element) in replaced.elements {
-            let Some(set) = self.table.sets.get(&name) else {
-                continue;
-            };
-            let new_element = set.elements.get(&key);
-            let new_element = new_element.map(|verdict| (key, verdict.clone()));
-            let old_element = old_element.map(|element| (element.key, element.verdict));
-            for (table, element) in [(&mut old, old_element), (&mut new, new_element)] {
-                let empty = || Set::new(set.name.clone(), set.key.clone(), set.kind);
-                let part = table.sets.entry(name.clone()).or_insert_with(empty);
-                part.elements.extend(element);
-            }
-        }
-        for (name, old_chain) in replaced.chains {
-            new.chains
-                .extend(self.table.chains.get_key_value(&name).map(clone));
-            old.chains.extend(old_chain.map(|chain| (name, chain)));
+        let (mut old, mut new) = replaced.parts(&self.table);
+        if let Some(arp) = &self.table.arp {
+            let replaced = std::mem::take(&mut self.replaced_arp);
+            let (old_arp, new_arp) = replaced.parts(arp);
+            old.arp = Some(Box::new(old_arp));
+            new.arp = Some(Box::new(new_arp));
         }
         old.difference(&new)
     }
@@ -118,6 +150,7 @@ impl Ruleset {
     /// Forgets the commands for the changes so far.
     pub(super) fn forget_commands(&mut self) {
         self.replaced = Replaced::default();
+        self.replaced_arp = Replaced::default();
     }
 
     /// Frees the memory that insertions in order of the keys left unused. Useful after many.
@@ -149,6 +182,10 @@ impl Ruleset {
                     self.remove_element(set, element.key);
                 }
             }
+            if self.marks_input && old.scope == Scope::NodePort {
+                let (set, element) = input_accept::node_port(&frontend);
+                self.remove_element(set, element.key);
+            }
             self.count(&frontend, &old, Count::Down);
         }
         if let Some(admission) = admission {
@@ -162,21 +199,31 @@ impl Ruleset {
             if let Some(chain) = parts.chain {
                 self.add_chain(chain);
             }
+            if self.marks_input && admission.scope == Scope::NodePort {
+                let (set, element) = input_accept::node_port(&frontend);
+                self.add_element(set, element);
+            }
             self.count(&frontend, &admission, Count::Up);
         }
     }
 
     /// Adds a service address: one that is local for Services only.
     pub fn add_service_address(&mut self, address: IpAddr) {
-        self.guards.addresses.remove(&address);
+        let was_guarded = self.guards.addresses.remove(&address);
         let key = Key::new([address.into()]);
         self.add_element(SERVICE_ADDRESSES.of(address.into()), key.into());
+        self.silence(address);
+        if was_guarded {
+            self.review_arp(address);
+        }
+        self.hide_retired(address);
     }
 
     /// Removes a service address; connections to it stay rejected until [`Ruleset::release`].
     pub fn remove_service_address(&mut self, address: IpAddr) {
         if self.has_service_address(address) {
             self.guards.addresses.insert(address);
+            self.hide(address);
         }
     }
 
@@ -223,6 +270,9 @@ impl Ruleset {
                 }
                 None => {}
             }
+        }
+        if admission.scope == Scope::External {
+            self.count_arp(count, frontend.address);
         }
         if admission.endpoints != Availability::None {
             let key = || Key::new([frontend.address.into()]);
@@ -293,6 +343,69 @@ impl Ruleset {
         self.replaced.chains.entry(name).or_insert(old);
     }
 
+    pub(super) fn add_arp_element(&mut self, set: &'static str, element: Element) {
+        let arp = self.table.arp.as_mut();
+        let Some(set) = arp.and_then(|arp| arp.sets.get_mut(set)) else {
+            return;
+        };
+        let Element { key, verdict } = element;
+        let added = hash::element(&set.name, &key, verdict.as_ref());
+        self.fingerprint = self.fingerprint.wrapping_add(hash::in_arp(added));
+        let old = set.elements.insert(key.clone(), verdict);
+        let old = old.map(|verdict| Element {
+            key: key.clone(),
+            verdict,
+        });
+        let set = set.name.clone();
+        self.note_arp_element(set, key, old);
+    }
+
+    pub(super) fn remove_arp_element(&mut self, set: &'static str, key: Key) {
+        let arp = self.table.arp.as_mut();
+        let Some(set) = arp.and_then(|arp| arp.sets.get_mut(set)) else {
+            return;
+        };
+        let old = set.elements.remove_entry(&key);
+        let old = old.map(|(key, verdict)| Element { key, verdict });
+        let set = set.name.clone();
+        self.note_arp_element(set, key, old);
+    }
+
+    fn note_arp_element(&mut self, set: Arc<str>, key: Key, old: Option<Element>) {
+        if let Some(old) = &old {
+            let removed = hash::element(&set, &old.key, old.verdict.as_ref());
+            self.fingerprint = self.fingerprint.wrapping_sub(hash::in_arp(removed));
+        }
+        let replaced = &mut self.replaced_arp.elements;
+        replaced.entry((set, key)).or_insert(old);
+    }
+
+    pub(super) fn add_arp_chain(&mut self, chain: Chain) {
+        let Some(arp) = self.table.arp.as_mut() else {
+            return;
+        };
+        let name = chain.name.clone();
+        let added = hash::in_arp(hash::chain(&chain));
+        self.fingerprint = self.fingerprint.wrapping_add(added);
+        let old = arp.chains.insert(name.clone(), chain);
+        self.note_arp_chain(name, old);
+    }
+
+    pub(super) fn remove_arp_chain(&mut self, name: &Arc<str>) {
+        let arp = self.table.arp.as_mut();
+        if let Some(old) = arp.and_then(|arp| arp.chains.remove(name)) {
+            self.note_arp_chain(name.clone(), Some(old));
+        }
+    }
+
+    fn note_arp_chain(&mut self, name: Arc<str>, old: Option<Chain>) {
+        if let Some(old) = &old {
+            let removed = hash::in_arp(hash::chain(old));
+            self.fingerprint = self.fingerprint.wrapping_sub(removed);
+        }
+        self.replaced_arp.chains.entry(name).or_insert(old);
+    }
+
     /// Returns the verdict with the chain's own copy of its name.
     ///
     /// Most elements go to one of a few chains, so sharing the names saves memory.
@@ -318,20 +431,24 @@ fn clone<K: Clone, V: Clone>((key, value): (&K, &V)) -> (K, V) {
 
 /// Whether a shared part gains or loses a user.
 #[derive(Clone, Copy)]
-enum Count {
+pub(super) enum Count {
     Up,
     Down,
 }
 
 /// The change of a shared part that got its first user, or lost its last one.
-enum SharedPart {
+pub(super) enum SharedPart {
     Add,
     Remove,
 }
 
 impl Count {
     /// Changes the number of users of `key`. Returns how the shared part must change.
-    fn apply<K: Ord>(self, users: &mut BTreeMap<K, usize>, key: K) -> Option<SharedPart> {
+    pub(super) fn apply<K: Ord>(
+        self,
+        users: &mut BTreeMap<K, usize>,
+        key: K,
+    ) -> Option<SharedPart> {
         match self {
             Self::Up => {
                 let users = users.entry(key).or_default();

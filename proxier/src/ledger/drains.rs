@@ -44,18 +44,31 @@ impl Default for DrainingServer {
     fn default() -> Self {
         Self {
             destinations: BTreeMap::new(),
-            count: Timer::doubling(FIRST_PAUSE, LONGEST_PAUSE),
+            count: count_timer(),
         }
     }
 }
 
-/// The drain of one destination.
+/// The drain of a destination, or of a retired virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
     /// When the destination is deleted even if it has connections.
     pub deadline: Duration,
     /// Whether the destination may be deleted now.
     pub is_over: bool,
+}
+
+/// Returns a timer for counts of connections. It is not set.
+pub(super) fn count_timer() -> Timer {
+    Timer::doubling(FIRST_PAUSE, LONGEST_PAUSE)
+}
+
+/// Sets `timer` to the next count after one at `now`.
+pub(super) fn next_count(timer: &mut Timer, next_deadline: Duration, now: Duration) {
+    timer.back_off(now);
+    // The next count is due at the next deadline, but never at once: if a deletion fails again and
+    // again, its deadline is in the past.
+    timer.no_later_than(next_deadline.max(now + FIRST_PAUSE));
 }
 
 impl Drains {
@@ -79,11 +92,10 @@ impl Drains {
     }
 
     /// Returns the virtual servers whose count of connections is due at `now`.
-    pub fn due(&self, now: Duration) -> Vec<ipvs::ServiceKey> {
+    pub(super) fn due(&self, now: Duration) -> impl Iterator<Item = ipvs::ServiceKey> + '_ {
         let due = self.servers.iter();
-        due.filter(|(_, server)| server.count.is_due(now))
+        due.filter(move |(_, server)| server.count.is_due(now))
             .map(|(key, _)| *key)
-            .collect()
     }
 
     /// Returns when the next count of connections is due.
@@ -170,12 +182,7 @@ impl Drains {
                 next_deadline = next_deadline.min(drain.deadline);
             }
         }
-        server.count.back_off(now);
-        // The next count is due at the next deadline, but never at once: if a deletion fails again and
-        // again, its deadline is in the past.
-        server
-            .count
-            .no_later_than(next_deadline.max(now + FIRST_PAUSE));
+        next_count(&mut server.count, next_deadline, now);
         for destination in &gone {
             self.end(key, destination);
         }
@@ -224,8 +231,8 @@ mod tests {
     fn a_drain_is_over_when_the_last_connection_ended() {
         let mut drains = Drains::default();
         drains.begin(KEY, destination(1), seconds(10), seconds(70));
-        assert_eq!(drains.due(seconds(10)), []);
-        assert_eq!(drains.due(seconds(11)), [KEY]);
+        assert_eq!(drains.due(seconds(10)).count(), 0);
+        assert!(drains.due(seconds(11)).eq([KEY]));
         drains.counted(&KEY, Some(&found(1, 0, 3)), seconds(11));
         assert!(!is_over(&drains, 1));
         drains.counted(&KEY, Some(&found(1, 0, 0)), seconds(12));

@@ -94,16 +94,22 @@ impl LedgerFile {
             Err(source) => return Err(self.error(source)),
         };
         let mut records = Vec::new();
+        let mut first_skipped = None;
+        let mut skipped = 0;
         let lines = text.split(|&byte| byte == b'\n');
         for (number, line) in lines.enumerate().filter(|(_, line)| !line.is_empty()) {
             self.lines += 1;
             match serde_json::from_slice(line) {
                 Ok(record) => records.push(record),
                 Err(error) => {
-                    let path = self.path.display();
-                    tracing::warn!("ledger {path}: line {}: {error}; skipped", number + 1);
+                    skipped += 1;
+                    first_skipped.get_or_insert((number + 1, error));
                 }
             }
+        }
+        if let Some((line, error)) = first_skipped {
+            let path = self.path.display();
+            tracing::warn!("ledger {path}: line {line}: {error}; lines skipped: {skipped}");
         }
         Ok(records)
     }

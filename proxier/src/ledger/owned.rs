@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ipvs_netlink as ipvs;
 
-use crate::model::{Cidr, ServicePortName};
+use crate::model::{Cidr, ObjectName, ServicePortName};
 use crate::packed::pack;
 
 /// The virtual servers that were created or adopted, each with the Service port that it serves.
@@ -20,6 +20,16 @@ impl Owned {
     /// Returns the Service port of an owned virtual server, as `namespace/name:port`.
     pub fn name(&self, key: &ipvs::ServiceKey) -> Option<&str> {
         self.names.get(key).map(|name| &**name)
+    }
+
+    /// Returns the Service port of an owned virtual server.
+    pub(crate) fn owner(&self, key: &ipvs::ServiceKey) -> Option<ServicePortName> {
+        let (namespace, rest) = self.name(key)?.split_once('/')?;
+        let (service, port) = rest.split_once(':').unwrap_or((rest, ""));
+        Some(ServicePortName {
+            service: ObjectName::new(namespace, service),
+            port: port.into(),
+        })
     }
 
     /// Returns whether a virtual server is owned.

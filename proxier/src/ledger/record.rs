@@ -36,6 +36,14 @@ pub(crate) enum Record {
         server: LedgerKey,
         destination: SocketAddr,
     },
+    /// A virtual server is retired.
+    Retire {
+        server: LedgerKey,
+        /// The deadline in seconds since boot.
+        until: u64,
+    },
+    /// A virtual server is no longer retired.
+    Unretire { server: LedgerKey },
     /// Packet rules were written.
     Rules {
         generation: u32,
@@ -74,6 +82,18 @@ impl Record {
             server: LedgerKey::new(key)?,
             destination: (destination.address, destination.port).into(),
         })
+    }
+
+    /// Returns the record of a virtual server that is retired.
+    pub(super) fn retire(key: ipvs::ServiceKey, deadline: Duration) -> Option<Self> {
+        let (server, until) = (LedgerKey::new(key)?, deadline.as_secs());
+        Some(Self::Retire { server, until })
+    }
+
+    /// Returns the record of a virtual server that is no longer retired.
+    pub(super) fn unretire(key: ipvs::ServiceKey) -> Option<Self> {
+        let server = LedgerKey::new(key)?;
+        Some(Self::Unretire { server })
     }
 }
 

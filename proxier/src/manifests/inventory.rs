@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::document::{self, ManifestObject};
 use super::kind::Object;
 use super::{Loaded, Options, addresses, node_ports};
-use crate::api;
+use crate::api::{self, Scalar};
 use crate::model::{self, ObjectName};
 use crate::problem::{Problem, Source};
 use crate::store::{Event, Interner, Parsed, Update};
@@ -44,6 +44,13 @@ impl<T> Located<T> {
 }
 
 impl Inventory {
+    /// Returns an empty inventory.
+    pub(super) fn new(options: &Options) -> Self {
+        let mut inventory = Self::default();
+        inventory.interner.permits_loopback = options.permits_loopback;
+        inventory
+    }
+
     /// Adds the objects of a file.
     pub(super) fn read(&mut self, text: &str, file: &str) {
         for ManifestObject { line, object } in document::read(text) {
@@ -161,7 +168,13 @@ impl Inventory {
 
     fn parse_services(&mut self) -> Vec<Parsed<model::Service>> {
         let services = std::mem::take(&mut self.services);
-        let parsed = services.into_iter().filter_map(|(name, located)| {
+        // For this proxy they do not exist, as with an API server, whose watch leaves them out. A Service that
+        // exists keeps its connections, and would keep the other proxy from serving it.
+        let is_ours = |located: &Located<api::ServiceObject>| {
+            located.object.metadata.labels.service_proxy_name == Scalar::Absent
+        };
+        let services = services.into_iter().filter(|(_, located)| is_ours(located));
+        let parsed = services.filter_map(|(name, located)| {
             let is_unservable = located.is_unservable;
             self.parse(located, |service, interner| match is_unservable {
                 false => service.parse(interner),

@@ -7,7 +7,9 @@ use rustix::io::Errno;
 
 use super::command::Command;
 use super::existing;
-use super::message::{Base, Grouping, Transaction, contents, message_type, transaction};
+use super::message::{
+    Base, ExistingArp, Grouping, Transaction, contents, message_type, transaction,
+};
 use super::sys::*;
 use super::table::Table;
 
@@ -17,7 +19,10 @@ const TRIES: u32 = 32;
 /// The number of times that [`RulesClient::restore`] reads the table if another program keeps changing it.
 const READS: u32 = 3;
 
-/// A socket that reads and changes one table of its network namespace.
+/// The name of the table that [`RulesClient::supports_arp`] adds and deletes.
+const PROBE: &str = "ipvs-proxier-probe";
+
+/// A socket that reads and changes one table of its network namespace, and its companion.
 #[derive(Debug)]
 pub struct RulesClient {
     transport: Transport,
@@ -43,6 +48,12 @@ pub enum TransactionError {
         /// The kernel's error.
         refusal: Refusal,
     },
+    /// The kernel has no nf_tables.
+    #[error(
+        "the kernel has no nf_tables and could not load the module nf_tables (kernel option \
+         CONFIG_NF_TABLES)"
+    )]
+    NoNfTables,
     /// Another program's transaction came before ours, each time.
     #[error("other programs changed the packet filter during each of {tries} tries")]
     Overtaken {
@@ -70,6 +81,7 @@ impl TransactionError {
                 refusal.errno,
                 Errno::NOMEM | Errno::NOBUFS | Errno::INTR | Errno::AGAIN
             ),
+            Self::NoNfTables => false,
             Self::Overtaken { .. } => true,
             Self::Netlink(error) => error.is_transient(),
         }
@@ -81,6 +93,7 @@ impl TransactionError {
             Self::Refused { refusal, .. } => {
                 matches!(refusal.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT)
             }
+            Self::NoNfTables => true,
             Self::Overtaken { .. } => false,
             Self::Netlink(error) => error.is_unsupported(),
         }
@@ -129,7 +142,7 @@ impl RulesClient {
     /// Those of the kernel.
     pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
         for _ in 0..READS {
-            self.generation = Some(self.read_generation()?);
+            self.generation = Some(self.base_generation()?);
             let Some(existing) = existing::read(&mut self.transport, &self.table, table)? else {
                 break;
             };
@@ -147,7 +160,41 @@ impl RulesClient {
     /// # Errors
     /// Those of the socket and of the kernel, except `ENOENT`.
     pub fn exists(&mut self) -> Result<bool, Error> {
-        Ok(existing::flags(&mut self.transport, &self.table)?.is_some())
+        match existing::flags(&mut self.transport, NFPROTO_INET, &self.table) {
+            // No nf_tables, no table.
+            Err(error) if is_subsystem_missing(&error) => Ok(false),
+            other => Ok(other?.is_some()),
+        }
+    }
+
+    fn existing_arp(&mut self) -> Result<ExistingArp, Error> {
+        match existing::flags(&mut self.transport, NFPROTO_ARP, &self.table) {
+            Err(error) if is_subsystem_missing(&error) => Ok(ExistingArp::Missing),
+            other => Ok(match other? {
+                Some(_) => ExistingArp::Present,
+                None => ExistingArp::Missing,
+            }),
+        }
+    }
+
+    /// Returns whether the kernel supports tables of family `arp` (`CONFIG_NF_TABLES_ARP`).
+    ///
+    /// If ours does not exist, adds and deletes an empty one in one transaction. That changes the
+    /// generation, after which [`RulesClient::restore`] has to read the rules back.
+    ///
+    /// # Errors
+    /// Those of the kernel, except `EOPNOTSUPP`.
+    pub fn supports_arp(&mut self) -> Result<bool, TransactionError> {
+        if self.existing_arp()? == ExistingArp::Present {
+            return Ok(true);
+        }
+        let table = std::mem::replace(&mut self.table, PROBE.into());
+        let probed = self.apply(&[Command::AddArpTable, Command::DeleteArpTable]);
+        self.table = table;
+        match probed {
+            Err(error) if error.is_unsupported() => Ok(false),
+            other => other.map(|()| true),
+        }
     }
 
     /// Applies all commands in one transaction. A packet sees the rules before or after all of them.
@@ -172,7 +219,8 @@ impl RulesClient {
     /// # Errors
     /// Those of the kernel.
     pub fn replace(&mut self, table: &Table) -> Result<(), TransactionError> {
-        self.commit(Base::New, || table.creation())
+        let base = Base::New(self.existing_arp()?);
+        self.commit(base, || table.creation())
     }
 
     /// Deletes the table, if it exists.
@@ -180,7 +228,11 @@ impl RulesClient {
     /// # Errors
     /// Those of the kernel.
     pub fn delete(&mut self) -> Result<(), TransactionError> {
-        self.commit(Base::Deleted, std::iter::empty)
+        let base = Base::Deleted(self.existing_arp()?);
+        match self.commit(base, std::iter::empty) {
+            Err(TransactionError::NoNfTables) => Ok(()),
+            other => other,
+        }
     }
 
     fn commit<I: Iterator<Item = Command>>(
@@ -193,7 +245,7 @@ impl RulesClient {
         for _ in 0..TRIES {
             let generation = match self.generation.take() {
                 Some(expected) => expected,
-                None => self.read_generation()?,
+                None => self.base_generation()?,
             };
             let mut encoded = transaction(&self.table, base, commands(), generation, grouping)?;
             let Some((index, answer)) = self.send(&mut encoded)? else {
@@ -257,10 +309,27 @@ impl RulesClient {
         )
     }
 
+    /// Reads the generation on which a transaction is based.
+    fn base_generation(&mut self) -> Result<u32, TransactionError> {
+        // The request has no field that nf_tables could reject as invalid.
+        self.read_generation().map_err(|error| match &error {
+            error if is_subsystem_missing(error) => TransactionError::NoNfTables,
+            _ => error.into(),
+        })
+    }
+
     fn describe(&self, command: Option<&Command>) -> String {
         match command {
             Some(command) => command.in_table(&self.table).to_string(),
             None => format!("changing table inet {}", self.table),
         }
     }
+}
+
+/// Returns whether a request failed because its nfnetlink subsystem is not registered.
+///
+/// `nfnetlink_rcv_msg` (Linux 6.1) first tries to load the module `nfnetlink-subsys-N`, and then
+/// answers `EINVAL`.
+fn is_subsystem_missing(error: &Error) -> bool {
+    matches!(error, Error::Refused { refusal, .. } if refusal.errno == Errno::INVAL)
 }

@@ -26,13 +26,38 @@ pub enum Command {
     AddRule(Arc<str>, Rule),
     /// Deletes all rules of a chain.
     FlushChain(Arc<str>),
+    /// Adds the table of family `arp` with the same name.
+    AddArpTable,
+    /// Deletes that table with its content.
+    DeleteArpTable,
+    /// Applies the command to that table.
+    InArpTable(Box<Self>),
 }
 
+/// nft's name of the family of our main table.
+pub(super) const INET: &str = "inet";
+/// nft's name of the family of its companion.
+pub(super) const ARP: &str = "arp";
+
 impl Command {
-    /// Returns the command as nft takes it, for the table `name` of family `inet`.
+    /// Returns the command for the companion of family `arp`.
+    pub(super) fn in_arp(self) -> Self {
+        Self::InArpTable(Box::new(self))
+    }
+
+    /// Returns the command as it is in the table that it concerns.
+    pub(super) fn in_its_table(&self) -> &Self {
+        match self {
+            Self::InArpTable(command) => command,
+            other => other,
+        }
+    }
+
+    /// Returns the command as nft takes it, for the table `name`.
     pub fn in_table<'a>(&'a self, name: &'a str) -> impl fmt::Display + 'a {
         InTable {
             command: self,
+            family: INET,
             name,
         }
     }
@@ -40,32 +65,45 @@ impl Command {
 
 struct InTable<'a> {
     command: &'a Command,
+    family: &'static str,
     name: &'a str,
 }
 
 impl fmt::Display for InTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = self.name;
+        let Self { family, name, .. } = *self;
+        let table = format!("{family} {name}");
         match self.command {
             Command::AddSet(set) => {
                 let word = if set.kind.is_map() { "map" } else { "set" };
                 let (name, definition) = (&set.name, set.definition());
-                write!(f, "add {word} inet {table} {name} {{ {definition}; }}")
+                write!(f, "add {word} {table} {name} {{ {definition}; }}")
             }
-            Command::DeleteSet(name) => write!(f, "delete set inet {table} {name}"),
+            Command::DeleteSet(name) => write!(f, "delete set {table} {name}"),
             Command::AddElement(set, element) => {
-                write!(f, "add element inet {table} {set} {{ {element} }}")
+                write!(f, "add element {table} {set} {{ {element} }}")
             }
             Command::DeleteElement(set, key) => {
-                write!(f, "delete element inet {table} {set} {{ {key} }}")
+                write!(f, "delete element {table} {set} {{ {key} }}")
             }
-            Command::AddChain(name, None) => write!(f, "add chain inet {table} {name}"),
+            Command::AddChain(name, None) => write!(f, "add chain {table} {name}"),
             Command::AddChain(name, Some(hook)) => {
-                write!(f, "add chain inet {table} {name} {{ {hook} }}")
+                write!(f, "add chain {table} {name} {{ {hook} }}")
             }
-            Command::DeleteChain(name) => write!(f, "delete chain inet {table} {name}"),
-            Command::AddRule(chain, rule) => write!(f, "add rule inet {table} {chain} {rule}"),
-            Command::FlushChain(name) => write!(f, "flush chain inet {table} {name}"),
+            Command::DeleteChain(name) => write!(f, "delete chain {table} {name}"),
+            Command::AddRule(chain, rule) => write!(f, "add rule {table} {chain} {rule}"),
+            Command::AddArpTable => write!(f, "add table {ARP} {name}"),
+            Command::DeleteArpTable => write!(f, "delete table {ARP} {name}"),
+            Command::InArpTable(command) => {
+                let family = ARP;
+                Self {
+                    command,
+                    family,
+                    name,
+                }
+                .fmt(f)
+            }
+            Command::FlushChain(name) => write!(f, "flush chain {table} {name}"),
         }
     }
 }

@@ -35,11 +35,35 @@ pub(super) fn read(
     wanted: &Table,
 ) -> Result<Option<Table>, Error> {
     // Our table has no flags. With `NFT_TABLE_F_DORMANT`, for example, its chains do not run.
-    if flags(transport, name)? != Some(0) {
+    if flags(transport, NFPROTO_INET, name)? != Some(0) {
         return Ok(None);
     }
+    let Some(mut table) = read_family(transport, NFPROTO_INET, name, wanted)? else {
+        return Ok(None);
+    };
+    table.arp = match (flags(transport, NFPROTO_ARP, name)?, &wanted.arp) {
+        (None, _) => None,
+        // It will be deleted, whatever it contains.
+        (Some(_), None) => Some(Box::default()),
+        (Some(0), Some(wanted)) => match read_family(transport, NFPROTO_ARP, name, wanted)? {
+            Some(arp) => Some(Box::new(arp)),
+            None => return Ok(None),
+        },
+        (Some(_), Some(_)) => return Ok(None),
+    };
+    Ok(Some(table))
+}
+
+/// Reads the table of one family; `None` if it has something that our tables never have.
+fn read_family(
+    transport: &mut Transport,
+    family: u8,
+    name: &str,
+    wanted: &Table,
+) -> Result<Option<Table>, Error> {
     let mut reader = Reader {
         transport,
+        family,
         table: name,
         wanted,
     };
@@ -62,16 +86,20 @@ pub(super) fn read(
     Ok(Some(table))
 }
 
-/// Reads the flags of the table `name`; `None` if it is missing.
+/// Reads the flags of the table `name` of `family`; `None` if it is missing.
 ///
 /// # Errors
 /// Those of the socket and of the kernel, except `ENOENT`.
-pub(super) fn flags(transport: &mut Transport, name: &str) -> Result<Option<u32>, Error> {
+pub(super) fn flags(
+    transport: &mut Transport,
+    family: u8,
+    name: &str,
+) -> Result<Option<u32>, Error> {
     let answer = transport.query(
         message_type(NFT_MSG_GETTABLE),
         "looking for our table",
         |writer| {
-            writer.header(&[NFPROTO_INET, 0, 0, 0]);
+            writer.header(&[family, 0, 0, 0]);
             writer.string(NFTA_TABLE_NAME, name);
         },
         |message| {
@@ -99,6 +127,7 @@ type Elements = BTreeMap<Key, Option<Verdict>>;
 
 struct Reader<'a> {
     transport: &'a mut Transport,
+    family: u8,
     table: &'a str,
     wanted: &'a Table,
 }
@@ -228,8 +257,9 @@ impl Reader<'_> {
         clear: impl Fn(&mut T),
         each: impl FnMut(&mut T, Message<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        let family = self.family;
         let body = |writer: &mut Writer<'_>| {
-            writer.header(&[NFPROTO_INET, 0, 0, 0]);
+            writer.header(&[family, 0, 0, 0]);
             body(writer);
         };
         self.transport

@@ -80,6 +80,23 @@ impl Expressions<'_, '_> {
                 });
             }
             Statement::Masquerade { ports } => self.masquerade(ports),
+            Statement::SetArpSender(address) => {
+                self.immediate(FIRST, &address.octets());
+                self.expression("payload", |data| {
+                    data.u32_be(NFTA_PAYLOAD_SREG, FIRST.number());
+                    data.u32_be(NFTA_PAYLOAD_BASE, NFT_PAYLOAD_NETWORK_HEADER);
+                    data.u32_be(NFTA_PAYLOAD_OFFSET, ARP_SENDER);
+                    data.u32_be(NFTA_PAYLOAD_LEN, 4);
+                });
+            }
+            Statement::KeepDestination(family) => {
+                self.load(Selector::Destination(*family), FIRST);
+                self.expression("nat", |data| {
+                    data.u32_be(NFTA_NAT_TYPE, NFT_NAT_DNAT);
+                    data.u32_be(NFTA_NAT_FAMILY, family_number(*family).into());
+                    data.u32_be(NFTA_NAT_REG_ADDR_MIN, FIRST.number());
+                });
+            }
             Statement::Reject(reject) => self.reject(*reject),
             Statement::Verdict(verdict) => self.expression("immediate", |data| {
                 data.u32_be(NFTA_IMMEDIATE_DREG, 0);
@@ -155,6 +172,12 @@ impl Expressions<'_, '_> {
                 self.compare(Relation::Is, &RTN_LOCAL.to_ne_bytes());
             }
             Match::EchoRequest(family) => self.echo_request(*family),
+            Match::ArpRequest => {
+                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_OPERATION, 2, FIRST);
+                self.compare(Relation::Is, &ARPOP_REQUEST.to_be_bytes());
+                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_HARDWARE_LENGTH, 1, FIRST);
+                self.compare(Relation::Is, &[ETH_ALEN]);
+            }
         }
     }
 
@@ -261,6 +284,13 @@ impl Expressions<'_, '_> {
                 self.compare(Relation::Is, &[IPPROTO_TCP]);
                 self.load(Selector::DestinationPort, register);
             }
+            Selector::ArpSender => {
+                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_SENDER, 4, register);
+            }
+            Selector::ArpTarget => {
+                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_TARGET, 4, register);
+            }
+            Selector::OutputInterface => self.load_meta(NFT_META_OIFNAME, register),
             Selector::Mark => self.load_meta(NFT_META_MARK, register),
             Selector::ConnectionId => self.load_ct(NFT_CT_ID, register),
         }
@@ -272,11 +302,7 @@ impl Expressions<'_, '_> {
             return;
         }
         self.load_meta(NFT_META_NFPROTO, FIRST);
-        let number = match family {
-            Family::V4 => NFPROTO_IPV4,
-            Family::V6 => NFPROTO_IPV6,
-        };
-        self.compare(Relation::Is, &[number]);
+        self.compare(Relation::Is, &[family_number(family)]);
     }
 
     fn load_meta(&mut self, key: u32, register: Register) {
@@ -375,6 +401,19 @@ enum SetName<'a> {
     Named(&'a str),
     /// The rule's next anonymous set. With [`Relation::IsNot`] the rule continues if it lacks the key.
     Anonymous(Relation),
+}
+
+// Offsets in an ARP message with hardware addresses of 6 bytes (RFC 826).
+const ARP_HARDWARE_LENGTH: u32 = 4;
+const ARP_OPERATION: u32 = 6;
+const ARP_SENDER: u32 = 14;
+const ARP_TARGET: u32 = 24;
+
+fn family_number(family: Family) -> u8 {
+    match family {
+        Family::V4 => NFPROTO_IPV4,
+        Family::V6 => NFPROTO_IPV6,
+    }
 }
 
 /// Returns the offset of the source address in an IP header. The destination address follows it.

@@ -40,6 +40,12 @@ pub(crate) fn set(set: &Set) -> u64 {
     message(NFT_MSG_NEWSET, |writer| write_set(writer, "", set, 0))
 }
 
+/// Returns the hash of a part of the companion of family `arp`, whose hash in a table of family `inet` is
+/// `hash`.
+pub(crate) fn in_arp(hash: u64) -> u64 {
+    mix(hash ^ u64::from(NFPROTO_ARP))
+}
+
 /// Returns the hash of a rule and its anonymous sets. The chain does not matter.
 pub(super) fn rule(rule: &Rule) -> u64 {
     // The numbers of anonymous sets differ from transaction to transaction; here they start at 1.

@@ -25,10 +25,19 @@ const ELEMENTS_PER_MESSAGE: usize = 128;
 pub(super) enum Base {
     /// The existing table.
     Existing,
-    /// A new table; an existing one of that name is deleted.
-    New,
-    /// No table; an existing one is deleted.
-    Deleted,
+    /// A new table; existing ones of that name are deleted.
+    New(ExistingArp),
+    /// No table; existing ones are deleted.
+    Deleted(ExistingArp),
+}
+
+/// Whether the kernel has a table of family `arp` with our name.
+///
+/// A kernel without that family refuses each message about it, even a deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExistingArp {
+    Present,
+    Missing,
 }
 
 /// The rule for grouping commands into messages.
@@ -71,6 +80,7 @@ pub(super) fn transaction(
 ) -> Result<Transaction> {
     let mut encoder = Encoder {
         table,
+        family: NFPROTO_INET,
         batch: Batch::new(),
         subjects: Vec::new(),
         encoded: 0,
@@ -82,11 +92,17 @@ pub(super) fn transaction(
     if base != Base::Existing {
         // Deleting a missing table fails. Adding an existing one does not, so add it first.
         // `NFT_MSG_DESTROYTABLE` needs Linux 6.3.
-        encoder.table(NFT_MSG_NEWTABLE)?;
-        encoder.table(NFT_MSG_DELTABLE)?;
+        encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
+        encoder.table(NFT_MSG_DELTABLE, 0..0)?;
     }
-    if base == Base::New {
-        encoder.table(NFT_MSG_NEWTABLE)?;
+    if let Base::New(ExistingArp::Present) | Base::Deleted(ExistingArp::Present) = base {
+        encoder.family = NFPROTO_ARP;
+        encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
+        encoder.table(NFT_MSG_DELTABLE, 0..0)?;
+        encoder.family = NFPROTO_INET;
+    }
+    if let Base::New(_) = base {
+        encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
     }
     let mut group = Vec::new();
     for command in commands {
@@ -146,12 +162,15 @@ fn fit_together(one: &Command, other: &Command) -> bool {
     match (one, other) {
         (Command::AddElement(one, _), Command::AddElement(other, _))
         | (Command::DeleteElement(one, _), Command::DeleteElement(other, _)) => one == other,
+        (Command::InArpTable(one), Command::InArpTable(other)) => fit_together(one, other),
         _ => false,
     }
 }
 
 struct Encoder<'a> {
     table: &'a str,
+    /// The family of the next message.
+    family: u8,
     batch: Batch,
     subjects: Vec<Range<usize>>,
     /// The number of encoded commands.
@@ -166,9 +185,11 @@ impl Encoder<'_> {
         frame(&mut self.batch, kind, body)
     }
 
-    fn table(&mut self, kind: u16) -> Result<()> {
+    fn table(&mut self, kind: u16, subject: Range<usize>) -> Result<()> {
         let name = self.table;
-        self.message(kind, 0, 0..0, |writer| writer.string(NFTA_TABLE_NAME, name))
+        self.message(kind, 0, subject, |writer| {
+            writer.string(NFTA_TABLE_NAME, name);
+        })
     }
 
     fn message(
@@ -184,22 +205,41 @@ impl Encoder<'_> {
             | NFT_MSG_NEWSETELEM => NLM_F_CREATE,
             _ => 0,
         };
+        let family = self.family;
         self.batch
             .push(message_type(kind), flags | create, |writer| {
-                writer.header(&[NFPROTO_INET, 0, 0, 0]);
+                writer.header(&[family, 0, 0, 0]);
                 body(writer);
             })
     }
 
     /// Encodes commands that [fit together](fit_together).
     fn commands(&mut self, commands: &[Command]) -> Result<()> {
-        let table = self.table;
         let subject = self.encoded..self.encoded + commands.len();
         self.encoded = subject.end;
         let Some(first) = commands.first() else {
             return Ok(());
         };
+        self.family = match first {
+            Command::AddArpTable | Command::DeleteArpTable | Command::InArpTable(_) => NFPROTO_ARP,
+            _ => NFPROTO_INET,
+        };
+        self.command(first.in_its_table(), commands, subject)
+    }
+
+    /// Encodes `first`, the first of `commands`, which fit together.
+    fn command(
+        &mut self,
+        first: &Command,
+        commands: &[Command],
+        subject: Range<usize>,
+    ) -> Result<()> {
+        let table = self.table;
         match first {
+            Command::AddArpTable => self.table(NFT_MSG_NEWTABLE, subject),
+            Command::DeleteArpTable => self.table(NFT_MSG_DELTABLE, subject),
+            // `in_its_table` removed this variant.
+            Command::InArpTable(_) => Ok(()),
             Command::AddSet(set) => {
                 let id = self.next_id;
                 self.next_id += 1;
@@ -286,7 +326,7 @@ pub(super) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32
         });
     }
     match set.key[..] {
-        [KeyType::Mark] => writer.bytes(NFTA_SET_USERDATA, HOST_ORDER),
+        [KeyType::Mark | KeyType::Interface] => writer.bytes(NFTA_SET_USERDATA, HOST_ORDER),
         [KeyType::ConnectionId] => writer.bytes(NFTA_SET_USERDATA, TYPEOF_CT_ID_META_MARK),
         _ => {}
     }
@@ -324,7 +364,7 @@ fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, commands: &[C
     writer.string(NFTA_SET_ELEM_LIST_SET, set);
     writer.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
         for command in commands {
-            list.nested(NFTA_LIST_ELEM, |writer| match command {
+            list.nested(NFTA_LIST_ELEM, |writer| match command.in_its_table() {
                 Command::AddElement(_, element) => {
                     write_element(writer, &element.key, element.verdict.as_ref());
                 }

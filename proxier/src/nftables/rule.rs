@@ -1,6 +1,7 @@
 //! Rules and their statements.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -70,6 +71,12 @@ pub enum Statement {
         /// The range of the port.
         ports: RangeInclusive<u16>,
     },
+    /// Changes the sender's IP address of an ARP message.
+    SetArpSender(Ipv4Addr),
+    /// Binds the connection to its destination, so that it passes no further chain of destination NAT.
+    ///
+    /// A verdict. The rule does not match packets of the other family.
+    KeepDestination(Family),
     /// Drops the packet and sends an error to its source.
     Reject(Reject),
     /// Applies a verdict.
@@ -101,6 +108,9 @@ pub enum Match {
     SourceIsLocal,
     /// It is an ICMP or ICMPv6 echo request (ping).
     EchoRequest(Family),
+    /// It is an ARP request on a link with hardware addresses of 6 bytes. Only there are the addresses at
+    /// the offsets of [`Selector::ArpSender`] and [`Selector::ArpTarget`].
+    ArpRequest,
 }
 
 /// Whether a comparison needs equal or unequal values.
@@ -126,6 +136,12 @@ pub enum Selector {
     DestinationPort,
     /// Its TCP destination port. The rule does not match packets of other protocols.
     TcpDestinationPort,
+    /// The sender's IP address of an ARP message.
+    ArpSender,
+    /// The target's IP address of an ARP message.
+    ArpTarget,
+    /// The name of its output interface.
+    OutputInterface,
     /// Its mark.
     Mark,
     /// The kernel's number for its tracked connection.
@@ -198,6 +214,15 @@ impl fmt::Display for Statement {
                 let (first, last) = (ports.start(), ports.end());
                 write!(f, "masquerade to :{first}-{last} fully-random")
             }
+            Self::SetArpSender(address) => write!(f, "arp saddr ip set {address}"),
+            Self::KeepDestination(family) => {
+                let to = Selector::Destination(*family);
+                let family = match family {
+                    Family::V4 => "ip",
+                    Family::V6 => "ip6",
+                };
+                write!(f, "dnat {family} to {to}")
+            }
             Self::Reject(Reject::TcpReset) => f.write_str("reject with tcp reset"),
             Self::Reject(Reject::PortUnreachable) => f.write_str("reject"),
             Self::Verdict(verdict) => verdict.fmt(f),
@@ -233,6 +258,7 @@ impl fmt::Display for Match {
             }
             Self::Marked => f.write_str("meta mark != 0x00000000"),
             Self::SourceIsLocal => f.write_str("fib saddr type local"),
+            Self::ArpRequest => f.write_str("arp operation request arp hlen 6"),
             Self::EchoRequest(Family::V4) => f.write_str("icmp type echo-request"),
             Self::EchoRequest(Family::V6) => f.write_str("icmpv6 type echo-request"),
         }
@@ -258,6 +284,9 @@ impl fmt::Display for Selector {
             Self::Protocol => "meta l4proto",
             Self::DestinationPort => "th dport",
             Self::TcpDestinationPort => "tcp dport",
+            Self::ArpSender => "arp saddr ip",
+            Self::ArpTarget => "arp daddr ip",
+            Self::OutputInterface => "oifname",
             Self::Mark => "meta mark",
             Self::ConnectionId => "ct id",
         })

@@ -10,6 +10,9 @@ pub(super) const NFNLGRP_NFTABLES: u32 = 7;
 pub(super) const NFPROTO_UNSPEC: u8 = 0;
 pub(super) const NFPROTO_INET: u8 = 1;
 pub(super) const NFPROTO_IPV4: u8 = 2;
+pub(super) const NFPROTO_ARP: u8 = 3;
+pub(super) const NFPROTO_NETDEV: u8 = 5;
+pub(super) const NFPROTO_BRIDGE: u8 = 7;
 pub(super) const NFPROTO_IPV6: u8 = 10;
 
 pub(super) const NFT_MSG_NEWTABLE: u16 = 0;
@@ -40,6 +43,7 @@ pub(super) const NFTA_CHAIN_POLICY: u16 = 5;
 pub(super) const NFTA_CHAIN_TYPE: u16 = 7;
 pub(super) const NFTA_HOOK_HOOKNUM: u16 = 1;
 pub(super) const NFTA_HOOK_PRIORITY: u16 = 2;
+pub(super) const NF_INET_LOCAL_IN: u32 = 1;
 pub(super) const NF_INET_FORWARD: u32 = 2;
 
 pub(super) const NFTA_RULE_TABLE: u16 = 1;
@@ -94,6 +98,10 @@ pub(super) const NFTA_EXPR_DATA: u16 = 2;
 pub(super) const NFTA_MATCH_NAME: u16 = 1;
 pub(super) const NFTA_MATCH_REV: u16 = 2;
 pub(super) const NFTA_MATCH_INFO: u16 = 3;
+pub(super) const NFTA_TARGET_NAME: u16 = 1;
+
+pub(super) const NFTA_TARGET_REV: u16 = 2;
+pub(super) const NFTA_TARGET_INFO: u16 = 3;
 
 pub(super) const NFTA_IMMEDIATE_DREG: u16 = 1;
 pub(super) const NFTA_IMMEDIATE_DATA: u16 = 2;
@@ -129,6 +137,7 @@ pub(super) const NFTA_PAYLOAD_DREG: u16 = 1;
 pub(super) const NFTA_PAYLOAD_BASE: u16 = 2;
 pub(super) const NFTA_PAYLOAD_OFFSET: u16 = 3;
 pub(super) const NFTA_PAYLOAD_LEN: u16 = 4;
+pub(super) const NFTA_PAYLOAD_SREG: u16 = 5;
 pub(super) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
 pub(super) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
 
@@ -137,6 +146,7 @@ pub(super) const NFTA_META_KEY: u16 = 2;
 pub(super) const NFTA_META_SREG: u16 = 3;
 pub(super) const NFT_META_MARK: u32 = 3;
 pub(super) const NFT_META_IIFNAME: u32 = 6;
+pub(super) const NFT_META_OIFNAME: u32 = 7;
 pub(super) const NFT_META_NFPROTO: u32 = 15;
 pub(super) const NFT_META_L4PROTO: u32 = 16;
 
@@ -169,10 +179,18 @@ pub(super) const NFTA_MASQ_REG_PROTO_MAX: u16 = 3;
 pub(super) const NF_NAT_RANGE_PROTO_SPECIFIED: u32 = 2;
 pub(super) const NF_NAT_RANGE_PROTO_RANDOM_FULLY: u32 = 16;
 
+pub(super) const NFTA_NAT_TYPE: u16 = 1;
+pub(super) const NFTA_NAT_FAMILY: u16 = 2;
+pub(super) const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
+pub(super) const NFT_NAT_DNAT: u32 = 1;
+
 pub(super) const NFTA_GEN_ID: u16 = 1;
 pub(super) const NFTA_GEN_PROC_PID: u16 = 2;
 pub(super) const NFTA_GEN_PROC_NAME: u16 = 3;
 
+pub(super) const ARPOP_REQUEST: u16 = 1;
+/// The length of an Ethernet address.
+pub(super) const ETH_ALEN: u8 = 6;
 pub(super) const IPPROTO_ICMP: u8 = 1;
 pub(super) const IPPROTO_TCP: u8 = 6;
 pub(super) const IPPROTO_ICMPV6: u8 = 58;

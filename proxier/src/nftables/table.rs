@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::command::Command;
+use super::command::{ARP, Command, INET};
 use super::rule::{Rule, Verdict};
 use super::set::{Element, Key, Set, write_element};
 
-/// A table of family `inet`.
+/// A table of family `inet`, perhaps with a companion of family `arp`.
+///
+/// Both have the same name and are written in the same transactions, so they have one generation.
 ///
 /// # Invariant
 /// Sets and chains are stored under their own names. Rules and elements refer only to sets and chains
@@ -19,11 +21,14 @@ pub struct Table {
     pub sets: BTreeMap<Arc<str>, Set>,
     /// Its chains, by name.
     pub chains: BTreeMap<Arc<str>, Chain>,
+    /// The table of family `arp`, which has no companion itself.
+    pub arp: Option<Box<Self>>,
 }
 
 static EMPTY: Table = Table {
     sets: BTreeMap::new(),
     chains: BTreeMap::new(),
+    arp: None,
 };
 
 /// A chain of rules.
@@ -46,35 +51,49 @@ pub enum Hook {
     Output(i32),
     /// `type filter hook postrouting`, at this priority.
     Postrouting(i32),
-    /// `type nat hook postrouting priority srcnat`, which sees the first packet of each connection.
-    SourceNat,
+    /// `type filter hook input priority filter` in a table of family `arp`: received ARP messages.
+    ArpInput,
+    /// `type filter hook output priority filter` in a table of family `arp`: sent ARP messages.
+    ArpOutput,
+    /// `type nat hook prerouting`, for the first packet of each connection.
+    ///
+    /// NAT chains of all programs run in the order of their priorities, but all at the place of the
+    /// kernel's own NAT (`nf_nat_register_fn`): destination NAT at -100, source NAT at 100.
+    NatPrerouting(i32),
+    /// `type nat hook output`, as [`Hook::NatPrerouting`].
+    NatOutput(i32),
+    /// `type nat hook postrouting`, as [`Hook::NatPrerouting`].
+    NatPostrouting(i32),
 }
 
 impl Hook {
-    /// `NF_IP_PRI_NAT_SRC`
-    pub(super) const SOURCE_NAT: i32 = 100;
-
     pub(super) fn number(self) -> u32 {
         match self {
-            Self::Input(_) => 1,
-            Self::Output(_) => 3,
-            Self::Postrouting(_) | Self::SourceNat => 4,
+            // `NF_ARP_IN`, `NF_ARP_OUT`: the family has hooks of its own.
+            Self::ArpInput | Self::NatPrerouting(_) => 0,
+            Self::ArpOutput | Self::Input(_) => 1,
+            Self::Output(_) | Self::NatOutput(_) => 3,
+            Self::Postrouting(_) | Self::NatPostrouting(_) => 4,
         }
     }
 
     pub(super) fn priority(self) -> i32 {
         match self {
-            Self::Input(priority) | Self::Output(priority) | Self::Postrouting(priority) => {
-                priority
-            }
-            Self::SourceNat => Self::SOURCE_NAT,
+            Self::Input(priority)
+            | Self::Output(priority)
+            | Self::Postrouting(priority)
+            | Self::NatPrerouting(priority)
+            | Self::NatOutput(priority)
+            | Self::NatPostrouting(priority) => priority,
+            Self::ArpInput | Self::ArpOutput => 0,
         }
     }
 
     pub(super) fn kind(self) -> &'static str {
         match self {
-            Self::SourceNat => "nat",
-            _ => "filter",
+            Self::Input(_) | Self::Output(_) | Self::Postrouting(_) => "filter",
+            Self::ArpInput | Self::ArpOutput => "filter",
+            Self::NatPrerouting(_) | Self::NatOutput(_) | Self::NatPostrouting(_) => "nat",
         }
     }
 }
@@ -82,20 +101,21 @@ impl Hook {
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hook = match self {
-            Self::Input(_) => "input",
-            Self::Output(_) => "output",
-            Self::Postrouting(_) | Self::SourceNat => "postrouting",
+            Self::NatPrerouting(_) => "prerouting",
+            Self::Input(_) | Self::ArpInput => "input",
+            Self::Output(_) | Self::NatOutput(_) | Self::ArpOutput => "output",
+            Self::Postrouting(_) | Self::NatPostrouting(_) => "postrouting",
         };
         write!(f, "type {} hook {hook} priority ", self.kind())?;
-        match self.priority() {
-            -300 => f.write_str("raw")?,
-            -150 => f.write_str("mangle")?,
-            0 => f.write_str("filter")?,
-            50 => f.write_str("security")?,
-            Self::SOURCE_NAT if self.number() == Self::SourceNat.number() => {
-                f.write_str("srcnat")?;
-            }
-            other => other.fmt(f)?,
+        // nft names a priority by the nearest standard one, up to a distance of 10.
+        match (hook, self.priority()) {
+            (_, -300) => f.write_str("raw")?,
+            (_, -150) => f.write_str("mangle")?,
+            (_, 0) => f.write_str("filter")?,
+            (_, 50) => f.write_str("security")?,
+            ("prerouting", -101) => f.write_str("dstnat - 1")?,
+            ("postrouting", 99) => f.write_str("srcnat - 1")?,
+            (_, other) => other.fmt(f)?,
         }
         f.write_str("; policy accept;")
     }
@@ -141,7 +161,7 @@ impl Table {
     ///
     /// A large table has hundreds of thousands, so the iterator makes them one by one.
     pub fn creation(&self) -> impl Iterator<Item = Command> + '_ {
-        EMPTY.additions(self)
+        EMPTY.additions(self).chain(EMPTY.arp_additions(self))
     }
 
     /// Returns the commands that change this table to `wanted`, in an order that the kernel accepts.
@@ -150,7 +170,16 @@ impl Table {
     /// element.
     pub fn difference(&self, wanted: &Self) -> Vec<Command> {
         let mut commands = self.removals(wanted);
+        match (&self.arp, &wanted.arp) {
+            (Some(_), None) => commands.push(Command::DeleteArpTable),
+            (Some(arp), Some(wanted)) => {
+                let removals = arp.removals(wanted).into_iter();
+                commands.extend(removals.map(Command::in_arp));
+            }
+            (None, _) => {}
+        }
         commands.extend(self.additions(wanted));
+        commands.extend(self.arp_additions(wanted));
         commands
     }
 
@@ -237,9 +266,18 @@ impl Table {
             .chain(rules)
     }
 
+    /// Returns the commands that add what the companion lacks.
+    fn arp_additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Command> + 'a {
+        let is_new = self.arp.is_none() && wanted.arp.is_some();
+        let before = self.arp.as_deref().unwrap_or(&EMPTY);
+        let additions = wanted.arp.iter().flat_map(|arp| before.additions(arp));
+        let table = is_new.then_some(Command::AddArpTable).into_iter();
+        table.chain(additions.map(Command::in_arp))
+    }
+
     /// Applies a command as the kernel does.
     ///
-    /// Ignores a command for a missing set or chain, which the kernel refuses.
+    /// Ignores a command for a missing set, chain or companion, which the kernel refuses.
     pub fn apply(&mut self, command: &Command) {
         match command {
             Command::AddSet(set) => self.add_set(Set::clone(set)),
@@ -271,23 +309,35 @@ impl Table {
                     chain.rules.clear();
                 }
             }
+            Command::AddArpTable => drop(self.arp.get_or_insert_default()),
+            Command::DeleteArpTable => self.arp = None,
+            Command::InArpTable(command) => {
+                if let Some(arp) = &mut self.arp {
+                    arp.apply(command);
+                }
+            }
         }
     }
 
-    /// Returns the table as `nft list table` prints it, with this name.
+    /// Returns the table as `nft list table` prints it, with this name; after it, its companion.
     pub fn named<'a>(&'a self, name: &'a str) -> impl fmt::Display + 'a {
-        Named { table: self, name }
+        Named {
+            table: self,
+            family: INET,
+            name,
+        }
     }
 }
 
 struct Named<'a> {
     table: &'a Table,
+    family: &'static str,
     name: &'a str,
 }
 
 impl fmt::Display for Named<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "table inet {} {{", self.name)?;
+        writeln!(f, "table {} {} {{", self.family, self.name)?;
         let mut is_first = true;
         let mut separate = |f: &mut fmt::Formatter<'_>| match std::mem::take(&mut is_first) {
             true => Ok(()),
@@ -301,7 +351,17 @@ impl fmt::Display for Named<'_> {
             separate(f)?;
             write_chain(f, chain)?;
         }
-        writeln!(f, "}}")
+        writeln!(f, "}}")?;
+        let Some(table) = &self.table.arp else {
+            return Ok(());
+        };
+        let (family, name) = (ARP, self.name);
+        Named {
+            table,
+            family,
+            name,
+        }
+        .fmt(f)
     }
 }
 

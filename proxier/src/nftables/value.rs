@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use super::sys::IFNAMSIZ;
 use crate::model::{Family, Protocol};
 
 /// The type of a key or of one part of it.
@@ -18,6 +19,8 @@ pub enum KeyType {
     Mark,
     /// The type of `ct id`, the kernel's number for a tracked connection.
     ConnectionId,
+    /// `ifname`.
+    Interface,
 }
 
 impl KeyType {
@@ -32,13 +35,14 @@ impl KeyType {
             Self::Protocol => 12,
             Self::Port => 13,
             Self::Mark => 19,
+            Self::Interface => 41,
         }
     }
 
     /// Returns the number of bytes of a value, without padding.
     pub(super) fn length(self) -> usize {
         match self {
-            Self::Address(Family::V6) => 16,
+            Self::Address(Family::V6) | Self::Interface => 16,
             Self::Address(Family::V4) | Self::Mark | Self::ConnectionId => 4,
             Self::Port => 2,
             Self::Protocol => 1,
@@ -55,6 +59,7 @@ impl fmt::Display for KeyType {
             Self::Port => "inet_service",
             Self::Mark => "mark",
             Self::ConnectionId => "ct id",
+            Self::Interface => "ifname",
         })
     }
 }
@@ -72,9 +77,21 @@ pub enum Value {
     Port(u16),
     /// A packet mark.
     Mark(u32),
+    /// The name of an interface, padded with NUL.
+    Interface([u8; IFNAMSIZ]),
 }
 
 impl Value {
+    /// Returns the value of an interface's name; `None` if the kernel accepts no such name.
+    pub fn interface(name: &str) -> Option<Self> {
+        let mut bytes = [0; IFNAMSIZ];
+        let is_name = !name.is_empty() && name.len() < IFNAMSIZ;
+        bytes
+            .get_mut(..name.len())?
+            .copy_from_slice(name.as_bytes());
+        is_name.then_some(Self::Interface(bytes))
+    }
+
     /// Appends the bytes that the kernel compares: marks in host order, the rest in network order.
     pub(super) fn encode(self, bytes: &mut Vec<u8>) {
         match self {
@@ -83,6 +100,7 @@ impl Value {
             Self::Protocol(protocol) => bytes.push(protocol.number()),
             Self::Port(port) => bytes.extend_from_slice(&port.to_be_bytes()),
             Self::Mark(mark) => bytes.extend_from_slice(&mark.to_ne_bytes()),
+            Self::Interface(name) => bytes.extend_from_slice(&name),
         }
     }
 
@@ -97,6 +115,7 @@ impl Value {
             }
             KeyType::Port => Self::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
             KeyType::Mark => Self::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
+            KeyType::Interface => Self::Interface(bytes.try_into().ok()?),
             // Only packets add elements with such keys, and these are never read.
             KeyType::ConnectionId => return None,
         })
@@ -120,6 +139,10 @@ impl fmt::Display for Value {
             Self::Protocol(protocol) => f.write_str(protocol_name(*protocol)),
             Self::Port(port) => port.fmt(f),
             Self::Mark(mark) => write!(f, "{mark:#010x}"),
+            Self::Interface(name) => {
+                let name = String::from_utf8_lossy(name);
+                write!(f, "\"{}\"", name.trim_end_matches('\0'))
+            }
         }
     }
 }

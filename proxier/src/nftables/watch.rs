@@ -8,11 +8,11 @@ use ipvs_netlink::attr::find;
 use ipvs_netlink::listener::{Listener, Notice};
 use ipvs_netlink::transport::protocols;
 
-use super::forwarding;
+use super::foreign_chains;
 use super::message::contents;
 use super::sys::*;
 
-/// A listener for changes by other programs to one table and to forward chains.
+/// A listener for changes by other programs to one table and to foreign chains.
 ///
 /// Its file descriptor becomes readable when any program changes the packet filter. [`RulesWatch::read`]
 /// returns the changes that matter.
@@ -30,8 +30,8 @@ pub struct RulesWatch {
 struct SeenTransaction {
     /// The first change of our table, or its deletion.
     in_table: Option<&'static str>,
-    /// Whether a chain may need our forward rule.
-    in_forward: bool,
+    /// Whether a foreign chain may need our rule.
+    in_foreign: bool,
 }
 
 /// A change by another program.
@@ -44,8 +44,9 @@ pub enum Tampering {
         /// The process, with the kernel's name for it: `nft (4711)`.
         by: Option<String>,
     },
-    /// A forward chain with policy drop was added or changed, or our rule in one was deleted.
-    Forwarding,
+    /// A foreign chain that may drop packets of Services was added or changed, or our rule in one was
+    /// deleted.
+    ForeignChains,
     /// The socket's buffer overflowed, and notifications were lost. Anything may have changed.
     Unknown,
 }
@@ -56,9 +57,9 @@ impl Tampering {
         matches!(self, Self::Changed { .. } | Self::Unknown)
     }
 
-    /// Returns whether a forward chain may need [`super::Forwarding::apply`].
-    pub fn concerns_forwarding(&self) -> bool {
-        matches!(self, Self::Forwarding | Self::Unknown)
+    /// Returns whether a foreign chain may need [`super::ForeignChains::apply`].
+    pub fn concerns_foreign_chains(&self) -> bool {
+        matches!(self, Self::ForeignChains | Self::Unknown)
     }
 }
 
@@ -67,7 +68,7 @@ impl fmt::Display for Tampering {
         match self {
             Self::Changed { what, by: None } => f.write_str(what),
             Self::Changed { what, by: Some(by) } => write!(f, "{what} by {by}"),
-            Self::Forwarding => f.write_str("a forward chain changed"),
+            Self::ForeignChains => f.write_str("a foreign chain changed"),
             Self::Unknown => f.write_str("notifications were lost"),
         }
     }
@@ -136,22 +137,23 @@ impl SeenTransaction {
         if kind == NFT_MSG_NEWGEN {
             let Self {
                 in_table,
-                in_forward,
+                in_foreign,
             } = std::mem::take(self);
             let by = process(notice.payload);
             return [
                 in_table.map(|what| Tampering::Changed { what, by }),
-                in_forward.then_some(Tampering::Forwarding),
+                in_foreign.then_some(Tampering::ForeignChains),
             ];
         }
-        self.in_forward |= match kind {
-            NFT_MSG_NEWCHAIN => forwarding::has_drop_policy(notice.payload),
-            NFT_MSG_DELRULE => forwarding::author(notice.payload).is_some(),
+        self.in_foreign |= match kind {
+            NFT_MSG_NEWCHAIN => foreign_chains::may_drop(notice.payload),
+            NFT_MSG_DELRULE => foreign_chains::author(notice.payload).is_some(),
             _ => false,
         };
         // The table's name is attribute 1 of every object.
         let name = find(contents(notice.payload), 1).ok().flatten();
-        let is_ours = notice.payload.first() == Some(&NFPROTO_INET)
+        let family = notice.payload.first();
+        let is_ours = [Some(&NFPROTO_INET), Some(&NFPROTO_ARP)].contains(&family)
             && name.is_some_and(|name| name.string().is_ok_and(|name| name == table));
         // When a table is deleted, the kernel notifies of its rules, sets and chains first. The
         // deletion of the table says more than the first of these.

@@ -5,7 +5,7 @@ use crate::model::{Networks, TrafficPolicy};
 /// The clients that may use a frontend, and the treatment of their packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// Whether the frontend is for clients outside the cluster.
+    /// The kind of frontend, as far as it decides rules.
     pub scope: Scope,
     /// `internalTrafficPolicy` of a cluster IP, `externalTrafficPolicy` of the others.
     pub policy: TrafficPolicy,
@@ -19,13 +19,27 @@ pub struct Admission {
     pub inside_mark: Option<u32>,
 }
 
+impl Admission {
+    /// Returns whether clients get wrong results without packet rules.
+    ///
+    /// Without source ranges all clients are admitted, without the firewall mark clients inside the
+    /// cluster reach the endpoints of this node only, and without masquerade the answers of endpoints
+    /// on other nodes reach an outside client with the wrong source.
+    pub fn needs_rules(&self) -> bool {
+        let is_masqueraded = self.scope != Scope::Internal && self.policy == TrafficPolicy::Cluster;
+        self.source_ranges.is_some() || self.inside_mark.is_some() || is_masqueraded
+    }
+}
+
 /// The side of the cluster boundary from which clients use a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// A cluster IP.
     Internal,
-    /// An external IP, a load-balancer address or a node port.
+    /// An external IP or a load-balancer address.
     External,
+    /// A node port. Clients are outside, too, but the address is the node's own.
+    NodePort,
 }
 
 /// The availability of endpoints that accept new connections.

@@ -77,7 +77,7 @@ impl<'a> Context<'a> {
     pub(super) fn source(&self, address: IpAddr) -> Option<IpAddr> {
         match self.config.service_addresses {
             ServiceAddresses::Dummy => None,
-            ServiceAddresses::Routes => self.source_of(address.into()),
+            ServiceAddresses::Routes | ServiceAddresses::Loopback => self.source_of(address.into()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The addresses that serve node ports (`--nodeport-addresses`).
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::model::{Cidr, Family};
 
@@ -69,16 +69,39 @@ impl NodePortAddresses {
                 machine.filter(|own| Some(own) == primary).collect()
             }
             Self::Networks(networks) => {
-                let networks = networks.iter().filter(|net| net.family() == family);
-                let is_restricted = networks.clone().next().is_some();
-                let names_all = networks.clone().any(|net| net.prefix_len() == 0);
+                let is_everywhere = self.serves_everywhere(family);
                 machine
-                    .filter(|&own| {
-                        !is_restricted || names_all || networks.clone().any(|net| net.contains(own))
-                    })
+                    .filter(|&own| is_everywhere || networks.iter().any(|net| net.contains(own)))
                     .collect()
             }
         }
+    }
+
+    /// Returns the addresses at which a server of this process listens to serve node ports of
+    /// `family`.
+    ///
+    /// The unspecified address stands for all addresses, also later ones and loopback.
+    pub fn listening(
+        &self,
+        family: Family,
+        machine: &BTreeSet<IpAddr>,
+        node: &[IpAddr],
+    ) -> Vec<IpAddr> {
+        match (self.serves_everywhere(family), family) {
+            (true, Family::V4) => vec![Ipv4Addr::UNSPECIFIED.into()],
+            (true, Family::V6) => vec![Ipv6Addr::UNSPECIFIED.into()],
+            (false, _) => self.serving(family, machine, node),
+        }
+    }
+
+    /// Returns whether all addresses of `family` serve node ports.
+    fn serves_everywhere(&self, family: Family) -> bool {
+        let Self::Networks(networks) = self else {
+            return false;
+        };
+        let mut networks = networks.iter().filter(|net| net.family() == family);
+        let is_restricted = networks.clone().next().is_some();
+        !is_restricted || networks.any(|net| net.prefix_len() == 0)
     }
 }
 

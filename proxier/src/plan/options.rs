@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use super::PlanConfig;
 use super::context::Context;
 use crate::model::{Annotations, SchedulerFlags, Service, Weights};
 use crate::problem::Problem;
@@ -83,15 +84,11 @@ impl ServerOptions {
                            and none per Service";
             report(IDLE_TIMEOUT, &secs.to_string(), message.to_owned());
         }
-        let drain = annotations
-            .drain_secs
-            .map(u64::from)
-            .map(Duration::from_secs);
         Self {
             scheduler,
             flags,
             affinity_secs: service.affinity_secs,
-            drain: drain.unwrap_or(context.config.drain),
+            drain: drain(service, context.config),
         }
     }
 
@@ -105,6 +102,14 @@ impl ServerOptions {
         }
         service
     }
+}
+
+/// Returns how long the TCP connections of `service` may continue at an endpoint or a frontend that it
+/// no longer has.
+pub(crate) fn drain(service: &Service, config: &PlanConfig) -> Duration {
+    let annotations = service.annotations.as_deref();
+    let secs = annotations.and_then(|annotations| annotations.drain_secs);
+    secs.map_or(config.drain, |secs| Duration::from_secs(secs.into()))
 }
 
 /// Returns whether the scheduler hashes clients; all others have no flags.

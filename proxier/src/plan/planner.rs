@@ -31,8 +31,10 @@ pub struct Planner {
     faulty: BTreeSet<ObjectName>,
     /// Virtual servers that lost their frontend to another Service.
     losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
-    /// The number of Services that require each local address.
+    /// The number of Services that require each local address; one more for a kept one.
     address_users: Users,
+    /// The addresses that no Service may require any more, but that stay local.
+    kept_addresses: BTreeSet<IpAddr>,
     /// The number of Services with a local endpoint at each address.
     local_endpoint_users: Users,
     health_ports: HealthPorts,
@@ -61,6 +63,8 @@ pub struct Changed {
     pub local_endpoints: BTreeSet<IpAddr>,
     /// Ports of added, removed and changed health checks.
     pub health_checks: BTreeSet<u16>,
+    /// Whether the carrier changed; never by an update of the plan.
+    pub carrier: bool,
 }
 
 impl Changed {
@@ -73,20 +77,27 @@ impl Changed {
         self.local_endpoints.extend(endpoints.iter().copied());
         self.health_checks
             .extend(other.health_checks.iter().copied());
+        self.carrier |= other.carrier;
     }
 }
 
 impl Planner {
     /// Returns a planner with an empty plan.
     pub fn new(config: PlanConfig) -> Self {
+        let desired = Desired {
+            // Also without any service address: Felix restarts whenever the device comes or goes.
+            needs_carrier: config.service_addresses.use_carrier(),
+            ..Desired::default()
+        };
         Self {
             config,
             machine: Machine::default(),
-            desired: Desired::default(),
+            desired,
             footprints: BTreeMap::new(),
             faulty: BTreeSet::new(),
             losers: BTreeMap::new(),
             address_users: Users::default(),
+            kept_addresses: BTreeSet::new(),
             local_endpoint_users: Users::default(),
             health_ports: HealthPorts::default(),
             common_problems: Vec::new(),
@@ -176,8 +187,51 @@ impl Planner {
         problems
     }
 
+    /// Returns the addresses that stay local even if no Service requires them.
+    pub fn kept_addresses(&self) -> &BTreeSet<IpAddr> {
+        &self.kept_addresses
+    }
+
+    /// Replaces the addresses that stay local even if no Service requires them: connections to retired
+    /// virtual servers need them.
+    pub fn keep_addresses(&mut self, kept: BTreeSet<IpAddr>, snapshot: &Snapshot) -> Changed {
+        if kept == self.kept_addresses {
+            return Changed::default();
+        }
+        let before = std::mem::replace(&mut self.kept_addresses, kept);
+        for address in &self.kept_addresses - &before {
+            self.address_users.add(address);
+        }
+        let mut previous = Previous::default();
+        for address in &before - &self.kept_addresses {
+            self.release_address(address, &mut previous);
+        }
+        let (machine, config) = (self.machine.clone(), self.config.clone());
+        self.plan_kept(&Context::new(snapshot, &machine, &config), &mut previous);
+        previous.compare(&mut self.desired)
+    }
+
+    fn plan_kept(&mut self, context: &Context<'_>, previous: &mut Previous) {
+        for &address in &self.kept_addresses {
+            let source = context.source(address);
+            let replaced = self.desired.addresses.insert(address, source);
+            let replaced = replaced.map(LocalAddress::new);
+            previous.addresses.entry(address).or_insert(replaced);
+        }
+    }
+
+    /// Removes one user of an address, and with the last one the address.
+    fn release_address(&mut self, address: IpAddr, previous: &mut Previous) {
+        if self.address_users.remove(address) {
+            let removed = self.desired.addresses.remove(&address);
+            let removed = removed.map(LocalAddress::new);
+            previous.addresses.entry(address).or_insert(removed);
+        }
+    }
+
     fn plan(&mut self, names: &BTreeSet<ObjectName>, context: &Context<'_>) -> Changed {
         let mut previous = Previous::default();
+        self.plan_kept(context, &mut previous);
         // All withdrawals come before all claims: a frontend may move between two touched Services.
         for name in names {
             self.withdraw(name, &mut previous);
@@ -226,11 +280,7 @@ impl Planner {
             self.health_ports.withdraw(port, name);
         }
         for address in footprint.addresses {
-            if self.address_users.remove(address) {
-                let removed = self.desired.addresses.remove(&address);
-                let removed = removed.map(LocalAddress::new);
-                previous.addresses.entry(address).or_insert(removed);
-            }
+            self.release_address(address, previous);
         }
         for address in footprint.local_endpoints {
             if self.local_endpoint_users.remove(address) {
@@ -391,6 +441,7 @@ impl Previous {
                 .filter(|(port, before)| before.as_ref() != after.health_checks.get(port))
                 .map(|(port, _)| port)
                 .collect(),
+            carrier: false,
         }
     }
 }

@@ -49,6 +49,10 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
         requirements,
     };
     for port in &service.ports {
+        if context.machine.unsupported.contains(&port.protocol) {
+            builder.reject_protocol(port);
+            continue;
+        }
         for family in families(service) {
             builder.port(port, family);
         }
@@ -116,6 +120,18 @@ struct PortDestinations {
 }
 
 impl RequirementsBuilder<'_> {
+    fn reject_protocol(&mut self, port: &ServicePort) {
+        self.requirements.problems.push(Problem::new(
+            format_args!("Service {}", self.service.name),
+            "spec.ports[].protocol",
+            port.protocol,
+            format!(
+                "cannot be relayed by the userspace dataplane: port {} is not served on this node",
+                port.port
+            ),
+        ));
+    }
+
     /// Adds the virtual servers of one port and family.
     fn port(&mut self, port: &ServicePort, family: Family) {
         let (service, context) = (self.service, self.context);
@@ -190,6 +206,9 @@ impl RequirementsBuilder<'_> {
         socket: SocketAddr,
         destinations: &PortDestinations,
     ) {
+        if let Some(device) = self.context.machine.yielded.get(&socket.ip()) {
+            return self.yield_to(device, kind, socket.ip());
+        }
         let policy = match kind {
             FrontendKind::ClusterIp => self.service.internal_policy,
             _ => self.service.external_policy,
@@ -200,14 +219,14 @@ impl RequirementsBuilder<'_> {
         };
         let scope = match kind {
             FrontendKind::ClusterIp => Scope::Internal,
+            FrontendKind::NodePort => Scope::NodePort,
             _ => Scope::External,
         };
-        let is_local_external = scope == Scope::External && policy == TrafficPolicy::Local;
+        let is_local_external = scope != Scope::Internal && policy == TrafficPolicy::Local;
         // As in kube-proxy, the ranges apply to load-balancer addresses only. `spec.externalIPs` may
         // contain the same address; its frontend must then have the ranges, too.
-        let has_ranges = scope == Scope::External
-            && kind != FrontendKind::NodePort
-            && self.service.load_balancer_ips.contains(&socket.ip());
+        let has_ranges =
+            scope == Scope::External && self.service.load_balancer_ips.contains(&socket.ip());
         let admission = Admission {
             scope,
             policy,
@@ -231,6 +250,26 @@ impl RequirementsBuilder<'_> {
             admission: Some(admission),
             ..self.virtual_server(port, kind, frontend.into(), selected)
         });
+    }
+
+    /// Reports that `device` has `address`, once for each address.
+    ///
+    /// A virtual server there would take the connections from the program behind the device: IPVS gets
+    /// packets before local sockets do.
+    fn yield_to(&mut self, device: &str, kind: FrontendKind, address: IpAddr) {
+        let problem = Problem::new(
+            format_args!("Service {}", self.service.name),
+            kind.field(),
+            address,
+            format!(
+                "is an address of the device {device}, whose program serves it (--yield-devices); no \
+                 virtual server is programmed there while the device has it"
+            ),
+        );
+        let problems = &mut self.requirements.problems;
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
     }
 
     /// Adds a virtual server, unless its key is known.
@@ -285,7 +324,7 @@ impl RequirementsBuilder<'_> {
     /// An external IP may be an address of the node itself; the kernel has a local route for it then.
     fn make_local(&mut self, address: IpAddr) {
         let is_known = self.requirements.addresses.contains(&address);
-        if !is_known && !self.context.machine.addresses.contains(&address) {
+        if !is_known && !self.context.machine.has(&address) {
             self.requirements.addresses.push(address);
         }
     }

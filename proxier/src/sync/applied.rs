@@ -1,5 +1,7 @@
 //! The result of a round.
 
+use std::collections::BTreeSet;
+
 use crate::conntrack::Swept;
 use crate::dataplane::{Failure, Outcome};
 use crate::op::Op;
@@ -21,8 +23,14 @@ pub struct Applied {
     /// If the process ended before a later write succeeds, the next process would treat new virtual
     /// servers outside the service ranges as foreign.
     pub unrecorded: Option<Failure>,
+    /// Whether the round tried everything that failed before: what did not fail again works now.
+    pub has_tried_all: bool,
+    /// The virtual servers that are not created as long as the packet rules cannot be written.
+    pub held_back: BTreeSet<ipvs_netlink::ServiceKey>,
     /// The drift that this round repairs.
     pub drifted: Changed,
+    /// The schedulers that the kernel lacked before. Services that request them use them again.
+    pub found_schedulers: Vec<ipvs_netlink::SchedulerName>,
 }
 
 impl Applied {
@@ -40,9 +48,9 @@ impl Applied {
     pub fn is_repair(&self, op: &Op) -> bool {
         match op.service_key() {
             Some(key) => self.drifted.virtual_servers.contains(&key),
-            None => op
-                .address()
-                .is_some_and(|address| self.drifted.addresses.contains(&address)),
+            None => op.address().map_or(self.drifted.carrier, |address| {
+                self.drifted.addresses.contains(&address)
+            }),
         }
     }
 }

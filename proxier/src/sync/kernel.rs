@@ -1,17 +1,53 @@
 //! The kernel's state as far as known, and drift.
 
-use crate::observed::Observed;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::dataplane::{Dataplane, Failure};
+use crate::observed::{Carrier, Observed};
 use crate::plan::{Changed, Desired};
+use crate::problem::Problem;
+use crate::timer::Timer;
+
+/// The longest time between two resyncs that read all virtual servers over netlink.
+///
+/// The resyncs between them look whether something differs first ([`Dataplane::shows_virtual_servers`]),
+/// which costs a fraction. So a difference in a field that the look does not show is repaired this late.
+const READ_PERIOD: Duration = Duration::from_secs(600);
 
 /// The observed state of the kernel, and the parts of it that may differ from the plan.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct KernelState {
     /// The state as last read or written.
     pub(super) observed: Observed,
     /// Whether `observed` can be trusted: it was read, and since then no answer was lost.
     pub(super) is_known: bool,
+    /// Whether the service addresses can be trusted: nothing changed any since they were read, but
+    /// the Ops that `observed` records.
+    pub(super) knows_addresses: bool,
+    /// Whether another program may have changed service addresses.
+    pub(super) suspects_drift: bool,
+    /// When the next step of a change between forms of addresses is due.
+    pub(super) follow_up: Timer,
+    /// When all virtual servers were last read over netlink, in time since boot.
+    read_at: Duration,
     /// The virtual servers and addresses that the next round compares.
     pub(super) pending: Changed,
+}
+
+impl Default for KernelState {
+    fn default() -> Self {
+        Self {
+            observed: Observed::default(),
+            is_known: false,
+            knows_addresses: false,
+            suspects_drift: false,
+            follow_up: Timer::retry(),
+            pending: Changed::default(),
+            read_at: Duration::ZERO,
+        }
+    }
 }
 
 impl KernelState {
@@ -21,6 +57,34 @@ impl KernelState {
     pub(super) fn expected(&mut self) -> Option<Observed> {
         let is_known = std::mem::take(&mut self.is_known);
         is_known.then(|| std::mem::take(&mut self.observed))
+    }
+
+    /// Reads the whole kernel and returns the drift from the `expected` state.
+    ///
+    /// If a look shows the expected virtual servers, they are not read.
+    pub(super) fn read(
+        &mut self,
+        expected: Option<Observed>,
+        dataplane: &mut impl Dataplane,
+        desired: &Desired,
+        now: Duration,
+    ) -> Result<Changed, Failure> {
+        let Some(mut expected) = expected else {
+            self.observed = dataplane.observe(desired)?;
+            self.read_at = now;
+            return Ok(Changed::default());
+        };
+        let may_look = now < self.read_at + READ_PERIOD;
+        if may_look && dataplane.shows_virtual_servers(&expected.virtual_servers) {
+            let before = expected.replace_addresses(dataplane.addresses()?);
+            let before = (&before.addresses, before.carrier);
+            let drifted = address_drift(before, (&expected.addresses, expected.carrier));
+            self.observed = expected;
+            return Ok(drifted);
+        }
+        self.observed = dataplane.observe(desired)?;
+        self.read_at = now;
+        Ok(drift(&expected, &self.observed, desired))
     }
 
     /// Shares the memory of a virtual server's destinations with the plan if they are equal.
@@ -33,22 +97,53 @@ impl KernelState {
     }
 }
 
-/// Returns the drift: desired virtual servers and service addresses in which `found` differs from
-/// `expected`.
+/// Returns a Problem for each service address that another program makes local too.
+///
+/// Such a route (Google's guest agent makes one for each forwarded address) satisfies what the
+/// Service needs. The kernel keeps ours beside it because the metrics differ, and uses ours as soon
+/// as the other is gone.
+pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> {
+    let contested = observed.foreign.iter();
+    let contested = contested.filter(|(address, _)| desired.addresses.contains_key(address));
+    contested
+        .map(|(address, how)| {
+            let message = format!(
+                "is a service address for which another program has a {how}: the Service works, and \
+                 connections of this node to it have the source that this route names"
+            );
+            Problem::new("This node", "local addresses", address, message)
+        })
+        .collect()
+}
+
+/// Returns the drift: desired virtual servers, service addresses and the carrier in which `found`
+/// differs from `expected`.
 ///
 /// Other virtual servers are not compared: they are foreign, or this round deletes them.
-pub(super) fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
+fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
     let is_changed = |key: &&ipvs_netlink::ServiceKey| {
         expected.virtual_servers.get(*key) != found.virtual_servers.get(*key)
     };
     let keys = desired.virtual_servers.keys();
-    let addresses = expected.addresses.keys().chain(found.addresses.keys());
+    let found = (&found.addresses, found.carrier);
     Changed {
         virtual_servers: keys.filter(is_changed).copied().collect(),
+        ..address_drift((&expected.addresses, expected.carrier), found)
+    }
+}
+
+/// The addresses of a state, and the carrier.
+type Local<'a> = (&'a BTreeMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
+
+/// Returns the drift of the service addresses and of the carrier alone.
+pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> Changed {
+    let addresses = expected.0.keys().chain(found.0.keys());
+    Changed {
         addresses: addresses
-            .filter(|address| expected.addresses.get(*address) != found.addresses.get(*address))
+            .filter(|address| expected.0.get(*address) != found.0.get(*address))
             .copied()
             .collect(),
+        carrier: expected.1 != found.1,
         ..Changed::default()
     }
 }

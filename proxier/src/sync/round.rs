@@ -16,15 +16,15 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::kernel::drift;
+use super::kernel::address_drift;
 use super::node::node_port_addresses;
 use super::{Applied, Error, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
-use crate::diff::{DeletionRules, diff, diff_address, diff_server, sort};
+use crate::diff::{DeletionRules, diff, diff_address, diff_carrier, diff_server, sort};
 use crate::frontend::Frontend;
 use crate::ledger::Territory;
 use crate::model::ObjectName;
-use crate::op::Op;
+use crate::op::{AddressForm, Op};
 use crate::plan::Changed;
 use crate::store::{Snapshot, Touched};
 
@@ -59,28 +59,57 @@ impl<D: Dataplane> Proxier<D> {
             ops,
             outcomes,
             unrecorded: unrecorded.err(),
+            has_tried_all: extent == Extent::All || self.retries.next_due().is_none(),
             drifted,
+            held_back: std::mem::take(&mut self.held_back),
+            found_schedulers: self.schedulers.take_found(),
         })
     }
 
     /// Plans the Services that events touched. Returns the differences in the plan.
     ///
     /// Ends the drains of destinations that are desired again.
-    fn plan_touched(&mut self) -> Changed {
+    fn plan_touched(&mut self, now: Duration) -> Changed {
+        self.release_orphans();
         let snapshot = &self.input.snapshot;
         self.machine.node_port_addresses =
             node_port_addresses(snapshot, &self.machine, self.ledger.owned());
+        self.schedulers.begin_round();
+        let missing = &mut self.machine.missing_schedulers;
+        (self.schedulers).ask_again(&mut self.dataplane, missing, now);
         let touched = std::mem::replace(&mut self.input.touched, Touched::none());
-        let changed = self
-            .planner
-            .update(&self.input.snapshot, &self.machine, touched);
+        let mut changed = self.planner.update(snapshot, &self.machine, touched);
+        // The planner replaces a missing scheduler by the default one, and that by rr.
+        while self.schedulers.ask(
+            &mut self.dataplane,
+            self.planner.desired(),
+            &changed,
+            &mut self.machine.missing_schedulers,
+            now,
+        ) {
+            let again = self
+                .planner
+                .update(snapshot, &self.machine, Touched::none());
+            changed.extend(&again);
+        }
+        self.untaken.extend(&changed);
         let desired = self.planner.desired();
+        let observed = &self.kernel.observed.virtual_servers;
         for key in &changed.virtual_servers {
             self.ledger.end_desired(key, desired);
+            // A frontend may pass to another Service without an Op. The ledger must name the one that
+            // serves it: only if that one is deleted, the virtual server is deleted at once.
+            if let Some(wanted) = desired.virtual_servers.get(key)
+                && observed.contains_key(key)
+            {
+                self.ledger.own(*key, &wanted.owner);
+            }
         }
+        self.dataplane.admit(desired, &changed);
         if let Some(rules) = &mut self.rules {
             let node = self.input.snapshot.node();
             rules.filter.follow(desired, &changed, node);
+            rules.filter.set_links(&self.machine.link_addresses);
         }
         changed
     }
@@ -92,13 +121,14 @@ impl<D: Dataplane> Proxier<D> {
         let mut machine = self.dataplane.machine()?;
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         self.machine = machine;
-        ours.extend(&self.plan_touched());
+        ours.extend(&self.plan_touched(now));
         let desired = self.planner.desired();
-        self.kernel.observed = self.dataplane.observe(desired)?;
-        if let Some(rules) = &mut self.rules {
-            rules.check(&mut self.dataplane, &self.ledger)?;
-        }
-        let draining: Vec<_> = self.ledger.drains().virtual_servers().copied().collect();
+        let mut drifted = self
+            .kernel
+            .read(expected, &mut self.dataplane, desired, now)?;
+        let retired = self.ledger.retired().iter().map(|(key, _)| key);
+        let draining = self.ledger.drains().virtual_servers().copied();
+        let draining: Vec<_> = draining.chain(retired).collect();
         for key in &draining {
             self.ledger.end_desired(key, desired);
         }
@@ -107,37 +137,42 @@ impl<D: Dataplane> Proxier<D> {
         for key in desired.virtual_servers.keys() {
             self.ledger.recognise_drains(key, desired, observed, now);
         }
-        let expected = expected.as_ref();
-        let mut drifted = expected.map_or_else(Changed::default, |expected| {
-            drift(expected, observed, desired)
-        });
+        // Before the check of the rules: the guards of retired frontends are part of them.
+        self.retire(self.retirable(), now);
+        ours.extend(&self.keep_addresses());
+        if let Some(rules) = &mut self.rules {
+            rules.check(&mut self.dataplane, &self.ledger)?;
+        }
         // Where this round was about to write anyway, a difference is no drift.
         let is_ours = |key: &_| ours.virtual_servers.contains(key);
         drifted.virtual_servers.retain(|key| !is_ours(key));
         let addresses = &mut drifted.addresses;
         addresses.retain(|address| !ours.addresses.contains(address));
+        drifted.carrier &= !ours.carrier;
         self.retries.try_all();
-        self.again.clear();
         self.kernel.is_known = true;
+        self.kernel.knows_addresses = true;
+        self.kernel.suspects_drift = false;
+        self.kernel.follow_up.clear();
         Ok(drifted)
     }
 
     /// Plans, and reads the virtual servers whose failed Ops or draining destinations are due.
     ///
-    /// Returns no drift: only a resync looks for it.
+    /// Returns the drift of the service addresses if another program changed any. Other drift is
+    /// found by a resync only.
     fn read_due(&mut self, now: Duration) -> Result<Changed, Error> {
-        let changed = self.plan_touched();
+        let changed = self.plan_touched(now);
         self.kernel.pending.extend(&changed);
         let retries = self.retries.take_due(now);
-        self.again.clear();
-        let counts = self.ledger.drains().due(now).into_iter();
-        for key in counts.chain(retries.virtual_servers) {
-            let found = self.dataplane.virtual_server(&key);
-            // The retry timers are cleared already. If a read fails, no timer would bring the remaining
-            // keys back, so the next round must read everything.
-            self.kernel.is_known = found.is_ok();
-            let found = found?;
+        self.kernel.follow_up.clear();
+        // The retry timers are cleared already. If a read fails, no timer would bring the remaining keys
+        // back, so the next round must read everything.
+        self.kernel.is_known = false;
+        for key in &self.ledger.due(now) | &retries.virtual_servers {
+            let found = self.dataplane.virtual_server(&key)?;
             self.ledger.count(&key, found.as_ref(), now);
+            self.count_retired(&key, found.as_ref(), now)?;
             let servers = &mut self.kernel.observed.virtual_servers;
             match found {
                 Some(found) => servers.insert(key, found.server),
@@ -145,13 +180,43 @@ impl<D: Dataplane> Proxier<D> {
             };
             self.kernel.pending.virtual_servers.insert(key);
         }
+        self.kernel.is_known = true;
         self.kernel.pending.addresses.extend(retries.addresses);
+        let drifted = self.read_addresses()?;
         let desired = self.planner.desired();
         let observed = &self.kernel.observed;
         for key in &self.kernel.pending.virtual_servers {
             self.ledger.recognise_drains(key, desired, observed, now);
         }
-        Ok(Changed::default())
+        let pending = &self.kernel.pending.virtual_servers;
+        self.retire(pending.iter().copied().collect(), now);
+        let kept = self.keep_addresses();
+        self.kernel.pending.extend(&kept);
+        Ok(drifted)
+    }
+
+    /// Reads the service addresses if another program may have changed any. Returns the drift.
+    fn read_addresses(&mut self) -> Result<Changed, Error> {
+        if self.kernel.knows_addresses {
+            return Ok(Changed::default());
+        }
+        let found = self.dataplane.addresses()?;
+        let leftovers: Vec<IpAddr> = found.leftovers.iter().map(|&(ip, _)| ip).collect();
+        let before = self.kernel.observed.replace_addresses(found);
+        let observed = &self.kernel.observed;
+        let found = (&observed.addresses, observed.carrier);
+        let mut drifted = address_drift((&before.addresses, before.carrier), found);
+        let pending = &mut self.kernel.pending;
+        let ours = std::mem::take(&mut pending.addresses);
+        let addresses = drifted.addresses.iter().copied();
+        pending.addresses.extend(addresses.chain(leftovers));
+        pending.addresses.extend(&ours);
+        drifted.addresses.retain(|address| !ours.contains(address));
+        self.kernel.knows_addresses = true;
+        match std::mem::take(&mut self.kernel.suspects_drift) {
+            true => Ok(drifted),
+            false => Ok(Changed::default()),
+        }
     }
 
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
@@ -163,6 +228,7 @@ impl<D: Dataplane> Proxier<D> {
         let rules = DeletionRules {
             is_ours: &is_ours,
             drains: self.ledger.drains(),
+            retired: self.ledger.retired(),
         };
         let mut ops = Vec::new();
         match extent {
@@ -174,6 +240,7 @@ impl<D: Dataplane> Proxier<D> {
                 for &address in &pending.addresses {
                     diff_address(address, desired, observed, &mut ops);
                 }
+                diff_carrier(desired, observed, &mut ops);
             }
         }
         if ops.len() > 1 {
@@ -215,10 +282,11 @@ impl<D: Dataplane> Proxier<D> {
             let servers = self.kernel.observed.virtual_servers.keys();
             let stale = servers.filter(|key| !desired.virtual_servers.contains_key(key));
             let stale = stale.filter(|key| territory.is_ours(key, self.ledger.owned()));
-            let addresses = self.kernel.observed.addresses.keys().copied();
-            let own = &self.machine.addresses;
+            let observed = &self.kernel.observed;
+            let leftovers = observed.leftovers.iter().map(|&(address, _)| address);
+            let addresses = observed.addresses.keys().copied().chain(leftovers);
             let addresses = addresses
-                .filter(|address| !own.contains(address))
+                .filter(|address| !self.machine.has(address))
                 .filter(|address| !desired.addresses.contains_key(address));
             rules
                 .filter
@@ -227,15 +295,18 @@ impl<D: Dataplane> Proxier<D> {
         // Removes guards that no Op of this round needs, in the same transaction.
         rules.filter.release(&self.kernel.observed, &self.machine);
         let written = rules.write(&mut self.dataplane, &mut self.ledger, now);
-        if !rules.filter.is_in_step() {
-            self.hold_back(ops);
-        }
+        self.held_back = match rules.filter.is_in_step() {
+            true => BTreeSet::new(),
+            false => self.hold_back(ops),
+        };
         written
     }
 
-    /// Removes the Ops that create a frontend with source ranges, and marks it for the next round.
-    fn hold_back(&mut self, ops: &mut Vec<Op>) {
-        let (keys, addresses) = self.planner.desired().restricted();
+    /// Removes the Ops that create a frontend that needs rules, and marks it for the next round.
+    ///
+    /// Returns the virtual servers of these frontends.
+    fn hold_back(&mut self, ops: &mut Vec<Op>) -> BTreeSet<ipvs::ServiceKey> {
+        let (keys, addresses) = self.planner.desired().needing_rules();
         let observed = &self.kernel.observed.virtual_servers;
         let pending = &mut self.kernel.pending;
         ops.retain(|op| match (op.service_key(), op) {
@@ -249,6 +320,9 @@ impl<D: Dataplane> Proxier<D> {
             }
             _ => true,
         });
+        keys.into_iter()
+            .filter(|key| !observed.contains_key(key))
+            .collect()
     }
 
     /// Removes the guards that the Ops made superfluous. If an Op failed, its guard stays.
@@ -292,10 +366,25 @@ impl<D: Dataplane> Proxier<D> {
             }
             Op::DeleteDestination(key, destination) => self.ledger.end(&key, &destination),
             Op::DeleteService(key) => self.ledger.disown(&key),
+            Op::AddAddress(address, _) => self.succeed_leftovers(address, now),
+            Op::DeleteLeftover(_, AddressForm::Address) => {
+                // Without addresses, the carrier can have the routes that were on `lo` until now.
+                self.kernel.knows_addresses = false;
+                self.kernel.follow_up.no_later_than(now);
+            }
             _ => {}
         }
         self.flows.note(op, &self.kernel.observed, now);
         self.kernel.observed.record(op);
+    }
+
+    /// Makes the next round remove the other forms of `address`, whose configured form now exists.
+    fn succeed_leftovers(&mut self, address: IpAddr, now: Duration) {
+        let mut leftovers = self.kernel.observed.leftovers_of(address);
+        if leftovers.next().is_some() {
+            self.kernel.pending.addresses.insert(address);
+            self.kernel.follow_up.no_later_than(now);
+        }
     }
 
     fn learn_failure(&mut self, op: &Op, failure: &Failure, now: Duration) {
@@ -306,11 +395,12 @@ impl<D: Dataplane> Proxier<D> {
         if let Op::AddService(service) | Op::SetService(service) = op
             && failure.is_scheduler_missing()
             && let Some(scheduler) = service.scheduler
-            && self.machine.missing_schedulers.insert(scheduler)
+            && self
+                .schedulers
+                .lacks(scheduler, &mut self.machine.missing_schedulers, now)
         {
             // The next round plans this virtual server with the default scheduler, or with rr.
             self.kernel.pending.virtual_servers.insert(service.key);
-            self.again.no_later_than(now);
             return;
         }
         self.retries.add(op, now);

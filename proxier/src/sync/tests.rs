@@ -14,10 +14,14 @@ use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::store::Update;
 
 mod failures;
+mod look;
+mod missing_rules;
 mod node;
 mod order;
 mod ownership;
 mod partial;
+mod retire;
+mod schedulers;
 
 /// The rule that sends new connections of the load balancer's frontend to its source ranges.
 const GUARD: &str = "198.51.100.5 . udp . 53 : jump ranges-udp-198.51.100.5-53";
@@ -82,6 +86,7 @@ fn events(manifests: &[Manifest]) -> Vec<Event> {
     let options = Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
+        permits_loopback: false,
     };
     let text = Manifest::documents(manifests);
     let loaded = manifests::parse(&text, "test.yaml", &options);
@@ -90,12 +95,26 @@ fn events(manifests: &[Manifest]) -> Vec<Event> {
 }
 
 fn proxier(kernel: FakeKernel, ledger: &Path) -> Fake {
+    proxier_with(kernel, ledger, "rr", Duration::ZERO)
+}
+
+/// Returns a proxier whose default scheduler is `scheduler`.
+fn scheduling(kernel: FakeKernel, ledger: &Path, scheduler: &str) -> Fake {
+    proxier_with(kernel, ledger, scheduler, Duration::ZERO)
+}
+
+/// Returns a proxier with this drain time.
+fn draining_proxier(kernel: FakeKernel, ledger: &Path, drain: Duration) -> Fake {
+    proxier_with(kernel, ledger, "rr", drain)
+}
+
+fn proxier_with(kernel: FakeKernel, ledger: &Path, scheduler: &str, drain: Duration) -> Fake {
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: scheduler.parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
         service_addresses: ServiceAddresses::Routes,
-        drain: Duration::ZERO,
+        drain,
     };
     Proxier::new(kernel, config, LedgerFile::new(ledger))
         .unwrap()

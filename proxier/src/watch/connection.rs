@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
@@ -44,6 +44,8 @@ pub(super) struct Connection {
 #[derive(Clone)]
 struct Link {
     client: Client,
+    /// Host and port of the server, for metrics.
+    host: Arc<str>,
     token_file: Option<PathBuf>,
     /// Distinguishes this link from a later one with the same settings.
     identity: Arc<()>,
@@ -135,6 +137,8 @@ impl Link {
         };
         let wrong =
             |error: kube::Error| RequestFailure::Configuration(RequestFailure::chain(&error));
+        let host = config.cluster_url.authority();
+        let host = host.map_or("", |authority| authority.as_str()).into();
         let http = connector(timeouts);
         let https = config
             .rustls_https_connector_with_connector(http)
@@ -151,6 +155,7 @@ impl Link {
             .service(hyper);
         Ok(Self {
             client: ClientBuilder::new(service, "default").build(),
+            host,
             token_file,
             identity: Arc::default(),
         })
@@ -180,11 +185,14 @@ impl Link {
         let request = request
             .body(Body::empty())
             .map_err(|error| RequestFailure::Configuration(error.to_string()))?;
+        let sent = Instant::now();
         let response = match timeout(timeouts.response, self.client.send(request)).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(RequestFailure::Unreachable(cause(&error))),
-            Err(_) => return Err(RequestFailure::Silent(timeouts.response)),
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(RequestFailure::Unreachable(cause(&error))),
+            Err(_) => Err(RequestFailure::Silent(timeouts.response)),
         };
+        self.count(response.as_ref().map(Response::status).ok(), sent);
+        let response = response?;
         let status = response.status();
         let answer = ResponseStream::new(response);
         if status == StatusCode::OK {
@@ -193,6 +201,23 @@ impl Link {
         Err(RequestFailure::Refused(
             answer.refusal(status, timeouts.response).await,
         ))
+    }
+}
+
+impl Link {
+    /// Counts a request and its time, in the metrics of client-go; `None` without a response.
+    fn count(&self, status: Option<StatusCode>, sent: Instant) {
+        let code = status.map_or_else(|| "<error>".to_owned(), |status| status.as_str().to_owned());
+        let host = self.host.to_string();
+        metrics::counter!(
+            "rest_client_requests_total",
+            "code" => code,
+            "host" => host.clone(),
+            "method" => "GET"
+        )
+        .increment(1);
+        metrics::histogram!("rest_client_request_duration_seconds", "host" => host, "verb" => "GET")
+            .record(sent.elapsed().as_secs_f64());
     }
 }
 

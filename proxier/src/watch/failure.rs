@@ -130,6 +130,15 @@ impl RequestFailure {
         self.refusal()?.retry_after
     }
 
+    /// Returns whether the server is at work and rejected this very request, as of a client without
+    /// the right to make it.
+    ///
+    /// Status 408 and 429 and those above 499 are faults of the server, which other clients see too.
+    pub(super) fn is_rejection(&self) -> bool {
+        let code = self.refusal().map_or(0, |refusal| refusal.code);
+        (400..500).contains(&code) && ![408, 429].contains(&code)
+    }
+
     /// Returns whether a new address, certificate or credential may help, so that the configuration
     /// must be read again.
     pub(super) fn concerns_connection(&self) -> bool {

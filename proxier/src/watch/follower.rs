@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use tracing::Level;
 
 use super::backoff::{Backoff, random_between};
 use super::connection::{Connection, ResponseStream};
@@ -17,6 +18,8 @@ use super::resource::{
 };
 use super::status::{Entry, FollowState};
 use super::{Timeouts, WatchMessage};
+use crate::clock;
+use crate::conditions::{Coverage, LastingConditions};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed, Update};
 
@@ -54,6 +57,8 @@ pub(super) struct Follower<'a, R> {
     problems: Vec<Problem>,
     /// `problems` as last sent, so that an unchanged list is not sent again.
     sent_problems: Vec<Problem>,
+    /// The failures that were logged.
+    failures: LastingConditions,
     resource: PhantomData<R>,
 }
 
@@ -101,6 +106,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             stream_failed: None,
             problems: Vec::new(),
             sent_problems: Vec::new(),
+            failures: LastingConditions::default(),
             resource: PhantomData,
         }
     }
@@ -154,14 +160,11 @@ impl<'a, R: Resource> Follower<'a, R> {
         let wait = self
             .backoff
             .wait(self.resumed.elapsed(), failure.retry_after());
-        // An unchanged reason is not logged again: an outage may last for hours.
-        if self.entry.record_failure(failure.to_string()) {
-            tracing::warn!(
-                objects = R::PLURAL,
-                ?wait,
-                "watching the API server: {failure}"
-            );
-        }
+        (self.entry).record_failure(failure.to_string(), failure.is_rejection());
+        let text = format_args!("watching {}: {failure}; trying again", R::PLURAL);
+        let kind = "failures to watch the API server";
+        let now = clock::since_boot();
+        (self.failures).add(Coverage::All, Level::WARN, kind, text, now);
         tokio::time::sleep(wait).await;
         self.resumed = Instant::now();
     }
@@ -271,6 +274,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         let query = self.query().watch(version, self.watch_time());
         let answer = self.open(&query).await?;
         self.entry.set_state(FollowState::Watching);
+        self.failures.end(clock::since_boot());
         self.consume(answer, None).await?;
         match started.elapsed() < Self::SHORTEST_WATCH {
             true => Err(RequestFailure::Cut("the watch ended at once".into())),
@@ -405,6 +409,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             "listed"
         );
         self.send(Update::Reset(objects)).await;
+        self.failures.end(clock::since_boot());
         self.entry.record_list();
         self.lags = 0;
         self.advance(Some(version));

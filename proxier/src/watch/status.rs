@@ -1,6 +1,6 @@
 //! The state of followers, for status pages and health checks.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The status of the watch, by kind.
@@ -48,6 +48,9 @@ pub struct KindStatus {
     pub heard: Option<Instant>,
     /// The time of the last failure, and its reason.
     pub failed: Option<(Instant, String)>,
+    /// The server's answer, if the last request was rejected (HTTP status 4xx, as without the right to
+    /// make it), and nothing was heard since.
+    pub rejection: Option<String>,
     /// The number of complete lists that were sent.
     pub lists: u64,
     /// The number of changes of single objects that were sent.
@@ -77,6 +80,17 @@ pub enum FollowState {
     Waiting,
     /// The server lacks the optional kind or denies access to it. Retried every 5 to 10 minutes.
     Absent,
+}
+
+/// Reads the status of a watch, from any thread and also after the watch has ended.
+#[derive(Clone, Debug)]
+pub struct StatusReader(pub(super) Arc<StatusBoard>);
+
+impl StatusReader {
+    /// Returns the status of each follower.
+    pub fn status(&self) -> Status {
+        self.0.status()
+    }
 }
 
 /// The status that followers write and [`Watch::status`](super::Watch::status) reads.
@@ -124,7 +138,9 @@ impl Entry {
     }
 
     pub(super) fn record_contact(&self) {
-        self.lock().heard = Some(Instant::now());
+        let mut followed = self.lock();
+        followed.heard = Some(Instant::now());
+        followed.rejection = None;
     }
 
     pub(super) fn record_change(&self) {
@@ -137,14 +153,13 @@ impl Entry {
         followed.lists += 1;
     }
 
-    /// Records a failure. Returns whether its reason differs from the last one.
-    pub(super) fn record_failure(&self, why: String) -> bool {
+    /// Records a failure.
+    pub(super) fn record_failure(&self, why: String, is_rejection: bool) {
         let mut followed = self.lock();
+        followed.rejection = is_rejection.then(|| why.clone());
         followed.state = FollowState::Waiting;
         followed.failures += 1;
-        let last = followed.failed.replace((Instant::now(), why));
-        let now = followed.failed.as_ref();
-        last.map(|(_, why)| why).as_ref() != now.map(|(_, why)| why)
+        followed.failed = Some((Instant::now(), why));
     }
 
     /// Resets the status.

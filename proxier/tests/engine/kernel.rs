@@ -11,8 +11,10 @@ use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
 use proxier::testing::dataplane::{Dataplane, Failure, Outcome};
 use proxier::testing::nftables::{Command, Key, Table};
-use proxier::testing::observed::{Connections, CountedServer, Observed};
-use proxier::testing::op::Op;
+use proxier::testing::observed::{
+    Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
+};
+use proxier::testing::op::{AddressForm, Op};
 use proxier::testing::plan::Machine;
 
 /// A handle to the kernel. The test and the proxier share the kernel.
@@ -30,9 +32,32 @@ struct Inner {
     /// The service addresses that were local after some write while no rule rejected connections to
     /// them outside their frontends.
     open: BTreeSet<IpAddr>,
+    /// The virtual servers and destinations that were deleted with connections.
+    lost: Vec<(ipvs::ServiceKey, ipvs::DestinationKey)>,
 }
 
 impl Inner {
+    /// Applies `op`. If that deletes destinations with connections, adds these to `lost`.
+    fn apply(&mut self, op: &Op) -> Vec<Outcome> {
+        let kernel = &mut self.kernel;
+        let connected = |kernel: &FakeKernel| -> BTreeSet<_> {
+            let has = |(key, destination): &(_, _)| {
+                let server = kernel.state.virtual_servers.get(key);
+                let mut all = server.into_iter().flat_map(|it| it.destinations.iter());
+                all.any(|it: &ipvs::Destination| it.key == *destination)
+            };
+            let is_open = |it: &(_, &Connections)| !it.1.are_none();
+            let open = kernel.connections.iter().filter(is_open);
+            open.map(|(key, _)| *key).filter(has).collect()
+        };
+        let before = connected(kernel);
+        let outcome = kernel.apply(&[*op]);
+        let lost = &before - &connected(kernel);
+        kernel.connections.retain(|key, _| !lost.contains(key));
+        self.lost.extend(lost);
+        outcome
+    }
+
     /// Adds the addresses that are open now to `open`.
     fn note_open_addresses(&mut self) {
         let FakeKernel { state, rules, .. } = &self.kernel;
@@ -70,6 +95,10 @@ pub(crate) enum Drift {
     DeleteVirtualServer,
     DeleteAddresses,
     DeleteAddress,
+    DeleteCarrier,
+    SetCarrierDown,
+    /// Makes service addresses, and an unknown one, local in another form, as kube-proxy does.
+    AddOtherForm,
     DeleteDestination,
     ChangeWeight,
     DeleteRules,
@@ -109,6 +138,7 @@ impl Kernel {
             killed_at: None,
             ledger_at_kill: None,
             open: BTreeSet::new(),
+            lost: Vec::new(),
         })))
     }
 
@@ -192,6 +222,22 @@ impl Kernel {
         }
     }
 
+    /// Opens connections to a destination.
+    pub(crate) fn connect(&self, key: ipvs::ServiceKey, destination: ipvs::DestinationKey) {
+        let open = Connections {
+            active: 3,
+            inactive: 0,
+        };
+        let kernel = &mut self.0.borrow_mut().kernel;
+        kernel.connections.insert((key, destination), open);
+    }
+
+    /// Returns the virtual servers and destinations that were deleted with connections since the last
+    /// call.
+    pub(crate) fn take_lost(&self) -> Vec<(ipvs::ServiceKey, ipvs::DestinationKey)> {
+        std::mem::take(&mut self.0.borrow_mut().lost)
+    }
+
     pub(crate) fn close_all_connections(&self) {
         self.0.borrow_mut().kernel.connections.clear();
     }
@@ -218,6 +264,20 @@ impl Kernel {
                     state.addresses.remove(address);
                 }
             }
+            Drift::DeleteCarrier => {
+                state.addresses.clear();
+                state.carrier = None;
+            }
+            Drift::SetCarrierDown => {
+                if let Some(carrier) = &mut state.carrier {
+                    carrier.is_ready = false;
+                }
+            }
+            Drift::AddOtherForm => {
+                let all = addresses.into_iter().chain([[10, 96, 99, 99].into()]);
+                let all = all.skip(index % 3);
+                (state.leftovers).extend(all.map(|address| (address, AddressForm::Address)));
+            }
             Drift::DeleteDestination => destinations.change(|all| _ = all.pop()),
             Drift::ChangeWeight => destinations.change(|all| {
                 if let Some(first) = all.first_mut() {
@@ -238,11 +298,18 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.virtual_servers(each)
     }
 
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    ) -> bool {
+        self.0.borrow_mut().kernel.shows_virtual_servers(expected)
+    }
+
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         self.0.borrow_mut().kernel.virtual_server(key)
     }
 
-    fn addresses(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
         self.0.borrow_mut().kernel.addresses()
     }
 
@@ -278,13 +345,17 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.sweep_flows(stale)
     }
 
+    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
+        self.0.borrow_mut().kernel.has_scheduler(name)
+    }
+
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let inner = &mut *self.0.borrow_mut();
         let mut outcomes = Vec::new();
         for op in ops {
             match inner.check_alive() {
                 Ok(()) => {
-                    outcomes.extend(inner.kernel.apply(&[*op]));
+                    outcomes.extend(inner.apply(op));
                     inner.note_open_addresses();
                 }
                 Err(killed) => outcomes.push(Err(killed.into())),

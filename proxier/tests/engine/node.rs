@@ -1,11 +1,13 @@
 //! A node: a proxier, the cluster that it follows, its kernel, and its clock.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier::testing::filter::{Filter, FilterConfig};
+use proxier::testing::filter::{Filter, FilterConfig, MarkBit};
+use proxier::testing::frontend::Frontend;
 use proxier::testing::ledger::LedgerFile;
-use proxier::testing::model::{Cidr, Node as NodeObject};
+use proxier::testing::model::{Cidr, Node as NodeObject, ObjectName, Service};
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, Planner, ServiceAddresses, desired};
 use proxier::testing::store::{Event, Touched};
 use proxier::testing::sync::{Applied, Error, Proxier};
@@ -22,29 +24,45 @@ pub(crate) struct Node {
     pub(crate) kernel: Kernel,
     proxier: Proxier<Kernel>,
     now: Duration,
+    drain: Duration,
     directory: TempDir,
 }
 
-fn config() -> PlanConfig {
+fn config(drain: Duration) -> PlanConfig {
     PlanConfig {
         node_name: "here".into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
         service_addresses: ServiceAddresses::Routes,
-        drain: DRAIN,
+        drain,
+    }
+}
+
+/// Returns a configuration whose tables have all optional parts.
+fn packets() -> FilterConfig {
+    FilterConfig {
+        input_accept_bit: Some(MarkBit::INPUT_ACCEPT),
+        hides_arp: true,
+        ..FilterConfig::default()
     }
 }
 
 impl Node {
     pub(crate) fn start() -> Self {
+        Self::with_drain(DRAIN)
+    }
+
+    /// Returns a node on which removed destinations keep their connections for `drain`.
+    pub(crate) fn with_drain(drain: Duration) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let kernel = Kernel::new(&directory.path().join("ledger"));
-        let proxier = proxier(&kernel, &directory);
+        let proxier = proxier(&kernel, &directory, drain);
         let mut node = Self {
             world: World::default(),
             kernel,
             proxier,
             now: Duration::from_secs(1_000),
+            drain,
             directory,
         };
         node.relist();
@@ -53,7 +71,7 @@ impl Node {
 
     /// Replaces the process by a new one.
     pub(crate) fn restart(&mut self) {
-        self.proxier = proxier(&self.kernel, &self.directory);
+        self.proxier = proxier(&self.kernel, &self.directory, self.drain);
         self.relist();
         self.resync();
     }
@@ -83,6 +101,7 @@ impl Node {
             zone: None,
             region: None,
             pod_cidrs: Vec::<Cidr>::new(),
+            is_leaving: false,
         };
         let events = [
             self.world.all_services(),
@@ -113,7 +132,7 @@ impl Node {
         assert_eq!(applied.ops.len(), applied.outcomes.len());
         let was_killed = self.kernel.finish_kill();
         if was_killed {
-            self.proxier = proxier(&self.kernel, &self.directory);
+            self.proxier = proxier(&self.kernel, &self.directory, self.drain);
             self.relist();
         }
         !was_killed
@@ -150,6 +169,9 @@ impl Node {
         let state = self.kernel.state();
         let desired = self.proxier.desired();
         assert_eq!(state.addresses, desired.addresses);
+        assert!(state.leftovers.is_empty(), "{:?}", state.leftovers);
+        let is_ready = state.carrier.is_some_and(|carrier| carrier.is_ready);
+        assert_eq!(is_ready, desired.needs_carrier);
         let ours = |key: &&ipvs_netlink::ServiceKey| !Kernel::is_foreign(key);
         let found: BTreeSet<_> = state.virtual_servers.keys().filter(ours).collect();
         assert_eq!(found, desired.virtual_servers.keys().collect());
@@ -161,13 +183,22 @@ impl Node {
         self.assert_rules();
     }
 
-    /// Asserts that the packet rules are those of a plan from scratch.
+    /// Asserts that the packet rules are those of a plan from scratch, with the guards of retired
+    /// virtual servers.
     fn assert_rules(&self) {
-        let mut filter = Filter::new(FilterConfig::default());
-        let mut planner = Planner::new(config());
+        let mut filter = Filter::new(packets());
+        let mut planner = Planner::new(config(self.drain));
         let snapshot = self.proxier.snapshot();
         let changed = planner.update(snapshot, self.proxier.machine(), Touched::All);
         filter.follow(planner.desired(), &changed, snapshot.node());
+        for (key, _) in self.proxier.ledger().retired().iter() {
+            Frontend::of(&key)
+                .into_iter()
+                .for_each(|it| filter.retire(it));
+        }
+        let local = &self.proxier.desired().addresses;
+        let retired = self.proxier.ledger().retired().addresses();
+        filter.guard([], retired.filter(|address| local.contains_key(address)));
         assert_eq!(self.kernel.rules().as_ref(), Some(filter.table()));
     }
 
@@ -188,11 +219,56 @@ impl Node {
         self.assert_rules();
     }
 
-    /// Asserts that the plan, and the problems, are those of a plan from scratch.
+    /// Opens TCP connections to the destination that accepts them at `index`, modulo their number.
+    pub(crate) fn connect(&self, index: usize) {
+        let state = self.kernel.state();
+        let servers = self.proxier.desired().virtual_servers.iter();
+        // Only TCP drains.
+        let tcp = servers.filter(|(_, wanted)| !wanted.drain.is_zero());
+        let found = tcp.filter_map(|(key, _)| state.virtual_servers.get(key));
+        let accepting = found.flat_map(|found| {
+            let destinations = found.destinations.iter();
+            let accepting = destinations.filter(|destination| destination.weight > 0);
+            accepting.map(|destination| (found.service.key, destination.key))
+        });
+        let accepting: Vec<_> = accepting.collect();
+        if let Some(&(key, destination)) = accepting.get(index % accepting.len().max(1)) {
+            self.kernel.connect(key, destination);
+        }
+    }
+
+    /// Makes the change `step`. Asserts that it costs no connection of a Service that exists.
+    pub(crate) fn assert_loses_none(&mut self, step: impl FnOnce(&mut Self)) {
+        let owned = self.proxier.ledger().owned().clone();
+        let before = self.proxier.snapshot().clone();
+        step(self);
+        for (key, destination) in self.kernel.take_lost() {
+            let after = self.proxier.snapshot();
+            let exists = |name: &ObjectName| {
+                let owner = |it: &&Service| it.name == *name;
+                before.services().any(|it| owner(&it)) && after.services().any(|it| owner(&it))
+            };
+            let owner = owned.name(&key).map(|name| {
+                let (namespace, rest) = name.split_once('/').unwrap();
+                ObjectName::new(namespace, rest.split(':').next().unwrap())
+            });
+            let is_deleted = owner.as_ref().is_some_and(|owner| !exists(owner));
+            assert!(is_deleted, "{destination} of {key} of {owner:?}");
+        }
+    }
+
+    /// Asserts that the plan, and the problems, are those of a plan from scratch, except for the addresses of
+    /// retired virtual servers.
     pub(crate) fn assert_planned_as_from_scratch(&self) {
         let proxier = &self.proxier;
-        let (from_scratch, problems) = desired(proxier.snapshot(), proxier.machine(), &config());
-        assert_eq!(*proxier.desired(), from_scratch);
+        let (from_scratch, problems) =
+            desired(proxier.snapshot(), proxier.machine(), &config(self.drain));
+        let mut planned = proxier.desired().clone();
+        let retired: BTreeSet<IpAddr> = proxier.ledger().retired().addresses().collect();
+        planned.addresses.retain(|address, _| {
+            from_scratch.addresses.contains_key(address) || !retired.contains(address)
+        });
+        assert_eq!(planned, from_scratch);
         assert_eq!(proxier.problems(), problems);
     }
 
@@ -208,9 +284,9 @@ impl Node {
     }
 }
 
-fn proxier(kernel: &Kernel, directory: &TempDir) -> Proxier<Kernel> {
+fn proxier(kernel: &Kernel, directory: &TempDir, drain: Duration) -> Proxier<Kernel> {
     let ledger_file = LedgerFile::new(directory.path().join("ledger"));
-    Proxier::new(kernel.clone(), config(), ledger_file)
+    Proxier::new(kernel.clone(), config(drain), ledger_file)
         .unwrap()
-        .filtering(FilterConfig::default())
+        .filtering(packets())
 }

@@ -25,8 +25,21 @@ pub(crate) struct World {
 pub(crate) enum Change {
     ApplyService(Service),
     DeleteService(ObjectName),
+    EditService(ObjectName, Edit),
     ApplySlice(EndpointSlice),
     DeleteSlice(ObjectName),
+    /// The endpoints on other nodes leave.
+    KeepLocalEndpoints(ObjectName),
+}
+
+/// An edit of a Service that exists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Edit {
+    ExternalPolicy(TrafficPolicy),
+    ExternalIps(Option<u8>),
+    LoadBalancerIps(Option<u8>),
+    /// Adds this number to the node ports.
+    NodePorts(u16),
 }
 
 /// Returns changes with few names, addresses and ports, so that objects conflict.
@@ -34,9 +47,27 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
         3 => service().prop_map(Change::ApplyService),
         1 => service_name().prop_map(Change::DeleteService),
+        4 => (service_name(), edit()).prop_map(|(name, edit)| Change::EditService(name, edit)),
         5 => slice().prop_map(Change::ApplySlice),
         1 => slice_name().prop_map(Change::DeleteSlice),
+        1 => slice_name().prop_map(Change::KeepLocalEndpoints),
     ]
+}
+
+fn edit() -> impl Strategy<Value = Edit> {
+    let address = || proptest::option::of(0..3_u8);
+    prop_oneof![
+        policy().prop_map(Edit::ExternalPolicy),
+        address().prop_map(Edit::ExternalIps),
+        address().prop_map(Edit::LoadBalancerIps),
+        (0..3_u16).prop_map(Edit::NodePorts),
+    ]
+}
+
+/// Returns the external address with this number: few, so that Services conflict.
+fn external(last: Option<u8>) -> Vec<IpAddr> {
+    let address = |last| IpAddr::from([192, 0, 2, last]);
+    last.map(address).into_iter().collect()
 }
 
 /// The names of Services. `kubernetes` is programmed before the others.
@@ -68,7 +99,7 @@ fn service() -> impl Strategy<Value = Service> {
         .prop_map(
             |(
                 name,
-                (last, is_dual, external),
+                (last, is_dual, external_ip),
                 ports,
                 internal_policy,
                 external_policy,
@@ -99,10 +130,7 @@ fn service() -> impl Strategy<Value = Service> {
                     affinity_secs: is_sticky.then_some(600),
                     internal_policy,
                     external_policy,
-                    external_ips: external
-                        .map(|last| [192, 0, 2, last].into())
-                        .into_iter()
-                        .collect(),
+                    external_ips: external(external_ip),
                     load_balancer_ips: Vec::new(),
                     source_ranges: Vec::new(),
                     health_check_node_port: None,
@@ -141,6 +169,7 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
                 port(0, Protocol::Udp),
             ],
             endpoints: endpoints.into_iter().map(endpoint).collect(),
+            changed: None,
         }
     })
 }
@@ -165,6 +194,26 @@ impl World {
             Change::DeleteService(name) => {
                 self.services.remove(&name)?;
                 Event::Services(Update::Delete(name))
+            }
+            Change::EditService(name, edit) => {
+                let service = self.services.get_mut(&name)?;
+                match edit {
+                    Edit::ExternalPolicy(policy) => service.external_policy = policy,
+                    Edit::ExternalIps(last) => service.external_ips = external(last),
+                    Edit::LoadBalancerIps(last) => service.load_balancer_ips = external(last),
+                    Edit::NodePorts(more) => {
+                        let ports = service.ports.iter_mut();
+                        ports
+                            .for_each(|port| port.node_port = Some(30_000 + port.port - 80 + more));
+                    }
+                }
+                Event::Services(Update::Apply(parsed((&name, &*service))))
+            }
+            Change::KeepLocalEndpoints(name) => {
+                let slice = self.slices.get_mut(&name)?;
+                let is_local = |it: &Endpoint| it.location.node.as_deref() == Some("here");
+                slice.endpoints.retain(is_local);
+                Event::EndpointSlices(Update::Apply(parsed((&name, &*slice))))
             }
             Change::ApplySlice(slice) => {
                 let event = Event::EndpointSlices(Update::Apply(parsed((&slice.name, &slice))));

@@ -32,6 +32,7 @@ fn missing_addresses_are_reported() {
                 .map(|text| text.parse().unwrap())
                 .collect(),
             node_name: "node-a".into(),
+            permits_loopback: false,
         };
         show(&manifests::parse(&text, "f", &options))
     };

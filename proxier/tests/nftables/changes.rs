@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
-use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
+use proxier::testing::filter::{FilterConfig, MarkBit, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, TrafficPolicy};
-use proxier::testing::nftables::{RulesClient, Table};
+use proxier::testing::nftables::RulesClient;
 use proxier::testing::plan::{Admission, Availability, Scope};
 
 use super::rules::{admission, frontend, node, ranges};
-use crate::{assert_same, lines, nft};
+use crate::{assert_same, lines, list};
 
 #[test]
 fn changes_in_nft_syntax() {
@@ -69,7 +69,11 @@ fn changes_in_nft_syntax() {
 
 /// Returns an admission out of few, so that frontends often share sets and chains.
 fn any_admission() -> impl Strategy<Value = Option<Admission>> {
-    let scope = prop_oneof![Just(Scope::Internal), Just(Scope::External)];
+    let scope = prop_oneof![
+        Just(Scope::Internal),
+        Just(Scope::External),
+        Just(Scope::NodePort)
+    ];
     let policy = prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
     let endpoints = prop_oneof![
         Just(Availability::Usable),
@@ -99,10 +103,12 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
     )
 }
 
-/// Returns a configuration whose tables have sets for ping.
+/// Returns a configuration whose tables have all optional parts.
 fn config() -> FilterConfig {
     FilterConfig {
         answer_ping: true,
+        input_accept_bit: Some(MarkBit::INPUT_ACCEPT),
+        hides_arp: true,
         ..FilterConfig::default()
     }
 }
@@ -125,13 +131,25 @@ fn nth_frontend(nth: u8) -> Frontend {
     )
 }
 
-/// Returns a new table with these frontends.
-fn from_scratch(frontends: &BTreeMap<Frontend, Admission>) -> Table {
+/// Makes exactly the addresses of these frontends service addresses.
+fn follow_addresses(rules: &mut Ruleset, frontends: &BTreeMap<Frontend, Admission>) {
+    for address in ["10.0.0.1", "10.0.0.2"] {
+        let address = address.parse().unwrap();
+        match frontends.keys().any(|it| it.address == address) {
+            true => rules.add_service_address(address),
+            false => rules.remove_service_address(address),
+        }
+    }
+}
+
+/// Returns a new ruleset with these frontends.
+fn from_scratch(frontends: &BTreeMap<Frontend, Admission>) -> Ruleset {
     let mut rules = Ruleset::new(&config(), Some(&node()));
     for (&frontend, admission) in frontends {
         rules.set_frontend(frontend, Some(admission.clone()));
     }
-    rules.table().clone()
+    follow_addresses(&mut rules, frontends);
+    rules
 }
 
 proptest! {
@@ -150,8 +168,11 @@ proptest! {
                     None => frontends.remove(&frontend),
                 };
             }
+            follow_addresses(&mut rules, &frontends);
             rules.release(|_, _| true, |_| true);
-            prop_assert_eq!(rules.table(), &from_scratch(&frontends));
+            let new = from_scratch(&frontends);
+            prop_assert_eq!(rules.table(), new.table());
+            prop_assert_eq!(rules.fingerprint(), new.fingerprint());
             for change in rules.take_commands() {
                 applied.apply(&change);
             }
@@ -169,17 +190,23 @@ fn the_kernel_accepts_incremental_changes() {
         let mut client = RulesClient::open(TABLE).unwrap();
         for _ in 0..20 {
             let mut rules = Ruleset::new(&config(), Some(&node()));
+            let mut frontends = BTreeMap::new();
             client.replace(rules.table()).unwrap();
             for step in steps().new_tree(&mut runner).unwrap().current() {
                 for (nth, admission) in step {
-                    rules.set_frontend(nth_frontend(nth), admission);
+                    let frontend = nth_frontend(nth);
+                    match &admission {
+                        Some(admission) => frontends.insert(frontend, admission.clone()),
+                        None => frontends.remove(&frontend),
+                    };
+                    rules.set_frontend(frontend, admission);
                 }
+                follow_addresses(&mut rules, &frontends);
                 rules.release(|_, _| true, |_| true);
                 client.apply(&rules.take_commands()).unwrap();
             }
-            let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
             assert_same(
-                &blocks(&listed),
+                &blocks(&list()),
                 &blocks(&rules.table().named(TABLE).to_string()),
             );
         }
@@ -188,13 +215,13 @@ fn the_kernel_accepts_incremental_changes() {
 
 /// Returns the sets and chains of a table. They are sorted, because the kernel lists chains by age.
 fn blocks(text: &str) -> Vec<String> {
-    let inner = text.trim_end().trim_end_matches('}');
-    let (_, inner) = inner.split_once('\n').unwrap();
-    let mut blocks: Vec<String> = inner
-        .trim_end()
-        .split("\n\n")
-        .map(|it| lines(it).join("\n"))
-        .collect();
+    let mut blocks = Vec::new();
+    for table in text.split("\ntable ") {
+        let inner = table.trim_end().trim_end_matches('}');
+        let (head, inner) = inner.split_once('\n').unwrap();
+        let parts = inner.trim_end().split("\n\n");
+        blocks.extend(parts.map(|it| format!("{head} {}", lines(it).join("\n"))));
+    }
     blocks.sort();
     blocks
 }

@@ -6,6 +6,7 @@ use ipvs_netlink::attr::{Attribute, attributes};
 use ipvs_netlink::transport::{Transport, protocols};
 
 const NFPROTO_INET: u8 = 1;
+const NFPROTO_ARP: u8 = 3;
 const SUBSYSTEM: u16 = 10 << 8;
 const GETCHAIN: u16 = 4;
 const GETRULE: u16 = 7;
@@ -16,7 +17,13 @@ const GETSETELEM: u16 = 13;
 ///
 /// Leaves out the numbers that the kernel assigns, and userdata, which only nft reads.
 pub(crate) fn table(name: &str) -> Vec<String> {
-    let mut transport = Transport::open(protocols::NETLINK_NETFILTER).unwrap();
+    let families = [NFPROTO_INET, NFPROTO_ARP].into_iter();
+    families.flat_map(|family| table_of(family, name)).collect()
+}
+
+fn table_of(family: u8, name: &str) -> Vec<String> {
+    let transport = Transport::open(protocols::NETLINK_NETFILTER).unwrap();
+    let mut transport = (transport, family);
     let mut lines = Vec::new();
     // Without handle, use count, counters and userdata.
     lines.extend(objects(
@@ -47,7 +54,7 @@ pub(crate) fn table(name: &str) -> Vec<String> {
 
 /// Returns the objects of one `kind`, without the attributes `without`: `7: 1=..., 2=...`.
 fn objects(
-    transport: &mut Transport,
+    (transport, family): &mut (Transport, u8),
     kind: u16,
     table: &str,
     set: Option<&str>,
@@ -59,7 +66,7 @@ fn objects(
             SUBSYSTEM | kind,
             "dumping",
             |writer| {
-                writer.header(&[NFPROTO_INET, 0, 0, 0]);
+                writer.header(&[*family, 0, 0, 0]);
                 writer.string(1, table);
                 if let Some(set) = set {
                     writer.string(2, set);

@@ -3,11 +3,11 @@
 use proxier::testing::nftables::{RulesClient, Table};
 
 use super::rules::{everything, modes};
-use crate::{TABLE, assert_same, lines, nft};
+use crate::{TABLE, assert_same, lines, list, nft};
 
 /// Returns the table as nft lists it, and the line with its handle. A new table has a new handle.
 fn listed() -> (Vec<String>, String) {
-    let text = nft(&["list", "table", "inet", TABLE], "").unwrap();
+    let text = list();
     let with_handles = nft(&["-a", "list", "table", "inet", TABLE], "").unwrap();
     (
         lines(&text),
@@ -33,14 +33,24 @@ fn an_unchanged_table_is_not_written() {
             client.restore(&table).unwrap();
             assert_same(&listed().0, &lines(&table.named(TABLE).to_string()));
         }
+        // Without the table of family arp, and with it again.
+        let mut table = everything(modes()[0].clone());
+        for arp in [None, table.arp.take()] {
+            table.arp = arp;
+            client.restore(&table).unwrap();
+            let tables = nft(&["list", "tables"], "").unwrap();
+            assert_eq!(tables.contains("table arp"), table.arp.is_some());
+        }
         client.delete().unwrap();
+        assert_eq!(nft(&["list", "ruleset"], "").unwrap(), "");
         client.restore(&Table::default()).unwrap();
         assert!(client.exists().unwrap());
     });
 }
 
 /// Changes of rules, elements and plain chains, as commands of nft.
-const UNDONE_IN_PLACE: [&str; 12] = [
+const UNDONE_IN_PLACE: [&str; 20] = [
+    "flush chain inet ipvs-proxier shield-output",
     "flush chain inet ipvs-proxier input",
     "add rule inet ipvs-proxier input counter",
     "insert rule inet ipvs-proxier cluster-ip drop",
@@ -48,25 +58,35 @@ const UNDONE_IN_PLACE: [&str; 12] = [
     "flush chain inet ipvs-proxier input
      flush chain inet ipvs-proxier output",
     "flush table inet ipvs-proxier",
-    "flush map inet ipvs-proxier frontends-4",
+    "flush map inet ipvs-proxier external-4",
+    "flush set inet ipvs-proxier frontends-4",
     "flush set inet ipvs-proxier service-addresses-6",
     "add element inet ipvs-proxier service-addresses-4 { 192.0.2.1 }",
-    "delete element inet ipvs-proxier frontends-4 { 10.96.0.1 . tcp . 443 }
-     add element inet ipvs-proxier frontends-4 { 10.96.0.1 . tcp . 443 : accept }",
+    "delete element inet ipvs-proxier external-4 { 172.18.0.2 . tcp . 30080 }
+     add element inet ipvs-proxier external-4 { 172.18.0.2 . tcp . 30080 : accept }",
     "add chain inet ipvs-proxier more { accept; }",
     "add chain inet ipvs-proxier more
      add rule inet ipvs-proxier more accept
      add rule inet ipvs-proxier input jump more",
+    "delete table arp ipvs-proxier",
+    "flush table arp ipvs-proxier",
+    "flush set arp ipvs-proxier service-addresses",
+    "add element arp ipvs-proxier service-addresses { 192.0.2.1 }",
+    "delete element arp ipvs-proxier senders { eth0 }",
+    "add element arp ipvs-proxier senders { eth9 : drop }",
 ];
 
 /// Changes that add what our table never has: a hook, a policy, a set, a flag, a key of another type.
-const UNDONE_BY_REPLACEMENT: [&str; 6] = [
-    "add element inet ipvs-proxier frontends-4 { 10.96.0.1 . icmp . 1 : accept }",
+const UNDONE_BY_REPLACEMENT: [&str; 9] = [
+    "add element inet ipvs-proxier external-4 { 10.96.0.1 . icmp . 1 : accept }",
     "add chain inet ipvs-proxier more { type filter hook input priority 7; }",
     "chain inet ipvs-proxier input { policy drop; }",
     "add set inet ipvs-proxier more { type ipv4_addr; }",
     "add table inet ipvs-proxier { flags dormant; }",
     "delete table inet ipvs-proxier",
+    "chain arp ipvs-proxier input { policy drop; }",
+    "add set arp ipvs-proxier more { type ipv4_addr; }",
+    "add table arp ipvs-proxier { flags dormant; }",
 ];
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use proxier::testing::filter::{FilterConfig, LocalMode, Ruleset};
+use proxier::testing::filter::{FilterConfig, LocalMode, MarkBit, Ruleset};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, Networks, Node, Protocol, TrafficPolicy};
 use proxier::testing::nftables::Table;
@@ -46,6 +46,8 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
     let config = FilterConfig {
         local_mode,
         answer_ping: true,
+        input_accept_bit: Some(MarkBit::INPUT_ACCEPT),
+        hides_arp: true,
         ..FilterConfig::default()
     };
     let cluster_ip = admission(Scope::Internal, Cluster);
@@ -66,7 +68,10 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
                 ..cluster_ip
             },
         ),
-        (frontend("tcp 172.18.0.2:30080"), external.clone()),
+        (
+            frontend("tcp 172.18.0.2:30080"),
+            admission(Scope::NodePort, Cluster),
+        ),
         (
             frontend("tcp 198.51.100.12:80"),
             Admission {
@@ -93,7 +98,13 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
             },
         ),
         (frontend("tcp 198.51.100.19:80"), local.clone()),
-        (frontend("udp [fd00:172:18::2]:30054"), local),
+        (
+            frontend("udp [fd00:172:18::2]:30054"),
+            Admission {
+                scope: Scope::NodePort,
+                ..local
+            },
+        ),
     ];
     let addresses = |list: &[&str]| {
         let parsed = list.iter().map(|text| text.parse().unwrap());
@@ -110,6 +121,9 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
         rules.add_local_endpoint(address);
     }
     rules.add_health_check_port(31_999);
+    let links = [("eth0", "172.18.0.2"), ("cni0", "10.244.1.1")];
+    let links = links.map(|(link, address)| (link.into(), address.parse().unwrap()));
+    rules.set_links(&links.into());
     rules.table().clone()
 }
 
@@ -121,6 +135,7 @@ pub(crate) fn node() -> Node {
         zone: None,
         region: None,
         pod_cidrs: Vec::new(),
+        is_leaving: false,
     }
 }
 

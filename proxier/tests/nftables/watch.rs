@@ -46,6 +46,11 @@ fn changes_of_our_table_by_other_programs_are_noticed() {
                 "element added",
             ),
             ("insert rule inet ipvs-proxier input drop", "rule added"),
+            ("delete table arp ipvs-proxier", "table deleted"),
+            (
+                "flush set arp ipvs-proxier service-addresses",
+                "element deleted",
+            ),
         ] {
             client.replace(&table).unwrap();
             assert_eq!(watch.read().unwrap(), []);

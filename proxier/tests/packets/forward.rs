@@ -9,11 +9,20 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use lab::net::Host;
-use proxier::testing::nftables::{ForwardReport, Forwarding, Treatment};
+use proxier::testing::nftables::{ChainReport, ForeignChains, Treatment, Treatments};
 
 use super::scene::{Scene, nft};
 use super::services::Services;
 use crate::{at, check};
+
+/// Returns a client with this treatment of forward chains, and warnings about input chains.
+fn open(answers: Treatment) -> Result<ForeignChains, ipvs_netlink::Error> {
+    ForeignChains::open(Treatments {
+        answers,
+        frontends: Treatment::Warn,
+        frontend_mark: 1 << 12,
+    })
+}
 
 /// Returns a foreign chain with policy drop and `rules`. It counts requests.
 fn policy_drop(table: &str, chain: &str, rules: &str) -> String {
@@ -119,7 +128,7 @@ fn without_a_rule_for_established_connections_only_the_node_receives_answers() {
     lab::test(|| {
         let scene = Scene::new(Services::dual());
         scene.nft(&policy_drop("inet others", "forward", ""));
-        let mut forwarding = Forwarding::open(Treatment::Warn).unwrap();
+        let mut forwarding = open(Treatment::Warn).unwrap();
         assert_eq!(forwarding.apply().unwrap().dropping.len(), 1);
         only_the_node_receives_answers(&scene);
     });
@@ -130,7 +139,7 @@ fn a_dropping_chain_of_nft_gets_a_rule_for_answers() {
     lab::test(|| {
         let mut scene = Scene::new(Services::dual());
         scene.nft(&policy_drop("inet others", "forward", ""));
-        let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
+        let mut forwarding = open(Treatment::Accept).unwrap();
         assert_eq!(
             tables_with_new_rule(&forwarding.apply().unwrap()),
             ["inet others"]
@@ -151,7 +160,7 @@ fn a_dropping_chain_of_nft_gets_a_rule_for_answers() {
 fn a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads() {
     lab::test(|| {
         let mut scene = Scene::new(Services::dual());
-        let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
+        let mut forwarding = open(Treatment::Accept).unwrap();
         if !Path::new("/proc/net/ip_tables_names").exists() {
             // iptables does not work on this kernel, so the rule is in nft's syntax.
             scene.nft(&policy_drop("ip filter", "FORWARD", ""));
@@ -186,7 +195,7 @@ fn a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads() {
         let save = "/usr/sbin/iptables-nft-save > $0; /usr/sbin/iptables-nft-restore < $0";
         let file = tempfile::NamedTempFile::new().unwrap();
         node.exec(&["/bin/sh", "-c", save, file.path().to_str().unwrap()]);
-        assert_eq!(forwarding.apply().unwrap(), ForwardReport::default());
+        assert_eq!(forwarding.apply().unwrap(), ChainReport::default());
         assert_eq!(forwarding.remove_rules().unwrap().len(), 2);
         assert_eq!(saved(node), before);
     });
@@ -205,7 +214,7 @@ fn saved(node: &Host) -> Vec<String> {
 }
 
 /// Returns the tables in which a chain got our rule: `inet others`.
-fn tables_with_new_rule(report: &ForwardReport) -> Vec<String> {
+fn tables_with_new_rule(report: &ChainReport) -> Vec<String> {
     assert!(report.dropping.is_empty(), "{report:?}");
     let tables = report.inserted.iter().map(|chain| {
         let words = chain.to_string();
@@ -223,7 +232,7 @@ const RULES: [&str; 3] = [
 
 /// Calls `each` with the table of a chain with policy drop, for each of [`RULES`] in each family.
 ///
-/// The table's other chains drop by a rule, or at the input hook. They must get no rule of ours.
+/// The table's other chains drop by a rule, or behind IPVS. They must get no rule of ours.
 fn with_each_chain(node: &Host, mut each: impl FnMut(&str)) {
     for rules in RULES {
         for family in ["ip", "ip6", "inet"] {
@@ -232,7 +241,7 @@ fn with_each_chain(node: &Host, mut each: impl FnMut(&str)) {
                 table {family} others {{
                     chain one {{ accept; }}
                     chain other {{ type filter hook forward priority 1; policy accept; drop; }}
-                    chain input {{ type filter hook input priority 0; policy drop; }}
+                    chain late {{ type filter hook input priority 98; policy drop; }}
                     chain forward {{ type filter hook forward priority 0; policy drop; {rules}; }}
                 }}"
             );
@@ -247,7 +256,7 @@ fn the_command_in_the_warning_ends_the_warning() {
     lab::test(|| {
         let node = lab::net::node("node-a");
         let has_iptables = Path::new("/proc/net/ip_tables_names").exists();
-        let mut forwarding = Forwarding::open(Treatment::Warn).unwrap();
+        let mut forwarding = open(Treatment::Warn).unwrap();
         let mut assert_ended_by_commands = || {
             let report = forwarding.apply().unwrap();
             for chain in &report.dropping {
@@ -255,9 +264,9 @@ fn the_command_in_the_warning_ends_the_warning() {
                 let command = words.split('`').nth(1).unwrap();
                 node.exec(&["/bin/sh", "-c", &format!("PATH=/usr/sbin {command}")]);
             }
-            assert_eq!(forwarding.apply().unwrap(), ForwardReport::default());
-            let mut accepting = Forwarding::open(Treatment::Accept).unwrap();
-            assert_eq!(accepting.apply().unwrap(), ForwardReport::default());
+            assert_eq!(forwarding.apply().unwrap(), ChainReport::default());
+            let mut accepting = open(Treatment::Accept).unwrap();
+            assert_eq!(accepting.apply().unwrap(), ChainReport::default());
             report.dropping.len()
         };
         assert_eq!(assert_ended_by_commands(), 0);
@@ -277,19 +286,19 @@ fn the_rule_is_inserted_once_and_removed_when_it_is_not_needed() {
     lab::test(|| {
         let node = lab::net::node("node-a");
         let ruleset = || node.exec(&["/usr/sbin/nft", "list", "ruleset"]);
-        let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
+        let mut forwarding = open(Treatment::Accept).unwrap();
         with_each_chain(&node, |table| {
             let before = ruleset();
             let report = forwarding.apply().unwrap();
             assert_eq!(tables_with_new_rule(&report), [table]);
-            assert_eq!(forwarding.apply().unwrap(), ForwardReport::default());
+            assert_eq!(forwarding.apply().unwrap(), ChainReport::default());
             assert_ne!(ruleset(), before);
             assert_eq!(forwarding.remove_rules().unwrap().len(), 1);
             assert_eq!(ruleset(), before);
 
             // The treatment changes to a warning.
             forwarding.apply().unwrap();
-            let mut warning = Forwarding::open(Treatment::Warn).unwrap();
+            let mut warning = open(Treatment::Warn).unwrap();
             let report = warning.apply().unwrap();
             assert_eq!(report.removed.len(), 1);
             assert_eq!(report.dropping.len(), 1);
@@ -327,10 +336,10 @@ fn a_chain_that_only_its_owner_may_change_is_reported() {
                      add chain inet firewalld forward { type filter hook forward priority 0; policy drop; }\n";
         commands.write_all(table.as_bytes()).unwrap();
         commands.flush().unwrap();
-        let mut forwarding = Forwarding::open(Treatment::Accept).unwrap();
+        let mut forwarding = open(Treatment::Accept).unwrap();
         let report = loop {
             let report = forwarding.apply().unwrap();
-            if report != ForwardReport::default() {
+            if report != ChainReport::default() {
                 break report;
             }
             std::thread::sleep(std::time::Duration::from_millis(20));

@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use proxier::testing::plan::ServiceAddresses;
+
 use super::scene::Scene;
 use super::services::Services;
 use crate::{at, check};
@@ -62,8 +64,20 @@ fn upload(scene: &Scene, client: &str, to: &str) -> Result<String, String> {
 /// node, where IPVS itself sends the ICMP error, and `veth-podB1` of the other node.
 #[test]
 fn packet_too_big_of_a_router_reaches_the_client() {
-    lab::test(|| {
-        let scene = Scene::new(Services::dual());
+    packet_too_big_reaches_clients(ServiceAddresses::Routes, &["pod3", "ext"]);
+}
+
+/// Linux remembers no IPv4 path MTU for a local address of a device other than `lo` (`__mkroute_output` of
+/// 7.2 does not cache the route). So with addresses on `kube-ipvs0`, connections of the node's own processes
+/// stall behind a narrower link, as with kube-proxy.
+#[test]
+fn packet_too_big_reaches_the_node_if_addresses_are_on_the_loopback_device() {
+    packet_too_big_reaches_clients(ServiceAddresses::Loopback, &["pod3", "ext", "node"]);
+}
+
+fn packet_too_big_reaches_clients(form: ServiceAddresses, clients: &'static [&'static str]) {
+    lab::test(move || {
+        let scene = Scene::with(Services::dual(), form, |_| {});
         for (node, device) in [("node", "veth-pod1"), ("peer", "veth-podB1")] {
             let narrow = ["ip", "link", "set", device, "mtu", "1400"];
             scene.client(node).exec(&narrow);
@@ -76,9 +90,8 @@ fn packet_too_big_of_a_router_reaches_the_client() {
             "172.18.0.2:30080",
             "[fd00:172:18::2]:30080",
         ] {
-            for client in ["pod3", "ext", "node"] {
-                // Linux remembers no IPv4 path MTU for a local address of a device other than `lo`
-                // (`__mkroute_output` of 7.2 does not cache the route). Service addresses are on `lo`.
+            for &client in clients {
+                // The address of a node port is never on `lo`.
                 if (client, to) == ("node", "172.18.0.2:30080") {
                     continue;
                 }

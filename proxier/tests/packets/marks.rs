@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use proxier::testing::filter::MasqueradeBit;
+use proxier::testing::filter::MarkBit;
 use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::ServiceAddresses;
 
@@ -184,7 +184,7 @@ enum Marks {
 }
 
 /// Asserts that the packets of all questions in [`ASKED`] leave our rules with the marks that they had.
-fn marks_stay(before: Marks, policy: TrafficPolicy, bit: MasqueradeBit) {
+fn marks_stay(before: Marks, policy: TrafficPolicy, bit: MarkBit) {
     let services = Services::dual().with(with_host_network(policy));
     let scene = Scene::with(services, ServiceAddresses::Routes, |config| {
         config.masquerade_bit = bit;
@@ -236,24 +236,24 @@ fn marks_stay(before: Marks, policy: TrafficPolicy, bit: MasqueradeBit) {
 
 #[test]
 fn marks_of_another_program_stay() {
-    let bit = MasqueradeBit::default();
+    let bit = MarkBit::MASQUERADE;
     lab::test(|| marks_stay(Marks::OfAnotherProgram, TrafficPolicy::Local, bit));
 }
 
 #[test]
 fn marks_of_another_program_stay_with_masquerade_bit_31() {
-    let bit = MasqueradeBit::new(31).unwrap();
+    let bit = MarkBit::new(31).unwrap();
     lab::test(|| marks_stay(Marks::OfAnotherProgram, TrafficPolicy::Cluster, bit));
 }
 
 #[test]
 fn unmarked_packets_leave_our_rules_unmarked() {
-    let bit = MasqueradeBit::default();
+    let bit = MarkBit::MASQUERADE;
     lab::test(|| marks_stay(Marks::None, TrafficPolicy::Local, bit));
 }
 
 #[test]
 fn unmarked_packets_leave_our_rules_unmarked_with_masquerade_bit_31() {
-    let bit = MasqueradeBit::new(31).unwrap();
+    let bit = MarkBit::new(31).unwrap();
     lab::test(|| marks_stay(Marks::None, TrafficPolicy::Cluster, bit));
 }

@@ -90,6 +90,7 @@ fn clients_notice_nothing_while_part_of_the_manifests_cannot_be_read() {
         let options = manifests::Options {
             service_cidr: Vec::new(),
             node_name: "node-a".into(),
+            permits_loopback: false,
         };
         let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
         let own = ["tcp 198.51.100.5:9999", "tcp [2001:db8:51::5]:9999"].map(String::from);

@@ -99,6 +99,23 @@ impl Scene {
         self.proxier = start(self.form, &self.packets, &self.state);
     }
 
+    /// Returns the network, and a function that restarts our proxy and programs `manifests`.
+    pub(crate) fn restarting(&mut self, manifests: &dyn Display) -> (&Cluster, impl FnMut()) {
+        let Self {
+            cluster,
+            proxier,
+            form,
+            packets,
+            state,
+        } = self;
+        let manifests = manifests.to_string();
+        let restart = move || {
+            *proxier = start(*form, packets, state);
+            program(proxier, &manifests);
+        };
+        (cluster, restart)
+    }
+
     /// Programs the kernel for the Services of `manifests` and no others.
     pub(crate) fn program(&mut self, manifests: impl Display) {
         program(&mut self.proxier, manifests);
@@ -170,6 +187,7 @@ pub(crate) fn program(proxier: &mut Proxier<Linux>, manifests: impl Display) {
     let options = manifests::Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
+        permits_loopback: false,
     };
     let loaded = manifests::parse(&manifests.to_string(), "test.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);

@@ -1,6 +1,6 @@
 //! The daemon on node-a, and the API server that it follows.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::alone::alone;
+use super::privilege::contained;
 
 /// How long a condition may take to become true: longer than the daemon's longest pause before it
 /// connects to the API server again.
@@ -19,6 +20,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 pub(crate) struct Daemon {
     pub(crate) api: ApiServer,
     directory: TempDir,
+    ledger: PathBuf,
+    /// Manifests to follow instead of the API server.
+    manifests: Option<PathBuf>,
     flags: Vec<String>,
     process: Option<Child>,
 }
@@ -26,9 +30,12 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Returns a daemon that does not run yet, and an API server without objects.
     pub(crate) fn bare(flags: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
         Self {
             api: ApiServer::start(),
-            directory: tempfile::tempdir().unwrap(),
+            ledger: directory.path().join("state"),
+            directory,
+            manifests: None,
             flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
             process: None,
         }
@@ -55,9 +62,24 @@ impl Daemon {
         daemon
     }
 
+    /// Replaces the flags for the next start.
+    pub(crate) fn set_flags(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(|&flag| flag.to_owned()).collect();
+    }
+
     /// The file of the program's ledger.
     pub(crate) fn ledger(&self) -> PathBuf {
-        self.directory.path().join("state")
+        self.ledger.clone()
+    }
+
+    /// Follows the manifests in `path` instead of the API server.
+    pub(crate) fn follow_manifests(&mut self, path: &Path) {
+        self.manifests = Some(path.to_owned());
+    }
+
+    /// Puts the ledger into another directory.
+    pub(crate) fn move_ledger(&mut self, directory: &Path) {
+        self.ledger = directory.join("state");
     }
 
     /// Returns a command of the program, with the flags of this daemon.
@@ -66,7 +88,10 @@ impl Daemon {
         command.arg(name);
         command.arg("--state-file").arg(self.ledger());
         if ["run", "plan"].contains(&name) {
-            command.args(["--master", &self.api.url()]);
+            match &self.manifests {
+                Some(path) => command.arg("--manifests").arg(path),
+                None => command.args(["--master", &self.api.url()]),
+            };
             command.args(["--hostname-override", "node-a"]);
         }
         if name == "run" {
@@ -88,6 +113,11 @@ impl Daemon {
     /// Runs a command of the program on a machine without any other program.
     pub(crate) fn run_alone(&self, name: &str) -> Output {
         self.alone(name).output().unwrap()
+    }
+
+    /// Starts the daemon with the rights of its container in `deploy/`.
+    pub(crate) fn start_contained(&mut self) {
+        self.spawn(contained(&self.command("run")));
     }
 
     fn alone(&self, name: &str) -> Command {
@@ -171,10 +201,10 @@ impl Daemon {
     pub(crate) fn eventually(&self, what: &str, mut is_true: impl FnMut() -> bool) {
         let deadline = Instant::now() + lab::patience(PATIENCE);
         while !is_true() {
-            let now = serving();
             assert!(
                 Instant::now() < deadline,
-                "never came true: {what}; serving {now:?}"
+                "never came true: {what}; serving {:?}",
+                serving()
             );
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -8,25 +8,33 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 27] = [
+const MODULES: [(&str, &[&str]); 35] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
+    ("conditions", &[]),
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
     ("timer", &[]),
+    ("health", &[]),
     ("frontend", &["model"]),
+    ("relay", &["model"]),
     ("op", &[]),
     ("observed", &["op"]),
+    ("instruments", &["model"]),
     // Input.
     ("store", &["model", "packed", "problem"]),
     ("api", &["model", "problem", "store"]),
-    ("watch", &["api", "model", "problem", "store"]),
+    (
+        "watch",
+        &["api", "clock", "conditions", "model", "problem", "store"],
+    ),
     ("manifests", &["api", "model", "problem", "store"]),
     // Decisions: pure.
     ("plan", &["frontend", "model", "packed", "problem", "store"]),
     ("retry", &["op", "plan", "timer"]),
+    ("traffic", &["instruments", "model", "plan"]),
     // The kernel.
     ("sysctl", &[]),
     ("nftables", &["model"]),
@@ -45,13 +53,18 @@ const MODULES: [(&str, &[&str]); 27] = [
         "dataplane",
         &[
             "clock",
+            "conditions",
             "conntrack",
             "filter",
+            "frontend",
+            "model",
             "nftables",
             "observed",
             "op",
             "plan",
+            "relay",
             "timer",
+            "traffic",
         ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
@@ -70,9 +83,26 @@ const MODULES: [(&str, &[&str]); 27] = [
     ),
     // `ledger` for the drains: a draining destination is not deleted.
     ("diff", &["ledger", "observed", "op", "plan"]),
+    ("neighbours", &["nftables", "observed", "op", "plan"]),
     (
         "report",
         &["dataplane", "ledger", "observed", "op", "plan", "problem"],
+    ),
+    // The operator's choices. It converts them to the types of the modules that use them.
+    ("config", &["filter", "model", "plan", "sysctl"]),
+    // The HTTP servers.
+    (
+        "serve",
+        &[
+            "clock",
+            "dataplane",
+            "health",
+            "instruments",
+            "model",
+            "plan",
+            "traffic",
+            "watch",
+        ],
     ),
     // Rounds, and the loop around them.
     (
@@ -98,16 +128,24 @@ const MODULES: [(&str, &[&str]); 27] = [
         "daemon",
         &[
             "clock",
+            "conditions",
             "conntrack",
             "dataplane",
+            "health",
+            "instruments",
             "manifests",
+            "model",
             "nftables",
+            "op",
+            "plan",
             "problem",
             "report",
+            "serve",
             "store",
             "sync",
             "sysctl",
             "timer",
+            "traffic",
             "watch",
         ],
     ),
@@ -116,34 +154,42 @@ const MODULES: [(&str, &[&str]); 27] = [
         "cli",
         &[
             "clock",
+            "config",
             "daemon",
             "dataplane",
             "filter",
             "follow",
+            "health",
+            "instruments",
             "ledger",
             "manifests",
             "model",
+            "neighbours",
             "nftables",
             "op",
             "plan",
+            "relay",
             "report",
+            "serve",
             "sync",
             "sysctl",
+            "traffic",
             "watch",
         ],
     ),
 ];
 
 /// Paths of other crates, and the only modules that may use them.
-const RESERVED: [(&str, &[&str]); 10] = [
+const RESERVED: [(&str, &[&str]); 11] = [
     // The API server.
     ("kube", &["watch"]),
     ("k8s_openapi", &["watch"]),
-    ("hyper_util", &["watch"]),
-    ("tokio", &["watch"]),
+    ("hyper", &["serve", "watch"]),
+    ("hyper_util", &["serve", "watch"]),
+    ("tokio", &["serve", "watch"]),
     ("tower", &["watch"]),
     // Files and flags.
-    ("serde_saphyr", &["manifests"]),
+    ("serde_saphyr", &["config", "manifests"]),
     ("clap", &["cli"]),
     // The kernel.
     (

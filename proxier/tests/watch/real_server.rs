@@ -1,8 +1,6 @@
 //! Tests against `etcd` and `kube-apiserver` from the directory `KUBEBUILDER_ASSETS`.
 //!
-//! `setup-envtest use` downloads them. If only a Debian mirror is reachable, `kube-apiserver.sh
-//! DIRECTORY` beside this file builds them from Debian's packages: etcd 3.4.23, and Kubernetes
-//! 1.20.2 with the two newer features that the proxy needs. Then run
+//! `setup-envtest use` downloads them; `.ci/run` unpacks them if they are beside the checkout. Then run
 //!
 //! ```text
 //! KUBEBUILDER_ASSETS=DIRECTORY cargo test -p proxier --test watch -- real
@@ -11,6 +9,8 @@
 //! The tests pass on old servers, without streaming lists and ServiceCIDRs, and on new ones.
 
 mod control_plane;
+mod deployment;
+mod side_by_side;
 
 use std::net::IpAddr;
 use std::process::Command;

@@ -1,243 +1,353 @@
-//! Service addresses in the kernel: local routes, or addresses on a dummy device.
+//! Service addresses in the kernel: local routes on the carrier or on `lo`, or addresses on the carrier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
+use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{Answer, Transport, protocols};
+use ipvs_netlink::transport::{Transport, protocols};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use rustix::io::Errno;
 
+use super::link::{Device, create_carrier, delete_carrier, find_link, prepare_carrier};
 use super::rtnetlink::{
-    InterfaceAddress, LocalRoute, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETLINK,
-    RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWROUTE, read_device_named, read_foreign_route,
-    read_interface_address, read_route, write_all, write_dummy_device, write_interface_address,
-    write_route,
+    AF_INET, AF_INET6, CARRIER_METRIC, InterfaceAddress, LOOPBACK_INDEX, LOOPBACK_METRIC,
+    LocalRoute, OUR_PROTOCOL, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETROUTE, RTM_NEWADDR,
+    RTM_NEWROUTE, read_interface_address, read_local_route, write_addresses_on,
+    write_interface_address, write_local_routes, write_route,
 };
 use crate::dataplane::{Failure, Outcome};
-use crate::op::Op;
-use crate::plan::ServiceAddresses;
+use crate::observed::{Carrier, LocalAddresses};
+use crate::op::{AddressForm, CARRIER, Op};
+use crate::plan::{Machine, ServiceAddresses};
 
-/// The dummy device to which kube-proxy's IPVS mode adds service addresses.
-const DUMMY_DEVICE: &str = "kube-ipvs0";
+/// The prefix length of the link-local addresses that the kernel generates.
+const LINK_LOCAL_LENGTH: u8 = 64;
 
 /// The service addresses of one network namespace.
 #[derive(Debug)]
 pub(super) struct Addresses {
     transport: Transport,
     form: ServiceAddresses,
+    /// The devices whose addresses other programs serve.
+    yield_devices: Vec<Arc<str>>,
+    /// Whether IPv4 routes are on `lo` for the moment, although the carrier is their place.
+    ///
+    /// When the last IPv4 address of a device is deleted, the kernel deletes all IPv4 routes of the
+    /// device, without a notification (`fib_disable_ip`). While the carrier has addresses (kube-proxy's),
+    /// routes on it would be lost with them. So the routes on `lo` replace these addresses first, and
+    /// the routes on the carrier replace those on `lo` when the carrier is free of addresses.
+    is_bridging: bool,
 }
 
 impl Addresses {
-    pub(super) fn open(form: ServiceAddresses) -> Result<Self, Failure> {
+    pub(super) fn open(form: ServiceAddresses, yield_devices: &[String]) -> Result<Self, Failure> {
+        let transport = Transport::open(protocols::NETLINK_ROUTE)?;
+        transport.filter_dumps();
         Ok(Self {
-            transport: Transport::open(protocols::NETLINK_ROUTE)?,
+            transport,
             form,
+            yield_devices: yield_devices.iter().map(|name| (&**name).into()).collect(),
+            is_bridging: false,
         })
     }
 
-    /// Reads the machine's own addresses; [`crate::plan::Machine`] says which these are.
-    pub(super) fn read_machine(&mut self) -> Result<BTreeSet<IpAddr>, Failure> {
-        let dummy = self.dummy_device()?;
-        let is_own = |entry: &InterfaceAddress| {
-            Some(entry.interface) != dummy && !is_on_every_machine(entry.address)
-        };
-        let addresses = self.interface_addresses()?;
-        Ok(addresses
-            .into_iter()
-            .filter(is_own)
-            .map(|entry| entry.address)
-            .collect())
+    /// Returns the netlink port of our changes, which notifications carry.
+    pub(super) fn port(&self) -> u32 {
+        self.transport.port()
     }
 
-    /// Reads our service addresses, each with its preferred source.
-    pub(super) fn read(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+    /// Reads the addresses of interfaces; [`Machine`] says which matter.
+    pub(super) fn read_machine(&mut self) -> Result<Machine, Failure> {
+        let carrier = self.carrier()?.map(|link| link.index);
+        let mut yield_devices = BTreeMap::new();
+        for name in &self.yield_devices {
+            if let Some(link) = find_link(&mut self.transport, name)? {
+                yield_devices.insert(link.index, name.clone());
+            }
+        }
+        let mut machine = Machine::default();
+        for entry in self.interface_addresses(0)? {
+            if Some(entry.interface) == carrier || is_on_every_machine(entry.address) {
+                continue;
+            }
+            match yield_devices.get(&entry.interface) {
+                Some(name) => _ = machine.yielded.insert(entry.address, name.clone()),
+                None => _ = machine.addresses.insert(entry.address),
+            }
+        }
+        // An address that another interface has too is the node's all the same.
+        let Machine {
+            addresses, yielded, ..
+        } = &mut machine;
+        yielded.retain(|address, _| !addresses.contains(address));
+        Ok(machine)
+    }
+
+    /// Reads the service addresses in all forms, the carrier, and foreign local routes.
+    pub(super) fn read(&mut self) -> Result<LocalAddresses, Failure> {
+        let carrier = self.carrier()?;
+        let index = carrier.map(|link| link.index);
+        let mut found = Found::default();
+        let on_carrier = match index {
+            // Kernels before 4.20 do not filter by interface.
+            Some(index) => (self.interface_addresses(index)?.into_iter())
+                .filter(|entry| entry.interface == index)
+                .collect(),
+            None => Vec::new(),
+        };
+        self.is_bridging = on_carrier.iter().any(|entry| entry.address.is_ipv4());
+        for entry in on_carrier {
+            self.add_address(&entry, &mut found);
+        }
+        for route in self.routes()? {
+            self.add_route(route, index, &mut found);
+        }
+        Ok(LocalAddresses {
+            // `collect` fills the nodes of a map; insertions in key order leave them half empty.
+            addresses: found.addresses.into_iter().collect(),
+            leftovers: found.leftovers,
+            carrier: carrier.map(|link| Carrier {
+                is_ours: link.is_ours,
+                is_ready: link.is_ready,
+            }),
+            foreign: found.foreign,
+        })
+    }
+
+    fn add_route(&self, route: LocalRoute, carrier: Option<u32>, found: &mut Found) {
+        let LocalRoute {
+            address, source, ..
+        } = route;
+        if route.protocol != OUR_PROTOCOL {
+            let text = format!("local route of protocol {}", route.protocol);
+            found.foreign.insert(address, text);
+            return;
+        }
+        match self.place(address, carrier) {
+            Some((_, metric)) if metric != route.metric => {
+                let form = AddressForm::Route(route.metric);
+                found.leftovers.insert((address, form));
+            }
+            Some((Some(device), _)) if device == route.device => {
+                found.addresses.push((address, source));
+            }
+            // Our metric, but another device. No route can be added beside it. With itself as the source
+            // it differs from every desired one, so that it is replaced.
+            Some(_) => found.addresses.push((address, Some(address))),
+            None => _ = (found.leftovers).insert((address, AddressForm::Route(route.metric))),
+        }
+    }
+
+    fn add_address(&self, entry: &InterfaceAddress, found: &mut Found) {
+        let address = entry.address;
         match self.form {
-            ServiceAddresses::Routes => Ok(self.routes()?),
-            ServiceAddresses::Dummy => {
-                let Some(dummy) = self.dummy_device()? else {
-                    return Ok(BTreeMap::new());
-                };
-                let on_dummy = |entry: &InterfaceAddress| {
-                    entry.interface == dummy && !is_on_every_machine(entry.address)
-                };
-                let addresses = self.interface_addresses()?.into_iter().filter(on_dummy);
-                Ok(addresses.map(|entry| (entry.address, None)).collect())
+            ServiceAddresses::Dummy if !is_on_every_machine(address) => {
+                found.addresses.push((address, None));
+            }
+            ServiceAddresses::Dummy => {}
+            ServiceAddresses::Routes | ServiceAddresses::Loopback => {
+                if entry.is_single() || is_on_every_machine(address) {
+                    found.leftovers.insert((address, AddressForm::Address));
+                }
             }
         }
     }
 
-    /// Reads the foreign local addresses, each with a description of its form.
-    pub(super) fn read_foreign(&mut self) -> Result<BTreeMap<IpAddr, String>, Failure> {
-        let mut foreign: BTreeMap<IpAddr, String> = self
-            .dump(
-                RTM_GETROUTE,
-                "reading the routes",
-                |found: &mut Vec<_>, payload| {
-                    found.extend(read_foreign_route(payload)?);
-                    Ok(())
-                },
-            )?
-            .into_iter()
-            .map(|(address, protocol)| (address, format!("local route of protocol {protocol}")))
-            .collect();
-        if self.form == ServiceAddresses::Routes
-            && let Some(dummy) = self.dummy_device()?
-        {
-            let addresses = self.interface_addresses()?.into_iter();
-            let on_dummy = addresses.filter(|entry| entry.interface == dummy);
-            let others = on_dummy.filter(|entry| !is_on_every_machine(entry.address));
-            foreign
-                .extend(others.map(|entry| (entry.address, format!("on device {DUMMY_DEVICE}"))));
+    /// Returns device and metric of our route to `address`; `None` if service addresses are no routes.
+    fn place(&self, address: IpAddr, carrier: Option<u32>) -> Option<(Option<u32>, u32)> {
+        match self.form {
+            ServiceAddresses::Routes if !(self.is_bridging && address.is_ipv4()) => {
+                Some((carrier, CARRIER_METRIC))
+            }
+            ServiceAddresses::Routes | ServiceAddresses::Loopback => {
+                Some((Some(LOOPBACK_INDEX), LOOPBACK_METRIC))
+            }
+            ServiceAddresses::Dummy => None,
         }
-        Ok(foreign)
     }
 
-    /// Applies `ops`, which must all concern addresses.
+    /// Applies `ops`, which must all concern addresses or the carrier.
     pub(super) fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
-        let answers = match self.form {
-            ServiceAddresses::Routes => self.change_routes(ops),
-            ServiceAddresses::Dummy => self.change_dummy(ops),
-        };
-        match answers {
-            Ok(answers) => {
-                let outcome = |(answer, op): (Answer, &Op)| {
+        let mut outcomes = Vec::with_capacity(ops.len());
+        for run in ops.chunk_by(|one, next| one.address().is_some() && next.address().is_some()) {
+            let result = match run {
+                [Op::AddCarrier] => create_carrier(&mut self.transport).map(|answer| vec![answer]),
+                [Op::SetCarrier] => prepare_carrier(&mut self.transport).map(|answer| vec![answer]),
+                [Op::DeleteCarrier] => {
+                    delete_carrier(&mut self.transport).map(|answer| vec![answer])
+                }
+                _ => match self.batch(run) {
+                    Ok(Some(mut batch)) => self.transport.run(&mut batch),
+                    Ok(None) => {
+                        let missing = |op| Err(Box::new(Failure::kernel(Errno::NODEV, op)));
+                        outcomes.extend(run.iter().map(missing));
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                },
+            };
+            match result {
+                Ok(answers) => outcomes.extend(answers.into_iter().zip(run).map(|(answer, op)| {
                     answer.map_err(|refusal| Box::new(Failure::from(refusal.doing(op))))
-                };
-                answers.into_iter().zip(ops).map(outcome).collect()
-            }
-            Err(error) => {
-                let failure = Box::new(Failure::from(error));
-                ops.iter().map(|_| Err(failure.clone())).collect()
+                })),
+                Err(error) => {
+                    let failure = Box::new(Failure::from(error));
+                    outcomes.extend(run.iter().map(|_| Err(failure.clone())));
+                }
             }
         }
+        outcomes
     }
 
-    fn change_routes(&mut self, ops: &[Op]) -> ipvs::Result<Vec<Answer>> {
+    /// Returns the requests of `ops`, one for each; `None` if the carrier that they need is missing.
+    fn batch(&mut self, ops: &[Op]) -> ipvs::Result<Option<Batch>> {
+        let needs_carrier = |op: &Op| match op {
+            Op::AddAddress(..) | Op::SetAddress(..) => self.form.use_carrier(),
+            Op::DeleteAddress(_) => self.form == ServiceAddresses::Dummy,
+            Op::DeleteLeftover(_, form) => *form == AddressForm::Address,
+            _ => false,
+        };
+        let mut carrier = None;
+        if ops.iter().any(needs_carrier) {
+            let Some(link) = self.carrier()? else {
+                return Ok(None);
+            };
+            carrier = Some(link.index);
+        }
+        let interface = carrier.unwrap_or_default();
         let mut batch = Batch::new();
         for op in ops {
-            let (kind, flags, route) = match *op {
-                Op::AddAddress(address, source) => (
-                    RTM_NEWROUTE,
-                    NLM_F_CREATE | NLM_F_EXCL,
-                    LocalRoute { address, source },
-                ),
-                Op::SetAddress(address, source) => (
-                    RTM_NEWROUTE,
-                    NLM_F_CREATE | NLM_F_REPLACE,
-                    LocalRoute { address, source },
-                ),
-                // `write_route` sets our protocol. The kernel deletes only a route with the same protocol
-                // (`fib_table_delete`, `ip6_route_del`): a foreign route to the address stays.
-                Op::DeleteAddress(address) => (
-                    RTM_DELROUTE,
-                    0,
-                    LocalRoute {
-                        address,
-                        source: None,
-                    },
-                ),
-                _ => continue,
-            };
-            batch.push(kind, flags, |writer| write_route(writer, &route))?;
+            let place = op
+                .address()
+                .and_then(|address| self.place(address, carrier));
+            match (*op, place) {
+                (Op::AddAddress(address, source), Some(place)) => {
+                    let flags = NLM_F_CREATE | NLM_F_EXCL;
+                    push_route(&mut batch, RTM_NEWROUTE, flags, address, source, place)?;
+                }
+                (Op::SetAddress(address, source), Some(place)) => {
+                    let flags = NLM_F_CREATE | NLM_F_REPLACE;
+                    push_route(&mut batch, RTM_NEWROUTE, flags, address, source, place)?;
+                }
+                (Op::DeleteAddress(address), Some((_, metric))) => {
+                    push_route(&mut batch, RTM_DELROUTE, 0, address, None, (None, metric))?;
+                }
+                (Op::DeleteLeftover(address, AddressForm::Route(metric)), _) => {
+                    push_route(&mut batch, RTM_DELROUTE, 0, address, None, (None, metric))?;
+                }
+                (Op::AddAddress(address, _), None) => {
+                    let flags = NLM_F_CREATE | NLM_F_EXCL;
+                    push_address(&mut batch, RTM_NEWADDR, flags, address, interface)?;
+                }
+                (Op::SetAddress(address, _), None) => {
+                    let flags = NLM_F_CREATE | NLM_F_REPLACE;
+                    push_address(&mut batch, RTM_NEWADDR, flags, address, interface)?;
+                }
+                (Op::DeleteAddress(address), None)
+                | (Op::DeleteLeftover(address, AddressForm::Address), _) => {
+                    push_address(&mut batch, RTM_DELADDR, 0, address, interface)?;
+                }
+                _ => {}
+            }
         }
-        self.transport.run(&mut batch)
+        Ok(Some(batch))
     }
 
-    fn change_dummy(&mut self, ops: &[Op]) -> ipvs::Result<Vec<Answer>> {
-        let interface = match self.dummy_device()? {
-            Some(interface) => interface,
-            None => self.create_dummy()?,
-        };
-        let mut batch = Batch::new();
-        for op in ops {
-            let (kind, flags, address) = match *op {
-                Op::AddAddress(address, _) => (RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, address),
-                Op::SetAddress(address, _) => (RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, address),
-                Op::DeleteAddress(address) => (RTM_DELADDR, 0, address),
-                _ => continue,
-            };
-            let address = InterfaceAddress { address, interface };
-            batch.push(kind, flags, |writer| {
-                write_interface_address(writer, &address)
-            })?;
-        }
-        self.transport.run(&mut batch)
+    fn carrier(&mut self) -> ipvs::Result<Option<Device>> {
+        find_link(&mut self.transport, CARRIER)
     }
 
-    fn create_dummy(&mut self) -> ipvs::Result<u32> {
-        let flags = NLM_F_CREATE | NLM_F_EXCL;
-        self.transport.request(
-            RTM_NEWLINK,
-            flags,
-            "creating the device kube-ipvs0",
-            |writer| {
-                write_dummy_device(writer, DUMMY_DEVICE);
-            },
-        )?;
-        let missing = ipvs::Error::Malformed {
-            what: "the device kube-ipvs0 is missing after its creation",
-        };
-        self.dummy_device()?.ok_or(missing)
-    }
-
-    fn dummy_device(&mut self) -> ipvs::Result<Option<u32>> {
+    /// Reads the addresses on `interface`, or on all with 0.
+    fn interface_addresses(&mut self, interface: u32) -> ipvs::Result<Vec<InterfaceAddress>> {
+        let mut found = Vec::new();
         self.dump(
-            RTM_GETLINK,
-            "reading the devices",
-            |found: &mut Option<u32>, payload| {
-                *found = found.or(read_device_named(payload, DUMMY_DEVICE)?);
-                Ok(())
-            },
-        )
-    }
-
-    fn interface_addresses(&mut self) -> ipvs::Result<Vec<InterfaceAddress>> {
-        self.dump(
-            RTM_GETADDR,
-            "reading the addresses",
-            |found: &mut Vec<_>, payload| {
-                found.extend(read_interface_address(payload)?);
-                Ok(())
-            },
-        )
-    }
-
-    fn routes(&mut self) -> ipvs::Result<BTreeMap<IpAddr, Option<IpAddr>>> {
-        // Collected into a list first: `collect` fills the nodes of a map, insertions in key order
-        // leave them half empty.
-        let routes: Vec<LocalRoute> = self.dump(
-            RTM_GETROUTE,
-            "reading the routes",
-            |found: &mut Vec<_>, payload| {
-                found.extend(read_route(payload)?);
-                Ok(())
-            },
-        )?;
-        let routes = routes.into_iter();
-        Ok(routes.map(|route| (route.address, route.source)).collect())
-    }
-
-    /// Runs a dump; `each` adds the content of one message to the result.
-    fn dump<T: Default>(
-        &mut self,
-        kind: u16,
-        doing: &str,
-        each: impl Fn(&mut T, &[u8]) -> ipvs::Result<()>,
-    ) -> ipvs::Result<T> {
-        let mut found = T::default();
-        // If the kernel's tables change during a dump (`NLM_F_DUMP_INTR`), the transport starts it again.
-        let clear = |found: &mut T| *found = T::default();
-        self.transport.dump(
-            kind,
-            doing,
-            write_all,
-            clear,
+            (RTM_GETADDR, "reading the addresses"),
+            |writer| write_addresses_on(writer, interface),
             &mut found,
-            |found, message| each(found, message.payload),
+            read_interface_address,
         )?;
         Ok(found)
     }
+
+    /// Reads the local routes that the kernel did not make.
+    fn routes(&mut self) -> ipvs::Result<Vec<LocalRoute>> {
+        let mut found = Vec::new();
+        for family in [AF_INET, AF_INET6] {
+            self.dump(
+                (RTM_GETROUTE, "reading the routes"),
+                |writer| write_local_routes(writer, family),
+                &mut found,
+                read_local_route,
+            )?;
+        }
+        Ok(found)
+    }
+
+    /// Runs a dump and appends the objects that `read` finds in its messages.
+    fn dump<T>(
+        &mut self,
+        (kind, doing): (u16, &str),
+        body: impl Fn(&mut Writer<'_>),
+        found: &mut Vec<T>,
+        read: impl Fn(&[u8]) -> ipvs::Result<Option<T>>,
+    ) -> ipvs::Result<()> {
+        let before = found.len();
+        // If the kernel's tables change during a dump (`NLM_F_DUMP_INTR`), the transport starts it again.
+        let clear = |found: &mut &mut Vec<T>| found.truncate(before);
+        let each = |found: &mut &mut Vec<T>, message: ipvs::transport::Message<'_>| {
+            found.extend(read(message.payload)?);
+            Ok(())
+        };
+        self.transport
+            .dump(kind, doing, body, clear, &mut &mut *found, each)
+    }
+}
+
+/// What a read found.
+#[derive(Default)]
+struct Found {
+    addresses: Vec<(IpAddr, Option<IpAddr>)>,
+    leftovers: BTreeSet<(IpAddr, AddressForm)>,
+    foreign: BTreeMap<IpAddr, String>,
+}
+
+fn push_route(
+    batch: &mut Batch,
+    kind: u16,
+    flags: u16,
+    address: IpAddr,
+    source: Option<IpAddr>,
+    (device, metric): (Option<u32>, u32),
+) -> ipvs::Result<()> {
+    let route = LocalRoute {
+        address,
+        source,
+        device: device.unwrap_or_default(),
+        metric,
+        // The kernel deletes only a route with the same protocol and metric (`fib_table_delete`,
+        // `ip6_route_del`): a foreign route to the address stays.
+        protocol: OUR_PROTOCOL,
+    };
+    batch.push(kind, flags, |writer| write_route(writer, &route))
+}
+
+fn push_address(
+    batch: &mut Batch,
+    kind: u16,
+    flags: u16,
+    address: IpAddr,
+    interface: u32,
+) -> ipvs::Result<()> {
+    let mut entry = InterfaceAddress::single(address, interface);
+    if is_on_every_machine(address) {
+        entry.prefix_length = LINK_LOCAL_LENGTH;
+    }
+    batch.push(kind, flags, |writer| {
+        write_interface_address(writer, &entry)
+    })
 }
 
 /// Returns whether the address is loopback or IPv6 link-local.

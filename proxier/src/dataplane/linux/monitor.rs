@@ -1,4 +1,4 @@
-//! Monitors of changes by other programs: to the machine's addresses and to packet rules.
+//! Monitors of changes by other programs: to addresses, local routes and packet rules.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -7,9 +7,12 @@ use ipvs_netlink::listener::Listener;
 use ipvs_netlink::transport::protocols;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use tracing::Level;
 
 use super::addresses::Addresses;
+use super::notice_filter::{self, Subject};
 use crate::clock;
+use crate::conditions::{Coverage, LastingConditions};
 use crate::dataplane::Failure;
 use crate::filter;
 use crate::nftables::{RulesWatch, Tampering};
@@ -17,11 +20,17 @@ use crate::plan::ServiceAddresses;
 use crate::timer::Timer;
 
 // Multicast groups of include/uapi/linux/rtnetlink.h.
+const RTNLGRP_LINK: u32 = 1;
 const RTNLGRP_IPV4_IFADDR: u32 = 5;
+const RTNLGRP_IPV4_ROUTE: u32 = 7;
 const RTNLGRP_IPV6_IFADDR: u32 = 9;
+const RTNLGRP_IPV6_ROUTE: u32 = 11;
 
 /// How long to wait for further notifications: an interface usually gets several addresses at once.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
+
+/// The same for routes: a flush is one notification per route.
+const FLUSH_TIME: Duration = Duration::from_millis(50);
 
 /// The pause before a failed monitor is opened again: doubled from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
@@ -32,20 +41,24 @@ type Look<T> = Box<dyn FnMut() -> Result<Vec<T>, Failure> + Send>;
 /// Starts a thread that calls `changed` when the machine's own addresses changed.
 ///
 /// The thread ends when `changed` returns `false`. A notification alone proves no change: the kernel
-/// also sends them for Pod interfaces, and those for link-local addresses change nothing here. The
-/// thread therefore compares the addresses before and after.
+/// also sends them for Pod interfaces. The thread therefore compares the addresses before and after.
+/// `port` is the netlink port of our own changes, which are ignored.
 ///
 /// # Errors
 /// If a socket cannot be opened or the addresses cannot be read at the start. After a later failure,
 /// the thread opens its sockets again and calls `changed`, because it may have missed a change.
 pub(crate) fn addresses(
     form: ServiceAddresses,
+    yield_devices: &[String],
+    port: u32,
     mut changed: impl FnMut() -> bool + Send + 'static,
 ) -> Result<(), Failure> {
     let groups = [RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR];
+    let yield_devices = yield_devices.to_vec();
     let open = move || {
         let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
-        let mut addresses = Addresses::open(form)?;
+        notice_filter::attach(&notices, Subject::InterfaceAddresses, port)?;
+        let mut addresses = Addresses::open(form, &yield_devices)?;
         let mut last = addresses.read_machine()?;
         let look: Look<()> = Box::new(move || {
             wait_for(&notices)?;
@@ -62,7 +75,43 @@ pub(crate) fn addresses(
     Ok(())
 }
 
-/// Starts a thread that calls `changed` when another program changed our table or a forward chain.
+/// Starts a thread that calls `changed` when another program changed local routes or the carrier.
+///
+/// The thread ends when `changed` returns `false`. `port` is the netlink port of our own changes,
+/// which are ignored.
+///
+/// The link group is needed although routes have groups of their own: the kernel deletes the IPv4
+/// routes of a device with it, and reports only the device (`fib_flush`).
+///
+/// # Errors
+/// If the socket cannot be opened. After a later failure, the thread opens it again and calls
+/// `changed`.
+pub(crate) fn local_routes(
+    port: u32,
+    mut changed: impl FnMut() -> bool + Send + 'static,
+) -> Result<(), Failure> {
+    let groups = [
+        RTNLGRP_LINK,
+        RTNLGRP_IPV4_IFADDR,
+        RTNLGRP_IPV4_ROUTE,
+        RTNLGRP_IPV6_ROUTE,
+    ];
+    let open = move || {
+        let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
+        notice_filter::attach(&notices, Subject::ServiceAddresses, port)?;
+        let look: Look<()> = Box::new(move || {
+            wait_for(&notices)?;
+            std::thread::sleep(FLUSH_TIME);
+            discard(&mut notices)?;
+            Ok(vec![()])
+        });
+        Ok(look)
+    };
+    Monitor::open("local routes", (), open)?.start(move |()| changed());
+    Ok(())
+}
+
+/// Starts a thread that calls `changed` when another program changed our table or a foreign chain.
 ///
 /// The thread ends when `changed` returns `false`. `port` is the netlink port of our own changes,
 /// which are ignored.
@@ -80,12 +129,12 @@ pub(crate) fn rules(
             wait_for(&watch)?;
             let mut tamperings = watch.read()?;
             // One repair covers all changes of a kind: pass on the first of each kind only.
-            let (mut has_table, mut has_forward) = (false, false);
+            let (mut has_table, mut has_foreign) = (false, false);
             tamperings.retain(|tampering| {
                 let is_first = (tampering.concerns_our_table() && !has_table)
-                    || (tampering.concerns_forwarding() && !has_forward);
+                    || (tampering.concerns_foreign_chains() && !has_foreign);
                 has_table |= tampering.concerns_our_table();
-                has_forward |= tampering.concerns_forwarding();
+                has_foreign |= tampering.concerns_foreign_chains();
                 is_first
             });
             Ok(tamperings)
@@ -106,6 +155,7 @@ struct Monitor<T, O> {
     look: Look<T>,
     /// The pause before the next try to open.
     retry: Timer,
+    failures: LastingConditions,
 }
 
 impl<T, O> Monitor<T, O>
@@ -120,6 +170,7 @@ where
             look: open()?,
             open,
             retry: Timer::doubling(PAUSES.0, PAUSES.1),
+            failures: LastingConditions::default(),
         })
     }
 
@@ -158,16 +209,17 @@ where
             let now = clock::since_boot();
             self.retry.back_off(now);
             let pause = self.retry.due().unwrap_or(now).saturating_sub(now);
-            tracing::error!(
-                "{failure}; until notifications work again, changes of {} are found at resyncs only; \
-                 trying again in {pause:?}",
+            let text = format_args!(
+                "{failure}; until notifications work again, changes of {} are found at resyncs only",
                 self.what
             );
+            let kind = "failures to receive notifications of the kernel";
+            (self.failures).add(Coverage::All, Level::ERROR, kind, text, now);
             std::thread::sleep(pause);
             match (self.open)() {
                 Ok(look) => {
                     self.look = look;
-                    tracing::info!("notifications of changed {} work again", self.what);
+                    self.failures.end(clock::since_boot());
                     return;
                 }
                 Err(next) => failure = next,

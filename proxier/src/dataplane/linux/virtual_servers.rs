@@ -84,6 +84,12 @@ fn change(op: &Op) -> Option<Change> {
         Op::AddDestination(key, destination) => Change::AddDestination(key, destination),
         Op::SetDestination(key, destination) => Change::SetDestination(key, destination),
         Op::DeleteDestination(key, destination) => Change::DeleteDestination(key, destination),
-        Op::AddAddress(..) | Op::SetAddress(..) | Op::DeleteAddress(_) => return None,
+        Op::AddAddress(..)
+        | Op::SetAddress(..)
+        | Op::DeleteAddress(_)
+        | Op::DeleteLeftover(..)
+        | Op::AddCarrier
+        | Op::SetCarrier
+        | Op::DeleteCarrier => return None,
     })
 }

@@ -41,6 +41,7 @@ impl Scene {
                     port: *port,
                 }],
                 endpoints: endpoints.iter().map(|words| endpoint(words)).collect(),
+                changed: None,
             };
             scene.apply(Event::EndpointSlices(Update::Apply(parsed(name, slice))));
         }
@@ -58,6 +59,7 @@ impl Scene {
             zone: zone.map(Arc::from),
             region: region.map(Arc::from),
             pod_cidrs: vec![],
+            is_leaving: false,
         }));
         self
     }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use api_server::tls;
@@ -17,8 +17,16 @@ use tokio::runtime::Runtime;
 use crate::credentials::kubeconfig;
 use crate::follower::until;
 
+/// Records each request once it is answered, without its body.
+const AUDIT_POLICY: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+";
+
 /// A process that is killed at the end of the test.
-struct Program(Child);
+pub(super) struct Program(pub(super) Child);
 
 impl Drop for Program {
     fn drop(&mut self) {
@@ -38,6 +46,8 @@ pub(super) struct ControlPlane {
     runtime: Runtime,
     /// An administrator's client for the current port.
     client: Option<Client>,
+    /// More flags of the server at its next start.
+    pub(super) flags: Vec<&'static str>,
     // Declared before etcd, so that it is dropped first.
     server: Option<Program>,
     _etcd: Program,
@@ -47,6 +57,10 @@ impl ControlPlane {
     /// Returns a ready control plane, or `None` without the programs.
     pub(super) fn start(test: &str) -> Option<Self> {
         let Some(assets) = assets() else {
+            assert!(
+                std::env::var("PEERS_REQUIRED").as_deref() != Ok("1"),
+                "KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver"
+            );
             let why = format!(
                 "SKIPPED {test}: KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver\n"
             );
@@ -66,6 +80,7 @@ impl ControlPlane {
         write("accounts.key", tls::CLIENT_KEY);
         write("accounts.pem", tls::CLIENT_CERTIFICATE);
         write("tokens", "secret,admin,1,system:masters\n");
+        write("audit.yaml", AUDIT_POLICY);
         let etcd = free_port();
         let url = format!("http://127.0.0.1:{etcd}");
         let database = Command::new(assets.join("etcd"))
@@ -89,6 +104,7 @@ impl ControlPlane {
                 .build()
                 .unwrap(),
             client: None,
+            flags: Vec::new(),
             server: None,
             _etcd: Program(database),
         };
@@ -104,6 +120,11 @@ impl ControlPlane {
             until("there", is_there, || own);
         }
         Some(plane)
+    }
+
+    /// Returns the path of another program that is beside the servers' programs.
+    pub(super) fn program(&self, name: &str) -> PathBuf {
+        self.assets.join(name)
     }
 
     /// Writes a kubeconfig file called `name` with these credentials.
@@ -136,6 +157,8 @@ impl ControlPlane {
             ("--service-account-key-file", "accounts.pem"),
             ("--service-account-signing-key-file", "accounts.key"),
             ("--token-auth-file", "tokens"),
+            ("--audit-policy-file", "audit.yaml"),
+            ("--audit-log-path", "audit.log"),
         ] {
             command.arg(flag).arg(path(file));
         }
@@ -146,10 +169,15 @@ impl ControlPlane {
             // The server rejects loopback as the endpoint of `default/kubernetes`.
             .args(["--advertise-address", "192.0.2.200"])
             .args(["--secure-port", &self.port.to_string()])
-            .args(["--service-cluster-ip-range", "10.96.0.0/16"])
+            .args([
+                "--service-cluster-ip-range",
+                "10.96.0.0/16,fd00:10:96::/112",
+            ])
             .args(["--service-account-issuer", "https://localhost"])
             .args(["--authorization-mode", "RBAC"])
+            .arg("--allow-privileged")
             .args(["--disable-admission-plugins", "ServiceAccount"])
+            .args(&self.flags)
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -226,6 +254,46 @@ impl ControlPlane {
         self.ask(Method::DELETE, path, &Value::Null).unwrap();
     }
 
+    /// Returns the requests of `user` that the server answered: one object of the audit log each.
+    pub(super) fn requests_of(&self, user: &str) -> Vec<Value> {
+        let log = std::fs::read_to_string(self.directory.path().join("audit.log")).unwrap();
+        // The server may be writing the last line.
+        let events = log
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let is_of_user = |event: &Value| event["user"]["username"] == user;
+        events.filter(is_of_user).collect()
+    }
+
+    /// Runs kubectl as administrator and returns its output.
+    ///
+    /// # Panics
+    /// If it fails.
+    #[track_caller]
+    pub(super) fn kubectl(&self, kubectl: &Path, arguments: &[&str], input: &str) -> String {
+        run(self.administer(kubectl).args(arguments), input)
+    }
+
+    /// Runs kubectl as administrator and returns its error messages.
+    ///
+    /// # Panics
+    /// If it succeeds.
+    #[track_caller]
+    pub(super) fn kubectl_error(&self, kubectl: &Path, arguments: &[&str], input: &str) -> String {
+        let output = output(self.administer(kubectl).args(arguments), input);
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn administer(&self, kubectl: &Path) -> Command {
+        let file = self.kubeconfig("kubectl", &json!({"token": "secret"}));
+        let mut command = Command::new(kubectl);
+        // kubectl caches the server's kinds in HOME.
+        command.arg("--kubeconfig").arg(file);
+        command.env("HOME", self.directory.path());
+        command
+    }
+
     /// Compacts the database to its current revision.
     pub(super) fn compact(&self) {
         let now = self.etcd("/v3/kv/range", &json!({"key": "AA=="}));
@@ -264,6 +332,30 @@ impl ControlPlane {
             || (),
         );
     }
+}
+
+/// Runs a command with this standard input and returns its standard output.
+///
+/// # Panics
+/// If it fails.
+#[track_caller]
+pub(super) fn run(command: &mut Command, input: &str) -> String {
+    let output = output(command, input);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}\n{input}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn output(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A program that fails early does not read its input.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
 }
 
 fn free_port() -> u16 {

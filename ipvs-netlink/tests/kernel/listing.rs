@@ -1,0 +1,123 @@
+//! What `/proc/net/ip_vs` shows of the virtual servers.
+
+use std::fs::File;
+use std::net::IpAddr;
+
+use ipvs_netlink::listing::{self, ListedDestination, ListedService};
+use ipvs_netlink::{
+    Change, ClientMask, Destination, Family, Forwarding, Protocol, Service, ServiceFlags,
+    ServiceKey,
+};
+
+use crate::{client, mark, server, service, tcp};
+
+fn listed() -> Vec<(ListedService, Vec<ListedDestination>)> {
+    let mut all = Vec::new();
+    let file = File::open(listing::PATH).unwrap();
+    let is_whole = listing::walk(file, |service, destinations| {
+        all.push((*service, destinations.clone()));
+        true
+    });
+    assert!(is_whole.unwrap());
+    all
+}
+
+fn persistent(service: Service, timeout_secs: u32, client_mask: ClientMask) -> Service {
+    Service {
+        flags: service.flags | ServiceFlags::PERSISTENT,
+        timeout_secs,
+        client_mask,
+        ..service
+    }
+}
+
+/// One virtual server of each form that the file has, and its destinations.
+fn table() -> Vec<(Service, Vec<Destination>)> {
+    let other = |protocol, address: &str| ServiceKey::Address {
+        protocol,
+        address: address.parse::<IpAddr>().unwrap(),
+        port: 53,
+    };
+    let (v4, v6) = (tcp("10.9.0.1:80"), tcp("[fd00::1]:80"));
+    let one_packet = |service: Service| Service {
+        flags: service.flags | ServiceFlags::ONE_PACKET,
+        ..service
+    };
+    let local = Destination {
+        forwarding: Forwarding::Local,
+        ..server("[fd00::2]:8080", 2)
+    };
+    let route = Destination {
+        forwarding: Forwarding::Route,
+        ..server("10.9.1.3:80", 0)
+    };
+    let many = (1..=300).map(|port| server(&format!("10.9.2.1:{port}"), port));
+    let mask = ClientMask::V4(0xffff_ff00);
+    vec![
+        (
+            persistent(service(v4, "wlc"), 10_800, mask),
+            vec![server("10.9.1.2:8080", 70_000), route],
+        ),
+        (
+            persistent(service(v6, "rr"), 360, ClientMask::V6(64)),
+            vec![local],
+        ),
+        (
+            one_packet(service(other(Protocol::Udp, "10.9.0.1"), "rr")),
+            vec![],
+        ),
+        (
+            one_packet(service(other(Protocol::Udp, "fd00::1"), "rr")),
+            vec![],
+        ),
+        (
+            service(other(Protocol::Sctp, "10.9.0.1"), "rr"),
+            many.collect(),
+        ),
+        (
+            service(other(Protocol::Other(253), "10.9.0.1"), "rr"),
+            vec![],
+        ),
+        (
+            one_packet(persistent(service(mark(Family::V4, 7), "sh"), 5, mask)),
+            vec![],
+        ),
+        (
+            service(mark(Family::V6, 7), "rr"),
+            vec![server("[fd00::3]:1", 1)],
+        ),
+    ]
+}
+
+#[test]
+fn a_listing_shows_the_programmed_virtual_servers() {
+    lab::test(|| {
+        assert_eq!(listed(), []);
+        let table = table();
+        let mut changes = Vec::new();
+        for (service, destinations) in &table {
+            changes.push(Change::AddService(*service));
+            let destinations = destinations.iter();
+            changes.extend(destinations.map(|it| Change::AddDestination(service.key, *it)));
+        }
+        let outcomes = client().apply(&changes).unwrap();
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        let listed = listed();
+        assert_eq!(listed.len(), table.len());
+        let ticks = listing::ticks_per_second();
+        for (service, destinations) in &table {
+            let shown: Vec<_> = listed
+                .iter()
+                .filter(|(it, _)| it.shows(service, ticks))
+                .collect();
+            assert_eq!(shown.len(), 1, "{service:?} is not in {listed:?}");
+            let newest_first = destinations.iter().rev();
+            assert_eq!(shown[0].1.len(), destinations.len());
+            assert!(
+                newest_first
+                    .zip(&shown[0].1)
+                    .all(|(it, shown)| shown.shows(it))
+            );
+        }
+    });
+}

@@ -1,0 +1,96 @@
+//! Flags about the HTTP servers.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use serde_json::json;
+
+use super::{DurationFlag, Setup};
+use crate::config::{Configuration, Resolved};
+use crate::health::Limits;
+use crate::instruments::Exporter;
+use crate::model::Family;
+use crate::serve::{ProcessInfo, Scraper, ServeConfig};
+use crate::traffic::Owners;
+
+/// Flags about the HTTP servers that kube-proxy does not have.
+#[derive(Args, Debug)]
+pub(super) struct ServeFlags {
+    /// How long the kernel may refuse the packet rules, or more than half of the virtual servers and
+    /// addresses, before /healthz fails; 0 never [default: twice --ipvs-sync-period]. kube-proxy has no
+    /// such flag.
+    #[arg(long, value_name = "DURATION")]
+    healthz_kernel_timeout: Option<DurationFlag>,
+
+    /// How long the API server may reject this node's requests (status 4xx) before /healthz fails; each
+    /// node adds up to the same time, by its name; 0 never. kube-proxy has no such flag.
+    #[arg(long, value_name = "DURATION", default_value = "30m")]
+    healthz_api_timeout: DurationFlag,
+
+    /// The most virtual servers (a Service has one per port and address) up to which each has metrics of
+    /// its own; 0 for none. kube-proxy has no such flag.
+    #[arg(long, value_name = "NUMBER", default_value = "1000")]
+    service_metrics_limit: usize,
+
+    /// The most endpoints, counted once per virtual server, up to which each has metrics of its own; 0
+    /// for none. Needs metrics of Services. kube-proxy has no such flag.
+    #[arg(long, value_name = "NUMBER", default_value = "0")]
+    endpoint_metrics_limit: usize,
+}
+
+impl ServeFlags {
+    /// Returns the names of virtual servers for their metrics.
+    pub(super) fn owners(&self) -> Owners {
+        Owners::new(self.service_metrics_limit)
+    }
+
+    /// Returns the source of `/metrics`.
+    pub(super) fn scraper(&self, exporter: Exporter, owners: Arc<Owners>) -> Scraper {
+        Scraper::new(exporter, owners, self.endpoint_metrics_limit)
+    }
+
+    /// Returns the servers to start.
+    pub(super) fn config(
+        &self,
+        setup: &Setup,
+        resolved: &Resolved,
+        scraper: Scraper,
+    ) -> ServeConfig {
+        let settings = &setup.settings;
+        let freshness = settings.sync_period * 2;
+        let limit = |limit: Duration| (!limit.is_zero()).then_some(limit);
+        let kernel = self.healthz_kernel_timeout.map(|flag| flag.0);
+        let configuration = Configuration {
+            // Whatever the file says, as `/proxyMode` does.
+            mode: "ipvs".to_owned(),
+            ..resolved.configuration.clone()
+        };
+        ServeConfig {
+            healthz: settings.servers.healthz,
+            metrics: settings.servers.metrics,
+            bind_hard_fail: settings.servers.hard_fail,
+            scraper,
+            limits: Limits {
+                freshness,
+                kernel: limit(kernel.unwrap_or(freshness)),
+                api: limit(self.healthz_api_timeout.0)
+                    .map(|limit| Limits::staggered(limit, &setup.plan.node_name)),
+            },
+            process: ProcessInfo {
+                families: families(),
+                started: SystemTime::now(),
+                configz: json!({"kubeproxy.config.k8s.io": configuration.to_json()}).to_string(),
+            },
+        }
+    }
+}
+
+/// Returns the families that this machine has.
+fn families() -> Vec<Family> {
+    // The file exists if the kernel has IPv6 and did not disable it at its start.
+    match std::fs::exists("/proc/net/if_inet6") {
+        Ok(true) => vec![Family::V4, Family::V6],
+        _ => vec![Family::V4],
+    }
+}

@@ -1,0 +1,258 @@
+//! The metrics of events and rounds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use metrics::{counter, gauge, histogram};
+
+use crate::dataplane::Dataplane;
+use crate::instruments::{FAMILIES, family_name};
+use crate::model::{Family, TrafficPolicy};
+use crate::op::Op;
+use crate::plan::{Availability, Scope, VirtualServer};
+use crate::problem::Problem;
+use crate::store::{Event, Update};
+use crate::sync::{Applied, Proxier};
+
+/// The most changes of endpoints whose latency is measured at a time.
+const MAX_TRIGGERS: usize = 10_000;
+
+/// Records the metrics of events and rounds.
+#[derive(Debug)]
+pub(super) struct Meter {
+    /// Changes before this time are not this process's: kube-proxy ignores them, too.
+    started: SystemTime,
+    /// The family and time of each change of endpoints that waits for a round.
+    triggers: Vec<(Family, SystemTime)>,
+    service_changes: u64,
+    slice_changes: u64,
+    /// The kinds of objects that had Problems, so that each can become 0.
+    problem_kinds: BTreeMap<String, usize>,
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self {
+            started: SystemTime::now(),
+            triggers: Vec::new(),
+            service_changes: 0,
+            slice_changes: 0,
+            problem_kinds: BTreeMap::new(),
+        }
+    }
+}
+
+impl Meter {
+    /// Records an event.
+    pub(super) fn event(&mut self, event: &Event) {
+        match event {
+            Event::Services(update) => {
+                let changes = size(update);
+                self.service_changes += changes;
+                counter!("kubeproxy_sync_proxy_rules_service_changes_total").increment(changes);
+                gauge!("kubeproxy_sync_proxy_rules_service_changes_pending")
+                    .set(self.service_changes as f64);
+            }
+            Event::EndpointSlices(update) => {
+                let changes = size(update);
+                self.slice_changes += changes;
+                counter!("kubeproxy_sync_proxy_rules_endpoint_changes_total").increment(changes);
+                gauge!("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
+                    .set(self.slice_changes as f64);
+                if let Update::Apply(parsed) = update
+                    && let Some(slice) = &parsed.object
+                    && let Some(changed) = slice.changed.filter(|changed| *changed > self.started)
+                    && let Some(endpoint) = slice.endpoints.first()
+                    && self.triggers.len() < MAX_TRIGGERS
+                {
+                    self.triggers.push((endpoint.address.into(), changed));
+                }
+            }
+            Event::Node(_) | Event::ServiceCidrs(_) | Event::Nodes(_) => {}
+        }
+        let now = since_epoch(SystemTime::now());
+        by_family(|family| {
+            gauge!("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "ip_family" => family)
+                .set(now);
+        });
+    }
+
+    /// Records a round that took effect, apart from the failures in `applied`.
+    pub(super) fn round<D: Dataplane>(
+        &mut self,
+        applied: &Applied,
+        proxier: &Proxier<D>,
+        is_resync: bool,
+        took: Duration,
+    ) {
+        let wall = SystemTime::now();
+        let has_failed = applied.failures().next().is_some();
+        count_round(is_resync, has_failed);
+        by_family(|family| {
+            histogram!("kubeproxy_sync_proxy_rules_duration_seconds", "ip_family" => family)
+                .record(took.as_secs_f64());
+            gauge!("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "ip_family" => family)
+                .set(since_epoch(wall));
+        });
+        for (family, changed) in self.triggers.drain(..) {
+            let latency = wall.duration_since(changed).unwrap_or_default();
+            let family = family_name(family);
+            histogram!("kubeproxy_network_programming_duration_seconds", "ip_family" => family)
+                .record(latency.as_secs_f64());
+        }
+        (self.service_changes, self.slice_changes) = (0, 0);
+        gauge!("kubeproxy_sync_proxy_rules_service_changes_pending").set(0.0);
+        gauge!("kubeproxy_sync_proxy_rules_endpoint_changes_pending").set(0.0);
+        count_ops(applied);
+        count_failures(applied);
+        let desired = proxier.desired();
+        gauge!("ipvs_proxier_virtual_servers").set(desired.virtual_servers.len() as f64);
+        gauge!("ipvs_proxier_service_addresses").set(desired.addresses.len() as f64);
+        let draining = proxier.ledger().drains().iter().count();
+        gauge!("ipvs_proxier_draining_destinations").set(draining as f64);
+        if is_resync {
+            // The plan is walked only where the whole kernel was read already.
+            count_plan(desired.virtual_servers.values());
+            self.problems(&proxier.problems());
+        }
+    }
+
+    /// Records a round that failed as a whole.
+    pub(super) fn failed_round(&self, is_resync: bool) {
+        count_round(is_resync, true);
+        counter!("ipvs_proxier_failures_total", "part" => "read").increment(1);
+    }
+
+    /// Records the number of Problems of each kind of object.
+    fn problems(&mut self, problems: &[Problem]) {
+        self.problem_kinds.values_mut().for_each(|count| *count = 0);
+        for problem in problems {
+            // `Service default/web` is of kind Service; a place in a file is of kind Manifest.
+            let kind = match problem.object.split_once(' ') {
+                Some((kind, _)) if kind.chars().all(char::is_alphabetic) => kind,
+                _ if problem.object == "Configuration" => "Configuration",
+                _ => "Manifest",
+            };
+            *self.problem_kinds.entry(kind.to_owned()).or_default() += 1;
+        }
+        for (kind, count) in &self.problem_kinds {
+            gauge!("ipvs_proxier_problems", "object" => kind.clone()).set(*count as f64);
+        }
+    }
+}
+
+/// Records what only a walk over the plan finds.
+fn count_plan<'a>(servers: impl Iterator<Item = &'a VirtualServer>) {
+    let mut destinations = 0;
+    let mut remote_only = BTreeMap::new();
+    for server in servers {
+        destinations += server.destinations.len();
+        let Some(admission) = &server.admission else {
+            continue;
+        };
+        if admission.policy == TrafficPolicy::Local
+            && admission.endpoints == Availability::RemoteOnly
+        {
+            let policy = match admission.scope {
+                Scope::Internal => "internal",
+                Scope::External | Scope::NodePort => "external",
+            };
+            let family = match server.service.key.family() {
+                ipvs_netlink::Family::V4 => Family::V4,
+                ipvs_netlink::Family::V6 => Family::V6,
+            };
+            let services: &mut BTreeSet<_> = remote_only.entry((policy, family)).or_default();
+            services.insert(&server.owner.service);
+        }
+    }
+    gauge!("ipvs_proxier_destinations").set(destinations as f64);
+    for policy in ["internal", "external"] {
+        for family in FAMILIES {
+            let count = remote_only.get(&(policy, family)).map_or(0, |it| it.len());
+            gauge!(
+                "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+                "traffic_policy" => policy,
+                "ip_family" => family_name(family)
+            )
+            .set(count as f64);
+        }
+    }
+}
+
+/// Returns how many objects an update names.
+fn size<T>(update: &Update<T>) -> u64 {
+    match update {
+        Update::Apply(_) | Update::Delete(_) => 1,
+        Update::Reset(all) | Update::Merge(all) => all.len() as u64,
+    }
+}
+
+fn by_family(record: impl Fn(&'static str)) {
+    FAMILIES.map(family_name).into_iter().for_each(record);
+}
+
+fn since_epoch(time: SystemTime) -> f64 {
+    let time = time.duration_since(SystemTime::UNIX_EPOCH);
+    time.unwrap_or_default().as_secs_f64()
+}
+
+fn count_round(is_resync: bool, has_failed: bool) {
+    let extent = if is_resync { "all" } else { "pending" };
+    let result = if has_failed { "failure" } else { "success" };
+    counter!("ipvs_proxier_rounds_total", "extent" => extent, "result" => result).increment(1);
+}
+
+fn count_ops(applied: &Applied) {
+    let mut counts: BTreeMap<(&str, bool), u64> = BTreeMap::new();
+    for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+        *counts.entry((kind(op), outcome.is_ok())).or_default() += 1;
+    }
+    for ((op, is_ok), count) in counts {
+        let result = if is_ok { "success" } else { "failure" };
+        counter!("ipvs_proxier_ops_total", "op" => op, "result" => result).increment(count);
+        if !is_ok {
+            counter!("ipvs_proxier_failures_total", "part" => "ops").increment(count);
+        }
+    }
+}
+
+fn kind(op: &Op) -> &'static str {
+    match op {
+        Op::AddService(_) => "add_service",
+        Op::SetService(_) => "set_service",
+        Op::DeleteService(_) => "delete_service",
+        Op::AddDestination(..) => "add_destination",
+        Op::SetDestination(..) => "set_destination",
+        Op::DeleteDestination(..) => "delete_destination",
+        Op::AddAddress(..) => "add_address",
+        Op::SetAddress(..) => "set_address",
+        Op::DeleteAddress(_) | Op::DeleteLeftover(..) => "delete_address",
+        Op::AddCarrier => "add_device",
+        Op::SetCarrier => "set_device",
+        Op::DeleteCarrier => "delete_device",
+    }
+}
+
+fn count_failures(applied: &Applied) {
+    let fail = |part| counter!("ipvs_proxier_failures_total", "part" => part).increment(1);
+    if let Some(Err(_)) = &applied.rules {
+        fail("rules");
+        by_family(|family| {
+            counter!(
+                "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+                "ip_family" => family
+            )
+            .increment(1);
+        });
+    }
+    match &applied.flows {
+        Some(Ok(swept)) => {
+            counter!("ipvs_proxier_flows_deleted_total").increment(swept.deleted as u64);
+        }
+        Some(Err(_)) => fail("flows"),
+        None => {}
+    }
+    if applied.unrecorded.is_some() {
+        fail("ledger");
+    }
+}

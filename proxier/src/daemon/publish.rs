@@ -1,0 +1,84 @@
+//! What the daemon publishes for the HTTP servers.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::dataplane::Dataplane;
+use crate::health::{Board, NodeState};
+use crate::serve::HealthCheckPorts;
+use crate::sync::Proxier;
+use crate::traffic::Owners;
+
+/// Publishes health and health checks. Costs a lock and what changed.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    pub(super) board: Arc<Board>,
+    pub(super) health_ports: Arc<HealthCheckPorts>,
+    /// The names of virtual servers, for their metrics.
+    pub(super) owners: Arc<Owners>,
+    /// Whether the objects come from manifests, which may lack our Node for ever.
+    pub(super) has_manifests: bool,
+}
+
+/// Publishes to nobody.
+impl Default for Publisher {
+    fn default() -> Self {
+        Self {
+            board: Arc::default(),
+            health_ports: Arc::default(),
+            owners: Arc::new(Owners::new(0)),
+            has_manifests: false,
+        }
+    }
+}
+
+impl Publisher {
+    /// Publishes that the loop started.
+    pub(super) fn start(&self) {
+        let now = SystemTime::now();
+        self.board.change(|facts| facts.updated = Some(now));
+    }
+
+    /// Publishes that a message waits for a round.
+    pub(super) fn queue(&self, now: Duration) {
+        self.board.change(|facts| facts.queue(now));
+    }
+
+    /// Publishes the state of our Node.
+    pub(super) fn node<D: Dataplane>(&self, proxier: &Proxier<D>) {
+        let state = match proxier.snapshot().node() {
+            Some(node) if node.is_leaving => NodeState::Leaving,
+            Some(_) => NodeState::Staying,
+            // Nobody promises a Node object there, and no other program needs to know of it.
+            None if self.has_manifests => NodeState::Staying,
+            None => NodeState::Unknown,
+        };
+        self.board.change(|facts| facts.node = state);
+    }
+
+    /// Publishes that a round begins.
+    pub(super) fn begin(&self, now: Duration) {
+        self.board.change(|facts| facts.begin(now));
+    }
+
+    /// Publishes the state after a round: of the kernel, and of the health checks.
+    pub(super) fn end<D: Dataplane>(&self, proxier: &mut Proxier<D>, now: Duration) {
+        let refusal = proxier.refusal();
+        let wall = SystemTime::now();
+        self.board.change(|facts| facts.end(refusal, now, wall));
+        let changed = proxier.take_changes();
+        let desired = proxier.desired();
+        let check = |port: &u16| (*port, desired.health_checks.get(port).cloned());
+        self.health_ports
+            .update(changed.health_checks.iter().map(check));
+        self.owners
+            .follow(&changed.virtual_servers, &desired.virtual_servers);
+        self.health_ports
+            .listen_at(proxier.health_check_addresses());
+    }
+
+    /// Publishes that a round failed as a whole.
+    pub(super) fn fail(&self, why: &str, now: Duration) {
+        self.board.change(|facts| facts.fail(why.to_owned(), now));
+    }
+}

@@ -1,0 +1,68 @@
+//! The addresses with which the node would send ARP requests if it had no service addresses.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use ipvs_netlink as ipvs;
+use ipvs_netlink::attr::attributes;
+use ipvs_netlink::transport::{Transport, protocols};
+
+use super::rtnetlink::RTM_GETADDR;
+use crate::dataplane::Failure;
+use crate::op::CARRIER;
+
+// `struct ifaddrmsg` and attributes of include/uapi/linux/if_addr.h.
+const AF_INET: u8 = 2;
+const IFA_LOCAL: u16 = 2;
+const IFA_LABEL: u16 = 3;
+const IFA_F_SECONDARY: u8 = 1;
+/// `RT_SCOPE_LINK`: this scope and narrower ones are of no use to other hosts.
+const RT_SCOPE_LINK: u8 = 253;
+const HEADER: usize = 8;
+
+/// Reads the first primary address of each link.
+pub(super) fn read() -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
+    let mut links = BTreeMap::new();
+    Transport::open(protocols::NETLINK_ROUTE)?.dump(
+        RTM_GETADDR,
+        "reading the addresses of links",
+        |writer| writer.header(&[AF_INET, 0, 0, 0, 0, 0, 0, 0]),
+        BTreeMap::clear,
+        &mut links,
+        |links, message| {
+            if let Some((link, address)) = read_address(message.payload)? {
+                links.entry(link).or_insert(address);
+            }
+            Ok(())
+        },
+    )?;
+    Ok(links)
+}
+
+/// Reads a link and its address; `None` if ARP requests do not carry this address.
+fn read_address(payload: &[u8]) -> ipvs::Result<Option<(Arc<str>, Ipv4Addr)>> {
+    let Some((&[family, _, flags, scope, ..], contents)) = payload.split_first_chunk::<HEADER>()
+    else {
+        return Err(ipvs::Error::Malformed {
+            what: "an interface address without its header",
+        });
+    };
+    if family != AF_INET || flags & IFA_F_SECONDARY != 0 || scope >= RT_SCOPE_LINK {
+        return Ok(None);
+    }
+    let (mut label, mut address) = ("", None);
+    for attribute in attributes(contents) {
+        let attribute = attribute?;
+        match attribute.kind {
+            IFA_LOCAL => address = Some(Ipv4Addr::from(attribute.array::<4>()?)),
+            // A label is the link's name, perhaps followed by a colon and text.
+            IFA_LABEL => label = attribute.string()?,
+            _ => {}
+        }
+    }
+    let link = label.split(':').next().unwrap_or_default();
+    let is_of_link = !link.is_empty() && link != CARRIER;
+    let is_own = |it: &Ipv4Addr| is_of_link && !it.is_loopback() && !it.is_link_local();
+    Ok(address.filter(is_own).map(|address| (link.into(), address)))
+}

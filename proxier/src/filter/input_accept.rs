@@ -1,0 +1,85 @@
+//! Marks packets for frontends while they pass the input hook, so that a rule of ours in a chain of another
+//! program can accept them ([`crate::nftables::ForeignChains`]).
+//!
+//! Only a mark crosses from one table to another. The bit exists from the hook's first chain to the last
+//! one before IPVS, which compares whole marks:
+//!
+//! ```text
+//!  input:  first: set bit ─▶ other programs' chains (usually -150 to 50) ─▶ 96: clear bit ─▶ 97: inside ─▶ IPVS
+//! ```
+//!
+//! A packet that enters the hook with the bit loses it. Otherwise a mark of another program could open
+//! any port of the node.
+
+use super::admission::key;
+use super::chains::{BEFORE_INSIDE_INPUT, FAMILIES, addressed_to, frontend_key, is_frontend, rule};
+use super::config::{FilterConfig, MarkBit};
+use super::names::{
+    CLEAR_PASSING, HEALTH_CHECK_PORTS, MARK_PASSING, NODE_PORTS, PINGABLE, SERVICE_ADDRESSES,
+};
+use crate::frontend::Frontend;
+use crate::model::Family;
+use crate::nftables::{
+    Chain, Element, Hook, KeyType, Match, NewMark, Rule, Selector, Set, SetKind, Statement, Table,
+};
+
+/// `NF_IP_PRI_FIRST`: before the chains of all other programs.
+const FIRST_INPUT: Hook = Hook::Input(i32::MIN);
+
+/// Adds the sets and chains to `table`, if the configuration asks for them.
+pub(super) fn add_to(table: &mut Table, config: &FilterConfig) {
+    let Some(bit) = config.input_accept_bit else {
+        return;
+    };
+    for family in FAMILIES {
+        let frontend = [KeyType::Address(family), KeyType::Protocol, KeyType::Port];
+        table.add_set(Set::new(NODE_PORTS.of(family), frontend, SetKind::Set));
+    }
+    table.add_chain(Chain::at(MARK_PASSING, FIRST_INPUT, mark(config, bit)));
+    table.add_chain(Chain::at(CLEAR_PASSING, BEFORE_INSIDE_INPUT, [clear(bit)]));
+}
+
+/// Returns the element that marks packets for a node port, with its set.
+///
+/// The set of other frontends exists in any case (`FRONTENDS`).
+pub(super) fn node_port(frontend: &Frontend) -> (&'static str, Element) {
+    (NODE_PORTS.of(frontend.family()), key(frontend).into())
+}
+
+fn mark(config: &FilterConfig, bit: MarkBit) -> Vec<Rule> {
+    let set = || Statement::SetMark(NewMark::With(bit.mark()));
+    let mut rules = vec![clear(bit)];
+    for family in FAMILIES {
+        let to_node_port = Statement::In {
+            key: frontend_key(family),
+            set: NODE_PORTS.of(family).into(),
+        };
+        rules.push(rule([is_frontend(family), set()]));
+        rules.push(rule([to_node_port, set()]));
+    }
+    // ICMP errors for IPVS connections, such as "fragmentation needed", and packets of connections whose
+    // frontend was removed. New connections to these addresses pass only as above.
+    for family in FAMILIES {
+        let to_service = addressed_to(family, SERVICE_ADDRESSES);
+        rules.push(rule([Match::Established.into(), to_service, set()]));
+    }
+    let to_health_check = Statement::In {
+        key: [Selector::TcpDestinationPort].into(),
+        set: HEALTH_CHECK_PORTS.into(),
+    };
+    rules.push(rule([to_health_check, set()]));
+    for family in FAMILIES.into_iter().filter(|_| config.answer_ping) {
+        rules.push(ping(family, set()));
+    }
+    rules
+}
+
+fn ping(family: Family, set: Statement) -> Rule {
+    let to = addressed_to(family, PINGABLE);
+    rule([Match::EchoRequest(family).into(), to, set])
+}
+
+fn clear(bit: MarkBit) -> Rule {
+    let cleared = Statement::SetMark(NewMark::Without(bit.mark()));
+    rule([Match::HasMark(bit.mark()).into(), cleared])
+}

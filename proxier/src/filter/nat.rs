@@ -1,0 +1,88 @@
+//! NAT: the shield of frontends, and masquerading.
+
+use std::ops::RangeInclusive;
+
+use super::chains::{FAMILIES, is_frontend, rule};
+use super::config::FilterConfig;
+use super::names::HAIRPIN;
+use crate::model::Protocol;
+use crate::nftables::{Chain, Hook, Match, Rule, Selector, Statement};
+
+/// Before other programs' destination NAT (-100).
+const SHIELD: i32 = -101;
+/// Before other programs' source NAT (100). Of two chains with one priority, the kernel runs the one
+/// that was registered last first.
+const SOURCE_NAT: Hook = Hook::NatPostrouting(99);
+
+/// Returns the NAT chains.
+pub(super) fn chains(config: &FilterConfig) -> [Chain; 3] {
+    [
+        Chain::at("shield-prerouting", Hook::NatPrerouting(SHIELD), shield()),
+        Chain::at("shield-output", Hook::NatOutput(SHIELD), shield()),
+        Chain::at("postrouting", SOURCE_NAT, postrouting(config)),
+    ]
+}
+
+/// Binds each new connection to a frontend to its destination.
+///
+/// NAT rules of portmap, Docker and CRI-O send every connection to a hostPort at a local address to a
+/// Pod, and service addresses are local. `accept` would end only our own chain. After a destination
+/// NAT, even to the same address, the kernel runs no further NAT chain for the connection
+/// (`nf_nat_inet_fn`). The result equals the binding that each connection without NAT gets, so the
+/// entry of the connection does not get the status `IPS_DST_NAT`, and IPVS sees no difference.
+///
+/// Node ports have no shield, as in kube-proxy: another program may use the port first.
+fn shield() -> Vec<Rule> {
+    FAMILIES
+        .map(|family| rule([is_frontend(family), Statement::KeepDestination(family)]))
+        .into()
+}
+
+fn postrouting(config: &FilterConfig) -> Vec<Rule> {
+    let has_ports = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
+    let masquerade = || Statement::Masquerade {
+        ports: masquerade_ports(&config.node_ports),
+    };
+    let marked = Match::HasMark(config.masquerade_bit.mark());
+    let mut rules = vec![rule([marked.into(), has_ports().into(), masquerade()])];
+    for family in FAMILIES {
+        // A Pod that reaches itself through a Service would see its own address as the source. It
+        // would answer itself directly, and the answer would not pass IPVS.
+        let hairpin = Statement::In {
+            key: [Selector::Source(family), Selector::Destination(family)].into(),
+            set: HAIRPIN.of(family).into(),
+        };
+        rules.push(rule([hairpin, has_ports().into(), masquerade()]));
+    }
+    rules
+}
+
+/// Returns the larger of the two ranges of unprivileged ports that node ports leave free.
+fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
+    let below = 1024..=node_ports.start().saturating_sub(1);
+    let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
+    match (below.len(), above.len()) {
+        // Node ports cover all unprivileged ports, so masquerading has to use them.
+        (0, 0..=1) => 1024..=u16::MAX,
+        (low, high) if low > high => below,
+        _ => above,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masquerading_uses_the_larger_range_that_node_ports_leave_free() {
+        for (scenario, node_ports, expected) in [
+            ("more ports above", 30_000..=32_767, 32_768..=65_535),
+            ("no port above", 40_000..=65_535, 1024..=39_999),
+            ("more ports below", 60_000..=61_000, 1024..=59_999),
+            ("only privileged ports", 1..=500, 1024..=65_535),
+            ("all ports", 1..=65_535, 1024..=65_535),
+        ] {
+            assert_eq!(masquerade_ports(&node_ports), expected, "{scenario}");
+        }
+    }
+}

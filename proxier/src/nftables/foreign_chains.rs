@@ -1,0 +1,295 @@
+//! Our rules in the chains of other programs.
+//!
+//! A packet passes the chains of all tables, and a drop in any of them is final. So no rule in our own
+//! table can prevent the drop by another program's chain, but a rule at the head of that chain can. IPVS
+//! takes requests from the input hook and sends them through the output hook:
+//!
+//! * The forward hook sees only the answers of endpoints, and only if the client is not a process of this
+//!   node. A chain drops them if its policy is drop (Docker runs `iptables -P FORWARD DROP`).
+//!   kube-proxy inserts its KUBE-FORWARD chain in the same way.
+//! * The input hook sees the packets of clients before IPVS does. A chain drops them by its policy (ufw), or
+//!   by a last rule that drops or rejects every packet (firewalld). Our rule cannot refer to the
+//!   frontends in our table, so our table sets a bit of their packets' marks first
+//!   (`filter/input_accept.rs`), and our rule matches that bit.
+//!
+//! The other rules of the chain are not interpreted: if one of them accepts these packets already, our
+//! rule is redundant and harmless.
+
+use ipvs_netlink::attr::{Writer, find};
+use ipvs_netlink::batch::Batch;
+use ipvs_netlink::transport::{RequestError, Transport, protocols};
+use ipvs_netlink::{Error, Refusal};
+use netlink_packet_core::NLM_F_CREATE;
+use rustix::io::Errno;
+
+use super::listing::dump_chains;
+use super::message::{contents, frame, message_type};
+use super::sys::*;
+
+mod accept_rule;
+mod accepted;
+mod chain;
+mod legacy;
+mod report;
+
+pub(super) use accept_rule::author;
+use accept_rule::{final_drop, insert_best};
+use accepted::{Accepted, Author};
+pub(crate) use chain::ForeignChain;
+pub(crate) use chain::ForeignHook;
+pub(super) use chain::may_drop;
+pub use report::ChainReport;
+use report::DropCause;
+pub(crate) use report::DroppingChain;
+
+/// A socket that maintains our rules in the foreign chains of its network namespace.
+#[derive(Debug)]
+pub struct ForeignChains {
+    transport: Transport,
+    treatments: Treatments,
+}
+
+/// What to do about the chains at each hook that drop packets of Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Treatments {
+    /// At the forward hook, about chains that drop the answers of endpoints.
+    pub answers: Treatment,
+    /// At the input hook, about chains that drop packets for frontends.
+    pub frontends: Treatment,
+    /// The mark, one bit, that our table gives packets for frontends.
+    pub frontend_mark: u32,
+}
+
+/// What to do about a chain that drops packets of Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// Insert our rule at its head.
+    Accept,
+    /// Only report it.
+    Warn,
+}
+
+impl Treatments {
+    /// Returns what our rules accept at the forward hook and at the input hook.
+    fn accepted(self) -> [Accepted; 2] {
+        let mark = self.frontend_mark;
+        [Accepted::Answers, Accepted::ForFrontends { mark }]
+    }
+
+    /// Returns what our rule in `chain` accepts, and the treatment of `chain` if it drops these packets.
+    fn of(self, chain: &ForeignChain) -> (Accepted, Treatment) {
+        let [answers, frontends] = self.accepted();
+        match chain.hook {
+            ForeignHook::Forward => (answers, self.answers),
+            ForeignHook::Input => (frontends, self.frontends),
+        }
+    }
+}
+
+/// The rules of a chain, as far as they matter here.
+#[derive(Debug, Default)]
+struct ChainRules {
+    /// Handles and comments of the rules that this program inserted.
+    ours: Vec<(u64, String)>,
+    /// Whether the operator ran the command that [`DroppingChain`] prints.
+    has_operators: bool,
+    /// Whether the last rule drops every packet.
+    final_drop: Option<DropCause>,
+}
+
+impl ForeignChains {
+    /// Opens a socket.
+    ///
+    /// # Errors
+    /// [`Error::Socket`].
+    pub fn open(treatments: Treatments) -> Result<Self, Error> {
+        Ok(Self {
+            transport: Transport::open(protocols::NETLINK_NETFILTER)?,
+            treatments,
+        })
+    }
+
+    /// Applies the treatments to every foreign chain.
+    ///
+    /// Costs a dump of all chains and one of the rules of each base chain at the two hooks.
+    ///
+    /// # Errors
+    /// If the chains cannot be listed. Errors of a single chain are in [`ChainReport::failures`];
+    /// permanent refusals are in [`ChainReport::dropping`].
+    pub fn apply(&mut self) -> Result<ChainReport, Error> {
+        let mut report = ChainReport {
+            legacy_tables: legacy::in_use(self.treatments),
+            ..ChainReport::default()
+        };
+        for (chain, has_drop_policy) in self.chains()? {
+            if let Err(error) = self.apply_to(&chain, has_drop_policy, &mut report) {
+                report.failures.insert(format!("{chain}: {error}"));
+            }
+        }
+        Ok(report)
+    }
+
+    fn apply_to(
+        &mut self,
+        chain: &ForeignChain,
+        has_drop_policy: bool,
+        report: &mut ChainReport,
+    ) -> Result<(), Error> {
+        let rules = self.rules(chain)?;
+        let (accepted, treatment) = self.treatments.of(chain);
+        let cause = match chain.hook {
+            _ if has_drop_policy => Some(DropCause::Policy),
+            ForeignHook::Forward => None,
+            ForeignHook::Input => rules.final_drop,
+        };
+        let needs_ours = cause.is_some() && treatment == Treatment::Accept;
+        let comment = accepted.comment();
+        let (kept, superfluous): (Vec<_>, Vec<_>) =
+            (rules.ours.into_iter()).partition(|(_, found)| needs_ours && *found == comment);
+        if !superfluous.is_empty() {
+            self.delete(chain, &superfluous)?;
+            report.removed.push(chain.clone());
+        }
+        if !kept.is_empty() || rules.has_operators {
+            return Ok(());
+        }
+        let Some(cause) = cause else {
+            return Ok(());
+        };
+        let refusal = match treatment {
+            Treatment::Accept => match self.insert(chain, accepted)? {
+                None => {
+                    report.inserted.push(chain.clone());
+                    return Ok(());
+                }
+                Some(refusal) => Some((&refusal).into()),
+            },
+            Treatment::Warn => None,
+        };
+        report.dropping.insert(DroppingChain {
+            chain: chain.clone(),
+            cause,
+            accepted,
+            refusal,
+        });
+        Ok(())
+    }
+
+    /// Removes our rules from all chains and returns the chains that had one.
+    ///
+    /// # Errors
+    /// If the chains cannot be listed. If some chains fail, the others are still tried, and the last
+    /// error is returned.
+    pub fn remove_rules(&mut self) -> Result<Vec<ForeignChain>, Error> {
+        let mut result = Ok(Vec::new());
+        for (chain, _) in self.chains()? {
+            match (self.remove_from(&chain), &mut result) {
+                (Ok(true), Ok(removed)) => removed.push(chain),
+                (Ok(_), _) => {}
+                (Err(error), _) => result = Err(error),
+            }
+        }
+        result
+    }
+
+    /// Returns whether the chain had a rule of ours.
+    fn remove_from(&mut self, chain: &ForeignChain) -> Result<bool, Error> {
+        let rules = self.rules(chain)?;
+        self.delete(chain, &rules.ours)?;
+        Ok(!rules.ours.is_empty())
+    }
+
+    /// Returns all base chains at the two hooks, each with whether its policy is drop.
+    fn chains(&mut self) -> Result<Vec<(ForeignChain, bool)>, Error> {
+        dump_chains(&mut self.transport, chain::read)
+    }
+
+    fn rules(&mut self, chain: &ForeignChain) -> Result<ChainRules, Error> {
+        let mut rules = ChainRules::default();
+        self.transport.dump(
+            message_type(NFT_MSG_GETRULE),
+            "reading the rules of a foreign chain",
+            |writer| chain.write(writer),
+            |rules| *rules = ChainRules::default(),
+            &mut rules,
+            |rules, message| {
+                // The kernel dumps the rules in their order.
+                rules.final_drop = final_drop(message.payload);
+                match author(message.payload) {
+                    Some(Author::Operator) => rules.has_operators = true,
+                    Some(Author::Program(comment)) => {
+                        if let Some(handle) = find(contents(message.payload), NFTA_RULE_HANDLE)? {
+                            let handle = u64::from_be_bytes(handle.array()?);
+                            rules.ours.push((handle, comment));
+                        }
+                    }
+                    None => {}
+                }
+                Ok(())
+            },
+        )?;
+        Ok(rules)
+    }
+
+    /// Inserts our rule at the head of `chain`. Returns the kernel's refusal if it is permanent.
+    fn insert(
+        &mut self,
+        chain: &ForeignChain,
+        accepted: Accepted,
+    ) -> Result<Option<Refusal>, Error> {
+        let refused = insert_best(chain, |syntax| {
+            self.change(NFT_MSG_NEWRULE, NLM_F_CREATE, |writer| {
+                chain.write(writer);
+                accept_rule::write(writer, accepted, syntax);
+            })
+        })?;
+        let Some(refusal) = refused else {
+            return Ok(None);
+        };
+        let error = Error::Refused {
+            doing: "inserting our rule".into(),
+            refusal: refusal.clone(),
+        };
+        if error.is_transient() {
+            return Err(error);
+        }
+        Ok(Some(refusal))
+    }
+
+    fn delete(&mut self, chain: &ForeignChain, rules: &[(u64, String)]) -> Result<(), Error> {
+        for (handle, _) in rules {
+            let refused = self.change(NFT_MSG_DELRULE, 0, |writer| {
+                chain.write(writer);
+                writer.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
+            })?;
+            match refused {
+                Some(refusal) if refusal.errno != Errno::NOENT => {
+                    return Err(Error::Refused {
+                        doing: "removing our rule".into(),
+                        refusal,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a transaction of one message. Returns the kernel's refusal, if any.
+    fn change(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: impl FnOnce(&mut Writer<'_>),
+    ) -> Result<Option<Refusal>, Error> {
+        let mut batch = Batch::new();
+        frame(&mut batch, NFNL_MSG_BATCH_BEGIN, |_| {})?;
+        batch.push(message_type(kind), flags, body)?;
+        frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
+        match self.transport.run_whole(&mut batch, 1)?.into_iter().next() {
+            None => Ok(None),
+            Some((_, RequestError::Refused(refusal))) => Ok(Some(refusal)),
+            Some(_) => Err(Error::AnswersLost),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The packets that our rule accepts in a foreign chain: its matches, its comment and its command.
+
+use super::chain::ForeignChain;
+
+/// The packets that our rule accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Accepted {
+    /// At the forward hook: answers of endpoints.
+    Answers,
+    /// At the input hook: packets for frontends. Our table sets this mark, one bit, before them.
+    ForFrontends {
+        /// The mark.
+        mark: u32,
+    },
+}
+
+/// The comment in the command for the operator ([`Accepted::command`]). It is one word:
+/// nft needs quotes around several words, and a shell would remove them.
+pub(super) const OPERATOR: &str = "ipvs-proxier";
+
+const ANSWERS: &str = "ipvs-proxier: answers of endpoints";
+const FOR_FRONTENDS: &str = "ipvs-proxier: packets for frontends";
+
+/// Who inserted a rule, according to its comment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::nftables) enum Author {
+    /// This program, with this comment. It may delete the rule.
+    Program(String),
+    /// The operator, with the command that the log named.
+    Operator,
+}
+
+impl Author {
+    /// Returns the author with this comment; `None` if the comment is not ours.
+    pub(super) fn of(comment: &str) -> Option<Self> {
+        match comment {
+            OPERATOR => Some(Self::Operator),
+            _ if comment.starts_with(ANSWERS) || comment.starts_with(FOR_FRONTENDS) => {
+                Some(Self::Program(comment.to_owned()))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Accepted {
+    /// Returns the comment of the rule that this program inserts.
+    ///
+    /// It names the mark, so that a rule of a process with another mark is recognised and replaced.
+    pub(super) fn comment(self) -> String {
+        match self {
+            Self::Answers => ANSWERS.to_owned(),
+            Self::ForFrontends { mark } => format!("{FOR_FRONTENDS}, mark {mark:#x}"),
+        }
+    }
+
+    /// Returns a shell command that makes the chain accept these packets.
+    pub(super) fn command(self, chain: &ForeignChain) -> String {
+        let (table, name) = (chain.table(), chain.name());
+        match chain.iptables_program() {
+            Some(program) => format!(
+                "{program} -t {table} -I {name} {} -m comment --comment {OPERATOR} -j ACCEPT",
+                self.iptables_match()
+            ),
+            None => format!(
+                "nft insert rule {} {table} {name} {} accept comment {OPERATOR}",
+                chain.family_name(),
+                self.nft_match()
+            ),
+        }
+    }
+
+    pub(super) fn iptables_match(self) -> String {
+        match self {
+            Self::Answers => "-m conntrack --ctstate ESTABLISHED,RELATED".to_owned(),
+            Self::ForFrontends { mark } => format!("-m mark --mark {mark:#x}/{mark:#x}"),
+        }
+    }
+
+    fn nft_match(self) -> String {
+        match self {
+            Self::Answers => "ct state established,related".to_owned(),
+            // In a shell, an ampersand would need quotes.
+            Self::ForFrontends { mark } => format!("meta mark and {mark:#x} == {mark:#x}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chain::ForeignHook;
+    use super::*;
+    use crate::nftables::sys::*;
+
+    #[test]
+    fn the_command_uses_the_tool_that_made_the_chain() {
+        use ForeignHook::{Forward, Input};
+        for (hook, family, table, name, words) in [
+            (
+                Forward,
+                NFPROTO_IPV4,
+                "filter",
+                "FORWARD",
+                "iptables -t filter -I FORWARD -m conntrack",
+            ),
+            (
+                Forward,
+                NFPROTO_IPV6,
+                "mangle",
+                "FORWARD",
+                "ip6tables -t mangle -I FORWARD -m conntrack",
+            ),
+            (
+                Forward,
+                NFPROTO_IPV4,
+                "docker",
+                "FORWARD",
+                "nft insert rule ip docker FORWARD ct state",
+            ),
+            (
+                Forward,
+                NFPROTO_INET,
+                "filter",
+                "FORWARD",
+                "nft insert rule inet filter FORWARD ct state",
+            ),
+            (
+                Input,
+                NFPROTO_IPV4,
+                "filter",
+                "INPUT",
+                "iptables -t filter -I INPUT -m mark --mark 0x1000/0x1000 ",
+            ),
+            (
+                Input,
+                NFPROTO_IPV6,
+                "filter",
+                "FORWARD",
+                "nft insert rule ip6 filter FORWARD meta mark and 0x1000",
+            ),
+        ] {
+            let chain = ForeignChain::new(hook, family, table, name);
+            let accepted = match hook {
+                Forward => Accepted::Answers,
+                Input => Accepted::ForFrontends { mark: 0x1000 },
+            };
+            let command = accepted.command(&chain);
+            assert!(command.starts_with(words), "{command}");
+        }
+    }
+}

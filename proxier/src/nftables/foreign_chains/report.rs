@@ -1,0 +1,108 @@
+//! The result of a check of foreign chains.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use ipvs_netlink::Refusal;
+use rustix::io::Errno;
+
+use super::accepted::Accepted;
+use super::chain::ForeignChain;
+use super::legacy::LegacyTable;
+
+/// The result of [`super::ForeignChains::apply`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChainReport {
+    /// The chains that got our rule.
+    pub inserted: Vec<ForeignChain>,
+    /// The chains that lost our rule, because the chain or the treatment changed.
+    pub removed: Vec<ForeignChain>,
+    /// The chains that may drop packets of Services.
+    pub dropping: BTreeSet<DroppingChain>,
+    /// Errors, each with its chain. The next check may succeed.
+    pub failures: BTreeSet<String>,
+    /// The tables of iptables-legacy in use.
+    pub legacy_tables: Vec<LegacyTable>,
+}
+
+/// A chain that drops packets and lacks our rule.
+///
+/// Prints with the command that ends that.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DroppingChain {
+    pub(super) chain: ForeignChain,
+    pub(super) cause: DropCause,
+    pub(super) accepted: Accepted,
+    /// The kernel's error for our rule; `None` with [`super::Treatment::Warn`].
+    pub(super) refusal: Option<RefusedRule>,
+}
+
+/// What makes a chain drop the packets that none of its rules accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DropCause {
+    Policy,
+    LastRule,
+}
+
+/// The kernel's refusal to insert our rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RefusedRule {
+    words: String,
+    /// Whether only the process that made the table may change it (`NFT_TABLE_F_OWNER`).
+    is_of_owner: bool,
+}
+
+impl From<&Refusal> for RefusedRule {
+    fn from(refusal: &Refusal) -> Self {
+        Self {
+            words: refusal.to_string(),
+            is_of_owner: refusal.errno == Errno::PERM,
+        }
+    }
+}
+
+/// What an operator does to make our table mark packets for frontends.
+pub(super) const START_AGAIN: &str = "start ipvs-proxier with `--input-drop=accept`";
+
+impl fmt::Display for DroppingChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            chain,
+            cause,
+            accepted,
+            refusal,
+        } = self;
+        let cause = match cause {
+            DropCause::Policy => "policy",
+            DropCause::LastRule => "last rule",
+        };
+        let effect = match accepted {
+            Accepted::Answers => {
+                "drops forwarded packets by its {cause}; unless one of its rules accepts established \
+                 connections, only processes of this node receive the answers of endpoints; "
+            }
+            Accepted::ForFrontends { .. } => {
+                "drops incoming packets by its {cause}; unless one of its rules accepts them, only \
+                 processes of this node reach Services; "
+            }
+        };
+        write!(f, "{chain} {}", effect.replace("{cause}", cause))?;
+        if let Some(refusal) = refusal {
+            write!(
+                f,
+                "inserting a rule for them was refused: {}; ",
+                refusal.words
+            )?;
+        }
+        match (accepted, refusal) {
+            // The command needs the mark, which our table sets only if it may insert the rule.
+            (Accepted::ForFrontends { .. }, None) => write!(f, "to accept them, {START_AGAIN}"),
+            (_, Some(refusal)) if refusal.is_of_owner && chain.table() == "firewalld" => write!(
+                f,
+                "to permit it, set `NftablesTableOwner=no` in /etc/firewalld/firewalld.conf and restart \
+                 firewalld"
+            ),
+            _ => write!(f, "to accept them, run `{}`", accepted.command(chain)),
+        }
+    }
+}

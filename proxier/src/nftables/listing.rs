@@ -1,0 +1,105 @@
+//! The names of all chains, of every program.
+
+use std::fmt;
+
+use ipvs_netlink::Error;
+use ipvs_netlink::transport::{Transport, protocols};
+
+use super::message::{contents, message_type};
+use super::sys::*;
+
+/// The name of a chain.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ChainName {
+    /// The family of its table, as nft spells it.
+    pub(crate) family: &'static str,
+    /// Its table.
+    pub(crate) table: String,
+    /// Its own name.
+    pub(crate) name: String,
+}
+
+/// Lists the chains of all tables in the network namespace of this thread.
+///
+/// A kernel without nf_tables has none.
+///
+/// # Errors
+/// Those of the socket and of the kernel.
+pub(crate) fn list_chains() -> Result<Vec<ChainName>, Error> {
+    let mut transport = Transport::open(protocols::NETLINK_NETFILTER)?;
+    dump_chains(&mut transport, |payload| Ok(Some(read(payload)?)))
+}
+
+/// Dumps the chains of all tables, and returns those for which `read` returns something.
+///
+/// A kernel without nf_tables has no chains (`nfnetlink_rcv_msg`). The transaction of our own table reports
+/// that it is missing.
+pub(super) fn dump_chains<T>(
+    transport: &mut Transport,
+    read: impl Fn(&[u8]) -> Result<Option<T>, Error>,
+) -> Result<Vec<T>, Error> {
+    let mut chains = Vec::new();
+    let dumped = transport.dump(
+        message_type(NFT_MSG_GETCHAIN),
+        "reading the packet filter's chains",
+        |writer| writer.header(&[NFPROTO_UNSPEC, 0, 0, 0]),
+        Vec::clear,
+        &mut chains,
+        |chains, message| {
+            chains.extend(read(message.payload)?);
+            Ok(())
+        },
+    );
+    match dumped {
+        Err(error) if error.is_invalid() => Ok(Vec::new()),
+        Err(error) => Err(error),
+        Ok(()) => Ok(chains),
+    }
+}
+
+fn read(payload: &[u8]) -> Result<ChainName, Error> {
+    let (mut table, mut name) = (String::new(), String::new());
+    for attribute in contents(payload) {
+        let attribute = attribute?;
+        match attribute.kind {
+            NFTA_CHAIN_TABLE => table = text(attribute.value),
+            NFTA_CHAIN_NAME => name = text(attribute.value),
+            _ => {}
+        }
+    }
+    let family = payload.first().copied().unwrap_or_default();
+    Ok(ChainName {
+        family: family_name(family),
+        table,
+        name,
+    })
+}
+
+/// Returns nft's name of a protocol family (`NFPROTO_*`).
+fn family_name(family: u8) -> &'static str {
+    match family {
+        NFPROTO_IPV4 => "ip",
+        NFPROTO_IPV6 => "ip6",
+        NFPROTO_INET => "inet",
+        NFPROTO_ARP => "arp",
+        NFPROTO_BRIDGE => "bridge",
+        NFPROTO_NETDEV => "netdev",
+        _ => "unknown",
+    }
+}
+
+/// Returns a name as text. The kernel accepts names of any bytes.
+fn text(name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name);
+    name.trim_end_matches('\0').to_owned()
+}
+
+impl fmt::Display for ChainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "chain {} of table {} {}",
+            self.name, self.family, self.table
+        )
+    }
+}

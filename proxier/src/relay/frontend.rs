@@ -1,0 +1,101 @@
+//! What the workers know of a frontend.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::pool::EndpointPool;
+use crate::model::Networks;
+
+/// The clients inside the cluster: those in its networks, and processes of this node.
+#[derive(Debug, Default)]
+pub struct InsideClients {
+    networks: Vec<Networks>,
+    /// The addresses of this node, which change while the relay runs.
+    own: Mutex<BTreeSet<IpAddr>>,
+}
+
+impl InsideClients {
+    /// Returns the clients in these networks.
+    pub fn new(networks: impl IntoIterator<Item = Networks>) -> Self {
+        Self {
+            networks: networks.into_iter().collect(),
+            own: Mutex::default(),
+        }
+    }
+
+    /// Replaces the addresses of this node.
+    pub fn set_own(&self, addresses: BTreeSet<IpAddr>) {
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+    }
+
+    fn has(&self, client: IpAddr) -> bool {
+        let own = || self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        client.is_loopback()
+            || self
+                .networks
+                .iter()
+                .any(|networks| networks.contains(client))
+            || own().contains(&client)
+    }
+}
+
+/// Who may connect to a frontend, and to which endpoints.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// The endpoints.
+    pub pool: Arc<EndpointPool>,
+    /// The endpoints for clients inside the cluster, if they are other ones.
+    pub inside: Option<(Arc<InsideClients>, Arc<EndpointPool>)>,
+    /// The networks of the clients that may connect; `None`: all.
+    pub sources: Option<Networks>,
+}
+
+impl Route {
+    /// Returns the endpoints for a client; `None` if it may not connect.
+    pub(super) fn pool_for(&self, client: IpAddr) -> Option<&Arc<EndpointPool>> {
+        let is_admitted = |sources: &Networks| sources.contains(client);
+        if !self.sources.as_ref().is_none_or(is_admitted) {
+            return None;
+        }
+        match &self.inside {
+            Some((inside, pool)) if inside.has(client) => Some(pool),
+            _ => Some(&self.pool),
+        }
+    }
+
+    /// Returns whether any client can reach an endpoint.
+    pub fn is_usable(&self) -> bool {
+        let inside = self.inside.iter().map(|(_, pool)| pool);
+        inside.chain([&self.pool]).any(|pool| pool.is_usable())
+    }
+}
+
+/// A frontend as its listeners see it.
+#[derive(Debug)]
+pub(super) struct SharedFrontend {
+    address: SocketAddr,
+    route: Mutex<Arc<Route>>,
+}
+
+impl SharedFrontend {
+    pub(super) fn new(address: SocketAddr, route: Route) -> Self {
+        Self {
+            address,
+            route: Mutex::new(Arc::new(route)),
+        }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn route(&self) -> Arc<Route> {
+        let route = self.route.lock();
+        Arc::clone(&route.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set_route(&self, route: Route) {
+        *self.route.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(route);
+    }
+}

@@ -1,0 +1,382 @@
+//! The endpoints of one virtual server, and the choice among them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use schedulers::{Balancer, Options, Registry, Request, Server, ServerId, Thresholds};
+
+use super::affinity::Affinity;
+
+/// The first pause of an endpoint that does not accept connections; doubled after each further failure.
+const FIRST_EJECTION: Duration = Duration::from_secs(1);
+const LAST_EJECTION: Duration = Duration::from_secs(60);
+
+/// How a pool chooses.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// The name of the scheduler.
+    pub scheduler: String,
+    /// Its options.
+    pub options: Options,
+    /// How long a client keeps its endpoint after its last new connection; `None` without affinity.
+    pub affinity: Option<Duration>,
+}
+
+/// The endpoints of a virtual server.
+///
+/// All workers share it. A pick holds the lock for about 100 ns, so that workers rarely wait for each
+/// other; one scheduler state per worker would make other picks than the kernel.
+#[derive(Debug)]
+pub struct EndpointPool {
+    state: Mutex<PoolState>,
+}
+
+#[derive(Debug)]
+struct PoolState {
+    balancer: Balancer,
+    endpoints: HashMap<SocketAddr, Member>,
+    /// The addresses of ejected endpoints, so that a pick does not look at all.
+    ejected: Vec<SocketAddr>,
+    affinity: Option<Affinity>,
+}
+
+/// What the pool knows of an endpoint beside the balancer's server.
+#[derive(Debug)]
+struct Member {
+    id: ServerId,
+    weight: u32,
+    /// Connections that failed since the last one that succeeded.
+    failures: u32,
+    /// When an ejected endpoint gets connections again.
+    ejected_until: Option<Duration>,
+    /// Set when the endpoint is removed: its connections must end.
+    is_cut: Arc<AtomicBool>,
+}
+
+/// The connection counts of an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Established connections in both directions.
+    pub active: u32,
+    /// All others, such as half-closed ones and UDP flows.
+    pub inactive: u32,
+}
+
+/// The error of a change that a pool refuses.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct PoolError(#[from] schedulers::Error);
+
+impl PoolError {
+    /// Returns the error number with which the kernel refuses the same change of a virtual server.
+    pub fn errno(&self) -> Errno {
+        match self.0 {
+            schedulers::Error::UnknownScheduler { .. } | schedulers::Error::NotFound => {
+                Errno::NOENT
+            }
+            schedulers::Error::Exists(_) => Errno::EXIST,
+            schedulers::Error::Weight(_) | schedulers::Error::Thresholds { .. } => Errno::RANGE,
+            _ => Errno::INVAL,
+        }
+    }
+}
+
+impl EndpointPool {
+    /// Returns a pool without endpoints, at time `now`.
+    ///
+    /// # Errors
+    /// If no scheduler has that name.
+    pub fn new(config: &PoolConfig, now: Duration) -> Result<Self, PoolError> {
+        let scheduler = Registry::kernel().build(&config.scheduler, &config.options)?;
+        let state = PoolState {
+            balancer: Balancer::starting_at(scheduler, &config.options, now),
+            endpoints: HashMap::new(),
+            ejected: Vec::new(),
+            affinity: config.affinity.map(Affinity::new),
+        };
+        Ok(Self {
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Replaces scheduler and affinity. Endpoints and connections stay.
+    ///
+    /// # Errors
+    /// If no scheduler has that name; then nothing changes.
+    pub fn configure(&self, config: &PoolConfig, now: Duration) -> Result<(), PoolError> {
+        let scheduler = Registry::kernel().build(&config.scheduler, &config.options)?;
+        let mut state = self.lock();
+        state.balancer.reschedule(scheduler, now)?;
+        match (&mut state.affinity, config.affinity) {
+            (Some(affinity), Some(timeout)) => affinity.set_timeout(timeout),
+            (affinity, timeout) => *affinity = timeout.map(Affinity::new),
+        }
+        Ok(())
+    }
+
+    /// Adds an endpoint.
+    ///
+    /// # Errors
+    /// If it exists, or the weight is too large.
+    pub fn add(
+        &self,
+        address: SocketAddr,
+        weight: u32,
+        thresholds: Thresholds,
+    ) -> Result<(), PoolError> {
+        let mut state = self.lock();
+        let id = state.balancer.add_limited(address, weight, thresholds)?;
+        let endpoint = Member {
+            id,
+            weight,
+            failures: 0,
+            ejected_until: None,
+            is_cut: Arc::default(),
+        };
+        state.endpoints.insert(address, endpoint);
+        Ok(())
+    }
+
+    /// Changes weight and thresholds of an endpoint. With weight 0 it gets no new connections.
+    ///
+    /// # Errors
+    /// If it does not exist, or the weight is too large.
+    pub fn set(
+        &self,
+        address: SocketAddr,
+        weight: u32,
+        thresholds: Thresholds,
+    ) -> Result<(), PoolError> {
+        let mut state = self.lock();
+        let PoolState {
+            balancer,
+            endpoints,
+            ..
+        } = &mut *state;
+        let endpoint = endpoints.get_mut(&address);
+        let endpoint = endpoint.ok_or(schedulers::Error::NotFound)?;
+        balancer.set_weight(endpoint.id, weight)?;
+        balancer.set_thresholds(endpoint.id, thresholds)?;
+        endpoint.weight = weight;
+        Ok(())
+    }
+
+    /// Removes an endpoint. Returns whether it existed.
+    ///
+    /// Its connections see [`Lease::is_cut`].
+    pub fn remove(&self, address: SocketAddr) -> bool {
+        let mut state = self.lock();
+        let Some(endpoint) = state.endpoints.remove(&address) else {
+            return false;
+        };
+        endpoint.is_cut.store(true, Ordering::Release);
+        // The id is listed, because `endpoints` has exactly the listed servers.
+        let _ = state.balancer.remove(endpoint.id);
+        true
+    }
+
+    /// Removes all endpoints.
+    pub fn clear(&self) {
+        let addresses: Vec<_> = self.lock().endpoints.keys().copied().collect();
+        for address in addresses {
+            self.remove(address);
+        }
+    }
+
+    /// Returns whether an endpoint has a weight above 0.
+    pub fn is_usable(&self) -> bool {
+        self.lock().endpoints.values().any(|it| it.weight > 0)
+    }
+
+    /// Returns the connection counts of an endpoint.
+    pub fn counts(&self, address: SocketAddr) -> Counts {
+        let state = self.lock();
+        let server = state.endpoints.get(&address);
+        let server = server.and_then(|endpoint| state.balancer.servers().get(endpoint.id));
+        server.map_or_else(Counts::default, |server| Counts {
+            active: server.active(),
+            inactive: server.inactive(),
+        })
+    }
+
+    /// Chooses an endpoint for a new connection, and counts the connection. `tried` are endpoints that
+    /// did not accept it.
+    ///
+    /// `None`: no endpoint is left.
+    pub fn pick(
+        self: &Arc<Self>,
+        request: &Request,
+        tried: &[SocketAddr],
+        kind: ConnectionKind,
+    ) -> Option<Lease> {
+        let mut state = self.lock();
+        state.readmit(request.at);
+        let remembered = state.remembered(request, tried);
+        let id = remembered.or_else(|| state.choose(request, tried))?;
+        let address = address_of(state.balancer.servers().get(id)?);
+        let is_cut = state.endpoints.get(&address)?.is_cut.clone();
+        match kind {
+            ConnectionKind::Tcp => state.balancer.connected(id).ok()?,
+            ConnectionKind::Udp => state.balancer.opened(id).ok()?,
+        }
+        if let Some(affinity) = &mut state.affinity {
+            affinity.remember(request.source, address, request.at);
+        }
+        Some(Lease {
+            pool: Arc::clone(self),
+            id,
+            address,
+            is_active: kind == ConnectionKind::Tcp,
+            is_cut,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        // No code panics while it holds the lock, and a panic in any thread ends the process.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The kind of a connection: TCP connections count as active, UDP flows as inactive, as in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionKind {
+    /// A TCP connection.
+    Tcp,
+    /// A UDP flow.
+    Udp,
+}
+
+impl PoolState {
+    /// Returns the endpoint to which affinity binds the client.
+    fn remembered(&mut self, request: &Request, tried: &[SocketAddr]) -> Option<ServerId> {
+        let affinity = self.affinity.as_mut()?;
+        let address = affinity.find(request.source, request.at)?;
+        let endpoint = self.endpoints.get(&address)?;
+        let is_usable = endpoint.weight > 0 && !tried.contains(&address);
+        (is_usable && endpoint.ejected_until.is_none()).then_some(endpoint.id)
+    }
+
+    fn choose(&mut self, request: &Request, tried: &[SocketAddr]) -> Option<ServerId> {
+        if let Some(id) = self.balancer.pick(request) {
+            let server = self.balancer.servers().get(id)?;
+            if !tried.contains(&address_of(server)) {
+                return Some(id);
+            }
+        }
+        // Schedulers know no attempts: a hash picks the same endpoint again, and an ejected one may be the
+        // only one left. Any endpoint is better than none then.
+        let servers = self.balancer.servers().iter();
+        let mut untried = servers.filter(|(_, server)| !tried.contains(&address_of(server)));
+        untried
+            .find(|(_, server)| server.weight() > 0)
+            .map(|(id, _)| id)
+    }
+
+    /// Ends ejections that are over.
+    fn readmit(&mut self, now: Duration) {
+        let Self {
+            balancer,
+            endpoints,
+            ejected,
+            ..
+        } = self;
+        ejected.retain(|address| {
+            let Some(endpoint) = endpoints.get_mut(address) else {
+                return false;
+            };
+            let is_over = endpoint.ejected_until.is_none_or(|until| until <= now);
+            if is_over {
+                endpoint.ejected_until = None;
+                // The endpoint is listed, so this cannot fail.
+                let _ = balancer.set_overloaded(endpoint.id, false);
+            }
+            !is_over
+        });
+    }
+}
+
+fn address_of(server: &Server) -> SocketAddr {
+    (server.address(), server.port()).into()
+}
+
+/// A connection's share of an endpoint. Dropping it ends the count of the connection.
+#[derive(Debug)]
+pub struct Lease {
+    pool: Arc<EndpointPool>,
+    id: ServerId,
+    address: SocketAddr,
+    is_active: bool,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Lease {
+    /// Returns the endpoint.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> &Arc<EndpointPool> {
+        &self.pool
+    }
+
+    /// Returns whether the endpoint was removed, so that the connection must end.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Acquire)
+    }
+
+    /// Counts the connection as inactive from now on: one side sent its FIN.
+    pub fn half_close(&mut self) {
+        if std::mem::take(&mut self.is_active) {
+            let _ = self.pool.lock().balancer.deactivated(self.id);
+        }
+    }
+
+    /// Records that the endpoint accepted the connection.
+    pub fn succeed(&self) {
+        let mut state = self.pool.lock();
+        if let Some(endpoint) = state.endpoints.get_mut(&self.address) {
+            endpoint.failures = 0;
+        }
+    }
+
+    /// Records that the endpoint did not accept the connection, and ejects it for a while.
+    ///
+    /// The last endpoint is never ejected.
+    pub fn fail(self, now: Duration) {
+        let mut state = self.pool.lock();
+        let PoolState {
+            balancer,
+            endpoints,
+            ejected,
+            ..
+        } = &mut *state;
+        let usable = endpoints.values();
+        let usable = usable.filter(|it| it.weight > 0 && it.ejected_until.is_none());
+        let is_last = usable.count() <= 1;
+        let Some(endpoint) = endpoints.get_mut(&self.address) else {
+            return;
+        };
+        let pause = FIRST_EJECTION.saturating_mul(1 << endpoint.failures.min(6));
+        endpoint.failures += 1;
+        if !is_last && endpoint.ejected_until.is_none() {
+            endpoint.ejected_until = Some(now + pause.min(LAST_EJECTION));
+            ejected.push(self.address);
+            let _ = balancer.set_overloaded(endpoint.id, true);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut state = self.pool.lock();
+        let _ = match self.is_active {
+            true => state.balancer.disconnected(self.id),
+            false => state.balancer.closed(self.id),
+        };
+    }
+}

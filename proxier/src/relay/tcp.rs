@@ -1,0 +1,198 @@
+//! A TCP connection: the client's socket, the endpoint's socket, and both directions between them.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use socket2::{SockRef, TcpKeepalive};
+
+use super::frontend::SharedFrontend;
+use super::pipe::{Pipe, Progress};
+use super::pool::Lease;
+
+/// How long each attempt to connect may take. A client of a Service waits 3.75 s at most, as in the
+/// userspace mode of early kube-proxies (`EndpointDialTimeouts` in `pkg/proxy/userspace/proxysocket.go`).
+pub(super) const ATTEMPTS: [Duration; 4] = [
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
+
+/// The sockets of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Client,
+    Endpoint,
+}
+
+/// The readiness that an event reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Readiness {
+    pub(super) can_read: bool,
+    pub(super) can_write: bool,
+    pub(super) is_closing: bool,
+}
+
+/// What the worker does after an event.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum AfterEvent {
+    /// Wait for the next event.
+    Wait,
+    /// Continue with this connection after the other ones.
+    Again,
+    /// Both directions have ended.
+    Finished,
+    /// A socket failed: reset both.
+    Reset,
+}
+
+/// A client that needs an endpoint.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub(super) frontend: Arc<SharedFrontend>,
+    pub(super) client: TcpStream,
+    pub(super) client_address: SocketAddr,
+    /// The endpoints that were chosen so far.
+    pub(super) tried: Vec<SocketAddr>,
+}
+
+/// A connection to an endpoint that did not answer yet.
+#[derive(Debug)]
+pub(super) struct Connecting {
+    pub(super) attempt: Attempt,
+    pub(super) endpoint: TcpStream,
+    pub(super) lease: Lease,
+    pub(super) deadline: Duration,
+}
+
+/// A connection whose endpoint has accepted.
+#[derive(Debug)]
+pub(super) struct Relaying {
+    client: TcpStream,
+    endpoint: TcpStream,
+    pub(super) lease: Lease,
+    up: Pipe,
+    down: Pipe,
+    /// When bytes last passed, in seconds.
+    pub(super) active_at: u32,
+    has_keepalive: bool,
+}
+
+impl Relaying {
+    /// Begins to relay. The client's socket is registered only now: while the endpoint connects, its
+    /// events would wake the worker for nothing.
+    pub(super) fn begin(
+        connecting: Connecting,
+        registry: &Registry,
+        token: Token,
+        now: u32,
+    ) -> io::Result<Self> {
+        let Connecting {
+            attempt: Attempt { mut client, .. },
+            endpoint,
+            lease,
+            ..
+        } = connecting;
+        // An accepted socket inherits TCP_NODELAY from its listener, a connected one does not.
+        endpoint.set_nodelay(true)?;
+        registry.register(&mut client, token, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self {
+            client,
+            endpoint,
+            lease,
+            up: Pipe::new(),
+            down: Pipe::new(),
+            active_at: now,
+            has_keepalive: false,
+        })
+    }
+
+    /// Records an event of `side`.
+    pub(super) fn note(&mut self, side: Side, ready: Readiness) {
+        let (from, to) = match side {
+            Side::Client => (&mut self.up, &mut self.down),
+            Side::Endpoint => (&mut self.down, &mut self.up),
+        };
+        from.source_is_ready |= ready.can_read;
+        from.is_closing |= ready.is_closing;
+        to.sink_is_ready |= ready.can_write;
+    }
+
+    /// Moves bytes in both directions.
+    pub(super) fn pump(&mut self, buffer: &mut [u8], now: u32) -> AfterEvent {
+        self.active_at = now;
+        match (
+            self.pump_one(Side::Client, buffer),
+            self.pump_one(Side::Endpoint, buffer),
+        ) {
+            (Ok(up), Ok(down)) => match (up, down) {
+                _ if self.up.is_done && self.down.is_done => AfterEvent::Finished,
+                (Progress::Yielded, _) | (_, Progress::Yielded) => AfterEvent::Again,
+                _ => AfterEvent::Wait,
+            },
+            _ => AfterEvent::Reset,
+        }
+    }
+
+    fn pump_one(&mut self, from: Side, buffer: &mut [u8]) -> io::Result<Progress> {
+        let (source, sink, pipe, opposite_is_done) = match from {
+            Side::Client => (
+                &self.client,
+                &self.endpoint,
+                &mut self.up,
+                self.down.is_done,
+            ),
+            Side::Endpoint => (
+                &self.endpoint,
+                &self.client,
+                &mut self.down,
+                self.up.is_done,
+            ),
+        };
+        if pipe.is_done {
+            return Ok(Progress::Ended);
+        }
+        let flow = pipe.pump(source, sink, buffer)?;
+        if flow == Progress::Ended {
+            pipe.is_done = true;
+            // If both directions have ended, closing the sockets sends the FIN: one system call less.
+            if !opposite_is_done {
+                sink.shutdown(Shutdown::Write)?;
+                self.lease.half_close();
+            }
+        }
+        Ok(flow)
+    }
+
+    /// Resets both sockets, as the kernel does with the connections of a removed endpoint.
+    pub(super) fn reset(self) {
+        reset(&self.client);
+        reset(&self.endpoint);
+    }
+
+    /// Makes the kernel probe both sides, so that a dead one ends the connection.
+    ///
+    /// The worker asks for it when the connection becomes idle: short connections need no system call.
+    pub(super) fn keep_alive(&mut self) {
+        if std::mem::replace(&mut self.has_keepalive, true) {
+            return;
+        }
+        let probes = TcpKeepalive::new()
+            .with_time(Duration::from_secs(60))
+            .with_interval(Duration::from_secs(15))
+            .with_retries(4);
+        for socket in [&self.client, &self.endpoint] {
+            // A socket that refuses the option is about to fail anyway.
+            let _ = SockRef::from(socket).set_tcp_keepalive(&probes);
+        }
+    }
+}
+
+/// Makes closing the socket send a reset instead of a FIN.
+pub(super) fn reset(socket: &TcpStream) {
+    let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+}

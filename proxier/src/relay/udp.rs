@@ -1,0 +1,295 @@
+//! UDP flows: one per client and frontend.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::net::UdpSocket;
+use mio::{Interest, Registry, Token};
+use slab::Slab;
+
+use super::RelayLimits;
+use super::frontend::SharedFrontend;
+use super::pool::{ConnectionKind, Lease};
+use super::worker::request;
+
+/// The datagrams that are received at once before events of others get their turn.
+const TURNS: usize = 64;
+
+/// When the table is full, the least recent of this many arbitrary flows is removed.
+const SAMPLES: usize = 8;
+
+/// The datagram sockets of a worker: those of frontends and those of flows.
+#[derive(Debug)]
+pub(super) struct UdpFlows {
+    sockets: Slab<Socket>,
+    /// The flow of each client of each frontend.
+    index: HashMap<(usize, SocketAddr), usize>,
+    /// Where the search for a flow to remove continues.
+    hand: usize,
+    limits: RelayLimits,
+    token: fn(usize) -> Token,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Frontend {
+        number: u64,
+        socket: UdpSocket,
+        shared: Arc<SharedFrontend>,
+    },
+    UdpFlow(UdpFlow),
+}
+
+#[derive(Debug)]
+struct UdpFlow {
+    /// Connected to the endpoint, so that the kernel reports the endpoint's errors.
+    socket: UdpSocket,
+    lease: Lease,
+    client: SocketAddr,
+    frontend: usize,
+    active_at: Duration,
+}
+
+impl UdpFlows {
+    pub(super) fn new(limits: RelayLimits) -> Self {
+        Self {
+            sockets: Slab::new(),
+            index: HashMap::new(),
+            hand: 0,
+            limits,
+            token: |_| super::worker::WAKER,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    pub(super) fn listen(
+        &mut self,
+        number: u64,
+        mut socket: UdpSocket,
+        shared: Arc<SharedFrontend>,
+        registry: &Registry,
+        token: fn(usize) -> Token,
+    ) {
+        self.token = token;
+        let entry = self.sockets.vacant_entry();
+        let token = token(entry.key());
+        if registry
+            .register(&mut socket, token, Interest::READABLE)
+            .is_ok()
+        {
+            entry.insert(Socket::Frontend {
+                number,
+                socket,
+                shared,
+            });
+        }
+    }
+
+    /// Receives from the socket `key`. Returns whether it has more.
+    pub(super) fn receive(
+        &mut self,
+        key: usize,
+        registry: &Registry,
+        now: Duration,
+        buffer: &mut [u8],
+    ) -> bool {
+        match self.sockets.get(key) {
+            Some(Socket::Frontend { .. }) => self.receive_from_clients(key, registry, now, buffer),
+            Some(Socket::UdpFlow(_)) => self.receive_from_endpoint(key, now, buffer),
+            None => false,
+        }
+    }
+
+    fn receive_from_clients(
+        &mut self,
+        key: usize,
+        registry: &Registry,
+        now: Duration,
+        buffer: &mut [u8],
+    ) -> bool {
+        for _ in 0..TURNS {
+            let Some(Socket::Frontend { socket, .. }) = self.sockets.get(key) else {
+                return false;
+            };
+            let (length, client) = match socket.recv_from(buffer) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                // An ICMP error for an earlier answer to a client; it concerns no other client.
+                Err(_) => continue,
+            };
+            let flow = match self.index.get(&(key, client)) {
+                Some(&flow) => Some(flow),
+                None => self.open(key, client, registry, now),
+            };
+            let Some(flow) = flow else {
+                continue;
+            };
+            let Some(Socket::UdpFlow(entry)) = self.sockets.get_mut(flow) else {
+                continue;
+            };
+            entry.active_at = now;
+            if let Err(error) = entry.socket.send(&buffer[..length])
+                && is_refused(&error)
+            {
+                self.give_up(flow, now);
+            }
+        }
+        true
+    }
+
+    /// Opens the flow of a new client. `None` if no endpoint serves it; its datagram is dropped.
+    fn open(
+        &mut self,
+        frontend: usize,
+        client: SocketAddr,
+        registry: &Registry,
+        now: Duration,
+    ) -> Option<usize> {
+        let Some(Socket::Frontend { shared, .. }) = self.sockets.get(frontend) else {
+            return None;
+        };
+        let shared = shared.clone();
+        if self.index.len() >= self.limits.udp_flows {
+            self.evict();
+        }
+        let canonical = SocketAddr::new(client.ip().to_canonical(), client.port());
+        let route = shared.route();
+        let pool = route.pool_for(canonical.ip())?;
+        let request = request(shared.address(), canonical, now);
+        let lease = pool.pick(&request, &[], ConnectionKind::Udp)?;
+        let any: SocketAddr = match lease.address() {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let mut socket = UdpSocket::bind(any).ok()?;
+        socket.connect(lease.address()).ok()?;
+        let entry = self.sockets.vacant_entry();
+        let key = entry.key();
+        registry
+            .register(&mut socket, (self.token)(key), Interest::READABLE)
+            .ok()?;
+        entry.insert(Socket::UdpFlow(UdpFlow {
+            socket,
+            lease,
+            client,
+            frontend,
+            active_at: now,
+        }));
+        self.index.insert((frontend, client), key);
+        Some(key)
+    }
+
+    fn receive_from_endpoint(&mut self, key: usize, now: Duration, buffer: &mut [u8]) -> bool {
+        for _ in 0..TURNS {
+            let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
+                return false;
+            };
+            let length = match flow.socket.recv(buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) => {
+                    if is_refused(&error) {
+                        self.give_up(key, now);
+                        return false;
+                    }
+                    continue;
+                }
+            };
+            flow.active_at = now;
+            let (client, frontend) = (flow.client, flow.frontend);
+            if let Some(Socket::Frontend { socket, .. }) = self.sockets.get(frontend) {
+                // A full send buffer drops the datagram, as a full queue on the way does.
+                let _ = socket.send_to(&buffer[..length], client);
+            }
+        }
+        true
+    }
+
+    /// Removes a flow whose endpoint answered "port unreachable"; the next datagram chooses again.
+    fn give_up(&mut self, key: usize, now: Duration) {
+        if let Some(flow) = self.remove(key) {
+            flow.lease.fail(now);
+        }
+    }
+
+    fn remove(&mut self, key: usize) -> Option<UdpFlow> {
+        if !matches!(self.sockets.get(key), Some(Socket::UdpFlow(_))) {
+            return None;
+        }
+        let Socket::UdpFlow(flow) = self.sockets.remove(key) else {
+            return None;
+        };
+        self.index.remove(&(flow.frontend, flow.client));
+        Some(flow)
+    }
+
+    /// Removes the least recent of a few flows. A list ordered by time would have to change with every
+    /// datagram.
+    fn evict(&mut self) {
+        let slots = self.sockets.capacity();
+        let mut candidates: Vec<(Duration, usize)> = Vec::with_capacity(SAMPLES);
+        for _ in 0..slots {
+            self.hand = (self.hand + 1) % slots.max(1);
+            if let Some(Socket::UdpFlow(flow)) = self.sockets.get(self.hand) {
+                candidates.push((flow.active_at, self.hand));
+            }
+            if candidates.len() == SAMPLES {
+                break;
+            }
+        }
+        if let Some(&(_, key)) = candidates.iter().min() {
+            self.remove(key);
+        }
+    }
+
+    /// Removes flows that were idle for too long.
+    pub(super) fn expire(&mut self, now: Duration) {
+        let limit = self.limits.udp_idle;
+        self.remove_if(|flow| flow.active_at + limit <= now);
+    }
+
+    /// Removes the flows of removed endpoints.
+    pub(super) fn cut(&mut self) {
+        self.remove_if(|flow| flow.lease.is_cut());
+    }
+
+    /// Closes the frontend sockets with this number, and their flows.
+    pub(super) fn close(&mut self, closed: u64) {
+        let is_closed = |socket: &Socket| matches!(socket, Socket::Frontend { number, .. } if *number == closed);
+        let frontends = self.sockets.iter().filter(|(_, socket)| is_closed(socket));
+        let frontends: Vec<usize> = frontends.map(|(key, _)| key).collect();
+        self.remove_if(|flow| frontends.contains(&flow.frontend));
+        for key in frontends {
+            self.sockets.remove(key);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.sockets.clear();
+        self.index.clear();
+    }
+
+    fn remove_if(&mut self, mut condition: impl FnMut(&UdpFlow) -> bool) {
+        let found = self
+            .sockets
+            .iter()
+            .filter_map(|(key, socket)| match socket {
+                Socket::UdpFlow(flow) if condition(flow) => Some(key),
+                _ => None,
+            });
+        for key in found.collect::<Vec<_>>() {
+            self.remove(key);
+        }
+    }
+}
+
+/// Returns whether the endpoint's host answered that nothing listens there.
+fn is_refused(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
+}

@@ -1,0 +1,142 @@
+//! From an accepted client to a connection with an endpoint.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use mio::Interest;
+use mio::net::TcpStream;
+
+use super::{ACCEPTS, EXHAUSTION_PAUSE, Relayed, TokenTarget, Worker, is_exhausted, request};
+use crate::relay::frontend::SharedFrontend;
+use crate::relay::pool::ConnectionKind;
+use crate::relay::tcp::{ATTEMPTS, Attempt, Connecting, Readiness, Relaying, Side, reset};
+
+impl Worker {
+    pub(super) fn accept(&mut self, key: usize) {
+        for _ in 0..ACCEPTS {
+            let Some(listener) = self.listeners.get(key) else {
+                return;
+            };
+            match listener.socket.accept() {
+                Ok((client, address)) => {
+                    let frontend = listener.frontend.clone();
+                    self.admit(frontend, client, address);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if is_exhausted(&error) => {
+                    self.statistics.exhausted();
+                    self.resume_at = Some(self.now + EXHAUSTION_PAUSE);
+                    self.paused.push(key);
+                    return;
+                }
+                // The client gave up before it was accepted (ECONNABORTED).
+                Err(_) => {}
+            }
+        }
+        self.again.push(TokenTarget::Listener(key));
+    }
+
+    fn admit(&mut self, frontend: Arc<SharedFrontend>, client: TcpStream, address: SocketAddr) {
+        let client_address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        self.dial(Attempt {
+            frontend,
+            client,
+            client_address,
+            tried: Vec::new(),
+        });
+    }
+
+    /// Begins to connect to an endpoint that was not tried yet. If none is left, or the client may not
+    /// connect, resets the client.
+    fn dial(&mut self, mut attempt: Attempt) {
+        let route = attempt.frontend.route();
+        let pool = route.pool_for(attempt.client_address.ip());
+        let request = request(attempt.frontend.address(), attempt.client_address, self.now);
+        while let Some(&patience) = ATTEMPTS.get(attempt.tried.len()) {
+            let lease =
+                pool.and_then(|pool| pool.pick(&request, &attempt.tried, ConnectionKind::Tcp));
+            let Some(lease) = lease else {
+                break;
+            };
+            attempt.tried.push(lease.address());
+            match TcpStream::connect(lease.address()) {
+                Ok(endpoint) => {
+                    let deadline = self.now + patience;
+                    return self.wait_for_endpoint(Connecting {
+                        attempt,
+                        endpoint,
+                        lease,
+                        deadline,
+                    });
+                }
+                Err(error) if is_exhausted(&error) => {
+                    self.statistics.exhausted();
+                    break;
+                }
+                Err(_) => lease.fail(self.now),
+            }
+        }
+        self.statistics.refused();
+        reset(&attempt.client);
+    }
+
+    fn wait_for_endpoint(&mut self, mut connecting: Connecting) {
+        let entry = self.connections.vacant_entry();
+        let key = entry.key();
+        let token = TokenTarget::Side(Side::Endpoint, key).token();
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let registry = self.poll.registry();
+        if registry
+            .register(&mut connecting.endpoint, token, interest)
+            .is_err()
+        {
+            return reset(&connecting.attempt.client);
+        }
+        self.deadlines.insert((connecting.deadline, key));
+        entry.insert(Relayed::Connecting(connecting));
+    }
+
+    /// The endpoint accepted the connection. The event may report its first bytes, too.
+    pub(super) fn connected(&mut self, key: usize, ready: Readiness) {
+        let seconds = self.seconds();
+        let Some(connecting) = self.take_connecting(key) else {
+            return;
+        };
+        connecting.lease.succeed();
+        let token = TokenTarget::Side(Side::Client, key).token();
+        match Relaying::begin(connecting, self.poll.registry(), token, seconds) {
+            Ok(mut relaying) => {
+                self.statistics.connected();
+                relaying.note(Side::Endpoint, ready);
+                self.connections[key] = Relayed::Relaying(relaying);
+                if ready.can_read {
+                    self.pump(key);
+                }
+            }
+            Err(_) => self.ended.push(key),
+        }
+    }
+
+    /// The endpoint did not accept the connection: tries another one.
+    pub(super) fn try_next(&mut self, key: usize) {
+        if let Some(connecting) = self.take_connecting(key) {
+            self.ended.push(key);
+            connecting.lease.fail(self.now);
+            self.dial(connecting.attempt);
+        }
+    }
+
+    /// Removes a connection whose endpoint has not accepted yet. Its key stays in use.
+    fn take_connecting(&mut self, key: usize) -> Option<Connecting> {
+        let connection = self.connections.get_mut(key)?;
+        if !matches!(connection, Relayed::Connecting(_)) {
+            return None;
+        }
+        let Relayed::Connecting(connecting) = std::mem::replace(connection, Relayed::Ended) else {
+            return None;
+        };
+        self.deadlines.remove(&(connecting.deadline, key));
+        Some(connecting)
+    }
+}

@@ -1,0 +1,151 @@
+//! The HTTP servers: health for load balancers and kubelet, health-check ports of Services, metrics.
+//!
+//! ```text
+//!  daemon ─▶ health::Board, HealthCheckPorts ─┐             pure
+//!  watch ─▶ StatusReader ────────────────┼─▶ View ─▶ answer ─▶ Response
+//!                                        │    a copy per request
+//!  clients ─▶ listener ─▶ ConnectionPool ─▶ hyper ─┘
+//! ```
+//!
+//! One thread with an async runtime serves all clients. It shares only locks with the daemon that both
+//! hold for a copy, so the daemon never waits for a client. Each group of servers has a [`ConnectionPool`] of its
+//! own, which bounds its connections.
+
+mod answer;
+mod health_body;
+mod health_ports;
+mod listener;
+mod pool;
+mod scrape;
+mod socket;
+mod statusz;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use self::answer::Site;
+use self::listener::HttpService;
+use self::pool::ConnectionPool;
+use crate::health::{Board, Limits};
+use crate::watch::StatusReader;
+
+pub(crate) use self::health_ports::HealthCheckPorts;
+pub(crate) use self::scrape::Scraper;
+pub(crate) use self::view::ProcessInfo;
+
+/// The number of connections to each group of servers.
+///
+/// The answer to a probe takes milliseconds. If a group has more connections, the oldest ones are
+/// closed: those of clients that send or read slowly.
+const MAX_CONNECTIONS: usize = 128;
+
+/// The pause before another attempt to bind an address, as in kube-proxy.
+const BIND_PAUSE: Duration = Duration::from_secs(5);
+
+/// What the servers need.
+#[derive(Debug)]
+pub(crate) struct ServeConfig {
+    /// The address of `/healthz` and `/livez`; `None`: no such server.
+    pub(crate) healthz: Option<SocketAddr>,
+    /// The address of `/metrics`, `/proxyMode` and others; `None`: no such server.
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Whether the process ends if one of these two addresses cannot be bound. If not, binding is tried
+    /// again.
+    pub(crate) bind_hard_fail: bool,
+    /// Makes `/metrics`.
+    pub(crate) scraper: Scraper,
+    /// When the proxy counts as unhealthy.
+    pub(crate) limits: Limits,
+    /// What `/statusz` and `/configz` say about the process.
+    pub(crate) process: ProcessInfo,
+}
+
+/// What the daemon and the watch share with the servers.
+#[derive(Clone, Debug)]
+pub(crate) struct Sources {
+    /// The health of the proxy.
+    pub(crate) board: Arc<Board>,
+    /// The health checks of Services.
+    pub(crate) health_ports: Arc<HealthCheckPorts>,
+    /// The watch; `None` with manifests.
+    pub(crate) watch: Option<StatusReader>,
+}
+
+/// The running servers. Dropping them closes all sockets.
+#[derive(Debug)]
+pub(crate) struct RunningServers {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// Starts the servers' thread.
+///
+/// # Errors
+/// If the thread or its runtime cannot be created. An address that cannot be bound is no error here.
+pub(crate) fn start(config: ServeConfig, sources: Sources) -> io::Result<RunningServers> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(2)
+        .thread_keep_alive(Duration::from_secs(1))
+        .build()?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let thread = std::thread::Builder::new()
+        .name("serve".into())
+        .spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(config, sources) => {}
+                    _ = stopped => {}
+                }
+            });
+            // A scrape that reads the kernel must not delay the stop.
+            runtime.shutdown_background();
+        })?;
+    Ok(RunningServers {
+        stop: Some(stop),
+        thread: Some(thread),
+    })
+}
+
+/// Serves until the future is dropped.
+async fn serve(config: ServeConfig, sources: Sources) {
+    let hard_fail = config.bind_hard_fail;
+    let (healthz, metrics) = (config.healthz, config.metrics);
+    let health_ports = sources.health_ports.clone();
+    let view = Arc::new(view::Viewer::new(config, sources));
+    let server = async |what, address: Option<SocketAddr>, site| {
+        let Some(address) = address else {
+            return std::future::pending().await;
+        };
+        let service = HttpService {
+            site,
+            viewer: view.clone(),
+            pool: ConnectionPool::new(MAX_CONNECTIONS),
+        };
+        listener::run(what, address, hard_fail, service).await;
+    };
+    tokio::join!(
+        server("the health server", healthz, Site::Health),
+        server("the metrics server", metrics, Site::Metrics),
+        health_ports::run(&health_ports, &view),
+        view.maintain(),
+    );
+}
+
+impl Drop for RunningServers {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            // An error would be the thread's panic, but `exit_on_panic` ends the process first.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Accepting connections, and serving HTTP on each.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::answer::Site;
+use super::pool::ConnectionPool;
+use super::view::Viewer;
+use super::{BIND_PAUSE, socket};
+
+/// Time limit for the head of a request, and between two requests of a connection.
+///
+/// Longer than the pause between two probes of the usual load balancers (2 to 15 s), so that they keep
+/// their connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The age after which a connection is closed, also while a client reads slowly.
+const MAX_AGE: Duration = Duration::from_secs(600);
+
+/// The size of the read buffer in bytes, and so of the longest request head.
+const MAX_HEAD: usize = 16 << 10;
+
+/// The number of headers of a request.
+const MAX_HEADERS: usize = 64;
+
+/// The pause after an error of `accept`, as without free file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What is served at a socket.
+#[derive(Clone, Debug)]
+pub(super) struct HttpService {
+    pub(super) site: Site,
+    pub(super) viewer: Arc<Viewer>,
+    pub(super) pool: ConnectionPool,
+}
+
+/// Serves at `address`; binds it first, and tries again until that succeeds.
+///
+/// With `hard_fail`, the process ends if the address cannot be bound, as in kube-proxy with
+/// `bindAddressHardFail`.
+pub(super) async fn run(what: &str, address: SocketAddr, hard_fail: bool, service: HttpService) {
+    let mut last = String::new();
+    let listener = loop {
+        let error = match socket::listen_at(address) {
+            Ok(listener) => break listener,
+            Err(error) => error.to_string(),
+        };
+        if hard_fail {
+            tracing::error!(
+                "{what} cannot listen on {address}: {error}; exiting, because bindAddressHardFail is \
+                 set. The kernel keeps its state and continues to serve"
+            );
+            std::process::exit(1);
+        }
+        // An unchanged reason is not logged again: the address may stay in use for days.
+        if error != last {
+            tracing::error!(
+                "{what} cannot listen on {address}: {error}; trying again every {} s",
+                BIND_PAUSE.as_secs()
+            );
+            last = error;
+        }
+        tokio::time::sleep(BIND_PAUSE).await;
+    };
+    tracing::info!("{what} listens on {address}");
+    accept(listener, service).await;
+}
+
+/// Accepts and serves connections for ever.
+pub(super) async fn accept(listener: TcpListener, service: HttpService) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let pool = service.pool.clone();
+                let connection = tokio::spawn(serve(stream, service.clone()));
+                pool.add(connection.abort_handle());
+            }
+            // The connection is gone already, or no file descriptor is free.
+            Err(error) => {
+                tracing::debug!("accepting a connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Serves one connection until the client closes it or a limit is reached.
+async fn serve(stream: TcpStream, service: HttpService) {
+    let answer = service_fn(|request: hyper::Request<_>| {
+        let (head, _body) = request.into_parts();
+        let answer = service.viewer.answer(service.site, &head);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_HEADERS)
+        // Go's spelling: `Content-Type`.
+        .title_case_headers(true)
+        .serve_connection(TokioIo::new(stream), answer);
+    let mut connection = pin!(connection);
+    tokio::select! {
+        // An error is the client's: it sent something else, or closed the connection.
+        _ = connection.as_mut() => return,
+        () = tokio::time::sleep(MAX_AGE) => connection.as_mut().graceful_shutdown(),
+    }
+    // The response in progress gets one more limit.
+    let _ = tokio::time::timeout(HEAD_TIMEOUT, connection).await;
+}

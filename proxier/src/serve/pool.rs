@@ -1,0 +1,39 @@
+//! A bound on the open connections of a group of servers.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::task::AbortHandle;
+
+/// The open connections of a group of servers, the oldest first.
+///
+/// A new connection is always accepted; if there are too many then, the oldest one is closed. With the
+/// opposite choice, a client that opens connections and sends nothing would keep all others out until
+/// its time limit. So it only displaces its own: a probe ends long before it is the oldest.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionPool {
+    limit: usize,
+    open: Arc<Mutex<VecDeque<AbortHandle>>>,
+}
+
+impl ConnectionPool {
+    /// Returns a pool for at most `limit` connections.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            open: Arc::default(),
+        }
+    }
+
+    /// Adds the task of a new connection, and ends the oldest if there are too many.
+    pub(super) fn add(&self, connection: AbortHandle) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|connection| !connection.is_finished());
+        open.push_back(connection);
+        while open.len() > self.limit
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
+    }
+}

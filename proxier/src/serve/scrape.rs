@@ -1,0 +1,123 @@
+//! The page `/metrics`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hyper::body::Bytes;
+use ipvs_netlink as ipvs;
+use metrics::{counter, gauge};
+
+use crate::dataplane::linux::CounterReader;
+use crate::instruments::Exporter;
+use crate::traffic::{self, Owners};
+use crate::watch;
+
+/// The age up to which a page is served again.
+///
+/// Several servers may scrape, and a client may ask as often as it likes. Neither causes more than one
+/// page per second, nor more than one page in memory besides those that clients still read.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+/// Makes the page.
+#[derive(Debug)]
+pub(crate) struct Scraper {
+    exporter: Exporter,
+    owners: Arc<Owners>,
+    /// The most destinations that have series of their own; 0 for none.
+    endpoint_limit: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    page: Option<(Instant, Bytes)>,
+    reader: Option<CounterReader>,
+    /// The last reason why series of Services are missing.
+    missing: String,
+    failures: BTreeMap<&'static str, u64>,
+}
+
+impl Scraper {
+    /// Returns a scraper without a page.
+    pub(crate) fn new(exporter: Exporter, owners: Arc<Owners>, endpoint_limit: usize) -> Self {
+        Self {
+            exporter,
+            owners,
+            endpoint_limit,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Returns the page. Blocks while the kernel is read.
+    pub(super) fn page(&self, status: Option<&watch::Status>) -> Bytes {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((made, page)) = &state.page
+            && made.elapsed() < MAX_AGE
+        {
+            return page.clone();
+        }
+        if let Some(status) = status {
+            record_watch(status, &mut state.failures);
+        }
+        let mut text = self.exporter.render();
+        let why = match self.write_traffic(&mut text, &mut state.reader) {
+            Ok(()) => String::new(),
+            Err(why) => why,
+        };
+        if why != state.missing {
+            if !why.is_empty() {
+                tracing::warn!("metrics have no series of Services: {why}");
+            }
+            state.missing = why;
+        }
+        let page = Bytes::from(text);
+        state.page = Some((Instant::now(), page.clone()));
+        page
+    }
+
+    /// See [`Exporter::upkeep`].
+    pub(super) fn upkeep(&self) {
+        self.exporter.upkeep();
+    }
+
+    /// Appends the counters of virtual servers, or returns why they are missing.
+    fn write_traffic(
+        &self,
+        text: &mut String,
+        reader: &mut Option<CounterReader>,
+    ) -> Result<(), String> {
+        if self.owners.is_off() {
+            return Ok(());
+        }
+        let owners = self.owners.read().map_err(|why| why.to_string())?;
+        let endpoints = traffic::destinations(&owners);
+        let has_endpoints = endpoints <= self.endpoint_limit;
+        let mut open = match reader.take() {
+            Some(open) => open,
+            None => CounterReader::open().map_err(|failure| failure.to_string())?,
+        };
+        let wanted = |key: &ipvs::ServiceKey| has_endpoints && owners.contains_key(key);
+        // After a failure, the next scrape opens another socket.
+        let counted = open.read(&wanted).map_err(|failure| failure.to_string())?;
+        *reader = Some(open);
+        traffic::write(text, &owners, &counted);
+        Ok(())
+    }
+}
+
+/// Records the state of the watch.
+fn record_watch(status: &watch::Status, failures: &mut BTreeMap<&'static str, u64>) {
+    for (kind, followed) in status.kinds() {
+        if let Some(heard) = followed.heard {
+            gauge!("ipvs_proxier_api_age_seconds", "objects" => kind)
+                .set(heard.elapsed().as_secs_f64());
+        }
+        let before = failures.entry(kind).or_default();
+        // A kind that is no longer followed begins at 0 again.
+        let new = followed.failures.checked_sub(*before);
+        counter!("ipvs_proxier_api_failures_total", "objects" => kind)
+            .increment(new.unwrap_or(followed.failures));
+        *before = followed.failures;
+    }
+}

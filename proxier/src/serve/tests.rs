@@ -1,0 +1,229 @@
+//! The servers on loopback sockets.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::*;
+use crate::clock;
+use crate::health::NodeState;
+use crate::instruments::Exporter;
+use crate::model::{Family, ObjectName};
+use crate::plan::HealthCheck;
+use crate::traffic::Owners;
+
+/// Servers at free ports of 127.0.0.1.
+struct Running {
+    sources: Sources,
+    healthz: SocketAddr,
+    metrics: SocketAddr,
+    _servers: RunningServers,
+}
+
+fn free_port() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Starts the servers of a node that made its first round.
+fn start() -> Running {
+    start_at(free_port())
+}
+
+fn start_at(healthz: SocketAddr) -> Running {
+    let sources = Sources {
+        board: Arc::default(),
+        health_ports: Arc::default(),
+        watch: None,
+    };
+    sources.board.change(|facts| {
+        facts.node = NodeState::Staying;
+        facts.end(None, clock::since_boot(), SystemTime::now());
+    });
+    let metrics = free_port();
+    let config = ServeConfig {
+        healthz: Some(healthz),
+        metrics: Some(metrics),
+        scraper: Scraper::new(Exporter::local(), Arc::new(Owners::new(0)), 0),
+        bind_hard_fail: false,
+        limits: Limits {
+            freshness: Duration::from_secs(60),
+            kernel: None,
+            api: None,
+        },
+        process: ProcessInfo {
+            families: vec![Family::V4],
+            started: SystemTime::now(),
+            configz: "{}".to_owned(),
+        },
+    };
+    let servers = super::start(config, sources.clone()).unwrap();
+    Running {
+        sources,
+        healthz,
+        metrics,
+        _servers: servers,
+    }
+}
+
+/// Returns the response to `GET path`, once the server listens.
+fn get(address: SocketAddr, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let mut stream = connect(address);
+    stream.write_all(request.as_bytes()).unwrap();
+    read(&mut stream)
+}
+
+/// Connects as soon as the server listens.
+fn connect(address: SocketAddr) -> TcpStream {
+    eventually(|| TcpStream::connect(address).ok())
+}
+
+/// Reads until the server closes the connection.
+fn read(stream: &mut TcpStream) -> String {
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let mut text = Vec::new();
+    // A reset after the response counts as its end.
+    let _ = stream.read_to_end(&mut text);
+    String::from_utf8(text).unwrap()
+}
+
+#[track_caller]
+fn eventually<T>(mut found: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = found() {
+            return value;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "never");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn headers_are_spelled_as_by_go() {
+    let running = start();
+    let response = get(running.healthz, "/healthz");
+    for part in [
+        "HTTP/1.1 200 OK\r\n",
+        "Content-Type: application/json\r\n",
+        "X-Content-Type-Options: nosniff\r\n",
+        "Content-Length: ",
+        "Date: ",
+    ] {
+        assert!(response.contains(part), "{part}: {response}");
+    }
+    assert!(get(running.metrics, "/proxyMode").ends_with("\r\n\r\nipvs"));
+    let metrics = get(running.metrics, "/metrics");
+    assert!(
+        metrics.contains("\r\nContent-Type: text/plain; version=0.0.4"),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("\nprocess_cpu_seconds_total "),
+        "{metrics}"
+    );
+    let page = get(running.metrics, "/statusz");
+    assert!(page.contains("Health: healthy\n"), "{page}");
+}
+
+#[test]
+fn clients_that_send_nothing_keep_no_probe_out() {
+    let running = start();
+    // Twice as many as the server keeps. Each sends a part of a request.
+    let mut slow: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)
+        .map(|_| {
+            let mut stream = connect(running.healthz);
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nX: ").unwrap();
+            stream
+        })
+        .collect();
+    let start = Instant::now();
+    assert!(get(running.healthz, "/healthz").starts_with("HTTP/1.1 200"));
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(get(running.metrics, "/proxyMode").starts_with("HTTP/1.1 200"));
+    // The oldest connection was closed without an answer, and a late one still works.
+    assert_eq!(read(&mut slow[0]), "");
+    let last = slow.last_mut().unwrap();
+    last.write_all(b"y\r\nConnection: close\r\n\r\n").unwrap();
+    assert!(read(last).starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn an_oversized_head_is_refused() {
+    let running = start();
+    let mut stream = connect(running.healthz);
+    // The server may close the connection before all is written.
+    let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nX: ");
+    let _ = stream.write_all(&[b'x'; 64 << 10]);
+    let response = read(&mut stream);
+    assert!(!response.contains("200 OK"), "{response}");
+    assert!(get(running.healthz, "/healthz").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn an_address_in_use_is_bound_when_it_is_free() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let running = start_at(taken.local_addr().unwrap());
+    assert!(get(running.metrics, "/proxyMode").starts_with("HTTP/1.1 200"));
+    drop(taken);
+    assert!(get(running.healthz, "/livez").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn health_check_ports_open_move_and_close_with_their_services() {
+    let running = start();
+    let ports = &running.sources.health_ports;
+    let check = |count| {
+        Some(HealthCheck {
+            service: ObjectName::new("ns", "lb"),
+            local_endpoints: [(Family::V4, count)].into(),
+        })
+    };
+    let port = free_port().port();
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    ports.update([(port, check(3))]);
+    ports.listen_at(vec![
+        Ipv4Addr::UNSPECIFIED.into(),
+        Ipv6Addr::UNSPECIFIED.into(),
+    ]);
+    let response = get(at, "/");
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+    assert!(response.contains("X-Load-Balancing-Endpoint-Weight: 3\r\n"));
+    let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+    assert!(TcpStream::connect(v6).is_err(), "the Service has no IPv6");
+
+    ports.update([(port, check(0))]);
+    assert!(get(at, "/").starts_with("HTTP/1.1 503"));
+
+    let other = IpAddr::from([127, 0, 0, 2]);
+    ports.listen_at(vec![other]);
+    let at_other = || get((other, port).into(), "/");
+    // The old socket may still be open and reset this connection.
+    eventually(|| at_other().starts_with("HTTP/1.1 503").then_some(()));
+    eventually(|| TcpStream::connect(at).is_err().then_some(()));
+
+    ports.update([(port, None)]);
+    eventually(|| TcpStream::connect((other, port)).is_err().then_some(()));
+}
+
+#[test]
+fn a_health_check_port_in_use_is_opened_when_it_is_free() {
+    let running = start();
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let at = taken.local_addr().unwrap();
+    let check = HealthCheck {
+        service: ObjectName::new("ns", "lb"),
+        local_endpoints: [(Family::V4, 1)].into(),
+    };
+    let ports = &running.sources.health_ports;
+    ports.listen_at(vec![Ipv4Addr::LOCALHOST.into()]);
+    ports.update([(at.port(), Some(check))]);
+    // The second port shows that the first one did not stop the servers.
+    std::thread::sleep(Duration::from_millis(100));
+    drop(taken);
+    assert!(get(at, "/").starts_with("HTTP/1.1 200"));
+}

@@ -1,0 +1,48 @@
+//! What health checks and metrics need to know of the rounds.
+
+use std::net::IpAddr;
+
+use super::Proxier;
+use crate::dataplane::Dataplane;
+use crate::model::Family;
+use crate::plan::Changed;
+
+impl<D: Dataplane> Proxier<D> {
+    /// Returns the parts of the plan that changed since the last call, also in rounds that failed.
+    pub fn take_changes(&mut self) -> Changed {
+        std::mem::take(&mut self.untaken)
+    }
+
+    /// Returns the addresses at which health-check ports listen, of both families.
+    ///
+    /// The unspecified address of a family stands for all of its addresses.
+    pub fn health_check_addresses(&self) -> Vec<IpAddr> {
+        let node = self.input.snapshot.node();
+        let node = node.map_or(&[][..], |node| &node.addresses);
+        let chosen = &self.planner.config().node_port_addresses;
+        let listening = |family| chosen.listening(family, &self.machine.addresses, node);
+        [Family::V4, Family::V6]
+            .into_iter()
+            .flat_map(listening)
+            .collect()
+    }
+
+    /// Returns what the kernel refuses, if that concerns the whole node: the packet rules, or more
+    /// than half of the planned virtual servers and addresses.
+    ///
+    /// A few refused objects are the fault of their Services. They must not make the node unhealthy,
+    /// because every node refuses them: one bad Service would take all nodes out of their load
+    /// balancers.
+    pub fn refusal(&self) -> Option<String> {
+        let rules = self.rules.as_ref();
+        if rules.is_some_and(|rules| rules.retry.due().is_some()) {
+            return Some("the kernel refuses the packet rules".to_owned());
+        }
+        let desired = self.planner.desired();
+        let planned = desired.virtual_servers.len() + desired.addresses.len();
+        let refused = self.retries.len();
+        (refused * 2 > planned).then(|| {
+            format!("the kernel refuses {refused} of {planned} virtual servers and addresses")
+        })
+    }
+}

@@ -1,0 +1,204 @@
+//! Retiring: virtual servers that an edit of their Service made stale keep their connections.
+//!
+//! A Service that exists must not cost a connection to an endpoint that exists. So its stale virtual
+//! servers are not deleted but retired ([`crate::ledger::Retired`]), their frontends reject new
+//! connections, and their addresses stay local. If the Service is deleted, they are deleted at once.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use super::Proxier;
+use crate::dataplane::{Dataplane, Failure};
+use crate::frontend::Frontend;
+use crate::model::{Family, Protocol, ServicePortName};
+use crate::observed::CountedServer;
+use crate::plan::{self, Changed};
+use crate::store::Touched;
+
+impl<D: Dataplane> Proxier<D> {
+    /// Retires the stale virtual servers among `keys` whose Service exists, and guards their frontends.
+    ///
+    /// A retirement whose Service was deleted ends.
+    pub(super) fn retire(&mut self, keys: Vec<ipvs::ServiceKey>, now: Duration) {
+        let desired = &self.planner.desired().virtual_servers;
+        let observed = &self.kernel.observed.virtual_servers;
+        let is_stale = |key: &ipvs::ServiceKey| !desired.contains_key(key);
+        let stale: Vec<_> = keys.into_iter().filter(is_stale).collect();
+        if stale.is_empty() {
+            return;
+        }
+        let (found, gone): (Vec<_>, Vec<_>) = stale
+            .into_iter()
+            .partition(|key| observed.contains_key(key));
+        let territory = self.territory();
+        for key in found {
+            let drain = match territory.is_ours(&key, self.ledger.owned()) {
+                true => self.drain_time(&key),
+                false => Duration::ZERO,
+            };
+            if drain.is_zero() {
+                self.ledger.end_retirement(&key);
+                continue;
+            }
+            self.ledger.retire(key, now, now + drain);
+            if let (Some(rules), Some(frontend)) = (&mut self.rules, Frontend::of(&key)) {
+                rules.filter.retire(frontend);
+            }
+        }
+        for key in &gone {
+            self.ledger.end_retirement(key);
+        }
+    }
+
+    /// Returns every virtual server that is, or may become, retired.
+    pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
+        let desired = &self.planner.desired().virtual_servers;
+        let observed = self.kernel.observed.virtual_servers.keys().copied();
+        let stale = observed.filter(|key| !desired.contains_key(key));
+        let retired = self.ledger.retired().iter().map(|(key, _)| key);
+        retired.chain(stale).collect()
+    }
+
+    /// Returns how long a stale virtual server may keep its connections; zero if it is deleted at once.
+    ///
+    /// Only TCP drains, as for destinations. A virtual server in the service ranges without a record may
+    /// belong to a Service that exists, so it drains too.
+    fn drain_time(&self, key: &ipvs::ServiceKey) -> Duration {
+        // IPVS gets packets before local sockets do: a retired virtual server would reject the new
+        // connections that the program behind a yielded device is there to serve.
+        let yielded = &self.machine.yielded;
+        if key
+            .address()
+            .is_some_and(|address| yielded.contains_key(&address))
+        {
+            return Duration::ZERO;
+        }
+        let Some(owner) = self.ledger.owned().owner(key) else {
+            return match *key {
+                ipvs::ServiceKey::Address {
+                    protocol: ipvs::Protocol::Tcp,
+                    ..
+                } => self.planner.config().drain,
+                _ => Duration::ZERO,
+            };
+        };
+        let snapshot = &self.input.snapshot;
+        let has_servers = || {
+            let found = self.kernel.observed.virtual_servers.get(key);
+            let is_used = found.is_some_and(|found| !found.destinations.is_empty());
+            is_used || self.inside(key).is_some()
+        };
+        if !snapshot.has_service(&owner.service) || !is_tcp(key, &owner) || !has_servers() {
+            return Duration::ZERO;
+        }
+        let config = self.planner.config();
+        let service = snapshot.service(&owner.service);
+        service.map_or(config.drain, |service| plan::drain(service, config))
+    }
+
+    /// Returns the observed virtual server of the firewall mark that clients inside the cluster may use
+    /// at this frontend.
+    fn inside(&self, key: &ipvs::ServiceKey) -> Option<ipvs::ServiceKey> {
+        let address = key.address()?;
+        let owner = self.ledger.owned().owner(key)?;
+        let mark = tcp_mark(&owner, address.into());
+        let family = key.family();
+        let inside = ipvs::ServiceKey::Mark { family, mark };
+        let observed = &self.kernel.observed.virtual_servers;
+        observed.contains_key(&inside).then_some(inside)
+    }
+
+    /// Counts the connections of `key`, which the kernel has as `found`, if it is retired.
+    ///
+    /// # Errors
+    /// If the virtual server of its firewall mark cannot be read.
+    pub(super) fn count_retired(
+        &mut self,
+        key: &ipvs::ServiceKey,
+        found: Option<&CountedServer>,
+        now: Duration,
+    ) -> Result<(), Failure> {
+        if !self.ledger.retired().contains(key) {
+            return Ok(());
+        }
+        let inside = match self.inside(key) {
+            Some(inside) => self.dataplane.virtual_server(&inside)?,
+            None => None,
+        };
+        self.ledger.count_retired(key, found, inside.as_ref(), now);
+        Ok(())
+    }
+
+    /// Marks the retired virtual servers of touched Services that were deleted for the next round.
+    ///
+    /// # Cost
+    /// Linear in the retired virtual servers, and only if a Service was deleted.
+    pub(super) fn release_orphans(&mut self) {
+        let snapshot = &self.input.snapshot;
+        let retired = self.ledger.retired();
+        let may_have_deleted = match &self.input.touched {
+            Touched::All => true,
+            Touched::Some(names) => names.iter().any(|name| !snapshot.has_service(name)),
+        };
+        if retired.is_empty() || !may_have_deleted {
+            return;
+        }
+        let owned = self.ledger.owned();
+        let is_orphan = |key: &ipvs::ServiceKey| {
+            let owner = owned.owner(key);
+            owner.is_some_and(|owner| !snapshot.has_service(&owner.service))
+        };
+        let keys = retired.iter().map(|(key, _)| key).filter(is_orphan);
+        self.kernel.pending.virtual_servers.extend(keys);
+    }
+
+    /// Plans the addresses of retired virtual servers as local. Returns the differences in the plan.
+    ///
+    /// Not those of node ports: the node may have lost such an address to another machine.
+    ///
+    /// # Cost
+    /// Linear in the retired virtual servers.
+    pub(super) fn keep_addresses(&mut self) -> Changed {
+        let retired = self.ledger.retired();
+        let before = self.planner.kept_addresses();
+        if retired.is_empty() && before.is_empty() {
+            return Changed::default();
+        }
+        let observed = &self.kernel.observed;
+        let is_service_address = |address: &IpAddr| {
+            !self.machine.has(address)
+                && (before.contains(address) || observed.has_address(*address))
+        };
+        let kept = retired.addresses().filter(is_service_address).collect();
+        let snapshot = &self.input.snapshot;
+        let changed = self.planner.keep_addresses(kept, snapshot);
+        if let Some(rules) = &mut self.rules {
+            let desired = self.planner.desired();
+            rules.filter.follow(desired, &changed, snapshot.node());
+        }
+        changed
+    }
+}
+
+/// Returns whether the virtual server `key` of `owner` serves TCP.
+fn is_tcp(key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+    match *key {
+        ipvs::ServiceKey::Address { protocol, .. } => protocol == ipvs::Protocol::Tcp,
+        // The key has no protocol, but the mark is the hash of one.
+        ipvs::ServiceKey::Mark { family, mark } => mark == tcp_mark(owner, family_of(family)),
+        _ => false,
+    }
+}
+
+fn tcp_mark(owner: &ServicePortName, family: Family) -> u32 {
+    plan::mark(owner, Protocol::Tcp, family)
+}
+
+fn family_of(family: ipvs::Family) -> Family {
+    match family {
+        ipvs::Family::V4 => Family::V4,
+        ipvs::Family::V6 => Family::V6,
+    }
+}

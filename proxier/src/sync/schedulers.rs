@@ -1,0 +1,149 @@
+//! The schedulers of the plan that the kernel has or lacks.
+//!
+//! A virtual server whose scheduler is missing cannot be added, nor can its destinations: with 10,000
+//! Services of 10 endpoints, 110,000 Ops would fail. So the kernel is asked once for each scheduler
+//! before the Ops that need it, and the planner replaces those it lacks.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ipvs_netlink::SchedulerName;
+
+use crate::dataplane::Dataplane;
+use crate::plan::{Changed, Desired};
+use crate::timer::Timer;
+
+/// The time after which a missing scheduler is asked for again: its module may be loaded by then.
+const ASK_AGAIN: Duration = Duration::from_secs(300);
+
+/// The number of missing schedulers after which new names count as missing unasked.
+///
+/// For each unknown name the kernel starts `modprobe`, and anyone who may edit a Service can make up
+/// names. Linux 7.2 has 14 schedulers.
+const MAX_MISSING: usize = 64;
+
+/// The answers of the kernel so far. The planner's machine has the missing schedulers.
+#[derive(Debug)]
+pub(super) struct Schedulers {
+    available: BTreeSet<SchedulerName>,
+    /// Schedulers that were missing before; no round has reported them yet.
+    found: Vec<SchedulerName>,
+    /// When the kernel is asked again for the missing ones.
+    ask_again: Timer,
+    /// When a round is due because an Op failed for a scheduler that the kernel seemed to have.
+    again: Timer,
+}
+
+impl Default for Schedulers {
+    fn default() -> Self {
+        Self {
+            available: BTreeSet::new(),
+            found: Vec::new(),
+            ask_again: Timer::doubling(ASK_AGAIN, ASK_AGAIN),
+            again: Timer::retry(),
+        }
+    }
+}
+
+impl Schedulers {
+    /// Asks the kernel for the schedulers in `changed` that it was not asked for yet.
+    ///
+    /// Adds those that it lacks to `missing`. Returns whether there are any.
+    pub(super) fn ask(
+        &mut self,
+        dataplane: &mut impl Dataplane,
+        desired: &Desired,
+        changed: &Changed,
+        missing: &mut BTreeSet<SchedulerName>,
+        now: Duration,
+    ) -> bool {
+        let keys = changed.virtual_servers.iter();
+        let servers = keys.filter_map(|key| desired.virtual_servers.get(key));
+        let wanted = servers.filter_map(|server| server.service.scheduler);
+        let is_new =
+            |name: &SchedulerName| !self.available.contains(name) && !missing.contains(name);
+        let new: BTreeSet<SchedulerName> = wanted.filter(is_new).collect();
+        let before = missing.len();
+        for name in new {
+            let is_missing =
+                missing.len() >= MAX_MISSING || dataplane.has_scheduler(name) == Ok(Some(false));
+            // Without an answer, the Ops show whether the kernel has the scheduler.
+            match is_missing {
+                true => missing.insert(name),
+                false => self.available.insert(name),
+            };
+        }
+        let has_news = missing.len() > before;
+        if has_news {
+            self.wait(now);
+        }
+        has_news
+    }
+
+    /// If it is time, asks the kernel again for `missing` and removes those that it has now.
+    pub(super) fn ask_again(
+        &mut self,
+        dataplane: &mut impl Dataplane,
+        missing: &mut BTreeSet<SchedulerName>,
+        now: Duration,
+    ) {
+        if !self.ask_again.is_due(now) {
+            return;
+        }
+        let asked = missing.iter().take(MAX_MISSING);
+        let found: Vec<SchedulerName> = asked
+            .filter(|name| dataplane.has_scheduler(**name) == Ok(Some(true)))
+            .copied()
+            .collect();
+        for name in &found {
+            missing.remove(name);
+            self.available.insert(*name);
+        }
+        self.found.extend(found);
+        self.ask_again.reset();
+        if !missing.is_empty() {
+            self.wait(now);
+        }
+    }
+
+    /// Returns the schedulers that [`Schedulers::ask_again`] found since the last call.
+    pub(super) fn take_found(&mut self) -> Vec<SchedulerName> {
+        std::mem::take(&mut self.found)
+    }
+
+    /// Records that an Op failed at `now` because the kernel lacks `name`. Returns whether that is new.
+    ///
+    /// The kernel could not tell before, or the module was unloaded since.
+    pub(super) fn lacks(
+        &mut self,
+        name: SchedulerName,
+        missing: &mut BTreeSet<SchedulerName>,
+        now: Duration,
+    ) -> bool {
+        self.available.remove(&name);
+        let is_new = missing.insert(name);
+        if is_new {
+            self.again.no_later_than(now);
+            self.wait(now);
+        }
+        is_new
+    }
+
+    /// Clears the timer of the next round, because a round begins.
+    pub(super) fn begin_round(&mut self) {
+        self.again.clear();
+    }
+
+    /// Returns when a round is due.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        let timers = [self.again.due(), self.ask_again.due()];
+        timers.into_iter().flatten().min()
+    }
+
+    /// Sets the time of the next questions, unless it is set.
+    fn wait(&mut self, now: Duration) {
+        if self.ask_again.due().is_none() {
+            self.ask_again.back_off(now);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The tables of `proxier/docs/configuration.md`.
+
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use proxier::testing::config::{Effect, FIELDS, FLAGS};
+
+fn effect(effect: Effect) -> String {
+    match effect {
+        Effect::Same => "as in kube-proxy".to_owned(),
+        Effect::Differs(how) => format!("differs: {how}"),
+        Effect::Nothing(why) => format!("**no effect**: {why}"),
+    }
+}
+
+/// Returns the table of flags.
+fn flags() -> String {
+    let mut table = "| flag | default | field | effect here |\n|---|---|---|---|\n".to_owned();
+    for flag in &FLAGS {
+        let short = flag
+            .short
+            .map_or_else(String::new, |short| format!("`-{short}`, "));
+        let value = match flag.value {
+            "" => String::new(),
+            value => format!("={value}"),
+        };
+        let default = match flag.default {
+            "" => String::new(),
+            default => format!("`{default}`"),
+        };
+        let field = flag
+            .path()
+            .map_or_else(String::new, |path| format!("`{path}`"));
+        let effect = effect(flag.effect()).replace('|', "\\|");
+        let name = flag.name;
+        table += &format!("| {short}`--{name}{value}` | {default} | {field} | {effect} |\n");
+    }
+    table
+}
+
+/// Returns the table of fields.
+fn fields() -> String {
+    let mut table = "| field | flag | effect here |\n|---|---|---|\n".to_owned();
+    for field in &FIELDS {
+        let flag = FLAGS.iter().find(|flag| flag.path() == Some(field.path));
+        let flag = flag.map_or_else(String::new, |flag| format!("`--{}`", flag.name));
+        let effect = effect(field.effect);
+        table += &format!("| `{}` | {flag} | {effect} |\n", field.path);
+    }
+    table
+}
+
+/// Replaces the text between the markers of `name`.
+fn replace(page: &str, name: &str, table: &str) -> String {
+    let (start, end) = (
+        format!("<!-- {name} -->\n"),
+        format!("<!-- end of {name} -->"),
+    );
+    let (before, rest) = page.split_once(&start).unwrap();
+    let (_, after) = rest.split_once(&end).unwrap();
+    format!("{before}{start}{table}{end}{after}")
+}
+
+#[test]
+fn the_documentation_has_each_flag_and_field_with_its_effect() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let expected = replace(&page, "flags", &flags());
+    let expected = replace(&expected, "fields", &fields());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+    }
+    assert!(
+        page == expected,
+        "docs/configuration.md differs from the definitions; run UPDATE_DOCS=1 cargo test -p proxier \
+         --test configuration documentation"
+    );
+}
+
+#[test]
+fn the_pages_have_each_flag_that_kube_proxy_does_not_have() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut page = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    // Some topics have a page of their own.
+    for entry in std::fs::read_dir(folder.join("docs")).unwrap() {
+        page += &std::fs::read_to_string(entry.unwrap().path()).unwrap();
+    }
+    let mut missing = Vec::new();
+    for command in proxier::Cli::command().get_subcommands() {
+        for name in command.get_arguments().filter_map(clap::Arg::get_long) {
+            let is_theirs = FLAGS.iter().any(|flag| flag.name == name);
+            let is_documented = page.contains(&format!("`--{name}`"));
+            if !is_theirs && !is_documented && name != "help" {
+                missing.push(format!("{} --{name}", command.get_name()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join(", "));
+}
+
+#[test]
+fn completions_and_the_manual_page_have_each_flag() {
+    let mut command = proxier::Cli::command();
+    let mut completions = Vec::new();
+    let shell = clap_complete::Shell::Bash;
+    clap_complete::generate(shell, &mut command, "ipvs-proxier", &mut completions);
+    let completions = String::from_utf8(completions).unwrap();
+    let mut page = Vec::new();
+    let run = command.find_subcommand("run").unwrap().clone();
+    clap_mangen::Man::new(run).render(&mut page).unwrap();
+    let page = String::from_utf8(page).unwrap().replace("\\-", "-");
+    for flag in &FLAGS {
+        let name = format!("--{}", flag.name);
+        let is_hidden = ["healthz-port", "metrics-port"].contains(&flag.name);
+        assert!(completions.contains(&name), "{name}");
+        assert!(is_hidden || page.contains(&name), "{name}");
+    }
+}

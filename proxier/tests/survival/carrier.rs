@@ -1,0 +1,341 @@
+//! Service addresses and their device while other programs change or own them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use lab::net::{Answer, Cluster, Host};
+use serde_json::json;
+
+use super::daemon::Daemon;
+use super::{AT_ONCE, Connections, POD1, POD2};
+
+/// The frontends of Service `dual`, over TCP and over UDP.
+pub(crate) const TCP: [&str; 2] = ["10.96.2.1:80", "[fd00:10:96::2:1]:80"];
+pub(crate) const UDP: [&str; 2] = ["10.96.2.1:53", "[fd00:10:96::2:1]:53"];
+
+/// Flags without resyncs and without rounds for changes: only a notification causes a round.
+const ONLY_REPAIRS: [&str; 4] = ["--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "1h"];
+
+/// Returns the network, and a daemon with Services `web` and `dual` that does not run yet.
+pub(crate) fn scene(flags: &[&str]) -> (Cluster, Daemon) {
+    let cluster = Cluster::conformance();
+    let daemon = Daemon::new(flags);
+    daemon.endpoints(&[POD1, POD2]);
+    daemon.api.apply(json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"namespace": "default", "name": "dual"},
+        "spec": {
+            "type": "LoadBalancer",
+            "clusterIP": "10.96.2.1", "clusterIPs": ["10.96.2.1", "fd00:10:96::2:1"],
+            "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
+            "ports": [
+                {"name": "http", "port": 80, "nodePort": 30080, "targetPort": 8080, "protocol": "TCP"},
+                {"name": "dns", "port": 53, "nodePort": 30053, "targetPort": 5353, "protocol": "UDP"},
+            ],
+        },
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.7"}]}},
+    }));
+    for (family, address) in [("IPv4", "10.244.1.2"), ("IPv6", "fd00:244:1::2")] {
+        daemon.api.apply(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "default", "name": format!("dual-{}", family.to_lowercase()),
+                "labels": {"kubernetes.io/service-name": "dual"},
+            },
+            "addressType": family,
+            "ports": [
+                {"name": "http", "port": 8080, "protocol": "TCP"},
+                {"name": "dns", "port": 5353, "protocol": "UDP"},
+            ],
+            "endpoints": [{"addresses": [address], "nodeName": "node-a", "conditions": {"ready": true}}],
+        }));
+    }
+    (cluster, daemon)
+}
+
+/// Returns whether Service `dual` answers `client` over TCP and UDP in both families.
+pub(crate) fn answers(client: &Host) -> bool {
+    let tcp = |frontend: &&str| client.ask_tcp(*frontend).backend() == Some("pod1");
+    let udp = |frontend: &&str| client.ask_udp(*frontend).backend() == Some("pod1");
+    TCP.iter().all(tcp) && UDP.iter().all(udp)
+}
+
+pub(crate) fn sh(cluster: &Cluster, command: &str) -> String {
+    let command = format!("PATH=/usr/sbin:/usr/bin:/sbin:/bin; {command}");
+    cluster.node.exec(&["/bin/sh", "-c", &command])
+}
+
+/// Returns our local routes, of both families.
+pub(crate) fn routes(cluster: &Cluster) -> String {
+    let show = "route show table local proto 73";
+    sh(cluster, &format!("ip {show}; ip -6 {show}"))
+}
+
+/// Returns the addresses of the carrier; fails if it does not exist.
+fn carrier_addresses(cluster: &Cluster) -> String {
+    sh(cluster, "ip -oneline address show dev kube-ipvs0")
+}
+
+fn start(daemon: &mut Daemon, cluster: &Cluster) {
+    daemon.start();
+    daemon.eventually("the Service answers", || answers(&cluster.pod3));
+}
+
+#[test]
+fn flushed_routes_and_a_deleted_device_are_repaired_within_a_second() {
+    lab::test(|| {
+        let (cluster, mut daemon) = scene(&ONLY_REPAIRS);
+        start(&mut daemon, &cluster);
+        assert_eq!(carrier_addresses(&cluster), "");
+        assert!(!routes(&cluster).contains("dev lo"), "{}", routes(&cluster));
+        let mut connection = cluster.pod3.connect("10.96.1.1:80").unwrap();
+        let flush = "route flush table local proto 73";
+        let deletes = [
+            format!("ip {flush}"),
+            format!("ip -6 {flush}"),
+            // The last IPv4 address of a device takes all IPv4 routes of the device with it.
+            "printf 'address add 192.0.2.99/32 dev kube-ipvs0\naddress del 192.0.2.99/32 dev kube-ipvs0\n' \
+             | ip -batch -"
+                .to_owned(),
+            "ip link del kube-ipvs0".to_owned(),
+            "ip link set kube-ipvs0 down; ip link set kube-ipvs0 up".to_owned(),
+            "ip link set kube-ipvs0 down".to_owned(),
+        ];
+        let lines = || daemon.log().matches("repaired drift").count();
+        for (number, delete) in deletes.iter().enumerate() {
+            sh(&cluster, delete);
+            let start = Instant::now();
+            // Not by requests: each may wait for an answer for 1.5 s.
+            daemon.eventually("the addresses are local again", || {
+                let all = "ip -brief link show dev kube-ipvs0 up; ip route show table local proto 73; \
+                           ip -6 route show table local proto 73";
+                sh(&cluster, all).lines().count() == 5
+            });
+            let took = start.elapsed();
+            assert!(answers(&cluster.node) && answers(&cluster.pod3), "{delete}");
+            assert!(
+                took < lab::patience(Duration::from_secs(1)),
+                "{delete}: {took:?}"
+            );
+            println!("{delete}: {took:?}");
+            // Equal repairs within a minute share a line. A second notification may follow the first round,
+            // but it finds nothing to repair.
+            daemon.eventually("the log names the repair", || lines() > 0);
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(lines() <= number + 1, "{delete}: {}", daemon.log());
+            assert_eq!(carrier_addresses(&cluster), "");
+        }
+        assert!(matches!(connection.ask(), Answer::Reply { .. }));
+
+        // What reset scripts do after the process has ended.
+        daemon.terminate();
+        assert!(answers(&cluster.pod3));
+        sh(&cluster, "ip link del kube-ipvs0");
+        assert_eq!(routes(&cluster), "");
+
+        start(&mut daemon, &cluster);
+        daemon.terminate();
+        let cleanup = daemon.command("cleanup").output().unwrap();
+        assert!(cleanup.status.success(), "{cleanup:?}");
+        assert_eq!(routes(&cluster), "");
+        assert!(!sh(&cluster, "ip -oneline link").contains("kube-ipvs0"));
+    });
+}
+
+/// Runs `work` while `client` asks Service `dual`; returns how many requests were answered, and the
+/// failed ones.
+fn while_asking(client: &Host, work: impl FnOnce()) -> (usize, Vec<String>) {
+    /// Ends the loop also if `work` panics.
+    struct End<'a>(&'a AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let end = End(&is_over);
+        let asking = scope.spawn(|| {
+            let (mut answered, mut failed) = (0, Vec::new());
+            while !is_over.load(Ordering::Relaxed) {
+                for (tcp, udp) in TCP.iter().zip(UDP) {
+                    for (frontend, answer) in
+                        [(tcp, client.ask_tcp(*tcp)), (&udp, client.ask_udp(udp))]
+                    {
+                        match answer.backend() {
+                            Some(_) => answered += 1,
+                            None => failed.push(format!("{frontend}: {answer}, {answered}")),
+                        }
+                    }
+                }
+            }
+            (answered, failed)
+        });
+        work();
+        drop(end);
+        asking.join().unwrap()
+    })
+}
+
+/// kube-proxy's own device and addresses, then each form after each other.
+#[test]
+fn each_form_of_addresses_replaces_the_others_without_a_lost_connection() {
+    lab::test(|| {
+        let (cluster, mut daemon) = scene(&AT_ONCE);
+        // kube-proxy leaves the device down. 10.96.77.77 belonged to a Service that is deleted.
+        sh(&cluster, "ip link add kube-ipvs0 type dummy");
+        for address in ["10.96.1.1", "10.96.2.1", "fd00:10:96::2:1", "10.96.77.77"] {
+            sh(
+                &cluster,
+                &format!("ip address add {address} dev kube-ipvs0"),
+            );
+        }
+        daemon.set_flags(&[&AT_ONCE[..], &["--service-addresses", "dummy"]].concat());
+        start(&mut daemon, &cluster);
+        let mut connections = Connections::open(&cluster);
+        let (answered, failed) = while_asking(&cluster.pod3, || {
+            for form in [
+                "routes", "loopback", "routes", "dummy", "loopback", "dummy", "routes",
+            ] {
+                daemon.terminate();
+                daemon.set_flags(&[&AT_ONCE[..], &["--service-addresses", form]].concat());
+                daemon.start();
+                daemon.eventually(&format!("only the form {form} is left"), || {
+                    let routes = routes(&cluster);
+                    let count = |on: &str| routes.lines().filter(|line| line.contains(on)).count();
+                    let addresses = carrier_addresses(&cluster);
+                    let found = (
+                        count("dev kube-ipvs0"),
+                        count("dev lo"),
+                        addresses.lines().count(),
+                    );
+                    found
+                        == match form {
+                            "routes" => (4, 0, 0),
+                            "loopback" => (0, 4, 0),
+                            _ => (0, 0, 4),
+                        }
+                });
+                connections.assert_alive(form);
+            }
+        });
+        println!("{answered} requests were answered");
+        assert!(answered > 20 && failed.is_empty(), "{answered} {failed:?}");
+        let log = daemon.log();
+        assert!(
+            !log.contains("ERROR") && !log.contains("File exists"),
+            "{log}"
+        );
+        let plan = daemon.command("plan").output().unwrap();
+        assert!(plan.status.success(), "{plan:?}");
+
+        // The device was not ours.
+        daemon.terminate();
+        let cleanup = daemon.command("cleanup").output().unwrap();
+        assert!(cleanup.status.success(), "{cleanup:?}");
+        assert_eq!(
+            (routes(&cluster), carrier_addresses(&cluster)),
+            Default::default()
+        );
+    });
+}
+
+/// A local route as Google's guest agent makes it for each forwarded address.
+#[test]
+fn a_local_route_of_another_program_satisfies_a_service() {
+    lab::test(|| {
+        let (cluster, mut daemon) = scene(&AT_ONCE);
+        let route = "local 198.51.100.7 dev node0 table local scope host proto 66";
+        let theirs = || sh(&cluster, "ip route show table local proto 66");
+        let load_balancer = || cluster.ext.ask_tcp("198.51.100.7:80").backend() == Some("pod1");
+        let is_planned = |daemon: &Daemon| {
+            let plan = daemon.command("plan").output().unwrap();
+            assert_eq!(
+                (plan.status.code(), plan.stdout.len()),
+                (Some(0), 0),
+                "{plan:?}"
+            );
+        };
+        let warnings = |daemon: &Daemon| {
+            let problem = "another program has a local route of protocol 66";
+            let log = daemon.log();
+            let is_warning = |line: &&str| line.contains("WARN") && line.contains(problem);
+            log.lines().filter(is_warning).count()
+        };
+        for (expected, is_first) in [(1, true), (2, false)] {
+            if is_first {
+                sh(&cluster, &format!("ip route add {route}"));
+            }
+            let once = daemon.command("run").arg("--once").output().unwrap();
+            assert!(once.status.success(), "{once:?}");
+            daemon.start();
+            daemon.eventually("the Service answers", load_balancer);
+            if !is_first {
+                sh(&cluster, &format!("ip route add {route}"));
+            }
+            daemon.eventually("the Problem is logged", || warnings(&daemon) == expected);
+            assert!(load_balancer() && theirs().contains("198.51.100.7"));
+            is_planned(&daemon);
+            sh(&cluster, &format!("ip route del {route}"));
+            let start = Instant::now();
+            daemon.eventually("our route serves", load_balancer);
+            let took = start.elapsed();
+            assert!(took < lab::patience(Duration::from_secs(1)), "{took:?}");
+            is_planned(&daemon);
+            daemon.terminate();
+        }
+        let log = daemon.log();
+        assert!(!log.contains("ERROR"), "{log}");
+    });
+}
+
+/// A node with many Pods creates and deletes many devices, addresses and routes.
+#[test]
+fn devices_of_pods_do_not_wake_up_the_daemon() {
+    lab::test(|| {
+        let (cluster, mut daemon) = scene(&ONLY_REPAIRS);
+        start(&mut daemon, &cluster);
+        let pid = daemon.pid();
+        let seen = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            let (_, fields) = stat.rsplit_once(") ").unwrap();
+            let fields: Vec<u64> = fields
+                .split(' ')
+                .map(|it| it.parse().unwrap_or(0))
+                .collect();
+            // The fields 14 and 15 of proc(5), in ticks of 10 ms.
+            let ticks = fields[11] + fields[12];
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            let status = tasks
+                .map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+            let line = |text: String| {
+                let found = text
+                    .lines()
+                    .find_map(|it| it.strip_prefix("voluntary_ctxt_switches:"));
+                found.unwrap().trim().parse::<u64>().unwrap()
+            };
+            (ticks, status.map(line).sum::<u64>())
+        };
+        // The Pods of the network are new too.
+        std::thread::sleep(Duration::from_secs(2));
+        let (ticks, wakes) = seen();
+        let script = "for i in $(seq 100); do
+            echo link add churn$i type veth peer name peer$i
+            echo link set peer$i up
+            echo link set churn$i up
+            echo route add 10.244.7.$i/32 dev churn$i proto 80
+            done | ip -batch - ; sleep 2; for i in $(seq 100); do
+            echo route del 10.244.7.$i/32 dev churn$i proto 80
+            echo link del churn$i
+            done | ip -batch -";
+        sh(&cluster, script);
+        std::thread::sleep(Duration::from_millis(500));
+        let (more_ticks, more_wakes) = seen();
+        let (ticks, wakes) = (more_ticks - ticks, more_wakes - wakes);
+        println!("{ticks} ticks, woken up {wakes} times");
+        // 1,000 a minute may cost 1 % of a processor: 60 ms for 100.
+        assert!(ticks <= 6, "{ticks} ticks");
+        // Threads that serve or follow something else wake up a few times by themselves.
+        assert!(wakes < 50, "woken up {wakes} times");
+    });
+}

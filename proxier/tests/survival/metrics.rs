@@ -1,0 +1,151 @@
+//! The pages of the daemon while it serves.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::SystemTime;
+
+use serde_json::json;
+
+use super::daemon::Daemon;
+use super::{AT_ONCE, POD1, POD2, serving};
+
+/// Returns the body of a page of the metrics server, or an empty text without a response.
+fn page(path: &str) -> String {
+    let Ok(mut stream) = TcpStream::connect("127.0.0.1:10249") else {
+        return String::new();
+    };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    body.to_owned()
+}
+
+/// Returns the value of a series; `None` if it does not exist.
+fn value(metrics: &str, series: &str) -> Option<f64> {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(series));
+    line.and_then(|value| value.trim().parse().ok())
+}
+
+/// Waits until the series has at least this value. Returns the page.
+fn await_value(daemon: &Daemon, series: &str, least: f64) -> String {
+    let mut metrics = String::new();
+    daemon.eventually(series, || {
+        metrics = page("/metrics");
+        value(&metrics, series).is_some_and(|value| value >= least)
+    });
+    metrics
+}
+
+#[test]
+fn metrics_tell_rounds_requests_and_the_traffic_of_services() {
+    lab::test(|| {
+        let flags = [&AT_ONCE[..], &["--endpoint-metrics-limit=10"]].concat();
+        let (cluster, daemon, _connections) = serving(&flags);
+        for _ in 0..6 {
+            assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
+        }
+        let labels = "namespace=\"default\",service=\"web\",port=\"http\",frontend=\"cluster_ip\",\
+                      address=\"10.96.1.1:80\",protocol=\"TCP\"";
+        // Six, and those that `serving` opened. The kernel updates its counters every 2 s.
+        let series = format!("ipvs_proxier_service_connections_total{{{labels}}}");
+        let metrics = await_value(&daemon, &series, 10.0);
+        for (name, pod) in [("connections", "10.244.1.2"), ("sent_bytes", "10.244.1.3")] {
+            let series =
+                format!("ipvs_proxier_endpoint_{name}_total{{{labels},endpoint=\"{pod}:8080\"}}");
+            assert!(
+                value(&metrics, &series).is_some_and(|value| value > 0.0),
+                "{metrics}"
+            );
+        }
+        for (series, least) in [
+            (
+                "ipvs_proxier_ops_total{op=\"add_destination\",result=\"success\"}",
+                2.0,
+            ),
+            (
+                "ipvs_proxier_ops_total{op=\"add_destination\",result=\"failure\"}",
+                0.0,
+            ),
+            ("ipvs_proxier_healthy{probe=\"livez\"}", 1.0),
+            ("ipvs_proxier_virtual_servers", 1.0),
+            ("ipvs_proxier_api_age_seconds{objects=\"Services\"}", 0.0),
+            (
+                "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}",
+                1.0,
+            ),
+            (
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}",
+                1.7e9,
+            ),
+            ("process_resident_memory_bytes", 1e6),
+        ] {
+            let found = value(&metrics, series);
+            assert!(
+                found.is_some_and(|found| found >= least),
+                "{series}: {found:?}"
+            );
+        }
+        assert!(metrics.contains("rest_client_requests_total{code=\"200\",host=\"127.0.0.1:"));
+
+        // The latency of a change counts from the time that the cluster wrote into the slice.
+        let now = humantime::format_rfc3339_nanos(SystemTime::now()).to_string();
+        daemon.api.apply(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "default", "name": "web-1",
+                "labels": {"kubernetes.io/service-name": "web"},
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": now},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": ["10.244.1.2"], "conditions": {"ready": true}}],
+        }));
+        daemon.await_endpoints(&[POD1]);
+        let series = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
+        let metrics = await_value(&daemon, series, 1.0);
+        assert_eq!(value(&metrics, series), Some(1.0));
+        let draining = "ipvs_proxier_draining_destinations";
+        assert_eq!(
+            value(&metrics, draining),
+            Some(1.0),
+            "pod2 has open connections"
+        );
+        daemon.endpoints(&[POD1, POD2]);
+
+        let mut promtool = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("promtool, of Debian's package prometheus");
+        let mut stdin = promtool.stdin.take().unwrap();
+        // kube-proxy's gauges have names that promtool rejects; ours must keep them.
+        let fixed = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
+        let rest: Vec<&str> = metrics
+            .lines()
+            .filter(|line| !line.contains(fixed))
+            .collect();
+        assert!(rest.len() < metrics.lines().count());
+        stdin
+            .write_all((rest.join("\n") + "\n").as_bytes())
+            .unwrap();
+        drop(stdin);
+        let output = promtool.wait_with_output().unwrap();
+        let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.success() && complaints.is_empty(),
+            "{complaints}"
+        );
+
+        assert!(page("/configz").contains("\"mode\":\"ipvs\""));
+        assert!(
+            page("/statusz").contains("EndpointSlices: Watching"),
+            "{}",
+            page("/statusz")
+        );
+    });
+}

@@ -1,0 +1,190 @@
+//! The number of log lines in large clusters in which something fails.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ipvs_netlink as ipvs;
+use lab::net::Cluster;
+use serde_json::{Value, json};
+
+use super::daemon::Daemon;
+
+const SERVICES: usize = 10_000;
+
+/// The Services of the scenario `ipvsadm -C`.
+///
+/// The kernel keeps deleted destinations for 120 s, and searches all of them for each added one
+/// (`ip_vs_trash_get_dest`). With 100,000, it adds 200 a second.
+const FLUSHED_SERVICES: usize = 1_000;
+
+const ENDPOINTS: usize = 10;
+
+/// The most log lines per scenario, of all levels from `info`.
+const MAX_LINES: usize = 50;
+
+/// The period of resyncs. One takes up to 3 s, so that [`WATCHED`] has more of them than a minute with
+/// the default period.
+const PERIOD: &str = "1s";
+
+/// How long lines are counted after the kernel has its state.
+const WATCHED: Duration = Duration::from_secs(5);
+
+/// Writes the manifests of all objects. An API server in the test would need 200 MB of memory.
+///
+/// Every tenth Service is of IPv6 only. Half of the others request the scheduler `nosuch`.
+fn write_manifests(path: &Path, services: usize) {
+    let mut text = String::new();
+    for number in 0..services {
+        let (high, low) = (number / 250, number % 250 + 1);
+        let is_v6 = number % 10 == 0;
+        let (family, kind, address) = match is_v6 {
+            true => ("IPv6", "IPv6", format!("fd00:10:96::{high:x}:{low:x}")),
+            false => ("IPv4", "IPv4", format!("10.96.{high}.{low}")),
+        };
+        let scheduler = match number % 2 {
+            0 => "rr",
+            _ => "nosuch",
+        };
+        let name = format!("s{number}");
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {
+                "namespace": "default", "name": name,
+                "annotations": {"ipvs-proxier.io/scheduler": scheduler},
+            },
+            "spec": {
+                "type": "ClusterIP", "clusterIP": address, "clusterIPs": [address],
+                "ipFamilies": [family],
+                "ports": [{"name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP"}],
+            },
+        });
+        let endpoint = |pod: usize| {
+            let address = match is_v6 {
+                true => format!("fd00:244:1::{high:x}:{:x}", low * ENDPOINTS + pod),
+                false => format!("10.{}.{high}.{low}", 100 + pod),
+            };
+            json!({"addresses": [address]})
+        };
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "default", "name": name,
+                "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": kind,
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": (0..ENDPOINTS).map(endpoint).collect::<Vec<Value>>(),
+        });
+        text += &format!("{service}\n---\n{slice}\n---\n");
+    }
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+        "status": {"addresses": [
+            {"type": "InternalIP", "address": "172.18.0.2"},
+            {"type": "InternalIP", "address": "fd00:172:18::2"},
+        ]},
+    });
+    std::fs::write(path, text + &node.to_string()).unwrap();
+}
+
+/// Returns the number of destinations in the kernel.
+fn destinations() -> usize {
+    let table = ipvs::Client::open().unwrap().table().unwrap();
+    table.iter().map(|(_, servers)| servers.len()).sum()
+}
+
+/// The log of a daemon, from one scenario to the next.
+struct Log<'a> {
+    daemon: &'a Daemon,
+    /// The lines of earlier scenarios.
+    before: usize,
+}
+
+impl Log<'_> {
+    /// Asserts that the scenario wrote at most [`MAX_LINES`] lines, one of them with `words`.
+    fn assert_short(&mut self, scenario: &str, words: &str) {
+        let log = self.daemon.log();
+        let lines: Vec<&str> = log.lines().skip(self.before).collect();
+        self.before += lines.len();
+        eprintln!("{scenario}: {} lines", lines.len());
+        let sample = lines[..lines.len().min(60)].join("\n");
+        assert!(lines.len() <= MAX_LINES, "{scenario}: {sample}");
+        assert!(
+            lines.iter().any(|line| line.contains(words)),
+            "{scenario}: {sample}"
+        );
+    }
+}
+
+#[test]
+fn failures_in_large_clusters_write_at_most_50_lines_each() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let sh = |command: &str| {
+            let command = format!("PATH=/usr/sbin:/usr/bin:/sbin:/bin; {command}");
+            cluster.node.exec(&["/bin/sh", "-c", &command])
+        };
+        let mut daemon = Daemon::bare(&["--ipvs-sync-period", PERIOD]);
+        let state = tempfile::tempdir().unwrap();
+        let on_state = |arguments: &[&str]| {
+            let status = Command::new("/bin/mount")
+                .args(arguments)
+                .arg(state.path())
+                .status();
+            assert!(status.unwrap().success());
+        };
+        on_state(&["-t", "tmpfs", "-o", "size=4m", "tmpfs"]);
+        daemon.move_ledger(state.path());
+        let files = tempfile::tempdir().unwrap();
+        let manifests = files.path().join("cluster.yaml");
+        write_manifests(&manifests, FLUSHED_SERVICES);
+        daemon.follow_manifests(&manifests);
+        daemon.start();
+        let all = |services: usize| move || destinations() == services * ENDPOINTS;
+        daemon.eventually("all destinations", all(FLUSHED_SERVICES));
+        daemon.eventually("the first round is over", || {
+            daemon.log().contains("synced")
+        });
+        let mut log = Log {
+            daemon: &daemon,
+            before: daemon.log().lines().count(),
+        };
+
+        sh("ipvsadm -C");
+        daemon.eventually("all destinations again", all(FLUSHED_SERVICES));
+        std::thread::sleep(WATCHED);
+        log.assert_short("ipvsadm -C", "repaired drift");
+
+        // IPv6 is disabled, and half of the Services request a scheduler that no kernel has.
+        sh("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; \
+            echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6");
+        write_manifests(&manifests, SERVICES);
+        let start = Instant::now();
+        daemon.eventually("all destinations of the large cluster", all(SERVICES));
+        println!("{SERVICES} Services programmed after {:?}", start.elapsed());
+        std::thread::sleep(WATCHED);
+        let words = "Permission denied (os error 13) (IPv6 is disabled on nexthop device)";
+        log.assert_short("a missing scheduler, IPv6 disabled", words);
+        assert!(
+            daemon
+                .log()
+                .contains("is a scheduler that this kernel lacks")
+        );
+
+        // The file cannot be written anew.
+        let directory = state.path().display();
+        sh(&format!(
+            "rm {directory}/state; dd if=/dev/zero of={directory}/rest bs=64k 2>&1 || true"
+        ));
+        std::thread::sleep(WATCHED);
+        log.assert_short(
+            "a full disk under the state file",
+            "cannot write the ledger",
+        );
+        sh(&format!("rm {directory}/rest"));
+        daemon.eventually("the end is logged once", || {
+            daemon.log().contains("over after")
+        });
+    });
+}
