@@ -37,6 +37,7 @@ mod run_command;
 mod serve_flags;
 mod source;
 mod status_command;
+mod takeover_flag;
 
 /// A service proxy for Kubernetes nodes that programs the kernel's IPVS.
 #[derive(Debug, Parser)]
@@ -54,7 +55,8 @@ enum CliCommand {
     Plan(plan_command::Flags),
     /// Prints the kernel's virtual servers, with Service names where the state file has them.
     Status(status_command::Flags),
-    /// Removes everything that this program added to the kernel. Connections to Services break.
+    /// Removes everything that this program added to the kernel. Connections to Services break, unless
+    /// kube-proxy serves them already.
     Cleanup(cleanup_command::Flags),
 }
 
@@ -82,7 +84,7 @@ impl Cli {
             }
             CliCommand::Cleanup(flags) => {
                 logging::start(logging::DEFAULT);
-                flags.run()
+                flags.run(cleanup_command::Scope::Ours)
             }
         }
     }

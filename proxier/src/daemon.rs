@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::dataplane::Dataplane;
+use crate::filter::Filter;
 use crate::health::Board;
 use crate::manifests::Loaded;
 use crate::nftables::{ForeignChains, MarkChains, Tampering};
@@ -33,14 +34,18 @@ mod gate;
 mod log;
 mod mark_chains;
 mod measure;
+mod periods;
 mod publish;
+mod takeover;
 
 use chain_check::ChainCheck;
 use gate::Gate;
 use log::RoundLog;
 use mark_chains::MarkChainCheck;
 use measure::Meter;
+pub use periods::Periods;
 use publish::Publisher;
+pub(crate) use takeover::Takeover;
 
 /// Capacity of the message queue; senders block when it is full.
 pub(crate) const QUEUE_LENGTH: usize = 1_024;
@@ -89,26 +94,6 @@ impl From<watch::WatchMessage> for Message {
     }
 }
 
-/// The periods of rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Periods {
-    /// The time from one resync to the next (`ipvs.syncPeriod`).
-    pub sync: Duration,
-    /// The shortest time from a round to the next one for changes (`ipvs.minSyncPeriod`). 0 programs
-    /// each change at once.
-    pub min_sync: Duration,
-}
-
-/// The defaults of kube-proxy.
-impl Default for Periods {
-    fn default() -> Self {
-        Self {
-            sync: Duration::from_secs(30),
-            min_sync: Duration::from_secs(1),
-        }
-    }
-}
-
 /// Keeps one kernel in line with the cluster.
 #[derive(Debug)]
 pub struct Daemon<D> {
@@ -126,6 +111,8 @@ pub struct Daemon<D> {
     foreign_chains: Option<ChainCheck>,
     /// The chain KUBE-MARK-MASQ; `None` without `--compat-chains`.
     mark_chains: Option<MarkChainCheck>,
+    /// The leftovers of kube-proxy; `None` if they stay.
+    takeover: Option<Takeover>,
     /// Decides when the first round may be made.
     gate: Gate,
     /// Whether the wait for Nodes began and the log does not say so yet.
@@ -155,6 +142,7 @@ impl<D: Dataplane> Daemon<D> {
             settings: Keeper::new(Roots::default(), Vec::new()),
             foreign_chains: None,
             mark_chains: None,
+            takeover: None,
             gate: Gate::default(),
             begins_to_wait: false,
             has_message: false,
@@ -190,6 +178,13 @@ impl<D: Dataplane> Daemon<D> {
     #[must_use]
     pub fn marking(mut self, chains: MarkChains) -> Self {
         self.mark_chains = Some(MarkChainCheck::new(chains));
+        self
+    }
+
+    /// Makes the daemon remove the leftovers of kube-proxy.
+    #[must_use]
+    pub(crate) fn succeeding(mut self, takeover: Takeover) -> Self {
+        self.takeover = Some(takeover);
         self
     }
 
@@ -341,7 +336,9 @@ impl<D: Dataplane> Daemon<D> {
                 let repair = self.has_tampering.then(|| last + REPAIR_PAUSE);
                 let inner = self.proxier.next_due();
                 let chains = self.foreign_chains.as_ref().and_then(ChainCheck::due);
-                let due = change.into_iter().chain(repair).chain(inner).chain(chains);
+                let takeover = self.takeover.as_ref().and_then(Takeover::due);
+                let due = change.into_iter().chain(repair).chain(inner);
+                let due = due.chain(chains).chain(takeover);
                 due.fold(self.next_resync, Duration::min)
             }
         };
@@ -392,7 +389,17 @@ impl<D: Dataplane> Daemon<D> {
                 }
                 self.publisher.end(&mut self.proxier, clock::since_boot());
                 self.meter.round(&applied, &self.proxier, is_resync, took);
-                self.log.round(&applied, &self.proxier, now)
+                let has_succeeded = self.log.round(&applied, &self.proxier, now);
+                if let Some(takeover) = &mut self.takeover
+                    && (is_resync || takeover.due().is_some_and(|due| due <= now))
+                {
+                    let rules = self.proxier.filter();
+                    match has_succeeded && rules.is_none_or(Filter::is_in_step) {
+                        true => takeover.look(now),
+                        false => takeover.wait_for_resync(),
+                    }
+                }
+                has_succeeded
             }
             Err(error) => {
                 self.meter.failed_round(is_resync);

@@ -7,9 +7,9 @@
 //!   nft syntax              nft commands
 //! ```
 //!
-//! [`RulesClient`], [`RulesWatch`] and [`ForeignChains`] have a netlink socket. Everything else is plain data. A
-//! [`RulesClient`] changes one table, its own. [`ForeignChains`] inserts one rule into chains of other
-//! programs that drop packets of Services.
+//! [`RulesClient`], [`RulesWatch`], [`ForeignChains`] and [`RulesRemover`] have a netlink socket. Everything else is
+//! plain data. A [`RulesClient`] changes one table, its own. [`ForeignChains`] inserts one rule into chains of
+//! other programs that drop packets of Services. A [`RulesRemover`] removes what a program left.
 //!
 //! The module supports only the features that our rules need: family `inet`, sets and maps with
 //! concatenated keys, networks, marks, NAT, rejection.
@@ -27,6 +27,7 @@ pub(crate) mod hash;
 mod listing;
 mod mark_chain;
 mod message;
+mod removal;
 mod rule;
 mod set;
 mod sys;
@@ -42,6 +43,7 @@ pub use foreign_chains::{ChainReport, ForeignChains, Treatment, Treatments};
 pub(crate) use listing::{ChainName, list_chains};
 pub use mark_chain::{MarkChains, MarkReport, Removal};
 pub use message::transaction_length;
+pub(crate) use removal::{Belongings, ProgramRules, RulesRemover, TableName};
 pub(crate) use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 pub use set::{Element, Key};
 pub(crate) use set::{Set, SetKind};

@@ -1,4 +1,13 @@
-//! The command `ipvs-proxier cleanup`.
+//! The command `ipvs-proxier cleanup`, and the flag `--cleanup` of kube-proxy.
+//!
+//! | | removes |
+//! |---|---|
+//! | `cleanup` | what this program made, and nothing else |
+//! | `--cleanup` | the same, then what kube-proxy's flag removes: all virtual servers, the device `kube-ipvs0`, kube-proxy's chains, tables and ipsets |
+//!
+//! If kube-proxy has come back in IPVS mode, it uses the virtual servers that this program made, with
+//! their connections, and has put its addresses on the carrier. So these are no longer ours: `cleanup`
+//! leaves them.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -6,18 +15,29 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{ExcludeFlags, ServiceAddressesFlag, StateFlags};
+use super::{ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::clock;
-use crate::dataplane::Dataplane as _;
 use crate::dataplane::linux::Linux;
+use crate::dataplane::{Dataplane as _, Outcome};
+use crate::filter;
 use crate::ledger::LedgerLock;
-use crate::nftables::{ForeignChains, MarkChains, Removal, Treatment, Treatments};
+use crate::model::Cidr;
+use crate::nftables::{
+    self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments,
+};
+use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use crate::predecessor::{LeftoverClient, MarkChainUse};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
 
+mod kube_proxy;
+
 /// The maximum number of remaining virtual servers that the error message names.
 const SAMPLES: usize = 10;
+
+/// Every address, in which no virtual server is ours once kube-proxy has come back.
+const EVERYWHERE: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
 /// Flags of `cleanup`.
 #[derive(Args, Debug)]
@@ -31,14 +51,66 @@ pub(super) struct Flags {
 
     #[command(flatten)]
     pub(super) exclude: ExcludeFlags,
+
+    #[command(flatten)]
+    pub(super) dry_run: DryRunFlag,
+}
+
+/// The flag that makes a cleanup print only.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct DryRunFlag {
+    /// Print what a cleanup would remove, one object a line, and remove nothing.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+}
+
+/// Whose objects a cleanup removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Those of this program.
+    Ours,
+    /// Those of kube-proxy too.
+    OursAndKubeProxys,
 }
 
 impl Flags {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let lock = self.state.lock()?;
-        let mut linux = Linux::open(self.service_addresses.into())?;
+    pub(super) fn run(self, scope: Scope) -> anyhow::Result<ExitCode> {
+        let cleanup = Cleanup::open(&self, scope)?;
+        match self.dry_run.dry_run {
+            true => cleanup.preview(),
+            false => cleanup.remove(),
+        }
+    }
+}
+
+/// A cleanup of this machine.
+struct Cleanup<'a> {
+    flags: &'a Flags,
+    scope: Scope,
+    proxier: Proxier<Linux>,
+    foreign_chains: ForeignChains,
+    mark_chains: MarkChains,
+    leftovers: LeftoverClient,
+    /// Whether kube-proxy uses the virtual servers and the carrier again.
+    has_successor: bool,
+    has_traces: bool,
+}
+
+impl<'a> Cleanup<'a> {
+    fn open(flags: &'a Flags, scope: Scope) -> anyhow::Result<Self> {
+        let mut linux = Linux::open(flags.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
-        let lacks_ledger = !self.state.state_file.exists();
+        let mut leftovers = LeftoverClient::open(MarkChainUse::KubeProxy)?;
+        let mut has_successor = false;
+        if scope == Scope::Ours && leftovers.find()?.has_sets_in_use() {
+            // In this form, each address on the carrier is a leftover, and each of our routes too.
+            let mut bare = Linux::open(ServiceAddresses::Loopback)?;
+            let found = bare.addresses()?.leftovers;
+            has_successor = (found.iter()).any(|(_, form)| *form == AddressForm::Address);
+            if has_successor {
+                linux = bare;
+            }
+        }
         let config = PlanConfig {
             node_name: "".into(),
             scheduler: "rr".parse()?,
@@ -47,60 +119,170 @@ impl Flags {
             service_addresses: ServiceAddresses::Loopback,
             drain: Duration::ZERO,
         };
-        let mut proxier = Proxier::new(linux, config, self.state.file())?
-            .excluding(self.exclude.ipvs_exclude_cidrs.clone());
-        // Without input the plan is empty, so that a resync deletes every owned object. The drain time
-        // is irrelevant: virtual servers are deleted whole.
-        let applied = proxier.resync(clock::since_boot())?;
-        let outcomes = applied.ops.iter().zip(&applied.outcomes);
-        for (op, _) in outcomes.filter(|(_, outcome)| outcome.is_ok()) {
-            tracing::info!(
-                "{}",
-                NamedOp::new(op, proxier.desired(), proxier.ledger().owned())
-            );
-        }
-        for failure in applied.failures() {
-            tracing::error!("{failure}");
-        }
-        if applied.failures().next().is_some() {
-            return Ok(ExitCode::FAILURE);
-        }
-        // The rules come last: without guards and filters, a frontend that still exists would be open
-        // to clients that it rejects.
-        proxier.dataplane().delete_rules()?;
-        // Rules are recognised by their comments, so the treatments are irrelevant.
+        let excluded = match has_successor {
+            true => EVERYWHERE
+                .iter()
+                .map(|range| range.parse::<Cidr>())
+                .collect::<Result<_, _>>()?,
+            false => flags.exclude.ipvs_exclude_cidrs.clone(),
+        };
+        // Rules are recognised by their comments, so the treatments and the mark are irrelevant.
         let treatments = Treatments {
             answers: Treatment::Warn,
             frontends: Treatment::Warn,
             frontend_mark: 0,
         };
-        for chain in ForeignChains::open(treatments)?.remove_rules()? {
-            tracing::info!("removed our accept rule from {chain}");
+        Ok(Self {
+            flags,
+            scope,
+            proxier: Proxier::new(linux, config, flags.state.file())?.excluding(excluded),
+            foreign_chains: ForeignChains::open(treatments)?,
+            mark_chains: MarkChains::open(0)?,
+            leftovers,
+            has_successor,
+            has_traces,
+        })
+    }
+
+    /// Prints what [`Cleanup::remove`] would remove.
+    fn preview(mut self) -> anyhow::Result<ExitCode> {
+        let mut lines = Vec::new();
+        let ops = self.planned()?;
+        let (desired, owned) = (self.proxier.desired(), self.proxier.ledger().owned());
+        let named = ops.iter().map(|op| NamedOp::new(op, desired, owned));
+        lines.extend(named.map(|op| op.to_string()));
+        let ours = |table: &TableName| table.name == filter::TABLE;
+        let chains = nftables::list_chains()?;
+        let tables: BTreeSet<TableName> = chains.iter().map(|chain| chain.table()).collect();
+        let tables = tables.iter().filter(|table| ours(table));
+        lines.extend(tables.map(|table| format!("delete {table}")));
+        for chain in self.foreign_chains.with_rules()? {
+            lines.push(format!("delete our accept rule from {chain}"));
         }
-        // Rules are recognised by their comments, so the mark is irrelevant.
-        for (chain, removal) in MarkChains::open(0)?.remove()? {
-            match removal {
-                Removal::NotOurs => {}
-                Removal::Removed => tracing::info!("removed {chain}"),
-                Removal::InUse => tracing::warn!(
-                    "{chain} stays: a rule of another program jumps to it; it sets the masquerade bit,                      and no rule of this program masquerades any more"
-                ),
-            }
+        for chain in self.mark_chains.with_rules()? {
+            lines.push(format!("delete {chain}"));
+        }
+        let state = &self.flags.state.state_file;
+        if state.exists() {
+            lines.push(format!("delete file {}", state.display()));
+        }
+        if self.scope == Scope::OursAndKubeProxys {
+            lines.extend(self.preview_kube_proxys(&ops)?);
+        }
+        lines.push(String::new());
+        print(&lines.join("\n"))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn remove(mut self) -> anyhow::Result<ExitCode> {
+        let lock = self.flags.state.lock()?;
+        let lacks_ledger = !self.flags.state.state_file.exists();
+        if self.has_successor {
+            tracing::info!(
+                "kube-proxy serves this node again, so the virtual servers and the addresses of \
+                 kube-ipvs0 stay"
+            );
+        }
+        let has_succeeded = match self.has_successor {
+            true => self.hand_over()?,
+            false => self.remove_ours()?,
+        };
+        if !has_succeeded {
+            return Ok(ExitCode::FAILURE);
         }
         // Only now, after all deletions: the ledger is the only record of owned virtual servers, and
         // a second `cleanup` after a failure needs it.
-        self.state.file().remove()?;
+        self.flags.state.file().remove()?;
         lock.map_or(Ok(()), LedgerLock::remove)?;
+        if self.scope == Scope::OursAndKubeProxys {
+            return self.remove_kube_proxys();
+        }
         // Rules or addresses without a ledger: an earlier run was here, and its record is lost.
-        if has_traces && lacks_ledger {
-            return self.check_left(proxier.dataplane());
+        if self.has_traces && lacks_ledger && !self.has_successor {
+            return self.check_left();
         }
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Returns the Ops that remove our virtual servers and addresses.
+    fn planned(&mut self) -> anyhow::Result<Vec<Op>> {
+        let mut ops = self.proxier.preview(clock::since_boot())?.ops;
+        if self.has_successor {
+            let is_kube_proxys = |op: &Op| {
+                let on_carrier = matches!(op, Op::DeleteLeftover(_, AddressForm::Address));
+                on_carrier || *op == Op::DeleteCarrier
+            };
+            ops.retain(|op| !is_kube_proxys(op));
+        }
+        Ok(ops)
+    }
+
+    /// Removes everything of ours. Returns whether all of it succeeded.
+    fn remove_ours(&mut self) -> anyhow::Result<bool> {
+        // Without input the plan is empty, so that a resync deletes every owned object. The drain time
+        // is irrelevant: virtual servers are deleted whole.
+        let applied = self.proxier.resync(clock::since_boot())?;
+        self.report(&applied.ops, &applied.outcomes);
+        for failure in applied.failures() {
+            tracing::error!("{failure}");
+        }
+        if applied.failures().next().is_some() {
+            return Ok(false);
+        }
+        // The rules come last: without guards and filters, a frontend that still exists would be open
+        // to clients that it rejects.
+        self.remove_rules()?;
+        Ok(true)
+    }
+
+    /// Removes what kube-proxy does not use. Returns whether all of it succeeded.
+    fn hand_over(&mut self) -> anyhow::Result<bool> {
+        // The rules come first: without them, no packet has the mark of a firewall-mark virtual server of
+        // ours, and kube-proxy's virtual server takes the next connection.
+        self.remove_rules()?;
+        let ops = self.planned()?;
+        let outcomes = self.proxier.dataplane().apply(&ops);
+        self.report(&ops, &outcomes);
+        self.proxier.dataplane().release_carrier()?;
+        for failure in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+            tracing::error!("{failure}");
+        }
+        Ok(outcomes.iter().all(Outcome::is_ok))
+    }
+
+    /// Logs the Ops that succeeded.
+    fn report(&self, ops: &[Op], outcomes: &[Outcome]) {
+        let (desired, owned) = (self.proxier.desired(), self.proxier.ledger().owned());
+        for (op, outcome) in ops.iter().zip(outcomes) {
+            if outcome.is_ok() {
+                tracing::info!("{}", NamedOp::new(op, desired, owned));
+            }
+        }
+    }
+
+    /// Removes our packet rules.
+    fn remove_rules(&mut self) -> anyhow::Result<()> {
+        self.proxier.dataplane().delete_rules()?;
+        for chain in self.foreign_chains.remove_rules()? {
+            tracing::info!("removed our accept rule from {chain}");
+        }
+        for (chain, removal) in self.mark_chains.remove()? {
+            match removal {
+                Removal::NotOurs => {}
+                Removal::Removed => tracing::info!("removed {chain}"),
+                Removal::InUse => tracing::warn!(
+                    "{chain} stays: a rule of another program jumps to it; it sets the masquerade bit, \
+                     and no rule of this program masquerades any more"
+                ),
+            }
+        }
+        Ok(())
+    }
+
     /// Fails if virtual servers are left: without the ledger, some of them may be ours.
-    fn check_left(&self, linux: &mut Linux) -> anyhow::Result<ExitCode> {
+    fn check_left(&mut self) -> anyhow::Result<ExitCode> {
         let mut left = BTreeSet::new();
+        let linux = self.proxier.dataplane();
         linux.virtual_servers(&mut |found| _ = left.insert(found.server.service.key))?;
         if left.is_empty() {
             return Ok(ExitCode::SUCCESS);
@@ -109,7 +291,7 @@ impl Flags {
         tracing::error!(
             "{} does not exist, so the owners of the {} virtual servers that remain are unknown \
              ({}{}); delete those of Services with ipvsadm",
-            self.state.state_file.display(),
+            self.flags.state.state_file.display(),
             left.len(),
             samples.join(", "),
             if left.len() > SAMPLES { ", .." } else { "" },

@@ -15,6 +15,7 @@ use signal_hook::iterator::Signals;
 use super::dataplane_flags::{Chosen, DataplaneFlags, DataplaneKind};
 use super::foreign_chain_flags::ForwardDropFlag;
 use super::serve_flags::ServeFlags;
+use super::takeover_flag::TakeoverFlag;
 use super::{
     ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
 };
@@ -26,6 +27,7 @@ use crate::filter::FilterConfig;
 use crate::instruments;
 use crate::nftables::{ForeignChains, MarkChains};
 use crate::plan::{PlanConfig, ServiceAddresses};
+use crate::predecessor::MarkChainUse;
 use crate::serve::{self, Sources};
 use crate::sync::Proxier;
 use crate::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
@@ -53,6 +55,13 @@ pub(super) struct Flags {
     /// externalSetMarkChain, CRI-O before 1.29). kube-proxy always does.
     #[arg(long)]
     compat_chains: bool,
+
+    #[command(flatten)]
+    takeover: TakeoverFlag,
+
+    /// With --cleanup.
+    #[command(flatten)]
+    dry_run: cleanup_command::DryRunFlag,
 
     /// Program the kernel once and exit. Exit code: 0 if every change took effect, otherwise 1.
     #[arg(long)]
@@ -84,6 +93,10 @@ impl Flags {
         if command.cleanup {
             return self.cleanup(&resolved);
         }
+        anyhow::ensure!(
+            !self.dry_run.dry_run,
+            "--dry-run is for --cleanup; the command `plan` prints what `run` would change"
+        );
         let setup = self.node.setup(&resolved)?;
         if command.init_only {
             return init_only(&setup, &self.sysctl(&setup));
@@ -127,10 +140,15 @@ impl Flags {
             daemon = daemon
                 .setting(kernel_settings(&self.sysctl(setup)))
                 .passing(ForeignChains::open(treatments)?);
+            let mut mark_chain = MarkChainUse::KubeProxy;
             if self.compat_chains {
                 daemon = daemon.marking(MarkChains::open(mark)?);
+                mark_chain = MarkChainUse::Plugins;
             }
-            Ok(daemon)
+            Ok(match self.takeover.takeover(setup, mark_chain)? {
+                Some(takeover) => daemon.succeeding(takeover),
+                None => daemon,
+            })
         };
         let (_, code) = self.run_daemon(
             proxier,
@@ -240,7 +258,7 @@ impl Flags {
         }
     }
 
-    /// `--cleanup`: removes what this program added, as the command `cleanup` does.
+    /// `--cleanup`: removes what this program added and what kube-proxy left.
     fn cleanup(self, resolved: &Resolved) -> anyhow::Result<ExitCode> {
         let settings = resolved.settings().context("invalid configuration")?;
         let flags = cleanup_command::Flags {
@@ -249,8 +267,9 @@ impl Flags {
             exclude: ExcludeFlags {
                 ipvs_exclude_cidrs: settings.exclude,
             },
+            dry_run: self.dry_run,
         };
-        flags.run()
+        flags.run(cleanup_command::Scope::OursAndKubeProxys)
     }
 
     /// Starts threads that send a message when another program changes the kernel.

@@ -106,6 +106,15 @@ impl Linux {
         self.addresses.port()
     }
 
+    /// Makes the device `kube-ipvs0` that of another program, which a later [`Op::DeleteCarrier`] by our
+    /// plan does not delete.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn release_carrier(&mut self) -> Result<(), Failure> {
+        Ok(self.addresses.release_carrier()?)
+    }
+
     /// Sets the timeouts of IPVS connections; a timeout of 0 remains unchanged.
     ///
     /// # Errors

@@ -175,6 +175,20 @@ impl ForeignChains {
         Ok(())
     }
 
+    /// Returns the chains that have a rule of ours.
+    ///
+    /// # Errors
+    /// Those of the socket and of the kernel.
+    pub fn with_rules(&mut self) -> Result<Vec<ForeignChain>, Error> {
+        let mut found = Vec::new();
+        for (chain, _) in self.chains()? {
+            if !self.rules(&chain)?.ours.is_empty() {
+                found.push(chain);
+            }
+        }
+        Ok(found)
+    }
+
     /// Removes our rules from all chains and returns the chains that had one.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use ipvs_netlink::Error;
 use ipvs_netlink::transport::{Transport, protocols};
 
 use super::message::{contents, message_type};
+use super::removal::TableName;
 use super::sys::*;
 
 /// The name of a chain.
@@ -27,7 +28,7 @@ pub(crate) struct ChainName {
 /// Those of the socket and of the kernel.
 pub(crate) fn list_chains() -> Result<Vec<ChainName>, Error> {
     let mut transport = Transport::open(protocols::NETLINK_NETFILTER)?;
-    dump_chains(&mut transport, |payload| Ok(Some(read(payload)?)))
+    dump_chains(&mut transport, |payload| Ok(Some(chain_name(payload)?)))
 }
 
 /// Dumps the chains of all tables, and returns those for which `read` returns something.
@@ -57,7 +58,8 @@ pub(super) fn dump_chains<T>(
     }
 }
 
-fn read(payload: &[u8]) -> Result<ChainName, Error> {
+/// Reads the name of a chain.
+pub(super) fn chain_name(payload: &[u8]) -> Result<ChainName, Error> {
     let (mut table, mut name) = (String::new(), String::new());
     for attribute in contents(payload) {
         let attribute = attribute?;
@@ -75,23 +77,42 @@ fn read(payload: &[u8]) -> Result<ChainName, Error> {
     })
 }
 
+/// The protocol families, each with nft's name.
+const FAMILIES: [(u8, &str); 6] = [
+    (NFPROTO_IPV4, "ip"),
+    (NFPROTO_IPV6, "ip6"),
+    (NFPROTO_INET, "inet"),
+    (NFPROTO_ARP, "arp"),
+    (NFPROTO_BRIDGE, "bridge"),
+    (NFPROTO_NETDEV, "netdev"),
+];
+
 /// Returns nft's name of a protocol family (`NFPROTO_*`).
 fn family_name(family: u8) -> &'static str {
-    match family {
-        NFPROTO_IPV4 => "ip",
-        NFPROTO_IPV6 => "ip6",
-        NFPROTO_INET => "inet",
-        NFPROTO_ARP => "arp",
-        NFPROTO_BRIDGE => "bridge",
-        NFPROTO_NETDEV => "netdev",
-        _ => "unknown",
-    }
+    let found = FAMILIES.iter().find(|(number, _)| *number == family);
+    found.map_or("unknown", |(_, name)| name)
+}
+
+/// Returns the number of a protocol family by nft's name.
+pub(super) fn family_number(name: &str) -> u8 {
+    let found = FAMILIES.iter().find(|(_, family)| *family == name);
+    found.map_or(NFPROTO_UNSPEC, |(number, _)| *number)
 }
 
 /// Returns a name as text. The kernel accepts names of any bytes.
-fn text(name: &[u8]) -> String {
+pub(super) fn text(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     name.trim_end_matches('\0').to_owned()
+}
+
+impl ChainName {
+    /// Returns the name of the chain's table.
+    pub(crate) fn table(&self) -> TableName {
+        TableName {
+            family: self.family,
+            name: self.table.clone(),
+        }
+    }
 }
 
 impl fmt::Display for ChainName {

@@ -142,6 +142,19 @@ impl MarkChains {
         })
     }
 
+    /// Returns the chains that have a rule of ours.
+    ///
+    /// # Errors
+    /// Those of the socket and of the kernel.
+    pub fn with_rules(&mut self) -> Result<Vec<MarkChain>, Error> {
+        let mut found = Vec::new();
+        for chain in CHAINS {
+            let rules = self.rules(chain)?.unwrap_or_default();
+            found.extend(rules.of_ours().next().map(|_| chain));
+        }
+        Ok(found)
+    }
+
     /// Deletes our rules, and the chains that have no other rule.
     ///
     /// # Errors

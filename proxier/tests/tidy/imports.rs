@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 35] = [
+const MODULES: [(&str, &[&str]); 37] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -38,6 +38,8 @@ const MODULES: [(&str, &[&str]); 35] = [
     // The kernel.
     ("sysctl", &[]),
     ("nftables", &["model"]),
+    ("ipset", &[]),
+    ("predecessor", &["ipset", "nftables"]),
     (
         "conntrack",
         &["frontend", "model", "observed", "op", "plan"],
@@ -131,6 +133,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "conditions",
             "conntrack",
             "dataplane",
+            "filter",
             "health",
             "instruments",
             "manifests",
@@ -138,6 +141,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "nftables",
             "op",
             "plan",
+            "predecessor",
             "problem",
             "report",
             "serve",
@@ -168,6 +172,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "nftables",
             "op",
             "plan",
+            "predecessor",
             "relay",
             "report",
             "serve",
@@ -194,11 +199,11 @@ const RESERVED: [(&str, &[&str]); 11] = [
     // The kernel.
     (
         "netlink_packet_core",
-        &["conntrack", "dataplane", "nftables"],
+        &["conntrack", "dataplane", "ipset", "nftables"],
     ),
     (
         "ipvs_netlink::transport",
-        &["conntrack", "dataplane", "nftables"],
+        &["conntrack", "dataplane", "ipset", "nftables"],
     ),
     ("ipvs::Client", &["dataplane"]),
 ];

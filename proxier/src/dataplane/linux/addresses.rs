@@ -11,7 +11,9 @@ use ipvs_netlink::transport::{Transport, protocols};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use rustix::io::Errno;
 
-use super::link::{Device, create_carrier, delete_carrier, find_link, prepare_carrier};
+use super::link::{
+    Device, create_carrier, delete_carrier, find_link, prepare_carrier, release_carrier,
+};
 use super::rtnetlink::{
     AF_INET, AF_INET6, CARRIER_METRIC, InterfaceAddress, LOOPBACK_INDEX, LOOPBACK_METRIC,
     LocalRoute, OUR_PROTOCOL, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETROUTE, RTM_NEWADDR,
@@ -166,6 +168,15 @@ impl Addresses {
                 Some((Some(LOOPBACK_INDEX), LOOPBACK_METRIC))
             }
             ServiceAddresses::Dummy => None,
+        }
+    }
+
+    /// Makes a carrier of ours that of another program.
+    pub(super) fn release_carrier(&mut self) -> ipvs::Result<()> {
+        match self.carrier()? {
+            Some(link) if link.is_ours => release_carrier(&mut self.transport)?
+                .map_err(|refusal| refusal.doing("handing the device kube-ipvs0 over")),
+            _ => Ok(()),
         }
     }
 

@@ -88,6 +88,16 @@ pub(super) fn prepare_carrier(transport: &mut Transport) -> Result<Answer> {
     first_failure(&transport.run(&mut batch)?)
 }
 
+/// Removes our alias from the carrier, so that it is no longer ours.
+pub(super) fn release_carrier(transport: &mut Transport) -> Result<Answer> {
+    let mut batch = Batch::new();
+    batch.push(RTM_SETLINK, 0, |writer| {
+        write_carrier(writer, 0);
+        writer.bytes(IFLA_IFALIAS, &[]);
+    })?;
+    first_failure(&transport.run(&mut batch)?)
+}
+
 /// Deletes the carrier, and with it everything on it.
 pub(super) fn delete_carrier(transport: &mut Transport) -> Result<Answer> {
     let mut batch = Batch::new();

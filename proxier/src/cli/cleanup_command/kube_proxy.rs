@@ -1,0 +1,90 @@
+//! What `--cleanup` removes of kube-proxy.
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use super::Cleanup;
+use crate::dataplane::{Dataplane as _, Failure, Outcome};
+use crate::model::Cidr;
+use crate::op::Op;
+use crate::predecessor::legacy;
+
+/// The number of times that the removal is tried: the kernel counts the uses of ipsets late.
+const TRIES: u32 = 20;
+
+/// The pause between two tries.
+const PAUSE: Duration = Duration::from_millis(200);
+
+impl Cleanup<'_> {
+    /// Returns the Ops that remove all virtual servers and the carrier.
+    ///
+    /// kube-proxy's flag ignores `--ipvs-exclude-cidrs`. This one does not: the operator named what must
+    /// stay.
+    fn ops_of_kube_proxy(&mut self) -> Result<Vec<Op>, Failure> {
+        let excluded = &self.flags.exclude.ipvs_exclude_cidrs;
+        let is_excluded = |key: &ipvs::ServiceKey| {
+            let within = |address| excluded.iter().any(|range: &Cidr| range.contains(address));
+            key.address().is_some_and(within)
+        };
+        let mut keys = BTreeSet::new();
+        let linux = self.proxier.dataplane();
+        linux.virtual_servers(&mut |found| _ = keys.insert(found.server.service.key))?;
+        keys.retain(|key| !is_excluded(key));
+        let mut ops: Vec<Op> = keys.into_iter().map(Op::DeleteService).collect();
+        if linux.addresses()?.carrier.is_some() {
+            ops.push(Op::DeleteCarrier);
+        }
+        Ok(ops)
+    }
+
+    /// Returns the lines of what [`Cleanup::remove_kube_proxys`] would remove after `ours`.
+    pub(super) fn preview_kube_proxys(&mut self, ours: &[Op]) -> anyhow::Result<Vec<String>> {
+        let mut ops = self.ops_of_kube_proxy()?;
+        ops.retain(|op| !ours.contains(op));
+        let mut lines: Vec<String> = ops.iter().map(ToString::to_string).collect();
+        let found = self.leftovers.find()?.lines();
+        lines.extend(found.iter().map(|line| format!("delete {line}")));
+        for command in legacy::in_use() {
+            lines.push(format!("not deleted by this program: run `{command}`"));
+        }
+        Ok(lines)
+    }
+
+    /// Removes what kube-proxy's own flag removes.
+    pub(super) fn remove_kube_proxys(&mut self) -> anyhow::Result<ExitCode> {
+        let ops = self.ops_of_kube_proxy()?;
+        let outcomes = self.proxier.dataplane().apply(&ops);
+        self.report(&ops, &outcomes);
+        for failure in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+            tracing::error!("{failure}");
+        }
+        let mut found = self.leftovers.find()?;
+        for line in found.lines() {
+            tracing::info!("delete {line}");
+        }
+        for _ in 0..TRIES {
+            self.leftovers.remove(&found)?;
+            found = self.leftovers.find()?;
+            if found.is_empty() {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        for line in found.lines() {
+            tracing::error!("{line} stays: a rule of another program uses it");
+        }
+        for command in legacy::in_use() {
+            tracing::warn!(
+                "the tables of iptables-legacy are in use, and this program cannot change them; if \
+                 kube-proxy used them, run `{command}`, then this command again"
+            );
+        }
+        Ok(match found.is_empty() && outcomes.iter().all(Outcome::is_ok) {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        })
+    }
+}

@@ -1,0 +1,45 @@
+//! The flag about what kube-proxy left.
+
+use clap::{Args, ValueEnum};
+
+use super::Setup;
+use crate::daemon::Takeover;
+use crate::predecessor::{LeftoverClient, MarkChainUse};
+
+/// The flag about the leftovers of kube-proxy.
+#[derive(Args, Debug)]
+pub(super) struct TakeoverFlag {
+    /// What to do with the chains, tables and ipsets that kube-proxy left on this node.
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "remove")]
+    kube_proxy_leftovers: LeftoverTreatment,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LeftoverTreatment {
+    /// Remove them, after everything of this program stands, and unless kube-proxy seems to run: by its
+    /// process, its ports, or a write of its rules within --ipvs-sync-period.
+    Remove,
+    /// Keep them.
+    Keep,
+}
+
+impl TakeoverFlag {
+    /// Returns the removal of the leftovers; `None` if they stay.
+    pub(super) fn takeover(
+        &self,
+        setup: &Setup,
+        mark_chain: MarkChainUse,
+    ) -> anyhow::Result<Option<Takeover>> {
+        if self.kube_proxy_leftovers == LeftoverTreatment::Keep {
+            return Ok(None);
+        }
+        let settings = &setup.settings;
+        let servers = [settings.servers.healthz, settings.servers.metrics];
+        let ports = servers.iter().flatten().map(|address| address.port());
+        Ok(Some(Takeover::new(
+            LeftoverClient::open(mark_chain)?,
+            ports.collect(),
+            settings.sync_period,
+        )))
+    }
+}

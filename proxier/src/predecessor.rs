@@ -1,0 +1,134 @@
+//! What kube-proxy left on this node, in any of its modes, and its removal.
+//!
+//! | kind | read | removed |
+//! |---|---|---|
+//! | chains in the tables of iptables-nft, and the rules to them | nf_tables | in one transaction |
+//! | the tables `kube-proxy` of the nftables mode | nf_tables | in the same transaction |
+//! | ipsets | ipset's netlink | one by one, after the last rule that uses them |
+//! | chains in the tables of iptables-legacy | not possible | by [a command](legacy) that the log prints |
+//!
+//! The virtual servers and the addresses of `kube-ipvs0` are no part of this: `run` adopts them by its
+//! plan.
+//!
+//! **Only what kube-proxy no longer needs is removed.** Whether it runs is not certain from inside a
+//! container, so three signs are looked for: a process, a listener at its ports ([`signs`]), and a write
+//! of its rules within its own sync period (the daemon looks twice). Any of them postpones the removal.
+
+use ipvs_netlink::Result;
+
+use crate::ipset::{IpSet, IpSetClient};
+use crate::nftables::{Belongings, ChainName, ProgramRules, RulesRemover, TableName};
+
+pub(crate) mod legacy;
+mod names;
+pub(crate) mod signs;
+
+/// Whether the chain KUBE-MARK-MASQ is removed with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MarkChainUse {
+    /// Only kube-proxy needs it.
+    KubeProxy,
+    /// This program maintains it for plugins (`--compat-chains`).
+    Plugins,
+}
+
+/// What kube-proxy left, as last found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Leftovers {
+    pub(crate) rules: ProgramRules,
+    /// Its ipsets, sorted by name.
+    pub(crate) sets: Vec<IpSet>,
+}
+
+impl Leftovers {
+    /// Returns whether nothing can be removed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rules.is_empty() && self.sets.is_empty()
+    }
+
+    /// Returns one line for each object that a removal deletes.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let sets = self.sets.iter().map(ToString::to_string);
+        self.rules.lines().chain(sets).collect()
+    }
+
+    /// Returns whether rules use any of the sets: kube-proxy in IPVS mode serves, or its rules stand.
+    pub(crate) fn has_sets_in_use(&self) -> bool {
+        self.used_sets().next().is_some()
+    }
+
+    /// Returns the sets that rules use.
+    pub(crate) fn used_sets(&self) -> impl Iterator<Item = &IpSet> {
+        self.sets.iter().filter(|set| set.references > 0)
+    }
+}
+
+/// Finds and removes the leftovers in one network namespace.
+#[derive(Debug)]
+pub(crate) struct LeftoverClient {
+    rules: RulesRemover,
+    sets: IpSetClient,
+    mark_chain: MarkChainUse,
+}
+
+impl LeftoverClient {
+    /// Opens the sockets.
+    ///
+    /// # Errors
+    /// [`ipvs_netlink::Error::Socket`].
+    pub(crate) fn open(mark_chain: MarkChainUse) -> Result<Self> {
+        Ok(Self {
+            rules: RulesRemover::open()?,
+            sets: IpSetClient::open()?,
+            mark_chain,
+        })
+    }
+
+    /// Finds the leftovers.
+    ///
+    /// # Errors
+    /// Those of the sockets and of the kernel.
+    pub(crate) fn find(&mut self) -> Result<Leftovers> {
+        let chains = crate::nftables::list_chains()?;
+        let is_of_kubelet = |chain: &ChainName| chain.name == names::KUBELET_CHAIN;
+        let keeps_mark_chain =
+            self.mark_chain == MarkChainUse::Plugins || chains.iter().any(is_of_kubelet);
+        Ok(Leftovers {
+            rules: self.rules.find(&KubeProxy { keeps_mark_chain })?,
+            sets: self.sets.list(names::is_set)?,
+        })
+    }
+
+    /// Removes the rules of `leftovers`, and those ipsets that no rule uses.
+    ///
+    /// The kernel counts the uses of removed rules a little later, so a second call may be needed.
+    ///
+    /// # Errors
+    /// Those of the sockets and of the kernel. If the rules were refused, no set was destroyed.
+    pub(crate) fn remove(&mut self, leftovers: &Leftovers) -> Result<()> {
+        self.rules.remove(&leftovers.rules)?;
+        let unused = self.sets.list(names::is_set)?;
+        let unused: Vec<IpSet> = (unused.into_iter())
+            .filter(|set| set.references == 0)
+            .collect();
+        self.sets.destroy(&unused)?;
+        Ok(())
+    }
+}
+
+/// kube-proxy's belongings in nf_tables.
+struct KubeProxy {
+    keeps_mark_chain: bool,
+}
+
+impl Belongings for KubeProxy {
+    fn has_chain(&self, chain: &ChainName) -> bool {
+        let is_kept = self.keeps_mark_chain && chain.name == names::MARK_CHAIN;
+        let is_iptables = ["ip", "ip6"].contains(&chain.family);
+        is_iptables && !is_kept && names::is_chain(&chain.table, &chain.name)
+    }
+
+    fn has_table(&self, table: &TableName) -> bool {
+        names::is_table(table.family, &table.name)
+    }
+}

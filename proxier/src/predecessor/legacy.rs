@@ -1,0 +1,57 @@
+//! kube-proxy's chains in the tables of iptables-legacy.
+//!
+//! Netlink does not reach them. Their interface is `getsockopt` and `setsockopt` with one block of
+//! memory per table, in which rules refer to each other by offset. This program does not use it:
+//!
+//! * `setsockopt` replaces the whole table. Rules that another program adds between the read and the
+//!   write would be lost; iptables prevents that only among programs that take `/run/xtables.lock`,
+//!   a file of the host.
+//! * The offsets of all rules of the table change with the first removed one, in a layout that differs
+//!   between processors, and no safe library has these socket options: it would be the only `unsafe` code
+//!   here.
+//! * It is needed once in the life of a node, and each iptables-legacy has the tool for it.
+//!
+//! So the program says what is left and which command removes it. It runs no child process itself.
+
+use std::fmt;
+
+use super::names;
+
+/// The programs of iptables-legacy, each with the file in which the kernel lists its tables in use.
+const PROGRAMS: [(&str, &str); 2] = [
+    ("iptables-legacy", "/proc/thread-self/net/ip_tables_names"),
+    ("ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"),
+];
+
+/// An iptables-legacy whose tables may have kube-proxy's chains.
+///
+/// Prints as the command that removes these chains and the rules to them, and changes nothing without
+/// any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LegacyProgram {
+    name: &'static str,
+}
+
+/// Returns the programs that have a table `nat` in this thread's network namespace.
+///
+/// kube-proxy always has chains in it.
+pub(crate) fn in_use() -> Vec<LegacyProgram> {
+    let is_in_use = |names: &str| {
+        // A kernel without iptables-legacy lacks the file.
+        let names = std::fs::read_to_string(names).unwrap_or_default();
+        names.lines().any(|name| name == "nat")
+    };
+    let in_use = PROGRAMS.into_iter().filter(|(_, names)| is_in_use(names));
+    in_use.map(|(name, _)| LegacyProgram { name }).collect()
+}
+
+impl fmt::Display for LegacyProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let program = self.name;
+        let lines = names::saved_lines();
+        write!(
+            f,
+            "{program}-save | grep -vE '{lines}' | {program}-restore --counters"
+        )
+    }
+}
