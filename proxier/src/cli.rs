@@ -84,7 +84,7 @@ impl Cli {
             }
             CliCommand::Cleanup(flags) => {
                 logging::start(logging::DEFAULT);
-                flags.run(cleanup_command::Scope::Ours)
+                flags.run(cleanup_command::CleanupScope::Ours)
             }
         }
     }

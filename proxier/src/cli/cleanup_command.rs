@@ -22,9 +22,7 @@ use crate::dataplane::{Dataplane as _, Outcome};
 use crate::filter;
 use crate::ledger::LedgerLock;
 use crate::model::Cidr;
-use crate::nftables::{
-    self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments,
-};
+use crate::nftables::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
 use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use crate::predecessor::{LeftoverClient, MarkChainUse};
@@ -66,7 +64,7 @@ pub(super) struct DryRunFlag {
 
 /// Whose objects a cleanup removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum CleanupScope {
     /// Those of this program.
     Ours,
     /// Those of kube-proxy too.
@@ -74,7 +72,7 @@ pub(super) enum Scope {
 }
 
 impl Flags {
-    pub(super) fn run(self, scope: Scope) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self, scope: CleanupScope) -> anyhow::Result<ExitCode> {
         let cleanup = Cleanup::open(&self, scope)?;
         match self.dry_run.dry_run {
             true => cleanup.preview(),
@@ -86,7 +84,7 @@ impl Flags {
 /// A cleanup of this machine.
 struct Cleanup<'a> {
     flags: &'a Flags,
-    scope: Scope,
+    scope: CleanupScope,
     proxier: Proxier<Linux>,
     foreign_chains: ForeignChains,
     mark_chains: MarkChains,
@@ -97,12 +95,12 @@ struct Cleanup<'a> {
 }
 
 impl<'a> Cleanup<'a> {
-    fn open(flags: &'a Flags, scope: Scope) -> anyhow::Result<Self> {
+    fn open(flags: &'a Flags, scope: CleanupScope) -> anyhow::Result<Self> {
         let mut linux = Linux::open(flags.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
         let mut leftovers = LeftoverClient::open(MarkChainUse::KubeProxy)?;
         let mut has_successor = false;
-        if scope == Scope::Ours && leftovers.find()?.has_sets_in_use() {
+        if scope == CleanupScope::Ours && leftovers.find()?.has_sets_in_use() {
             // In this form, each address on the carrier is a leftover, and each of our routes too.
             let mut bare = Linux::open(ServiceAddresses::Loopback)?;
             let found = bare.addresses()?.leftovers;
@@ -166,7 +164,7 @@ impl<'a> Cleanup<'a> {
         if state.exists() {
             lines.push(format!("delete file {}", state.display()));
         }
-        if self.scope == Scope::OursAndKubeProxys {
+        if self.scope == CleanupScope::OursAndKubeProxys {
             lines.extend(self.preview_kube_proxys(&ops)?);
         }
         lines.push(String::new());
@@ -194,7 +192,7 @@ impl<'a> Cleanup<'a> {
         // a second `cleanup` after a failure needs it.
         self.flags.state.file().remove()?;
         lock.map_or(Ok(()), LedgerLock::remove)?;
-        if self.scope == Scope::OursAndKubeProxys {
+        if self.scope == CleanupScope::OursAndKubeProxys {
             return self.remove_kube_proxys();
         }
         // Rules or addresses without a ledger: an earlier run was here, and its record is lost.

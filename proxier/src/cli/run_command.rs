@@ -269,7 +269,7 @@ impl Flags {
             },
             dry_run: self.dry_run,
         };
-        flags.run(cleanup_command::Scope::OursAndKubeProxys)
+        flags.run(cleanup_command::CleanupScope::OursAndKubeProxys)
     }
 
     /// Starts threads that send a message when another program changes the kernel.

@@ -83,7 +83,9 @@ use Effect::{Differs, Nothing, Same};
 const IDENTITY: Effect =
     Nothing("kube-proxy does not use it either; a library of it defines the flag");
 const CLEANUP: Effect = Differs(
-    "removes what this program added, as the command cleanup does, and nothing of other programs",
+    "removes what this program added too; keeps virtual servers in --ipvs-exclude-cidrs; deletes the \
+     ipsets of IPv6, which kube-proxy's leaves; prints the command for iptables-legacy instead of \
+     running it",
 );
 const VERSION: Effect = Differs(
     "kube-proxy accepts its own version as a value, too; this program rejects every version",

@@ -3,9 +3,9 @@
 //! ```text
 //!                ┌── a sign of kube-proxy, or a write of its rules ──┐
 //!                ▼                                                   │
-//!  found ──▶ Watching ── unchanged for the quiet time ──▶ Removing ──▶ Done
-//!                                                            │  found again
-//!                                                            └──────────▶ Contested: left alone
+//!  Unseen ──▶ Watching ── unchanged for the quiet time ──▶ Removing ──▶ Done
+//!                                                              │  found again
+//!                                                              └──────────▶ Contested: left alone
 //! ```
 //!
 //! The quiet time is longer than kube-proxy's sync period, within which it rewrites its rules in IPVS
@@ -32,15 +32,16 @@ pub(crate) struct Takeover {
     /// The ports of kube-proxy's servers.
     ports: Vec<u16>,
     quiet: Duration,
-    stage: Stage,
+    progress: TakeoverProgress,
     /// When the next look is due before the next resync, in time since boot.
     due: Option<Duration>,
-    logged: BTreeSet<String>,
+    /// The warnings that were logged.
+    warnings: BTreeSet<String>,
 }
 
 /// How far the removal is.
-#[derive(Debug)]
-enum Stage {
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum TakeoverProgress {
     /// Nothing was found yet.
     Unseen,
     /// These leftovers are unchanged since that time.
@@ -53,6 +54,60 @@ enum Stage {
     Contested,
 }
 
+/// What a look leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LookResult {
+    /// Nothing until the next resync.
+    Rest,
+    /// Look again at this time.
+    LookAt(Duration),
+    /// Remove everything, unless there is a sign of kube-proxy.
+    Remove,
+    /// Destroy the ipsets that are no longer used, and look again soon.
+    DestroySets,
+    /// The same, and say which rules use the others.
+    ReportSets,
+    /// Say that everything was removed.
+    ReportEnd,
+    /// Say that another program makes the rules too.
+    ReportContest,
+}
+
+impl TakeoverProgress {
+    /// Returns what to do about what a look at `now` found.
+    fn advance(&mut self, found: &Leftovers, quiet: Duration, now: Duration) -> LookResult {
+        let (next, result) = match std::mem::replace(self, Self::Contested) {
+            Self::Contested => (Self::Contested, LookResult::Rest),
+            Self::Removing(_) if found.is_empty() => (Self::Done, LookResult::ReportEnd),
+            Self::Done if found.is_empty() => (Self::Done, LookResult::Rest),
+            Self::Unseen | Self::Watching(..) if found.is_empty() => {
+                (Self::Unseen, LookResult::Rest)
+            }
+            Self::Removing(looks) if found.rules.is_empty() => {
+                let is_stuck = looks >= PATIENCE && found.has_sets_in_use();
+                match is_stuck {
+                    true => (Self::Removing(looks), LookResult::ReportSets),
+                    false => (Self::Removing(looks + 1), LookResult::DestroySets),
+                }
+            }
+            Self::Removing(_) | Self::Done => (Self::Contested, LookResult::ReportContest),
+            Self::Watching(before, since) if before == *found => {
+                let result = match since + quiet {
+                    end if now < end => LookResult::LookAt(end),
+                    _ => LookResult::Remove,
+                };
+                (Self::Watching(before, since), result)
+            }
+            Self::Unseen | Self::Watching(..) => {
+                let next = Self::Watching(found.clone(), now);
+                (next, LookResult::LookAt(now + quiet))
+            }
+        };
+        *self = next;
+        result
+    }
+}
+
 impl Takeover {
     /// Returns a removal for a kube-proxy with these ports and this sync period.
     pub(crate) fn new(client: LeftoverClient, ports: Vec<u16>, sync_period: Duration) -> Self {
@@ -60,9 +115,9 @@ impl Takeover {
             client,
             ports,
             quiet: sync_period + MARGIN,
-            stage: Stage::Unseen,
+            progress: TakeoverProgress::Unseen,
             due: None,
-            logged: BTreeSet::new(),
+            warnings: BTreeSet::new(),
         }
     }
 
@@ -78,63 +133,66 @@ impl Takeover {
 
     /// Looks for leftovers at `now`, in time since boot, and removes those that may be removed.
     pub(super) fn look(&mut self, now: Duration) {
-        self.due = None;
         let found = match self.client.find() {
             Ok(found) => found,
-            Err(error) => return self.warn(format!("looking for leftovers of kube-proxy: {error}")),
+            Err(error) => {
+                self.due = None;
+                return self.warn(format!("looking for leftovers of kube-proxy: {error}"));
+            }
         };
-        let stage = std::mem::replace(&mut self.stage, Stage::Unseen);
-        self.stage = self.next(stage, found, now);
-    }
-
-    fn next(&mut self, stage: Stage, found: Leftovers, now: Duration) -> Stage {
-        match stage {
-            Stage::Contested => Stage::Contested,
-            Stage::Removing(_) if found.is_empty() => {
+        let result = self.progress.advance(&found, self.quiet, now);
+        self.due = match result {
+            LookResult::LookAt(at) => Some(at),
+            LookResult::Remove => Some(self.remove(found, now)),
+            LookResult::DestroySets => {
+                self.destroy_sets(&found);
+                Some(now + PAUSE)
+            }
+            LookResult::ReportSets => {
+                self.destroy_sets(&found);
+                self.report_sets(&found);
+                None
+            }
+            LookResult::ReportContest => {
+                self.report_contest(&found);
+                None
+            }
+            LookResult::ReportEnd => {
                 tracing::info!("nothing of kube-proxy is left");
-                Stage::Done
+                None
             }
-            Stage::Done if found.is_empty() => Stage::Done,
-            Stage::Unseen | Stage::Watching(..) if found.is_empty() => Stage::Unseen,
-            Stage::Removing(looks) if found.rules.is_empty() => self.wait(found, looks, now),
-            Stage::Removing(_) | Stage::Done => {
-                self.warn(format!(
-                    "{} exists again: kube-proxy, or another program, makes its rules beside this one; \
-                     they stay until this program starts again; stop kube-proxy on this node",
-                    found.lines().first().map_or("a leftover", |line| line)
-                ));
-                Stage::Contested
-            }
-            Stage::Unseen => self.watch(found, now),
-            Stage::Watching(before, _) if before != found => self.watch(found, now),
-            Stage::Watching(_, since) if now < since + self.quiet => {
-                self.due = Some(since + self.quiet);
-                Stage::Watching(found, since)
-            }
-            Stage::Watching(..) => match signs::find(&self.ports) {
-                Some(sign) => {
-                    self.warn(format!(
-                        "kube-proxy seems to run beside this program ({sign}), so its chains and ipsets \
-                         stay; stop it on this node"
-                    ));
-                    self.watch(found, now)
+            LookResult::Rest => None,
+        };
+    }
+
+    /// Removes the leftovers, unless there is a sign of kube-proxy. Returns when to look again.
+    fn remove(&mut self, found: Leftovers, now: Duration) -> Duration {
+        let refusal = match signs::find(&self.ports) {
+            Some(sign) => format!(
+                "kube-proxy seems to run beside this program ({sign}), so its chains and ipsets stay; stop \
+                 it on this node"
+            ),
+            None => match self.client.remove(&found) {
+                Ok(()) => {
+                    self.report_removal(&found);
+                    self.progress = TakeoverProgress::Removing(0);
+                    return now + PAUSE;
                 }
-                None => self.remove(found, now),
+                Err(error) => format!("{error}; kube-proxy's rules stay for now"),
             },
+        };
+        self.warn(refusal);
+        self.progress = TakeoverProgress::Watching(found, now);
+        now + self.quiet
+    }
+
+    fn destroy_sets(&mut self, found: &Leftovers) {
+        if let Err(error) = self.client.remove(found) {
+            self.warn(format!("{error}; kube-proxy's ipsets stay for now"));
         }
     }
 
-    /// Begins the quiet time.
-    fn watch(&mut self, found: Leftovers, now: Duration) -> Stage {
-        self.due = Some(now + self.quiet);
-        Stage::Watching(found, now)
-    }
-
-    fn remove(&mut self, found: Leftovers, now: Duration) -> Stage {
-        if let Err(error) = self.client.remove(&found) {
-            self.warn(format!("{error}; kube-proxy's rules stay for now"));
-            return self.watch(found, now);
-        }
+    fn report_removal(&mut self, found: &Leftovers) {
         let removed = found.rules.lines().count();
         if removed > 0 {
             tracing::info!(
@@ -147,43 +205,134 @@ impl Takeover {
                 "{chain} stays: a rule of another program jumps to it"
             ));
         }
-        self.due = Some(now + PAUSE);
-        Stage::Removing(0)
     }
 
-    /// Removes the ipsets that are no longer used.
-    fn wait(&mut self, found: Leftovers, looks: u32, now: Duration) -> Stage {
-        if let Err(error) = self.client.remove(&found) {
-            self.warn(format!("{error}; kube-proxy's ipsets stay for now"));
-        }
-        let used = found.used_sets().count();
-        if used == 0 || looks < PATIENCE {
-            self.due = Some(now + PAUSE);
-            return Stage::Removing(looks + 1);
-        }
-        // Each resync looks again, after which the command may have been run.
+    /// Says which rules use the remaining ipsets. Each resync looks again whether they do.
+    fn report_sets(&mut self, found: &Leftovers) {
+        let used: Vec<&str> = found.used_sets().map(|set| &*set.name).collect();
         let commands = legacy::in_use();
         for command in &commands {
             self.warn(format!(
-                "rules of iptables-legacy use {used} ipsets of kube-proxy, and this program cannot change \
-                 them; run `{command}`, after which the ipsets are removed"
+                "rules of iptables-legacy use {} ipsets of kube-proxy, and this program cannot change them; \
+                 run `{command}`, after which the ipsets are removed",
+                used.len()
             ));
         }
         if commands.is_empty() {
-            let names: Vec<&str> = found.used_sets().map(|set| &*set.name).collect();
-            let names = names.join(", ");
+            let names = used.join(", ");
             self.warn(format!(
                 "rules of another program use the ipsets {names}, which stay"
             ));
         }
-        Stage::Removing(looks)
+    }
+
+    fn report_contest(&mut self, found: &Leftovers) {
+        let lines = found.lines();
+        let first = lines.first().map_or("a rule", |line| line);
+        self.warn(format!(
+            "{first} exists again: kube-proxy, or another program, makes its rules beside this one; they \
+             stay until this program starts again; stop kube-proxy on this node"
+        ));
     }
 
     /// Logs a warning, once.
     fn warn(&mut self, text: String) {
-        if !self.logged.contains(&text) {
+        if !self.warnings.contains(&text) {
             tracing::warn!("{text}");
-            self.logged.insert(text);
+            self.warnings.insert(text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ipset::IpSet;
+    use crate::nftables::{ProgramRules, TableName};
+
+    const QUIET: Duration = Duration::from_secs(35);
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    /// Leftovers with a table, and with an ipset that this number of rules use.
+    fn leftovers(has_table: bool, set: Option<u32>) -> Leftovers {
+        let table = has_table.then(|| TableName {
+            family: "ip",
+            name: "kube-proxy".into(),
+        });
+        let set = set.map(|references| IpSet {
+            name: "KUBE-CLUSTER-IP".into(),
+            references,
+        });
+        Leftovers {
+            rules: ProgramRules {
+                tables: table.into_iter().collect(),
+                ..ProgramRules::default()
+            },
+            sets: set.into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn leftovers_are_removed_only_after_they_did_not_change_for_the_quiet_time() {
+        let mut progress = TakeoverProgress::Unseen;
+        let first = leftovers(true, Some(1));
+        let mut look = |found: &Leftovers, at| progress.advance(found, QUIET, secs(at));
+        assert_eq!(look(&Leftovers::default(), 0), LookResult::Rest);
+        assert_eq!(look(&first, 10), LookResult::LookAt(secs(45)));
+        assert_eq!(look(&first, 40), LookResult::LookAt(secs(45)));
+        // kube-proxy wrote: the time begins again.
+        let second = leftovers(true, Some(2));
+        assert_eq!(look(&second, 45), LookResult::LookAt(secs(80)));
+        assert_eq!(look(&second, 80), LookResult::Remove);
+    }
+
+    #[test]
+    fn ipsets_that_other_rules_use_are_reported_and_looked_at_again() {
+        let mut progress = TakeoverProgress::Removing(0);
+        let used = leftovers(false, Some(1));
+        for _ in 0..PATIENCE {
+            assert_eq!(
+                progress.advance(&used, QUIET, secs(1)),
+                LookResult::DestroySets
+            );
+        }
+        for _ in 0..2 {
+            assert_eq!(
+                progress.advance(&used, QUIET, secs(9)),
+                LookResult::ReportSets
+            );
+        }
+        let unused = leftovers(false, Some(0));
+        assert_eq!(
+            progress.advance(&unused, QUIET, secs(30)),
+            LookResult::DestroySets
+        );
+        let none = Leftovers::default();
+        assert_eq!(
+            progress.advance(&none, QUIET, secs(31)),
+            LookResult::ReportEnd
+        );
+        assert_eq!(progress.advance(&none, QUIET, secs(60)), LookResult::Rest);
+    }
+
+    #[test]
+    fn rules_that_return_are_left_alone_for_good() {
+        for removed in [TakeoverProgress::Removing(1), TakeoverProgress::Done] {
+            let mut progress = removed;
+            let found = leftovers(true, None);
+            assert_eq!(
+                progress.advance(&found, QUIET, secs(1)),
+                LookResult::ReportContest
+            );
+            for at in [2, 100, 1_000] {
+                assert_eq!(
+                    progress.advance(&found, QUIET, secs(at)),
+                    LookResult::Rest
+                );
+            }
         }
     }
 }

@@ -135,8 +135,8 @@ pub(super) const SIGNATURES: [Signature; 12] = [
             "KUBE-IPVS-",
             "KUBE-SVC-",
         ],
-        meaning: "running beside ipvs-proxier, or leftovers; stop it, then delete what it left with \
-                  `kube-proxy --cleanup`",
+        meaning: "running beside ipvs-proxier, or leftovers; `run` removes them after kube-proxy has \
+                  stopped",
         ..NONE
     },
 ];

@@ -236,9 +236,8 @@ fn select(program: &impl Belongings, chains: &[FoundChain], rules: &[FoundRule])
     // A rule in a chain that is neither the program's nor at a hook is a third program's. So is each
     // rule of a chain that stays.
     loop {
-        let is_used = |rule: &&FoundRule| {
-            !base.contains(&rule.chain) && !found.chains.contains(&rule.chain)
-        };
+        let is_used =
+            |rule: &&FoundRule| !base.contains(&rule.chain) && !found.chains.contains(&rule.chain);
         let used: Vec<ChainName> = rules
             .iter()
             .filter(is_used)
@@ -344,7 +343,11 @@ impl fmt::Display for TableName {
 
 impl fmt::Display for Jump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rule {} (jump {}) of {}", self.handle, self.to, self.from)
+        write!(
+            f,
+            "rule {} (jump {}) of {}",
+            self.handle, self.to, self.from
+        )
     }
 }
 
@@ -439,11 +442,20 @@ mod tests {
     #[test]
     fn a_rewritten_chain_differs_though_it_looks_the_same() {
         let chains = ["POSTROUTING", "OLD-A"];
-        let of = |handle| selected(&chains, &[("POSTROUTING", 3, "OLD-A"), ("OLD-A", handle, "")]);
+        let of = |handle| {
+            selected(
+                &chains,
+                &[("POSTROUTING", 3, "OLD-A"), ("OLD-A", handle, "")],
+            )
+        };
         assert_eq!(of(7), of(7));
         assert_ne!(of(7), of(8));
         // Rules of other programs do not count.
-        let more = [("POSTROUTING", 3, "OLD-A"), ("OLD-A", 7, ""), ("POSTROUTING", 9, "")];
+        let more = [
+            ("POSTROUTING", 3, "OLD-A"),
+            ("OLD-A", 7, ""),
+            ("POSTROUTING", 9, ""),
+        ];
         assert_eq!(of(7), selected(&chains, &more));
     }
 

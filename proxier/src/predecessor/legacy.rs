@@ -51,7 +51,7 @@ impl fmt::Display for LegacyProgram {
         let lines = names::saved_lines();
         write!(
             f,
-            "{program}-save | grep -vE '{lines}' | {program}-restore --counters"
+            "{program}-save | grep -vE '{lines}' | {program}-restore"
         )
     }
 }

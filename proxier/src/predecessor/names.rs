@@ -34,7 +34,14 @@ const TABLES: [TableNames; 3] = [
             "KUBE-PROXY-CANARY",
             MARK_CHAIN,
         ],
-        begins: &["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"],
+        begins: &[
+            "KUBE-SVC-",
+            "KUBE-SVL-",
+            "KUBE-SEP-",
+            "KUBE-EXT-",
+            "KUBE-FW-",
+            "KUBE-XLB-",
+        ],
     },
     TableNames {
         table: "filter",
@@ -174,7 +181,12 @@ mod tests {
         ] {
             assert!(is_set(name), "{name}");
         }
-        for name in ["KUBE-POD-SELECTOR", "KUBE-6-", "kube-cluster-ip", "KUBE-SRC-ABC"] {
+        for name in [
+            "KUBE-POD-SELECTOR",
+            "KUBE-6-",
+            "kube-cluster-ip",
+            "KUBE-SRC-ABC",
+        ] {
             assert!(!is_set(name), "{name}");
         }
     }
@@ -182,7 +194,14 @@ mod tests {
     #[test]
     fn the_expression_for_saved_lines_names_each_chain_once() {
         let expression = saved_lines();
-        assert!(expression.starts_with("^(:|-A )KUBE-MARK-MASQ |KUBE-(EXT-|"), "{expression}");
-        assert_eq!(expression.matches("SERVICES( |$)").count(), 2, "{expression}");
+        assert!(
+            expression.starts_with("^(:|-A )KUBE-MARK-MASQ |KUBE-(EXT-|"),
+            "{expression}"
+        );
+        assert_eq!(
+            expression.matches("SERVICES( |$)").count(),
+            2,
+            "{expression}"
+        );
     }
 }

@@ -82,9 +82,11 @@ impl Cleanup<'_> {
                  kube-proxy used them, run `{command}`, then this command again"
             );
         }
-        Ok(match found.is_empty() && outcomes.iter().all(Outcome::is_ok) {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
-        })
+        Ok(
+            match found.is_empty() && outcomes.iter().all(Outcome::is_ok) {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            },
+        )
     }
 }

@@ -104,7 +104,7 @@ fn the_server_accepts_every_manifest() {
         return;
     };
     let kubectl = tools.kubectl();
-    for directory in ["base", "overlays/side-by-side"] {
+    for directory in ["base", "overlays/side-by-side", "overlays/takeover"] {
         check(&plane, &kubectl, &tools.kustomize(directory), &CREATED);
     }
     for pod in ["ipvs-proxier-cleanup", "kube-proxy-cleanup"] {

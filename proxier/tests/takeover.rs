@@ -1,0 +1,101 @@
+//! The real kube-proxy serves a node, this program takes over, and kube-proxy comes back.
+//!
+//! `kube-proxy` must be in `KUBEBUILDER_ASSETS`. Both programs follow the API server of the tests, and
+//! program the same lab kernel. All the time, clients keep connections and open new ones.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "takeover/clients.rs"]
+mod clients;
+#[path = "takeover/leftovers.rs"]
+mod leftovers;
+#[path = "takeover/programs.rs"]
+mod programs;
+#[path = "takeover/scene.rs"]
+mod scene;
+
+use std::time::Duration;
+
+use clients::Traffic;
+use programs::{Iptables, Ours};
+use scene::Scene;
+
+/// The number of connections that stay open.
+const CONNECTIONS: usize = 200;
+
+/// The number of times that our process is killed.
+const KILLS: usize = 10;
+
+fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
+    lab::test(|| {
+        let Some(scene) = Scene::start(iptables) else {
+            return;
+        };
+        let mut theirs = scene.kube_proxy("ipvs");
+        scene.await_service("kube-proxy serves");
+        scene.add_rules_of_the_kubelet();
+        let mut traffic = Traffic::open(&scene, CONNECTIONS);
+        let conns = scene.connection_counts();
+
+        let ours = traffic.during("takeover", &scene, || {
+            theirs.terminate();
+            let mut ours = Ours::start(&scene);
+            if iptables == Iptables::Legacy {
+                let command = ours.await_command("iptables-legacy-save");
+                scene.sh(&command);
+                scene.sh(&ours.await_command("ip6tables-legacy-save"));
+            }
+            ours.eventually("nothing of kube-proxy is left", || {
+                scene.leftovers().is_empty()
+            });
+            ours
+        });
+        scene.assert_rules_of_the_kubelet();
+        // A virtual server that is deleted and added again counts from 0.
+        for (frontend, count) in conns {
+            let now = scene.connection_counts().get(&frontend).copied();
+            assert!(now >= Some(count), "{frontend}: {now:?}, before {count}");
+        }
+        let mut ours = ours;
+        traffic.during("kills", &scene, || {
+            for _ in 0..KILLS {
+                ours.kill();
+                ours = Ours::start(&scene);
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        assert_eq!(scene.leftovers(), Vec::<String>::new());
+
+        let mut theirs = traffic.during("the way back", &scene, || {
+            ours.terminate();
+            let theirs = scene.kube_proxy("ipvs");
+            theirs.await_health();
+            scene.await_service("kube-proxy serves again");
+            let preview = scene.cleanup(&["--dry-run"]);
+            assert!(
+                preview.contains("delete table inet ipvs-proxier"),
+                "{preview}"
+            );
+            assert!(!preview.contains("delete service TCP"), "{preview}");
+            assert_ne!(scene.ours(), Vec::<String>::new());
+            scene.cleanup(&[]);
+            theirs
+        });
+        assert_eq!(scene.ours(), Vec::<String>::new());
+        traffic.during("the end", &scene, || {
+            std::thread::sleep(Duration::from_secs(2))
+        });
+        theirs.terminate();
+        traffic.assert_nothing_was_lost();
+    });
+}
+
+#[test]
+fn a_kube_proxy_with_iptables_nft_is_replaced_and_comes_back() {
+    kube_proxy_serves_then_ours_then_kube_proxy_again(Iptables::Nft);
+}
+
+#[test]
+fn a_kube_proxy_with_iptables_legacy_is_replaced_and_comes_back() {
+    kube_proxy_serves_then_ours_then_kube_proxy_again(Iptables::Legacy);
+}
