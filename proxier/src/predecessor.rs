@@ -17,6 +17,7 @@
 use ipvs_netlink::Result;
 
 use crate::ipset::{IpSet, IpSetClient};
+use crate::model::Family;
 use crate::nftables::{Belongings, ChainName, ProgramRules, RulesRemover, TableName};
 
 pub(crate) mod legacy;
@@ -52,9 +53,14 @@ impl Leftovers {
         self.rules.lines().chain(sets).collect()
     }
 
-    /// Returns whether rules use any of the sets: kube-proxy in IPVS mode serves, or its rules stand.
+    /// Returns whether rules use any of the sets.
     pub(crate) fn has_sets_in_use(&self) -> bool {
         self.used_sets().next().is_some()
+    }
+
+    /// Returns the families whose ipsets rules use.
+    pub(crate) fn families_in_use(&self) -> impl Iterator<Item = Family> + '_ {
+        self.used_sets().map(|set| names::family_of_set(&set.name))
     }
 
     /// Returns the sets that rules use.

@@ -69,8 +69,10 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
         let mut theirs = traffic.during("the way back", &scene, || {
             ours.terminate();
             let theirs = scene.kube_proxy("ipvs");
-            theirs.await_health();
-            scene.await_service("kube-proxy serves again");
+            // It starts, so ours stays.
+            theirs.eventually("cleanup may hand over", || {
+                scene.try_cleanup(&["--dry-run"]).is_some()
+            });
             let preview = scene.cleanup(&["--dry-run"]);
             assert!(
                 preview.contains("delete table inet ipvs-proxier"),

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::clock;
@@ -25,11 +25,13 @@ use crate::model::Cidr;
 use crate::nftables::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
 use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::predecessor::{LeftoverClient, MarkChainUse};
+use crate::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
+use successor::Successor;
 
 mod kube_proxy;
+mod successor;
 
 /// The maximum number of remaining virtual servers that the error message names.
 const SAMPLES: usize = 10;
@@ -51,7 +53,58 @@ pub(super) struct Flags {
     pub(super) exclude: ExcludeFlags,
 
     #[command(flatten)]
+    pub(super) successor: SuccessorFlag,
+
+    #[command(flatten)]
     pub(super) dry_run: DryRunFlag,
+}
+
+/// The flag about a kube-proxy that has come back.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct SuccessorFlag {
+    /// Whether kube-proxy serves this node again, with the virtual servers that this program made.
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t)]
+    kube_proxy: SuccessorChoice,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum SuccessorChoice {
+    /// Find out. Fails while kube-proxy starts: then try again.
+    #[default]
+    Auto,
+    /// Leave virtual servers and the addresses of kube-ipvs0.
+    Serves,
+    /// Delete them. Connections to Services break.
+    Gone,
+}
+
+impl SuccessorFlag {
+    /// The choice of a cleanup that has no such flag.
+    pub(super) const GONE: Self = Self {
+        kube_proxy: SuccessorChoice::Gone,
+    };
+
+    /// Returns whether kube-proxy serves; `bare` finds addresses as for routes on `lo`.
+    fn has_come(self, bare: &mut Linux, leftovers: &mut LeftoverClient) -> anyhow::Result<bool> {
+        match self.kube_proxy {
+            SuccessorChoice::Serves => return Ok(true),
+            SuccessorChoice::Gone => return Ok(false),
+            SuccessorChoice::Auto => {}
+        }
+        let sign = signs::find(&successor::PORTS);
+        match successor::find(&bare.addresses()?, &leftovers.find()?, sign) {
+            Successor::Serving => Ok(true),
+            Successor::Missing => Ok(false),
+            Successor::Coming => {
+                let sign = sign.map_or_else(String::new, |sign| format!(" ({sign})"));
+                anyhow::bail!(
+                    "kube-proxy starts on this node{sign} and has not programmed all of it yet, so removing \
+                     ours would cut connections; try again when its addresses are on kube-ipvs0, or pass \
+                     --kube-proxy=gone"
+                )
+            }
+        }
+    }
 }
 
 /// The flag that makes a cleanup print only.
@@ -100,11 +153,10 @@ impl<'a> Cleanup<'a> {
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
         let mut leftovers = LeftoverClient::open(MarkChainUse::KubeProxy)?;
         let mut has_successor = false;
-        if scope == CleanupScope::Ours && leftovers.find()?.has_sets_in_use() {
+        if scope == CleanupScope::Ours {
             // In this form, each address on the carrier is a leftover, and each of our routes too.
             let mut bare = Linux::open(ServiceAddresses::Loopback)?;
-            let found = bare.addresses()?.leftovers;
-            has_successor = (found.iter()).any(|(_, form)| *form == AddressForm::Address);
+            has_successor = flags.successor.has_come(&mut bare, &mut leftovers)?;
             if has_successor {
                 linux = bare;
             }

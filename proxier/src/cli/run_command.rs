@@ -267,6 +267,7 @@ impl Flags {
             exclude: ExcludeFlags {
                 ipvs_exclude_cidrs: settings.exclude,
             },
+            successor: cleanup_command::SuccessorFlag::GONE,
             dry_run: self.dry_run,
         };
         flags.run(cleanup_command::CleanupScope::OursAndKubeProxys)

@@ -248,7 +248,7 @@ impl Takeover {
 mod tests {
     use super::*;
     use crate::ipset::IpSet;
-    use crate::nftables::{ProgramRules, TableName};
+    use crate::nftables::TableName;
 
     const QUIET: Duration = Duration::from_secs(35);
 
@@ -258,21 +258,18 @@ mod tests {
 
     /// Leftovers with a table, and with an ipset that this number of rules use.
     fn leftovers(has_table: bool, set: Option<u32>) -> Leftovers {
-        let table = has_table.then(|| TableName {
-            family: "ip",
-            name: "kube-proxy".into(),
-        });
-        let set = set.map(|references| IpSet {
+        let mut leftovers = Leftovers::default();
+        if has_table {
+            leftovers.rules.tables.insert(TableName {
+                family: "ip",
+                name: "kube-proxy".into(),
+            });
+        }
+        leftovers.sets.extend(set.map(|references| IpSet {
             name: "KUBE-CLUSTER-IP".into(),
             references,
-        });
-        Leftovers {
-            rules: ProgramRules {
-                tables: table.into_iter().collect(),
-                ..ProgramRules::default()
-            },
-            sets: set.into_iter().collect(),
-        }
+        }));
+        leftovers
     }
 
     #[test]
@@ -328,10 +325,7 @@ mod tests {
                 LookResult::ReportContest
             );
             for at in [2, 100, 1_000] {
-                assert_eq!(
-                    progress.advance(&found, QUIET, secs(at)),
-                    LookResult::Rest
-                );
+                assert_eq!(progress.advance(&found, QUIET, secs(at)), LookResult::Rest);
             }
         }
     }

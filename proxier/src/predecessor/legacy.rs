@@ -49,9 +49,6 @@ impl fmt::Display for LegacyProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let program = self.name;
         let lines = names::saved_lines();
-        write!(
-            f,
-            "{program}-save | grep -vE '{lines}' | {program}-restore"
-        )
+        write!(f, "{program}-save | grep -vE '{lines}' | {program}-restore")
     }
 }

@@ -4,6 +4,8 @@
 //! `KUBE-IPTABLES-HINT` and, before Kubernetes 1.28, `KUBE-MARK-DROP`. So does `KUBE-ROUTER-` of
 //! kube-router and `KUBE-HP-` of CRI-O. None of them is listed here.
 
+use crate::model::Family;
+
 /// A table of iptables and kube-proxy's chains in it.
 struct TableNames {
     table: &'static str,
@@ -66,7 +68,10 @@ const TABLES: [TableNames; 3] = [
     },
 ];
 
-/// The ipsets of IPv4. Those of IPv6 have `KUBE-6-` in place of `KUBE-`.
+/// The beginning of the names of ipsets of IPv6, in place of `KUBE-`.
+const SIX: &str = "KUBE-6-";
+
+/// The ipsets of IPv4.
 const SETS: [&str; 17] = [
     "KUBE-LOOP-BACK",
     "KUBE-CLUSTER-IP",
@@ -107,9 +112,17 @@ pub(super) fn is_table(family: &str, name: &str) -> bool {
 /// Returns whether kube-proxy makes an ipset of this name.
 pub(super) fn is_set(name: &str) -> bool {
     SETS.iter().any(|set| {
-        let six = set.replacen("KUBE-", "KUBE-6-", 1);
+        let six = set.replacen("KUBE-", SIX, 1);
         name == *set || name == &six[..six.len().min(MAX_SET_NAME)]
     })
+}
+
+/// Returns the family of one of kube-proxy's ipsets.
+pub(super) fn family_of_set(name: &str) -> Family {
+    match name.starts_with(SIX) {
+        true => Family::V6,
+        false => Family::V4,
+    }
 }
 
 /// Returns an extended regular expression for the lines of `iptables-save` that are kube-proxy's.

@@ -1,8 +1,6 @@
 //! The processes: kube-proxy and ours.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -85,23 +83,6 @@ impl Process {
             assert!(Instant::now() < end, "never came true: {what}");
             std::thread::sleep(Duration::from_millis(100));
         }
-    }
-
-    /// Waits until `/healthz` answers 200.
-    #[track_caller]
-    pub(crate) fn await_health(&self) {
-        let is_healthy = || {
-            let ask = || -> std::io::Result<String> {
-                let mut stream = TcpStream::connect("127.0.0.1:10256")?;
-                stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-                stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
-                let mut answer = String::new();
-                stream.read_to_string(&mut answer)?;
-                Ok(answer)
-            };
-            ask().is_ok_and(|answer| answer.contains(" 200 OK"))
-        };
-        self.eventually("healthy", is_healthy);
     }
 }
 

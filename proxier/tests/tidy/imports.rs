@@ -39,7 +39,7 @@ const MODULES: [(&str, &[&str]); 37] = [
     ("sysctl", &[]),
     ("nftables", &["model"]),
     ("ipset", &[]),
-    ("predecessor", &["ipset", "nftables"]),
+    ("predecessor", &["ipset", "model", "nftables"]),
     (
         "conntrack",
         &["frontend", "model", "observed", "op", "plan"],

@@ -1,0 +1,128 @@
+//! Whether kube-proxy has come back and uses what this program made.
+
+use std::collections::BTreeSet;
+
+use crate::model::Family;
+use crate::observed::LocalAddresses;
+use crate::op::AddressForm;
+use crate::predecessor::Leftovers;
+use crate::predecessor::signs::Sign;
+
+/// The ports of kube-proxy's servers by default.
+pub(super) const PORTS: [u16; 2] = [10_256, 10_249];
+
+/// How far a kube-proxy in IPVS mode is that follows this program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Successor {
+    /// There is none.
+    Missing,
+    /// It has begun, and does not serve every family yet.
+    Coming,
+    /// It serves: virtual servers and the addresses of the carrier are its own.
+    Serving,
+}
+
+/// Returns how far kube-proxy is.
+///
+/// `local` was read for addresses on `lo`, so that all others are leftovers. kube-proxy writes the rules
+/// that use its ipsets at the end of its first sync, so it serves a family if rules use an ipset of
+/// that family and the carrier has addresses. Before, it listens at its ports, and says that it is healthy.
+pub(super) fn find(local: &LocalAddresses, found: &Leftovers, sign: Option<Sign>) -> Successor {
+    let on_carrier: BTreeSet<Family> = (local.leftovers.iter())
+        .filter(|(_, form)| *form == AddressForm::Address)
+        .map(|&(address, _)| address.into())
+        .collect();
+    let leftovers = local.leftovers.iter().map(|&(address, _)| address);
+    let addresses = leftovers.chain(local.addresses.keys().copied());
+    let needed: BTreeSet<Family> = addresses.map(Family::from).collect();
+    let with_rules: BTreeSet<Family> = found.families_in_use().collect();
+    let served: BTreeSet<Family> = &on_carrier & &with_rules;
+    // Chains without ipsets are those of another mode, whose kube-proxy does not use IPVS.
+    let is_other_mode = found.sets.is_empty() && !found.is_empty();
+    match sign {
+        _ if needed.is_empty() => Successor::Missing,
+        _ if needed == served => Successor::Serving,
+        _ if !served.is_empty() => Successor::Coming,
+        Some(_) if !is_other_mode => Successor::Coming,
+        _ => Successor::Missing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ipset::IpSet;
+    use crate::nftables::TableName;
+
+    const FOUR: &str = "10.96.0.1";
+    const SIX: &str = "fd00::1";
+
+    fn local(routes: &[&str], on_carrier: &[&str]) -> LocalAddresses {
+        let forms = [
+            (routes, AddressForm::Route(73)),
+            (on_carrier, AddressForm::Address),
+        ];
+        let entries = forms.iter().flat_map(|(addresses, form)| {
+            addresses
+                .iter()
+                .map(|address| (address.parse().unwrap(), *form))
+        });
+        LocalAddresses {
+            leftovers: entries.collect(),
+            ..LocalAddresses::default()
+        }
+    }
+
+    fn sets(names: &[(&str, u32)]) -> Leftovers {
+        let set = |&(name, references): &(&str, u32)| IpSet {
+            name: name.to_owned(),
+            references,
+        };
+        Leftovers {
+            sets: names.iter().map(set).collect(),
+            ..Leftovers::default()
+        }
+    }
+
+    fn other_mode() -> Leftovers {
+        let table = TableName {
+            family: "ip",
+            name: "kube-proxy".into(),
+        };
+        let mut found = Leftovers::default();
+        found.rules.tables.insert(table);
+        found
+    }
+
+    #[test]
+    fn a_kube_proxy_serves_when_it_has_each_family() {
+        let both = [("KUBE-CLUSTER-IP", 1), ("KUBE-6-CLUSTER-IP", 1)];
+        let first = [("KUBE-CLUSTER-IP", 1), ("KUBE-6-CLUSTER-IP", 0)];
+        let begun = [("KUBE-CLUSTER-IP", 0)];
+        let sign = Some(Sign::Listener(10_256));
+        let ours = [FOUR, SIX];
+        use Successor::{Coming, Missing, Serving};
+        for (routes, on_carrier, found, sign, expected) in [
+            (&ours[..], &[][..], sets(&[]), None, Missing),
+            (&ours, &[], sets(&[]), sign, Coming),
+            (&ours, &[], sets(&begun), sign, Coming),
+            (&ours, &[FOUR], sets(&begun), sign, Coming),
+            (&ours, &[FOUR], sets(&first), None, Coming),
+            (&ours, &[FOUR, SIX], sets(&first), sign, Coming),
+            (&ours, &[FOUR, SIX], sets(&both), sign, Serving),
+            (&[FOUR], &[FOUR], sets(&both), None, Serving),
+            (&[], &[FOUR], sets(&both), None, Serving),
+            // Rules of iptables-legacy that an operator left.
+            (&ours, &[], sets(&both), None, Missing),
+            (&ours, &[], other_mode(), sign, Missing),
+            (&[], &[], sets(&[]), sign, Missing),
+        ] {
+            let local = local(routes, on_carrier);
+            assert_eq!(
+                find(&local, &found, sign),
+                expected,
+                "{local:?} {found:?} {sign:?}"
+            );
+        }
+    }
+}
