@@ -53,6 +53,12 @@ impl Leftovers {
         self.rules.lines().chain(sets).collect()
     }
 
+    /// Returns whether they are of kube-proxy's iptables or nftables mode, which do not use IPVS.
+    pub(crate) fn are_of_other_modes(&self) -> bool {
+        let mut chains = self.rules.chains.iter();
+        !self.rules.tables.is_empty() || chains.any(|chain| chain.name == names::CANARY)
+    }
+
     /// Returns whether rules use any of the sets.
     pub(crate) fn has_sets_in_use(&self) -> bool {
         self.used_sets().next().is_some()

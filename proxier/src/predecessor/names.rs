@@ -18,6 +18,9 @@ struct TableNames {
 /// The chain that sets the masquerade bit. Old kubelets create it too, and plugins jump to it.
 pub(super) const MARK_CHAIN: &str = "KUBE-MARK-MASQ";
 
+/// The chain by which the iptables mode notices that its rules were flushed. The IPVS mode has none.
+pub(super) const CANARY: &str = "KUBE-PROXY-CANARY";
+
 /// The chain that only kubelets before 1.28 create. They maintain [`MARK_CHAIN`] as well.
 pub(super) const KUBELET_CHAIN: &str = "KUBE-MARK-DROP";
 
@@ -33,7 +36,7 @@ const TABLES: [TableNames; 3] = [
             "KUBE-NODE-PORT",
             "KUBE-NODEPORTS",
             "KUBE-LOAD-BALANCER",
-            "KUBE-PROXY-CANARY",
+            CANARY,
             MARK_CHAIN,
         ],
         begins: &[
@@ -57,13 +60,13 @@ const TABLES: [TableNames; 3] = [
             "KUBE-SOURCE-RANGES-FIREWALL",
             "KUBE-IPVS-FILTER",
             "KUBE-IPVS-OUT-FILTER",
-            "KUBE-PROXY-CANARY",
+            CANARY,
         ],
         begins: &[],
     },
     TableNames {
         table: "mangle",
-        names: &["KUBE-PROXY-CANARY"],
+        names: &[CANARY],
         begins: &[],
     },
 ];

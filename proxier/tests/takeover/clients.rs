@@ -98,10 +98,9 @@ impl Traffic {
         for it in &mut open {
             let answer = it.connection.ask();
             self.note(&answer, || {
-                let Open {
-                    client, frontend, ..
-                } = it;
-                format!("{phase}: open connection of {client} to {frontend}: {answer}")
+                let (client, frontend, opened) = (it.client, it.frontend, it.connection.greeting());
+                let tracked = scene.tracked(opened);
+                format!("{phase}: open connection of {client} to {frontend} ({opened}): {answer}; {tracked}")
             });
             assert!(answer.backend().is_none_or(|pod| pod == it.pod), "{answer}");
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use api_server::ApiServer;
-use lab::net::Cluster;
+use lab::net::{Answer, Cluster};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,6 +19,16 @@ pub(crate) const FRONTENDS: [&str; 5] = [
     "172.18.0.2:30080",
     "198.51.100.20:80",
     "198.51.100.7:80",
+];
+
+/// The addresses of the node, one of which masqueraded connections have.
+const NODE: [&str; 6] = [
+    "172.18.0.2",
+    "203.0.113.1",
+    "192.0.2.1",
+    "fd00:172:18::2",
+    "2001:db8:113::1",
+    "2001:db8:2::1",
 ];
 
 /// Rules that the kubelet makes, and that must stay.
@@ -88,7 +98,7 @@ impl Scene {
             &*master,
             "--hostname-override=node-a",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/32",
-            "--ipvs-sync-period=1s",
+            "--ipvs-sync-period=4s",
             "--ipvs-min-sync-period=0s",
         ];
         flags.map(str::to_owned).to_vec()
@@ -151,12 +161,14 @@ impl Scene {
     #[track_caller]
     pub(crate) fn await_service(&self, what: &str) {
         let end = std::time::Instant::now() + lab::patience(std::time::Duration::from_secs(120));
-        let clients = || [&self.cluster.pod3, &*self.cluster.ext];
+        // The source shows that the rules stand too: clients outside are masqueraded.
+        let is_masqueraded = |frontend: &&str| {
+            let source = self.cluster.ext.ask_tcp(*frontend).source();
+            source.is_some_and(|source| NODE.contains(&&*source.to_string()))
+        };
+        let answers = |frontend: &&str| self.cluster.pod3.ask_tcp(*frontend).backend().is_some();
         loop {
-            let answers = |frontend: &&str| {
-                (clients().iter()).all(|client| client.ask_tcp(*frontend).backend().is_some())
-            };
-            if FRONTENDS.iter().all(answers) {
+            if FRONTENDS.iter().all(is_masqueraded) && FRONTENDS.iter().all(answers) {
                 return;
             }
             if std::time::Instant::now() > end {
@@ -210,6 +222,20 @@ impl Scene {
             state.display()
         ));
         all.lines().map(str::to_owned).collect()
+    }
+
+    /// Returns what the kernel tracks of a connection, for a message.
+    pub(crate) fn tracked(&self, opened: &Answer) -> String {
+        let Answer::Reply { source, .. } = opened else {
+            return String::new();
+        };
+        let port = source.port();
+        self.sh(&format!(
+            "for family in ipv4 ipv6; do conntrack -L -f $family -p tcp 2>/dev/null | grep port={port}; done; \
+             for it in $(conntrack -L -p tcp 2>/dev/null | grep dport={port} | \
+             sed 's/.* sport=\\([0-9]*\\) dport=80 .*/\\1/'); do ipvsadm -Lcn | grep :$it; done; \
+             conntrack -C; conntrack -S; true"
+        ))
     }
 
     /// Returns how many connections each virtual server has had.

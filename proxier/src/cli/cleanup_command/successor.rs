@@ -37,8 +37,7 @@ pub(super) fn find(local: &LocalAddresses, found: &Leftovers, sign: Option<Sign>
     let needed: BTreeSet<Family> = addresses.map(Family::from).collect();
     let with_rules: BTreeSet<Family> = found.families_in_use().collect();
     let served: BTreeSet<Family> = &on_carrier & &with_rules;
-    // Chains without ipsets are those of another mode, whose kube-proxy does not use IPVS.
-    let is_other_mode = found.sets.is_empty() && !found.is_empty();
+    let is_other_mode = found.are_of_other_modes();
     match sign {
         _ if needed.is_empty() => Successor::Missing,
         _ if needed == served => Successor::Serving,
@@ -52,7 +51,7 @@ pub(super) fn find(local: &LocalAddresses, found: &Leftovers, sign: Option<Sign>
 mod tests {
     use super::*;
     use crate::ipset::IpSet;
-    use crate::nftables::TableName;
+    use crate::nftables::ChainName;
 
     const FOUR: &str = "10.96.0.1";
     const SIX: &str = "fd00::1";
@@ -84,13 +83,13 @@ mod tests {
         }
     }
 
-    fn other_mode() -> Leftovers {
-        let table = TableName {
-            family: "ip",
-            name: "kube-proxy".into(),
-        };
+    fn chain(name: &str) -> Leftovers {
         let mut found = Leftovers::default();
-        found.rules.tables.insert(table);
+        found.rules.chains.insert(ChainName {
+            family: "ip",
+            table: "nat".into(),
+            name: name.into(),
+        });
         found
     }
 
@@ -106,6 +105,7 @@ mod tests {
             (&ours[..], &[][..], sets(&[]), None, Missing),
             (&ours, &[], sets(&[]), sign, Coming),
             (&ours, &[], sets(&begun), sign, Coming),
+            (&ours, &[], chain("KUBE-SERVICES"), sign, Coming),
             (&ours, &[FOUR], sets(&begun), sign, Coming),
             (&ours, &[FOUR], sets(&first), None, Coming),
             (&ours, &[FOUR, SIX], sets(&first), sign, Coming),
@@ -114,7 +114,7 @@ mod tests {
             (&[], &[FOUR], sets(&both), None, Serving),
             // Rules of iptables-legacy that an operator left.
             (&ours, &[], sets(&both), None, Missing),
-            (&ours, &[], other_mode(), sign, Missing),
+            (&ours, &[], chain("KUBE-PROXY-CANARY"), sign, Missing),
             (&[], &[], sets(&[]), sign, Missing),
         ] {
             let local = local(routes, on_carrier);
