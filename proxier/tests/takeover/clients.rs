@@ -34,7 +34,7 @@ fn host<'a>(scene: &'a Scene, client: &str) -> &'a Host {
 
 /// Returns the UDP frontend of the same address.
 fn udp(frontend: &str) -> String {
-    frontend.replace(":80", ":53").replace(":30080", ":30053")
+    frontend.replace(":80", ":53").replace(":30081", ":30051")
 }
 
 impl Traffic {
@@ -99,8 +99,7 @@ impl Traffic {
             let answer = it.connection.ask();
             self.note(&answer, || {
                 let (client, frontend, opened) = (it.client, it.frontend, it.connection.greeting());
-                let tracked = scene.tracked(opened);
-                format!("{phase}: open connection of {client} to {frontend} ({opened}): {answer}; {tracked}")
+                format!("{phase}: open connection of {client} to {frontend} ({opened}): {answer}")
             });
             assert!(answer.backend().is_none_or(|pod| pod == it.pod), "{answer}");
         }

@@ -6,20 +6,25 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use api_server::ApiServer;
-use lab::net::{Answer, Cluster};
+use lab::net::Cluster;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::programs::{Iptables, Process, assets};
 
-/// The addresses of Service `web`, over TCP; UDP is at port 53 and node port 30053.
+/// One frontend of each kind, over TCP. Each but the second belongs to another Service with another
+/// target port: IPVS finds the connection of an answer by client and endpoint, so two connections from
+/// one port of a client to one port of an endpoint, through two frontends, are mixed up.
 pub(crate) const FRONTENDS: [&str; 5] = [
     "10.96.2.1:80",
     "[fd00:10:96::2:1]:80",
-    "172.18.0.2:30080",
-    "198.51.100.20:80",
-    "198.51.100.7:80",
+    "172.18.0.2:30081",
+    "198.51.100.22:80",
+    "198.51.100.33:80",
 ];
+
+/// The number of Services. Service `n` has the target port `7000 + n`.
+const SERVICES: u16 = 4;
 
 /// The addresses of the node, one of which masqueraded connections have.
 const NODE: [&str; 6] = [
@@ -73,6 +78,12 @@ impl Scene {
             assets,
             folder: tempfile::tempdir().unwrap(),
         };
+        for pod in [&scene.cluster.pod1, &scene.cluster.pod_b1] {
+            for port in (0..SERVICES).map(|number| 7_000 + number) {
+                pod.serve_tcp(port);
+                pod.serve_udp(port);
+            }
+        }
         let bin = scene.file("bin");
         std::fs::create_dir(&bin).unwrap();
         iptables.link(&bin);
@@ -224,20 +235,6 @@ impl Scene {
         all.lines().map(str::to_owned).collect()
     }
 
-    /// Returns what the kernel tracks of a connection, for a message.
-    pub(crate) fn tracked(&self, opened: &Answer) -> String {
-        let Answer::Reply { source, .. } = opened else {
-            return String::new();
-        };
-        let port = source.port();
-        self.sh(&format!(
-            "for family in ipv4 ipv6; do conntrack -L -f $family -p tcp 2>/dev/null | grep port={port}; done; \
-             for it in $(conntrack -L -p tcp 2>/dev/null | grep dport={port} | \
-             sed 's/.* sport=\\([0-9]*\\) dport=80 .*/\\1/'); do ipvsadm -Lcn | grep :$it; done; \
-             conntrack -C; conntrack -S; true"
-        ))
-    }
-
     /// Returns how many connections each virtual server has had.
     pub(crate) fn connection_counts(&self) -> BTreeMap<String, u64> {
         let listed = self.sh("ipvsadm -Ln --stats --exact");
@@ -252,28 +249,7 @@ impl Scene {
 }
 
 fn objects() -> Vec<Value> {
-    let slice = |family: &str, addresses: &[(&str, &str)]| {
-        let endpoints: Vec<Value> = addresses
-            .iter()
-            .map(|(address, node)| {
-                json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}})
-            })
-            .collect();
-        json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": {
-                "namespace": "default", "name": format!("web-{}", family.to_lowercase()),
-                "labels": {"kubernetes.io/service-name": "web"},
-            },
-            "addressType": family,
-            "ports": [
-                {"name": "http", "port": 8080, "protocol": "TCP"},
-                {"name": "dns", "port": 5353, "protocol": "UDP"},
-            ],
-            "endpoints": endpoints,
-        })
-    };
-    vec![
+    let cluster = [
         json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
             "status": {"addresses": [
@@ -286,30 +262,57 @@ fn objects() -> Vec<Value> {
             "metadata": {"name": "kubernetes"},
             "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
         }),
+    ];
+    let services = (0..SERVICES).flat_map(service);
+    cluster.into_iter().chain(services).collect()
+}
+
+/// Returns a Service with addresses of all kinds, and its endpoints on both nodes.
+fn service(number: u16) -> [Value; 3] {
+    let name = format!("web{number}");
+    let (v4, v6) = (
+        format!("10.96.2.{}", number + 1),
+        format!("fd00:10:96::2:{}", number + 1),
+    );
+    let ports = json!([
+        {"name": "http", "port": 80, "nodePort": 30_080 + number, "targetPort": 7_000 + number, "protocol": "TCP"},
+        {"name": "dns", "port": 53, "nodePort": 30_050 + number, "targetPort": 7_000 + number, "protocol": "UDP"},
+    ]);
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"namespace": "default", "name": name},
+        "spec": {
+            "type": "LoadBalancer",
+            "clusterIP": v4, "clusterIPs": [v4, v6],
+            "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
+            "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
+            "sessionAffinity": "None",
+            "externalIPs": [format!("198.51.100.{}", 20 + number)],
+            "ports": ports,
+        },
+        "status": {"loadBalancer": {"ingress": [
+            {"ip": format!("198.51.100.{}", 30 + number), "ipMode": "VIP"},
+        ]}},
+    });
+    let slice = |family: &str, [here, there]: [&str; 2]| {
+        let endpoint = |address: &str, node: &str| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
         json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {"namespace": "default", "name": "web"},
-            "spec": {
-                "type": "LoadBalancer",
-                "clusterIP": "10.96.2.1", "clusterIPs": ["10.96.2.1", "fd00:10:96::2:1"],
-                "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
-                "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
-                "sessionAffinity": "None",
-                "externalIPs": ["198.51.100.20"],
-                "ports": [
-                    {"name": "http", "port": 80, "nodePort": 30080, "targetPort": 8080, "protocol": "TCP"},
-                    {"name": "dns", "port": 53, "nodePort": 30053, "targetPort": 5353, "protocol": "UDP"},
-                ],
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "default", "name": format!("{name}-{}", family.to_lowercase()),
+                "labels": {"kubernetes.io/service-name": name},
             },
-            "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.7", "ipMode": "VIP"}]}},
-        }),
-        slice(
-            "IPv4",
-            &[("10.244.1.2", "node-a"), ("10.244.2.2", "node-b")],
-        ),
-        slice(
-            "IPv6",
-            &[("fd00:244:1::2", "node-a"), ("fd00:244:2::2", "node-b")],
-        ),
+            "addressType": family,
+            "ports": [
+                {"name": "http", "port": 7_000 + number, "protocol": "TCP"},
+                {"name": "dns", "port": 7_000 + number, "protocol": "UDP"},
+            ],
+            "endpoints": [endpoint(here, "node-a"), endpoint(there, "node-b")],
+        })
+    };
+    [
+        slice("IPv4", ["10.244.1.2", "10.244.2.2"]),
+        slice("IPv6", ["fd00:244:1::2", "fd00:244:2::2"]),
+        service,
     ]
 }
