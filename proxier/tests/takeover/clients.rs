@@ -1,7 +1,10 @@
 //! Clients in a Pod, on the node and outside, who must notice nothing.
 
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use lab::net::{Answer, Connection, Host};
 
@@ -15,10 +18,18 @@ struct Open {
     pod: String,
 }
 
+/// How long a new connection may take. A client does not notice that TCP repeated a packet.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The most datagrams that may be lost in a phase: those in flight, one of each client.
+const IN_FLIGHT: usize = 3;
+
 /// All connections, and the failures so far.
 pub(crate) struct Traffic {
     open: Vec<Open>,
     answered: AtomicUsize,
+    /// The datagrams of the present phase that were not answered.
+    unanswered: AtomicUsize,
     failures: Mutex<Vec<String>>,
 }
 
@@ -35,6 +46,17 @@ fn host<'a>(scene: &'a Scene, client: &str) -> &'a Host {
 /// Returns the UDP frontend of the same address.
 fn udp(frontend: &str) -> String {
     frontend.replace(":80", ":53").replace(":30081", ":30051")
+}
+
+/// Connects to `frontend`, and reads the server's line.
+fn greeting(frontend: &str) -> std::io::Result<()> {
+    let address: SocketAddr = frontend.parse().unwrap();
+    let stream = TcpStream::connect_timeout(&address, lab::patience(PATIENCE))?;
+    stream.set_read_timeout(Some(lab::patience(PATIENCE)))?;
+    match BufReader::new(stream).read_line(&mut String::new())? {
+        0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
+    }
 }
 
 impl Traffic {
@@ -59,14 +81,8 @@ impl Traffic {
         Self {
             open: open.collect(),
             answered: AtomicUsize::new(0),
+            unanswered: AtomicUsize::new(0),
             failures: Mutex::default(),
-        }
-    }
-
-    fn note(&self, answer: &Answer, what: impl FnOnce() -> String) {
-        match answer.backend() {
-            Some(_) => _ = self.answered.fetch_add(1, Ordering::Relaxed),
-            None => self.failures.lock().unwrap().push(what()),
         }
     }
 
@@ -97,30 +113,44 @@ impl Traffic {
         let mut open = std::mem::take(&mut self.open);
         for it in &mut open {
             let answer = it.connection.ask();
-            self.note(&answer, || {
-                let (client, frontend, opened) = (it.client, it.frontend, it.connection.greeting());
-                format!("{phase}: open connection of {client} to {frontend} ({opened}): {answer}")
-            });
+            let (client, frontend, opened) =
+                (it.client, it.frontend, it.connection.greeting().clone());
+            match answer.backend() {
+                Some(_) => _ = self.answered.fetch_add(1, Ordering::Relaxed),
+                None => self.fail(format!(
+                    "{phase}: open connection of {client} to {frontend} ({opened}): {answer}"
+                )),
+            }
             assert!(answer.backend().is_none_or(|pod| pod == it.pod), "{answer}");
         }
         self.open = open;
         let answered = self.answered.load(Ordering::Relaxed) - before;
-        println!("{phase}: {answered} answers");
+        let lost = self.unanswered.swap(0, Ordering::Relaxed);
+        println!("{phase}: {answered} answers, {lost} datagrams lost");
         result
     }
 
     fn ask_new(&self, phase: &str, client: &str, host: &Host) {
         for frontend in FRONTENDS {
-            let answer = host.ask_tcp(frontend);
-            self.note(&answer, || {
-                format!("{phase}: new connection of {client} to {frontend}: {answer}")
-            });
+            match host.run(|| greeting(frontend)) {
+                Ok(()) => _ = self.answered.fetch_add(1, Ordering::Relaxed),
+                Err(error) => self.fail(format!(
+                    "{phase}: new connection of {client} to {frontend}: {error}"
+                )),
+            }
             let frontend = udp(frontend);
-            let answer = host.ask_udp(&*frontend);
-            self.note(&answer, || {
-                format!("{phase}: datagram of {client} to {frontend}: {answer}")
-            });
+            match host.ask_udp(&*frontend) {
+                Answer::Reply { .. } => _ = self.answered.fetch_add(1, Ordering::Relaxed),
+                Answer::Timeout if self.unanswered.fetch_add(1, Ordering::Relaxed) < IN_FLIGHT => {}
+                answer => self.fail(format!(
+                    "{phase}: datagram of {client} to {frontend}: {answer}"
+                )),
+            }
         }
+    }
+
+    fn fail(&self, what: String) {
+        self.failures.lock().unwrap().push(what);
     }
 
     /// Asserts that every question was answered.

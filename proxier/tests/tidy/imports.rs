@@ -170,6 +170,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "model",
             "neighbours",
             "nftables",
+            "observed",
             "op",
             "plan",
             "predecessor",
