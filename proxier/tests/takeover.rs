@@ -37,9 +37,9 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
         let mut traffic = Traffic::open(&scene, CONNECTIONS);
         let conns = scene.connection_counts();
 
-        let ours = traffic.during("takeover", &scene, || {
+        let mut ours = traffic.during("takeover", &scene, || {
             theirs.terminate();
-            let mut ours = Ours::start(&scene);
+            let ours = Ours::start(&scene);
             if iptables == Iptables::Legacy {
                 let command = ours.await_command("iptables-legacy-save");
                 scene.sh(&command);
@@ -56,7 +56,6 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
             let now = scene.connection_counts().get(&frontend).copied();
             assert!(now >= Some(count), "{frontend}: {now:?}, before {count}");
         }
-        let mut ours = ours;
         traffic.during("kills", &scene, || {
             for _ in 0..KILLS {
                 ours.kill();

@@ -126,7 +126,7 @@ impl Traffic {
         self.open = open;
         let answered = self.answered.load(Ordering::Relaxed) - before;
         let lost = self.unanswered.swap(0, Ordering::Relaxed);
-        println!("{phase}: {answered} answers, {lost} datagrams lost");
+        eprintln!("{phase}: {answered} answers, {lost} datagrams lost");
         result
     }
 

@@ -133,7 +133,7 @@ impl Ours {
 
     /// Waits until the log has a command that begins with `begin`, and returns it.
     #[track_caller]
-    pub(crate) fn await_command(&mut self, begin: &str) -> String {
+    pub(crate) fn await_command(&self, begin: &str) -> String {
         let mut found = None;
         self.0.eventually(begin, || {
             let log = self.0.log();
