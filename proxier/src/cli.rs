@@ -50,7 +50,8 @@ pub struct Cli {
 enum CliCommand {
     /// Programs the kernel and keeps it up to date with the API server or with manifests.
     Run(run_command::Flags),
-    /// Prints the changes that `run` would make. Exit code: 0 without changes, 2 with changes, 1 on error.
+    /// Prints what `run` would change on this node, and why. Changes nothing. Exit code: 0 without changes, 2
+    /// with changes, 1 on error.
     Plan(plan_command::Flags),
     /// Prints the kernel's virtual servers, with Service names where the state file has them.
     Status(status_command::Flags),

@@ -49,6 +49,7 @@ mod relay;
 mod report;
 mod retry;
 mod serve;
+mod shadow;
 mod store;
 mod sync;
 mod sysctl;

@@ -106,6 +106,21 @@ pub mod problem {
     pub use crate::problem::Problem;
 }
 
+pub mod shadow {
+    //! A comparison of the present table with the plan, and its output.
+    pub use crate::shadow::{Comparison, View};
+
+    /// Returns what would change, as text.
+    pub fn changes(comparison: &Comparison) -> String {
+        crate::report::changes(comparison)
+    }
+
+    /// Returns what the present table gets wrong, as text.
+    pub fn findings(comparison: &Comparison) -> String {
+        crate::report::findings(comparison)
+    }
+}
+
 pub mod store {
     //! The snapshot of the API objects.
     pub use crate::store::{Event, Interner, Parsed, Snapshot, Touched, Update};

@@ -249,7 +249,7 @@ fn a_local_route_of_another_program_satisfies_a_service() {
         let theirs = || sh(&cluster, "ip route show table local proto 66");
         let load_balancer = || cluster.ext.ask_tcp("198.51.100.7:80").backend() == Some("pod1");
         let is_planned = |daemon: &Daemon| {
-            let plan = daemon.command("plan").output().unwrap();
+            let plan = daemon.command("plan").args(["-o", "ops"]).output().unwrap();
             assert_eq!(
                 (plan.status.code(), plan.stdout.len()),
                 (Some(0), 0),

@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 35] = [
+const MODULES: [(&str, &[&str]); 36] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -84,9 +84,22 @@ const MODULES: [(&str, &[&str]); 35] = [
     // `ledger` for the drains: a draining destination is not deleted.
     ("diff", &["ledger", "observed", "op", "plan"]),
     ("neighbours", &["nftables", "observed", "op", "plan"]),
+    // A comparison of the kernel with the plan, and its output.
+    (
+        "shadow",
+        &["frontend", "model", "observed", "op", "plan", "store"],
+    ),
     (
         "report",
-        &["dataplane", "ledger", "observed", "op", "plan", "problem"],
+        &[
+            "dataplane",
+            "ledger",
+            "observed",
+            "op",
+            "plan",
+            "problem",
+            "shadow",
+        ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
     ("config", &["filter", "model", "plan", "sysctl"]),
@@ -166,11 +179,11 @@ const MODULES: [(&str, &[&str]); 35] = [
             "model",
             "neighbours",
             "nftables",
-            "op",
             "plan",
             "relay",
             "report",
             "serve",
+            "shadow",
             "sync",
             "sysctl",
             "traffic",

@@ -301,6 +301,8 @@ fn the_plan_for_a_real_cluster_is_printed() {
             "plan",
             "--against",
             "empty",
+            "--output",
+            "ops",
             "--node-name",
             "us",
             "--kubeconfig",
