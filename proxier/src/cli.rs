@@ -13,6 +13,7 @@ use crate::config::{NodeSettings, Resolved};
 use crate::daemon::Message;
 use crate::dataplane::Failure;
 use crate::dataplane::linux::Linux;
+use crate::events::EventTimes;
 use crate::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::model::Cidr;
 use crate::plan::{self, PlanConfig};
@@ -193,10 +194,10 @@ impl Setup {
         &self,
         source: &SourceFlags,
         dataplane: DataplaneKind,
-        listener: SyncSender<Message>,
+        (events, listener): (Option<EventTimes>, SyncSender<Message>),
     ) -> anyhow::Result<Option<Watch>> {
         let node_name = self.plan.node_name.clone();
-        source.follow(&self.settings, node_name, dataplane, listener)
+        source.follow(&self.settings, node_name, dataplane, (events, listener))
     }
 }
 

@@ -29,6 +29,7 @@ mod conntrack;
 mod daemon;
 mod dataplane;
 mod diff;
+mod events;
 mod filter;
 mod follow;
 mod frontend;

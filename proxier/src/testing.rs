@@ -47,6 +47,11 @@ pub mod diff {
     pub use crate::diff::{DeletionRules, diff, sort};
 }
 
+pub mod events {
+    //! Events of the API server.
+    pub use crate::events::{EventTimes, Notice};
+}
+
 pub mod filter {
     //! The packet filter.
     pub use crate::filter::{Filter, FilterConfig, LocalMode, MarkBit, Ruleset, TABLE};

@@ -24,10 +24,10 @@ use proxier::testing::shadow::{self, Comparison, View};
 use proxier::testing::sync::Proxier;
 use serde_json::json;
 
-#[path = "conformance/table.rs"]
-mod table;
+#[path = "conformance/recorded.rs"]
+mod recorded;
 
-use table::{Table, conformance};
+use recorded::{Table, conformance};
 
 /// The addresses of the node on which kube-proxy ran.
 const NODE_ADDRESSES: [&str; 6] = [
@@ -137,7 +137,7 @@ fn compare(kernel: FakeKernel, documents: &str) -> (String, String) {
 #[test]
 fn the_table_of_kube_proxy_is_explained_and_audited() {
     let cluster = std::fs::read_to_string(conformance("cluster.yaml")).unwrap();
-    let (changes, findings) = compare(kernel(&table::of_kube_proxy()), &cluster);
+    let (changes, findings) = compare(kernel(&recorded::of_kube_proxy()), &cluster);
     insta::assert_snapshot!("changes", changes);
     insta::assert_snapshot!("findings", findings);
 }
@@ -292,7 +292,10 @@ fn a_missing_frontend_and_one_without_a_service_are_found() {
         "TCP 10.96.1.9:80".to_owned(),
         ("rr".to_owned(), BTreeSet::new()),
     )]);
-    let (changes, findings) = compare(kernel(&table), &Manifest::documents(&[web(), slice()]));
+    let range = "---\napiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\n\
+                 metadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}\n";
+    let documents = Manifest::documents(&[web(), slice()]) + range;
+    let (changes, findings) = compare(kernel(&table), &documents);
     for line in [
         "  TCP 10.96.1.1:80: add the virtual server with destinations 10.244.1.2:8080, 10.244.2.2:8080, \
          because the Service has this frontend (spec.clusterIPs)\n",

@@ -127,7 +127,7 @@ impl Flags {
             .excluding(setup.settings.exclude.clone())
             .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        let watch = setup.follow(&self.node.source, DataplaneKind::Ipvs, sender)?;
+        let watch = setup.follow(&self.node.source, DataplaneKind::Ipvs, (None, sender))?;
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
         anyhow::ensure!(
             daemon.listen(&messages),

@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 36] = [
+const MODULES: [(&str, &[&str]); 37] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -26,9 +26,18 @@ const MODULES: [(&str, &[&str]); 36] = [
     // Input.
     ("store", &["model", "packed", "problem"]),
     ("api", &["model", "problem", "store"]),
+    ("events", &["model", "problem"]),
     (
         "watch",
-        &["api", "clock", "conditions", "model", "problem", "store"],
+        &[
+            "api",
+            "clock",
+            "conditions",
+            "events",
+            "model",
+            "problem",
+            "store",
+        ],
     ),
     ("manifests", &["api", "model", "problem", "store"]),
     // Decisions: pure.
@@ -144,6 +153,7 @@ const MODULES: [(&str, &[&str]); 36] = [
             "conditions",
             "conntrack",
             "dataplane",
+            "events",
             "health",
             "instruments",
             "manifests",
@@ -170,6 +180,7 @@ const MODULES: [(&str, &[&str]); 36] = [
             "config",
             "daemon",
             "dataplane",
+            "events",
             "filter",
             "follow",
             "health",

@@ -10,6 +10,7 @@
 
 mod control_plane;
 mod deployment;
+mod shadow;
 mod side_by_side;
 
 use std::net::IpAddr;

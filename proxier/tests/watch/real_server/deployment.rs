@@ -7,11 +7,13 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use proxier::testing::events::Notice;
 use serde_json::{Value, json};
 
 use super::control_plane::{ControlPlane, run};
 use super::{NODES, SERVICES, SLICES, new_service};
 use crate::credentials::with_kubeconfig;
+use crate::events;
 use crate::follower::{Follower, until};
 use crate::objects::{node, slice};
 
@@ -283,6 +285,34 @@ fn granted(plane: &ControlPlane, kubectl: &Path) -> BTreeSet<Permission> {
     granted
 }
 
+/// Reports a Problem of a Service as the service account, until its Event was counted twice.
+fn report_problem(plane: &ControlPlane, file: &Path) {
+    plane.create(SERVICES, &new_service("web"));
+    let mut config = with_kubeconfig(file);
+    config.events = Some(events::TIMES);
+    let follower = Follower::with(config);
+    let starting = Notice::starting(std::time::SystemTime::UNIX_EPOCH);
+    follower
+        .watch
+        .report([starting, events::notice()].into_iter());
+    let read = |namespace: &str, name: &str| {
+        plane.read(&format!(
+            "/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}"
+        ))
+    };
+    let (namespace, name) = events::notice().event_name("us");
+    let counted = || read(&namespace, &name).filter(|event| event["series"]["count"] == 3);
+    let event = until("counted", counted, || read(&namespace, &name));
+    let service = plane.read(&format!("{SERVICES}/web")).unwrap();
+    assert_eq!(event["regarding"]["uid"], service["metadata"]["uid"]);
+    assert_eq!(event["type"], "Warning");
+    let (namespace, name) = Notice::starting(std::time::SystemTime::UNIX_EPOCH).event_name("us");
+    let started = || read(&namespace, &name);
+    let event = until("started", started, || ());
+    assert_eq!(event["regarding"]["kind"], "Node");
+    assert!(event["series"].is_null(), "{event}");
+}
+
 /// Follows all kinds as the service account, with changes, until each kind was listed.
 fn scenario(plane: &ControlPlane, file: &Path, name: &str) {
     let follower = Follower::with(with_kubeconfig(file));
@@ -313,6 +343,7 @@ fn the_role_permits_exactly_what_the_program_requests() {
     plane.create(NODES, &node("us", "192.0.2.1"));
     let file = plane.kubeconfig("account", &json!({"token": token.trim()}));
     scenario(&plane, &file, "streamed");
+    report_problem(&plane, &file);
     // A server without streaming lists, as those before Kubernetes 1.32.
     plane.stop_server();
     plane.flags = vec!["--feature-gates=WatchList=false"];
