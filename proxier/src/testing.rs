@@ -9,7 +9,7 @@ pub mod clock {
 
 pub mod api {
     //! Kubernetes objects as the API server sends them.
-    pub use crate::api::{EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
+    pub use crate::api::{ANNOTATIONS, EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
 }
 
 pub mod config {
@@ -49,7 +49,7 @@ pub mod diff {
 
 pub mod events {
     //! Events of the API server.
-    pub use crate::events::{EventTimes, Notice};
+    pub use crate::events::{EventTimes, Notice, Occurrence, Regarding, Severity};
 }
 
 pub mod filter {

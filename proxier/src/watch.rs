@@ -316,7 +316,7 @@ impl Watch {
 
     /// Replaces what is reported as Events. Never blocks; the newest notices count.
     ///
-    /// Only the first [`EventBook::MAX_NOTICES`] are used.
+    /// Only the first 500 are used.
     pub fn report(&self, notices: impl Iterator<Item = Notice>) {
         let Some(sender) = &self.notices else {
             return;

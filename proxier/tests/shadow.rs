@@ -16,11 +16,12 @@ use proxier::testing::filter::FilterConfig;
 use proxier::testing::frontend::Frontend;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::manifests;
-use proxier::testing::model::Protocol;
+use proxier::testing::model::{Cidr, ObjectName, Protocol, ServiceCidr};
 use proxier::testing::observed::{Carrier, ObservedServer};
 use proxier::testing::op::AddressForm;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use proxier::testing::shadow::{self, Comparison, View};
+use proxier::testing::store::{Event, Parsed, Update};
 use proxier::testing::sync::Proxier;
 use serde_json::json;
 
@@ -99,8 +100,14 @@ fn kernel(table: &Table) -> FakeKernel {
     kernel
 }
 
-/// Returns what `plan` and `plan --audit` print for this kernel and these manifests.
+/// Returns what `plan` and `plan --audit` print for this kernel and these manifests, in a cluster whose
+/// service ranges are unknown.
 fn compare(kernel: FakeKernel, documents: &str) -> (String, String) {
+    compare_with(kernel, documents, Vec::new())
+}
+
+/// The same, with the cluster's service ranges.
+fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (String, String) {
     let config = PlanConfig {
         node_name: "node-a".into(),
         scheduler: "rr".parse().unwrap(),
@@ -109,7 +116,7 @@ fn compare(kernel: FakeKernel, documents: &str) -> (String, String) {
         drain: Duration::from_secs(3600),
     };
     let options = manifests::Options {
-        service_cidr: vec!["10.96.0.0/16".parse().unwrap()],
+        service_cidr: Vec::new(),
         node_name: "node-a".into(),
         permits_loopback: false,
     };
@@ -119,6 +126,17 @@ fn compare(kernel: FakeKernel, documents: &str) -> (String, String) {
         .unwrap()
         .filtering(FilterConfig::default());
     proxier.receive(loaded.events);
+    if !ranges.is_empty() {
+        let range = Parsed {
+            name: ObjectName::new("", "kubernetes"),
+            object: Some(ServiceCidr {
+                name: "kubernetes".into(),
+                ranges,
+            }),
+            problems: Vec::new(),
+        };
+        proxier.receive([Event::ServiceCidrs(Update::Apply(range))]);
+    }
     let preview = proxier.preview(Duration::from_secs(1)).unwrap();
     let view = View {
         snapshot: proxier.snapshot(),
@@ -292,10 +310,9 @@ fn a_missing_frontend_and_one_without_a_service_are_found() {
         "TCP 10.96.1.9:80".to_owned(),
         ("rr".to_owned(), BTreeSet::new()),
     )]);
-    let range = "---\napiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\n\
-                 metadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}\n";
-    let documents = Manifest::documents(&[web(), slice()]) + range;
-    let (changes, findings) = compare(kernel(&table), &documents);
+    let ranges = vec!["10.96.0.0/16".parse().unwrap()];
+    let documents = Manifest::documents(&[web(), slice()]);
+    let (changes, findings) = compare_with(kernel(&table), &documents, ranges);
     for line in [
         "  TCP 10.96.1.1:80: add the virtual server with destinations 10.244.1.2:8080, 10.244.2.2:8080, \
          because the Service has this frontend (spec.clusterIPs)\n",

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::{Notice, Occurrence};
 
-/// The times of an [`EventBook`].
+/// When Events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventTimes {
     /// From one count of a lasting notice to the next; also before a failed request is tried again.
     pub period: Duration,
     /// How long the Event of another node is trusted to last. The API server deletes Events after an hour.
     pub other_period: Duration,
-    /// The pause between two requests, after the first [`EventBook::BURST`].
+    /// The pause between two requests, after the first 20.
     pub interval: Duration,
     /// After a refusal (403 or 404), no request is sent for this long.
     pub pause: Duration,

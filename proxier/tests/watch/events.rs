@@ -1,5 +1,6 @@
 //! Events.
 
+use std::process::Command;
 use std::time::Duration;
 
 use api_server::{ApiServer, CannedResponse};
@@ -146,4 +147,55 @@ fn without_the_option_no_event_is_written() {
     follower.watch.report(std::iter::once(notice()));
     follower.drain();
     assert_eq!(writes(&server), [] as [&str; 0]);
+}
+
+#[test]
+fn the_program_says_once_that_events_are_not_permitted() {
+    // The server has no API group for Events.
+    let server = ApiServer::start();
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let mut program = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+    program
+        .args(["run", "--dataplane=userspace", "--node-name=us", "--master"])
+        .arg(server.url())
+        .args(["--ipvs-min-sync-period=0s", "--logging-format=json"])
+        .args([
+            "--healthz-bind-address=127.0.0.1:0",
+            "--metrics-bind-address=127.0.0.1:0",
+        ])
+        .arg("--state-file")
+        .arg(directory.path().join("state"))
+        .stderr(std::fs::File::create(&log).unwrap());
+    let mut program = program.spawn().unwrap();
+    let refusals = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.matches("does not permit Events").count()
+    };
+    until(
+        "logged",
+        || (refusals() > 0).then_some(()),
+        || std::fs::read_to_string(&log),
+    );
+    let mut wrong = crate::objects::service("web", 80);
+    wrong["spec"]["externalIPs"] = json!(["bogus"]);
+    server.apply(wrong);
+    let has_problem = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.contains("bogus").then_some(())
+    };
+    until("reported", has_problem, || std::fs::read_to_string(&log));
+    std::thread::sleep(Duration::from_millis(500));
+    program.kill().unwrap();
+    program.wait().unwrap();
+    let posts = server
+        .requests()
+        .into_iter()
+        .filter(|it| it.method == "POST");
+    assert_eq!((refusals(), posts.count()), (1, 1));
+    let text = std::fs::read_to_string(&log).unwrap();
+    for line in text.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(line["ts"].is_f64() && line["msg"].is_string(), "{line}");
+    }
 }
