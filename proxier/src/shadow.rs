@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use crate::frontend::Frontend;
+use crate::ledger::Retired;
 use crate::model::{ObjectName, Protocol};
 use crate::observed::Observed;
 use crate::op::Op;
@@ -27,22 +28,24 @@ mod rule;
 mod server;
 
 pub(crate) use audit::Finding;
-use cause::Cause;
+use cause::ChangeCause;
 use change::Change;
-use rule::Rule;
+use rule::DocumentedRule;
 
 /// The values that a comparison refers to.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct Compared<'a> {
     /// The API objects.
     pub snapshot: &'a Snapshot,
     /// The plan.
     pub planner: &'a Planner,
     /// The present state of the kernel.
     pub observed: &'a Observed,
+    /// The virtual servers that exist for open connections only.
+    pub retired: &'a Retired,
 }
 
-impl View<'_> {
+impl Compared<'_> {
     fn desired(&self) -> &Desired {
         self.planner.desired()
     }
@@ -50,7 +53,7 @@ impl View<'_> {
 
 /// What a difference belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Subject {
+pub(crate) enum Affected {
     /// A Service.
     Service(ObjectName),
     /// A virtual server in the cluster's service ranges that no Service requests.
@@ -62,11 +65,11 @@ pub(crate) enum Subject {
 /// A change of the kernel, as one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
-    pub(crate) subject: Subject,
+    pub(crate) subject: Affected,
     /// The virtual servers with the same change for the same reason; empty for addresses and the node.
     pub(crate) frontends: Vec<ipvs::ServiceKey>,
     pub(crate) change: Change,
-    pub(crate) cause: Cause,
+    pub(crate) cause: ChangeCause,
 }
 
 /// The present state of the kernel, compared with the plan.
@@ -82,7 +85,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// Explains the Ops of a round that was not made.
-    pub fn new(ops: &[Op], view: &View<'_>) -> Self {
+    pub fn new(ops: &[Op], view: &Compared<'_>) -> Self {
         let mut collected = Collected::default();
         for op in ops {
             collected.add(op, view);
@@ -97,13 +100,13 @@ impl Comparison {
 
     /// Adds that the round would write packet rules.
     #[must_use]
-    pub fn writing_rules(mut self, view: &View<'_>) -> Self {
+    pub fn writing_rules(mut self, view: &Compared<'_>) -> Self {
         let cause = match has_foreign_carrier(view.observed) {
-            true => Cause::RulesBesideOthers,
-            false => Cause::Rules,
+            true => ChangeCause::RulesBesideOthers,
+            false => ChangeCause::Rules,
         };
         self.differences.push(Difference {
-            subject: Subject::Node,
+            subject: Affected::Node,
             frontends: Vec::new(),
             change: Change::WriteRules,
             cause,
@@ -131,17 +134,17 @@ fn has_foreign_carrier(observed: &Observed) -> bool {
 #[derive(Default)]
 struct Collected {
     /// By virtual server and reason: the change, whose destinations are still collected.
-    servers: BTreeMap<(Subject, ipvs::ServiceKey, Cause, &'static str), Change>,
-    addresses: BTreeMap<(Subject, Cause, &'static str), Change>,
+    servers: BTreeMap<(Affected, ipvs::ServiceKey, ChangeCause, &'static str), Change>,
+    addresses: BTreeMap<(Affected, ChangeCause, &'static str), Change>,
 }
 
 impl Collected {
-    fn add(&mut self, op: &Op, view: &View<'_>) {
+    fn add(&mut self, op: &Op, view: &Compared<'_>) {
         let Some(key) = op.service_key() else {
             let (cause, change) = address_change(op, view);
             let subject = match (cause.is_of_service(), op.address()) {
                 (true, Some(address)) => user_of(address, view.desired()),
-                _ => Subject::Node,
+                _ => Affected::Node,
             };
             let known = self.addresses.entry((subject, cause, change.verb()));
             known
@@ -150,8 +153,8 @@ impl Collected {
             return;
         };
         let server = view.desired().virtual_servers.get(&key);
-        let subject = server.map_or(Subject::NoService, |server| {
-            Subject::Service(server.owner.service.clone())
+        let subject = server.map_or(Affected::NoService, |server| {
+            Affected::Service(server.owner.service.clone())
         });
         for (cause, change) in server::changes(op, &key, view) {
             let reason = (subject.clone(), key, cause, change.verb());
@@ -164,7 +167,8 @@ impl Collected {
 
     /// Joins the frontends with the same change for the same reason.
     fn merge(self) -> Vec<Difference> {
-        let mut merged: BTreeMap<(Subject, Cause, Change), Vec<ipvs::ServiceKey>> = BTreeMap::new();
+        let mut merged: BTreeMap<(Affected, ChangeCause, Change), Vec<ipvs::ServiceKey>> =
+            BTreeMap::new();
         for ((subject, key, cause, _), change) in self.servers {
             let same = merged.entry((subject, cause, change)).or_default();
             same.push(key);
@@ -185,7 +189,7 @@ impl Collected {
 }
 
 /// Returns a Service that uses `address`.
-fn user_of(address: IpAddr, desired: &Desired) -> Subject {
+fn user_of(address: IpAddr, desired: &Desired) -> Affected {
     let servers = |protocol| {
         let key = |port| {
             ipvs::ServiceKey::from(Frontend {
@@ -197,36 +201,37 @@ fn user_of(address: IpAddr, desired: &Desired) -> Subject {
         desired.virtual_servers.range(key(0)..=key(u16::MAX))
     };
     let mut users = Protocol::ALL.into_iter().flat_map(servers);
-    users.next().map_or(Subject::Node, |(_, server)| {
-        Subject::Service(server.owner.service.clone())
+    users.next().map_or(Affected::Node, |(_, server)| {
+        Affected::Service(server.owner.service.clone())
     })
 }
 
 /// Returns the change of an Op on addresses or the device, and its cause.
-fn address_change(op: &Op, view: &View<'_>) -> (Cause, Change) {
+fn address_change(op: &Op, view: &Compared<'_>) -> (ChangeCause, Change) {
     match *op {
         Op::AddAddress(address, _) => {
             let cause = match view.observed.leftovers_of(address).next() {
-                Some(_) => Cause::AddressForm,
-                None => Cause::AddressMissing,
+                Some(_) => ChangeCause::AddressForm,
+                None => ChangeCause::AddressMissing,
             };
             (cause, Change::AddAddresses(vec![address]))
         }
-        Op::SetAddress(address, _) => (Cause::Source, Change::SetAddresses(vec![address])),
-        Op::DeleteAddress(address) => {
-            (Cause::AddressUnused, Change::DeleteAddresses(vec![address]))
-        }
+        Op::SetAddress(address, _) => (ChangeCause::Source, Change::SetAddresses(vec![address])),
+        Op::DeleteAddress(address) => (
+            ChangeCause::AddressUnused,
+            Change::DeleteAddresses(vec![address]),
+        ),
         Op::DeleteLeftover(address, _) => {
             let cause = match view.desired().addresses.contains_key(&address) {
-                true => Cause::AddressForm,
-                false => Cause::AddressUnused,
+                true => ChangeCause::AddressForm,
+                false => ChangeCause::AddressUnused,
             };
             (cause, Change::DeleteAddresses(vec![address]))
         }
-        Op::AddCarrier => (Cause::CarrierMissing, Change::AddDevice),
-        Op::DeleteCarrier => (Cause::CarrierUnused, Change::DeleteDevice),
+        Op::AddCarrier => (ChangeCause::CarrierMissing, Change::AddDevice),
+        Op::DeleteCarrier => (ChangeCause::CarrierUnused, Change::DeleteDevice),
         // The remaining Ops have a virtual server.
-        _ => (Cause::CarrierDown, Change::SetDevice),
+        _ => (ChangeCause::CarrierDown, Change::SetDevice),
     }
 }
 
@@ -247,7 +252,7 @@ pub(crate) struct Summary {
 
 impl Summary {
     /// Counts the virtual servers of the plan and of the kernel.
-    pub(crate) fn of(ops: &[Op], view: &View<'_>) -> Self {
+    pub(crate) fn of(ops: &[Op], view: &Compared<'_>) -> Self {
         let desired = &view.desired().virtual_servers;
         let observed = &view.observed.virtual_servers;
         let touched: BTreeSet<_> = ops.iter().filter_map(Op::service_key).collect();
@@ -260,9 +265,11 @@ impl Summary {
             }
         }
         for key in observed.keys().filter(|key| !desired.contains_key(key)) {
-            match touched.contains(key) {
-                true => summary.deleted += 1,
-                false => summary.foreign += 1,
+            match (touched.contains(key), view.retired.contains(key)) {
+                (true, _) => summary.deleted += 1,
+                (false, false) => summary.foreign += 1,
+                // It ends with its connections.
+                (false, true) => {}
             }
         }
         summary

@@ -113,7 +113,7 @@ pub mod problem {
 
 pub mod shadow {
     //! A comparison of the present table with the plan, and its output.
-    pub use crate::shadow::{Comparison, View};
+    pub use crate::shadow::{Compared, Comparison};
 
     /// Returns what would change, as text.
     pub fn changes(comparison: &Comparison) -> String {

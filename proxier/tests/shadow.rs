@@ -20,7 +20,7 @@ use proxier::testing::model::{Cidr, ObjectName, Protocol, ServiceCidr};
 use proxier::testing::observed::{Carrier, ObservedServer};
 use proxier::testing::op::AddressForm;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use proxier::testing::shadow::{self, Comparison, View};
+use proxier::testing::shadow::{self, Compared, Comparison};
 use proxier::testing::store::{Event, Parsed, Update};
 use proxier::testing::sync::Proxier;
 use serde_json::json;
@@ -138,10 +138,11 @@ fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (Stri
         proxier.receive([Event::ServiceCidrs(Update::Apply(range))]);
     }
     let preview = proxier.preview(Duration::from_secs(1)).unwrap();
-    let view = View {
+    let view = Compared {
         snapshot: proxier.snapshot(),
         planner: proxier.planner(),
         observed: proxier.observed(),
+        retired: proxier.ledger().retired(),
     };
     let mut comparison = Comparison::new(&preview.ops, &view);
     if preview.changes_rules {
@@ -308,7 +309,10 @@ fn a_destination_of_weight_0_with_a_ready_endpoint_is_found() {
 fn a_missing_frontend_and_one_without_a_service_are_found() {
     let table = BTreeMap::from([(
         "TCP 10.96.1.9:80".to_owned(),
-        ("rr".to_owned(), BTreeSet::new()),
+        (
+            "rr".to_owned(),
+            BTreeSet::from(["10.244.1.9:8080 masq w=1".to_owned()]),
+        ),
     )]);
     let ranges = vec!["10.96.0.0/16".parse().unwrap()];
     let documents = Manifest::documents(&[web(), slice()]);
@@ -317,8 +321,8 @@ fn a_missing_frontend_and_one_without_a_service_are_found() {
         "  TCP 10.96.1.1:80: add the virtual server with destinations 10.244.1.2:8080, 10.244.2.2:8080, \
          because the Service has this frontend (spec.clusterIPs)\n",
         "  make local service address 10.96.1.1, because no route or device makes it local\n",
-        "No Service\n  TCP 10.96.1.9:80: delete the virtual server, because no Service has this \
-         frontend\n",
+        "No Service\n  TCP 10.96.1.9:80: delete the virtual server when its connections have ended, because no \
+         Service has this frontend\n",
     ] {
         assert!(changes.contains(line), "{line}{changes}");
     }

@@ -16,7 +16,7 @@ use crate::dataplane::fake::FakeKernel;
 use crate::filter::{self, Filter};
 use crate::ledger::LedgerFile;
 use crate::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
-use crate::shadow::{Comparison, View};
+use crate::shadow::{Compared, Comparison};
 use crate::sync::{Preview, Proxier};
 
 /// Flags of `plan`.
@@ -176,10 +176,11 @@ impl Flags {
 }
 
 fn compare<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> Comparison {
-    let view = View {
+    let view = Compared {
         snapshot: proxier.snapshot(),
         planner: proxier.planner(),
         observed: proxier.observed(),
+        retired: proxier.ledger().retired(),
     };
     let comparison = Comparison::new(&preview.ops, &view);
     match preview.changes_rules {

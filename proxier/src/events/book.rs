@@ -42,7 +42,7 @@ pub(crate) enum Task {
 #[derive(Clone, Debug)]
 pub(crate) struct EventBook {
     times: EventTimes,
-    entries: BTreeMap<Notice, Entry>,
+    entries: BTreeMap<Notice, BookEntry>,
     /// The time at which the rate would be exhausted no more.
     spent_until: Duration,
     /// No request before this time.
@@ -50,7 +50,7 @@ pub(crate) struct EventBook {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct BookEntry {
     /// The count of the Event that this process created; `None` before.
     count: Option<u32>,
     is_present: bool,
@@ -93,7 +93,7 @@ impl EventBook {
                 Some(entry) => entry.is_present = true,
                 None if is_full => {}
                 None => {
-                    let entry = Entry {
+                    let entry = BookEntry {
                         count: None,
                         is_present: true,
                         due: Some(now),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::ProblemEntry;
 use crate::problem::Problem;
-use crate::shadow::{Comparison, Difference, Finding, Subject, Summary};
+use crate::shadow::{Affected, Comparison, Difference, Finding, Summary};
 
 /// Returns what would change as text: one line for each difference, under the name of its Service, and a
 /// line with the numbers.
@@ -64,7 +64,7 @@ pub(crate) fn findings(comparison: &Comparison) -> String {
 }
 
 /// Returns lines under the name of their subject, with an empty line after each subject.
-fn grouped<'a>(lines: impl Iterator<Item = (&'a Subject, Vec<String>)>) -> String {
+fn grouped<'a>(lines: impl Iterator<Item = (&'a Affected, Vec<String>)>) -> String {
     let mut text = String::new();
     let mut last = None;
     for (subject, lines) in lines {
@@ -86,11 +86,11 @@ fn grouped<'a>(lines: impl Iterator<Item = (&'a Subject, Vec<String>)>) -> Strin
     text
 }
 
-fn title(subject: &Subject) -> String {
+fn title(subject: &Affected) -> String {
     match subject {
-        Subject::Service(name) => format!("Service {name}"),
-        Subject::NoService => "No Service".to_owned(),
-        Subject::Node => "This node".to_owned(),
+        Affected::Service(name) => format!("Service {name}"),
+        Affected::NoService => "No Service".to_owned(),
+        Affected::Node => "This node".to_owned(),
     }
 }
 
@@ -238,12 +238,12 @@ enum SubjectEntry {
     Node,
 }
 
-impl From<&Subject> for SubjectEntry {
-    fn from(subject: &Subject) -> Self {
+impl From<&Affected> for SubjectEntry {
+    fn from(subject: &Affected) -> Self {
         match subject {
-            Subject::Service(name) => Self::Service(name.to_string()),
-            Subject::NoService => Self::NoService,
-            Subject::Node => Self::Node,
+            Affected::Service(name) => Self::Service(name.to_string()),
+            Affected::NoService => Self::NoService,
+            Affected::Node => Self::Node,
         }
     }
 }

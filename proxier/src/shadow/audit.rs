@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipvs_netlink as ipvs;
 
 use super::change::Listed;
-use super::{Cause, Change, Difference, Rule, Subject, View, has_foreign_carrier, rule};
+use super::{
+    Affected, Change, ChangeCause, Compared, Difference, DocumentedRule, has_foreign_carrier, rule,
+};
 use crate::frontend::Frontend;
 use crate::model::{ObjectName, Protocol, TrafficPolicy};
 use crate::plan::FrontendKind;
@@ -13,21 +15,21 @@ use crate::plan::FrontendKind;
 /// A part of the present table that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    pub(crate) subject: Subject,
+    pub(crate) subject: Affected,
     /// The frontends, each of which breaks the rule in this way.
     pub(crate) frontends: Vec<ipvs::ServiceKey>,
     /// What the table has.
     pub(crate) found: String,
-    pub(crate) rule: &'static Rule,
+    pub(crate) rule: &'static DocumentedRule,
 }
 
 /// Returns the findings in `differences`, and those of kube-proxy's packet rules.
-pub(super) fn findings(differences: &[Difference], view: &View<'_>) -> Vec<Finding> {
-    let mut inside = Inside::of(view);
+pub(super) fn findings(differences: &[Difference], view: &Compared<'_>) -> Vec<Finding> {
+    let mut inside = InsideFrontends::of(view);
     let found = differences.iter();
     let mut found: Vec<Finding> = found
         .filter_map(|difference| match difference.cause {
-            Cause::InsideClients => inside.finding(difference),
+            ChangeCause::InsideClients => inside.finding(difference),
             _ => finding(difference),
         })
         .collect();
@@ -44,24 +46,26 @@ pub(super) fn findings(differences: &[Difference], view: &View<'_>) -> Vec<Findi
 /// Returns the finding of a difference; `None` if the documentation leaves the matter open.
 fn finding(difference: &Difference) -> Option<Finding> {
     let rule = match &difference.cause {
-        Cause::NoLocalEndpoint(kind) | Cause::NotLocal(kind, _) => match kind {
+        ChangeCause::NoLocalEndpoint(kind) | ChangeCause::NotLocal(kind, _) => match kind {
             FrontendKind::ClusterIp => &rule::INTERNAL_LOCAL,
             _ => &rule::EXTERNAL_LOCAL,
         },
-        Cause::Contested(_) => &rule::ONE_OWNER,
-        Cause::Unlisted | Cause::NotReady | Cause::Terminating => &rule::READY_ONLY,
-        Cause::Hints => &rule::HINTS,
-        Cause::Ready | Cause::LastResort => &rule::READY_ALL,
-        Cause::Requested(_) | Cause::AddressMissing => &rule::FRONTENDS,
-        Cause::NoService => &rule::NO_SERVICE,
-        Cause::Affinity => &rule::AFFINITY,
+        ChangeCause::Contested(_) => &rule::ONE_OWNER,
+        ChangeCause::Unlisted | ChangeCause::NotReady | ChangeCause::Terminating => {
+            &rule::READY_ONLY
+        }
+        ChangeCause::Hints => &rule::HINTS,
+        ChangeCause::Ready | ChangeCause::LastResort => &rule::READY_ALL,
+        ChangeCause::Requested(_) | ChangeCause::AddressMissing => &rule::FRONTENDS,
+        ChangeCause::NoService => &rule::NO_SERVICE,
+        ChangeCause::Affinity => &rule::AFFINITY,
         // Choices of the operator and of this program.
         _ => return None,
     };
     let cause = &difference.cause;
     let found = match &difference.change {
         Change::AddServer(_) => "has no virtual server".to_owned(),
-        Change::DeleteServer => "has a virtual server".to_owned(),
+        Change::DeleteServer | Change::RetireServer => "has a virtual server".to_owned(),
         Change::SetServer {
             property, before, ..
         } => format!("has {property} {before}"),
@@ -94,14 +98,14 @@ fn finding(difference: &Difference) -> Option<Finding> {
 }
 
 /// The external addresses at which clients inside the cluster reach too few endpoints.
-struct Inside(BTreeMap<ipvs::ServiceKey, Vec<ipvs::ServiceKey>>);
+struct InsideFrontends(BTreeMap<ipvs::ServiceKey, Vec<ipvs::ServiceKey>>);
 
-impl Inside {
+impl InsideFrontends {
     /// Collects the external IPs and load-balancer addresses of each firewall mark.
     ///
     /// Not node ports: for them the documentation lets the policy apply to all clients. Not those where
     /// the observed table has all endpoints already, as kube-proxy does without a local one.
-    fn of(view: &View<'_>) -> Self {
+    fn of(view: &Compared<'_>) -> Self {
         let mut inside: BTreeMap<_, Vec<_>> = BTreeMap::new();
         let servers = &view.desired().virtual_servers;
         for (key, server) in servers {
@@ -150,7 +154,7 @@ impl Inside {
 ///
 /// kube-proxy's sets of node ports match by protocol and port at every local address, and its service
 /// addresses are local.
-fn rewritten_sources(view: &View<'_>) -> Vec<Finding> {
+fn rewritten_sources(view: &Compared<'_>) -> Vec<Finding> {
     let services = view.snapshot.services();
     let marked: BTreeSet<(Protocol, u16)> = services
         .filter(|service| service.external_policy == TrafficPolicy::Cluster)
@@ -172,7 +176,7 @@ fn rewritten_sources(view: &View<'_>) -> Vec<Finding> {
     let found = found.into_iter();
     found
         .map(|(service, frontends)| Finding {
-            subject: Subject::Service(service.clone()),
+            subject: Affected::Service(service.clone()),
             frontends,
             found: "is reached through packet rules that masquerade every client".to_owned(),
             rule: &rule::SOURCE_KEPT,

@@ -9,7 +9,7 @@ use crate::plan::FrontendKind;
 
 /// The reason of a change; prints as a clause: `the endpoint is not ready`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Cause {
+pub(crate) enum ChangeCause {
     /// The Service has the frontend.
     Requested(FrontendKind),
     /// Clients inside and outside the cluster reach different endpoints.
@@ -66,7 +66,7 @@ pub(crate) enum Cause {
     RulesBesideOthers,
 }
 
-impl Cause {
+impl ChangeCause {
     /// Returns whether a difference of addresses belongs to one Service, not to the node.
     pub(super) fn is_of_service(&self) -> bool {
         matches!(self, Self::AddressMissing)
@@ -81,7 +81,7 @@ fn policy(kind: FrontendKind) -> &'static str {
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for ChangeCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Requested(kind) => {

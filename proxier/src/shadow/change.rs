@@ -14,6 +14,8 @@ pub(crate) enum Change {
     AddServer(Vec<ipvs::DestinationKey>),
     /// Deletes a virtual server.
     DeleteServer,
+    /// Rejects new connections, and deletes the virtual server when the others have ended.
+    RetireServer,
     /// Changes a property of a virtual server.
     SetServer {
         property: &'static str,
@@ -56,6 +58,7 @@ impl Change {
         match self {
             Self::AddServer(_) => "add the virtual server",
             Self::DeleteServer => "delete the virtual server",
+            Self::RetireServer => "delete the virtual server when its connections have ended",
             Self::SetServer { property, .. } => property,
             Self::AddDestinations(_) => "add",
             Self::RemoveDestinations(_) => "remove",
@@ -144,7 +147,7 @@ impl fmt::Display for Change {
                 write!(f, "{verb} {}", Listed("service address", all))
             }
             Self::AddDevice | Self::SetDevice | Self::DeleteDevice => write!(f, "{verb} {CARRIER}"),
-            Self::DeleteServer | Self::WriteRules => f.write_str(verb),
+            Self::DeleteServer | Self::RetireServer | Self::WriteRules => f.write_str(verb),
             Self::AddDestinations(all)
             | Self::RemoveDestinations(all)
             | Self::RemoveDrained(all)

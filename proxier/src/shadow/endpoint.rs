@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use ipvs_netlink as ipvs;
 
-use super::{Cause, View};
+use super::{ChangeCause, Compared};
 use crate::frontend::Frontend;
 use crate::model::{Endpoint, TrafficPolicy};
 use crate::plan::VirtualServer;
@@ -13,11 +13,11 @@ use crate::plan::VirtualServer;
 pub(super) fn selected(
     server: &VirtualServer,
     key: ipvs::DestinationKey,
-    view: &View<'_>,
-) -> Cause {
+    view: &Compared<'_>,
+) -> ChangeCause {
     match listed(server, key, view) {
-        Some(endpoint) if !endpoint.is_ready => Cause::LastResort,
-        _ => Cause::Ready,
+        Some(endpoint) if !endpoint.is_ready => ChangeCause::LastResort,
+        _ => ChangeCause::Ready,
     }
 }
 
@@ -25,34 +25,34 @@ pub(super) fn selected(
 pub(super) fn rejected(
     server: &VirtualServer,
     key: ipvs::DestinationKey,
-    view: &View<'_>,
-) -> Cause {
+    view: &Compared<'_>,
+) -> ChangeCause {
     let Some(endpoint) = listed(server, key, view) else {
         let mut losers = view.planner.losers(&server.service.key);
         let rival = losers.find(|loser| loser.has_destination(&key));
-        return rival.map_or(Cause::Unlisted, |rival| {
-            Cause::Contested(rival.owner.service.clone())
+        return rival.map_or(ChangeCause::Unlisted, |rival| {
+            ChangeCause::Contested(rival.owner.service.clone())
         });
     };
     let policy = server.admission.as_ref().map(|admission| admission.policy);
     let node_name = &view.planner.config().node_name;
     if policy == Some(TrafficPolicy::Local) && !endpoint.is_on(node_name) {
         return match server.destinations.is_empty() {
-            true => Cause::NoLocalEndpoint(server.kind),
-            false => Cause::NotLocal(server.kind, endpoint.location.node.clone()),
+            true => ChangeCause::NoLocalEndpoint(server.kind),
+            false => ChangeCause::NotLocal(server.kind, endpoint.location.node.clone()),
         };
     }
     if !endpoint.is_ready {
         return match endpoint.is_serving && endpoint.is_terminating {
-            true => Cause::Terminating,
-            false => Cause::NotReady,
+            true => ChangeCause::Terminating,
+            false => ChangeCause::NotReady,
         };
     }
     let service = view.snapshot.service(&server.owner.service);
     let annotations = service.and_then(|service| service.annotations.as_deref());
     match annotations.is_some_and(|annotations| annotations.topology_keys.is_some()) {
-        true => Cause::TopologyKeys,
-        false => Cause::Hints,
+        true => ChangeCause::TopologyKeys,
+        false => ChangeCause::Hints,
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) fn rejected(
 fn listed<'a>(
     server: &VirtualServer,
     key: ipvs::DestinationKey,
-    view: &View<'a>,
+    view: &Compared<'a>,
 ) -> Option<&'a Endpoint> {
     // A firewall mark has no protocol; its port's name identifies the port.
     let protocol = Frontend::of(&server.service.key).map(|frontend| frontend.protocol);

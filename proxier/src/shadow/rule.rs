@@ -2,7 +2,7 @@
 
 /// A rule, and where it is written.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Rule {
+pub(crate) struct DocumentedRule {
     /// Its identifier in the output, stable across versions.
     pub(crate) id: &'static str,
     /// What the documentation demands.
@@ -21,7 +21,7 @@ const SERVICE_API: &str =
 const CONDITIONS: &str =
     "https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/#conditions";
 
-pub(crate) const EXTERNAL_LOCAL: Rule = Rule {
+pub(crate) const EXTERNAL_LOCAL: DocumentedRule = DocumentedRule {
     id: "external-traffic-policy-local",
     demand: "with externalTrafficPolicy Local, clients outside the cluster reach endpoints on this node \
              only; without one, nothing is forwarded",
@@ -32,7 +32,7 @@ pub(crate) const EXTERNAL_LOCAL: Rule = Rule {
     ],
 };
 
-pub(crate) const INTERNAL_LOCAL: Rule = Rule {
+pub(crate) const INTERNAL_LOCAL: DocumentedRule = DocumentedRule {
     id: "internal-traffic-policy-local",
     demand: "with internalTrafficPolicy Local, clients of the cluster IP reach endpoints on this node only; \
              without one, packets are dropped",
@@ -43,7 +43,7 @@ pub(crate) const INTERNAL_LOCAL: Rule = Rule {
     known: &["https://github.com/kubernetes/kubernetes/pull/97081"],
 };
 
-pub(crate) const INSIDE_CLIENTS: Rule = Rule {
+pub(crate) const INSIDE_CLIENTS: DocumentedRule = DocumentedRule {
     id: "cluster-clients-of-external-addresses",
     demand: "traffic from inside the cluster to an external IP or load-balancer address has Cluster \
              semantics: it reaches the endpoints of all nodes, whatever externalTrafficPolicy says",
@@ -51,14 +51,14 @@ pub(crate) const INSIDE_CLIENTS: Rule = Rule {
     known: &["https://github.com/kubernetes/kubernetes/issues/93456"],
 };
 
-pub(crate) const READY_ONLY: Rule = Rule {
+pub(crate) const READY_ONLY: DocumentedRule = DocumentedRule {
     id: "ready-endpoints-only",
     demand: "new connections go to ready endpoints; to terminating ones only if none is ready",
     sources: &[CONDITIONS, "https://kep.k8s.io/1669"],
     known: &[],
 };
 
-pub(crate) const READY_ALL: Rule = Rule {
+pub(crate) const READY_ALL: DocumentedRule = DocumentedRule {
     id: "ready-endpoints-serve",
     demand: "each ready endpoint that the traffic policy permits gets new connections; if none is ready, \
              each that is terminating but still serves",
@@ -66,7 +66,7 @@ pub(crate) const READY_ALL: Rule = Rule {
     known: &[],
 };
 
-pub(crate) const HINTS: Rule = Rule {
+pub(crate) const HINTS: DocumentedRule = DocumentedRule {
     id: "topology-hints",
     demand: "if all ready endpoints have hints, this node uses those that are meant for its name or zone",
     sources: &[
@@ -76,7 +76,7 @@ pub(crate) const HINTS: Rule = Rule {
     known: &[],
 };
 
-pub(crate) const FRONTENDS: Rule = Rule {
+pub(crate) const FRONTENDS: DocumentedRule = DocumentedRule {
     id: "every-frontend-is-served",
     demand: "every node serves each cluster IP, external IP, load-balancer address of mode VIP and node \
              port of the Service",
@@ -84,7 +84,7 @@ pub(crate) const FRONTENDS: Rule = Rule {
     known: &[],
 };
 
-pub(crate) const NO_SERVICE: Rule = Rule {
+pub(crate) const NO_SERVICE: DocumentedRule = DocumentedRule {
     id: "no-frontend-without-a-service",
     demand: "an address of the cluster's service ranges belongs to the Service to which it is allocated, \
              so that a frontend without a Service must not exist",
@@ -92,7 +92,7 @@ pub(crate) const NO_SERVICE: Rule = Rule {
     known: &[],
 };
 
-pub(crate) const ONE_OWNER: Rule = Rule {
+pub(crate) const ONE_OWNER: DocumentedRule = DocumentedRule {
     id: "one-service-per-frontend",
     demand: "no two Services collide: a frontend leads to the endpoints of one Service; the API server \
              does not check spec.externalIPs for that",
@@ -100,7 +100,7 @@ pub(crate) const ONE_OWNER: Rule = Rule {
     known: &[],
 };
 
-pub(crate) const AFFINITY: Rule = Rule {
+pub(crate) const AFFINITY: DocumentedRule = DocumentedRule {
     id: "session-affinity",
     demand: "with sessionAffinity ClientIP, connections of a client reach the same endpoint until the \
              timeout in sessionAffinityConfig is over; otherwise there is no affinity",
@@ -108,7 +108,7 @@ pub(crate) const AFFINITY: Rule = Rule {
     known: &[],
 };
 
-pub(crate) const SOURCE_KEPT: Rule = Rule {
+pub(crate) const SOURCE_KEPT: DocumentedRule = DocumentedRule {
     id: "cluster-ip-keeps-the-source",
     demand: "a Pod that connects to a cluster IP keeps its source address. kube-proxy rewrites it here, \
              because the frontend's port is the number of a node port",

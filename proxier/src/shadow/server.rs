@@ -2,20 +2,25 @@
 
 use ipvs_netlink as ipvs;
 
-use super::{Cause, Change, View, endpoint};
+use super::{Change, ChangeCause, Compared, endpoint};
 use crate::op::Op;
 use crate::plan::{FrontendKind, VirtualServer};
 
 /// Returns the changes that `op` makes to the virtual server `key`, each with its cause.
 ///
 /// Empty for the destinations of a new virtual server: the Op that adds it stands for them.
-pub(super) fn changes(op: &Op, key: &ipvs::ServiceKey, view: &View<'_>) -> Vec<(Cause, Change)> {
+pub(super) fn changes(
+    op: &Op,
+    key: &ipvs::ServiceKey,
+    view: &Compared<'_>,
+) -> Vec<(ChangeCause, Change)> {
     let server = view.desired().virtual_servers.get(key);
     let observed = view.observed.virtual_servers.get(key);
     let (Some(server), Some(found)) = (server, observed) else {
         return match (op, server) {
             (Op::AddService(_), Some(server)) => vec![added(server)],
-            (Op::DeleteService(_), None) => vec![(Cause::NoService, Change::DeleteServer)],
+            (Op::DeleteService(_), None) => vec![(ChangeCause::NoService, Change::DeleteServer)],
+            (Op::SetDestination(..), None) => vec![(ChangeCause::NoService, Change::RetireServer)],
             _ => Vec::new(),
         };
     };
@@ -45,10 +50,10 @@ pub(super) fn changes(op: &Op, key: &ipvs::ServiceKey, view: &View<'_>) -> Vec<(
     }
 }
 
-fn added(server: &VirtualServer) -> (Cause, Change) {
+fn added(server: &VirtualServer) -> (ChangeCause, Change) {
     let cause = match server.kind {
-        FrontendKind::Inside => Cause::InsideClients,
-        kind => Cause::Requested(kind),
+        FrontendKind::Inside => ChangeCause::InsideClients,
+        kind => ChangeCause::Requested(kind),
     };
     let destinations = server.destinations.iter().map(|it| it.key).collect();
     (cause, Change::AddServer(destinations))
@@ -59,10 +64,13 @@ fn kept(
     server: &VirtualServer,
     to: ipvs::Destination,
     before: u32,
-    view: &View<'_>,
-) -> (Cause, Change) {
+    view: &Compared<'_>,
+) -> (ChangeCause, Change) {
     if before == to.weight {
-        return (Cause::NotMasqueraded, Change::SetForwarding(vec![to.key]));
+        return (
+            ChangeCause::NotMasqueraded,
+            Change::SetForwarding(vec![to.key]),
+        );
     }
     let change = Change::SetWeight {
         before,
@@ -71,8 +79,8 @@ fn kept(
     };
     let cause = match (before, annotates(server, view, |all| all.weights.is_some())) {
         (0, _) => endpoint::selected(server, to.key, view),
-        (_, true) => Cause::Annotation("weights"),
-        (_, false) => Cause::NoWeights,
+        (_, true) => ChangeCause::Annotation("weights"),
+        (_, false) => ChangeCause::NoWeights,
     };
     (cause, change)
 }
@@ -82,8 +90,8 @@ fn properties(
     before: &ipvs::Service,
     after: &ipvs::Service,
     server: &VirtualServer,
-    view: &View<'_>,
-) -> Vec<(Cause, Change)> {
+    view: &Compared<'_>,
+) -> Vec<(ChangeCause, Change)> {
     let mut changes = Vec::new();
     let mut set = |cause, property, before: String, after: String| {
         if before != after {
@@ -110,19 +118,24 @@ fn properties(
     };
     let rest = |service: &ipvs::Service| format!("{:?}, {:?}", service.client_mask, service.engine);
     let cause = match annotates(server, view, |all| all.scheduler.is_some()) {
-        true => Cause::Annotation("scheduler"),
-        false => Cause::Setting("--ipvs-scheduler"),
+        true => ChangeCause::Annotation("scheduler"),
+        false => ChangeCause::Setting("--ipvs-scheduler"),
     };
     set(cause, "the scheduler", scheduler(before), scheduler(after));
     let property = "session affinity";
-    set(Cause::Affinity, property, affinity(before), affinity(after));
+    set(
+        ChangeCause::Affinity,
+        property,
+        affinity(before),
+        affinity(after),
+    );
     let cause = match annotates(server, view, |all| all.scheduler_flags.is_some()) {
-        true => Cause::Annotation("scheduler-flags"),
-        false => Cause::Setting("the scheduler"),
+        true => ChangeCause::Annotation("scheduler-flags"),
+        false => ChangeCause::Setting("the scheduler"),
     };
     set(cause, "the scheduler's flags", flags(before), flags(after));
     set(
-        Cause::Affinity,
+        ChangeCause::Affinity,
         "the persistence mask and engine",
         rest(before),
         rest(after),
@@ -133,7 +146,7 @@ fn properties(
 /// Returns whether the Service of `server` has an annotation of ours that `test` accepts.
 fn annotates(
     server: &VirtualServer,
-    view: &View<'_>,
+    view: &Compared<'_>,
     test: impl Fn(&crate::model::Annotations) -> bool,
 ) -> bool {
     let service = view.snapshot.service(&server.owner.service);

@@ -163,15 +163,15 @@ fn is_conflict(failure: &RequestFailure) -> bool {
 /// A list of objects, of which only the UIDs are used.
 #[derive(Deserialize)]
 struct NamedList {
-    items: Vec<Item>,
+    items: Vec<NamedItem>,
 }
 
 #[derive(Deserialize)]
-struct Item {
-    metadata: Metadata,
+struct NamedItem {
+    metadata: NamedMetadata,
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct NamedMetadata {
     uid: String,
 }

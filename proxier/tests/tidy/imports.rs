@@ -96,7 +96,9 @@ const MODULES: [(&str, &[&str]); 37] = [
     // A comparison of the kernel with the plan, and its output.
     (
         "shadow",
-        &["frontend", "model", "observed", "op", "plan", "store"],
+        &[
+            "frontend", "ledger", "model", "observed", "op", "plan", "store",
+        ],
     ),
     (
         "report",

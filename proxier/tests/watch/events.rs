@@ -1,5 +1,6 @@
 //! Events.
 
+use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
@@ -147,6 +148,11 @@ fn without_the_option_no_event_is_written() {
     follower.watch.report(std::iter::once(notice()));
     follower.drain();
     assert_eq!(writes(&server), [] as [&str; 0]);
+}
+
+fn unused_port() -> u16 {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
 }
 
 #[test]

@@ -301,7 +301,8 @@ fn report_problem(plane: &ControlPlane, file: &Path) {
         ))
     };
     let (namespace, name) = events::notice().event_name("us");
-    let counted = || read(&namespace, &name).filter(|event| event["series"]["count"] == 3);
+    let counted =
+        || read(&namespace, &name).filter(|event| event["series"]["count"].as_u64() >= Some(3));
     let event = until("counted", counted, || read(&namespace, &name));
     let service = plane.read(&format!("{SERVICES}/web")).unwrap();
     assert_eq!(event["regarding"]["uid"], service["metadata"]["uid"]);
