@@ -166,10 +166,14 @@ fn the_program_says_once_that_events_are_not_permitted() {
         .args(["run", "--dataplane=userspace", "--node-name=us", "--master"])
         .arg(server.url())
         .args(["--ipvs-min-sync-period=0s", "--logging-format=json"])
-        .args([
-            "--healthz-bind-address=127.0.0.1:0",
-            "--metrics-bind-address=127.0.0.1:0",
-        ])
+        .arg(format!(
+            "--healthz-bind-address=127.0.0.1:{}",
+            unused_port()
+        ))
+        .arg(format!(
+            "--metrics-bind-address=127.0.0.1:{}",
+            unused_port()
+        ))
         .arg("--state-file")
         .arg(directory.path().join("state"))
         .stderr(std::fs::File::create(&log).unwrap());
