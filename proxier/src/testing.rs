@@ -40,6 +40,11 @@ pub mod dataplane {
         //! A real kernel.
         pub use crate::dataplane::linux::Linux;
     }
+
+    pub mod userspace {
+        //! The relay instead of IPVS.
+        pub use crate::dataplane::userspace::Userspace;
+    }
 }
 
 pub mod diff {

@@ -35,7 +35,7 @@ use crate::relay::{
 
 /// The dataplane of a process that relays itself.
 #[derive(Debug)]
-pub(crate) struct Userspace {
+pub struct Userspace {
     relay: Relay,
     machine: AddressTable,
     /// Whether the process may make addresses local.
@@ -61,7 +61,7 @@ impl Userspace {
     ///
     /// # Errors
     /// If threads or sockets cannot be created.
-    pub(crate) fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
+    pub fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
         let relay = Relay::start(limits).map_err(|error| failure(&error, "starting the relay"))?;
         Ok(Self {
             relay,
@@ -80,7 +80,7 @@ impl Userspace {
     }
 
     /// Closes all frontends and waits until the connections have ended, for at most `patience`.
-    pub(crate) fn stop(self, patience: Duration) {
+    pub fn stop(self, patience: Duration) {
         self.relay.stop(patience);
     }
 

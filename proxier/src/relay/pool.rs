@@ -260,20 +260,30 @@ impl PoolState {
         (is_usable && endpoint.ejected_until.is_none()).then_some(endpoint.id)
     }
 
+    /// Returns the scheduler's choice.
+    ///
+    /// While no endpoint fails, its refusal stands, as in the kernel: a hash may select an endpoint of weight
+    /// 0, or all endpoints may have reached their thresholds.
     fn choose(&mut self, request: &Request, tried: &[SocketAddr]) -> Option<ServerId> {
-        if let Some(id) = self.balancer.pick(request) {
-            let server = self.balancer.servers().get(id)?;
-            if !tried.contains(&address_of(server)) {
-                return Some(id);
-            }
+        let picked = self.balancer.pick(request);
+        let is_untried = |server: &Server| !tried.contains(&address_of(server));
+        if let Some(id) = picked
+            && is_untried(self.balancer.servers().get(id)?)
+        {
+            return picked;
+        }
+        if tried.is_empty() && self.ejected.is_empty() {
+            return None;
         }
         // Schedulers know no attempts: a hash picks the same endpoint again, and an ejected one may be the
         // only one left. Any endpoint is better than none then.
-        let servers = self.balancer.servers().iter();
-        let mut untried = servers.filter(|(_, server)| !tried.contains(&address_of(server)));
-        untried
-            .find(|(_, server)| server.weight() > 0)
-            .map(|(id, _)| id)
+        let accepts = |server: &Server| {
+            let is_ejected = || self.ejected.contains(&address_of(server));
+            server.weight() > 0 && (server.is_eligible() || is_ejected())
+        };
+        let mut servers = self.balancer.servers().iter();
+        let next = servers.find(|(_, server)| is_untried(server) && accepts(server));
+        next.map(|(id, _)| id)
     }
 
     /// Ends ejections that are over.
