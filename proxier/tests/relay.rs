@@ -29,11 +29,7 @@ fn add(pool: &EndpointPool, endpoint: SocketAddr) {
 }
 
 fn route(pool: &Arc<EndpointPool>) -> Route {
-    Route {
-        pool: pool.clone(),
-        inside: None,
-        sources: None,
-    }
+    Route::to(pool.clone())
 }
 
 /// Returns an address of the loopback device at which nothing listens.

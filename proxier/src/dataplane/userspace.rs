@@ -28,9 +28,10 @@ use crate::model::Protocol;
 use crate::nftables;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
-use crate::plan::{Admission, Changed, Desired, Machine};
+use crate::plan::{Admission, Changed, Desired, Machine, RelayOptions};
 use crate::relay::{
-    EndpointPool, InsideClients, Listening, PoolConfig, Relay, RelayLimits, Route, Transport,
+    EndpointPool, Handling, InsideClients, Listening, OpenError, PoolConfig, Relay, RelayLimits,
+    Route, Transport,
 };
 
 /// The dataplane of a process that relays itself.
@@ -43,8 +44,17 @@ pub struct Userspace {
     inside: Arc<InsideClients>,
     state: Observed,
     servers: BTreeMap<ipvs::ServiceKey, Server>,
-    /// The admissions of the plan, by the key of the frontend's virtual server.
-    admissions: BTreeMap<ipvs::ServiceKey, Admission>,
+    /// What the plan says of frontends, by the key of their virtual server.
+    terms: BTreeMap<ipvs::ServiceKey, Terms>,
+    /// Whether the log says that few more frontends can be opened.
+    is_nearly_full: bool,
+}
+
+/// What the plan says of a frontend beside its endpoints.
+#[derive(Debug)]
+struct Terms {
+    admission: Admission,
+    options: RelayOptions,
 }
 
 /// The relay's part of a virtual server.
@@ -70,7 +80,8 @@ impl Userspace {
             inside: Arc::new(inside),
             state: Observed::default(),
             servers: BTreeMap::new(),
-            admissions: BTreeMap::new(),
+            terms: BTreeMap::new(),
+            is_nearly_full: false,
         })
     }
 
@@ -99,7 +110,7 @@ impl Userspace {
             Op::DeleteService(key) => {
                 let server = self.servers.remove(&key);
                 let server = server.ok_or_else(|| Failure::kernel(Errno::SRCH, op))?;
-                self.admissions.remove(&key);
+                self.terms.remove(&key);
                 server.pool.clear();
                 if let Some(listening) = server.listening {
                     self.relay.close(listening);
@@ -146,12 +157,30 @@ impl Userspace {
                     .ok_or_else(|| Failure::kernel(Errno::PROTONOSUPPORT, op))?;
                 let route = self.route(&service.key, &pool);
                 let opened = self.relay.open(transport, frontend.socket(), route);
-                Some(opened.map_err(|error| failure(&error, op))?)
+                let opened = opened.map_err(|error| unopened(&error, op))?;
+                self.announce_limit();
+                Some(opened)
             }
             None => None,
         };
         self.servers.insert(service.key, Server { pool, listening });
         Ok(())
+    }
+
+    /// Logs once that few more frontends can be opened.
+    fn announce_limit(&mut self) {
+        let (left, all) = self.relay.room();
+        let is_nearly_full = left < all / 5;
+        if is_nearly_full && !self.is_nearly_full {
+            tracing::warn!(
+                "{} frontends listen, and only {left} more can: each needs a file per worker, and the process \
+                 may open {} files; raise the limit (ulimit -Hn, LimitNOFILE=) or lower --userspace-workers",
+                all - left,
+                self.relay.file_limit()
+            );
+        }
+        // Announced again only after a fifth of all became free.
+        self.is_nearly_full = is_nearly_full || (self.is_nearly_full && left < all / 5 * 2);
     }
 
     fn server(&self, key: &ipvs::ServiceKey, op: &Op) -> Result<&Server, Failure> {
@@ -182,7 +211,8 @@ impl Userspace {
 
     /// Returns who may connect to a frontend, and to which endpoints.
     fn route(&self, key: &ipvs::ServiceKey, pool: &Arc<EndpointPool>) -> Route {
-        let admission = self.admissions.get(key);
+        let terms = self.terms.get(key);
+        let admission = terms.map(|terms| &terms.admission);
         let mark = admission.and_then(|admission| admission.inside_mark);
         let family = key.family();
         let inside =
@@ -191,6 +221,7 @@ impl Userspace {
             pool: pool.clone(),
             inside: inside.map(|server| (self.inside.clone(), server.pool.clone())),
             sources: admission.and_then(|admission| admission.source_ranges.clone()),
+            handling: terms.map_or_else(Handling::default, |terms| handling(&terms.options)),
         }
     }
 
@@ -215,8 +246,8 @@ impl Userspace {
         let ipvs::ServiceKey::Mark { mark, .. } = *key else {
             return vec![*key];
         };
-        let users = self.admissions.iter();
-        let users = users.filter(|(_, admission)| admission.inside_mark == Some(mark));
+        let users = self.terms.iter();
+        let users = users.filter(|(_, terms)| terms.admission.inside_mark == Some(mark));
         users.map(|(user, _)| *user).collect()
     }
 
@@ -247,6 +278,7 @@ impl Dataplane for Userspace {
         Ok(Machine {
             // The relay could not keep SCTP's associations of several addresses.
             unsupported: [Protocol::Sctp].into(),
+            is_relayed: true,
             ..machine
         })
     }
@@ -279,11 +311,13 @@ impl Dataplane for Userspace {
 
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
         for key in &changed.virtual_servers {
-            match desired.admission(key) {
-                Some(admission) => drop(self.admissions.insert(*key, admission)),
+            let server = desired.virtual_servers.get(key);
+            let (Some(server), Some(admission)) = (server, desired.admission(key)) else {
                 // The restrictions of a removed frontend hold until its virtual server is deleted.
-                None => continue,
-            }
+                continue;
+            };
+            let options = server.relay;
+            self.terms.insert(*key, Terms { admission, options });
             // Only opening a listener can fail, and the frontend of an Op is updated again after it.
             let _ = self.update(key);
         }
@@ -368,6 +402,14 @@ fn pool_config(service: &ipvs::Service) -> PoolConfig {
     }
 }
 
+fn handling(options: &RelayOptions) -> Handling {
+    let idle = options.idle_timeout_secs;
+    Handling {
+        proxy_protocol: options.proxy_protocol,
+        idle: idle.map(|secs| Duration::from_secs(secs.into())),
+    }
+}
+
 fn transport(protocol: Protocol) -> Option<Transport> {
     match protocol {
         Protocol::Tcp => Some(Transport::Tcp),
@@ -390,6 +432,14 @@ fn failure(error: &std::io::Error, doing: impl std::fmt::Display) -> Failure {
     Failure {
         errno: Errno::from_io_error(error),
         message: format!("{doing}: {error}"),
+    }
+}
+
+/// The failure to open a frontend.
+fn unopened(error: &OpenError, op: &Op) -> Failure {
+    Failure {
+        errno: Some(error.errno()),
+        message: format!("{op}: {error}"),
     }
 }
 

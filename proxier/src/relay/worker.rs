@@ -22,7 +22,8 @@ use super::frontend::SharedFrontend;
 use super::pipe::BUFFER;
 use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
 use super::udp::UdpFlows;
-use super::{RelayLimits, Statistics};
+use super::RelayLimits;
+use super::budget::Budget;
 
 mod accept;
 
@@ -107,7 +108,7 @@ pub(super) struct Worker {
     poll: Poll,
     commands: Receiver<RelayCommand>,
     limits: RelayLimits,
-    statistics: Arc<Statistics>,
+    budget: Arc<Budget>,
     listeners: Slab<Listener>,
     connections: Slab<Relayed>,
     flows: UdpFlows,
@@ -133,17 +134,17 @@ impl Worker {
         poll: Poll,
         commands: Receiver<RelayCommand>,
         limits: RelayLimits,
-        statistics: Arc<Statistics>,
+        budget: Arc<Budget>,
         started: Instant,
     ) -> Self {
         Self {
             poll,
             commands,
             limits,
-            statistics,
+            flows: UdpFlows::new(limits, budget.clone()),
+            budget,
             listeners: Slab::new(),
             connections: Slab::new(),
-            flows: UdpFlows::new(limits),
             deadlines: BTreeSet::new(),
             again: Vec::new(),
             ended: Vec::new(),
@@ -297,14 +298,15 @@ impl Worker {
 
     /// Ends connections and flows that were idle for too long.
     fn check_idle(&mut self) {
-        let (now, limit) = (self.seconds(), self.limits.tcp_idle.as_secs());
+        let now = self.seconds();
         let mut expired = Vec::new();
         for (key, connection) in &mut self.connections {
             let Relayed::Relaying(connection) = connection else {
                 continue;
             };
             let idle = now.saturating_sub(connection.active_at);
-            if u64::from(idle) >= limit {
+            let limit = connection.idle_limit().unwrap_or(self.limits.tcp_idle);
+            if u64::from(idle) >= limit.as_secs() {
                 expired.push(key);
             } else if idle >= KEEPALIVE_AFTER {
                 connection.keep_alive();

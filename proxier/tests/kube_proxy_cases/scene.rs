@@ -64,6 +64,7 @@ pub(crate) fn config() -> PlanConfig {
         node_name: HERE.into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
         drain: DRAIN,
     }

@@ -8,6 +8,7 @@ use mio::Interest;
 use mio::net::TcpStream;
 
 use super::{ACCEPTS, EXHAUSTION_PAUSE, Relayed, TokenTarget, Worker, is_exhausted, request};
+use crate::relay::budget::PER_CONNECTION;
 use crate::relay::frontend::SharedFrontend;
 use crate::relay::pool::ConnectionKind;
 use crate::relay::tcp::{ATTEMPTS, Attempt, Connecting, Readiness, Relaying, Side, reset};
@@ -18,6 +19,11 @@ impl Worker {
             let Some(listener) = self.listeners.get(key) else {
                 return;
             };
+            if !self.budget.has_room(&listener.frontend) {
+                // Its clients wait in the kernel's queue, and the other frontends continue.
+                self.budget.statistics().held_back();
+                return self.pause(key);
+            }
             match listener.socket.accept() {
                 Ok((client, address)) => {
                     let frontend = listener.frontend.clone();
@@ -25,10 +31,8 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
-                    self.statistics.exhausted();
-                    self.resume_at = Some(self.now + EXHAUSTION_PAUSE);
-                    self.paused.push(key);
-                    return;
+                    self.budget.statistics().exhausted();
+                    return self.pause(key);
                 }
                 // The client gave up before it was accepted (ECONNABORTED).
                 Err(_) => {}
@@ -37,12 +41,28 @@ impl Worker {
         self.again.push(TokenTarget::Listener(key));
     }
 
+    /// Stops accepting at a listener for a while.
+    fn pause(&mut self, key: usize) {
+        self.resume_at.get_or_insert(self.now + EXHAUSTION_PAUSE);
+        if !self.paused.contains(&key) {
+            self.paused.push(key);
+        }
+    }
+
     fn admit(&mut self, frontend: Arc<SharedFrontend>, client: TcpStream, address: SocketAddr) {
         let client_address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let permit = self
+            .budget
+            .admit(&frontend, client_address.ip(), PER_CONNECTION);
+        let Some(permit) = permit else {
+            self.budget.statistics().over_share();
+            return reset(&client);
+        };
         self.dial(Attempt {
             frontend,
             client,
             client_address,
+            permit,
             tried: Vec::new(),
         });
     }
@@ -71,13 +91,13 @@ impl Worker {
                     });
                 }
                 Err(error) if is_exhausted(&error) => {
-                    self.statistics.exhausted();
+                    self.budget.statistics().exhausted();
                     break;
                 }
                 Err(_) => lease.fail(self.now),
             }
         }
-        self.statistics.refused();
+        self.budget.statistics().refused();
         reset(&attempt.client);
     }
 
@@ -107,10 +127,11 @@ impl Worker {
         let token = TokenTarget::Side(Side::Client, key).token();
         match Relaying::begin(connecting, self.poll.registry(), token, seconds) {
             Ok(mut relaying) => {
-                self.statistics.connected();
+                self.budget.statistics().connected();
                 relaying.note(Side::Endpoint, ready);
+                let has_bytes = ready.can_read || relaying.has_header();
                 self.connections[key] = Relayed::Relaying(relaying);
-                if ready.can_read {
+                if has_bytes {
                     self.pump(key);
                 }
             }
