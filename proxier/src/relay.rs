@@ -38,7 +38,7 @@ mod worker;
 
 pub use frontend::{Handling, InsideClients, Route};
 pub use holder::Holder;
-pub(crate) use pool::PoolError;
+pub(crate) use pool::{PoolError, kernel_schedulers};
 pub use pool::{Counts, EndpointPool, PoolConfig};
 pub use statistics::Statistics;
 

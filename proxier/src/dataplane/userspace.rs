@@ -11,14 +11,14 @@
 //! Nothing outlives the process, so each start creates everything again.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
-use schedulers::{Family, Flags, Options, Thresholds};
+use schedulers::Registry;
 
 use super::linux::AddressTable;
 use super::{Dataplane, Failure, Outcome};
@@ -28,11 +28,17 @@ use crate::model::Protocol;
 use crate::nftables;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
-use crate::plan::{Admission, Changed, Desired, Machine, RelayOptions};
+use crate::plan::{Changed, Desired, Machine};
 use crate::relay::{
-    EndpointPool, Handling, InsideClients, Listening, OpenError, PoolConfig, Relay, RelayLimits,
-    Route, Transport,
+    Counts, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits, Route,
+    kernel_schedulers,
 };
+
+mod convert;
+mod terms;
+
+use convert::{handling, pool_config, socket, thresholds, transport};
+use terms::{AllTerms, Terms};
 
 /// The dataplane of a process that relays itself.
 #[derive(Debug)]
@@ -42,19 +48,12 @@ pub struct Userspace {
     /// Whether the process may make addresses local.
     is_privileged: bool,
     inside: Arc<InsideClients>,
+    schedulers: Arc<Registry>,
     state: Observed,
     servers: BTreeMap<ipvs::ServiceKey, Server>,
-    /// What the plan says of frontends, by the key of their virtual server.
-    terms: BTreeMap<ipvs::ServiceKey, Terms>,
+    terms: AllTerms,
     /// Whether the log says that few more frontends can be opened.
     is_nearly_full: bool,
-}
-
-/// What the plan says of a frontend beside its endpoints.
-#[derive(Debug)]
-struct Terms {
-    admission: Admission,
-    options: RelayOptions,
 }
 
 /// The relay's part of a virtual server.
@@ -78,11 +77,20 @@ impl Userspace {
             machine: AddressTable::open()?,
             is_privileged: has_net_admin(),
             inside: Arc::new(inside),
+            schedulers: kernel_schedulers(),
             state: Observed::default(),
             servers: BTreeMap::new(),
-            terms: BTreeMap::new(),
+            terms: AllTerms::default(),
             is_nearly_full: false,
         })
+    }
+
+    /// Makes Services choose among the schedulers of `registry` instead of the kernel's.
+    pub fn choosing(self, registry: Registry) -> Self {
+        Self {
+            schedulers: Arc::new(registry),
+            ..self
+        }
     }
 
     /// Returns the netlink port of our changes of addresses, which notifications carry.
@@ -131,10 +139,12 @@ impl Userspace {
                 set.map_err(|error| refused(&error, op))
             }
             Op::DeleteDestination(key, destination) => {
-                if !self.server(&key, op)?.pool.remove(socket(&destination)) {
-                    return Err(Failure::kernel(Errno::NOENT, op));
+                let removed = self.server(&key, op)?.pool.remove(socket(&destination));
+                let connections = removed.ok_or_else(|| Failure::kernel(Errno::NOENT, op))?;
+                // Usually they have ended: the workers need not search.
+                if connections != Counts::default() {
+                    self.relay.cut();
                 }
-                self.relay.cut();
                 Ok(())
             }
             Op::AddAddress(address, _)
@@ -149,7 +159,8 @@ impl Userspace {
         if self.servers.contains_key(&service.key) {
             return Err(Failure::kernel(Errno::EXIST, op));
         }
-        let pool = EndpointPool::new(&pool_config(&service), self.relay.now());
+        let (registry, now) = (self.schedulers.clone(), self.relay.now());
+        let pool = EndpointPool::choosing(registry, &pool_config(&service), now);
         let pool = Arc::new(pool.map_err(|error| refused(&error, op))?);
         let listening = match Frontend::of(&service.key) {
             Some(frontend) => {
@@ -213,10 +224,8 @@ impl Userspace {
     fn route(&self, key: &ipvs::ServiceKey, pool: &Arc<EndpointPool>) -> Route {
         let terms = self.terms.get(key);
         let admission = terms.map(|terms| &terms.admission);
-        let mark = admission.and_then(|admission| admission.inside_mark);
-        let family = key.family();
-        let inside =
-            mark.and_then(|mark| self.servers.get(&ipvs::ServiceKey::Mark { family, mark }));
+        let mark = self.terms.mark(key);
+        let inside = mark.and_then(|mark| self.servers.get(&mark));
         Route {
             pool: pool.clone(),
             inside: inside.map(|server| (self.inside.clone(), server.pool.clone())),
@@ -239,16 +248,6 @@ impl Userspace {
             Some(listening) => self.relay.set_route(listening, route),
             None => Ok(()),
         }
-    }
-
-    /// Returns the frontends that use the virtual server `key`: itself, or those with its firewall mark.
-    fn users(&self, key: &ipvs::ServiceKey) -> Vec<ipvs::ServiceKey> {
-        let ipvs::ServiceKey::Mark { mark, .. } = *key else {
-            return vec![*key];
-        };
-        let users = self.terms.iter();
-        let users = users.filter(|(_, terms)| terms.admission.inside_mark == Some(mark));
-        users.map(|(user, _)| *user).collect()
     }
 
     fn counted(&self, server: &ObservedServer) -> CountedServer {
@@ -317,7 +316,7 @@ impl Dataplane for Userspace {
                 continue;
             };
             let options = server.relay;
-            self.terms.insert(*key, Terms { admission, options });
+            self.terms.set(*key, Terms { admission, options });
             // Only opening a listener can fail, and the frontend of an Op is updated again after it.
             let _ = self.update(key);
         }
@@ -330,7 +329,7 @@ impl Dataplane for Userspace {
             if outcome.is_ok() {
                 self.state.record(op);
                 if let Some(key) = op.service_key() {
-                    let users = self.users(&key);
+                    let users = self.terms.users(&key);
                     let updated = users.into_iter().try_for_each(|user| self.update(&user));
                     outcome = updated.map_err(|error| failure(&error, op));
                 }
@@ -341,8 +340,8 @@ impl Dataplane for Userspace {
     }
 
     fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
-        let known = schedulers::Registry::kernel();
-        Ok(Some(known.names().any(|known| known == name.as_str())))
+        let mut known = self.schedulers.names();
+        Ok(Some(known.any(|known| known == name.as_str())))
     }
 
     // A process that filters connections itself has no packet rules and no flows in the kernel.
@@ -376,56 +375,6 @@ impl Dataplane for Userspace {
 fn has_net_admin() -> bool {
     let sets = rustix::thread::capabilities(None);
     sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
-}
-
-fn pool_config(service: &ipvs::Service) -> PoolConfig {
-    let has = |flag| service.flags.contains(flag);
-    let scheduler = service
-        .scheduler
-        .as_ref()
-        .map_or("rr", ipvs::SchedulerName::as_str);
-    let is_persistent = has(ipvs::ServiceFlags::PERSISTENT);
-    PoolConfig {
-        scheduler: scheduler.to_owned(),
-        options: Options {
-            family: match service.key.family() {
-                ipvs::Family::V4 => Family::V4,
-                ipvs::Family::V6 => Family::V6,
-            },
-            flags: Flags {
-                fallback: has(ipvs::ServiceFlags::SCHED1),
-                port: has(ipvs::ServiceFlags::SCHED2),
-            },
-            ..Options::default()
-        },
-        affinity: is_persistent.then(|| Duration::from_secs(service.timeout_secs.into())),
-    }
-}
-
-fn handling(options: &RelayOptions) -> Handling {
-    let idle = options.idle_timeout_secs;
-    Handling {
-        proxy_protocol: options.proxy_protocol,
-        idle: idle.map(|secs| Duration::from_secs(secs.into())),
-    }
-}
-
-fn transport(protocol: Protocol) -> Option<Transport> {
-    match protocol {
-        Protocol::Tcp => Some(Transport::Tcp),
-        Protocol::Udp => Some(Transport::Udp),
-        Protocol::Sctp => None,
-    }
-}
-
-fn thresholds(destination: &ipvs::Destination) -> Thresholds {
-    let thresholds = Thresholds::new(destination.upper_threshold, destination.lower_threshold);
-    // The kernel refuses a lower threshold above the upper one; no plan has one.
-    thresholds.unwrap_or_default()
-}
-
-fn socket(key: &ipvs::DestinationKey) -> SocketAddr {
-    (key.address, key.port).into()
 }
 
 fn failure(error: &std::io::Error, doing: impl std::fmt::Display) -> Failure {

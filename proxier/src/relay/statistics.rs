@@ -7,23 +7,23 @@ use metrics::{Counter, Gauge, counter, gauge};
 /// Counts of all workers since the start.
 #[derive(Debug)]
 pub struct Statistics {
-    connected: Count,
-    refused: Count,
-    over_share: Count,
-    exhausted: Count,
-    held_back: Count,
+    connected: Tally,
+    refused: Tally,
+    over_share: Tally,
+    exhausted: Tally,
+    held_back: Tally,
     listener_files: Gauge,
     connection_files: Gauge,
 }
 
 /// A count that tests read and a scrape shows.
 #[derive(Debug)]
-struct Count {
+struct Tally {
     value: AtomicU64,
     metric: Counter,
 }
 
-impl Count {
+impl Tally {
     fn new(metric: Counter) -> Self {
         Self {
             value: AtomicU64::new(0),
@@ -45,10 +45,10 @@ impl Statistics {
     /// Returns counts of 0 for a process with this limit of descriptors.
     pub(super) fn new(limit: usize) -> Self {
         let connections = |result| {
-            Count::new(counter!("ipvs_proxier_relay_connections_total", "result" => result))
+            Tally::new(counter!("ipvs_proxier_relay_connections_total", "result" => result))
         };
         let pauses =
-            |reason| Count::new(counter!("ipvs_proxier_relay_pauses_total", "reason" => reason));
+            |reason| Tally::new(counter!("ipvs_proxier_relay_pauses_total", "reason" => reason));
         let files = |of| gauge!("ipvs_proxier_relay_files", "of" => of);
         gauge!("ipvs_proxier_relay_files_limit").set(limit as f64);
         Self {
