@@ -38,8 +38,8 @@ mod worker;
 
 pub use frontend::{Handling, InsideClients, Route};
 pub use holder::Holder;
-pub(crate) use pool::{PoolError, kernel_schedulers};
 pub use pool::{Counts, EndpointPool, PoolConfig};
+pub(crate) use pool::{PoolError, kernel_schedulers};
 pub use statistics::Statistics;
 
 use budget::{Budget, ListenerPermit};

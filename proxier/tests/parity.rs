@@ -138,7 +138,11 @@ fn the_kernel_has_every_scheduler() {
         let mut linux = Linux::open(ServiceAddresses::default()).unwrap();
         for (scheduler, _) in SCHEDULERS.into_iter().chain([("twos", 1)]) {
             let name = ipvs::SchedulerName::new(scheduler).unwrap();
-            assert_ne!(linux.has_scheduler(name).unwrap(), Some(false), "{scheduler}");
+            assert_ne!(
+                linux.has_scheduler(name).unwrap(),
+                Some(false),
+                "{scheduler}"
+            );
         }
     });
 }

@@ -361,7 +361,10 @@ fn a_taken_port_is_an_error() {
     let result = relay.open(Transport::Tcp, taken.local_addr().unwrap(), route(&pool));
     let error = result.unwrap_err().to_string();
     let process = format!("(process {})", std::process::id());
-    assert!(error.starts_with("address in use by ") && error.ends_with(&process), "{error}");
+    assert!(
+        error.starts_with("address in use by ") && error.ends_with(&process),
+        "{error}"
+    );
 }
 
 #[test]

@@ -99,7 +99,9 @@ impl DataplaneFlags {
         }
         let limits = RelayLimits {
             // Processes of the node make few connections.
-            workers: self.userspace_workers.map_or(1, |workers| workers.get().into()),
+            workers: self
+                .userspace_workers
+                .map_or(1, |workers| workers.get().into()),
             ..RelayLimits::default()
         };
         // Its clients are processes of this node.

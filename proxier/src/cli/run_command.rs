@@ -109,11 +109,7 @@ impl Flags {
     }
 
     /// Programs the kernel until the process is stopped.
-    fn serve_with_ipvs(
-        &self,
-        mut linux: Linux,
-        start: Start<'_>,
-    ) -> anyhow::Result<ExitCode> {
+    fn serve_with_ipvs(&self, mut linux: Linux, start: Start<'_>) -> anyhow::Result<ExitCode> {
         let setup = start.setup;
         set_ipvs_timeouts(&mut linux, setup);
         let packets = self.packets(&mut linux, setup)?;

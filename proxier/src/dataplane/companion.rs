@@ -24,7 +24,7 @@ use crate::plan::{Changed, Desired, Machine};
 
 /// The kernel, and perhaps a relay for loopback addresses.
 #[derive(Debug)]
-pub struct Companion {
+pub(crate) struct Companion {
     linux: Linux,
     relay: Option<Userspace>,
 }
@@ -36,12 +36,12 @@ fn is_relayed(key: &ipvs::ServiceKey) -> bool {
 
 impl Companion {
     /// Returns a dataplane of IPVS and, if there is one, of a relay.
-    pub fn new(linux: Linux, relay: Option<Userspace>) -> Self {
+    pub(crate) fn new(linux: Linux, relay: Option<Userspace>) -> Self {
         Self { linux, relay }
     }
 
     /// Ends the relay: waits until its connections have ended, for at most `patience`.
-    pub fn stop(self, patience: Duration) {
+    pub(crate) fn stop(self, patience: Duration) {
         if let Some(relay) = self.relay {
             relay.stop(patience);
         }

@@ -40,10 +40,16 @@ impl RelayOptions {
             ProxyProtocol::V2 => "v2",
         };
         let version = proxy_protocol.map_or("", word);
-        let has_tcp = || service.ports.iter().any(|port| port.protocol == Protocol::Tcp);
+        let has_tcp = || {
+            service
+                .ports
+                .iter()
+                .any(|port| port.protocol == Protocol::Tcp)
+        };
         if context.machine.is_relayed {
             if proxy_protocol.is_some() && !has_tcp() {
-                let message = "has no effect: the Service has no TCP port, and only TCP has such headers";
+                let message =
+                    "has no effect: the Service has no TCP port, and only TCP has such headers";
                 report(PROXY_PROTOCOL, version, message.to_owned());
             }
             return Self {

@@ -138,7 +138,9 @@ pub(super) struct ListenerPermit {
 
 impl Drop for ListenerPermit {
     fn drop(&mut self) {
-        self.budget.listening.fetch_sub(self.count, Ordering::Relaxed);
+        self.budget
+            .listening
+            .fetch_sub(self.count, Ordering::Relaxed);
         self.budget.statistics.listening(-(self.count as f64));
     }
 }
@@ -170,7 +172,10 @@ impl Drop for Permit {
         budget.connected.fetch_sub(*count, Ordering::Relaxed);
         budget.statistics.connecting(-(*count as f64));
         frontend.return_descriptors(*count);
-        let mut clients = budget.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = budget
+            .clients
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Entry::Occupied(mut held) = clients.entry(*client) {
             *held.get_mut() -= *count;
             if *held.get() == 0 {

@@ -36,7 +36,9 @@ impl Holder {
         let found = files.into_iter().find_map(|file| {
             let list = std::fs::read_to_string(Path::new("/proc/net").join(file)).ok()?;
             let sockets = list.lines().skip(1).filter_map(ListedSocket::parse);
-            sockets.into_iter().find(|socket| socket.takes(transport, address))
+            sockets
+                .into_iter()
+                .find(|socket| socket.takes(transport, address))
         })?;
         Some(Self {
             uid: found.uid,
@@ -78,7 +80,9 @@ impl ListedSocket {
     fn takes(&self, transport: Transport, address: SocketAddr) -> bool {
         let is_same = self.local.ip().to_canonical() == address.ip();
         let is_bound = transport == Transport::Udp || self.state == LISTENING;
-        is_bound && self.local.port() == address.port() && (is_same || self.local.ip().is_unspecified())
+        is_bound
+            && self.local.port() == address.port()
+            && (is_same || self.local.ip().is_unspecified())
     }
 }
 
@@ -108,13 +112,17 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
 fn process_with(inode: u64) -> Option<(u32, String)> {
     let wanted = format!("socket:[{inode}]");
     let processes = Path::new("/proc").read_dir().ok()?;
-    let ids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let ids = processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     for id in ids {
         let path = Path::new("/proc").join(u32::to_string(&id));
         let Ok(descriptors) = path.join("fd").read_dir() else {
             continue;
         };
-        let mut targets = descriptors.flatten().flat_map(|entry| entry.path().read_link());
+        let mut targets = descriptors
+            .flatten()
+            .flat_map(|entry| entry.path().read_link());
         if targets.any(|target| target.as_os_str() == wanted.as_str()) {
             let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
             return Some((id, name.trim_end().to_owned()));
@@ -134,8 +142,14 @@ mod tests {
         let socket = ListedSocket::parse(line).unwrap();
         #[cfg(target_endian = "little")]
         assert_eq!(socket.local, "127.0.0.1:8080".parse().unwrap());
-        assert_eq!((socket.uid, socket.inode, socket.state), (101, 4242, LISTENING));
-        assert_eq!(ListedSocket::parse("  sl  local_address rem_address   st"), None);
+        assert_eq!(
+            (socket.uid, socket.inode, socket.state),
+            (101, 4242, LISTENING)
+        );
+        assert_eq!(
+            ListedSocket::parse("  sl  local_address rem_address   st"),
+            None
+        );
     }
 
     #[test]
@@ -148,6 +162,10 @@ mod tests {
         let port = everywhere.local_addr().unwrap().port();
         let other = SocketAddr::from(([127, 0, 0, 2], port));
         let holder = Holder::of(Transport::Udp, other).unwrap();
-        assert!(holder.to_string().ends_with(&format!("(process {})", std::process::id())));
+        assert!(
+            holder
+                .to_string()
+                .ends_with(&format!("(process {})", std::process::id()))
+        );
     }
 }

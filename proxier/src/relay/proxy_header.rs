@@ -81,12 +81,17 @@ mod tests {
     fn decode(bytes: &[u8]) -> Option<(SocketAddr, SocketAddr, &[u8])> {
         if let Some(rest) = bytes.strip_prefix(&SIGNATURE) {
             let (&[command, family, high, low], rest) = rest.split_first_chunk::<4>()?;
-            let (addresses, rest) = rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;
+            let (addresses, rest) =
+                rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;
             assert_eq!(command, 0x21);
             let ip = |at: usize| -> Option<IpAddr> {
                 Some(match family {
-                    0x11 => <[u8; 4]>::try_from(addresses.get(at * 4..at * 4 + 4)?).ok()?.into(),
-                    0x21 => <[u8; 16]>::try_from(addresses.get(at * 16..at * 16 + 16)?).ok()?.into(),
+                    0x11 => <[u8; 4]>::try_from(addresses.get(at * 4..at * 4 + 4)?)
+                        .ok()?
+                        .into(),
+                    0x21 => <[u8; 16]>::try_from(addresses.get(at * 16..at * 16 + 16)?)
+                        .ok()?
+                        .into(),
                     _ => return None,
                 })
             };
@@ -106,7 +111,11 @@ mod tests {
         assert_eq!(family, if client.is_ipv4() { "TCP4" } else { "TCP6" });
         let frontend: IpAddr = frontend.parse().ok()?;
         let ports = (from.parse().ok()?, to.parse().ok()?);
-        Some(((client, ports.0).into(), (frontend, ports.1).into(), &bytes[end + 2..]))
+        Some((
+            (client, ports.0).into(),
+            (frontend, ports.1).into(),
+            &bytes[end + 2..],
+        ))
     }
 
     #[test]

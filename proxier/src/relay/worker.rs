@@ -18,12 +18,12 @@ use rustix::io::Errno;
 use schedulers::Request;
 use slab::Slab;
 
+use super::RelayLimits;
+use super::budget::Budget;
 use super::frontend::SharedFrontend;
 use super::pipe::BUFFER;
 use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
 use super::udp::UdpFlows;
-use super::RelayLimits;
-use super::budget::Budget;
 
 mod accept;
 

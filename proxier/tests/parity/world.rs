@@ -41,7 +41,10 @@ struct Frontend {
 /// The client's end of a connection.
 enum Client {
     Tcp(TcpStream),
-    Udp(UdpSocket),
+    /// Kept open, so that no other client gets its port.
+    Udp {
+        _socket: UdpSocket,
+    },
 }
 
 /// Frontends of a dataplane, and the record of their connections.
@@ -252,7 +255,10 @@ impl<'a> World<'a> {
 
     fn total(&mut self, index: usize) -> usize {
         let counts = self.connections_of(index);
-        let total: u32 = counts.values().map(|(active, inactive)| active + inactive).sum();
+        let total: u32 = counts
+            .values()
+            .map(|(active, inactive)| active + inactive)
+            .sum();
         total as usize
     }
 
@@ -261,7 +267,10 @@ impl<'a> World<'a> {
         let counted = self.dataplane.virtual_server(&key).unwrap().unwrap();
         let destinations = counted.server.destinations.iter();
         let names = destinations.map(|it| name_of(it.key.address));
-        let counts = counted.connections.iter().map(|it| (it.active, it.inactive));
+        let counts = counted
+            .connections
+            .iter()
+            .map(|it| (it.active, it.inactive));
         names.zip(counts).collect()
     }
 }
@@ -279,7 +288,9 @@ impl Frontend {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_reuse_address(true).unwrap();
         socket.bind(&source.into()).unwrap();
-        socket.connect_timeout(&self.address.into(), PATIENCE).ok()?;
+        socket
+            .connect_timeout(&self.address.into(), PATIENCE)
+            .ok()?;
         let mut stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(PATIENCE * 5)).unwrap();
         let mut name = [0; 1];
@@ -294,7 +305,7 @@ impl Frontend {
         socket.send(b"?").unwrap();
         let mut name = [0; 1];
         socket.recv(&mut name).ok()?;
-        Some((name[0].into(), Client::Udp(socket)))
+        Some((name[0].into(), Client::Udp { _socket: socket }))
     }
 }
 

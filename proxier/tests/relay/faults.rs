@@ -47,7 +47,9 @@ impl Mortal {
 /// Returns who answers a new connection, while the mortal endpoint greets.
 fn answer(address: SocketAddr, mortal: &Mortal) -> char {
     let mut client = connect(address);
-    client.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_millis(5)))
+        .unwrap();
     let start = Instant::now();
     loop {
         if mortal.listener.is_some() {
@@ -72,7 +74,8 @@ fn an_endpoint_that_dies_is_left_out_and_gets_connections_when_it_returns() {
     let mut relay = relay();
     let (address, _listening) = open(&mut relay, &pool);
     let both = |mortal: &Mortal| {
-        let names: std::collections::BTreeSet<char> = (0..4).map(|_| answer(address, mortal)).collect();
+        let names: std::collections::BTreeSet<char> =
+            (0..4).map(|_| answer(address, mortal)).collect();
         names.len() == 2
     };
     assert!(both(&mortal));
@@ -98,7 +101,9 @@ fn clients_are_refused_at_once_when_all_endpoints_are_gone() {
     let start = Instant::now();
     let reset = connect(address).read(&mut [0; 1]).unwrap_err();
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
-    gone.iter().for_each(|&endpoint| drop(pool.remove(endpoint)));
+    for endpoint in gone {
+        pool.remove(endpoint);
+    }
     relay.adjust(&mut listening).unwrap();
     eventually(|| {
         let refused = TcpStream::connect(address);
@@ -151,7 +156,9 @@ fn under_load(address: SocketAddr, connections: usize, change: impl FnOnce()) ->
         let mut part = clients.split_off(clients.len() - connections / 2);
         let (is_over, asked) = (is_over.clone(), asked.clone());
         std::thread::spawn(move || {
-            part.iter_mut().for_each(|client| drop(greeting(client)));
+            for client in &mut part {
+                greeting(client);
+            }
             while !is_over.load(Ordering::Relaxed) {
                 for client in &mut part {
                     client.write_all(b"?").unwrap();
@@ -164,7 +171,9 @@ fn under_load(address: SocketAddr, connections: usize, change: impl FnOnce()) ->
     eventually(|| asked.load(Ordering::Relaxed) > connections as u64);
     change();
     is_over.store(true, Ordering::Relaxed);
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
     asked.load(Ordering::Relaxed)
 }
 
@@ -192,17 +201,25 @@ fn changes_disturb_no_connection_of_another_endpoint() {
             // An endpoint of the same frontend comes, changes and goes; the scheduler changes.
             add(&pool_under_load, endpoint);
             let weight = round % 7;
-            pool_under_load.set(endpoint, weight, Thresholds::default()).unwrap();
+            pool_under_load
+                .set(endpoint, weight, Thresholds::default())
+                .unwrap();
             let scheduler = ["wrr", "sh", "mh", "lc"][round as usize % 4];
-            pool_under_load.configure(&config(scheduler), relay.now()).unwrap();
-            relay.set_route(&mut listening, route(&pool_under_load)).unwrap();
+            pool_under_load
+                .configure(&config(scheduler), relay.now())
+                .unwrap();
+            relay
+                .set_route(&mut listening, route(&pool_under_load))
+                .unwrap();
             pool_under_load.remove(endpoint);
             other.remove(endpoint);
             relay.cut();
             relay.close(opened);
         }
         // Even without a usable endpoint, the connections stay.
-        pool_under_load.set(stable, 0, Thresholds::default()).unwrap();
+        pool_under_load
+            .set(stable, 0, Thresholds::default())
+            .unwrap();
         relay.adjust(&mut listening).unwrap();
         eventually(|| TcpStream::connect(address).is_err());
     });
@@ -220,7 +237,9 @@ fn echo() -> SocketAddr {
             mio::net::TcpListener::from_std(listener)
         };
         let (readable, accepting) = (mio::Interest::READABLE, mio::Token(usize::MAX - 1));
-        poll.registry().register(&mut listener, accepting, readable).unwrap();
+        poll.registry()
+            .register(&mut listener, accepting, readable)
+            .unwrap();
         let mut streams = slab::Slab::new();
         let mut events = mio::Events::with_capacity(256);
         loop {
@@ -231,7 +250,9 @@ fn echo() -> SocketAddr {
                         stream.write_all(b"e").unwrap();
                         let entry = streams.vacant_entry();
                         let token = mio::Token(entry.key());
-                        poll.registry().register(&mut stream, token, readable).unwrap();
+                        poll.registry()
+                            .register(&mut stream, token, readable)
+                            .unwrap();
                         entry.insert(stream);
                     }
                     continue;

@@ -85,7 +85,10 @@ fn flows_of_a_client_without_a_share_replace_its_others() {
         }
     });
     let mut relay = relay_with(64);
-    let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = UdpSocket::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let _listening = relay.open(Transport::Udp, address, route(&pool)).unwrap();
     let mut kept = Vec::new();
     for _ in 0..200 {
@@ -107,8 +110,16 @@ fn listeners_leave_descriptors_for_connections() {
     // 88 of 100 descriptors, three quarters of them for listeners of two workers.
     let mut open_ones: Vec<_> = (0..33).map(|_| open(&mut relay, &pool)).collect();
     assert_eq!(relay.room(), (0, 33));
-    let refused = relay.open(Transport::Tcp, unused(), route(&pool)).unwrap_err();
-    assert!(matches!(refused, OpenError::Listeners { most: 66, limit: 100 }));
+    let refused = relay
+        .open(Transport::Tcp, unused(), route(&pool))
+        .unwrap_err();
+    assert!(matches!(
+        refused,
+        OpenError::Listeners {
+            most: 66,
+            limit: 100
+        }
+    ));
     for words in ["100 files", "ulimit -Hn", "--userspace-workers"] {
         assert!(refused.to_string().contains(words), "{refused}");
     }
