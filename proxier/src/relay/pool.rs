@@ -213,6 +213,11 @@ impl EndpointPool {
         self.lock().endpoints.values().any(|it| it.weight > 0)
     }
 
+    /// Returns whether an endpoint is left that was not tried.
+    pub fn has_other(&self, tried: &[SocketAddr]) -> bool {
+        self.lock().other(tried).is_some()
+    }
+
     /// Returns the connection counts of an endpoint.
     pub fn counts(&self, address: SocketAddr) -> Counts {
         let state = self.lock();
@@ -302,13 +307,20 @@ impl PoolState {
         }
         // Schedulers know no attempts: a hash picks the same endpoint again, and an ejected one may be the
         // only one left. Any endpoint is better than none then.
+        self.other(tried)
+    }
+
+    /// Returns an endpoint that was not tried and has not reached its threshold.
+    fn other(&self, tried: &[SocketAddr]) -> Option<ServerId> {
         let accepts = |server: &Server| {
-            let is_ejected = || self.ejected.contains(&address_of(server));
-            server.weight() > 0 && (server.is_eligible() || is_ejected())
+            let address = address_of(server);
+            let is_eligible = server.is_eligible() || self.ejected.contains(&address);
+            server.weight() > 0 && is_eligible && !tried.contains(&address)
         };
         let mut servers = self.balancer.servers().iter();
-        let next = servers.find(|(_, server)| is_untried(server) && accepts(server));
-        next.map(|(id, _)| id)
+        servers
+            .find(|(_, server)| accepts(server))
+            .map(|(id, _)| id)
     }
 
     /// Ends ejections that are over.

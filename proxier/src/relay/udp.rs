@@ -14,7 +14,7 @@ use super::RelayLimits;
 use super::budget::{Budget, PER_FLOW, Permit};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
-use super::worker::request;
+use super::worker::{is_exhausted, request};
 
 /// The datagrams that are received at once before events of others get their turn.
 const TURNS: usize = 64;
@@ -172,7 +172,15 @@ impl UdpFlows {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
-        let mut socket = UdpSocket::bind(any).ok()?;
+        let mut socket = match UdpSocket::bind(any) {
+            Err(error) if is_exhausted(&error) => {
+                self.budget.statistics().exhausted();
+                self.evict();
+                UdpSocket::bind(any)
+            }
+            other => other,
+        }
+        .ok()?;
         socket.connect(lease.address()).ok()?;
         let entry = self.sockets.vacant_entry();
         let key = entry.key();

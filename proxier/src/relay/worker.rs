@@ -5,6 +5,7 @@
 //! read and one write in each direction.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -122,6 +123,9 @@ pub(super) struct Worker {
     /// When accepting continues after the process ran out of descriptors.
     resume_at: Option<Duration>,
     paused: Vec<usize>,
+    /// A descriptor for the endpoint's socket of the last client that is accepted before none is left.
+    /// Without it, all waiting clients would be accepted and reset.
+    spare: Option<File>,
     next_idle_check: Duration,
     stop_at: Option<Duration>,
     started: Instant,
@@ -150,6 +154,7 @@ impl Worker {
             ended: Vec::new(),
             resume_at: None,
             paused: Vec::new(),
+            spare: None,
             next_idle_check: IDLE_CHECK,
             stop_at: None,
             started,
@@ -282,8 +287,10 @@ impl Worker {
             if deadline > self.now {
                 break;
             }
-            // Removes the deadline, too.
-            self.try_next(key);
+            // Both replace the deadline.
+            if !self.wait_longer(key) {
+                self.try_next(key);
+            }
         }
         if self.resume_at.is_some_and(|at| at <= self.now) {
             self.resume_at = None;

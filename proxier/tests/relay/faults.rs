@@ -112,6 +112,30 @@ fn clients_are_refused_at_once_when_all_endpoints_are_gone() {
     assert!(start.elapsed() < Duration::from_secs(5));
 }
 
+/// A lost SYN is repeated after a second, longer than the patience with an endpoint that has alternatives.
+#[test]
+fn the_only_endpoint_has_time_to_answer() {
+    let slow = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    slow.bind(&any.into()).unwrap();
+    slow.listen(0).unwrap();
+    let endpoint = slow.local_addr().unwrap().as_socket().unwrap();
+    // Its queue is full, so that the SYN is dropped.
+    let filling = TcpStream::connect(endpoint).unwrap();
+    let pool = pool("rr", None);
+    add(&pool, endpoint);
+    let mut relay = relay();
+    let (address, _listening) = open(&mut relay, &pool);
+    let mut client = connect(address);
+    std::thread::sleep(Duration::from_millis(600));
+    let listener = TcpListener::from(slow);
+    let _ = listener.accept().unwrap();
+    drop(filling);
+    let (mut server, _) = listener.accept().unwrap();
+    server.write_all(b"s").unwrap();
+    assert_eq!(greeting(&mut client), 's');
+}
+
 /// In batches, because a connection has four descriptors in this process.
 #[test]
 fn ten_thousand_half_closed_connections_end_and_leave_nothing() {
@@ -228,7 +252,12 @@ fn changes_disturb_no_connection_of_another_endpoint() {
 
 /// An endpoint with one thread for all its connections; greets with `e`, and returns all bytes.
 fn echo() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    listener.bind(&any.into()).unwrap();
+    listener.listen(4_096).unwrap();
+    let listener = TcpListener::from(listener);
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         let mut poll = mio::Poll::new().unwrap();

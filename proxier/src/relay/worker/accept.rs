@@ -1,8 +1,10 @@
 //! From an accepted client to a connection with an endpoint.
 
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mio::Interest;
 use mio::net::TcpStream;
@@ -22,6 +24,13 @@ impl Worker {
             if !self.budget.has_room(&listener.frontend) {
                 // Its clients wait in the kernel's queue, and the other frontends continue.
                 self.budget.statistics().held_back();
+                return self.pause(key);
+            }
+            if self.spare.is_none() {
+                self.spare = File::open("/dev/null").ok();
+            }
+            if self.spare.is_none() {
+                self.budget.statistics().exhausted();
                 return self.pause(key);
             }
             match listener.socket.accept() {
@@ -80,7 +89,7 @@ impl Worker {
                 break;
             };
             attempt.tried.push(lease.address());
-            match TcpStream::connect(lease.address()) {
+            match self.connect(lease.address()) {
                 Ok(endpoint) => {
                     let deadline = self.now + patience;
                     return self.wait_for_endpoint(Connecting {
@@ -99,6 +108,15 @@ impl Worker {
         }
         self.budget.statistics().refused();
         reset(&attempt.client);
+    }
+
+    fn connect(&mut self, endpoint: SocketAddr) -> io::Result<TcpStream> {
+        match TcpStream::connect(endpoint) {
+            Err(error) if is_exhausted(&error) && self.spare.take().is_some() => {
+                TcpStream::connect(endpoint)
+            }
+            other => other,
+        }
     }
 
     fn wait_for_endpoint(&mut self, mut connecting: Connecting) {
@@ -146,6 +164,35 @@ impl Worker {
             connecting.lease.fail(self.now);
             self.dial(connecting.attempt);
         }
+    }
+
+    /// Continues to wait for the endpoint if no other one is left, for as long as attempts with others would
+    /// take: the kernel repeats a lost SYN after a second only. Returns whether it does.
+    fn extend(connecting: &mut Connecting, now: Duration) -> bool {
+        let tried = &mut connecting.attempt.tried;
+        let Some(&patience) = ATTEMPTS.get(tried.len()) else {
+            return false;
+        };
+        if connecting.lease.pool().has_other(tried) {
+            return false;
+        }
+        tried.push(connecting.lease.address());
+        connecting.deadline = now + patience;
+        true
+    }
+
+    /// Returns whether a connection whose deadline is over gets another one.
+    pub(super) fn wait_longer(&mut self, key: usize) -> bool {
+        let Some(Relayed::Connecting(connecting)) = self.connections.get_mut(key) else {
+            return false;
+        };
+        let before = connecting.deadline;
+        let is_longer = Self::extend(connecting, self.now);
+        if is_longer {
+            self.deadlines.remove(&(before, key));
+            self.deadlines.insert((connecting.deadline, key));
+        }
+        is_longer
     }
 
     /// Removes a connection whose endpoint has not accepted yet. Its key stays in use.
