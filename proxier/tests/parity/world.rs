@@ -36,7 +36,8 @@ struct Frontend {
     service: ipvs::Service,
     address: SocketAddr,
     protocol: Protocol,
-    clients: Vec<Client>,
+    /// With the endpoints that they reached.
+    clients: Vec<(char, Client)>,
 }
 
 /// The client's end of a connection.
@@ -137,7 +138,7 @@ impl<'a> World<'a> {
                 match frontend.ask((source, port).into()) {
                     Some((name, client)) => {
                         picks.push(name);
-                        frontend.clients.push(client);
+                        frontend.clients.push((name, client));
                     }
                     None => picks.push('-'),
                 }
@@ -155,9 +156,9 @@ impl<'a> World<'a> {
     }
 
     /// Every `n`th client of each frontend ends its direction.
-    pub(crate) fn end_writing(&mut self, n: usize) {
+    pub(crate) fn end_writing(&self, n: usize) {
         for frontend in &self.frontends {
-            for client in frontend.clients.iter().step_by(n) {
+            for (_, client) in frontend.clients.iter().step_by(n) {
                 if let Client::Tcp(stream) = client {
                     stream.shutdown(Shutdown::Write).unwrap();
                 }
@@ -171,13 +172,13 @@ impl<'a> World<'a> {
     pub(crate) fn reset_every(&mut self, n: usize) {
         for frontend in &mut self.frontends {
             let clients = std::mem::take(&mut frontend.clients);
-            for (index, client) in clients.into_iter().enumerate() {
+            for (index, (name, client)) in clients.into_iter().enumerate() {
                 match client {
                     Client::Tcp(stream) if index % n == 0 => {
                         let socket = SockRef::from(&stream);
                         socket.set_linger(Some(Duration::ZERO)).unwrap();
                     }
-                    kept => frontend.clients.push(kept),
+                    kept => frontend.clients.push((name, kept)),
                 }
             }
         }
@@ -212,6 +213,9 @@ impl<'a> World<'a> {
     /// Removes an endpoint. Its connections no longer count anywhere.
     pub(crate) fn remove(&mut self, name: char) {
         self.endpoints.remove(&name);
+        for frontend in &mut self.frontends {
+            frontend.clients.retain(|(reached, _)| *reached != name);
+        }
         for key in self.keys() {
             self.apply(Op::DeleteDestination(key, socket(name).into()));
         }
