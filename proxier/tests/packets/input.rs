@@ -102,7 +102,10 @@ fn ruleset(scene: &Scene) -> String {
     };
     let mut rules: String = foreign.map(list).collect();
     if has_iptables() {
-        for save in ["/usr/sbin/iptables-nft-save", "/usr/sbin/ip6tables-nft-save"] {
+        for save in [
+            "/usr/sbin/iptables-nft-save",
+            "/usr/sbin/ip6tables-nft-save",
+        ] {
             let saved = node.exec(&[save]);
             // Comments have the time; chains have counters.
             let lines = saved.lines().filter(|line| !line.starts_with('#'));

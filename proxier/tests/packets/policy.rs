@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use lab::net::Host;
+use lab::net::{Answer, Host};
 use proxier::testing::plan::ServiceAddresses;
 
 use super::host_ports::has_iptables;
@@ -90,7 +90,10 @@ impl Felix<'_> {
                 writeln!(commands, "add {set} {address}").unwrap();
             }
         }
-        self.read_file(&["/usr/sbin/ipset", "-exist", "restore", "-file"], &commands);
+        self.read_file(
+            &["/usr/sbin/ipset", "-exist", "restore", "-file"],
+            &commands,
+        );
     }
 
     /// Runs a program that reads `text` from the file of its last argument.
@@ -117,7 +120,9 @@ fn rules(family: &Family, policy: Policy, has_ipvs: bool) -> String {
                  -A cali-INPUT -j cali-forward-check\n\
                  -A cali-INPUT -m mark ! --mark 0/{ENDPOINT_MARK} -j RETURN"
             ),
-            format!("-A cali-OUTPUT -m mark ! --mark 0/{ENDPOINT_MARK} -j cali-forward-endpoint-mark"),
+            format!(
+                "-A cali-OUTPUT -m mark ! --mark 0/{ENDPOINT_MARK} -j cali-forward-endpoint-mark"
+            ),
         ),
         false => Default::default(),
     };
@@ -167,11 +172,28 @@ fn ways() -> Vec<(&'static str, String)> {
     let services = [cluster_ip, load_balancer, node_port].concat();
     let outside = services.clone();
     let inside = pod.into_iter().chain(services).map(|to| ("pod3", to));
-    inside.chain(outside.into_iter().map(|to| ("ext", to))).collect()
+    inside
+        .chain(outside.into_iter().map(|to| ("ext", to)))
+        .collect()
 }
 
 /// How often each way is tried: twelve times for a client and a frontend, over both protocols and families.
 const TIMES: usize = 3;
+
+/// Returns whether a request of `host` is answered.
+///
+/// Felix' rules refuse what they deny. A busy machine may leave a permitted request without an answer, so
+/// the client then tries again.
+fn is_answered(host: &Host, frontend: &str) -> bool {
+    let (protocol, to) = frontend.split_once(' ').unwrap();
+    let ask = || match protocol {
+        "tcp" => host.ask_tcp(to),
+        _ => host.ask_udp(to),
+    };
+    let mut answers = std::iter::repeat_with(ask).take(3);
+    let answer = answers.find(|answer| *answer != Answer::Timeout);
+    answer.is_some_and(|answer| answer.backend().is_some())
+}
 
 /// Returns the number of answered requests of each way; ways without any are missing.
 fn answered(scene: &Scene) -> BTreeMap<String, usize> {
@@ -179,15 +201,7 @@ fn answered(scene: &Scene) -> BTreeMap<String, usize> {
         let ask = |(client, frontend): (&'static str, String)| {
             let host = scene.client(client);
             scope.spawn(move || {
-                let (protocol, to) = frontend.split_once(' ').unwrap();
-                let is_answered = |_: &usize| {
-                    let answer = match protocol {
-                        "tcp" => host.ask_tcp(to),
-                        _ => host.ask_udp(to),
-                    };
-                    answer.backend().is_some()
-                };
-                let count = (0..TIMES).filter(is_answered).count();
+                let count = (0..TIMES).filter(|_| is_answered(host, &frontend)).count();
                 (format!("{client} to {frontend}"), count)
             })
         };

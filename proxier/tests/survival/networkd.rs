@@ -18,10 +18,7 @@ const OTHERS: (&str, &str) = (
 );
 
 /// Matches each device that no earlier file matches, as the files of many images do.
-const EVERY_DEVICE: (&str, &str) = (
-    "50-all.network",
-    "[Match]\nName=*\n[Network]\nDHCP=no\n",
-);
+const EVERY_DEVICE: (&str, &str) = ("50-all.network", "[Match]\nName=*\n[Network]\nDHCP=no\n");
 
 /// The documented file.
 const UNMANAGED: (&str, &str) = (
@@ -56,7 +53,10 @@ impl Networkd {
         let process = cluster.node.run(|| command.spawn()).unwrap();
         let networkd = Self { process, directory };
         let deadline = Instant::now() + lab::patience(Duration::from_secs(30));
-        while !networkd.log().contains("Successfully acquired requested service name") {
+        while !networkd
+            .log()
+            .contains("Successfully acquired requested service name")
+        {
             assert!(Instant::now() < deadline, "{}", networkd.log());
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -66,7 +66,10 @@ impl Networkd {
     /// Runs networkctl and returns its output.
     fn ctl(&self, cluster: &Cluster, command: &str) -> String {
         let pid = self.process.id();
-        sh(cluster, &format!("nsenter --target {pid} --mount networkctl {command}"))
+        sh(
+            cluster,
+            &format!("nsenter --target {pid} --mount networkctl {command}"),
+        )
     }
 
     fn log(&self) -> String {
@@ -109,7 +112,7 @@ fn with_the_documented_file_networkd_leaves_the_device_and_its_routes_alone() {
             assert!(answers(&cluster.node) && answers(&cluster.pod3));
         }
         let log = daemon.log();
-        assert!(!log.contains("repaired"), "{log}");
+        assert!(!log.contains("repaired drift"), "{log}");
     });
 }
 
@@ -127,8 +130,11 @@ fn without_the_documented_file_what_networkd_deletes_is_restored_within_a_second
             carrier_addresses(&cluster).contains("fe80::")
         });
         assert!(answers(&cluster.node) && answers(&cluster.pod3));
-        assert_eq!(routes(&cluster), before);
 
+        let start = Instant::now();
+        assert_eq!(routes(&cluster), before);
+        // A look starts several programs. The last one that fails may begin just before the repair.
+        let looks = 2 * start.elapsed();
         networkd.ctl(&cluster, "reconfigure kube-ipvs0");
         let start = Instant::now();
         let is_repaired = || daemon.log().contains("repaired drift");
@@ -136,8 +142,9 @@ fn without_the_documented_file_what_networkd_deletes_is_restored_within_a_second
             is_repaired() && routes(&cluster) == before
         });
         let took = start.elapsed();
-        println!("{took:?}");
-        assert!(took < lab::patience(Duration::from_secs(1)), "{took:?}");
+        println!("{took:?}, looks {looks:?}");
+        let limit = lab::patience(Duration::from_secs(1)) + looks;
+        assert!(took < limit, "{took:?}");
         assert!(answers(&cluster.node) && answers(&cluster.pod3));
     });
 }
