@@ -34,6 +34,7 @@ mod follow;
 mod frontend;
 mod health;
 mod instruments;
+mod joined;
 mod ledger;
 mod manifests;
 mod model;

@@ -21,7 +21,7 @@ use rustix::thread::CapabilitySet;
 use schedulers::{Family, Flags, Options, Thresholds};
 
 use super::linux::AddressTable;
-use super::{Dataplane, Failure, Outcome};
+use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
 use crate::frontend::Frontend;
 use crate::model::Protocol;
@@ -254,6 +254,7 @@ impl Dataplane for Userspace {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        _: Portion,
     ) -> bool {
         *expected == self.state.virtual_servers
     }

@@ -8,11 +8,12 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 35] = [
+const MODULES: [(&str, &[&str]); 36] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
     ("conditions", &[]),
+    ("joined", &[]),
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
@@ -74,6 +75,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "dataplane",
             "filter",
             "frontend",
+            "joined",
             "model",
             "observed",
             "packed",
@@ -82,7 +84,7 @@ const MODULES: [(&str, &[&str]); 35] = [
         ],
     ),
     // `ledger` for the drains: a draining destination is not deleted.
-    ("diff", &["ledger", "observed", "op", "plan"]),
+    ("diff", &["joined", "ledger", "observed", "op", "plan"]),
     ("neighbours", &["nftables", "observed", "op", "plan"]),
     (
         "report",
@@ -113,6 +115,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "diff",
             "filter",
             "frontend",
+            "joined",
             "ledger",
             "model",
             "observed",
