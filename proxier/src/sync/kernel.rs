@@ -10,7 +10,8 @@ use crate::plan::{Changed, Desired};
 use crate::problem::Problem;
 use crate::timer::Timer;
 
-/// The longest time between two resyncs that read all virtual servers over netlink.
+/// The longest time between two resyncs that read all virtual servers over netlink; longer for large tables
+/// ([`rarity`]).
 ///
 /// The resyncs between them look whether something differs first ([`Dataplane::shows_virtual_servers`]),
 /// which costs a fraction. So a difference in a field that the look does not show is repaired this late.
@@ -19,8 +20,7 @@ const READ_PERIOD: Duration = Duration::from_secs(600);
 /// The number of virtual servers and destinations at which a resync may look on average.
 ///
 /// A look at one takes about a microsecond. So the looks at any number of them take 0.05 % of a
-/// processor at the default period of 30 s: if there are more, only every second resync looks at all, or
-/// every third, and so on.
+/// processor at the default period of 30 s.
 const LOOKS_PER_RESYNC: usize = 15_000;
 
 /// The observed state of the kernel, and the parts of it that may differ from the plan.
@@ -40,7 +40,7 @@ pub(super) struct KernelState {
     /// When all virtual servers were last read over netlink, in time since boot.
     read_at: Duration,
     /// The number of resyncs since all virtual servers were last read or looked at.
-    glances: usize,
+    glances: u32,
     /// The virtual servers and addresses that the next round compares.
     pub(super) pending: Changed,
 }
@@ -84,8 +84,12 @@ impl KernelState {
             self.read_all(dataplane, desired, now)?;
             return Ok(Changed::default());
         };
-        let may_look = now < self.read_at + READ_PERIOD;
-        let portion = self.next_portion(&expected);
+        let rarity = rarity(&expected);
+        let may_look = now < self.read_at + READ_PERIOD * rarity;
+        let portion = match self.glances + 1 < rarity {
+            true => Portion::Beginning,
+            false => Portion::Whole,
+        };
         if !may_look || !dataplane.shows_virtual_servers(&expected.virtual_servers, portion) {
             self.read_all(dataplane, desired, now)?;
             return Ok(drift(&expected, &self.observed, desired));
@@ -117,15 +121,6 @@ impl KernelState {
         Ok(())
     }
 
-    /// Returns the portion of the virtual servers at which the next resync looks.
-    fn next_portion(&self, expected: &Observed) -> Portion {
-        let servers = expected.virtual_servers.values();
-        let all: usize = servers.map(|server| 1 + server.destinations.len()).sum();
-        match all > LOOKS_PER_RESYNC * (self.glances + 1) {
-            true => Portion::Beginning,
-            false => Portion::Whole,
-        }
-    }
 
     /// Shares the memory of a virtual server's destinations with the plan if they are equal.
     pub(super) fn share(&mut self, key: &ipvs_netlink::ServiceKey, desired: &Desired) {
@@ -135,6 +130,13 @@ impl KernelState {
             observed.destinations.share(&wanted.destinations);
         }
     }
+}
+
+/// Returns `n` if every nth resync looks at all virtual servers: 1 unless there are very many.
+fn rarity(expected: &Observed) -> u32 {
+    let servers = expected.virtual_servers.values();
+    let all: usize = servers.map(|server| 1 + server.destinations.len()).sum();
+    u32::try_from(all.div_ceil(LOOKS_PER_RESYNC)).map_or(u32::MAX, |rarity| rarity.max(1))
 }
 
 /// Returns a Problem for each service address that another program makes local too.
