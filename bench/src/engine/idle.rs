@@ -19,7 +19,7 @@ use super::{Flags, memory};
 const MAX_SHARE: u128 = 1_000;
 
 /// The time after which the kinds of resyncs repeat, at 10,000 x 10: one reads all over netlink.
-const CYCLE: Duration = Duration::from_secs(80 * 60);
+const CYCLE: Duration = Duration::from_secs(100 * 60);
 
 /// The number of measurements, of which the shortest counts.
 const TIMES: usize = 2;

@@ -176,19 +176,36 @@ mod tests {
             port: 80,
         };
         let expected: BTreeMap<_, _> = (1..=9).map(|it| (key(it), server(key(it), &[]))).collect();
-        let line = |number: u8, scheduler: &str| format!("TCP  0A6000{number:02X}:0050 {scheduler}  \n");
+        let line =
+            |number: u8, scheduler: &str| format!("TCP  0A6000{number:02X}:0050 {scheduler}  \n");
         let listed = |scheduler_of: fn(u8) -> &'static str| {
             let lines: Vec<_> = (1..=9).map(|it| line(it, scheduler_of(it))).collect();
             HEADING.to_owned() + &lines.concat()
         };
         for (label, text, at_beginning, whole) in [
             ("equal", listed(|_| "rr"), true, true),
-            ("the first differs", listed(|it| if it == 1 { "lc" } else { "rr" }), false, false),
-            ("the last differs", listed(|it| if it == 9 { "lc" } else { "rr" }), true, false),
-            ("only two are left", HEADING.to_owned() + &line(1, "rr") + &line(2, "rr"), false, false),
+            (
+                "the first differs",
+                listed(|it| if it == 1 { "lc" } else { "rr" }),
+                false,
+                false,
+            ),
+            (
+                "the last differs",
+                listed(|it| if it == 9 { "lc" } else { "rr" }),
+                true,
+                false,
+            ),
+            (
+                "only two are left",
+                HEADING.to_owned() + &line(1, "rr") + &line(2, "rr"),
+                false,
+                false,
+            ),
             ("flushed", HEADING.to_owned(), false, false),
         ] {
-            for (portion, is_equal) in [(Portion::Beginning, at_beginning), (Portion::Whole, whole)] {
+            for (portion, is_equal) in [(Portion::Beginning, at_beginning), (Portion::Whole, whole)]
+            {
                 let equal = compare(text.as_bytes(), &expected, portion, 250).unwrap();
                 assert_eq!(equal, is_equal, "{label}, {portion:?}");
             }

@@ -112,7 +112,12 @@ fn in_a_large_table_every_third_resync_repairs_what_a_look_at_the_beginning_does
     let state = proxier.dataplane.state.clone();
     assert_eq!(state.virtual_servers.len(), 8);
     for first in [1, 4] {
-        let mut last = proxier.dataplane.state.virtual_servers.last_entry().unwrap();
+        let mut last = proxier
+            .dataplane
+            .state
+            .virtual_servers
+            .last_entry()
+            .unwrap();
         let destinations = &mut last.get_mut().destinations;
         destinations.change(|all| all[0].weight += 1);
         proxier.dataplane.state.addresses.pop_last();
