@@ -173,6 +173,7 @@ impl NodeFlags {
             node_name,
             scheduler: settings.scheduler,
             node_port_addresses: settings.node_port_addresses.clone(),
+            has_localhost_node_ports: false,
             service_addresses: self.service_addresses.into(),
             drain: self.drain_timeout.0,
         };

@@ -448,6 +448,7 @@ mod tests {
             node_name: "here".into(),
             scheduler: "rr".parse().unwrap(),
             node_port_addresses: NodePortAddresses::default(),
+            has_localhost_node_ports: false,
             service_addresses: ServiceAddresses::Routes,
             drain: Duration::ZERO,
         };

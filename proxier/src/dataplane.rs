@@ -1,6 +1,6 @@
 //! The kernel behind a trait: reads its state, and applies [`Op`]s and packet rules.
 //!
-//! [`linux`] is a real kernel, [`fake`] one in memory. The tests in `tests/conformance.rs` run on both,
+//! [`linux`] is a real kernel, [`fake`] one in memory, [`userspace`] a relay, [`companion`] a kernel with one. The tests in `tests/conformance.rs` run on both,
 //! so that tests on the fake one also say something about a real one.
 
 use std::collections::BTreeMap;
@@ -15,6 +15,7 @@ use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
 
+pub(crate) mod companion;
 pub(crate) mod fake;
 pub(crate) mod linux;
 pub(crate) mod userspace;

@@ -40,6 +40,11 @@ pub mod dataplane {
         //! A real kernel.
         pub use crate::dataplane::linux::Linux;
     }
+
+    pub mod userspace {
+        //! The relay instead of IPVS.
+        pub use crate::dataplane::userspace::Userspace;
+    }
 }
 
 pub mod diff {
@@ -97,7 +102,7 @@ pub mod plan {
     //! The desired state.
     pub use crate::plan::{
         Admission, Availability, Changed, Desired, FrontendKind, Machine, NodePortAddresses,
-        PlanConfig, Planner, Scope, ServiceAddresses, VirtualServer, desired,
+        PlanConfig, Planner, RelayOptions, Scope, ServiceAddresses, VirtualServer, desired,
     };
 }
 
@@ -131,7 +136,7 @@ pub mod watch {
 pub mod relay {
     //! The relay of the userspace dataplane.
     pub use crate::relay::{
-        Counts, EndpointPool, InsideClients, Listening, PoolConfig, Relay, RelayLimits, Route,
-        Statistics, Transport,
+        Counts, EndpointPool, Handling, Holder, InsideClients, Listening, OpenError, PoolConfig,
+        Relay, RelayLimits, Route, Statistics, Transport,
     };
 }

@@ -303,6 +303,7 @@ mod tests {
 
     use super::*;
     use crate::model::ObjectName;
+    use crate::plan::RelayOptions;
 
     #[test]
     fn a_series_names_service_frontend_and_endpoint() {
@@ -321,6 +322,7 @@ mod tests {
             kind,
             drain: Duration::ZERO,
             admission: None,
+            relay: RelayOptions::default(),
         };
         let stats = ipvs::Stats {
             connections: 7,

@@ -14,6 +14,8 @@ mod changes;
 mod daemon;
 #[path = "survival/dice.rs"]
 mod dice;
+#[path = "survival/dns.rs"]
+mod dns;
 #[path = "survival/foreign.rs"]
 mod foreign;
 #[path = "survival/forward.rs"]
@@ -28,6 +30,8 @@ mod mark_chains;
 mod metrics;
 #[path = "survival/neighbours.rs"]
 mod neighbours;
+#[path = "survival/networkd.rs"]
+mod networkd;
 #[path = "survival/privilege.rs"]
 mod privilege;
 #[path = "survival/repair.rs"]

@@ -188,6 +188,36 @@ fn node_ports_and_external_addresses_reach_pods() {
     });
 }
 
+/// IPVS cannot serve them: the kernel drops packets from a loopback address to an endpoint.
+#[test]
+fn a_relay_beside_ipvs_serves_node_ports_at_localhost() {
+    const LOCALHOST: &str = "127.0.0.1:30080";
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let proxier = Proxier::new(&[]);
+        proxier.program();
+        let without = cluster.node.ask_tcp(LOCALHOST);
+        assert!(!matches!(without, Answer::Reply { .. }), "{without:?}");
+        let mut command = proxier.command("run");
+        command.arg("--localhost-nodeports").stderr(Stdio::null());
+        let _daemon = Daemon(command.spawn().unwrap());
+        let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
+        while !matches!(cluster.node.ask_tcp(LOCALHOST), Answer::Reply { .. }) {
+            assert!(Instant::now() < deadline, "localhost is not served");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let both = names(&["pod1", "pod2"]);
+        assert_eq!(ask(&cluster.node, Over::Tcp, LOCALHOST).0, both);
+        // IPVS serves all other frontends, and has none at 127.0.0.1.
+        assert_eq!(ask(&cluster.ext, Over::Tcp, "172.18.0.2:30080").0, both);
+        let services = ipvs::Client::open().unwrap().services().unwrap();
+        let mut addresses = services.iter().filter_map(|it| it.service.key.address());
+        assert!(addresses.all(|address| !address.is_loopback()));
+        let rules = proxier.output("plan", &["--output", "nft"]).stdout;
+        assert!(!String::from_utf8(rules).unwrap().contains("127.0.0.1"));
+    });
+}
+
 #[test]
 fn affinity_keeps_a_client_at_its_pod() {
     lab::test(|| {

@@ -48,6 +48,7 @@ pub(crate) fn config(drain: Duration) -> anyhow::Result<PlanConfig> {
         node_name: NODE.into(),
         scheduler: "rr".parse()?,
         node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
+        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
         drain,
     })
