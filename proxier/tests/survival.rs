@@ -18,6 +18,8 @@ mod dice;
 mod foreign;
 #[path = "survival/forward.rs"]
 mod forward;
+#[path = "survival/http.rs"]
+mod http;
 #[path = "survival/input.rs"]
 mod input;
 #[path = "survival/ledger.rs"]
@@ -26,6 +28,8 @@ mod ledger;
 mod mark_chains;
 #[path = "survival/metrics.rs"]
 mod metrics;
+#[path = "survival/monitoring.rs"]
+mod monitoring;
 #[path = "survival/neighbours.rs"]
 mod neighbours;
 #[path = "survival/privilege.rs"]

@@ -13,7 +13,7 @@ use proxier::testing::plan::ServiceAddresses;
 
 use super::cluster::Cluster;
 use super::node::Node;
-use super::{Flags, memory};
+use super::{Flags, daemon};
 
 /// Maximum duration of a resync, in percent of that of reading the tables without comparing them.
 const MAX_RESYNC_PERCENT: u32 = 150;
@@ -87,7 +87,7 @@ impl Flags {
         );
         for &services in &self.idle_services {
             let idle = lab::in_fresh_network(|| {
-                memory::add_node_address()?;
+                daemon::add_node_address()?;
                 measure(self.cluster(services))
             })??;
             let least = idle.listing + idle.addresses;

@@ -64,7 +64,6 @@ const MODULES: [(&str, &[&str]); 35] = [
             "plan",
             "relay",
             "timer",
-            "traffic",
         ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
