@@ -38,7 +38,11 @@ impl Body for AnswerBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let piece = match self.text.is_empty() {
             false => Some(std::mem::take(&mut self.text)),
-            true => self.traffic.as_mut().and_then(Iterator::next).map(Bytes::from),
+            true => self
+                .traffic
+                .as_mut()
+                .and_then(Iterator::next)
+                .map(Bytes::from),
         };
         Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
     }

@@ -306,8 +306,7 @@ mod tests {
         let line = format!("ipvs_proxier_service_connections_total{{{labels}}} 7\n");
         let begin = format!("{connections}{line}# HELP");
         assert!(text_of_servers.starts_with(&begin), "{text_of_servers}");
-        let bytes =
-            format!("ipvs_proxier_service_sent_bytes_total{{{labels}}} 1099511627776\n");
+        let bytes = format!("ipvs_proxier_service_sent_bytes_total{{{labels}}} 1099511627776\n");
         assert!(text_of_servers.ends_with(&bytes), "{text_of_servers}");
         assert_eq!(text_of_servers.lines().count(), 3 * COUNTERS);
 

@@ -98,7 +98,10 @@ fn rules() -> TempDir {
         "alerts.test.yaml",
         include_str!("monitoring/alerts.test.yaml"),
     );
-    write("mixin.yaml", include_str!("monitoring/kube-proxy-mixin.yaml"));
+    write(
+        "mixin.yaml",
+        include_str!("monitoring/kube-proxy-mixin.yaml"),
+    );
     folder
 }
 
@@ -164,9 +167,15 @@ fn monitoring_dashboard_has_complete_panels_that_do_not_overlap() {
     for panel in panels() {
         let title = panel["title"].as_str().unwrap();
         assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}");
-        assert!(!panel["description"].as_str().unwrap().is_empty(), "{title}");
+        assert!(
+            !panel["description"].as_str().unwrap().is_empty(),
+            "{title}"
+        );
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
-        assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{title}");
+        assert!(
+            panel["fieldConfig"]["defaults"]["unit"].is_string(),
+            "{title}"
+        );
         assert!(expressions(&panel).count() > 0, "{title}");
         let place = |name: &str| panel["gridPos"][name].as_u64().unwrap();
         assert!(place("x") + place("w") <= 24, "{title}");

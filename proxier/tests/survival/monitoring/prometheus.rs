@@ -54,6 +54,7 @@ impl Prometheus {
                 directory.path().join("data").display()
             ))
             .arg(format!("--web.listen-address=127.0.0.1:{PORT}"))
+            .arg("--log.level=warn")
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
