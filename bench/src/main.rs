@@ -22,8 +22,10 @@ mod figures;
 mod inside;
 mod netlink;
 mod nftables;
+mod relay;
 mod replay;
 mod shield;
+mod svg;
 
 /// Benchmarks and the demonstration of ipvs-proxier.
 #[derive(Debug, Parser)]
@@ -52,6 +54,8 @@ enum Command {
     Netlink(netlink::Flags),
     /// Compare writing and reading packet rules with nft.
     Nftables(nftables::Flags),
+    /// Compare the relay of the userspace dataplane with HAProxy, nginx and the barest relay.
+    Relay(relay::Flags),
     /// Replay a trace (JSON lines) through the schedulers and print each pick.
     Replay,
     /// Measure the cost of a connection with the shield of frontends and without.
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Command::Engine(flags) => flags.run(),
         Command::Netlink(flags) => flags.run(),
         Command::Nftables(flags) => flags.run(),
+        Command::Relay(flags) => flags.run(),
         Command::Replay => replay::run(),
         Command::Shield(flags) => flags.run(),
     };

@@ -2,10 +2,11 @@
 
 use std::fmt::{Display, Write as _};
 
-use super::chart::{self, escaped, time};
+use super::chart::{self, time};
 use super::findings::percent;
 use super::report::{Chapter, Report, Row};
 use super::sweep::{NODES, SERVERS, Sweep};
+use crate::svg::escaped;
 
 const STYLE: &str = include_str!("html/style.css");
 
