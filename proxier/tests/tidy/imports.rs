@@ -74,7 +74,6 @@ const MODULES: [(&str, &[&str]); 38] = [
             "plan",
             "relay",
             "timer",
-            "traffic",
         ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
