@@ -30,6 +30,7 @@ use crate::watch::{self, Watch};
 
 mod address_repairs;
 mod chain_check;
+mod events;
 mod gate;
 mod log;
 mod mark_chains;
@@ -39,6 +40,7 @@ mod publish;
 mod takeover;
 
 use chain_check::ChainCheck;
+use events::Reporter;
 use gate::Gate;
 use log::RoundLog;
 use mark_chains::MarkChainCheck;
@@ -105,6 +107,7 @@ pub struct Daemon<D> {
     /// What the HTTP servers read.
     publisher: Publisher,
     meter: Meter,
+    events: Reporter,
     /// Kernel settings.
     settings: Keeper,
     /// The chains of other programs; `None` if they are left alone.
@@ -139,6 +142,7 @@ impl<D: Dataplane> Daemon<D> {
             watch,
             publisher: Publisher::default(),
             meter: Meter::default(),
+            events: Reporter::default(),
             settings: Keeper::new(Roots::default(), Vec::new()),
             foreign_chains: None,
             mark_chains: None,
@@ -389,6 +393,8 @@ impl<D: Dataplane> Daemon<D> {
                 }
                 self.publisher.end(&mut self.proxier, clock::since_boot());
                 self.meter.round(&applied, &self.proxier, is_resync, took);
+                let problems = || self.proxier.problems();
+                self.events.round(self.watch.as_ref(), &applied, problems);
                 let has_succeeded = self.log.round(&applied, &self.proxier, now);
                 if let Some(takeover) = &mut self.takeover
                     && (is_resync || takeover.due().is_some_and(|due| due <= now))
@@ -411,6 +417,8 @@ impl<D: Dataplane> Daemon<D> {
     /// Logs the error of a round that failed as a whole, and schedules the next try. Returns `false`.
     fn fail(&mut self, error: &dyn std::error::Error, now: Duration) -> bool {
         self.publisher.fail(&error.to_string(), clock::since_boot());
+        self.events
+            .failed_round(self.watch.as_ref(), &error.to_string());
         self.retry.back_off(now);
         let pause = self.retry.due().unwrap_or(now) - now;
         self.log.failed_round(&error.to_string(), pause, now);
@@ -455,6 +463,7 @@ mod tests {
             node_name: "here".into(),
             scheduler: "rr".parse().unwrap(),
             node_port_addresses: NodePortAddresses::default(),
+            has_localhost_node_ports: false,
             service_addresses: ServiceAddresses::Routes,
             drain: Duration::ZERO,
         };

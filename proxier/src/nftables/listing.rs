@@ -88,7 +88,7 @@ const FAMILIES: [(u8, &str); 6] = [
 ];
 
 /// Returns nft's name of a protocol family (`NFPROTO_*`).
-fn family_name(family: u8) -> &'static str {
+pub(super) fn family_name(family: u8) -> &'static str {
     let found = FAMILIES.iter().find(|(number, _)| *number == family);
     found.map_or("unknown", |(_, name)| name)
 }
@@ -100,6 +100,8 @@ pub(super) fn family_number(name: &str) -> u8 {
 }
 
 /// Returns a name as text. The kernel accepts names of any bytes.
+///
+/// If a name is not UTF-8, requests with the text fail with `ENOENT`.
 pub(super) fn text(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     name.trim_end_matches('\0').to_owned()

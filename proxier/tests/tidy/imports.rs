@@ -8,11 +8,12 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 37] = [
+const MODULES: [(&str, &[&str]); 40] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
     ("conditions", &[]),
+    ("joined", &[]),
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
@@ -26,9 +27,18 @@ const MODULES: [(&str, &[&str]); 37] = [
     // Input.
     ("store", &["model", "packed", "problem"]),
     ("api", &["model", "problem", "store"]),
+    ("events", &["model", "problem"]),
     (
         "watch",
-        &["api", "clock", "conditions", "model", "problem", "store"],
+        &[
+            "api",
+            "clock",
+            "conditions",
+            "events",
+            "model",
+            "problem",
+            "store",
+        ],
     ),
     ("manifests", &["api", "model", "problem", "store"]),
     // Decisions: pure.
@@ -66,7 +76,6 @@ const MODULES: [(&str, &[&str]); 37] = [
             "plan",
             "relay",
             "timer",
-            "traffic",
         ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
@@ -76,6 +85,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "dataplane",
             "filter",
             "frontend",
+            "joined",
             "model",
             "observed",
             "packed",
@@ -84,11 +94,26 @@ const MODULES: [(&str, &[&str]); 37] = [
         ],
     ),
     // `ledger` for the drains: a draining destination is not deleted.
-    ("diff", &["ledger", "observed", "op", "plan"]),
+    ("diff", &["joined", "ledger", "observed", "op", "plan"]),
     ("neighbours", &["nftables", "observed", "op", "plan"]),
+    // A comparison of the kernel with the plan, and its output.
+    (
+        "shadow",
+        &[
+            "frontend", "ledger", "model", "observed", "op", "plan", "store",
+        ],
+    ),
     (
         "report",
-        &["dataplane", "ledger", "observed", "op", "plan", "problem"],
+        &[
+            "dataplane",
+            "ledger",
+            "observed",
+            "op",
+            "plan",
+            "problem",
+            "shadow",
+        ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
     ("config", &["filter", "model", "plan", "sysctl"]),
@@ -115,6 +140,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "diff",
             "filter",
             "frontend",
+            "joined",
             "ledger",
             "model",
             "observed",
@@ -133,6 +159,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "conditions",
             "conntrack",
             "dataplane",
+            "events",
             "filter",
             "health",
             "instruments",
@@ -161,6 +188,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "config",
             "daemon",
             "dataplane",
+            "events",
             "filter",
             "follow",
             "health",
@@ -177,6 +205,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "relay",
             "report",
             "serve",
+            "shadow",
             "sync",
             "sysctl",
             "traffic",
