@@ -24,6 +24,7 @@ use mio::{Poll, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
 mod affinity;
+mod datagrams;
 mod frontend;
 mod pipe;
 mod pool;
@@ -159,12 +160,14 @@ impl Relay {
             let waker = Waker::new(poll.registry(), WAKER)?;
             let (sender, commands) = channel();
             let statistics = relay.statistics.clone();
-            let worker = Worker::new(poll, commands, limits, statistics, relay.started);
+            let started = relay.started;
+            // The worker cannot move to another thread: it has buffers to which the kernel's headers point.
+            let run = move || Worker::new(poll, commands, limits, statistics, started).run();
             let thread = std::thread::Builder::new().name(format!("relay-{number}"));
             relay.workers.push(WorkerHandle {
                 commands: Mutex::new(sender),
                 waker,
-                thread: Some(thread.spawn(move || worker.run())?),
+                thread: Some(thread.spawn(run)?),
             });
         }
         Ok(relay)

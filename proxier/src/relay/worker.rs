@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use schedulers::Request;
 use slab::Slab;
 
+use super::datagrams::DatagramBatch;
 use super::frontend::SharedFrontend;
 use super::pipe::BUFFER;
 use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
@@ -126,6 +127,7 @@ pub(super) struct Worker {
     started: Instant,
     now: Duration,
     buffer: Box<[u8]>,
+    batch: DatagramBatch,
 }
 
 impl Worker {
@@ -154,6 +156,7 @@ impl Worker {
             started,
             now: Duration::ZERO,
             buffer: vec![0; BUFFER].into(),
+            batch: DatagramBatch::new(),
         }
     }
 
@@ -224,7 +227,7 @@ impl Worker {
             TokenTarget::Datagrams(key) => {
                 let has_more =
                     self.flows
-                        .receive(key, self.poll.registry(), self.now, &mut self.buffer);
+                        .receive(key, self.poll.registry(), self.now, &mut self.batch);
                 if has_more {
                     self.again.push(target);
                 }
