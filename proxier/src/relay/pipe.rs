@@ -7,6 +7,9 @@ use mio::net::TcpStream;
 /// The bytes that are read at once. A worker has one buffer of this size for all its connections.
 pub(super) const BUFFER: usize = 64 * 1024;
 
+/// After a read of less than this, the source is not expected to have more.
+const SMALL: usize = 8 * 1024;
+
 /// The reads of one direction before other connections get their turn.
 const TURNS: usize = 16;
 
@@ -80,8 +83,9 @@ impl Pipe {
                 continue;
             }
             // epoll(7): after a short read, an edge-triggered stream is drained. This saves the read
-            // that would return EAGAIN, a quarter of the system calls of a small request.
-            if read < buffer.len() && !self.is_closing {
+            // that would return EAGAIN, a quarter of the system calls of a small request. In a large
+            // transfer more bytes came meanwhile, and a read costs less than to sleep and to be woken.
+            if read < SMALL && !self.is_closing {
                 self.source_is_ready = false;
             }
             let written = non_blocking(|| { sink }.write(&buffer[..read]))?.unwrap_or(0);
