@@ -200,3 +200,92 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     let v6 = address.as_sockaddr_in6()?;
     Some(SocketAddrV6::from(*v6).into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(address: &str) -> UdpSocket {
+        UdpSocket::bind(address.parse().unwrap()).unwrap()
+    }
+
+    /// Returns the lengths of the datagrams of each train.
+    fn lengths(batch: &DatagramBatch) -> Vec<Vec<usize>> {
+        let of = |train: Train<'_>| train.datagrams.iter().map(|it| it.length).collect();
+        batch.trains().map(of).collect()
+    }
+
+    fn receive(batch: &mut DatagramBatch, socket: &UdpSocket) -> Remaining {
+        let family = SocketFamily::of(socket.local_addr().unwrap());
+        batch.receive(socket, family).unwrap()
+    }
+
+    #[test]
+    fn a_train_ends_with_a_shorter_datagram_and_before_a_longer_one_or_another_sender() {
+        let receiver = socket("127.0.0.1:0");
+        let (one, other) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let address = receiver.local_addr().unwrap();
+        for (sender, length) in [
+            (&one, 300),
+            (&one, 300),
+            (&one, 200),
+            (&one, 300),
+            (&one, 0),
+            (&one, 0),
+            (&one, 301),
+            (&other, 301),
+        ] {
+            sender.send_to(&vec![b'x'; length], address).unwrap();
+        }
+        let mut batch = DatagramBatch::new();
+        assert_eq!(receive(&mut batch, &receiver), Remaining::Nothing);
+        let expected: [&[usize]; 6] = [&[300, 300, 200], &[300], &[0], &[0], &[301], &[301]];
+        assert_eq!(lengths(&batch), expected);
+        let senders: Vec<_> = batch.trains().filter_map(|train| train.sender).collect();
+        assert_eq!(senders.last(), other.local_addr().ok().as_ref());
+        assert_eq!(senders.first(), one.local_addr().ok().as_ref());
+    }
+
+    #[test]
+    fn a_train_arrives_as_its_datagrams_in_both_families_whatever_their_size() {
+        let mut batch = DatagramBatch::new();
+        // The families take turns, because the kernel overwrites the space of addresses. Two of the last
+        // datagrams fill a train.
+        for (host, length) in [
+            ("[::1]:0", 1_200),
+            ("127.0.0.1:0", 1_200),
+            ("[::1]:0", 1),
+            ("127.0.0.1:0", 30_000),
+        ] {
+            let (client, relay, endpoint) = (socket(host), socket(host), socket(host));
+            client.connect(relay.local_addr().unwrap()).unwrap();
+            for number in 0..4 {
+                client.send(&vec![number; length]).unwrap();
+            }
+            receive(&mut batch, &relay);
+            for train in batch.trains() {
+                assert_eq!(train.sender, client.local_addr().ok());
+                train.send(&relay, endpoint.local_addr().ok()).unwrap();
+            }
+            let mut buffer = vec![0; LONGEST];
+            for number in 0..4 {
+                assert_eq!(endpoint.recv(&mut buffer).unwrap(), length);
+                assert_eq!(buffer[..length], vec![number; length]);
+            }
+            assert!(endpoint.recv(&mut buffer).is_err());
+        }
+    }
+
+    #[test]
+    fn a_full_batch_may_leave_datagrams() {
+        let (sender, receiver) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        sender.connect(receiver.local_addr().unwrap()).unwrap();
+        for _ in 0..=DATAGRAMS {
+            sender.send(b"datagram").unwrap();
+        }
+        let mut batch = DatagramBatch::new();
+        assert_eq!(receive(&mut batch, &receiver), Remaining::Perhaps);
+        assert_eq!(receive(&mut batch, &receiver), Remaining::Nothing);
+        assert_eq!(lengths(&batch), [[8]]);
+    }
+}
