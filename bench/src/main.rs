@@ -23,6 +23,7 @@ mod inside;
 mod netlink;
 mod nftables;
 mod replay;
+mod report;
 mod shield;
 
 /// Benchmarks and the demonstration of ipvs-proxier.
