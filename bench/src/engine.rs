@@ -21,8 +21,8 @@ use proxier::testing::plan::{Machine, ServiceAddresses};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::inside;
+use crate::process::Memory;
 use cluster::{Cluster, NODE_ADDRESS};
-use memory::Memory;
 use node::{Node, Observer, Step};
 
 mod calls;

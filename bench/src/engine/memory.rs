@@ -10,20 +10,10 @@ use api_server::ApiServer;
 use ipvs_netlink::Client;
 
 use super::cluster::{Cluster, NODE, NODE_ADDRESS};
+use crate::process::{Memory, ip};
 
 /// The time limit for programming the whole cluster.
 const PATIENCE: Duration = Duration::from_secs(240);
-
-/// Memory of a process, in KiB.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
-    /// Resident memory (`VmRSS`).
-    pub(crate) resident: u64,
-    /// The part of it that no file backs (`RssAnon`): heap and stacks.
-    pub(crate) anonymous: u64,
-    /// The highest value of `resident` so far (`VmHWM`).
-    pub(crate) peak: u64,
-}
 
 /// The memory of a daemon at two points in time.
 #[derive(Clone, Copy, Debug)]
@@ -56,14 +46,7 @@ pub(crate) fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<Figure
 
 pub(crate) fn add_node_address() -> anyhow::Result<()> {
     let [a, b, c, d] = NODE_ADDRESS;
-    let address = format!("{a}.{b}.{c}.{d}/24");
-    let status = Command::new("ip")
-        .args(["address", "add", &address, "dev", "lo"])
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        .status()
-        .context("running ip (install the package iproute2)")?;
-    ensure!(status.success(), "ip address add {address}: {status}");
-    Ok(())
+    ip(&format!("address add {a}.{b}.{c}.{d}/24 dev lo"))
 }
 
 /// The running daemon; killed when dropped.
@@ -119,19 +102,7 @@ impl Daemon {
     }
 
     fn memory(&self) -> anyhow::Result<Memory> {
-        let path = format!("/proc/{}/status", self.process.id());
-        let status = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let field = |name: &str| -> anyhow::Result<u64> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let number = line.and_then(|line| line.split_whitespace().next());
-            let number = number.with_context(|| format!("{path} has no {name}"))?;
-            Ok(number.parse()?)
-        };
-        Ok(Memory {
-            resident: field("VmRSS:")?,
-            anonymous: field("RssAnon:")?,
-            peak: field("VmHWM:")?,
-        })
+        Memory::of(self.process.id())
     }
 }
 
