@@ -16,16 +16,17 @@ const LONGEST: usize = 8 << 20;
 
 // Instructions of include/uapi/linux/bpf_common.h.
 const LOAD_WORD: u16 = 0x20;
+const LOAD_BYTE: u16 = 0x30;
 const JUMP_IF_EQUAL: u16 = 0x15;
+const JUMP_IF_SET: u16 = 0x45;
 const RETURN: u16 = 0x06;
-// Offsets that are fields of the packet (include/uapi/linux/filter.h).
-const FIELDS: u32 = 0_u32.wrapping_sub(0x1000);
-const PACKET_TYPE: u32 = FIELDS + 4;
-const DEVICE_TYPE: u32 = FIELDS + 28;
+/// The offset that stands for the type of the packet's device (include/uapi/linux/filter.h).
+const DEVICE_TYPE: u32 = 28_u32.wrapping_sub(0x1000);
 /// The type of `nlmon` devices.
 const ARPHRD_NETLINK: u32 = 824;
-/// The type of packets that go to the kernel.
-const PACKET_KERNEL: u32 = 7;
+/// The offset of the byte with the flag NLM_F_REQUEST in a netlink message.
+const FLAGS: u32 = if cfg!(target_endian = "little") { 6 } else { 7 };
+const NLM_F_REQUEST: u32 = 1;
 
 /// The socket and its buffer.
 pub(super) struct PacketSocket {
@@ -52,8 +53,9 @@ impl PacketSocket {
         socket.attach_filter(&[
             SockFilter::new(LOAD_WORD, 0, 0, DEVICE_TYPE),
             SockFilter::new(JUMP_IF_EQUAL, 0, 3, ARPHRD_NETLINK),
-            SockFilter::new(LOAD_WORD, 0, 0, PACKET_TYPE),
-            SockFilter::new(JUMP_IF_EQUAL, 0, 1, PACKET_KERNEL),
+            // Answers and notifications of the kernel lack the flag.
+            SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
+            SockFilter::new(JUMP_IF_SET, 0, 1, NLM_F_REQUEST),
             SockFilter::new(RETURN, 0, 0, u32::MAX),
             SockFilter::new(RETURN, 0, 0, 0),
         ])?;
