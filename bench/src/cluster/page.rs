@@ -27,6 +27,9 @@ pub(super) fn page(report: &Report) -> String {
     page.finish()
 }
 
+/// Returns a figure of an outcome, if it was measured.
+type Figure = fn(&Outcome) -> Option<f64>;
+
 /// Adds the charts over the number of Services, if there are several.
 fn growth(page: &mut Page, report: &Report) {
     let mut sizes: Vec<u32> = report
@@ -40,7 +43,7 @@ fn growth(page: &mut Page, report: &Report) {
         return;
     }
     page.section("growth", "Cost against the number of Services");
-    let charts: [(&str, &str, fn(&Outcome) -> Option<f64>); 4] = [
+    let charts: [(&str, &str, Figure); 4] = [
         ("First programming", "seconds", |it| {
             Some(it.start?.programmed_secs)
         }),

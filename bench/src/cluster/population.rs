@@ -114,9 +114,7 @@ impl Population {
     /// Returns the address of `default/kubernetes`, the last one of the service range.
     pub(crate) fn api_service(&self) -> IpAddr {
         match self.shape.families {
-            Families::V6 => "fd00:10:96::f:fffe"
-                .parse()
-                .unwrap_or(Ipv6Addr::LOCALHOST.into()),
+            Families::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0xf, 0xfffe).into(),
             Families::V4 | Families::Dual => Ipv4Addr::new(10, 111, 255, 254).into(),
         }
     }

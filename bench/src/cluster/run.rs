@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(900);
 /// The time limit for changes to arrive in the kernel after a phase.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Without requests for so long, the first programming is complete.
+/// Without requests for so long, a proxy has no more to tell the kernel.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// How long system calls are counted.
@@ -153,9 +153,7 @@ impl Run<'_> {
             ));
             std::thread::sleep(Duration::from_millis(100));
         }
-        while now().saturating_sub(self.tap.last_request()) < QUIET && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        self.quiet();
         self.tap.latencies();
         Ok(Start {
             programmed_secs: self
@@ -175,7 +173,16 @@ impl Run<'_> {
         })
     }
 
+    /// Waits until the proxy tells the kernel nothing more, for example about drained endpoints.
+    fn quiet(&self) {
+        let deadline = Instant::now() + LATE;
+        while now().saturating_sub(self.tap.last_request()) < QUIET && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     fn phase(&mut self, phase: Phase) -> anyhow::Result<Step> {
+        self.quiet();
         Memory::reset_peak(self.proxy.id())?;
         let before = self.before()?;
         let mut step = Step {
@@ -258,7 +265,7 @@ impl Run<'_> {
     }
 
     /// Waits until all changes are in the kernel, and records the latencies.
-    fn arrive(&mut self, step: &mut Step) {
+    fn arrive(&self, step: &mut Step) {
         let deadline = Instant::now() + LATE;
         while self.tap.missing() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(50));
