@@ -24,6 +24,7 @@ mod inside;
 mod netlink;
 mod nftables;
 mod process;
+mod relay;
 mod replay;
 mod report;
 mod shield;
@@ -57,6 +58,8 @@ enum Command {
     Netlink(netlink::Flags),
     /// Compare writing and reading packet rules with nft.
     Nftables(nftables::Flags),
+    /// Compare the relay of the userspace dataplane with HAProxy, nginx and the barest relay.
+    Relay(relay::Flags),
     /// Replay a trace (JSON lines) through the schedulers and print each pick.
     Replay,
     /// Measure the cost of a connection with the shield of frontends and without.
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Engine(flags) => flags.run(),
         Command::Netlink(flags) => flags.run(),
         Command::Nftables(flags) => flags.run(),
+        Command::Relay(flags) => flags.run(),
         Command::Replay => replay::run(),
         Command::Shield(flags) => flags.run(),
     };

@@ -60,6 +60,8 @@ pub(crate) enum Kind {
     Exit = 10,
     /// Guest: the agent has read this many bytes from the serial line; one `u32`.
     Received = 11,
+    /// Guest: nothing. A guest that cannot send has lost its host.
+    Alive = 12,
 }
 
 impl Frame {
@@ -121,7 +123,7 @@ impl Frame {
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Kind; 11] = [
+        const ALL: [Kind; 12] = [
             Kind::Ready,
             Kind::Start,
             Kind::Stdin,
@@ -133,6 +135,7 @@ impl Kind {
             Kind::Stderr,
             Kind::Exit,
             Kind::Received,
+            Kind::Alive,
         ];
         ALL.into_iter().find(|&kind| kind as u8 == byte)
     }

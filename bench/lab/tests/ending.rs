@@ -5,6 +5,7 @@
 use std::{
     collections::HashMap,
     env, fs,
+    io::{Write, stderr},
     path::Path,
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -16,6 +17,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// The limit for a machine to boot or to end, which takes 0.5 s and 0.2 s on an idle host.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// The time for which the guest computes before its only output.
+const SILENCE: Duration = Duration::from_secs(1);
 
 #[test]
 fn an_interrupted_test_leaves_no_process() {
@@ -45,12 +49,27 @@ fn a_busy_guest_does_not_outlive_test_and_warden() {
     on_each_kernel(|machine| machine.end(&[Victim::Warden, Victim::Test], Signal::KILL));
 }
 
+/// The line of a test that is killed before it has read all output ends with a reset.
+#[test]
+fn a_guest_with_unread_output_does_not_outlive_test_and_warden() {
+    on_each_kernel(|machine| {
+        machine.stop_reading();
+        machine.end(&[Victim::Warden, Victim::Test], Signal::KILL);
+    });
+}
+
 #[test]
 #[ignore = "fixture"]
 fn fixture_computes_for_ever() {
     lab::test(|| {
         fs::write(env::var_os("FIXTURE_IS_BUSY").unwrap(), "").unwrap();
         rustix::fs::sync();
+        let began = Instant::now();
+        while began.elapsed() < SILENCE {
+            std::hint::spin_loop();
+        }
+        // libtest does not capture what is written to the handle.
+        writeln!(stderr(), "busy").unwrap();
         loop {
             std::hint::spin_loop();
         }
@@ -108,6 +127,13 @@ fn on_each_kernel(body: impl Fn(Busy<'_>)) {
 }
 
 impl Busy<'_> {
+    /// Stops the test, and waits until the guest has sent output that the test does not read.
+    fn stop_reading(&self) {
+        let test = Pid::from_child(&self.test);
+        kill_process(test, Signal::STOP).unwrap();
+        sleep(3 * SILENCE);
+    }
+
     /// Sends `signal` to `victims`, and waits until all processes of the machine have ended.
     fn end(mut self, victims: &[Victim], signal: Signal) {
         let processes = processes(self.directory);

@@ -1,4 +1,4 @@
-//! Scales and shapes of charts as SVG. The page's style sheet defines the colours.
+//! Scales and shapes of charts as SVG.
 
 use std::fmt::Write as _;
 
@@ -176,6 +176,14 @@ impl Svg {
         );
     }
 
+    /// Returns a file of its own, with a style sheet.
+    pub(crate) fn document(mut self, label: &str, style: &str) -> String {
+        self.body = format!("<style>{}</style>{}", escaped(style), self.body);
+        let text = self.finish(label);
+        text.replacen("<svg", r#"<svg xmlns="http://www.w3.org/2000/svg""#, 1)
+    }
+
+    /// Returns an element of a page whose style sheet defines the classes.
     pub(crate) fn finish(self, label: &str) -> String {
         format!(
             r#"<svg viewBox="0 0 {:.0} {:.0}" role="img" aria-label="{}">{}</svg>"#,

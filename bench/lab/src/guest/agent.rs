@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, BufReader, Read, Write},
+    process,
     sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -34,6 +37,8 @@ pub(super) fn serve() -> Result<()> {
         syscall_cost: cost::measure(),
     };
     line.send(&Frame::new(0, Kind::Ready, greeting.encode()))?;
+    let watched = line.clone();
+    thread::spawn(move || exit_without_host(&watched));
 
     let mut jobs: HashMap<u32, Running> = HashMap::new();
     while let Some(frame) = Frame::read(&mut serial).context("reading from the host")? {
@@ -67,7 +72,8 @@ pub(super) fn serve() -> Result<()> {
                 }
             }
             Kind::PowerOff => return Ok(()),
-            Kind::Ready
+            Kind::Alive
+            | Kind::Ready
             | Kind::Taken
             | Kind::Stdout
             | Kind::Stderr
@@ -77,6 +83,21 @@ pub(super) fn serve() -> Result<()> {
     }
     Ok(())
 }
+
+/// Ends the agent when the host's end of the line is gone.
+///
+/// Reading alone does not notice each end of the host: if the host is killed while it has not read
+/// all that the guest sent, its socket reports a reset (`ECONNRESET`) instead of the end, once, and
+/// the serial driver of User-Mode Linux takes only the end for a hang-up. Sending fails in both cases.
+fn exit_without_host(line: &Line) {
+    while line.send(&Frame::new(0, Kind::Alive, [])).is_ok() {
+        thread::sleep(ALIVE_INTERVAL);
+    }
+    process::exit(0)
+}
+
+/// Long enough to leave the guest idle, short enough for a guest that computes without a host.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The writing end of the serial line, shared by all jobs.
 #[derive(Clone, Debug)]

@@ -103,7 +103,12 @@ impl Line {
                 Kind::Stdout => Event::Stdout(frame.body),
                 Kind::Stderr => Event::Stderr(frame.body),
                 Kind::Exit => Event::Exit(frame.number()?),
-                Kind::Start | Kind::Stdin | Kind::Resize | Kind::Kill | Kind::PowerOff => continue,
+                Kind::Alive
+                | Kind::Start
+                | Kind::Stdin
+                | Kind::Resize
+                | Kind::Kill
+                | Kind::PowerOff => continue,
             };
             if let Some(events) = self.port(frame.job, |port| port.events.clone()) {
                 // Fails if the owner dropped the job.
