@@ -172,7 +172,7 @@ impl Filter {
         frontends: impl IntoIterator<Item = Frontend>,
         addresses: impl IntoIterator<Item = IpAddr>,
     ) {
-        for frontend in frontends {
+        for frontend in frontends.into_iter().filter(has_rules) {
             self.ruleset.guard_frontend(frontend);
         }
         for address in addresses {
@@ -186,7 +186,9 @@ impl Filter {
     /// Whatever guard the frontend had, it gets the same one. So the rules of a process that starts equal
     /// those that the process before it wrote.
     pub fn retire(&mut self, frontend: Frontend) {
-        self.ruleset.replace_guard(frontend);
+        if has_rules(&frontend) {
+            self.ruleset.replace_guard(frontend);
+        }
         self.forget_unless_in_step();
     }
 
@@ -233,7 +235,7 @@ impl Filter {
     fn update(&mut self, desired: &Desired, changed: &Changed) {
         let rules = &mut self.ruleset;
         for key in &changed.virtual_servers {
-            if let Some(frontend) = Frontend::of(key) {
+            if let Some(frontend) = ruled(key) {
                 rules.set_frontend(frontend, desired.admission(key));
             }
         }
@@ -263,7 +265,7 @@ impl Filter {
         let rules = &mut self.ruleset;
         rules.set_links(&self.links);
         for key in desired.virtual_servers.keys() {
-            if let Some(frontend) = Frontend::of(key) {
+            if let Some(frontend) = ruled(key) {
                 rules.set_frontend(frontend, desired.admission(key));
             }
         }
@@ -284,4 +286,14 @@ impl Filter {
             self.ruleset.forget_commands();
         }
     }
+}
+/// Returns the frontend whose packets the rules decide about; `None` for a firewall mark.
+fn ruled(key: &ipvs::ServiceKey) -> Option<Frontend> {
+    Frontend::of(key).filter(has_rules)
+}
+
+/// Returns whether the kernel may have a virtual server for the frontend. It has none at loopback
+/// addresses: a relay serves them, and decides itself who may connect.
+fn has_rules(frontend: &Frontend) -> bool {
+    !frontend.address.is_loopback()
 }

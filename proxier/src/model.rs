@@ -15,7 +15,7 @@ mod annotations;
 mod networks;
 mod protocol;
 
-pub use annotations::{Annotations, SchedulerFlags, TopologyKey, Weights};
+pub use annotations::{Annotations, ProxyProtocol, SchedulerFlags, TopologyKey, Weights};
 pub use networks::Networks;
 pub use protocol::Protocol;
 
@@ -274,6 +274,13 @@ pub struct Endpoint {
     pub location: Arc<Location>,
     /// Its topology hints; `None` for most endpoints.
     pub hints: Option<Box<Hints>>,
+}
+
+impl Endpoint {
+    /// Returns whether it runs on `node`; `false` if the name is empty.
+    pub fn is_on(&self, node: &str) -> bool {
+        !node.is_empty() && self.location.node.as_deref() == Some(node)
+    }
 }
 
 /// The location of an [`Endpoint`].

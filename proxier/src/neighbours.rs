@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::nftables::{self, ChainName};
+use crate::nftables::{self, ChainName, LegacyTable};
 use crate::observed::LocalAddresses;
 use crate::op::AddressForm;
 use crate::plan::ServiceAddresses;
@@ -27,7 +27,7 @@ pub(crate) struct Traces {
     /// All chains of nf_tables, also those of iptables-nft.
     pub(crate) chains: Vec<ChainName>,
     /// The tables of iptables-legacy in use; netlink shows none of their chains.
-    pub(crate) legacy_tables: BTreeSet<String>,
+    pub(crate) legacy_tables: Vec<LegacyTable>,
     /// The programs that have a run-time directory.
     pub(crate) directories: Vec<&'static str>,
     /// The number of addresses on `kube-ipvs0`.
@@ -45,12 +45,6 @@ pub(crate) struct Neighbour {
     pub(crate) meaning: &'static str,
 }
 
-/// The files that list the tables of iptables-legacy in use.
-const LEGACY_TABLES: [&str; 2] = [
-    "/proc/thread-self/net/ip_tables_names",
-    "/proc/thread-self/net/ip6_tables_names",
-];
-
 impl Traces {
     /// Reads the traces in the network namespace of this thread.
     ///
@@ -59,9 +53,7 @@ impl Traces {
     /// # Errors
     /// If the chains cannot be listed.
     pub(crate) fn read(local: &LocalAddresses) -> Result<Self, ipvs_netlink::Error> {
-        // A kernel without these files has neither devices nor tables of that kind.
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let legacy = LEGACY_TABLES.map(read).join("\n");
+        let devices = std::fs::read_to_string("/proc/thread-self/net/dev");
         let has_directory = |signature: &&signature::Signature| {
             let directory = signature.directory;
             directory.is_some_and(|directory| Path::new(directory).is_dir())
@@ -70,13 +62,9 @@ impl Traces {
         let leftovers = local.leftovers.iter();
         let on_device = leftovers.filter(|(_, form)| matches!(form, AddressForm::Address));
         Ok(Self {
-            devices: device_names(&read("/proc/thread-self/net/dev")),
+            devices: device_names(&devices.unwrap_or_default()),
             chains: nftables::list_chains()?,
-            legacy_tables: legacy
-                .lines()
-                .filter(|line| !line.is_empty())
-                .map(str::to_owned)
-                .collect(),
+            legacy_tables: nftables::legacy_tables(),
             directories: programs.map(|signature| signature.name).collect(),
             dummy_addresses: on_device.count(),
         })
@@ -118,10 +106,12 @@ fn kube_proxy_addresses(traces: &Traces, form: ServiceAddresses) -> Option<Neigh
 
 /// iptables-legacy needs its own interface, which is not netlink, so its chains stay unknown.
 fn legacy(traces: &Traces) -> Option<Neighbour> {
-    let tables: Vec<&str> = traces.legacy_tables.iter().map(String::as_str).collect();
-    (!tables.is_empty()).then(|| Neighbour {
+    let tables = traces.legacy_tables.iter();
+    // Both families have tables of the same names.
+    let names: BTreeSet<&str> = tables.map(|table| &*table.name).collect();
+    (!names.is_empty()).then(|| Neighbour {
         name: "iptables-legacy",
-        trace: format!("tables in use: {}", tables.join(", ")),
+        trace: format!("tables in use: {}", Vec::from_iter(names).join(", ")),
         meaning: "its rules cannot be read here; check `iptables-legacy-save` for a drop in INPUT or FORWARD",
     })
 }

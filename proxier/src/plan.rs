@@ -28,6 +28,7 @@ mod health;
 mod node_ports;
 mod options;
 mod planner;
+mod relay_options;
 mod service;
 
 pub use admission::{Admission, Availability, Scope};
@@ -35,6 +36,7 @@ pub(crate) use health::HealthCheck;
 pub use node_ports::NodePortAddresses;
 pub(crate) use options::drain;
 pub use planner::{Changed, Planner};
+pub use relay_options::RelayOptions;
 pub(crate) use service::mark;
 
 /// The operator's choices that affect the plan.
@@ -46,6 +48,9 @@ pub struct PlanConfig {
     pub scheduler: ipvs::SchedulerName,
     /// The addresses of this node that serve node ports.
     pub node_port_addresses: NodePortAddresses,
+    /// Whether 127.0.0.1 serves node ports, too, if it is among `node_port_addresses`. Only a relay can
+    /// serve it.
+    pub has_localhost_node_ports: bool,
     /// How service addresses are made local.
     pub service_addresses: ServiceAddresses,
     /// How long a removed TCP endpoint may keep its connections, unless the annotation
@@ -96,6 +101,9 @@ pub struct Machine {
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// Schedulers that the kernel rejected with `ENOENT`.
     pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
+    /// Whether a process relays the connections of all frontends, so that the options of relays have an
+    /// effect.
+    pub is_relayed: bool,
     /// Protocols that the dataplane cannot serve.
     pub unsupported: BTreeSet<Protocol>,
 }
@@ -123,6 +131,8 @@ pub struct VirtualServer {
     pub drain: Duration,
     /// The clients that may use it; `None` for a firewall mark, which has no frontend.
     pub admission: Option<Admission>,
+    /// How its connections are relayed, if they are.
+    pub relay: RelayOptions,
 }
 
 impl VirtualServer {

@@ -14,27 +14,35 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mio::{Poll, Waker};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
 mod affinity;
+mod budget;
 mod frontend;
+mod holder;
 mod pipe;
 mod pool;
+mod proxy_header;
+mod statistics;
 mod tcp;
 mod udp;
 mod worker;
 
-pub use frontend::{InsideClients, Route};
-pub(crate) use pool::PoolError;
+pub use frontend::{Handling, InsideClients, Route};
+pub use holder::Holder;
 pub use pool::{Counts, EndpointPool, PoolConfig};
+pub(crate) use pool::{PoolError, kernel_schedulers};
+pub use statistics::Statistics;
 
+use budget::{Budget, ListenerPermit};
 use frontend::SharedFrontend;
 use worker::{RelayCommand, WAKER, Worker};
 
@@ -53,6 +61,8 @@ pub struct RelayLimits {
     pub udp_idle: Duration,
     /// The most UDP flows of a worker.
     pub udp_flows: usize,
+    /// The descriptors that this process may have.
+    pub files: usize,
 }
 
 /// The defaults of IPVS: 15 minutes for TCP, 5 minutes for UDP (`ip_vs_proto_tcp.c`, `ip_vs_proto_udp.c`).
@@ -64,8 +74,17 @@ impl Default for RelayLimits {
             tcp_idle: Duration::from_secs(15 * 60),
             udp_idle: Duration::from_secs(5 * 60),
             udp_flows: 16_384,
+            files: file_limit(),
         }
     }
+}
+
+/// Returns the number of descriptors that this process may have. Without a limit, the kernel's memory is
+/// one; a million connections need gigabytes of it.
+fn file_limit() -> usize {
+    const MANY: u64 = 1 << 21;
+    let limit = getrlimit(Resource::Nofile).current;
+    usize::try_from(limit.unwrap_or(MANY).min(MANY)).unwrap_or(usize::MAX)
 }
 
 /// The transport protocol of a frontend.
@@ -77,40 +96,37 @@ pub enum Transport {
     Udp,
 }
 
-/// Counts of all workers since the start.
-#[derive(Debug, Default)]
-pub struct Statistics {
-    connected: AtomicU64,
-    refused: AtomicU64,
-    exhausted: AtomicU64,
+/// The reason why a frontend cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The kernel refuses the address, for example because it needs a privilege.
+    #[error(transparent)]
+    Refused(#[from] io::Error),
+    /// Another socket has the address.
+    #[error("address in use{}", .0.as_ref().map(|holder| format!(" by {holder}")).unwrap_or_default())]
+    Taken(Option<Holder>),
+    /// The listeners would leave too few descriptors for connections.
+    #[error(
+        "the listeners of this relay would need more than {most} of the {limit} files that the process may \
+         open, and leave too few for connections; raise the limit (ulimit -Hn, LimitNOFILE=) or lower \
+         --userspace-workers"
+    )]
+    Listeners {
+        /// The most descriptors for listeners.
+        most: usize,
+        /// The limit of the process.
+        limit: usize,
+    },
 }
 
-impl Statistics {
-    fn connected(&self) {
-        self.connected.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn refused(&self) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn exhausted(&self) {
-        self.exhausted.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns the number of connections that reached an endpoint.
-    pub fn connections(&self) -> u64 {
-        self.connected.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of clients that were reset because no endpoint accepted them.
-    pub fn refusals(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    /// Returns how often the process had no descriptor left.
-    pub fn exhaustions(&self) -> u64 {
-        self.exhausted.load(Ordering::Relaxed)
+impl OpenError {
+    /// Returns the error number of the kernel for such errors.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Refused(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+            Self::Taken(_) => Errno::ADDRINUSE,
+            Self::Listeners { .. } => Errno::MFILE,
+        }
     }
 }
 
@@ -119,6 +135,7 @@ impl Statistics {
 pub struct Relay {
     workers: Vec<WorkerHandle>,
     statistics: Arc<Statistics>,
+    budget: Arc<Budget>,
     started: Instant,
     next_number: u64,
 }
@@ -136,10 +153,11 @@ pub struct Listening {
     transport: Transport,
     shared: Arc<SharedFrontend>,
     /// Bound, but not listening: reserves a TCP port while no endpoint is usable, and lets the kernel refuse
-    /// connections. `None` for UDP: a bound socket would receive datagrams.
-    _reservation: Option<Socket>,
+    /// connections. `None` while there are listeners, and for UDP: a bound socket would receive datagrams.
+    reservation: Option<Socket>,
     /// The number of the open listeners; `None` while there are none.
     open: Option<u64>,
+    _permit: ListenerPermit,
 }
 
 impl Relay {
@@ -148,9 +166,11 @@ impl Relay {
     /// # Errors
     /// If the process has no descriptor or thread left.
     pub fn start(limits: RelayLimits) -> io::Result<Self> {
+        let statistics = Arc::new(Statistics::new(limits.files));
         let mut relay = Self {
             workers: Vec::new(),
-            statistics: Arc::default(),
+            budget: Arc::new(Budget::new(limits.files, statistics.clone())),
+            statistics,
             started: Instant::now(),
             next_number: 0,
         };
@@ -158,8 +178,8 @@ impl Relay {
             let poll = Poll::new()?;
             let waker = Waker::new(poll.registry(), WAKER)?;
             let (sender, commands) = channel();
-            let statistics = relay.statistics.clone();
-            let worker = Worker::new(poll, commands, limits, statistics, relay.started);
+            let budget = relay.budget.clone();
+            let worker = Worker::new(poll, commands, limits, budget, relay.started);
             let thread = std::thread::Builder::new().name(format!("relay-{number}"));
             relay.workers.push(WorkerHandle {
                 commands: Mutex::new(sender),
@@ -180,22 +200,44 @@ impl Relay {
         &self.statistics
     }
 
+    /// Returns the number of descriptors that this process may have.
+    pub fn file_limit(&self) -> usize {
+        self.budget.limit()
+    }
+
+    /// Returns the number of frontends that can still be opened, and of all that could be.
+    pub fn room(&self) -> (usize, usize) {
+        let (most, used) = self.budget.listeners();
+        let each = self.workers.len();
+        (most.saturating_sub(used) / each, most / each)
+    }
+
     /// Reserves the address of a frontend, and serves it if an endpoint is usable.
     ///
     /// # Errors
-    /// If the address is in use, or may not be used without privileges.
+    /// If the address is in use, or may not be used without privileges, or too few descriptors would be left
+    /// for connections.
     pub fn open(
         &mut self,
         transport: Transport,
         address: SocketAddr,
         route: Route,
-    ) -> io::Result<Listening> {
-        let bound = bind(transport, address)?;
+    ) -> Result<Listening, OpenError> {
+        let permit = self.budget.take_listeners(self.workers.len());
+        let permit = permit.ok_or_else(|| OpenError::Listeners {
+            most: self.budget.listeners().0,
+            limit: self.budget.limit(),
+        })?;
+        let bound = bind(transport, address).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => OpenError::Taken(Holder::of(transport, address)),
+            _ => OpenError::Refused(error),
+        })?;
         let mut listening = Listening {
             transport,
             shared: Arc::new(SharedFrontend::new(address, route)),
-            _reservation: (transport == Transport::Tcp).then_some(bound),
+            reservation: (transport == Transport::Tcp).then_some(bound),
             open: None,
+            _permit: permit,
         };
         self.adjust(&mut listening)?;
         Ok(listening)
@@ -219,6 +261,10 @@ impl Relay {
         match (is_usable, listening.open) {
             (true, None) => self.listen(listening),
             (false, Some(number)) => {
+                if listening.transport == Transport::Tcp {
+                    // Before the listeners close, so that the port is never free.
+                    listening.reservation = Some(bind(Transport::Tcp, listening.shared.address())?);
+                }
                 listening.open = None;
                 self.tell(|| RelayCommand::Close(number));
                 Ok(())
@@ -229,8 +275,12 @@ impl Relay {
 
     fn listen(&mut self, listening: &mut Listening) -> io::Result<()> {
         let address = listening.shared.address();
-        let sockets = (0..self.workers.len()).map(|_| bind(listening.transport, address));
-        let sockets: Vec<Socket> = sockets.collect::<io::Result<_>>()?;
+        // The reservation becomes the first listener only when all others are bound: after an error it must
+        // still hold the port.
+        let has_one = usize::from(listening.reservation.is_some());
+        let sockets = (has_one..self.workers.len()).map(|_| bind(listening.transport, address));
+        let mut sockets: Vec<Socket> = sockets.collect::<io::Result<_>>()?;
+        sockets.extend(listening.reservation.take());
         if listening.transport == Transport::Tcp {
             for socket in &sockets {
                 socket.listen(BACKLOG)?;

@@ -12,6 +12,7 @@
 //! own, which bounds its connections.
 
 mod answer;
+mod body;
 mod health_body;
 mod health_ports;
 mod listener;

@@ -9,7 +9,7 @@ pub mod clock {
 
 pub mod api {
     //! Kubernetes objects as the API server sends them.
-    pub use crate::api::{EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
+    pub use crate::api::{ANNOTATIONS, EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
 }
 
 pub mod config {
@@ -29,7 +29,7 @@ pub mod daemon {
 
 pub mod dataplane {
     //! The kernel behind a trait.
-    pub use crate::dataplane::{Dataplane, Failure, Outcome};
+    pub use crate::dataplane::{Dataplane, Failure, Outcome, Portion};
 
     pub mod fake {
         //! A kernel in memory.
@@ -40,11 +40,21 @@ pub mod dataplane {
         //! A real kernel.
         pub use crate::dataplane::linux::Linux;
     }
+
+    pub mod userspace {
+        //! The relay instead of IPVS.
+        pub use crate::dataplane::userspace::Userspace;
+    }
 }
 
 pub mod diff {
     //! From desired and observed state to Ops.
     pub use crate::diff::{DeletionRules, diff, sort};
+}
+
+pub mod events {
+    //! Events of the API server.
+    pub use crate::events::{EventTimes, Notice, Occurrence, Regarding, Severity};
 }
 
 pub mod filter {
@@ -97,13 +107,28 @@ pub mod plan {
     //! The desired state.
     pub use crate::plan::{
         Admission, Availability, Changed, Desired, FrontendKind, Machine, NodePortAddresses,
-        PlanConfig, Planner, Scope, ServiceAddresses, VirtualServer, desired,
+        PlanConfig, Planner, RelayOptions, Scope, ServiceAddresses, VirtualServer, desired,
     };
 }
 
 pub mod problem {
     //! Problems of the input.
     pub use crate::problem::Problem;
+}
+
+pub mod shadow {
+    //! A comparison of the present table with the plan, and its output.
+    pub use crate::shadow::{Compared, Comparison};
+
+    /// Returns what would change, as text.
+    pub fn changes(comparison: &Comparison) -> String {
+        crate::report::changes(comparison)
+    }
+
+    /// Returns what the present table gets wrong, as text.
+    pub fn findings(comparison: &Comparison) -> String {
+        crate::report::findings(comparison)
+    }
 }
 
 pub mod store {
@@ -131,7 +156,7 @@ pub mod watch {
 pub mod relay {
     //! The relay of the userspace dataplane.
     pub use crate::relay::{
-        Counts, EndpointPool, InsideClients, Listening, PoolConfig, Relay, RelayLimits, Route,
-        Statistics, Transport,
+        Counts, EndpointPool, Handling, Holder, InsideClients, Listening, OpenError, PoolConfig,
+        Relay, RelayLimits, Route, Statistics, Transport,
     };
 }

@@ -16,7 +16,7 @@ use proxier::testing::ledger::{Drains, Retired};
 use proxier::testing::model::{ObjectName, ServicePortName};
 use proxier::testing::observed::Observed;
 use proxier::testing::op::Op;
-use proxier::testing::plan::{Desired, FrontendKind, VirtualServer};
+use proxier::testing::plan::{Desired, FrontendKind, RelayOptions, VirtualServer};
 
 /// Returns keys with few addresses and ports, so that random states overlap.
 fn key() -> impl Strategy<Value = ipvs::ServiceKey> {
@@ -64,6 +64,7 @@ fn virtual_server(
         kind: FrontendKind::ClusterIp,
         drain: Duration::ZERO,
         admission: None,
+        relay: RelayOptions::default(),
     }
 }
 

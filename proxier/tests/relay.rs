@@ -2,6 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "relay/faults.rs"]
+mod faults;
+#[path = "relay/limits.rs"]
+mod limits;
+#[path = "relay/proxy_header.rs"]
+mod proxy_header;
+#[path = "relay/schedulers.rs"]
+mod registered;
+
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
@@ -29,11 +38,7 @@ fn add(pool: &EndpointPool, endpoint: SocketAddr) {
 }
 
 fn route(pool: &Arc<EndpointPool>) -> Route {
-    Route {
-        pool: pool.clone(),
-        inside: None,
-        sources: None,
-    }
+    Route::to(pool.clone())
 }
 
 /// Returns an address of the loopback device at which nothing listens.
@@ -45,8 +50,14 @@ fn unused() -> SocketAddr {
 }
 
 fn relay() -> Relay {
+    relay_with(RelayLimits::default().files)
+}
+
+/// Starts a relay that may have so many descriptors.
+fn relay_with(files: usize) -> Relay {
     Relay::start(RelayLimits {
         workers: 2,
+        files,
         ..RelayLimits::default()
     })
     .unwrap()
@@ -348,7 +359,12 @@ fn a_taken_port_is_an_error() {
     let mut relay = relay();
     let pool = pool("rr", None);
     let result = relay.open(Transport::Tcp, taken.local_addr().unwrap(), route(&pool));
-    assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    let error = result.unwrap_err().to_string();
+    let process = format!("(process {})", std::process::id());
+    assert!(
+        error.starts_with("address in use by ") && error.ends_with(&process),
+        "{error}"
+    );
 }
 
 #[test]

@@ -35,6 +35,7 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
         node_name: "node-a".into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
         drain: Duration::ZERO,
     };

@@ -14,10 +14,14 @@ mod changes;
 mod daemon;
 #[path = "survival/dice.rs"]
 mod dice;
+#[path = "survival/dns.rs"]
+mod dns;
 #[path = "survival/foreign.rs"]
 mod foreign;
 #[path = "survival/forward.rs"]
 mod forward;
+#[path = "survival/http.rs"]
+mod http;
 #[path = "survival/input.rs"]
 mod input;
 #[path = "survival/ledger.rs"]
@@ -26,8 +30,12 @@ mod ledger;
 mod mark_chains;
 #[path = "survival/metrics.rs"]
 mod metrics;
+#[path = "survival/monitoring.rs"]
+mod monitoring;
 #[path = "survival/neighbours.rs"]
 mod neighbours;
+#[path = "survival/networkd.rs"]
+mod networkd;
 #[path = "survival/privilege.rs"]
 mod privilege;
 #[path = "survival/repair.rs"]

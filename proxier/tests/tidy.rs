@@ -22,8 +22,9 @@ mod reachable;
 mod specification;
 
 /// Every crate's directory, relative to the repository.
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 8] = [
     "bench",
+    "bench/first-use",
     "bench/lab",
     "ipvs-netlink",
     "ipvs-netlink/fuzz",

@@ -2,6 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "userspace/limits.rs"]
+mod limits;
+#[path = "userspace/node_ports.rs"]
+mod node_ports;
+#[path = "userspace/scale.rs"]
+mod scale;
+#[path = "userspace/soak.rs"]
+mod soak;
+
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -22,10 +31,16 @@ struct Daemon {
     directory: TempDir,
     child: Child,
     log: Arc<Mutex<String>>,
+    metrics: u16,
 }
 
 impl Daemon {
     fn start(manifest: &str) -> Self {
+        Self::with_flags(manifest, &[])
+    }
+
+    fn with_flags(manifest: &str, flags: &[&str]) -> Self {
+        let metrics = unused_port();
         let directory = tempfile::tempdir().unwrap();
         write(directory.path(), manifest);
         let mut child = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
@@ -35,10 +50,8 @@ impl Daemon {
                 "--healthz-bind-address=127.0.0.1:{}",
                 unused_port()
             ))
-            .arg(format!(
-                "--metrics-bind-address=127.0.0.1:{}",
-                unused_port()
-            ))
+            .arg(format!("--metrics-bind-address=127.0.0.1:{metrics}"))
+            .args(flags)
             .arg("--manifests")
             .arg(directory.path().join("manifests"))
             .arg("--state-file")
@@ -59,7 +72,22 @@ impl Daemon {
             directory,
             child,
             log,
+            metrics,
         }
+    }
+
+    /// Returns the value of a metric.
+    fn metric(&self, series: &str) -> f64 {
+        let page = get(&format!("127.0.0.1:{}", self.metrics), "/metrics").1;
+        let line = page.lines().find_map(|line| line.strip_prefix(series));
+        let value = line.unwrap_or_else(|| panic!("{series} is missing: {page}"));
+        value.trim().parse().unwrap()
+    }
+
+    /// Returns the number of descriptors of the process.
+    fn files(&self) -> u64 {
+        let path = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(path).unwrap().count() as u64
     }
 
     fn apply(&self, manifest: &str) {
@@ -130,6 +158,19 @@ fn endpoint() -> u16 {
         }
     });
     port
+}
+
+/// Requests a page. Returns the status and the body.
+fn get(server: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(server).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    (status, body.to_owned())
 }
 
 fn unused_port() -> u16 {

@@ -30,11 +30,7 @@ pub(super) fn run(address: Ipv4Addr, workers: usize) -> anyhow::Result<()> {
         for endpoint in ADDRESSES {
             pool.add((endpoint, port).into(), 1, Thresholds::default())?;
         }
-        let route = Route {
-            pool: Arc::new(pool),
-            inside: None,
-            sources: None,
-        };
+        let route = Route::to(Arc::new(pool));
         let frontend = SocketAddr::V4(SocketAddrV4::new(address, port));
         listening.push(relay.open(transport, frontend, route)?);
     }

@@ -12,6 +12,7 @@
 //! | [`WEIGHTS`] | weights by address, node or zone | 1 for every endpoint |
 //! | [`DRAIN_SECONDS`] | 0 to 86,400 | the daemon's drain time |
 //! | [`IDLE_TIMEOUT`] | 1 to 86,400 | the kernel's timeouts |
+//! | [`PROXY_PROTOCOL`] | `v1` or `v2` | no header |
 //! | [`TOPOLOGY_KEYS`] | the preferred locations of endpoints | topology hints |
 //!
 //! ```yaml
@@ -31,7 +32,7 @@ mod weights;
 use super::metadata;
 use super::parser::Parser;
 use super::scalar::Scalar;
-use crate::model::{Annotations, SchedulerFlags, TopologyKey};
+use crate::model::{Annotations, ProxyProtocol, SchedulerFlags, TopologyKey};
 use crate::store::Interner;
 
 /// The prefix of all annotations of this proxy.
@@ -105,6 +106,17 @@ pub(crate) const DRAIN_SECONDS: &str = "drain-seconds";
 /// ```
 pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 
+/// The header with the client's address that endpoints get before the first byte of each TCP
+/// connection: `v1` (text) or `v2` (binary) of the PROXY protocol.
+///
+/// Only the userspace dataplane can send it: IPVS forwards packets, and endpoints see the client's address
+/// in them. The endpoints must expect the header. UDP ports get none.
+///
+/// ```yaml
+/// ipvs-proxier.io/proxy-protocol: v2
+/// ```
+pub(crate) const PROXY_PROTOCOL: &str = "proxy-protocol";
+
 /// The preferred locations of endpoints: a list of keys, separated by commas, in order of preference.
 /// The first key that matches an endpoint selects the endpoints. If no key matches, no endpoint
 /// serves.
@@ -128,13 +140,14 @@ pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 /// ```
 pub(crate) const TOPOLOGY_KEYS: &str = "topology-keys";
 
-/// All names without the prefix.
-const NAMES: [&str; 6] = [
+/// The names of all annotations, without the prefix.
+pub const ANNOTATIONS: [&str; 7] = [
     SCHEDULER,
     SCHEDULER_FLAGS,
     WEIGHTS,
     DRAIN_SECONDS,
     IDLE_TIMEOUT,
+    PROXY_PROTOCOL,
     TOPOLOGY_KEYS,
 ];
 
@@ -164,12 +177,15 @@ pub(super) fn read(
             IDLE_TIMEOUT => {
                 read.idle_timeout_secs = parse(name, value, parser, |text, _| seconds(text, 1));
             }
+            PROXY_PROTOCOL => {
+                read.proxy_protocol = parse(name, value, parser, |text, _| proxy_protocol(text));
+            }
             TOPOLOGY_KEYS => {
                 read.topology_keys = parse(name, value, parser, |text, _| topology_keys(text));
             }
             _ => {
                 // A misspelled name would otherwise have no effect and no message.
-                let message = format!("is not one of {}; ignored", NAMES.join(", "));
+                let message = format!("is not one of {}; ignored", ANNOTATIONS.join(", "));
                 parser.problem(FIELD, format_args!("{PREFIX}{name}"), message);
             }
         }
@@ -237,6 +253,14 @@ fn flags(text: &str) -> Result<SchedulerFlags, String> {
         *flag = true;
     }
     Ok(flags)
+}
+
+fn proxy_protocol(text: &str) -> Result<ProxyProtocol, String> {
+    match text {
+        "v1" => Ok(ProxyProtocol::V1),
+        "v2" => Ok(ProxyProtocol::V2),
+        _ => Err("is neither v1 nor v2".to_owned()),
+    }
 }
 
 fn seconds(text: &str, least: u32) -> Result<u32, String> {

@@ -43,6 +43,7 @@ impl Flags {
             node_name: "".into(),
             scheduler: "rr".parse()?,
             node_port_addresses: NodePortAddresses::default(),
+            has_localhost_node_ports: false,
             // The only plan that needs no carrier. Addresses of all forms are deleted.
             service_addresses: ServiceAddresses::Loopback,
             drain: Duration::ZERO,

@@ -26,6 +26,12 @@ pub(super) struct DataplaneFlags {
     /// Number of threads that relay connections [default: the number of processors].
     #[arg(long, value_name = "NUMBER")]
     userspace_workers: Option<std::num::NonZeroU16>,
+
+    /// Serve node ports at 127.0.0.1, too. IPVS cannot, so a relay in this process does [default: true with
+    /// the userspace dataplane, otherwise false].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    localhost_nodeports: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -84,6 +90,28 @@ impl DataplaneFlags {
             limits.workers = workers.get().into();
         }
         Userspace::start(limits, inside(local_mode))
+    }
+
+    /// Starts the relay that serves node ports at 127.0.0.1 beside IPVS; `None` if it is not asked for.
+    pub(super) fn start_companion(&self) -> Result<Option<Userspace>, Failure> {
+        if !self.has_localhost_node_ports(DataplaneKind::Ipvs) {
+            return Ok(None);
+        }
+        let limits = RelayLimits {
+            // Processes of the node make few connections.
+            workers: self
+                .userspace_workers
+                .map_or(1, |workers| workers.get().into()),
+            ..RelayLimits::default()
+        };
+        // Its clients are processes of this node.
+        Userspace::start(limits, InsideClients::default()).map(Some)
+    }
+
+    /// Returns whether 127.0.0.1 serves node ports.
+    pub(super) fn has_localhost_node_ports(&self, kind: DataplaneKind) -> bool {
+        let default = kind == DataplaneKind::Userspace;
+        self.localhost_nodeports.unwrap_or(default)
     }
 
     /// Returns how long open connections may last when the process stops.

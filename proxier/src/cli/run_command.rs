@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ipvs_netlink::Timeouts;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -21,9 +21,11 @@ use super::{
 use crate::config::Resolved;
 use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
+use crate::dataplane::companion::Companion;
 use crate::dataplane::linux::{Linux, monitor};
+use crate::events::EventTimes;
 use crate::filter::FilterConfig;
-use crate::instruments;
+use crate::instruments::{self, Exporter};
 use crate::nftables::{ForeignChains, MarkChains};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::serve::{self, Sources};
@@ -54,6 +56,10 @@ pub(super) struct Flags {
     #[arg(long)]
     compat_chains: bool,
 
+    /// Write Events about invalid input, refused changes and starts to the API server, or none.
+    #[arg(long, value_enum, default_value_t)]
+    events: EventsFlag,
+
     /// Program the kernel once and exit. Exit code: 0 if every change took effect, otherwise 1.
     #[arg(long)]
     once: bool,
@@ -61,6 +67,25 @@ pub(super) struct Flags {
     /// kube-proxy rejects arguments that are not flags, except empty ones, which templates may leave.
     #[arg(hide = true, value_name = "ARGUMENT", value_parser = empty)]
     _empty: Vec<String>,
+}
+
+/// Whether Events are written.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum EventsFlag {
+    /// Write Events. The API server's Events need the verbs create and patch.
+    #[default]
+    On,
+    /// Write none.
+    Off,
+}
+
+impl EventsFlag {
+    fn times(self) -> Option<EventTimes> {
+        match self {
+            Self::On => Some(EventTimes::default()),
+            Self::Off => None,
+        }
+    }
 }
 
 fn empty(argument: &str) -> Result<String, &'static str> {
@@ -96,33 +121,36 @@ impl Flags {
         let _lock = self.state.lock()?;
         process::adjust_oom_score(setup.settings.oom_score_adj);
         process::raise_file_limit();
+        let start = Start {
+            resolved,
+            setup,
+            exporter: instruments::install(SystemTime::now())?,
+        };
         match self.dataplane.choose(&self.node)? {
-            Chosen::Ipvs(linux) => self.serve_with_ipvs(*linux, resolved, setup),
-            Chosen::Userspace => self.serve_in_userspace(resolved, setup),
+            Chosen::Ipvs(linux) => self.serve_with_ipvs(*linux, start),
+            Chosen::Userspace => self.serve_in_userspace(start),
         }
     }
 
     /// Programs the kernel until the process is stopped.
-    fn serve_with_ipvs(
-        &self,
-        mut linux: Linux,
-        resolved: &Resolved,
-        setup: &Setup,
-    ) -> anyhow::Result<ExitCode> {
+    fn serve_with_ipvs(&self, mut linux: Linux, start: Start<'_>) -> anyhow::Result<ExitCode> {
+        let setup = start.setup;
         set_ipvs_timeouts(&mut linux, setup);
         let packets = self.packets(&mut linux, setup)?;
-        let inbox = Inbox::open(resolved)?;
+        let inbox = Inbox::open(start.resolved)?;
         tracing::info!("programming IPVS for node {}", setup.plan.node_name);
         // The monitors start before the first round reads the kernel, so that no change falls between
         // the two.
         self.monitor(&linux, &inbox.sender)?;
         let settings = &setup.settings;
         let mark = packets.masquerade_bit.mark();
-        let proxier = Proxier::new(linux, setup.plan.clone(), self.state.file())?
+        let dataplane = Companion::new(linux, self.dataplane.start_companion()?);
+        let plan = self.plan(setup, DataplaneKind::Ipvs);
+        let proxier = Proxier::new(dataplane, plan, self.state.file())?
             .filtering(packets)
             .excluding(settings.exclude.clone())
             .ignoring_external_ips(settings.ignores_external_ips);
-        let equip = |mut daemon: Daemon<Linux>| {
+        let equip = |mut daemon: Daemon<Companion>| {
             let treatments = self.forward.treatments(&self.node.packets.input);
             daemon = daemon
                 .setting(kernel_settings(&self.sysctl(setup)))
@@ -132,21 +160,18 @@ impl Flags {
             }
             Ok(daemon)
         };
-        let (_, code) = self.run_daemon(
-            proxier,
-            DataplaneKind::Ipvs,
-            (resolved, setup),
-            inbox,
-            equip,
-        )?;
-        tracing::info!("stopped; the kernel keeps its state and continues to serve");
+        let (daemon, code) = self.run_daemon(proxier, DataplaneKind::Ipvs, start, inbox, equip)?;
+        tracing::info!("stopping; the kernel keeps its state and continues to serve");
+        let patience = self.dataplane.stop_timeout();
+        daemon.into_proxier().into_dataplane().stop(patience);
         Ok(code)
     }
 
     /// Relays connections until the process is stopped, and until they have ended.
-    fn serve_in_userspace(&self, resolved: &Resolved, setup: &Setup) -> anyhow::Result<ExitCode> {
+    fn serve_in_userspace(&self, start: Start<'_>) -> anyhow::Result<ExitCode> {
+        let setup = start.setup;
         let relay = self.dataplane.start(&setup.settings.local_mode)?;
-        let inbox = Inbox::open(resolved)?;
+        let inbox = Inbox::open(start.resolved)?;
         tracing::info!("relaying for node {}", setup.plan.node_name);
         let form = ServiceAddresses::Loopback;
         let addresses = inbox.sender.clone();
@@ -155,20 +180,23 @@ impl Flags {
         })?;
         let plan = PlanConfig {
             service_addresses: form,
-            ..setup.plan.clone()
+            ..self.plan(setup, DataplaneKind::Userspace)
         };
         let proxier = Proxier::new(relay, plan, self.state.file())?;
-        let (daemon, code) = self.run_daemon(
-            proxier,
-            DataplaneKind::Userspace,
-            (resolved, setup),
-            inbox,
-            Ok,
-        )?;
+        let (daemon, code) =
+            self.run_daemon(proxier, DataplaneKind::Userspace, start, inbox, Ok)?;
         let patience = self.dataplane.stop_timeout();
         tracing::info!("stopping; waiting up to {patience:?} for open connections");
         daemon.into_proxier().into_dataplane().stop(patience);
         Ok(code)
+    }
+
+    /// Returns the choices of the plan for this dataplane.
+    fn plan(&self, setup: &Setup, kind: DataplaneKind) -> PlanConfig {
+        PlanConfig {
+            has_localhost_node_ports: self.dataplane.has_localhost_node_ports(kind),
+            ..setup.plan.clone()
+        }
     }
 
     /// Makes rounds until the process is stopped. Returns the daemon and the exit code.
@@ -176,18 +204,22 @@ impl Flags {
         &self,
         proxier: Proxier<D>,
         kind: DataplaneKind,
-        (resolved, setup): (&Resolved, &Setup),
+        start: Start<'_>,
         inbox: Inbox,
         equip: impl FnOnce(Daemon<D>) -> anyhow::Result<Daemon<D>>,
     ) -> anyhow::Result<(Daemon<D>, ExitCode)> {
+        let Start {
+            resolved,
+            setup,
+            exporter,
+        } = start;
         let settings = &setup.settings;
         let periods = Periods {
             sync: settings.sync_period,
             min_sync: settings.min_sync_period,
         };
-        // Before the watch starts, so that its requests are counted.
-        let exporter = instruments::install(SystemTime::now())?;
-        let watch = setup.follow(&self.node.source, kind, inbox.sender)?;
+        let follower = (self.events.times().filter(|_| !self.once), inbox.sender);
+        let watch = setup.follow(&self.node.source, kind, follower)?;
         let owners = Arc::new(self.serve.owners());
         let sources = Sources {
             board: Arc::default(),
@@ -272,6 +304,14 @@ impl Flags {
         })?;
         Ok(())
     }
+}
+
+/// What a process that serves begins with.
+struct Start<'a> {
+    resolved: &'a Resolved,
+    setup: &'a Setup,
+    /// Installed before the relay and the watch start, so that both count from the beginning.
+    exporter: Exporter,
 }
 
 /// The messages for the daemon.

@@ -180,7 +180,7 @@ mod tests {
     use super::super::flow::{Handle, Tuple};
     use super::*;
     use crate::model::{ObjectName, ServicePortName};
-    use crate::plan::{FrontendKind, VirtualServer};
+    use crate::plan::{FrontendKind, RelayOptions, VirtualServer};
 
     fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
         let client = "10.244.1.4:5000".parse().unwrap();
@@ -226,6 +226,7 @@ mod tests {
                 kind: FrontendKind::ClusterIp,
                 drain: Duration::ZERO,
                 admission: None,
+                relay: RelayOptions::default(),
             };
             desired.virtual_servers.insert(*key, server);
         }

@@ -11,40 +11,49 @@
 //! Nothing outlives the process, so each start creates everything again.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
-use schedulers::{Family, Flags, Options, Thresholds};
+use schedulers::Registry;
 
 use super::linux::AddressTable;
-use super::{Dataplane, Failure, Outcome};
+use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
 use crate::frontend::Frontend;
 use crate::model::Protocol;
 use crate::nftables;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
-use crate::plan::{Admission, Changed, Desired, Machine};
+use crate::plan::{Changed, Desired, Machine};
 use crate::relay::{
-    EndpointPool, InsideClients, Listening, PoolConfig, Relay, RelayLimits, Route, Transport,
+    Counts, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits, Route,
+    kernel_schedulers,
 };
+
+mod convert;
+mod terms;
+
+use convert::{handling, pool_config, socket, thresholds, transport};
+use terms::{AllTerms, Terms};
 
 /// The dataplane of a process that relays itself.
 #[derive(Debug)]
-pub(crate) struct Userspace {
+pub struct Userspace {
     relay: Relay,
     machine: AddressTable,
     /// Whether the process may make addresses local.
     is_privileged: bool,
     inside: Arc<InsideClients>,
+    schedulers: Arc<Registry>,
     state: Observed,
     servers: BTreeMap<ipvs::ServiceKey, Server>,
-    /// The admissions of the plan, by the key of the frontend's virtual server.
-    admissions: BTreeMap<ipvs::ServiceKey, Admission>,
+    terms: AllTerms,
+    /// Whether the log says that few more frontends can be opened.
+    is_nearly_full: bool,
 }
 
 /// The relay's part of a virtual server.
@@ -61,17 +70,27 @@ impl Userspace {
     ///
     /// # Errors
     /// If threads or sockets cannot be created.
-    pub(crate) fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
+    pub fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
         let relay = Relay::start(limits).map_err(|error| failure(&error, "starting the relay"))?;
         Ok(Self {
             relay,
             machine: AddressTable::open()?,
             is_privileged: has_net_admin(),
             inside: Arc::new(inside),
+            schedulers: kernel_schedulers(),
             state: Observed::default(),
             servers: BTreeMap::new(),
-            admissions: BTreeMap::new(),
+            terms: AllTerms::default(),
+            is_nearly_full: false,
         })
+    }
+
+    /// Makes Services choose among the schedulers of `registry` instead of the kernel's.
+    pub fn choosing(self, registry: Registry) -> Self {
+        Self {
+            schedulers: Arc::new(registry),
+            ..self
+        }
     }
 
     /// Returns the netlink port of our changes of addresses, which notifications carry.
@@ -80,7 +99,7 @@ impl Userspace {
     }
 
     /// Closes all frontends and waits until the connections have ended, for at most `patience`.
-    pub(crate) fn stop(self, patience: Duration) {
+    pub fn stop(self, patience: Duration) {
         self.relay.stop(patience);
     }
 
@@ -99,7 +118,7 @@ impl Userspace {
             Op::DeleteService(key) => {
                 let server = self.servers.remove(&key);
                 let server = server.ok_or_else(|| Failure::kernel(Errno::SRCH, op))?;
-                self.admissions.remove(&key);
+                self.terms.remove(&key);
                 server.pool.clear();
                 if let Some(listening) = server.listening {
                     self.relay.close(listening);
@@ -120,10 +139,12 @@ impl Userspace {
                 set.map_err(|error| refused(&error, op))
             }
             Op::DeleteDestination(key, destination) => {
-                if !self.server(&key, op)?.pool.remove(socket(&destination)) {
-                    return Err(Failure::kernel(Errno::NOENT, op));
+                let removed = self.server(&key, op)?.pool.remove(socket(&destination));
+                let connections = removed.ok_or_else(|| Failure::kernel(Errno::NOENT, op))?;
+                // Usually they have ended: the workers need not search.
+                if connections != Counts::default() {
+                    self.relay.cut();
                 }
-                self.relay.cut();
                 Ok(())
             }
             Op::AddAddress(address, _)
@@ -138,7 +159,8 @@ impl Userspace {
         if self.servers.contains_key(&service.key) {
             return Err(Failure::kernel(Errno::EXIST, op));
         }
-        let pool = EndpointPool::new(&pool_config(&service), self.relay.now());
+        let (registry, now) = (self.schedulers.clone(), self.relay.now());
+        let pool = EndpointPool::choosing(registry, &pool_config(&service), now);
         let pool = Arc::new(pool.map_err(|error| refused(&error, op))?);
         let listening = match Frontend::of(&service.key) {
             Some(frontend) => {
@@ -146,12 +168,30 @@ impl Userspace {
                     .ok_or_else(|| Failure::kernel(Errno::PROTONOSUPPORT, op))?;
                 let route = self.route(&service.key, &pool);
                 let opened = self.relay.open(transport, frontend.socket(), route);
-                Some(opened.map_err(|error| failure(&error, op))?)
+                let opened = opened.map_err(|error| unopened(&error, op))?;
+                self.announce_limit();
+                Some(opened)
             }
             None => None,
         };
         self.servers.insert(service.key, Server { pool, listening });
         Ok(())
+    }
+
+    /// Logs once that few more frontends can be opened.
+    fn announce_limit(&mut self) {
+        let (left, all) = self.relay.room();
+        let is_nearly_full = left < all / 5;
+        if is_nearly_full && !self.is_nearly_full {
+            tracing::warn!(
+                "{} frontends listen, and only {left} more can: each needs a file per worker, and the process \
+                 may open {} files; raise the limit (ulimit -Hn, LimitNOFILE=) or lower --userspace-workers",
+                all - left,
+                self.relay.file_limit()
+            );
+        }
+        // Announced again only after a fifth of all became free.
+        self.is_nearly_full = is_nearly_full || (self.is_nearly_full && left < all / 5 * 2);
     }
 
     fn server(&self, key: &ipvs::ServiceKey, op: &Op) -> Result<&Server, Failure> {
@@ -182,15 +222,15 @@ impl Userspace {
 
     /// Returns who may connect to a frontend, and to which endpoints.
     fn route(&self, key: &ipvs::ServiceKey, pool: &Arc<EndpointPool>) -> Route {
-        let admission = self.admissions.get(key);
-        let mark = admission.and_then(|admission| admission.inside_mark);
-        let family = key.family();
-        let inside =
-            mark.and_then(|mark| self.servers.get(&ipvs::ServiceKey::Mark { family, mark }));
+        let terms = self.terms.get(key);
+        let admission = terms.map(|terms| &terms.admission);
+        let mark = self.terms.mark(key);
+        let inside = mark.and_then(|mark| self.servers.get(&mark));
         Route {
             pool: pool.clone(),
             inside: inside.map(|server| (self.inside.clone(), server.pool.clone())),
             sources: admission.and_then(|admission| admission.source_ranges.clone()),
+            handling: terms.map_or_else(Handling::default, |terms| handling(&terms.options)),
         }
     }
 
@@ -208,16 +248,6 @@ impl Userspace {
             Some(listening) => self.relay.set_route(listening, route),
             None => Ok(()),
         }
-    }
-
-    /// Returns the frontends that use the virtual server `key`: itself, or those with its firewall mark.
-    fn users(&self, key: &ipvs::ServiceKey) -> Vec<ipvs::ServiceKey> {
-        let ipvs::ServiceKey::Mark { mark, .. } = *key else {
-            return vec![*key];
-        };
-        let users = self.admissions.iter();
-        let users = users.filter(|(_, admission)| admission.inside_mark == Some(mark));
-        users.map(|(user, _)| *user).collect()
     }
 
     fn counted(&self, server: &ObservedServer) -> CountedServer {
@@ -247,6 +277,7 @@ impl Dataplane for Userspace {
         Ok(Machine {
             // The relay could not keep SCTP's associations of several addresses.
             unsupported: [Protocol::Sctp].into(),
+            is_relayed: true,
             ..machine
         })
     }
@@ -254,6 +285,7 @@ impl Dataplane for Userspace {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        _: Portion,
     ) -> bool {
         *expected == self.state.virtual_servers
     }
@@ -279,11 +311,13 @@ impl Dataplane for Userspace {
 
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
         for key in &changed.virtual_servers {
-            match desired.admission(key) {
-                Some(admission) => drop(self.admissions.insert(*key, admission)),
+            let server = desired.virtual_servers.get(key);
+            let (Some(server), Some(admission)) = (server, desired.admission(key)) else {
                 // The restrictions of a removed frontend hold until its virtual server is deleted.
-                None => continue,
-            }
+                continue;
+            };
+            let options = server.relay;
+            self.terms.set(*key, Terms { admission, options });
             // Only opening a listener can fail, and the frontend of an Op is updated again after it.
             let _ = self.update(key);
         }
@@ -296,7 +330,7 @@ impl Dataplane for Userspace {
             if outcome.is_ok() {
                 self.state.record(op);
                 if let Some(key) = op.service_key() {
-                    let users = self.users(&key);
+                    let users = self.terms.users(&key);
                     let updated = users.into_iter().try_for_each(|user| self.update(&user));
                     outcome = updated.map_err(|error| failure(&error, op));
                 }
@@ -307,8 +341,8 @@ impl Dataplane for Userspace {
     }
 
     fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
-        let known = schedulers::Registry::kernel();
-        Ok(Some(known.names().any(|known| known == name.as_str())))
+        let mut known = self.schedulers.names();
+        Ok(Some(known.any(|known| known == name.as_str())))
     }
 
     // A process that filters connections itself has no packet rules and no flows in the kernel.
@@ -344,52 +378,18 @@ fn has_net_admin() -> bool {
     sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
 }
 
-fn pool_config(service: &ipvs::Service) -> PoolConfig {
-    let has = |flag| service.flags.contains(flag);
-    let scheduler = service
-        .scheduler
-        .as_ref()
-        .map_or("rr", ipvs::SchedulerName::as_str);
-    let is_persistent = has(ipvs::ServiceFlags::PERSISTENT);
-    PoolConfig {
-        scheduler: scheduler.to_owned(),
-        options: Options {
-            family: match service.key.family() {
-                ipvs::Family::V4 => Family::V4,
-                ipvs::Family::V6 => Family::V6,
-            },
-            flags: Flags {
-                fallback: has(ipvs::ServiceFlags::SCHED1),
-                port: has(ipvs::ServiceFlags::SCHED2),
-            },
-            ..Options::default()
-        },
-        affinity: is_persistent.then(|| Duration::from_secs(service.timeout_secs.into())),
-    }
-}
-
-fn transport(protocol: Protocol) -> Option<Transport> {
-    match protocol {
-        Protocol::Tcp => Some(Transport::Tcp),
-        Protocol::Udp => Some(Transport::Udp),
-        Protocol::Sctp => None,
-    }
-}
-
-fn thresholds(destination: &ipvs::Destination) -> Thresholds {
-    let thresholds = Thresholds::new(destination.upper_threshold, destination.lower_threshold);
-    // The kernel refuses a lower threshold above the upper one; no plan has one.
-    thresholds.unwrap_or_default()
-}
-
-fn socket(key: &ipvs::DestinationKey) -> SocketAddr {
-    (key.address, key.port).into()
-}
-
 fn failure(error: &std::io::Error, doing: impl std::fmt::Display) -> Failure {
     Failure {
         errno: Errno::from_io_error(error),
         message: format!("{doing}: {error}"),
+    }
+}
+
+/// The failure to open a frontend.
+fn unopened(error: &OpenError, op: &Op) -> Failure {
+    Failure {
+        errno: Some(error.errno()),
+        message: format!("{op}: {error}"),
     }
 }
 

@@ -117,6 +117,14 @@ const BY_OP: &[Labels] = &[
     &[("op", "delete_device"), ("result", "failure")],
 ];
 
+const BY_RESULT: &[Labels] = &[
+    &[("result", "connected")],
+    &[("result", "refused")],
+    &[("result", "over_share")],
+];
+const BY_REASON: &[Labels] = &[&[("reason", "exhausted")], &[("reason", "share")]];
+const BY_USE: &[Labels] = &[&[("of", "listeners")], &[("of", "connections")]];
+
 macro_rules! metric {
     ($name:literal, $kind:expr, [$($label:literal),*], $known:expr, $help:literal) => {
         Instrument {
@@ -195,6 +203,13 @@ pub(crate) const ALL: &[Instrument] = &[
         "Time since the API server last sent a list, a change or a bookmark"),
     metric!("ipvs_proxier_api_failures_total", Counter, ["objects"], NONE,
         "Failed lists and watches by kind of object"),
+    metric!("ipvs_proxier_relay_connections_total", Counter, ["result"], BY_RESULT,
+        "Clients of the relay by what became of them"),
+    metric!("ipvs_proxier_relay_pauses_total", Counter, ["reason"], BY_REASON,
+        "Pauses of accepting: no file was left, or a frontend had its share"),
+    metric!("ipvs_proxier_relay_files", Gauge, ["of"], BY_USE, "Open files of the relay by their use"),
+    metric!("ipvs_proxier_relay_files_limit", Gauge, [], ONE,
+        "Files that a process with a relay may open; 0 without a relay"),
     metric!("ipvs_proxier_healthy", Gauge, ["probe"], &[&[("probe", "healthz")], &[("probe", "livez")]],
         "1 if the page of this name would answer 200, otherwise 0"),
 ];

@@ -19,9 +19,20 @@ pub struct Annotations {
     pub drain_secs: Option<u32>,
     /// `idle-timeout`: the idle timeout of connections in seconds; at least 1.
     pub idle_timeout_secs: Option<u32>,
+    /// `proxy-protocol`: how endpoints learn the address of a TCP client.
+    pub proxy_protocol: Option<ProxyProtocol>,
     /// `topology-keys`: the locations of endpoints in order of preference; never empty, without
     /// duplicates, [`TopologyKey::Any`] only as the last.
     pub topology_keys: Option<Box<[TopologyKey]>>,
+}
+
+/// A version of the PROXY protocol: a header before a client's first byte, with the client's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// A line of text.
+    V1,
+    /// A binary header.
+    V2,
 }
 
 /// Flags of the schedulers `sh` and `mh`; others have none.

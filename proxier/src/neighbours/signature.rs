@@ -109,8 +109,8 @@ pub(super) const SIGNATURES: [Signature; 12] = [
     Signature {
         name: "systemd-networkd",
         directory: Some("/run/systemd/netif"),
-        meaning: "it may set kube-ipvs0 up or down if a .network file matches it; mark the device as \
-                  unmanaged (deploy/unmanaged)",
+        meaning: "if a .network file matches kube-ipvs0, `networkctl reconfigure` deletes its routes; mark \
+                  the device as unmanaged (deploy/unmanaged)",
         ..NONE
     },
     Signature {

@@ -76,7 +76,7 @@ fn read(payload: &[u8]) -> Result<ChainName, Error> {
 }
 
 /// Returns nft's name of a protocol family (`NFPROTO_*`).
-fn family_name(family: u8) -> &'static str {
+pub(super) fn family_name(family: u8) -> &'static str {
     match family {
         NFPROTO_IPV4 => "ip",
         NFPROTO_IPV6 => "ip6",
@@ -89,7 +89,9 @@ fn family_name(family: u8) -> &'static str {
 }
 
 /// Returns a name as text. The kernel accepts names of any bytes.
-fn text(name: &[u8]) -> String {
+///
+/// If a name is not UTF-8, requests with the text fail with `ENOENT`.
+pub(super) fn text(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     name.trim_end_matches('\0').to_owned()
 }

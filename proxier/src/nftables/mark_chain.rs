@@ -17,6 +17,8 @@ use ipvs_netlink::{Error, Refusal};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 use rustix::io::Errno;
 
+use super::iptables_legacy::{LegacyTable, legacy_tables};
+use super::listing::family_name;
 use super::message::{contents, frame, message_type};
 use super::sys::*;
 
@@ -25,12 +27,6 @@ pub(crate) const MARK_CHAIN: &str = "KUBE-MARK-MASQ";
 
 /// The table of the chain, in the families `ip` and `ip6`.
 const TABLE: &str = "nat";
-
-/// The programs of iptables-legacy, each with the file in which the kernel lists its tables in use.
-const LEGACY: [(&str, &str); 2] = [
-    ("iptables-legacy", "/proc/thread-self/net/ip_tables_names"),
-    ("ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"),
-];
 
 /// A socket that maintains the chain in both families.
 #[derive(Debug)]
@@ -315,14 +311,11 @@ fn comment(mark: u32) -> String {
 
 /// Returns the commands that create the chain in the legacy tables `nat` that are in use.
 fn legacy_commands(mark: u32) -> BTreeSet<String> {
-    let is_in_use = |names: &str| {
-        // A kernel without iptables-legacy lacks the file.
-        let names = std::fs::read_to_string(names).unwrap_or_default();
-        names.lines().any(|name| name == TABLE)
-    };
-    let in_use = LEGACY.into_iter().filter(|(_, names)| is_in_use(names));
+    let in_use = legacy_tables()
+        .into_iter()
+        .filter(|table| table.name == TABLE);
     in_use
-        .map(|(program, _)| {
+        .map(|LegacyTable { program, .. }| {
             format!(
                 "{program} -t {TABLE} -N {MARK_CHAIN} && \
                  {program} -t {TABLE} -A {MARK_CHAIN} -j MARK --or-mark {mark:#x}"
@@ -346,10 +339,7 @@ impl MarkChain {
 
 impl fmt::Display for MarkChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = match self.0 {
-            NFPROTO_IPV4 => "ip",
-            _ => "ip6",
-        };
+        let family = family_name(self.0);
         write!(f, "chain {MARK_CHAIN} of table {family} {TABLE}")
     }
 }

@@ -1,7 +1,7 @@
 //! The input of a Service's plan other than the Service and its endpoints.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipvs_netlink as ipvs;
 
@@ -39,7 +39,16 @@ impl<'a> Context<'a> {
         let named = named.unwrap_or_else(before);
         let serving = |family| {
             let chosen = &config.node_port_addresses;
-            chosen.serving(family, &machine.addresses, &named)
+            let mut serving = chosen.serving(family, &machine.addresses, &named);
+            let localhost = IpAddr::from(Ipv4Addr::LOCALHOST);
+            // Not ::1, which kube-proxy serves in no mode.
+            if family == Family::V4
+                && config.has_localhost_node_ports
+                && chosen.includes_loopback(localhost)
+            {
+                serving.push(localhost);
+            }
+            serving
         };
         Self {
             snapshot,

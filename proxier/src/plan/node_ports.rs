@@ -77,6 +77,19 @@ impl NodePortAddresses {
         }
     }
 
+    /// Returns whether `address` serves node ports if the machine has it.
+    ///
+    /// The node's main address is never a loopback address, so [`NodePortAddresses::Primary`] includes none.
+    pub(super) fn includes_loopback(&self, address: IpAddr) -> bool {
+        match self {
+            Self::Primary => false,
+            Self::Networks(networks) => {
+                self.serves_everywhere(address.into())
+                    || networks.iter().any(|net| net.contains(address))
+            }
+        }
+    }
+
     /// Returns the addresses at which a server of this process listens to serve node ports of
     /// `family`.
     ///

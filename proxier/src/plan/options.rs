@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::PlanConfig;
 use super::context::Context;
+use super::{PlanConfig, RelayOptions};
 use crate::model::{Annotations, SchedulerFlags, Service, Weights};
 use crate::problem::Problem;
 
@@ -13,7 +13,6 @@ const SCHEDULER: &str = "metadata.annotations[ipvs-proxier.io/scheduler]";
 const SCHEDULER_FLAGS: &str = "metadata.annotations[ipvs-proxier.io/scheduler-flags]";
 const WEIGHTS: &str = "metadata.annotations[ipvs-proxier.io/weights]";
 const TOPOLOGY_KEYS: &str = "metadata.annotations[ipvs-proxier.io/topology-keys]";
-const IDLE_TIMEOUT: &str = "metadata.annotations[ipvs-proxier.io/idle-timeout]";
 
 /// The options that all virtual servers of a Service share.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,6 +22,7 @@ pub(super) struct ServerOptions {
     affinity_secs: Option<u32>,
     /// How long a removed destination may keep its connections.
     pub(super) drain: Duration,
+    pub(super) relay: RelayOptions,
 }
 
 impl ServerOptions {
@@ -79,16 +79,13 @@ impl ServerOptions {
                 report(TOPOLOGY_KEYS, key.as_str(), message);
             }
         }
-        if let Some(secs) = annotations.idle_timeout_secs {
-            let message = "has no effect: the kernel has one timeout for all connections of the node, \
-                           and none per Service";
-            report(IDLE_TIMEOUT, &secs.to_string(), message.to_owned());
-        }
+        let relay = RelayOptions::of(service, context, problems);
         Self {
             scheduler,
             flags,
             affinity_secs: service.affinity_secs,
             drain: drain(service, context.config),
+            relay,
         }
     }
 

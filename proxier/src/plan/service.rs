@@ -209,8 +209,11 @@ impl RequirementsBuilder<'_> {
         if let Some(device) = self.context.machine.yielded.get(&socket.ip()) {
             return self.yield_to(device, kind, socket.ip());
         }
+        // All clients of a loopback address are processes of this node, which are inside the cluster.
+        let is_localhost = kind == FrontendKind::NodePort && socket.ip().is_loopback();
         let policy = match kind {
             FrontendKind::ClusterIp => self.service.internal_policy,
+            _ if is_localhost => TrafficPolicy::Cluster,
             _ => self.service.external_policy,
         };
         let destinations_of_policy = match policy {
@@ -219,6 +222,7 @@ impl RequirementsBuilder<'_> {
         };
         let scope = match kind {
             FrontendKind::ClusterIp => Scope::Internal,
+            FrontendKind::NodePort if is_localhost => Scope::Internal,
             FrontendKind::NodePort => Scope::NodePort,
             _ => Scope::External,
         };
@@ -298,6 +302,7 @@ impl RequirementsBuilder<'_> {
             kind,
             drain: self.drain(port),
             admission: None,
+            relay: self.options.relay.on(port.protocol),
         }
     }
 

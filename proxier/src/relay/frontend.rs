@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::pool::EndpointPool;
-use crate::model::Networks;
+use crate::model::{Networks, ProxyProtocol};
 
 /// The clients inside the cluster: those in its networks, and processes of this node.
 #[derive(Debug, Default)]
@@ -49,9 +51,30 @@ pub struct Route {
     pub inside: Option<(Arc<InsideClients>, Arc<EndpointPool>)>,
     /// The networks of the clients that may connect; `None`: all.
     pub sources: Option<Networks>,
+    /// What the workers do with its connections.
+    pub handling: Handling,
+}
+
+/// How the connections of a frontend are relayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handling {
+    /// The header that an endpoint gets before the first byte of a TCP client.
+    pub proxy_protocol: Option<ProxyProtocol>,
+    /// The idle timeout; `None`: that of the relay.
+    pub idle: Option<Duration>,
 }
 
 impl Route {
+    /// Returns the route of a frontend that all clients may use.
+    pub fn to(pool: Arc<EndpointPool>) -> Self {
+        Self {
+            pool,
+            inside: None,
+            sources: None,
+            handling: Handling::default(),
+        }
+    }
+
     /// Returns the endpoints for a client; `None` if it may not connect.
     pub(super) fn pool_for(&self, client: IpAddr) -> Option<&Arc<EndpointPool>> {
         let is_admitted = |sources: &Networks| sources.contains(client);
@@ -76,6 +99,8 @@ impl Route {
 pub(super) struct SharedFrontend {
     address: SocketAddr,
     route: Mutex<Arc<Route>>,
+    /// The descriptors of its connections and flows.
+    descriptors: AtomicUsize,
 }
 
 impl SharedFrontend {
@@ -83,6 +108,7 @@ impl SharedFrontend {
         Self {
             address,
             route: Mutex::new(Arc::new(route)),
+            descriptors: AtomicUsize::new(0),
         }
     }
 
@@ -93,6 +119,22 @@ impl SharedFrontend {
     pub(super) fn route(&self) -> Arc<Route> {
         let route = self.route.lock();
         Arc::clone(&route.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn handling(&self) -> Handling {
+        self.route().handling
+    }
+
+    pub(super) fn descriptors(&self) -> usize {
+        self.descriptors.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn take_descriptors(&self, count: usize) {
+        self.descriptors.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(super) fn return_descriptors(&self, count: usize) {
+        self.descriptors.fetch_sub(count, Ordering::Relaxed);
     }
 
     pub(super) fn set_route(&self, route: Route) {

@@ -50,6 +50,19 @@ impl Pipe {
         }
     }
 
+    /// Returns a new pipe whose sink gets `bytes` before those of the source.
+    pub(super) fn beginning_with(bytes: Vec<u8>) -> Self {
+        Self {
+            pending: bytes,
+            ..Self::new()
+        }
+    }
+
+    /// Returns whether the sink still lacks bytes that the pipe has.
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Moves bytes from `source` to `sink` until one of them blocks.
     ///
     /// # Errors

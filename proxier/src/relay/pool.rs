@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -26,12 +26,21 @@ pub struct PoolConfig {
     pub affinity: Option<Duration>,
 }
 
+/// The kernel's schedulers, which nearly all pools share.
+static KERNEL: LazyLock<Arc<Registry>> = LazyLock::new(|| Arc::new(Registry::kernel()));
+
+/// Returns the kernel's schedulers.
+pub(crate) fn kernel_schedulers() -> Arc<Registry> {
+    KERNEL.clone()
+}
+
 /// The endpoints of a virtual server.
 ///
 /// All workers share it. A pick holds the lock for about 100 ns, so that workers rarely wait for each
 /// other; one scheduler state per worker would make other picks than the kernel.
 #[derive(Debug)]
 pub struct EndpointPool {
+    registry: Arc<Registry>,
     state: Mutex<PoolState>,
 }
 
@@ -86,12 +95,24 @@ impl PoolError {
 }
 
 impl EndpointPool {
-    /// Returns a pool without endpoints, at time `now`.
+    /// Returns a pool without endpoints, at time `now`, with the kernel's schedulers.
     ///
     /// # Errors
     /// If no scheduler has that name.
     pub fn new(config: &PoolConfig, now: Duration) -> Result<Self, PoolError> {
-        let scheduler = Registry::kernel().build(&config.scheduler, &config.options)?;
+        Self::choosing(kernel_schedulers(), config, now)
+    }
+
+    /// Returns a pool without endpoints, at time `now`, with the schedulers of `registry`.
+    ///
+    /// # Errors
+    /// If no scheduler has that name.
+    pub fn choosing(
+        registry: Arc<Registry>,
+        config: &PoolConfig,
+        now: Duration,
+    ) -> Result<Self, PoolError> {
+        let scheduler = registry.build(&config.scheduler, &config.options)?;
         let state = PoolState {
             balancer: Balancer::starting_at(scheduler, &config.options, now),
             endpoints: HashMap::new(),
@@ -99,6 +120,7 @@ impl EndpointPool {
             affinity: config.affinity.map(Affinity::new),
         };
         Ok(Self {
+            registry,
             state: Mutex::new(state),
         })
     }
@@ -108,7 +130,7 @@ impl EndpointPool {
     /// # Errors
     /// If no scheduler has that name; then nothing changes.
     pub fn configure(&self, config: &PoolConfig, now: Duration) -> Result<(), PoolError> {
-        let scheduler = Registry::kernel().build(&config.scheduler, &config.options)?;
+        let scheduler = self.registry.build(&config.scheduler, &config.options)?;
         let mut state = self.lock();
         state.balancer.reschedule(scheduler, now)?;
         match (&mut state.affinity, config.affinity) {
@@ -165,18 +187,17 @@ impl EndpointPool {
         Ok(())
     }
 
-    /// Removes an endpoint. Returns whether it existed.
+    /// Removes an endpoint. Returns its connections, or `None` if it does not exist.
     ///
     /// Its connections see [`Lease::is_cut`].
-    pub fn remove(&self, address: SocketAddr) -> bool {
+    pub fn remove(&self, address: SocketAddr) -> Option<Counts> {
         let mut state = self.lock();
-        let Some(endpoint) = state.endpoints.remove(&address) else {
-            return false;
-        };
+        let endpoint = state.endpoints.remove(&address)?;
+        let counts = state.counts(endpoint.id);
         endpoint.is_cut.store(true, Ordering::Release);
         // The id is listed, because `endpoints` has exactly the listed servers.
         let _ = state.balancer.remove(endpoint.id);
-        true
+        Some(counts)
     }
 
     /// Removes all endpoints.
@@ -192,15 +213,16 @@ impl EndpointPool {
         self.lock().endpoints.values().any(|it| it.weight > 0)
     }
 
+    /// Returns whether an endpoint is left that was not tried.
+    pub fn has_other(&self, tried: &[SocketAddr]) -> bool {
+        self.lock().other(tried).is_some()
+    }
+
     /// Returns the connection counts of an endpoint.
     pub fn counts(&self, address: SocketAddr) -> Counts {
         let state = self.lock();
-        let server = state.endpoints.get(&address);
-        let server = server.and_then(|endpoint| state.balancer.servers().get(endpoint.id));
-        server.map_or_else(Counts::default, |server| Counts {
-            active: server.active(),
-            inactive: server.inactive(),
-        })
+        let endpoint = state.endpoints.get(&address);
+        endpoint.map_or_else(Counts::default, |endpoint| state.counts(endpoint.id))
     }
 
     /// Chooses an endpoint for a new connection, and counts the connection. `tried` are endpoints that
@@ -251,6 +273,14 @@ pub enum ConnectionKind {
 }
 
 impl PoolState {
+    fn counts(&self, id: ServerId) -> Counts {
+        let server = self.balancer.servers().get(id);
+        server.map_or_else(Counts::default, |server| Counts {
+            active: server.active(),
+            inactive: server.inactive(),
+        })
+    }
+
     /// Returns the endpoint to which affinity binds the client.
     fn remembered(&mut self, request: &Request, tried: &[SocketAddr]) -> Option<ServerId> {
         let affinity = self.affinity.as_mut()?;
@@ -260,19 +290,36 @@ impl PoolState {
         (is_usable && endpoint.ejected_until.is_none()).then_some(endpoint.id)
     }
 
+    /// Returns the scheduler's choice.
+    ///
+    /// While no endpoint fails, its refusal stands, as in the kernel: a hash may select an endpoint of weight
+    /// 0, or all endpoints may have reached their thresholds.
     fn choose(&mut self, request: &Request, tried: &[SocketAddr]) -> Option<ServerId> {
-        if let Some(id) = self.balancer.pick(request) {
-            let server = self.balancer.servers().get(id)?;
-            if !tried.contains(&address_of(server)) {
-                return Some(id);
-            }
+        let picked = self.balancer.pick(request);
+        let is_untried = |server: &Server| !tried.contains(&address_of(server));
+        if let Some(id) = picked
+            && is_untried(self.balancer.servers().get(id)?)
+        {
+            return picked;
+        }
+        if tried.is_empty() && self.ejected.is_empty() {
+            return None;
         }
         // Schedulers know no attempts: a hash picks the same endpoint again, and an ejected one may be the
         // only one left. Any endpoint is better than none then.
-        let servers = self.balancer.servers().iter();
-        let mut untried = servers.filter(|(_, server)| !tried.contains(&address_of(server)));
-        untried
-            .find(|(_, server)| server.weight() > 0)
+        self.other(tried)
+    }
+
+    /// Returns an endpoint that was not tried and has not reached its threshold.
+    fn other(&self, tried: &[SocketAddr]) -> Option<ServerId> {
+        let accepts = |server: &Server| {
+            let address = address_of(server);
+            let is_eligible = server.is_eligible() || self.ejected.contains(&address);
+            server.weight() > 0 && is_eligible && !tried.contains(&address)
+        };
+        let mut servers = self.balancer.servers().iter();
+        servers
+            .find(|(_, server)| accepts(server))
             .map(|(id, _)| id)
     }
 

@@ -9,9 +9,11 @@ use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use socket2::{SockRef, TcpKeepalive};
 
+use super::budget::Permit;
 use super::frontend::SharedFrontend;
 use super::pipe::{Pipe, Progress};
 use super::pool::Lease;
+use super::proxy_header;
 
 /// How long each attempt to connect may take. A client of a Service waits 3.75 s at most, as in the
 /// userspace mode of early kube-proxies (`EndpointDialTimeouts` in `pkg/proxy/userspace/proxysocket.go`).
@@ -56,6 +58,7 @@ pub(super) struct Attempt {
     pub(super) frontend: Arc<SharedFrontend>,
     pub(super) client: TcpStream,
     pub(super) client_address: SocketAddr,
+    pub(super) permit: Permit,
     /// The endpoints that were chosen so far.
     pub(super) tried: Vec<SocketAddr>,
 }
@@ -75,6 +78,7 @@ pub(super) struct Relaying {
     client: TcpStream,
     endpoint: TcpStream,
     pub(super) lease: Lease,
+    permit: Permit,
     up: Pipe,
     down: Pipe,
     /// When bytes last passed, in seconds.
@@ -92,7 +96,13 @@ impl Relaying {
         now: u32,
     ) -> io::Result<Self> {
         let Connecting {
-            attempt: Attempt { mut client, .. },
+            attempt:
+                Attempt {
+                    mut client,
+                    client_address,
+                    permit,
+                    ..
+                },
             endpoint,
             lease,
             ..
@@ -104,11 +114,29 @@ impl Relaying {
             client,
             endpoint,
             lease,
-            up: Pipe::new(),
+            up: match permit.frontend().handling().proxy_protocol {
+                Some(version) => Pipe::beginning_with(proxy_header::encode(
+                    version,
+                    client_address,
+                    permit.frontend().address(),
+                )),
+                None => Pipe::new(),
+            },
+            permit,
             down: Pipe::new(),
             active_at: now,
             has_keepalive: false,
         })
+    }
+
+    /// Returns whether the endpoint still lacks a part of the PROXY header.
+    pub(super) fn has_header(&self) -> bool {
+        self.up.has_pending()
+    }
+
+    /// Returns the idle timeout of its Service.
+    pub(super) fn idle_limit(&self) -> Option<Duration> {
+        self.permit.frontend().handling().idle
     }
 
     /// Records an event of `side`.

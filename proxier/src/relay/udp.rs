@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +11,10 @@ use mio::{Interest, Registry, Token};
 use slab::Slab;
 
 use super::RelayLimits;
+use super::budget::{Budget, PER_FLOW, Permit};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
-use super::worker::request;
+use super::worker::{is_exhausted, request};
 
 /// The datagrams that are received at once before events of others get their turn.
 const TURNS: usize = 64;
@@ -30,6 +31,7 @@ pub(super) struct UdpFlows {
     /// Where the search for a flow to remove continues.
     hand: usize,
     limits: RelayLimits,
+    budget: Arc<Budget>,
     token: fn(usize) -> Token,
 }
 
@@ -48,18 +50,20 @@ struct UdpFlow {
     /// Connected to the endpoint, so that the kernel reports the endpoint's errors.
     socket: UdpSocket,
     lease: Lease,
+    permit: Permit,
     client: SocketAddr,
     frontend: usize,
     active_at: Duration,
 }
 
 impl UdpFlows {
-    pub(super) fn new(limits: RelayLimits) -> Self {
+    pub(super) fn new(limits: RelayLimits, budget: Arc<Budget>) -> Self {
         Self {
             sockets: Slab::new(),
             index: HashMap::new(),
             hand: 0,
             limits,
+            budget,
             token: |_| super::worker::WAKER,
         }
     }
@@ -162,12 +166,21 @@ impl UdpFlows {
         let route = shared.route();
         let pool = route.pool_for(canonical.ip())?;
         let request = request(shared.address(), canonical, now);
+        let permit = self.permit(&shared, canonical.ip())?;
         let lease = pool.pick(&request, &[], ConnectionKind::Udp)?;
         let any: SocketAddr = match lease.address() {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
-        let mut socket = UdpSocket::bind(any).ok()?;
+        let mut socket = match UdpSocket::bind(any) {
+            Err(error) if is_exhausted(&error) => {
+                self.budget.statistics().exhausted();
+                self.evict();
+                UdpSocket::bind(any)
+            }
+            other => other,
+        }
+        .ok()?;
         socket.connect(lease.address()).ok()?;
         let entry = self.sockets.vacant_entry();
         let key = entry.key();
@@ -177,12 +190,24 @@ impl UdpFlows {
         entry.insert(Socket::UdpFlow(UdpFlow {
             socket,
             lease,
+            permit,
             client,
             frontend,
             active_at: now,
         }));
         self.index.insert((frontend, client), key);
         Some(key)
+    }
+
+    /// Takes a descriptor for a flow, from another flow if none is left.
+    fn permit(&mut self, frontend: &Arc<SharedFrontend>, client: IpAddr) -> Option<Permit> {
+        let budget = self.budget.clone();
+        let take = || budget.admit(frontend, client, PER_FLOW);
+        take().or_else(|| {
+            budget.statistics().over_share();
+            self.evict();
+            take()
+        })
     }
 
     fn receive_from_endpoint(&mut self, key: usize, now: Duration, buffer: &mut [u8]) -> bool {
@@ -251,7 +276,10 @@ impl UdpFlows {
     /// Removes flows that were idle for too long.
     pub(super) fn expire(&mut self, now: Duration) {
         let limit = self.limits.udp_idle;
-        self.remove_if(|flow| flow.active_at + limit <= now);
+        self.remove_if(|flow| {
+            let limit = flow.permit.frontend().handling().idle.unwrap_or(limit);
+            flow.active_at + limit <= now
+        });
     }
 
     /// Removes the flows of removed endpoints.

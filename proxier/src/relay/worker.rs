@@ -5,6 +5,7 @@
 //! read and one write in each direction.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,11 +19,12 @@ use rustix::io::Errno;
 use schedulers::Request;
 use slab::Slab;
 
+use super::RelayLimits;
+use super::budget::Budget;
 use super::frontend::SharedFrontend;
 use super::pipe::BUFFER;
 use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
 use super::udp::UdpFlows;
-use super::{RelayLimits, Statistics};
 
 mod accept;
 
@@ -107,7 +109,7 @@ pub(super) struct Worker {
     poll: Poll,
     commands: Receiver<RelayCommand>,
     limits: RelayLimits,
-    statistics: Arc<Statistics>,
+    budget: Arc<Budget>,
     listeners: Slab<Listener>,
     connections: Slab<Relayed>,
     flows: UdpFlows,
@@ -121,6 +123,9 @@ pub(super) struct Worker {
     /// When accepting continues after the process ran out of descriptors.
     resume_at: Option<Duration>,
     paused: Vec<usize>,
+    /// A descriptor for the endpoint's socket of the last client that is accepted before none is left.
+    /// Without it, all waiting clients would be accepted and reset.
+    spare: Option<File>,
     next_idle_check: Duration,
     stop_at: Option<Duration>,
     started: Instant,
@@ -133,22 +138,23 @@ impl Worker {
         poll: Poll,
         commands: Receiver<RelayCommand>,
         limits: RelayLimits,
-        statistics: Arc<Statistics>,
+        budget: Arc<Budget>,
         started: Instant,
     ) -> Self {
         Self {
             poll,
             commands,
             limits,
-            statistics,
+            flows: UdpFlows::new(limits, budget.clone()),
+            budget,
             listeners: Slab::new(),
             connections: Slab::new(),
-            flows: UdpFlows::new(limits),
             deadlines: BTreeSet::new(),
             again: Vec::new(),
             ended: Vec::new(),
             resume_at: None,
             paused: Vec::new(),
+            spare: None,
             next_idle_check: IDLE_CHECK,
             stop_at: None,
             started,
@@ -281,8 +287,10 @@ impl Worker {
             if deadline > self.now {
                 break;
             }
-            // Removes the deadline, too.
-            self.try_next(key);
+            // Both replace the deadline.
+            if !self.wait_longer(key) {
+                self.try_next(key);
+            }
         }
         if self.resume_at.is_some_and(|at| at <= self.now) {
             self.resume_at = None;
@@ -297,14 +305,15 @@ impl Worker {
 
     /// Ends connections and flows that were idle for too long.
     fn check_idle(&mut self) {
-        let (now, limit) = (self.seconds(), self.limits.tcp_idle.as_secs());
+        let now = self.seconds();
         let mut expired = Vec::new();
         for (key, connection) in &mut self.connections {
             let Relayed::Relaying(connection) = connection else {
                 continue;
             };
             let idle = now.saturating_sub(connection.active_at);
-            if u64::from(idle) >= limit {
+            let limit = connection.idle_limit().unwrap_or(self.limits.tcp_idle);
+            if u64::from(idle) >= limit.as_secs() {
                 expired.push(key);
             } else if idle >= KEEPALIVE_AFTER {
                 connection.keep_alive();

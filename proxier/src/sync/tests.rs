@@ -113,6 +113,7 @@ fn proxier_with(kernel: FakeKernel, ledger: &Path, scheduler: &str, drain: Durat
         node_name: "node-a".into(),
         scheduler: scheduler.parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
         drain,
     };

@@ -33,6 +33,7 @@ fn config(drain: Duration) -> PlanConfig {
         node_name: "here".into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
         drain,
     }

@@ -32,10 +32,9 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use proxier::testing::api;
 use proxier::testing::model::ObjectName;
-use proxier::testing::plan::Availability;
 use proxier::testing::plan::{
-    Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner, ServiceAddresses,
-    VirtualServer, desired,
+    Availability, Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner,
+    ServiceAddresses, VirtualServer, desired,
 };
 use proxier::testing::problem::Problem;
 use proxier::testing::store::{Event, Interner, Snapshot, Touched, Update};
@@ -66,6 +65,7 @@ pub(crate) fn config() -> PlanConfig {
         node_port_addresses: NodePortAddresses::default(),
         service_addresses: ServiceAddresses::Routes,
         drain: DRAIN,
+        has_localhost_node_ports: false,
     }
 }
 

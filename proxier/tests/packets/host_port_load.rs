@@ -15,10 +15,10 @@ use super::scene::{Scene, nft};
 use super::services::Services;
 
 /// How often our process restarts. A hundred times take 10 s on a lab kernel.
-const RESTARTS: usize = 30;
+const RESTARTS: usize = 100;
 
 /// How often portmap's rules are deleted and added again, in the form of its nftables backend.
-const RULES_READDED: usize = 50;
+const RULES_READDED: usize = 100;
 
 /// How often the plugin itself does that with iptables. Each time starts dozens of processes, which take
 /// 4 s on a lab kernel.

@@ -3,13 +3,12 @@
 //! IPVS takes requests from the input hook, after the firewall's chain. With `--input-drop=accept`, our table
 //! marks packets for frontends first, and one rule of ours in the firewall's chain accepts this mark.
 
-use std::path::Path;
-
 use lab::net::Host;
 use proxier::testing::filter::MarkBit;
 use proxier::testing::nftables::{ChainReport, ForeignChains, Treatment, Treatments};
 use proxier::testing::plan::ServiceAddresses;
 
+use super::host_ports::has_iptables;
 use super::scene::{Scene, nft};
 use super::services::Services;
 use crate::{at, check};
@@ -87,6 +86,7 @@ fn all_is_closed(scene: &Scene) {
     }
 }
 
+/// Returns the foreign rules as nft and iptables list them.
 fn ruleset(scene: &Scene) -> String {
     let node = scene.client("node");
     let tables = node.exec(&["/usr/sbin/nft", "list", "tables"]);
@@ -100,7 +100,20 @@ fn ruleset(scene: &Scene) -> String {
         ];
         without_counts(&node.exec(&words.concat()))
     };
-    foreign.map(list).collect()
+    let mut rules: String = foreign.map(list).collect();
+    if has_iptables() {
+        for save in [
+            "/usr/sbin/iptables-nft-save",
+            "/usr/sbin/ip6tables-nft-save",
+        ] {
+            let saved = node.exec(&[save]);
+            // Comments have the time; chains have counters.
+            let lines = saved.lines().filter(|line| !line.starts_with('#'));
+            let without_counts = |line: &str| line.split(" [").next().unwrap().to_owned() + "\n";
+            rules.extend(lines.map(without_counts));
+        }
+    }
+    rules
 }
 
 /// Returns a listing without the values of counters, which change with each packet.
@@ -247,8 +260,8 @@ fn a_rule_with_another_bit_is_replaced() {
 #[test]
 fn ufw_opens_for_frontends_only() {
     lab::test(|| {
-        if !Path::new("/proc/net/ip_tables_names").exists() {
-            // This kernel lacks iptables, on which ufw depends.
+        if !has_iptables() {
+            // ufw depends on iptables.
             return;
         }
         let scene = marking();

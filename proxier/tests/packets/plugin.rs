@@ -16,7 +16,7 @@ pub(crate) enum Iptables {
 }
 
 impl Iptables {
-    fn program(self) -> &'static str {
+    pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Nft => "/usr/sbin/xtables-nft-multi",
             Self::Legacy => "/usr/sbin/xtables-legacy-multi",

@@ -1,12 +1,18 @@
 //! NetworkPolicy of Calico for a Pod behind a Service.
 //!
 //! Felix is no Debian package. Its rules for IPVS are rebuilt here from its sources (calico 87c15906f2:
-//! `felix/rules/static.go`, `felix/ifacemonitor`, `felix/dataplane/driver.go`), in nftables instead of
-//! iptables, with the same hooks, order and conditions. A denied packet is rejected instead of dropped,
-//! so that most clients need not wait.
+//! `felix/rules/static.go`, `felix/ifacemonitor`, `felix/dataplane/driver.go`) and written as Felix writes
+//! them: by `iptables-restore` of either iptables, with the addresses of the host in an ipset. A denied
+//! packet is rejected instead of dropped, so that clients need not wait.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use lab::net::{Answer, Host};
 use proxier::testing::plan::ServiceAddresses;
 
+use super::host_ports::has_iptables;
+use super::plugin::Iptables;
 use super::scene::Scene;
 use super::services::{POD1, Services};
 use crate::at;
@@ -14,82 +20,147 @@ use crate::at;
 /// The bits of Felix' endpoint mark, among its default bits 0xffff0000.
 const ENDPOINT_MARK: &str = "0xfff00000";
 
-/// The other bits of a mark.
-const OTHER_BITS: &str = "0x000fffff";
-
-/// Returns Felix' view of the node: the addresses of local routes of a family, but those of Pods' devices
-/// and of `kube-ipvs0`, as nft elements.
-fn this_host(scene: &Scene, family: &str) -> String {
-    let show = [
-        "ip", family, "route", "show", "table", "local", "type", "local",
-    ];
-    let routes = scene.client("node").exec(&show);
-    let is_counted = |line: &&str| !line.contains("dev veth-") && !line.contains("dev kube-ipvs0");
-    let address = |line: &str| line.split(' ').nth(1).unwrap().to_owned();
-    let addresses: Vec<String> = routes.lines().filter(is_counted).map(address).collect();
-    addresses.join(", ")
+/// How Felix treats connections to pod1.
+#[derive(Clone, Copy, Debug)]
+enum Policy {
+    DenyAll,
+    /// Allows only pod3, by its addresses.
+    AllowPod3,
+    AllowAll,
 }
 
-/// Starts Felix on the node: `allow` are rules that accept connections to pod1 beside its deny-all policy.
-fn start_felix(scene: &Scene, allow: &str) {
-    let links = scene.client("node").exec(&["ip", "-oneline", "link"]);
-    let (v4, v6) = (this_host(scene, "-4"), this_host(scene, "-6"));
-    // Felix supports IPVS only if the device exists when it starts.
-    let (input, output) = if links.contains("kube-ipvs0") {
-        (
-            format!(
-                "meta mark set meta mark & {OTHER_BITS}; jump forward-check; \
-                 meta mark & {ENDPOINT_MARK} != 0 return"
-            ),
-            format!("meta mark & {ENDPOINT_MARK} != 0 jump forward-endpoint-mark"),
-        )
-    } else {
-        Default::default()
+/// The names of an IP family in the programs that Felix runs.
+struct Family {
+    /// The flag of `ip`.
+    flag: &'static str,
+    /// The ipset's name and family.
+    set: &'static str,
+    inet: &'static str,
+    restore: &'static str,
+    pod3: &'static str,
+}
+
+const FAMILIES: [Family; 2] = [
+    Family {
+        flag: "-4",
+        set: "cali40this-host",
+        inet: "inet",
+        restore: "iptables-restore",
+        pod3: "10.244.1.4",
+    },
+    Family {
+        flag: "-6",
+        set: "cali60this-host",
+        inet: "inet6",
+        restore: "ip6tables-restore",
+        pod3: "fd00:244:1::4",
+    },
+];
+
+/// Felix on the node.
+struct Felix<'a> {
+    node: &'a Host,
+    iptables: Iptables,
+}
+
+impl Felix<'_> {
+    /// Starts Felix, whose IPVS support depends on the devices that exist now.
+    fn start(&self, policy: Policy) {
+        let links = self.node.exec(&["ip", "-oneline", "link"]);
+        let has_ipvs = links.contains("kube-ipvs0");
+        for family in FAMILIES {
+            self.write_addresses(&family);
+            let rules = rules(&family, policy, has_ipvs);
+            let program = [self.iptables.program(), family.restore];
+            self.read_file(&program, &rules);
+        }
+    }
+
+    /// Writes Felix' view of the host's addresses: those of all local routes, except on the devices of
+    /// Pods and on `kube-ipvs0`.
+    fn write_addresses(&self, family: &Family) {
+        let Family { set, inet, .. } = family;
+        let show = ["ip", family.flag, "route", "show", "table", "local"];
+        let routes = self.node.exec(&[&show[..], &["type", "local"]].concat());
+        let mut commands = format!("create {set} hash:ip family {inet}\nflush {set}\n");
+        for route in routes.lines() {
+            if !route.contains("dev veth-") && !route.contains("dev kube-ipvs0") {
+                let network = route.split(' ').nth(1).unwrap();
+                let address = network.split('/').next().unwrap();
+                writeln!(commands, "add {set} {address}").unwrap();
+            }
+        }
+        self.read_file(
+            &["/usr/sbin/ipset", "-exist", "restore", "-file"],
+            &commands,
+        );
+    }
+
+    /// Runs a program that reads `text` from the file of its last argument.
+    fn read_file(&self, program: &[&str], text: &str) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let path = file.path().to_str().unwrap();
+        self.node.exec(&[program, &[path]].concat());
+    }
+}
+
+/// Returns the whole table `filter` of a family, as `iptables-restore` reads it.
+fn rules(family: &Family, policy: Policy, has_ipvs: bool) -> String {
+    let Family { set, pod3, .. } = family;
+    let allow = match policy {
+        Policy::DenyAll => String::new(),
+        Policy::AllowPod3 => format!("-A cali-tw-pod1 -s {pod3} -j ACCEPT"),
+        Policy::AllowAll => "-A cali-tw-pod1 -j ACCEPT".to_owned(),
     };
-    scene.nft(&format!(
-        "table inet felix
-         delete table inet felix
-         table inet felix {{
-             set this-host {{ type ipv4_addr; flags interval; auto-merge; elements = {{ {v4} }} }}
-             set this-host-6 {{ type ipv6_addr; flags interval; auto-merge; elements = {{ {v6} }} }}
-             chain to-pod1 {{
-                 ct state established,related accept
-                 {allow}
-                 meta l4proto tcp reject with tcp reset
-                 reject
-             }}
-             chain set-endpoint-mark {{
-                 meta mark set meta mark | 0x00100000
-             }}
-             chain forward-check {{
-                 ct state established,related return
-                 meta l4proto {{ tcp, udp }} th dport 30000-32767 ip daddr @this-host goto set-endpoint-mark
-                 meta l4proto {{ tcp, udp }} th dport 30000-32767 ip6 daddr @this-host-6 goto set-endpoint-mark
-                 ip daddr != @this-host goto set-endpoint-mark
-                 ip6 daddr != @this-host-6 goto set-endpoint-mark
-             }}
-             chain wl-to-host {{
-                 accept
-             }}
-             chain forward-endpoint-mark {{
-                 oifname veth-pod1 jump to-pod1
-                 meta mark set meta mark & {OTHER_BITS}
-             }}
-             chain input {{
-                 type filter hook input priority filter
-                 {input}
-                 iifname \"veth-*\" jump wl-to-host
-             }}
-             chain output {{
-                 type filter hook output priority filter
-                 {output}
-             }}
-             chain forward {{
-                 type filter hook forward priority filter
-                 oifname veth-pod1 jump to-pod1
-             }}
-         }}"
-    ));
+    let (input, output) = match has_ipvs {
+        true => (
+            format!(
+                "-A cali-INPUT -j MARK --set-xmark 0/{ENDPOINT_MARK}\n\
+                 -A cali-INPUT -j cali-forward-check\n\
+                 -A cali-INPUT -m mark ! --mark 0/{ENDPOINT_MARK} -j RETURN"
+            ),
+            format!(
+                "-A cali-OUTPUT -m mark ! --mark 0/{ENDPOINT_MARK} -j cali-forward-endpoint-mark"
+            ),
+        ),
+        false => Default::default(),
+    };
+    format!(
+        "*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:cali-INPUT - [0:0]
+:cali-FORWARD - [0:0]
+:cali-OUTPUT - [0:0]
+:cali-forward-check - [0:0]
+:cali-set-endpoint-mark - [0:0]
+:cali-forward-endpoint-mark - [0:0]
+:cali-wl-to-host - [0:0]
+:cali-tw-pod1 - [0:0]
+-A INPUT -j cali-INPUT
+-A FORWARD -j cali-FORWARD
+-A OUTPUT -j cali-OUTPUT
+{input}
+-A cali-INPUT -i veth-+ -g cali-wl-to-host
+-A cali-wl-to-host -j ACCEPT
+-A cali-forward-check -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN
+-A cali-forward-check -p tcp -m multiport --dports 30000:32767 -m set --match-set {set} dst -g cali-set-endpoint-mark
+-A cali-forward-check -p udp -m multiport --dports 30000:32767 -m set --match-set {set} dst -g cali-set-endpoint-mark
+-A cali-forward-check -m set ! --match-set {set} dst -j cali-set-endpoint-mark
+-A cali-set-endpoint-mark -j MARK --set-xmark 0x100000/{ENDPOINT_MARK}
+{output}
+-A cali-forward-endpoint-mark -o veth-pod1 -j cali-tw-pod1
+-A cali-forward-endpoint-mark -j MARK --set-xmark 0/{ENDPOINT_MARK}
+-A cali-FORWARD -o veth-pod1 -j cali-tw-pod1
+-A cali-tw-pod1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+{allow}
+-A cali-tw-pod1 -p tcp -j REJECT --reject-with tcp-reset
+-A cali-tw-pod1 -j REJECT
+COMMIT
+"
+    )
 }
 
 /// Each way to pod1: the client, and the frontends of both protocols and families.
@@ -98,44 +169,73 @@ fn ways() -> Vec<(&'static str, String)> {
     let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
     let load_balancer = at("198.51.100.2", "2001:db8:51::2", 80, 53);
     let node_port = at("172.18.0.2", "fd00:172:18::2", 30080, 30053);
-    let of = |client, frontends: &[String; 4]| frontends.clone().map(|frontend| (client, frontend));
-    let inside = [&pod, &cluster_ip, &load_balancer].map(|frontends| of("pod3", frontends));
-    let outside = [&node_port, &load_balancer].map(|frontends| of("ext", frontends));
-    inside.into_iter().chain(outside).flatten().collect()
+    let services = [cluster_ip, load_balancer, node_port].concat();
+    let outside = services.clone();
+    let inside = pod.into_iter().chain(services).map(|to| ("pod3", to));
+    inside
+        .chain(outside.into_iter().map(|to| ("ext", to)))
+        .collect()
 }
 
-/// Returns the ways whose requests are answered. All are tried at the same time.
-fn answered(scene: &Scene) -> Vec<String> {
-    let cluster = &scene.cluster;
-    let answers: Vec<_> = std::thread::scope(|scope| {
+/// How often each way is tried: twelve times for a client and a frontend, over both protocols and families.
+const TIMES: usize = 3;
+
+/// Returns whether a request of `host` is answered.
+///
+/// Felix' rules refuse what they deny. A busy machine may leave a permitted request without an answer, so
+/// the client then tries again.
+fn is_answered(host: &Host, frontend: &str) -> bool {
+    let (protocol, to) = frontend.split_once(' ').unwrap();
+    let ask = || match protocol {
+        "tcp" => host.ask_tcp(to),
+        _ => host.ask_udp(to),
+    };
+    let mut answers = std::iter::repeat_with(ask).take(3);
+    let answer = answers.find(|answer| *answer != Answer::Timeout);
+    answer.is_some_and(|answer| answer.backend().is_some())
+}
+
+/// Returns the number of answered requests of each way; ways without any are missing.
+fn answered(scene: &Scene) -> BTreeMap<String, usize> {
+    let answered = std::thread::scope(|scope| {
         let ask = |(client, frontend): (&'static str, String)| {
-            let host = if client == "pod3" {
-                &cluster.pod3
-            } else {
-                &*cluster.ext
-            };
+            let host = scene.client(client);
             scope.spawn(move || {
-                let (protocol, to) = frontend.split_once(' ').unwrap();
-                let answer = match protocol {
-                    "tcp" => host.ask_tcp(to),
-                    _ => host.ask_udp(to),
-                };
-                answer.backend().map(|_| format!("{client} to {frontend}"))
+                let count = (0..TIMES).filter(|_| is_answered(host, &frontend)).count();
+                (format!("{client} to {frontend}"), count)
             })
         };
         let asking: Vec<_> = ways().into_iter().map(ask).collect();
-        asking
-            .into_iter()
-            .map(|asking| asking.join().unwrap())
-            .collect()
+        let answers = asking.into_iter().map(|asking| asking.join().unwrap());
+        answers.collect::<Vec<_>>()
     });
-    answers.into_iter().flatten().collect()
+    let is_answered = |(_, count): &(_, usize)| *count > 0;
+    answered.into_iter().filter(is_answered).collect()
 }
 
-const ALLOW_ALL: &str = "accept";
+/// Returns the answers that `policy` permits: all requests of a way, or none.
+fn permitted(policy: Policy) -> BTreeMap<String, usize> {
+    let is_permitted = |(client, _): &(&str, String)| match policy {
+        Policy::DenyAll => false,
+        Policy::AllowPod3 => *client == "pod3",
+        Policy::AllowAll => true,
+    };
+    let ways = ways().into_iter().filter(is_permitted);
+    ways.map(|(client, to)| (format!("{client} to {to}"), TIMES))
+        .collect()
+}
 
-/// Allows only pod3, by its addresses.
-const ALLOW_ONE: &str = "ip saddr 10.244.1.4 accept; ip6 saddr fd00:244:1::4 accept";
+fn scene(form: ServiceAddresses) -> Scene {
+    let scene = Scene::with(services(), form, |_| {});
+    // Without these limits, the kernel would answer some denied datagrams with silence, and each would
+    // take a client 1.5 s.
+    for limit in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
+        let file = format!("/proc/sys/net/{limit}");
+        let write = || std::fs::write(&file, "0").unwrap();
+        scene.client("node").run(write);
+    }
+    scene
+}
 
 /// Returns Services of which `web` has only pod1.
 fn services() -> Services {
@@ -144,29 +244,30 @@ fn services() -> Services {
     })
 }
 
-fn scene(form: ServiceAddresses) -> Scene {
-    Scene::with(services(), form, |_| {})
+#[test]
+fn a_policy_of_calico_with_iptables_legacy_holds_for_every_frontend_of_a_service() {
+    a_policy_holds(Iptables::Legacy);
 }
 
 #[test]
-fn a_policy_of_calico_holds_for_every_frontend_of_a_service() {
+fn a_policy_of_calico_with_iptables_nft_holds_for_every_frontend_of_a_service() {
+    a_policy_holds(Iptables::Nft);
+}
+
+fn a_policy_holds(iptables: Iptables) {
     lab::test(|| {
+        if !has_iptables() {
+            return;
+        }
         let mut scene = scene(ServiceAddresses::Routes);
-        for restart in [false, true] {
-            if restart {
-                scene.restart();
-                scene.program(services());
-            }
-            start_felix(&scene, ALLOW_ALL);
-            assert_eq!(answered(&scene).len(), ways().len());
-            start_felix(&scene, "");
-            assert_eq!(answered(&scene), [] as [String; 0]);
-            start_felix(&scene, ALLOW_ONE);
-            let expected = ways().into_iter().filter(|(client, _)| *client == "pod3");
-            let expected: Vec<_> = expected
-                .map(|(from, to)| format!("{from} to {to}"))
-                .collect();
-            assert_eq!(answered(&scene), expected);
+        for policy in [Policy::AllowAll, Policy::DenyAll, Policy::AllowPod3] {
+            let node = scene.client("node");
+            Felix { node, iptables }.start(policy);
+            assert_eq!(answered(&scene), permitted(policy), "{policy:?}");
+            // Felix continues while our process is replaced.
+            scene.restart();
+            scene.program(services());
+            assert_eq!(answered(&scene), permitted(policy), "{policy:?}, restarted");
         }
     });
 }
@@ -176,9 +277,14 @@ fn a_policy_of_calico_holds_for_every_frontend_of_a_service() {
 #[test]
 fn without_the_device_a_policy_of_calico_is_bypassed() {
     lab::test(|| {
+        if !has_iptables() {
+            return;
+        }
         let scene = scene(ServiceAddresses::Loopback);
-        start_felix(&scene, "");
-        let open = answered(&scene);
-        assert_eq!(open.len(), ways().len() - 4, "{open:?}");
+        let (node, iptables) = (scene.client("node"), Iptables::Legacy);
+        Felix { node, iptables }.start(Policy::DenyAll);
+        let mut open = permitted(Policy::AllowAll);
+        open.retain(|way, _| !way.contains("10.244.1.2") && !way.contains("fd00:244:1::2"));
+        assert_eq!(answered(&scene), open);
     });
 }

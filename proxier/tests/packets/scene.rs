@@ -172,6 +172,7 @@ fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Pro
         node_name: "node-a".into(),
         scheduler: "rr".parse().unwrap(),
         node_port_addresses: plan::NodePortAddresses::default(),
+        has_localhost_node_ports: false,
         service_addresses: form,
         // The default of `--drain-timeout`.
         drain: Duration::from_secs(3_600),

@@ -8,11 +8,12 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 35] = [
+const MODULES: [(&str, &[&str]); 38] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
     ("conditions", &[]),
+    ("joined", &[]),
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
@@ -26,9 +27,18 @@ const MODULES: [(&str, &[&str]); 35] = [
     // Input.
     ("store", &["model", "packed", "problem"]),
     ("api", &["model", "problem", "store"]),
+    ("events", &["model", "problem"]),
     (
         "watch",
-        &["api", "clock", "conditions", "model", "problem", "store"],
+        &[
+            "api",
+            "clock",
+            "conditions",
+            "events",
+            "model",
+            "problem",
+            "store",
+        ],
     ),
     ("manifests", &["api", "model", "problem", "store"]),
     // Decisions: pure.
@@ -64,7 +74,6 @@ const MODULES: [(&str, &[&str]); 35] = [
             "plan",
             "relay",
             "timer",
-            "traffic",
         ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
@@ -74,6 +83,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "dataplane",
             "filter",
             "frontend",
+            "joined",
             "model",
             "observed",
             "packed",
@@ -82,11 +92,26 @@ const MODULES: [(&str, &[&str]); 35] = [
         ],
     ),
     // `ledger` for the drains: a draining destination is not deleted.
-    ("diff", &["ledger", "observed", "op", "plan"]),
+    ("diff", &["joined", "ledger", "observed", "op", "plan"]),
     ("neighbours", &["nftables", "observed", "op", "plan"]),
+    // A comparison of the kernel with the plan, and its output.
+    (
+        "shadow",
+        &[
+            "frontend", "ledger", "model", "observed", "op", "plan", "store",
+        ],
+    ),
     (
         "report",
-        &["dataplane", "ledger", "observed", "op", "plan", "problem"],
+        &[
+            "dataplane",
+            "ledger",
+            "observed",
+            "op",
+            "plan",
+            "problem",
+            "shadow",
+        ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
     ("config", &["filter", "model", "plan", "sysctl"]),
@@ -113,6 +138,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "diff",
             "filter",
             "frontend",
+            "joined",
             "ledger",
             "model",
             "observed",
@@ -131,6 +157,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "conditions",
             "conntrack",
             "dataplane",
+            "events",
             "health",
             "instruments",
             "manifests",
@@ -157,6 +184,7 @@ const MODULES: [(&str, &[&str]); 35] = [
             "config",
             "daemon",
             "dataplane",
+            "events",
             "filter",
             "follow",
             "health",
@@ -166,11 +194,11 @@ const MODULES: [(&str, &[&str]); 35] = [
             "model",
             "neighbours",
             "nftables",
-            "op",
             "plan",
             "relay",
             "report",
             "serve",
+            "shadow",
             "sync",
             "sysctl",
             "traffic",

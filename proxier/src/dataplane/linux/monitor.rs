@@ -93,6 +93,7 @@ pub(crate) fn local_routes(
     let groups = [
         RTNLGRP_LINK,
         RTNLGRP_IPV4_IFADDR,
+        RTNLGRP_IPV6_IFADDR,
         RTNLGRP_IPV4_ROUTE,
         RTNLGRP_IPV6_ROUTE,
     ];

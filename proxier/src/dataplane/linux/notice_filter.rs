@@ -4,6 +4,7 @@
 //! kernel runs this program (classic BPF, `Documentation/networking/filter.rst`) for each notification
 //! before it queues it, so that the others do not wake up this process.
 
+use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 
 use socket2::{SockFilter, SockRef};
@@ -39,6 +40,7 @@ const BODY: u32 = 16;
 const ROUTE_TABLE: u32 = BODY + 4;
 const ROUTE_PROTOCOL: u32 = BODY + 5;
 const ADDRESS_FAMILY: u32 = BODY;
+const ADDRESS_PREFIX_LENGTH: u32 = BODY + 1;
 const ADDRESS_SCOPE: u32 = BODY + 3;
 const ADDRESS_ATTRIBUTES: u32 = BODY + 8;
 const LINK_ATTRIBUTES: u32 = BODY + 16;
@@ -69,6 +71,8 @@ enum Part {
     Route,
     Link,
     Address,
+    /// An IPv4 address.
+    LabelledAddress,
     /// Expects in A where to search the attribute with the name of the device.
     Name,
 }
@@ -76,8 +80,11 @@ enum Part {
 /// What a socket wants to hear of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// Local routes that are not the kernel's own, the device `kube-ipvs0`, and IPv4 addresses on it:
-    /// with the last one, the kernel deletes all IPv4 routes of the device (`fib_disable_ip`).
+    /// Local routes that are not the kernel's own, the device `kube-ipvs0`, and addresses on it.
+    ///
+    /// With the last IPv4 address, the kernel deletes all IPv4 routes of the device (`fib_disable_ip`).
+    /// Notifications of IPv6 addresses carry no name of a device. So each deletion of a single address
+    /// passes; addresses on the devices of Pods have networks.
     ServiceAddresses,
     /// Addresses of interfaces, without the link-local IPv6 address that each interface has.
     InterfaceAddresses,
@@ -136,13 +143,18 @@ fn program(subject: Subject, own: u32) -> Vec<Step> {
         Do(LOAD_BYTE, ADDRESS_FAMILY),
     ]);
     steps.extend(match subject {
-        Subject::InterfaceAddresses => [
+        Subject::InterfaceAddresses => vec![
             If(AF_INET.into(), Pass, Next),
             Do(LOAD_BYTE, ADDRESS_SCOPE),
             If(RT_SCOPE_LINK, Drop, Pass),
         ],
-        Subject::ServiceAddresses => [
-            If(AF_INET.into(), Next, Drop),
+        Subject::ServiceAddresses => vec![
+            If(AF_INET.into(), To::Part(Part::LabelledAddress), Next),
+            Do(LOAD_HALF, TYPE),
+            If(host_half(RTM_DELADDR), Next, Drop),
+            Do(LOAD_BYTE, ADDRESS_PREFIX_LENGTH),
+            If(Ipv6Addr::BITS, Pass, Drop),
+            Begin(Part::LabelledAddress),
             Do(LOAD_NUMBER, ADDRESS_ATTRIBUTES),
             If(ADDRESS_ATTRIBUTES, To::Part(Part::Name), Drop),
         ],

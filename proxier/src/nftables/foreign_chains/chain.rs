@@ -5,6 +5,7 @@ use std::fmt;
 use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Writer, find};
 
+use crate::nftables::listing::{family_name, text};
 use crate::nftables::message::contents;
 use crate::nftables::sys::*;
 
@@ -106,11 +107,7 @@ impl ForeignChain {
     }
 
     pub(super) fn family_name(&self) -> &'static str {
-        match self.family {
-            NFPROTO_IPV4 => "ip",
-            NFPROTO_IPV6 => "ip6",
-            _ => "inet",
-        }
+        family_name(self.family)
     }
 }
 
@@ -152,18 +149,11 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForeignChain, bool)>, Error
     let chain = ForeignChain {
         hook,
         family,
-        table: text(table),
-        name: text(name),
+        // If a name is not UTF-8, only that chain's check fails.
+        table: text(table.unwrap_or_default()),
+        name: text(name.unwrap_or_default()),
     };
     Ok(Some((chain, policy == Some(NF_DROP.cast_unsigned()))))
-}
-
-/// Returns a name as text. The kernel accepts names of any bytes.
-///
-/// If a name is not UTF-8, requests with the text fail with `ENOENT`. Only that chain's check fails then.
-fn text(name: Option<&[u8]>) -> String {
-    let name = String::from_utf8_lossy(name.unwrap_or_default());
-    name.trim_end_matches('\0').to_owned()
 }
 
 /// Returns whether a new chain may drop packets of Services.

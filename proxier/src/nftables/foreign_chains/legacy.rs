@@ -1,43 +1,34 @@
-//! The tables of iptables-legacy, which nf_tables does not list.
+//! The tables `filter` of iptables-legacy: only an administrator can make them accept packets.
 
 use std::fmt;
 
 use super::Treatments;
 use super::report::START_AGAIN;
+use crate::nftables::legacy_tables;
 
-/// The programs of iptables-legacy, each with the file in which the kernel lists its tables in use.
-const PROGRAMS: [(&str, &str); 2] = [
-    ("iptables-legacy", "/proc/thread-self/net/ip_tables_names"),
-    ("ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"),
-];
-
-/// A table `filter` of iptables-legacy that is in use. Netlink gives no access to it.
+/// A table `filter` of iptables-legacy that is in use.
 ///
 /// Prints with the commands that make its chains accept packets of Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LegacyTable {
+pub struct LegacyFilter {
     program: &'static str,
     treatments: Treatments,
 }
 
 /// Returns the tables in use in this thread's network namespace.
-pub(super) fn in_use(treatments: Treatments) -> Vec<LegacyTable> {
-    let is_in_use = |names: &str| {
-        // A kernel without iptables-legacy lacks the file.
-        let names = std::fs::read_to_string(names).unwrap_or_default();
-        names.lines().any(|name| name == "filter")
-    };
-    PROGRAMS
+pub(super) fn in_use(treatments: Treatments) -> Vec<LegacyFilter> {
+    let filters = legacy_tables()
         .into_iter()
-        .filter(|(_, names)| is_in_use(names))
-        .map(|(program, _)| LegacyTable {
-            program,
+        .filter(|table| table.name == "filter");
+    filters
+        .map(|table| LegacyFilter {
+            program: table.program,
             treatments,
         })
         .collect()
 }
 
-impl fmt::Display for LegacyTable {
+impl fmt::Display for LegacyFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             program,

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::accepted::Accepted;
 use super::chain::ForeignChain;
-use super::legacy::LegacyTable;
+use super::legacy::LegacyFilter;
 
 /// The result of [`super::ForeignChains::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct ChainReport {
     /// Errors, each with its chain. The next check may succeed.
     pub failures: BTreeSet<String>,
     /// The tables of iptables-legacy in use.
-    pub legacy_tables: Vec<LegacyTable>,
+    pub legacy_tables: Vec<LegacyFilter>,
 }
 
 /// A chain that drops packets and lacks our rule.

@@ -1,13 +1,16 @@
 //! From an accepted client to a connection with an endpoint.
 
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mio::Interest;
 use mio::net::TcpStream;
 
 use super::{ACCEPTS, EXHAUSTION_PAUSE, Relayed, TokenTarget, Worker, is_exhausted, request};
+use crate::relay::budget::PER_CONNECTION;
 use crate::relay::frontend::SharedFrontend;
 use crate::relay::pool::ConnectionKind;
 use crate::relay::tcp::{ATTEMPTS, Attempt, Connecting, Readiness, Relaying, Side, reset};
@@ -18,6 +21,18 @@ impl Worker {
             let Some(listener) = self.listeners.get(key) else {
                 return;
             };
+            if !self.budget.has_room(&listener.frontend) {
+                // Its clients wait in the kernel's queue, and the other frontends continue.
+                self.budget.statistics().held_back();
+                return self.pause(key);
+            }
+            if self.spare.is_none() {
+                self.spare = File::open("/dev/null").ok();
+            }
+            if self.spare.is_none() {
+                self.budget.statistics().exhausted();
+                return self.pause(key);
+            }
             match listener.socket.accept() {
                 Ok((client, address)) => {
                     let frontend = listener.frontend.clone();
@@ -25,10 +40,8 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
-                    self.statistics.exhausted();
-                    self.resume_at = Some(self.now + EXHAUSTION_PAUSE);
-                    self.paused.push(key);
-                    return;
+                    self.budget.statistics().exhausted();
+                    return self.pause(key);
                 }
                 // The client gave up before it was accepted (ECONNABORTED).
                 Err(_) => {}
@@ -37,12 +50,28 @@ impl Worker {
         self.again.push(TokenTarget::Listener(key));
     }
 
+    /// Stops accepting at a listener for a while.
+    fn pause(&mut self, key: usize) {
+        self.resume_at.get_or_insert(self.now + EXHAUSTION_PAUSE);
+        if !self.paused.contains(&key) {
+            self.paused.push(key);
+        }
+    }
+
     fn admit(&mut self, frontend: Arc<SharedFrontend>, client: TcpStream, address: SocketAddr) {
         let client_address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let permit = self
+            .budget
+            .admit(&frontend, client_address.ip(), PER_CONNECTION);
+        let Some(permit) = permit else {
+            self.budget.statistics().over_share();
+            return reset(&client);
+        };
         self.dial(Attempt {
             frontend,
             client,
             client_address,
+            permit,
             tried: Vec::new(),
         });
     }
@@ -60,7 +89,7 @@ impl Worker {
                 break;
             };
             attempt.tried.push(lease.address());
-            match TcpStream::connect(lease.address()) {
+            match self.connect(lease.address()) {
                 Ok(endpoint) => {
                     let deadline = self.now + patience;
                     return self.wait_for_endpoint(Connecting {
@@ -71,14 +100,23 @@ impl Worker {
                     });
                 }
                 Err(error) if is_exhausted(&error) => {
-                    self.statistics.exhausted();
+                    self.budget.statistics().exhausted();
                     break;
                 }
                 Err(_) => lease.fail(self.now),
             }
         }
-        self.statistics.refused();
+        self.budget.statistics().refused();
         reset(&attempt.client);
+    }
+
+    fn connect(&mut self, endpoint: SocketAddr) -> io::Result<TcpStream> {
+        match TcpStream::connect(endpoint) {
+            Err(error) if is_exhausted(&error) && self.spare.take().is_some() => {
+                TcpStream::connect(endpoint)
+            }
+            other => other,
+        }
     }
 
     fn wait_for_endpoint(&mut self, mut connecting: Connecting) {
@@ -107,10 +145,11 @@ impl Worker {
         let token = TokenTarget::Side(Side::Client, key).token();
         match Relaying::begin(connecting, self.poll.registry(), token, seconds) {
             Ok(mut relaying) => {
-                self.statistics.connected();
+                self.budget.statistics().connected();
                 relaying.note(Side::Endpoint, ready);
+                let has_bytes = ready.can_read || relaying.has_header();
                 self.connections[key] = Relayed::Relaying(relaying);
-                if ready.can_read {
+                if has_bytes {
                     self.pump(key);
                 }
             }
@@ -125,6 +164,35 @@ impl Worker {
             connecting.lease.fail(self.now);
             self.dial(connecting.attempt);
         }
+    }
+
+    /// Continues to wait for the endpoint if no other one is left, for as long as attempts with others would
+    /// take: the kernel repeats a lost SYN after a second only. Returns whether it does.
+    fn extend(connecting: &mut Connecting, now: Duration) -> bool {
+        let tried = &mut connecting.attempt.tried;
+        let Some(&patience) = ATTEMPTS.get(tried.len()) else {
+            return false;
+        };
+        if connecting.lease.pool().has_other(tried) {
+            return false;
+        }
+        tried.push(connecting.lease.address());
+        connecting.deadline = now + patience;
+        true
+    }
+
+    /// Returns whether a connection whose deadline is over gets another one.
+    pub(super) fn wait_longer(&mut self, key: usize) -> bool {
+        let Some(Relayed::Connecting(connecting)) = self.connections.get_mut(key) else {
+            return false;
+        };
+        let before = connecting.deadline;
+        let is_longer = Self::extend(connecting, self.now);
+        if is_longer {
+            self.deadlines.remove(&(before, key));
+            self.deadlines.insert((connecting.deadline, key));
+        }
+        is_longer
     }
 
     /// Removes a connection whose endpoint has not accepted yet. Its key stays in use.

@@ -101,6 +101,8 @@ pub struct CannedResponse {
 pub struct Request {
     /// The time of arrival.
     pub at: Instant,
+    /// The method, such as `GET`.
+    pub method: String,
     /// The path, such as `/api/v1/services`.
     pub path: String,
     /// The parameters, decoded.

@@ -148,6 +148,7 @@ fn answer(
     };
     let request = Request {
         at: Instant::now(),
+        method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: parameters(request.uri().query().unwrap_or("")),
         authorization: header(AUTHORIZATION),

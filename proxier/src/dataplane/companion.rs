@@ -1,0 +1,142 @@
+//! IPVS, with a relay for the frontends that IPVS cannot serve: node ports at loopback addresses.
+//!
+//! ```text
+//!  Op ─▶ at a loopback address? ─┬─ no ──▶ Linux
+//!                                └─ yes ─▶ Userspace
+//! ```
+//!
+//! The kernel drops packets that leave a loopback address for an endpoint (`ip_route_output_key_hash_rcu`,
+//! martian sources), so no virtual server at 127.0.0.1 reaches one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use super::linux::Linux;
+use super::userspace::Userspace;
+use super::{Dataplane, Failure, Outcome};
+use crate::conntrack::{Stale, Swept};
+use crate::nftables;
+use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
+use crate::op::Op;
+use crate::plan::{Changed, Desired, Machine};
+
+/// The kernel, and perhaps a relay for loopback addresses.
+#[derive(Debug)]
+pub(crate) struct Companion {
+    linux: Linux,
+    relay: Option<Userspace>,
+}
+
+/// Returns whether the relay serves the virtual server.
+fn is_relayed(key: &ipvs::ServiceKey) -> bool {
+    key.address().is_some_and(|address| address.is_loopback())
+}
+
+impl Companion {
+    /// Returns a dataplane of IPVS and, if there is one, of a relay.
+    pub(crate) fn new(linux: Linux, relay: Option<Userspace>) -> Self {
+        Self { linux, relay }
+    }
+
+    /// Ends the relay: waits until its connections have ended, for at most `patience`.
+    pub(crate) fn stop(self, patience: Duration) {
+        if let Some(relay) = self.relay {
+            relay.stop(patience);
+        }
+    }
+
+    /// Returns the dataplane of a virtual server.
+    fn of(&mut self, key: &ipvs::ServiceKey) -> &mut dyn Dataplane {
+        match &mut self.relay {
+            Some(relay) if is_relayed(key) => relay,
+            _ => &mut self.linux,
+        }
+    }
+}
+
+impl Dataplane for Companion {
+    fn machine(&mut self) -> Result<Machine, Failure> {
+        self.linux.machine()
+    }
+
+    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
+        if let Some(relay) = &mut self.relay {
+            relay.virtual_servers(each)?;
+        }
+        self.linux.virtual_servers(each)
+    }
+
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    ) -> bool {
+        let Some(relay) = &mut self.relay else {
+            return self.linux.shows_virtual_servers(expected);
+        };
+        let all = expected.iter().map(|(key, server)| (*key, server.clone()));
+        let (relayed, others) = all.partition(|(key, _)| is_relayed(key));
+        relay.shows_virtual_servers(&relayed) && self.linux.shows_virtual_servers(&others)
+    }
+
+    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
+        self.of(key).virtual_server(key)
+    }
+
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
+        self.linux.addresses()
+    }
+
+    fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        self.linux.rules_generation()
+    }
+
+    fn change_rules(
+        &mut self,
+        table: &nftables::Table,
+        commands: &[nftables::Command],
+    ) -> Result<Option<u32>, Failure> {
+        self.linux.change_rules(table, commands)
+    }
+
+    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure> {
+        self.linux.replace_rules(table)
+    }
+
+    fn delete_rules(&mut self) -> Result<(), Failure> {
+        self.linux.delete_rules()
+    }
+
+    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
+        self.linux.sweep_flows(stale)
+    }
+
+    fn admit(&mut self, desired: &Desired, changed: &Changed) {
+        if let Some(relay) = &mut self.relay {
+            let servers = changed.virtual_servers.iter().copied();
+            let relayed = Changed {
+                virtual_servers: servers.filter(is_relayed).collect(),
+                ..Changed::default()
+            };
+            relay.admit(desired, &relayed);
+        }
+    }
+
+    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
+        self.linux.has_scheduler(name)
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let is_of_relay = |op: &Op| op.service_key().is_some_and(|key| is_relayed(&key));
+        let mut outcomes = Vec::with_capacity(ops.len());
+        // Runs of neighbours, so that the kernel gets its Ops in batches.
+        for run in ops.chunk_by(|one, next| is_of_relay(one) == is_of_relay(next)) {
+            outcomes.extend(match &mut self.relay {
+                Some(relay) if run.first().is_some_and(is_of_relay) => relay.apply(run),
+                _ => self.linux.apply(run),
+            });
+        }
+        outcomes
+    }
+}

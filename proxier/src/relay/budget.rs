@@ -1,0 +1,186 @@
+//! The descriptors that listeners, connections and flows may use, shared so that none takes all.
+//!
+//! ```text
+//!  limit ─┬─ reserve: files of the rest of the process
+//!         ├─ listeners: at most three quarters
+//!         └─ connections and flows: a frontend or a client holds at most 8 times what is free
+//! ```
+//!
+//! The last rule is that of switches with shared buffers (dynamic thresholds; Choudhury and Hahne, 1998).
+//! One greedy client gets eight ninths, two get eight seventeenths each, and a newcomer always finds room.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Statistics;
+use super::frontend::SharedFrontend;
+
+/// A frontend or a client may hold this many times the free descriptors.
+const SHARE: usize = 8;
+
+/// The most descriptors that the rest of the process keeps: manifests, probes, connections to the API server.
+const RESERVE: usize = 1_024;
+
+/// The descriptors of a TCP connection: the client's and the endpoint's.
+pub(super) const PER_CONNECTION: usize = 2;
+/// The descriptors of a UDP flow: the endpoint's.
+pub(super) const PER_FLOW: usize = 1;
+
+/// The descriptors of a relay and their users.
+#[derive(Debug)]
+pub(super) struct Budget {
+    /// The limit of the process, as the operator sees it.
+    limit: usize,
+    total: usize,
+    listening: AtomicUsize,
+    connected: AtomicUsize,
+    /// The descriptors of the connections and flows of each client.
+    clients: Mutex<HashMap<IpAddr, usize>>,
+    statistics: Arc<Statistics>,
+}
+
+impl Budget {
+    /// Returns the budget of a process that may have `limit` descriptors.
+    pub(super) fn new(limit: usize, statistics: Arc<Statistics>) -> Self {
+        Self {
+            limit,
+            total: limit - RESERVE.min(limit / 8),
+            listening: AtomicUsize::new(0),
+            connected: AtomicUsize::new(0),
+            clients: Mutex::default(),
+            statistics,
+        }
+    }
+
+    /// Returns the counts of all workers.
+    pub(super) fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Returns the limit of the process.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns how many descriptors listeners may have, and how many they have.
+    pub(super) fn listeners(&self) -> (usize, usize) {
+        (self.total / 4 * 3, self.listening.load(Ordering::Relaxed))
+    }
+
+    /// Takes descriptors for listeners; `None` if too few are left for connections.
+    pub(super) fn take_listeners(self: &Arc<Self>, count: usize) -> Option<ListenerPermit> {
+        let (most, _) = self.listeners();
+        let taken = self
+            .listening
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                Some(used + count).filter(|&used| used <= most)
+            });
+        taken.ok()?;
+        self.statistics.listening(count as f64);
+        Some(ListenerPermit {
+            budget: self.clone(),
+            count,
+        })
+    }
+
+    fn free(&self) -> usize {
+        let used = self.listening.load(Ordering::Relaxed) + self.connected.load(Ordering::Relaxed);
+        self.total.saturating_sub(used)
+    }
+
+    /// Returns whether a frontend may have one more connection, whatever its client.
+    pub(super) fn has_room(&self, frontend: &SharedFrontend) -> bool {
+        let free = self.free();
+        free >= PER_CONNECTION && frontend.descriptors() < free * SHARE
+    }
+
+    /// Takes `count` descriptors for a connection or flow of `client`; `None` if that exceeds the share of the
+    /// client or of the frontend.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        frontend: &Arc<SharedFrontend>,
+        client: IpAddr,
+        count: usize,
+    ) -> Option<Permit> {
+        let free = self.free();
+        let most = free * SHARE;
+        if free < count || frontend.descriptors() >= most {
+            return None;
+        }
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        match clients.entry(client) {
+            Entry::Occupied(held) if *held.get() >= most => return None,
+            Entry::Occupied(mut held) => *held.get_mut() += count,
+            Entry::Vacant(first) => drop(first.insert(count)),
+        }
+        drop(clients);
+        self.connected.fetch_add(count, Ordering::Relaxed);
+        self.statistics.connecting(count as f64);
+        frontend.take_descriptors(count);
+        Some(Permit {
+            budget: self.clone(),
+            frontend: frontend.clone(),
+            client,
+            count,
+        })
+    }
+}
+
+/// The descriptors of a frontend's listeners. Dropping it returns them.
+#[derive(Debug)]
+pub(super) struct ListenerPermit {
+    budget: Arc<Budget>,
+    count: usize,
+}
+
+impl Drop for ListenerPermit {
+    fn drop(&mut self) {
+        self.budget
+            .listening
+            .fetch_sub(self.count, Ordering::Relaxed);
+        self.budget.statistics.listening(-(self.count as f64));
+    }
+}
+
+/// The descriptors of a connection or flow. Dropping it returns them.
+#[derive(Debug)]
+pub(super) struct Permit {
+    budget: Arc<Budget>,
+    frontend: Arc<SharedFrontend>,
+    client: IpAddr,
+    count: usize,
+}
+
+impl Permit {
+    /// Returns the frontend that holds the descriptors.
+    pub(super) fn frontend(&self) -> &SharedFrontend {
+        &self.frontend
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let Self {
+            budget,
+            frontend,
+            client,
+            count,
+        } = self;
+        budget.connected.fetch_sub(*count, Ordering::Relaxed);
+        budget.statistics.connecting(-(*count as f64));
+        frontend.return_descriptors(*count);
+        let mut clients = budget
+            .clients
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut held) = clients.entry(*client) {
+            *held.get_mut() -= *count;
+            if *held.get() == 0 {
+                held.remove();
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Frontends and clients share descriptors.
+
+use proxier::testing::relay::OpenError;
+
+use super::*;
+
+/// Connects from this address of the loopback device.
+fn connect_from(source: [u8; 4], address: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    socket.connect(&address.into()).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Returns whether an endpoint greets the client within half a second.
+fn is_greeted(stream: &mut TcpStream) -> bool {
+    let short = Duration::from_millis(500);
+    stream.set_read_timeout(Some(short)).unwrap();
+    stream.read_exact(&mut [0; 1]).is_ok()
+}
+
+const GREEDY: [u8; 4] = [127, 0, 0, 1];
+const MODEST: [u8; 4] = [127, 0, 0, 2];
+
+#[test]
+fn a_frontend_with_many_connections_leaves_room_for_others() {
+    let pool = pool("rr", None);
+    add(&pool, endpoint("a"));
+    let mut relay = relay_with(200);
+    let (crowded, _listening) = open(&mut relay, &pool);
+    let (other, _other) = open(&mut relay, &pool);
+    // From many addresses, so that no client has its share.
+    let clients: Vec<TcpStream> = (0..100)
+        .map(|host| connect_from([127, 1, 0, host + 1], crowded))
+        .collect();
+    eventually(|| relay.statistics().pauses() > 0);
+    let mut waiting = clients;
+    let served: Vec<TcpStream> = waiting.extract_if(.., is_greeted).collect();
+    let count = served.len();
+    // 175 of 200 descriptors, 4 of them for listeners: eight ninths of 171 for this frontend.
+    assert_eq!(count, 76);
+    assert_eq!(greeting(&mut connect_from(MODEST, other)), 'a');
+    // The waiting clients are served when others leave.
+    drop(served);
+    for client in &mut waiting {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(greeting(client), 'a');
+    }
+    assert_eq!(relay.statistics().over_shares(), 0);
+}
+
+#[test]
+fn a_client_with_many_connections_leaves_room_for_others() {
+    let pool = pool("rr", None);
+    add(&pool, endpoint("a"));
+    let mut relay = relay_with(200);
+    let frontends = [0, 1].map(|_| open(&mut relay, &pool));
+    let mut clients = Vec::new();
+    for number in 0..100 {
+        let (address, _) = &frontends[number % 2];
+        clients.push(connect_from(GREEDY, *address));
+    }
+    eventually(|| relay.statistics().connections() + relay.statistics().over_shares() == 100);
+    assert_eq!(relay.statistics().connections(), 76);
+    let is_reset = |client: &mut TcpStream| {
+        let result = client.read(&mut [0; 1]);
+        result.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+    };
+    assert_eq!(clients.extract_if(.., is_reset).count(), 24);
+    for (address, _) in &frontends {
+        assert_eq!(greeting(&mut connect_from(MODEST, *address)), 'a');
+    }
+    drop(clients);
+    eventually(|| is_greeted(&mut connect_from(GREEDY, frontends[0].0)));
+}
+
+#[test]
+fn flows_of_a_client_without_a_share_replace_its_others() {
+    let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let pool = pool("rr", None);
+    add(&pool, echo.local_addr().unwrap());
+    std::thread::spawn(move || {
+        while let Ok((_, client)) = echo.recv_from(&mut [0; 8]) {
+            echo.send_to(b"!", client).unwrap();
+        }
+    });
+    let mut relay = relay_with(64);
+    let address = UdpSocket::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let _listening = relay.open(Transport::Udp, address, route(&pool)).unwrap();
+    let mut kept = Vec::new();
+    for _ in 0..200 {
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.connect(address).unwrap();
+        client.send(b"?").unwrap();
+        client.recv(&mut [0; 8]).unwrap();
+        kept.push(client);
+    }
+    assert!(relay.statistics().over_shares() > 100);
+}
+
+#[test]
+fn listeners_leave_descriptors_for_connections() {
+    let pool = pool("rr", None);
+    add(&pool, endpoint("a"));
+    let mut relay = relay_with(100);
+    // 88 of 100 descriptors, three quarters of them for listeners of two workers.
+    let mut open_ones: Vec<_> = (0..33).map(|_| open(&mut relay, &pool)).collect();
+    assert_eq!(relay.room(), (0, 33));
+    let refused = relay
+        .open(Transport::Tcp, unused(), route(&pool))
+        .unwrap_err();
+    assert!(matches!(
+        refused,
+        OpenError::Listeners {
+            most: 66,
+            limit: 100
+        }
+    ));
+    for words in ["100 files", "ulimit -Hn", "--userspace-workers"] {
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
+    assert_eq!(greeting(&mut connect(open_ones[0].0)), 'a');
+    let (_, closed) = open_ones.pop().unwrap();
+    relay.close(closed);
+    assert_eq!(relay.room(), (1, 33));
+    open(&mut relay, &pool);
+}

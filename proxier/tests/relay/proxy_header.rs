@@ -1,0 +1,110 @@
+//! Endpoints get the header of the PROXY protocol; bytes of endpoints are payload.
+
+use proxier::testing::model::ProxyProtocol;
+use proxier::testing::relay::Handling;
+
+use super::*;
+
+/// Opens a frontend with a header for one endpoint. Returns its address, and the endpoint's listener.
+fn open_with_header(
+    relay: &mut Relay,
+    version: ProxyProtocol,
+) -> (SocketAddr, Listening, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pool = pool("rr", None);
+    add(&pool, listener.local_addr().unwrap());
+    let address = unused();
+    let route = Route {
+        handling: Handling {
+            proxy_protocol: Some(version),
+            idle: None,
+        },
+        ..route(&pool)
+    };
+    let listening = relay.open(Transport::Tcp, address, route).unwrap();
+    (address, listening, listener)
+}
+
+fn accept(listener: &TcpListener) -> TcpStream {
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+#[test]
+fn an_endpoint_learns_the_clients_address_before_the_first_byte() {
+    let mut relay = relay();
+    let (address, _listening, listener) = open_with_header(&mut relay, ProxyProtocol::V1);
+    let mut client = connect(address);
+    let from = client.local_addr().unwrap();
+    let mut server = accept(&listener);
+    // The client has sent nothing yet: an endpoint that speaks first needs the header, too.
+    let expected = format!(
+        "PROXY TCP4 127.0.0.1 127.0.0.1 {} {}\r\n",
+        from.port(),
+        address.port()
+    );
+    let mut header = vec![0; expected.len()];
+    server.read_exact(&mut header).unwrap();
+    assert_eq!(String::from_utf8(header).unwrap(), expected);
+    client.write_all(b"payload").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut payload = String::new();
+    server.read_to_string(&mut payload).unwrap();
+    assert_eq!(payload, "payload");
+}
+
+#[test]
+fn bytes_that_are_sent_at_once_follow_the_binary_header() {
+    let mut relay = relay();
+    let (address, _listening, listener) = open_with_header(&mut relay, ProxyProtocol::V2);
+    for _ in 0..50 {
+        let mut client = connect(address);
+        client.write_all(b"payload").unwrap();
+        let from = client.local_addr().unwrap();
+        let mut bytes = [0; 35];
+        accept(&listener).read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes[..16], *b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c");
+        assert_eq!(bytes[16..24], [127, 0, 0, 1, 127, 0, 0, 1]);
+        assert_eq!(bytes[24..26], from.port().to_be_bytes());
+        assert_eq!(bytes[26..28], address.port().to_be_bytes());
+        assert_eq!(&bytes[28..], b"payload");
+    }
+}
+
+/// Headers, damaged headers and halves of headers reach the client and the endpoint byte for byte.
+#[test]
+fn headers_from_clients_and_endpoints_are_payload() {
+    let v1 = b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n".to_vec();
+    let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc0\0\x02\x02\0\x01\0\x02".to_vec();
+    let mut payloads = Vec::new();
+    for header in [v1, v2] {
+        for cut in 0..header.len() {
+            payloads.push(header[..cut + 1].to_vec());
+            let mut damaged = header.clone();
+            damaged[cut] ^= 0x55;
+            payloads.push(damaged);
+        }
+        payloads.push([header.clone(), header].concat());
+    }
+    let pool = pool("rr", None);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    add(&pool, listener.local_addr().unwrap());
+    let mut relay = relay();
+    let (plain, _listening) = open(&mut relay, &pool);
+    for payload in &payloads {
+        let mut client = connect(plain);
+        client.write_all(payload).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut server = accept(&listener);
+        server.write_all(payload).unwrap();
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).unwrap();
+        assert_eq!(received, *payload);
+        drop(server);
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).unwrap();
+        assert_eq!(answer, *payload);
+    }
+    assert!(payloads.len() > 120);
+}

@@ -1,0 +1,105 @@
+//! The process has no descriptor left; options of annotations; the page of metrics.
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+use super::*;
+
+/// Sets the number of descriptors that the process may have.
+fn limit_files(daemon: &Daemon, current: u64) {
+    let pid = Pid::from_child(&daemon.child);
+    let maximum = prlimit(
+        Some(pid),
+        Resource::Nofile,
+        Rlimit {
+            current: Some(current),
+            maximum: rustix::process::getrlimit(Resource::Nofile).maximum,
+        },
+    );
+    maximum.unwrap();
+}
+
+/// Returns the processor time of the process.
+fn cpu_time(daemon: &Daemon) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
+    // The name of the program may contain spaces; utime and stime are the fields 14 and 15.
+    let (_, fields) = text.rsplit_once(") ").unwrap();
+    let ticks = fields.split(' ').skip(11).take(2);
+    let ticks: u64 = ticks.map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+#[test]
+fn clients_wait_while_no_descriptor_is_left_and_are_served_afterwards() {
+    let (port, a) = (unused_port(), endpoint());
+    let daemon = Daemon::start(&manifest("TCP", port, &[a], ""));
+    eventually("the endpoint answers", || {
+        answers(port).ok() == Some([a].into())
+    });
+    let before = daemon.files();
+    limit_files(&daemon, before + 12);
+    let mut clients: Vec<TcpStream> = (0..40)
+        .map(|_| TcpStream::connect((SERVICE, port)).unwrap())
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    let idle = cpu_time(&daemon);
+    std::thread::sleep(Duration::from_secs(3));
+    let spent = cpu_time(&daemon) - idle;
+    assert!(spent < Duration::from_millis(400), "it spins: {spent:?}");
+    limit_files(&daemon, 4_096);
+    // None was reset: all waited in the kernel's queue.
+    for client in &mut clients {
+        assert_eq!(ask(client).unwrap(), a);
+    }
+    assert!(daemon.metric("ipvs_proxier_relay_pauses_total{reason=\"exhausted\"}") > 0.0);
+    assert_eq!(
+        daemon.metric("ipvs_proxier_relay_connections_total{result=\"refused\"}"),
+        0.0
+    );
+    assert!(daemon.metric("ipvs_proxier_relay_files{of=\"connections\"}") >= 80.0);
+    assert!(daemon.metric("ipvs_proxier_relay_files{of=\"listeners\"}") >= 1.0);
+    drop(clients);
+    eventually("all descriptors are free again", || {
+        daemon.files() <= before + 2
+    });
+}
+
+/// Returns the bytes that the endpoint of a Service with these annotations gets.
+#[test]
+fn annotations_add_headers_and_end_idle_connections() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, a) = (unused_port(), listener.local_addr().unwrap().port());
+    let annotations = "ipvs-proxier.io/proxy-protocol: v1, ipvs-proxier.io/idle-timeout: \"1\"";
+    let daemon = Daemon::start(&manifest("TCP", port, &[a], annotations));
+    eventually("it listens", || TcpStream::connect((SERVICE, port)).is_ok());
+    let mut stream = TcpStream::connect((SERVICE, port)).unwrap();
+    let from = stream.local_addr().unwrap().port();
+    let expected = format!("PROXY TCP4 127.0.0.1 {SERVICE} {from} {port}\r\n");
+    let header = std::iter::repeat_with(|| {
+        let (server, _) = listener.accept().unwrap();
+        let mut line = String::new();
+        let _ = BufReader::new(server.try_clone().unwrap()).read_line(&mut line);
+        (server, line)
+    });
+    let (_server, line) = header.take(50).find(|(_, line)| *line == expected).unwrap();
+    assert_eq!(line, expected);
+    // Idle connections are looked for every 10 s.
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let reset = stream.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+    daemon.apply(&manifest("UDP", port, &[a], annotations));
+    eventually("a header without effect is a Problem", || {
+        daemon.log().contains("only TCP has such headers")
+    });
+}
+
+#[test]
+fn the_holder_of_a_taken_port_is_named() {
+    let taken = TcpListener::bind((SERVICE, 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let daemon = Daemon::start(&manifest("TCP", port, &[endpoint()], ""));
+    let process = format!("(process {})", std::process::id());
+    eventually("this process is named", || {
+        let log = daemon.log();
+        log.contains(&process) && log.contains("address in use by ")
+    });
+}

@@ -1,0 +1,74 @@
+//! Node ports, also at 127.0.0.1, and health-check node ports.
+
+use super::*;
+
+/// Returns a Service with a node port and a health-check node port, whose policy is Local. Its endpoint is
+/// on `node`.
+fn load_balancer(node_port: u16, health_port: u16, endpoint: u16, node: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: node-a}}\n---\n\
+         apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: default}}\n\
+         spec:\n  type: LoadBalancer\n  externalTrafficPolicy: Local\n  \
+         healthCheckNodePort: {health_port}\n  clusterIP: {SERVICE}\n  clusterIPs: [{SERVICE}]\n  \
+         ports: [{{name: p, protocol: TCP, port: 80, nodePort: {node_port}}}]\n---\n\
+         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{name: web-1, namespace: default, labels: {{kubernetes.io/service-name: web}}}}\n\
+         addressType: IPv4\nports: [{{name: p, protocol: TCP, port: {endpoint}}}]\n\
+         endpoints: [{{addresses: [127.0.0.1], nodeName: {node}, conditions: {{ready: true}}}}]\n"
+    )
+}
+
+/// Returns the endpoint that answers at an address.
+fn answer_at(address: (&str, u16)) -> std::io::Result<u16> {
+    ask(&mut TcpStream::connect(address)?)
+}
+
+/// Returns an address of this machine other than loopback, if it has a route to anywhere.
+fn own_address() -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("192.0.2.1:9").ok()?;
+    Some(socket.local_addr().unwrap().ip().to_string())
+}
+
+#[test]
+fn node_ports_are_served_at_localhost_and_at_the_nodes_addresses() {
+    let (node_port, health_port, a) = (unused_port(), unused_port(), endpoint());
+    let daemon = Daemon::start(&load_balancer(node_port, health_port, a, "node-a"));
+    eventually("localhost answers", || {
+        answer_at(("127.0.0.1", node_port)).ok() == Some(a)
+    });
+    if let Some(own) = own_address() {
+        assert_eq!(answer_at((&own, node_port)).unwrap(), a);
+    }
+    // 127.0.0.2 is no address that serves node ports.
+    assert!(TcpStream::connect(("127.0.0.2", node_port)).is_err());
+    let health = format!("127.0.0.1:{health_port}");
+    eventually("the node has a local endpoint", || {
+        TcpStream::connect(&health).is_ok() && get(&health, "/").0 == 200
+    });
+    // Load balancers then avoid this node, but its own processes reach endpoints of all nodes.
+    daemon.apply(&load_balancer(node_port, health_port, a, "node-b"));
+    eventually("the node has no local endpoint", || {
+        get(&health, "/").0 == 503
+    });
+    assert_eq!(answer_at(("127.0.0.1", node_port)).unwrap(), a);
+}
+
+#[test]
+fn localhost_serves_no_node_port_if_the_operator_excludes_it() {
+    for flag in [
+        "--localhost-nodeports=false",
+        "--nodeport-addresses=192.0.2.0/24",
+    ] {
+        let (node_port, health_port, a) = (unused_port(), unused_port(), endpoint());
+        let manifest = load_balancer(node_port, health_port, a, "node-a");
+        let _daemon = Daemon::with_flags(&manifest, &[flag]);
+        eventually("the cluster IP answers", || {
+            answer_at((SERVICE, 80)).ok() == Some(a)
+        });
+        assert!(
+            TcpStream::connect(("127.0.0.1", node_port)).is_err(),
+            "{flag}"
+        );
+    }
+}
