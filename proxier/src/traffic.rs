@@ -6,9 +6,9 @@
 //! kernel ─▶ counters ─┘
 //! ```
 //!
-//! The counters are read at each scrape: a recorder would keep 50,000 series in memory.
-//! A series is a virtual server, not a Service: a sum would fall when one of its virtual servers is
-//! deleted, which Prometheus takes for a restart and counts the rest twice.
+//! The counters are read at each scrape and kept nowhere: a recorder would keep 50,000 series in memory.
+//! Each series belongs to a virtual server, not to a Service. The sum of a Service would fall when one of
+//! its virtual servers is deleted. Prometheus takes a fall for a restart, and would count the rest twice.
 
 mod text;
 
@@ -60,7 +60,7 @@ impl From<&VirtualServer> for Owner {
 }
 
 impl Owners {
-    /// Returns the names of no virtual server, for at most `limit`.
+    /// Returns an empty table of names for at most `limit` virtual servers.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -68,7 +68,7 @@ impl Owners {
         }
     }
 
-    /// Follows the plan, of which `changed` changed.
+    /// Updates the names to the plan, which differs from that of the last call in `changed`.
     pub fn follow(
         &self,
         changed: &BTreeSet<ipvs::ServiceKey>,

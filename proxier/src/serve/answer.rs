@@ -107,8 +107,8 @@ fn health((is_healthy, body): (bool, String)) -> Answer {
 
 /// Returns whether the Service of this port has ready endpoints here, and how many.
 ///
-/// Whether the node is being deleted does not matter, as in kube-proxy: its load balancer notices that
-/// by `/healthz`, and Services with policy Local when their endpoints end.
+/// A node that is being deleted makes no difference, as in kube-proxy. Load balancers of policy Cluster
+/// notice the deletion by `/healthz`, those of policy Local when the endpoints have ended.
 fn health_port(family: Family, view: &View<'_>) -> Answer {
     // The port is about to be closed.
     let Some(check) = &view.check else {
