@@ -1,16 +1,16 @@
 //! Relays TCP connections and UDP flows from frontends to endpoints, in this process.
 //!
 //! ```text
-//!                       ┌─ worker 0: listeners, connections, flows ─┐
+//!                            ┌─ worker 0: listeners, connections, flows ─┐
 //!  Relay ── RelayCommand ──▶ ├─ worker 1: ..                             ├─ pick ─▶ EndpointPool ─▶ schedulers
-//!                       └─ ..                                       ┘
+//!                            └─ ..                                       ┘
 //! ```
 //!
 //! Each worker has its own listening socket for each frontend (`SO_REUSEPORT`), so that the kernel spreads
 //! connections over the workers and no descriptor is shared. Only [`EndpointPool`]s are shared.
 //!
-//! An event loop of our own instead of an async runtime: a relayed request costs four system calls for
-//! bytes, and the CPU time beside them decides the comparison with HAProxy (`bench -- relay`).
+//! Workers have an event loop of their own instead of an async runtime. A relayed request needs four system
+//! calls for its bytes; the CPU time beside them decides the comparison with HAProxy (`bench -- relay`).
 
 use std::io;
 use std::net::SocketAddr;
