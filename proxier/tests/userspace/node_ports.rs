@@ -59,7 +59,8 @@ fn node_ports_are_served_at_localhost_and_at_the_nodes_addresses() {
 fn the_local_example_is_served() {
     let example = include_str!("../../../deploy/examples/local/web.yaml");
     for host in 1..=3 {
-        let listener = TcpListener::bind(([127, 80, 0, host], 8_080)).unwrap();
+        let listener =
+            TcpListener::bind((std::net::Ipv4Addr::new(127, 80, 0, host), 8_080)).unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let _ = stream.unwrap().write_all(format!("{host}\n").as_bytes());
