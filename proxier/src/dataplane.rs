@@ -36,7 +36,8 @@ pub trait Dataplane {
     /// If any part cannot be read whole.
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure>;
 
-    /// Returns whether a cheap look shows exactly the `expected` virtual servers, owned and foreign.
+    /// Returns whether a cheap look at this portion of the kernel's table shows the `expected` virtual
+    /// servers, owned and foreign: all of them if it is the whole table.
     ///
     /// `false`: something differs, or the look failed. The look shows addresses, schedulers, one-packet
     /// scheduling, affinity, forwarding methods and weights. It does not show other scheduler flags, the
@@ -44,6 +45,7 @@ pub trait Dataplane {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        portion: Portion,
     ) -> bool;
 
     /// Reads one virtual server; `None` if it does not exist.
@@ -143,6 +145,25 @@ pub trait Dataplane {
     ///
     /// After a failed Op, the following ones are applied all the same.
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
+}
+
+/// The portion of the kernel's virtual servers that a look compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portion {
+    /// A few, wherever the kernel's table begins. It shows that the table was flushed.
+    Beginning,
+    /// All.
+    Whole,
+}
+
+impl Portion {
+    /// Returns the number of virtual servers after which the look ends.
+    fn limit(self) -> usize {
+        match self {
+            Self::Beginning => 5,
+            Self::Whole => usize::MAX,
+        }
+    }
 }
 
 /// The outcome of an [`Op`].

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
+use crate::joined::joined;
 use crate::ledger::{Drains, Retired};
 use crate::observed::{Observed, ObservedServer};
 use crate::op::{Op, Stage};
@@ -30,13 +31,13 @@ pub struct DeletionRules<'a> {
 /// Linear in the size of both sides.
 pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Vec<Op> {
     let mut ops = Vec::with_capacity(first_ops(desired, observed));
-    let desired_keys = desired.virtual_servers.keys();
-    let observed_keys = observed.virtual_servers.keys();
-    for key in merged(desired_keys, observed_keys) {
-        diff_server(*key, desired, observed, rules, &mut ops);
+    for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
+        diff_pair(*key, wanted, found, rules, &mut ops);
     }
-    for address in merged(desired.addresses.keys(), observed.addresses.keys()) {
-        diff_address(*address, desired, observed, &mut ops);
+    for (address, wanted, found) in joined(&desired.addresses, &observed.addresses) {
+        if wanted != found || !observed.leftovers.is_empty() {
+            diff_address(*address, desired, observed, &mut ops);
+        }
     }
     let mut leftovers: Vec<IpAddr> = (observed.leftovers.iter())
         .map(|&(address, _)| address)
@@ -77,6 +78,16 @@ pub(crate) fn diff_server(
 ) {
     let wanted = desired.virtual_servers.get(&key);
     let found = observed.virtual_servers.get(&key);
+    diff_pair(key, wanted, found, rules, ops);
+}
+
+fn diff_pair(
+    key: ipvs::ServiceKey,
+    wanted: Option<&VirtualServer>,
+    found: Option<&ObservedServer>,
+    rules: &DeletionRules<'_>,
+    ops: &mut Vec<Op>,
+) {
     match (wanted, found) {
         (Some(wanted), Some(found)) => diff_kept_server(wanted, found, rules.drains, ops),
         (Some(wanted), None) => {
@@ -153,26 +164,6 @@ pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
     });
 }
 
-/// Merges two sorted sequences; a value in both appears once.
-fn merged<'a, T: Ord + 'a>(
-    one: impl Iterator<Item = &'a T>,
-    other: impl Iterator<Item = &'a T>,
-) -> impl Iterator<Item = &'a T> {
-    let (mut one, mut other) = (one.peekable(), other.peekable());
-    std::iter::from_fn(move || match (one.peek(), other.peek()) {
-        (Some(left), Some(right)) => match left.cmp(right) {
-            Ordering::Less => one.next(),
-            Ordering::Greater => other.next(),
-            Ordering::Equal => {
-                other.next();
-                one.next()
-            }
-        },
-        (Some(_), None) => one.next(),
-        (None, _) => other.next(),
-    })
-}
-
 /// Appends the Ops for a virtual server that is both desired and observed.
 fn diff_kept_server(
     wanted: &VirtualServer,
@@ -182,6 +173,9 @@ fn diff_kept_server(
 ) {
     if wanted.service != found.service {
         ops.push(Op::SetService(wanted.service));
+    }
+    if found.destinations.are(&wanted.destinations) {
+        return;
     }
     // Both sides are sorted by key. Walking them in parallel needs neither a map nor lookups.
     let mut left = wanted.destinations.iter().peekable();

@@ -18,9 +18,10 @@ use ipvs_netlink as ipvs;
 use crate::dataplane::Failure;
 use crate::filter::Fingerprint;
 use crate::frontend::LedgerKey;
+use crate::joined::joined;
 use crate::model::ServicePortName;
-use crate::observed::{CountedServer, Observed};
-use crate::plan::Desired;
+use crate::observed::{CountedServer, Observed, ObservedServer};
+use crate::plan::{Desired, VirtualServer};
 use crate::timer::Timer;
 
 mod drains;
@@ -118,8 +119,8 @@ impl Ledger {
     /// would be recorded again.
     pub fn adopt(&mut self, desired: &Desired, observed: &Observed) {
         let before = self.owned.len();
-        for (key, wanted) in &desired.virtual_servers {
-            if observed.virtual_servers.contains_key(key) {
+        for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
+            if let (Some(wanted), Some(_)) = (wanted, found) {
                 self.own(*key, &wanted.owner);
             }
         }
@@ -189,6 +190,28 @@ impl Ledger {
         let (Some(wanted), Some(found)) = (wanted, found) else {
             return;
         };
+        self.recognise(key, wanted, found, now);
+    }
+
+    /// Does the same for all virtual servers.
+    pub fn recognise_all_drains(&mut self, desired: &Desired, observed: &Observed, now: Duration) {
+        for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
+            if let (Some(wanted), Some(found)) = (wanted, found) {
+                self.recognise(key, wanted, found, now);
+            }
+        }
+    }
+
+    fn recognise(
+        &mut self,
+        key: &ipvs::ServiceKey,
+        wanted: &VirtualServer,
+        found: &ObservedServer,
+        now: Duration,
+    ) {
+        if found.destinations.are(&wanted.destinations) {
+            return;
+        }
         for destination in found.destinations.iter() {
             if destination.weight == 0 && !wanted.has_destination(&destination.key) {
                 self.drain(*key, destination.key, now, now + wanted.drain);

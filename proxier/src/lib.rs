@@ -35,6 +35,7 @@ mod follow;
 mod frontend;
 mod health;
 mod instruments;
+mod joined;
 mod ledger;
 mod manifests;
 mod model;

@@ -108,9 +108,16 @@ impl Destinations {
         result
     }
 
+    /// Returns whether these are the desired destinations, by their memory alone.
+    ///
+    /// `false` proves nothing.
+    pub fn are(&self, desired: &Arc<[ipvs::Destination]>) -> bool {
+        matches!(self, Self::Shared(shared) if Arc::ptr_eq(shared, desired))
+    }
+
     /// Shares the memory of the desired destinations if they are equal.
     pub fn share(&mut self, desired: &Arc<[ipvs::Destination]>) {
-        if **self == **desired {
+        if !self.are(desired) && **self == **desired {
             *self = Self::Shared(desired.clone());
         }
     }

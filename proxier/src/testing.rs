@@ -29,7 +29,7 @@ pub mod daemon {
 
 pub mod dataplane {
     //! The kernel behind a trait.
-    pub use crate::dataplane::{Dataplane, Failure, Outcome};
+    pub use crate::dataplane::{Dataplane, Failure, Outcome, Portion};
 
     pub mod fake {
         //! A kernel in memory.

@@ -95,9 +95,9 @@ impl<D: Dataplane> Node<D> {
         self.round()
     }
 
-    /// Advances the time until a draining destination's connections are counted again.
-    pub(crate) fn wait(&mut self) {
-        self.now += Duration::from_secs(1);
+    /// Advances the time.
+    pub(crate) fn wait(&mut self, time: Duration) {
+        self.now += time;
     }
 
     /// Runs a round at the current time.
@@ -119,6 +119,9 @@ impl<D> Drop for Node<D> {
         let _ = std::fs::remove_file(&self.state);
     }
 }
+
+/// The time after which the connections of a draining destination are counted again.
+const COUNTED_AGAIN: Duration = Duration::from_secs(1);
 
 /// Measures steps.
 pub(crate) trait Observer {
@@ -144,9 +147,9 @@ pub(crate) fn change<D: Dataplane>(
         let more = cluster.slice(service, cluster.endpoints + 1).to_string();
         let less = cluster.slice(service, cluster.endpoints).to_string();
         observer.observe(Step::Added, || added(node, more.as_bytes()))?;
-        node.wait();
+        node.wait(COUNTED_AGAIN);
         observer.observe(Step::Drained, || drained(node, less.as_bytes()))?;
-        node.wait();
+        node.wait(COUNTED_AGAIN);
         observer.observe(Step::Deleted, || deleted(node))?;
     }
     Ok(())

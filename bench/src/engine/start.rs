@@ -13,7 +13,7 @@ use ipvs_netlink as ipvs;
 use proxier::testing::api;
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::linux::Linux;
-use proxier::testing::dataplane::{Dataplane, Failure, Outcome};
+use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::nftables::{Command, Table};
@@ -157,8 +157,9 @@ impl Dataplane for Watched {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        portion: Portion,
     ) -> bool {
-        self.linux.shows_virtual_servers(expected)
+        self.linux.shows_virtual_servers(expected, portion)
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

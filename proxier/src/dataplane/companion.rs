@@ -15,7 +15,7 @@ use ipvs_netlink as ipvs;
 
 use super::linux::Linux;
 use super::userspace::Userspace;
-use super::{Dataplane, Failure, Outcome};
+use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
 use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
@@ -71,13 +71,15 @@ impl Dataplane for Companion {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        portion: Portion,
     ) -> bool {
         let Some(relay) = &mut self.relay else {
-            return self.linux.shows_virtual_servers(expected);
+            return self.linux.shows_virtual_servers(expected, portion);
         };
         let all = expected.iter().map(|(key, server)| (*key, server.clone()));
         let (relayed, others) = all.partition(|(key, _)| is_relayed(key));
-        relay.shows_virtual_servers(&relayed) && self.linux.shows_virtual_servers(&others)
+        relay.shows_virtual_servers(&relayed, portion)
+            && self.linux.shows_virtual_servers(&others, portion)
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

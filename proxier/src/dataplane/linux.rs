@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use tracing::Level;
 
-use super::{Dataplane, Failure, Outcome};
+use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::{Stale, Swept};
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
@@ -158,8 +158,9 @@ impl Dataplane for Linux {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        portion: Portion,
     ) -> bool {
-        listing::shows(expected)
+        listing::shows(expected, portion)
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

@@ -21,7 +21,7 @@ use rustix::thread::CapabilitySet;
 use schedulers::Registry;
 
 use super::linux::AddressTable;
-use super::{Dataplane, Failure, Outcome};
+use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
 use crate::frontend::Frontend;
 use crate::model::Protocol;
@@ -285,6 +285,7 @@ impl Dataplane for Userspace {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        _: Portion,
     ) -> bool {
         *expected == self.state.virtual_servers
     }

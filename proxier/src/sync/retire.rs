@@ -12,6 +12,7 @@ use ipvs_netlink as ipvs;
 use super::Proxier;
 use crate::dataplane::{Dataplane, Failure};
 use crate::frontend::Frontend;
+use crate::joined::joined;
 use crate::model::{Family, Protocol, ServicePortName};
 use crate::observed::CountedServer;
 use crate::plan::{self, Changed};
@@ -55,8 +56,8 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns every virtual server that is, or may become, retired.
     pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
         let desired = &self.planner.desired().virtual_servers;
-        let observed = self.kernel.observed.virtual_servers.keys().copied();
-        let stale = observed.filter(|key| !desired.contains_key(key));
+        let all = joined(desired, &self.kernel.observed.virtual_servers);
+        let stale = all.filter_map(|(key, wanted, _)| wanted.is_none().then_some(*key));
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         retired.chain(stale).collect()
     }

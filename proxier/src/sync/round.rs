@@ -134,9 +134,7 @@ impl<D: Dataplane> Proxier<D> {
         }
         let observed = &self.kernel.observed;
         self.ledger.adopt(desired, observed);
-        for key in desired.virtual_servers.keys() {
-            self.ledger.recognise_drains(key, desired, observed, now);
-        }
+        self.ledger.recognise_all_drains(desired, observed, now);
         // Before the check of the rules: the guards of retired frontends are part of them.
         self.retire(self.retirable(), now);
         ours.extend(&self.keep_addresses());

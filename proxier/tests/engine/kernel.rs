@@ -9,7 +9,7 @@ use std::rc::Rc;
 use ipvs_netlink as ipvs;
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
-use proxier::testing::dataplane::{Dataplane, Failure, Outcome};
+use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};
 use proxier::testing::nftables::{Command, Key, Table};
 use proxier::testing::observed::{
     Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
@@ -301,8 +301,10 @@ impl Dataplane for Kernel {
     fn shows_virtual_servers(
         &mut self,
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        portion: Portion,
     ) -> bool {
-        self.0.borrow_mut().kernel.shows_virtual_servers(expected)
+        let kernel = &mut self.0.borrow_mut().kernel;
+        kernel.shows_virtual_servers(expected, portion)
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

@@ -8,11 +8,12 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 37] = [
+const MODULES: [(&str, &[&str]); 38] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
     ("conditions", &[]),
+    ("joined", &[]),
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
@@ -73,7 +74,6 @@ const MODULES: [(&str, &[&str]); 37] = [
             "plan",
             "relay",
             "timer",
-            "traffic",
         ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
@@ -83,6 +83,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "dataplane",
             "filter",
             "frontend",
+            "joined",
             "model",
             "observed",
             "packed",
@@ -91,7 +92,7 @@ const MODULES: [(&str, &[&str]); 37] = [
         ],
     ),
     // `ledger` for the drains: a draining destination is not deleted.
-    ("diff", &["ledger", "observed", "op", "plan"]),
+    ("diff", &["joined", "ledger", "observed", "op", "plan"]),
     ("neighbours", &["nftables", "observed", "op", "plan"]),
     // A comparison of the kernel with the plan, and its output.
     (
@@ -137,6 +138,7 @@ const MODULES: [(&str, &[&str]); 37] = [
             "diff",
             "filter",
             "frontend",
+            "joined",
             "ledger",
             "model",
             "observed",

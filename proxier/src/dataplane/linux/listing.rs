@@ -10,30 +10,37 @@ use std::io::{self, Read};
 use ipvs_netlink as ipvs;
 use ipvs_netlink::listing::{self, ListedDestination, ListedService};
 
+use crate::dataplane::Portion;
 use crate::observed::ObservedServer;
 
-/// Returns whether the file of the calling thread's network namespace lists exactly `expected`.
+/// Returns whether this portion of the file of the calling thread's network namespace lists `expected`:
+/// exactly these if it is the whole file.
 ///
 /// `false` also if the file cannot be read: then only a dump shows what differs.
-pub(super) fn shows(expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>) -> bool {
+pub(super) fn shows(
+    expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    portion: Portion,
+) -> bool {
     let listed = File::open(listing::PATH)
-        .and_then(|file| compare(file, expected, listing::ticks_per_second()));
+        .and_then(|file| compare(file, expected, portion, listing::ticks_per_second()));
     listed.unwrap_or_else(|error| {
         tracing::debug!("{}: {error}; reading over netlink", listing::PATH);
         false
     })
 }
 
-/// Returns whether `source` lists exactly `expected`.
+/// Returns whether `portion` of `source` lists `expected`.
 fn compare(
     source: impl Read,
     expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    portion: Portion,
     ticks_per_second: u32,
 ) -> io::Result<bool> {
     // While Linux 7.2 moves the virtual servers to a larger table, the file may list one twice and omit
     // another (`ip_vs_info_array`).
-    let mut seen = HashSet::with_capacity(expected.len());
-    let has_no_difference = listing::walk(source, |service, destinations| {
+    let mut seen = HashSet::with_capacity(expected.len().min(portion.limit()));
+    let mut is_limited = false;
+    let is_at_end = listing::walk(source, |service, destinations| {
         destinations.sort_unstable_by_key(|destination| destination.key);
         // A firewall mark may be that of either address family.
         let mut candidates = service.key.candidates().filter(|key| !seen.contains(key));
@@ -41,9 +48,11 @@ fn compare(
             let server = expected.get(key);
             server.is_some_and(|it| is_shown(it, service, destinations, ticks_per_second))
         });
-        found.is_some_and(|key| seen.insert(key))
+        let is_expected = found.is_some_and(|key| seen.insert(key));
+        is_limited = is_expected && seen.len() == portion.limit();
+        is_expected && !is_limited
     })?;
-    Ok(has_no_difference && seen.len() == expected.len())
+    Ok(is_limited || is_at_end && seen.len() == expected.len())
 }
 
 /// Returns whether the file lists `server` like this.
@@ -151,17 +160,61 @@ mod tests {
             ("nothing", vec![], false),
         ] {
             let text = HEADING.to_owned() + &lines.concat();
-            let equal = compare(text.as_bytes(), &expected(), 250).unwrap();
+            let equal = compare(text.as_bytes(), &expected(), Portion::Whole, 250).unwrap();
             assert_eq!(equal, is_equal, "{label}");
         }
         let weight = FIRST.replace("Masq    1 ", "Masq    2 ");
         let text = [HEADING, TCP, SECOND, &weight, MARK, MARK].concat();
-        assert!(!compare(text.as_bytes(), &expected(), 250).unwrap());
+        assert!(!compare(text.as_bytes(), &expected(), Portion::Whole, 250).unwrap());
+    }
+
+    #[test]
+    fn a_look_at_the_beginning_ends_after_a_few_virtual_servers() {
+        let key = |number: u8| ipvs::ServiceKey::Address {
+            protocol: ipvs::Protocol::Tcp,
+            address: [10, 96, 0, number].into(),
+            port: 80,
+        };
+        let expected: BTreeMap<_, _> = (1..=9).map(|it| (key(it), server(key(it), &[]))).collect();
+        let line =
+            |number: u8, scheduler: &str| format!("TCP  0A6000{number:02X}:0050 {scheduler}  \n");
+        let listed = |scheduler_of: fn(u8) -> &'static str| {
+            let lines: Vec<_> = (1..=9).map(|it| line(it, scheduler_of(it))).collect();
+            HEADING.to_owned() + &lines.concat()
+        };
+        for (label, text, at_beginning, whole) in [
+            ("equal", listed(|_| "rr"), true, true),
+            (
+                "the first differs",
+                listed(|it| if it == 1 { "lc" } else { "rr" }),
+                false,
+                false,
+            ),
+            (
+                "the last differs",
+                listed(|it| if it == 9 { "lc" } else { "rr" }),
+                true,
+                false,
+            ),
+            (
+                "only two are left",
+                HEADING.to_owned() + &line(1, "rr") + &line(2, "rr"),
+                false,
+                false,
+            ),
+            ("flushed", HEADING.to_owned(), false, false),
+        ] {
+            for (portion, is_equal) in [(Portion::Beginning, at_beginning), (Portion::Whole, whole)]
+            {
+                let equal = compare(text.as_bytes(), &expected, portion, 250).unwrap();
+                assert_eq!(equal, is_equal, "{label}, {portion:?}");
+            }
+        }
     }
 
     #[test]
     fn a_listing_that_ends_in_a_line_is_an_error() {
         let text = [HEADING, TCP, SECOND, FIRST, MARK, "FWM  0000"].concat();
-        assert!(compare(text.as_bytes(), &expected(), 250).is_err());
+        assert!(compare(text.as_bytes(), &expected(), Portion::Whole, 250).is_err());
     }
 }

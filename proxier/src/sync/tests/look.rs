@@ -69,3 +69,85 @@ fn a_look_that_shows_the_virtual_servers_does_not_hide_deleted_addresses() {
     assert_eq!(proxier.dataplane.state, state);
     assert_eq!(proxier.dataplane.reads, reads);
 }
+
+/// Returns a proxier with 8 virtual servers and 32,000 destinations: only every third resync looks at all.
+fn serving_many(ledger: &Path) -> Fake {
+    let mut manifests = vec![node()];
+    for number in 1..=4 {
+        let name = format!("many-{number}");
+        let (ip, ingress) = (format!("10.96.4.{number}"), format!("198.51.100.{number}"));
+        let slice = Manifest::slice_of(&name).port("dns", "UDP", 53);
+        manifests.push(open_service(&name, &ip, &ingress));
+        manifests.push(slice.endpoint("10.244.1.1"));
+    }
+    let mut events = events(&manifests);
+    for event in &mut events {
+        if let Event::EndpointSlices(Update::Reset(slices)) = event {
+            slices.iter_mut().for_each(|slice| multiply(slice, 4_000));
+        }
+    }
+    let mut proxier = proxier(FakeKernel::default(), ledger);
+    proxier.receive(events);
+    assert_eq!(proxier.sync(START).unwrap().failures().count(), 0);
+    proxier
+}
+
+/// Gives a slice `count` endpoints like its only one.
+fn multiply(slice: &mut crate::store::Parsed<crate::model::EndpointSlice>, count: u16) {
+    let endpoints = &mut slice.object.as_mut().unwrap().endpoints;
+    let one = endpoints[0].clone();
+    let addresses = (0..count).map(u16::to_be_bytes);
+    *endpoints = addresses
+        .map(|[high, low]| crate::model::Endpoint {
+            address: [10, 244, high, low].into(),
+            ..one.clone()
+        })
+        .collect();
+}
+
+#[test]
+fn in_a_large_table_every_third_resync_repairs_what_a_look_at_the_beginning_does_not_show() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = serving_many(&directory.path().join("ledger"));
+    let state = proxier.dataplane.state.clone();
+    assert_eq!(state.virtual_servers.len(), 8);
+    for first in [1, 4] {
+        let mut last = proxier
+            .dataplane
+            .state
+            .virtual_servers
+            .last_entry()
+            .unwrap();
+        let destinations = &mut last.get_mut().destinations;
+        destinations.change(|all| all[0].weight += 1);
+        proxier.dataplane.state.addresses.pop_last();
+        assert_eq!(resync(&mut proxier, first).ops, []);
+        assert_eq!(resync(&mut proxier, first + 1).ops, []);
+        assert_eq!(resync(&mut proxier, first + 2).ops.len(), 2);
+        assert_eq!(proxier.dataplane.state, state);
+    }
+}
+
+#[test]
+fn every_resync_notices_a_flush_of_a_large_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = serving_many(&directory.path().join("ledger"));
+    let state = proxier.dataplane.state.clone();
+    for number in 1..=4 {
+        proxier.dataplane.state.virtual_servers.clear();
+        assert_ne!(resync(&mut proxier, number).ops, []);
+        assert_eq!(proxier.dataplane.state, state);
+    }
+}
+
+#[test]
+fn a_notification_makes_the_next_resync_read_addresses_however_many_virtual_servers_there_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = serving_many(&directory.path().join("ledger"));
+    let state = proxier.dataplane.state.clone();
+    proxier.dataplane.state.addresses.clear();
+    proxier.distrust_addresses();
+    let applied = resync(&mut proxier, 1);
+    assert_eq!(applied.drifted.addresses.len(), state.addresses.len());
+    assert_eq!(proxier.dataplane.state, state);
+}

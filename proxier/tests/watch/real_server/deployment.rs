@@ -89,6 +89,13 @@ const CREATED: [&str; 5] = [
     "daemonset.apps/ipvs-proxier created",
 ];
 
+/// What the monitoring creates, by the chart and by kustomize.
+const MONITORING: [&str; 3] = [
+    "configmap/ipvs-proxier-dashboard created",
+    "podmonitor.monitoring.coreos.com/ipvs-proxier created",
+    "prometheusrule.monitoring.coreos.com/ipvs-proxier created",
+];
+
 /// Checks manifests with the server, then their arguments and configuration with the program.
 #[track_caller]
 fn check(plane: &ControlPlane, kubectl: &Path, manifests: &str, created: &[&str]) {
@@ -149,16 +156,27 @@ fn the_server_accepts_the_chart_with_any_values() {
     std::fs::write(values.path(), include_str!("values.yaml")).unwrap();
     let file = format!("--values={}", values.path().display());
     let all = tools.helm(&[&file]).unwrap();
-    let monitoring = [
-        "podmonitor.monitoring.coreos.com/ipvs-proxier created",
-        "prometheusrule.monitoring.coreos.com/ipvs-proxier created",
-    ];
     check(
         &plane,
         &kubectl,
         &all,
-        &[&CREATED[..], &monitoring].concat(),
+        &[&CREATED[..], &MONITORING].concat(),
     );
+    let monitoring = tools.kustomize("chart/monitoring");
+    let answer = plane.kubectl(&kubectl, &DRY_RUN, &monitoring);
+    for line in MONITORING {
+        assert!(answer.contains(line), "no {line}: {answer}");
+    }
+    // Both have the same rules, targets and panels.
+    for expected in [
+        "alert: IpvsProxierUnhealthy",
+        "- __meta_kubernetes_pod_node_name",
+        "\"uid\": \"ipvs-proxier\"",
+        "grafana_dashboard: \"1\"",
+    ] {
+        assert!(all.contains(expected), "no {expected}: {all}");
+        assert!(monitoring.contains(expected), "no {expected}: {monitoring}");
+    }
     for expected in [
         "registry.example.com/ipvs-proxier@sha256:",
         "--answer-ping",
@@ -428,31 +446,5 @@ fn program_accepts(plane: &ControlPlane, kubectl: &Path, manifests: &str) {
             "{container}: {log}"
         );
         assert!(!log.contains("WARN"), "{container}: {log}");
-    }
-}
-
-#[test]
-fn the_alerts_use_documented_metrics() {
-    let rules = deploy("chart/alerts.yaml");
-    let mut promtool = Command::new("promtool");
-    run(
-        promtool
-            .args(["check", "rules", "--lint-fatal"])
-            .arg(&rules),
-        "",
-    );
-    let documented = include_str!("../../../docs/metrics.md");
-    let alerts = std::fs::read_to_string(rules).unwrap();
-    let is_part = |next: char| next.is_ascii_alphanumeric() || next == '_';
-    let mut metrics = BTreeSet::new();
-    for line in alerts.lines() {
-        metrics.extend(
-            line.split(|next| !is_part(next))
-                .filter(|word| word.starts_with("ipvs_proxier_")),
-        );
-    }
-    assert_eq!(metrics.len(), 6, "{metrics:?}");
-    for metric in metrics {
-        assert!(documented.contains(&format!("| `{metric}` |")), "{metric}");
     }
 }
