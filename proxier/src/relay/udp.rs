@@ -122,10 +122,10 @@ impl UdpFlows {
             let Some(Socket::Frontend { socket, shared, .. }) = self.sockets.get(key) else {
                 return false;
             };
-            let remaining = match batch.receive(socket, SocketFamily::of(shared.address())) {
-                Ok(remaining) => remaining,
+            let family = SocketFamily::of(shared.address());
+            let Ok(remaining) = batch.receive(socket, family) else {
                 // An ICMP error for an earlier answer to a client; it concerns no other client.
-                Err(_) => continue,
+                continue;
             };
             for train in batch.trains() {
                 if let Some(client) = train.sender {
