@@ -1,16 +1,16 @@
 //! Relays TCP connections and UDP flows from frontends to endpoints, in this process.
 //!
 //! ```text
-//!                       ┌─ worker 0: listeners, connections, flows ─┐
+//!                            ┌─ worker 0: listeners, connections, flows ─┐
 //!  Relay ── RelayCommand ──▶ ├─ worker 1: ..                             ├─ pick ─▶ EndpointPool ─▶ schedulers
-//!                       └─ ..                                       ┘
+//!                            └─ ..                                       ┘
 //! ```
 //!
 //! Each worker has its own listening socket for each frontend (`SO_REUSEPORT`), so that the kernel spreads
 //! connections over the workers and no descriptor is shared. Only [`EndpointPool`]s are shared.
 //!
-//! An event loop of our own instead of an async runtime: a relayed request costs four system calls for
-//! bytes, and the CPU time beside them decides the comparison with HAProxy (`bench -- relay`).
+//! Workers have an event loop of their own instead of an async runtime. A relayed request needs four system
+//! calls for its bytes; the CPU time beside them decides the comparison with HAProxy (`bench -- relay`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,6 +26,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 mod affinity;
 mod budget;
+mod datagrams;
 mod frontend;
 mod holder;
 mod pipe;
@@ -178,13 +179,14 @@ impl Relay {
             let poll = Poll::new()?;
             let waker = Waker::new(poll.registry(), WAKER)?;
             let (sender, commands) = channel();
-            let budget = relay.budget.clone();
-            let worker = Worker::new(poll, commands, limits, budget, relay.started);
+            let (budget, started) = (relay.budget.clone(), relay.started);
+            // The worker cannot move to another thread: it has buffers to which the kernel's headers point.
+            let run = move || Worker::new(poll, commands, limits, budget, started).run();
             let thread = std::thread::Builder::new().name(format!("relay-{number}"));
             relay.workers.push(WorkerHandle {
                 commands: Mutex::new(sender),
                 waker,
-                thread: Some(thread.spawn(move || worker.run())?),
+                thread: Some(thread.spawn(run)?),
             });
         }
         Ok(relay)

@@ -114,6 +114,7 @@ fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (Stri
         node_port_addresses: NodePortAddresses::default(),
         service_addresses: ServiceAddresses::Routes,
         drain: Duration::from_secs(3600),
+        has_localhost_node_ports: false,
     };
     let options = manifests::Options {
         service_cidr: Vec::new(),

@@ -11,20 +11,10 @@ use api_server::ApiServer;
 use ipvs_netlink::Client;
 
 use super::cluster::{Cluster, NODE, NODE_ADDRESS};
+use crate::process::{Cpu, Memory, ip};
 
 /// The time limit for programming the whole cluster.
 const PATIENCE: Duration = Duration::from_secs(240);
-
-/// Memory of a process, in KiB.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
-    /// Resident memory (`VmRSS`).
-    pub(crate) resident: u64,
-    /// The part of it that no file backs (`RssAnon`): heap and stacks.
-    pub(crate) anonymous: u64,
-    /// The highest value of `resident` so far (`VmHWM`).
-    pub(crate) peak: u64,
-}
 
 /// The running daemon. Dropping it kills it.
 pub(crate) struct Daemon {
@@ -49,14 +39,7 @@ pub(crate) fn api_server(cluster: Cluster) -> ApiServer {
 /// Adds the address of the node to the loopback device.
 pub(crate) fn add_node_address() -> anyhow::Result<()> {
     let [a, b, c, d] = NODE_ADDRESS;
-    let address = format!("{a}.{b}.{c}.{d}/24");
-    let status = Command::new("ip")
-        .args(["address", "add", &address, "dev", "lo"])
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        .status()
-        .context("running ip (install the package iproute2)")?;
-    ensure!(status.success(), "ip address add {address}: {status}");
-    Ok(())
+    ip(&format!("address add {a}.{b}.{c}.{d}/24 dev lo"))
 }
 
 impl Daemon {
@@ -132,34 +115,13 @@ impl Daemon {
 
     /// Returns the memory of the process.
     pub(crate) fn memory(&self) -> anyhow::Result<Memory> {
-        let status = self.read("status")?;
-        let field = |name: &str| -> anyhow::Result<u64> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let number = line.and_then(|line| line.split_whitespace().next());
-            let number = number.with_context(|| format!("/proc/PID/status has no {name}"))?;
-            Ok(number.parse()?)
-        };
-        Ok(Memory {
-            resident: field("VmRSS:")?,
-            anonymous: field("RssAnon:")?,
-            peak: field("VmHWM:")?,
-        })
+        Memory::of(self.process.id())
     }
 
-    /// Returns the user and system time of the process so far, in steps of 10 ms.
+    /// Returns the CPU time of the process so far, in steps of 10 ms.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
-        let stat = self.read("stat")?;
-        // The second field, the name, may have spaces.
-        let (_, fields) = stat.rsplit_once(") ").context("/proc/PID/stat")?;
-        let times = fields.split(' ').skip(11).take(2);
-        let ticks: u64 = times.map(str::parse::<u64>).sum::<Result<u64, _>>()?;
-        // `USER_HZ` is 100 on every architecture that this program runs on.
-        Ok(Duration::from_millis(ticks * 10))
-    }
-
-    fn read(&self, name: &str) -> anyhow::Result<String> {
-        let path = format!("/proc/{}/{name}", self.process.id());
-        std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))
+        let cpu = Cpu::of(self.process.id())?;
+        Ok(Duration::from_secs_f64(cpu.user + cpu.system))
     }
 }
 

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::cluster::Cluster;
-use super::daemon::{self, Daemon, Memory};
+use super::daemon::{self, Daemon};
 use super::{Flags, megabytes};
+use crate::process::Memory;
 
 /// Maximum resident memory, in bytes.
 const MAX_RESIDENT: u64 = 60_000_000;

