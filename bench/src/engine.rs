@@ -8,6 +8,8 @@
 //! * *idle*: the duration of a resync that finds no difference, on a lab kernel.
 //! * *start*: the time of the first programming of a node, and the time until a client can connect
 //!   to the API server's Service. It has no limit.
+//! * *launch*: the time from the start of the real program to the end of its first programming.
+//! * *scrape*: CPU time and memory of the real program for a scrape with series of every Service.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,15 +24,17 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::inside;
 use cluster::{Cluster, NODE_ADDRESS};
-use memory::Memory;
 use node::{Node, Observer, Step};
 
 mod calls;
 mod cluster;
+mod daemon;
 mod idle;
 mod instructions;
+mod launch;
 mod memory;
 mod node;
+mod scrape;
 mod start;
 
 /// Maximum cost of a change in a larger cluster, in percent of its cost in the smallest.
@@ -48,9 +52,6 @@ const MAX_NANOS: u64 = 300_000;
 /// Maximum number of system calls on netlink sockets per change.
 const MAX_CALLS: u64 = 4;
 
-/// Maximum resident memory, in bytes.
-const MAX_RESIDENT: u64 = 60_000_000;
-
 /// The section of the trace that contains a resync.
 const READ_BACK: &str = "read-back";
 
@@ -65,7 +66,7 @@ pub(crate) struct Flags {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "cpu,calls,memory,idle,start"
+        default_value = "cpu,calls,memory,idle,start,launch,scrape"
     )]
     parts: Vec<Part>,
 
@@ -86,7 +87,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NUMBER", default_value_t = 1_000)]
     changes: u32,
 
-    /// Number of Services for the memory measurement.
+    /// Number of Services for the measurements of memory and scrapes.
     #[arg(long, value_name = "NUMBER", default_value_t = 10_000)]
     memory_services: u32,
 
@@ -102,6 +103,10 @@ pub(crate) struct Flags {
     /// Number of Services for the start measurement.
     #[arg(long, value_name = "NUMBER", default_value_t = 2_000)]
     start_services: u32,
+
+    /// Number of Services for the measurement of the program's start.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1_000)]
+    launch_services: u32,
 
     /// The ipvs-proxier executable [default: the one in this program's directory].
     #[arg(long, value_name = "PATH")]
@@ -119,6 +124,8 @@ enum Part {
     Memory,
     Idle,
     Start,
+    Launch,
+    Scrape,
 }
 
 /// The task of a process that a measurement starts.
@@ -164,6 +171,12 @@ impl Flags {
             }
             if self.parts.contains(&Part::Start) {
                 self.start()?;
+            }
+            if self.parts.contains(&Part::Launch) {
+                self.launch(&mut exceeded)?;
+            }
+            if self.parts.contains(&Part::Scrape) {
+                self.scrape(&mut exceeded)?;
             }
         } else {
             if self.parts.contains(&Part::Cpu) {
@@ -303,7 +316,7 @@ impl Flags {
         for &services in &self.services {
             let program = self.role("on-kernel", services, 10)?;
             let counted = lab::in_fresh_network(|| {
-                memory::add_node_address()?;
+                daemon::add_node_address()?;
                 calls::count(&program)
             })??;
             for step in Step::ALL {
@@ -339,44 +352,10 @@ impl Flags {
         Ok(())
     }
 
-    fn memory(&self, exceeded: &mut Vec<String>) -> anyhow::Result<()> {
-        let cluster = self.cluster(self.memory_services);
-        let program = self.program()?;
-        let figures = lab::in_fresh_network(|| memory::measure(&program, cluster))??;
-        println!(
-            "memory of the daemon, {} Services x {} endpoints, Linux {} (limit: 60 MB)\n",
-            cluster.services,
-            cluster.endpoints,
-            lab::kernel_release(),
-        );
-        if figures.settled.resident * 1024 > MAX_RESIDENT {
-            exceeded.push("the daemon has more than 60 MB of resident memory".to_owned());
-        }
-        for (when, memory) in [
-            ("programmed", figures.started),
-            ("read back", figures.settled),
-        ] {
-            let Memory {
-                resident,
-                anonymous,
-                peak,
-            } = memory;
-            let per_endpoint = anonymous * 1024 / cluster.all_endpoints().max(1);
-            println!(
-                "{when:>12}  resident {}, of which data {}; peak {}; data per endpoint \
-                 {per_endpoint} bytes",
-                megabytes(resident),
-                megabytes(anonymous),
-                megabytes(peak),
-            );
-        }
-        Ok(())
-    }
-
     fn start(&self) -> anyhow::Result<()> {
         let cluster = self.cluster(self.start_services);
         let start = lab::in_fresh_network(|| {
-            memory::add_node_address()?;
+            daemon::add_node_address()?;
             start::measure(cluster)
         })??;
         let share = start.api_service.as_micros() * 1000 / start.whole.as_micros().max(1);

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
@@ -21,11 +22,26 @@ pub(crate) fn is_inside() -> bool {
 ///
 /// Returns its exit code. Its standard output and standard error are forwarded.
 pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
+    let kernel = kernel::find_or_build()?;
+    let status = rerun_on(kernel, memory, &mut |bytes| {
+        Ok(std::io::stdout().write_all(bytes)?)
+    })?;
+    Ok(ExitCode::from(status))
+}
+
+/// Boots `kernel` and runs this program inside with the same arguments.
+///
+/// Returns its exit code. `output` gets its standard output in pieces; its standard error is forwarded.
+pub(crate) fn rerun_on(
+    kernel: PathBuf,
+    memory: Memory,
+    output: &mut dyn FnMut(&[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<u8> {
     let program = std::env::current_exe()
         .context("finding this program")?
         .into_os_string();
     let machine = Machine::boot(&Config {
-        kernel: kernel::find_or_build()?,
+        kernel,
         memory,
         cpus: 1,
         init: vec![program.clone()],
@@ -39,7 +55,7 @@ pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
     let running = machine.start(&job)?;
     let status = loop {
         match running.next(None) {
-            Ok(Event::Stdout(bytes)) => std::io::stdout().write_all(&bytes)?,
+            Ok(Event::Stdout(bytes)) => output(&bytes)?,
             Ok(Event::Stderr(bytes)) => std::io::stderr().write_all(&bytes)?,
             Ok(Event::Exit(status)) => break status,
             Err(NoEvent::KernelEnded) => return Err(machine.failure("died")),
@@ -47,5 +63,5 @@ pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
         }
     };
     machine.power_off()?;
-    Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+    Ok(u8::try_from(status).unwrap_or(u8::MAX))
 }

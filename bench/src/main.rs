@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod addresses;
+mod cluster;
 mod compare;
 mod demo;
 mod engine;
@@ -22,10 +23,11 @@ mod figures;
 mod inside;
 mod netlink;
 mod nftables;
+mod process;
 mod relay;
 mod replay;
+mod report;
 mod shield;
-mod svg;
 
 /// Benchmarks and the demonstration of ipvs-proxier.
 #[derive(Debug, Parser)]
@@ -39,6 +41,8 @@ struct Cli {
 enum Command {
     /// Compare local routes on the device kube-ipvs0 with those on lo.
     Addresses(addresses::Flags),
+    /// Run proxies in a large cluster with an API server; print a table, write JSON and an HTML page.
+    Cluster(cluster::Flags),
     /// Compare the schedulers in a simulation; print a table, CSV or JSON and write an HTML report.
     Compare(compare::Flags),
     /// Program example manifests into a lab kernel and connect to the Services.
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
     lab::guest::play_role();
     let result = match Cli::parse().command {
         Command::Addresses(flags) => flags.run(),
+        Command::Cluster(flags) => flags.run(),
         Command::Compare(flags) => flags.run(),
         Command::Demo { proxier } => demo::run(proxier),
         Command::Engine(flags) => flags.run(),

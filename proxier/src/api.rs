@@ -19,6 +19,7 @@ mod scalar;
 mod service;
 mod service_cidr;
 
+pub use annotations::ANNOTATIONS;
 pub use endpoint_slice::EndpointSliceObject;
 pub(crate) use endpoints::Endpoints;
 pub use node::{NodeLabels, NodeObject};

@@ -13,6 +13,7 @@ use crate::config::{NodeSettings, Resolved};
 use crate::daemon::Message;
 use crate::dataplane::Failure;
 use crate::dataplane::linux::Linux;
+use crate::events::EventTimes;
 use crate::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::model::Cidr;
 use crate::plan::{self, PlanConfig};
@@ -50,7 +51,8 @@ pub struct Cli {
 enum CliCommand {
     /// Programs the kernel and keeps it up to date with the API server or with manifests.
     Run(run_command::Flags),
-    /// Prints the changes that `run` would make. Exit code: 0 without changes, 2 with changes, 1 on error.
+    /// Prints what `run` would change on this node, and why. Changes nothing. Exit code: 0 without changes, 2
+    /// with changes, 1 on error.
     Plan(plan_command::Flags),
     /// Prints the kernel's virtual servers, with Service names where the state file has them.
     Status(status_command::Flags),
@@ -193,10 +195,10 @@ impl Setup {
         &self,
         source: &SourceFlags,
         dataplane: DataplaneKind,
-        listener: SyncSender<Message>,
+        (events, listener): (Option<EventTimes>, SyncSender<Message>),
     ) -> anyhow::Result<Option<Watch>> {
         let node_name = self.plan.node_name.clone();
-        source.follow(&self.settings, node_name, dataplane, listener)
+        source.follow(&self.settings, node_name, dataplane, (events, listener))
     }
 }
 

@@ -57,7 +57,7 @@ pub enum Effect {
 
 /// The content of a configuration file. The fields have the names of kube-proxy's, in snake case.
 ///
-/// [`Configuration::default`] has no defaults: each field is unset. The durations are kube-proxy's,
+/// In [`Configuration::default`] every field is unset; it has none of kube-proxy's defaults. The durations are kube-proxy's,
 /// so they may be negative until validated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Configuration {
@@ -265,7 +265,7 @@ impl Configuration {
             (self.nftables.sync_period, self.nftables.min_sync_period) = (zero, zero);
             self.nftables.masquerade_all = false;
         }
-        // The conversions drop these two fields.
+        // kube-proxy's conversion drops this field.
         self.port_range.clear();
     }
 

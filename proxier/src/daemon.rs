@@ -29,6 +29,7 @@ use crate::watch::{self, Watch};
 
 mod address_repairs;
 mod chain_check;
+mod events;
 mod gate;
 mod log;
 mod mark_chains;
@@ -36,6 +37,7 @@ mod measure;
 mod publish;
 
 use chain_check::ChainCheck;
+use events::Reporter;
 use gate::Gate;
 use log::RoundLog;
 use mark_chains::MarkChainCheck;
@@ -120,6 +122,7 @@ pub struct Daemon<D> {
     /// What the HTTP servers read.
     publisher: Publisher,
     meter: Meter,
+    events: Reporter,
     /// Kernel settings.
     settings: Keeper,
     /// The chains of other programs; `None` if they are left alone.
@@ -152,6 +155,7 @@ impl<D: Dataplane> Daemon<D> {
             watch,
             publisher: Publisher::default(),
             meter: Meter::default(),
+            events: Reporter::default(),
             settings: Keeper::new(Roots::default(), Vec::new()),
             foreign_chains: None,
             mark_chains: None,
@@ -392,6 +396,8 @@ impl<D: Dataplane> Daemon<D> {
                 }
                 self.publisher.end(&mut self.proxier, clock::since_boot());
                 self.meter.round(&applied, &self.proxier, is_resync, took);
+                let problems = || self.proxier.problems();
+                self.events.round(self.watch.as_ref(), &applied, problems);
                 self.log.round(&applied, &self.proxier, now)
             }
             Err(error) => {
@@ -404,6 +410,8 @@ impl<D: Dataplane> Daemon<D> {
     /// Logs the error of a round that failed as a whole, and schedules the next try. Returns `false`.
     fn fail(&mut self, error: &dyn std::error::Error, now: Duration) -> bool {
         self.publisher.fail(&error.to_string(), clock::since_boot());
+        self.events
+            .failed_round(self.watch.as_ref(), &error.to_string());
         self.retry.back_off(now);
         let pause = self.retry.due().unwrap_or(now) - now;
         self.log.failed_round(&error.to_string(), pause, now);

@@ -6,10 +6,12 @@
 //!                    watch ─▶ ApiView
 //! ```
 //!
-//! Two kinds of rules decide. kube-proxy's own, which `/livez` has too: a change that waits for longer
-//! than two sync periods means that rounds have stopped. The others are ours, for load balancers only:
-//! the kernel refuses the plan of the whole node, or the API server rejects this node's requests, so
-//! that its view is outdated.
+//! Two kinds of rules decide:
+//!
+//! * kube-proxy's rule, which `/livez` has too: if a change waits for longer than two sync periods,
+//!   rounds have stopped.
+//! * Our rules, for load balancers only: the kernel refuses the plan of the whole node, or the API server
+//!   rejects this node's requests, so that its view is outdated.
 //!
 //! An API server that does not answer is no reason. It affects all nodes at once, and no endpoint
 //! changes without it: failing then would take every node out of its load balancers, although all of
@@ -60,7 +62,7 @@ pub enum NodeState {
 pub struct Facts {
     /// The Node object.
     pub node: NodeState,
-    /// When the loop started or the last round ended that took effect.
+    /// When the last round ended that took effect; before the first one, when the loop started.
     pub updated: Option<SystemTime>,
     /// Whether a round was made.
     pub has_round: bool,
@@ -75,7 +77,7 @@ pub struct Facts {
 /// A refusal of the kernel that concerns the whole node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRefusal {
-    /// When the first of an unbroken series of such rounds ended, in time since boot.
+    /// When the first round with a refusal ended, in time since boot. All rounds since then had one.
     pub since: Duration,
     /// What the kernel refuses.
     pub what: String,
@@ -84,8 +86,8 @@ pub struct NodeRefusal {
 /// This node's view of the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiView {
-    /// How long ago the API server last sent a list, a change or a bookmark, of the kind for which
-    /// this is longest; `None` before the first list, or without an API server.
+    /// The time since the last list, change or bookmark of the API server, for the kind of object with the
+    /// longest one; `None` before the first list, or without an API server.
     pub age: Option<Duration>,
     /// The last answer, if the API server answers and rejects this node's requests.
     pub rejection: Option<String>,

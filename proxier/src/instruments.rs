@@ -68,7 +68,7 @@ impl Exporter {
     /// Moves samples of histograms into their buckets.
     ///
     /// The recorder keeps each sample (16 bytes) until this or [`Exporter::render`], so it must be called
-    /// regularly: nobody may scrape this process.
+    /// regularly: perhaps no server scrapes this process.
     pub(crate) fn upkeep(&self) {
         self.handle.run_upkeep();
     }

@@ -20,8 +20,9 @@ pub(crate) fn joined<'a, K: Ord, A, B>(
         };
         let left = one.next_if(|_| order.is_le());
         let right = other.next_if(|_| order.is_ge());
-        let key = left.map(|(key, _)| key);
-        let key = key.or_else(|| right.map(|(key, _)| key))?;
+        let key = left
+            .map(|(key, _)| key)
+            .or_else(|| right.map(|(key, _)| key))?;
         Some((
             key,
             left.map(|(_, value)| value),

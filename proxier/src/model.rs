@@ -276,6 +276,13 @@ pub struct Endpoint {
     pub hints: Option<Box<Hints>>,
 }
 
+impl Endpoint {
+    /// Returns whether it runs on `node`; `false` if the name is empty.
+    pub fn is_on(&self, node: &str) -> bool {
+        !node.is_empty() && self.location.node.as_deref() == Some(node)
+    }
+}
+
 /// The location of an [`Endpoint`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Location {

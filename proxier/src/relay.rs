@@ -26,6 +26,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 mod affinity;
 mod budget;
+mod datagrams;
 mod frontend;
 mod holder;
 mod pipe;
@@ -178,13 +179,14 @@ impl Relay {
             let poll = Poll::new()?;
             let waker = Waker::new(poll.registry(), WAKER)?;
             let (sender, commands) = channel();
-            let budget = relay.budget.clone();
-            let worker = Worker::new(poll, commands, limits, budget, relay.started);
+            let (budget, started) = (relay.budget.clone(), relay.started);
+            // The worker cannot move to another thread: it has buffers to which the kernel's headers point.
+            let run = move || Worker::new(poll, commands, limits, budget, started).run();
             let thread = std::thread::Builder::new().name(format!("relay-{number}"));
             relay.workers.push(WorkerHandle {
                 commands: Mutex::new(sender),
                 waker,
-                thread: Some(thread.spawn(move || worker.run())?),
+                thread: Some(thread.spawn(run)?),
             });
         }
         Ok(relay)

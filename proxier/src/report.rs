@@ -15,6 +15,10 @@ use crate::op::Op;
 use crate::plan::Desired;
 use crate::problem::Problem;
 
+mod comparison;
+
+pub(crate) use comparison::{JsonChanges, JsonFindings, changes, findings};
+
 /// The state of a kernel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KernelTable {

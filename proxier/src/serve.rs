@@ -1,17 +1,18 @@
 //! The HTTP servers: health for load balancers and kubelet, health-check ports of Services, metrics.
 //!
 //! ```text
-//!  daemon ─▶ health::Board, HealthCheckPorts ─┐             pure
-//!  watch ─▶ StatusReader ────────────────┼─▶ View ─▶ answer ─▶ Response
-//!                                        │    a copy per request
+//!  daemon ─▶ health::Board, HealthCheckPorts ──────┐            pure
+//!  watch ─▶ StatusReader ──────────────────────────┼─▶ View ─▶ answer ─▶ Response
+//!                                                  │    a copy per request
 //!  clients ─▶ listener ─▶ ConnectionPool ─▶ hyper ─┘
 //! ```
 //!
-//! One thread with an async runtime serves all clients. It shares only locks with the daemon that both
-//! hold for a copy, so the daemon never waits for a client. Each group of servers has a [`ConnectionPool`] of its
-//! own, which bounds its connections.
+//! One thread with an async runtime serves all clients. It and the daemon share values behind locks, and
+//! both hold a lock only while they copy. So the daemon never waits for a client. Each group of servers
+//! has its own [`ConnectionPool`], which bounds its connections.
 
 mod answer;
+mod body;
 mod health_body;
 mod health_ports;
 mod listener;

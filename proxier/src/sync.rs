@@ -16,6 +16,7 @@ use crate::dataplane::{Dataplane, Failure};
 use crate::filter::{Filter, FilterConfig};
 use crate::ledger::{self, Ledger, LedgerFile};
 use crate::model::Cidr;
+use crate::observed::Observed;
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine, PlanConfig, Planner};
 use crate::problem::Problem;
@@ -217,6 +218,16 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns the last known API objects.
     pub fn snapshot(&self) -> &Snapshot {
         &self.input.snapshot
+    }
+
+    /// Returns the planner of the last round.
+    pub fn planner(&self) -> &Planner {
+        &self.planner
+    }
+
+    /// Returns the state of the kernel as last read or written.
+    pub fn observed(&self) -> &Observed {
+        &self.kernel.observed
     }
 
     /// Returns the plan of the last round.

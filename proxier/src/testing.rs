@@ -9,7 +9,7 @@ pub mod clock {
 
 pub mod api {
     //! Kubernetes objects as the API server sends them.
-    pub use crate::api::{EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
+    pub use crate::api::{ANNOTATIONS, EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
 }
 
 pub mod config {
@@ -50,6 +50,11 @@ pub mod dataplane {
 pub mod diff {
     //! From desired and observed state to Ops.
     pub use crate::diff::{DeletionRules, diff, sort};
+}
+
+pub mod events {
+    //! Events of the API server.
+    pub use crate::events::{EventTimes, Notice, Occurrence, Regarding, Severity};
 }
 
 pub mod filter {
@@ -109,6 +114,21 @@ pub mod plan {
 pub mod problem {
     //! Problems of the input.
     pub use crate::problem::Problem;
+}
+
+pub mod shadow {
+    //! A comparison of the present table with the plan, and its output.
+    pub use crate::shadow::{Compared, Comparison};
+
+    /// Returns what would change, as text.
+    pub fn changes(comparison: &Comparison) -> String {
+        crate::report::changes(comparison)
+    }
+
+    /// Returns what the present table gets wrong, as text.
+    pub fn findings(comparison: &Comparison) -> String {
+        crate::report::findings(comparison)
+    }
 }
 
 pub mod store {

@@ -22,6 +22,7 @@
 
 mod backoff;
 mod connection;
+mod events;
 mod failure;
 mod follower;
 mod json;
@@ -39,9 +40,11 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::connection::Connection;
+use self::events::EventWriter;
 use self::follower::{Follower, Shared};
 use self::resource::{EndpointSlices, Nodes, OwnNode, ServiceCidrs, Services};
 use self::status::StatusBoard;
+use crate::events::{EventBook, EventTimes, Notice};
 use crate::problem::Problem;
 use crate::store::Event;
 
@@ -58,6 +61,8 @@ pub struct WatchConfig {
     pub node_name: String,
     /// Time limits.
     pub timeouts: Timeouts,
+    /// When Events are written; `None` writes none.
+    pub events: Option<EventTimes>,
 }
 
 /// The API server's address and credentials.
@@ -141,6 +146,8 @@ pub enum Error {
 pub struct Watch {
     board: Arc<StatusBoard>,
     other_nodes: watch::Sender<bool>,
+    /// What to write as Events; `None` if none are written.
+    notices: Option<watch::Sender<Vec<Notice>>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -158,6 +165,8 @@ where
 {
     let board = Arc::new(StatusBoard::default());
     let (other_nodes, wants_other_nodes) = watch::channel(false);
+    let (notices, present) = watch::channel(Vec::new());
+    let writes_events = config.events.is_some();
     let (stop, stopped) = oneshot::channel();
     let (opened, result) = std::sync::mpsc::sync_channel(1);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -182,7 +191,7 @@ where
                         connection,
                         &config,
                         &thread_board,
-                        wants_other_nodes,
+                        (wants_other_nodes, present),
                         messages,
                     )
                     .await;
@@ -200,6 +209,7 @@ where
     let watch = Watch {
         board,
         other_nodes,
+        notices: writes_events.then_some(notices),
         stop: Some(stop),
         thread: Some(thread),
     };
@@ -215,7 +225,7 @@ async fn follow<M: From<WatchMessage>>(
     connection: Connection,
     config: &WatchConfig,
     board: &StatusBoard,
-    wants_other_nodes: watch::Receiver<bool>,
+    (wants_other_nodes, notices): (watch::Receiver<bool>, watch::Receiver<Vec<Notice>>),
     messages: SyncSender<M>,
 ) {
     // Capacity 1: the caller's channel is the queue, and its size the caller's choice.
@@ -239,8 +249,18 @@ async fn follow<M: From<WatchMessage>>(
     let other_nodes = while_wanted(wants_other_nodes, || {
         Follower::<Nodes>::new(&shared, &board.nodes)
     });
+    let events = async {
+        if let Some(times) = config.events {
+            let node_name = &config.node_name;
+            EventWriter::new(&shared.connection, node_name, notices, times)
+                .run()
+                .await;
+        }
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
         () = forward(receiver, messages) => {}
+        () = events => {}
         _ = async { tokio::join!(services.run(), slices.run(), cidrs.run(), own_node, other_nodes) } => {}
     }
 }
@@ -285,6 +305,26 @@ impl Watch {
         self.other_nodes.send_if_modified(|is_wanted| {
             let differs = *is_wanted != wanted;
             *is_wanted = wanted;
+            differs
+        });
+    }
+
+    /// Returns whether Events are written.
+    pub fn writes_events(&self) -> bool {
+        self.notices.is_some()
+    }
+
+    /// Replaces what is reported as Events. Never blocks; the newest notices count.
+    ///
+    /// Only the first 500 are used.
+    pub fn report(&self, notices: impl Iterator<Item = Notice>) {
+        let Some(sender) = &self.notices else {
+            return;
+        };
+        let notices: Vec<Notice> = notices.take(EventBook::MAX_NOTICES).collect();
+        sender.send_if_modified(|known| {
+            let differs = *known != notices;
+            *known = notices;
             differs
         });
     }

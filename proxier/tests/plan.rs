@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use api_server::Manifest;
+use proxier::testing::api::ANNOTATIONS;
 use serde_json::{Value, json};
 
 #[path = "conformance/table.rs"]
@@ -225,4 +226,50 @@ fn regions_come_from_the_nodes_among_the_manifests() {
     // Without Nodes the regions are unknown: all endpoints serve. The Service and the node each have a
     // Problem.
     assert_eq!(served(&[]), ("\"10.244.1.2\" \"10.244.1.3\"".to_owned(), 2));
+}
+
+/// Returns the YAML examples of the page of annotations, each as the annotations of a Service.
+fn annotation_examples(page: &str) -> Vec<Value> {
+    let blocks = page.split("```yaml\n").skip(1);
+    let examples = blocks.map(|block| block.split("```").next().unwrap());
+    examples
+        .map(|example| serde_saphyr::from_str(example).unwrap())
+        .collect()
+}
+
+#[test]
+fn the_page_of_annotations_has_all_of_them_with_valid_examples() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/annotations.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let sections: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("## ipvs-proxier.io/"))
+        .collect();
+    assert_eq!(sections, BTreeSet::from(ANNOTATIONS));
+    let mut shown = BTreeSet::new();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("service.yaml");
+    for example in annotation_examples(&page) {
+        let mut service = Manifest::service("web")
+            .cluster_ip("10.96.0.90")
+            .port("", "TCP", 80);
+        for (name, value) in example.as_object().unwrap() {
+            shown.insert(name.trim_start_matches("ipvs-proxier.io/").to_owned());
+            service = service.annotation(name, value.as_str().unwrap());
+        }
+        let node = Manifest::node("here");
+        std::fs::write(&file, Manifest::documents([&service, &node])).unwrap();
+        let (report, _) = plan(&["--manifests", file.to_str().unwrap(), "--node-name", "here"]);
+        let problems = report["problems"].as_array().unwrap();
+        // Those for the userspace dataplane are valid, and reported as without an effect on IPVS.
+        let is_for_userspace = |problem: &&Value| {
+            let field = problem["field"].as_str().unwrap();
+            let names = ["idle-timeout", "proxy-protocol"];
+            names.iter().any(|name| field.contains(name))
+                && problem["message"].to_string().contains("no effect")
+        };
+        let faults: Vec<_> = problems.iter().filter(|it| !is_for_userspace(it)).collect();
+        assert!(faults.is_empty(), "{example}: {faults:?}");
+    }
+    assert_eq!(shown, ANNOTATIONS.map(str::to_owned).into());
 }

@@ -20,6 +20,8 @@ mod dns;
 mod foreign;
 #[path = "survival/forward.rs"]
 mod forward;
+#[path = "survival/http.rs"]
+mod http;
 #[path = "survival/input.rs"]
 mod input;
 #[path = "survival/ledger.rs"]
@@ -28,6 +30,8 @@ mod ledger;
 mod mark_chains;
 #[path = "survival/metrics.rs"]
 mod metrics;
+#[path = "survival/monitoring.rs"]
+mod monitoring;
 #[path = "survival/neighbours.rs"]
 mod neighbours;
 #[path = "survival/networkd.rs"]

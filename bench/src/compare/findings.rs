@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::chart::time;
 use super::report::{Chapter, NEGLIGIBLE_LOSS, Report, Row};
 use super::sweep::{NODES, Point, Sweep};
+use crate::report::svg::time;
 
 /// The findings ignore smaller relative differences.
 const NOTABLE: f64 = 0.05;

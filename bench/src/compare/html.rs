@@ -1,23 +1,23 @@
 //! The results as one HTML page without scripts, fonts or links to other hosts.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 
-use super::chart::{self, time};
+use super::chart;
 use super::findings::percent;
 use super::report::{Chapter, Report, Row};
 use super::sweep::{NODES, SERVERS, Sweep};
-use crate::svg::escaped;
-
-const STYLE: &str = include_str!("html/style.css");
+use crate::report::page::{Page, thousands};
+use crate::report::svg::{escaped, time};
 
 /// Returns the HTML page of `report`.
 pub(crate) fn page(report: &Report) -> String {
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Schedulers compared</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <h1>IPVS schedulers compared</h1>\n"
-    );
+    let mut page = Page::new("Schedulers compared", "IPVS schedulers compared");
+    page.html(&body(report));
+    page.finish()
+}
+
+fn body(report: &Report) -> String {
+    let mut page = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(
         page,
@@ -50,7 +50,6 @@ pub(crate) fn page(report: &Report) -> String {
         scenario(&mut page, report, chapter);
     }
     page.push_str(METHOD);
-    page.push_str("</main>\n</body>\n</html>\n");
     page
 }
 
@@ -271,19 +270,6 @@ fn figures(page: &mut String, chapter: &Chapter) {
     page.push_str("</table></div>\n");
 }
 
-/// Formats a whole number with a comma after every three digits.
-fn thousands(number: impl Display) -> String {
-    let digits = format!("{number:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 const METHOD: &str = "<h2 id=\"method\">Method</h2>
 <p>A discrete-event simulation. A connection arrives at a node, the scheduler under test chooses a
 server, the server works on the connection until its work is done. A server works on all its connections
@@ -308,17 +294,3 @@ two, then with a change that was not to the previous server.</dd>
 <p>Not simulated: the network, retries, clients that give up when the service is slow, servers that slow down
 with the number of connections, nodes that learn of changes at different times.</p>
 ";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_numbers_have_commas() {
-        assert_eq!(thousands(0), "0");
-        assert_eq!(thousands(999), "999");
-        assert_eq!(thousands(1_000), "1,000");
-        assert_eq!(thousands(1_234.56), "1,235");
-        assert_eq!(thousands(12_345_678), "12,345,678");
-    }
-}

@@ -1,24 +1,16 @@
 //! Generates the API objects of a cluster of any size.
 
-use std::net::Ipv4Addr;
-
 use anyhow::ensure;
 use proxier::testing::api;
 use proxier::testing::model::{self, ObjectName, Protocol, TrafficPolicy};
 use proxier::testing::store::{Event, Interner, Parsed, Update};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-/// The node of the measured daemon.
-pub(crate) const NODE: &str = "node-17";
+pub(crate) use crate::cluster::objects::NODE;
+use crate::cluster::objects::{self, Family, name, namespace, node_of};
 
 /// The address of [`NODE`].
 pub(crate) const NODE_ADDRESS: [u8; 4] = [192, 168, 0, 17];
-
-/// The number of nodes that run Pods.
-const NODES: u32 = 1_000;
-
-/// The number of Services in a namespace.
-const PER_NAMESPACE: u32 = 100;
 
 /// Services with one cluster IP, one port and one EndpointSlice each.
 #[derive(Clone, Copy, Debug)]
@@ -37,96 +29,18 @@ impl Cluster {
 
     /// Returns Service number `number` as JSON, with the fields that a real API server sends.
     pub(crate) fn service(self, number: u32) -> Value {
-        let ip = cluster_ip(number);
-        json!({
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {
-                "name": name(number),
-                "namespace": namespace(number),
-                "uid": uid(1, number),
-                "creationTimestamp": "2026-01-01T00:00:00Z",
-                "labels": {"app.kubernetes.io/name": name(number)},
-                "managedFields": managed_fields("kubectl", "f:spec"),
-            },
-            "spec": {
-                "type": "ClusterIP",
-                "clusterIP": ip,
-                "clusterIPs": [ip],
-                "ipFamilies": ["IPv4"],
-                "ipFamilyPolicy": "SingleStack",
-                "internalTrafficPolicy": "Cluster",
-                "sessionAffinity": "None",
-                "selector": {"app.kubernetes.io/name": name(number)},
-                "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
-            },
-            "status": {"loadBalancer": {}},
-        })
+        objects::service(number, &[Family::V4], None)
     }
 
     /// Returns the EndpointSlice of Service `number` with its first `endpoints` Pods.
     pub(crate) fn slice(self, number: u32, endpoints: u32) -> Value {
-        let name = name(number);
-        let pods: Vec<Value> = (0..endpoints)
-            .map(|pod| self.endpoint(number, pod))
-            .collect();
-        json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("{name}-x7k2p"),
-                "generateName": format!("{name}-"),
-                "namespace": namespace(number),
-                "uid": uid(2, number),
-                "creationTimestamp": "2026-01-01T00:00:00Z",
-                "labels": {
-                    "app.kubernetes.io/name": name,
-                    "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
-                    "kubernetes.io/service-name": name,
-                },
-                "ownerReferences": [{
-                    "apiVersion": "v1",
-                    "kind": "Service",
-                    "name": name,
-                    "uid": uid(1, number),
-                    "controller": true,
-                    "blockOwnerDeletion": true,
-                }],
-                "managedFields": managed_fields("kube-controller-manager", "f:endpoints"),
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
-            "endpoints": pods,
-        })
-    }
-
-    fn endpoint(self, service: u32, pod: u32) -> Value {
-        let number = self.pod(service, pod);
-        let node = node_of(number);
-        json!({
-            "addresses": [pod_address(number)],
-            "conditions": {"ready": true, "serving": true, "terminating": false},
-            "nodeName": format!("node-{node}"),
-            "zone": format!("zone-{}", node % 3),
-            "targetRef": {
-                "kind": "Pod",
-                "namespace": namespace(service),
-                "name": format!("{}-6f9c8d7b5-{number:05}", name(service)),
-                "uid": uid(3, number),
-            },
-        })
+        let pods: Vec<u32> = (0..endpoints).map(|pod| self.pod(number, pod)).collect();
+        objects::slice(number, &slice_name(number), Family::V4, &pods)
     }
 
     /// Returns the object of [`NODE`].
     pub(crate) fn node(self) -> Value {
-        let address = Ipv4Addr::from(NODE_ADDRESS);
-        json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": NODE, "labels": {"topology.kubernetes.io/zone": "zone-1"}},
-            "spec": {"podCIDRs": ["10.128.17.0/24"]},
-            "status": {"addresses": [{"type": "InternalIP", "address": address}]},
-        })
+        objects::node(&[NODE_ADDRESS.into()])
     }
 
     /// Returns the initial events of a watch: the node, all Services and all EndpointSlices.
@@ -171,7 +85,7 @@ impl Cluster {
             let name = format!("node-{node}");
             let zone = format!("zone-{}", node % 3);
             model::Endpoint {
-                address: pod_address(at).into(),
+                address: Family::V4.pod_address(at),
                 is_ready: true,
                 is_serving: true,
                 is_terminating: false,
@@ -180,7 +94,7 @@ impl Cluster {
             }
         };
         let namespace = interner.intern(&namespace(number));
-        let name = ObjectName::new(namespace, format!("{service}-x7k2p"));
+        let name = ObjectName::new(namespace, slice_name(number));
         Parsed {
             name: name.clone(),
             object: Some(model::EndpointSlice {
@@ -216,7 +130,7 @@ fn parsed_service(number: u32, interner: &mut Interner) -> Parsed<model::Service
         object: Some(model::Service {
             name,
             created: Some("2026-01-01T00:00:00Z".into()),
-            cluster_ips: vec![cluster_ip(number).into()],
+            cluster_ips: vec![Family::V4.cluster_ip(number)],
             ports: vec![model::ServicePort {
                 name: interner.intern("http"),
                 protocol: Protocol::Tcp,
@@ -236,24 +150,6 @@ fn parsed_service(number: u32, interner: &mut Interner) -> Parsed<model::Service
     }
 }
 
-/// Returns the cluster IP of Service `number`, in 10.96.0.0/12.
-fn cluster_ip(number: u32) -> Ipv4Addr {
-    Ipv4Addr::from(0x0a60_0000 + number + 1)
-}
-
-/// Returns the address of Pod `pod`, in 10.128.0.0/9 (8 million addresses).
-fn pod_address(pod: u32) -> Ipv4Addr {
-    Ipv4Addr::from(0x0a80_0000 + pod + 1)
-}
-
-/// Returns the number of the node of Pod `pod`, which is never [`NODE`].
-///
-/// All endpoints are remote, so that every change costs the same.
-fn node_of(pod: u32) -> u32 {
-    // Knuth's multiplicative hash spreads the Pods pseudo-randomly over the nodes.
-    100 + pod.wrapping_mul(2_654_435_761) % NODES
-}
-
 /// Parses an EndpointSlice from the JSON of an API server.
 pub(crate) fn parse_slice(
     json: &[u8],
@@ -263,26 +159,6 @@ pub(crate) fn parse_slice(
     wire.parse(interner).map_err(anyhow::Error::msg)
 }
 
-fn name(number: u32) -> String {
-    format!("service-{number:05}")
-}
-
-fn namespace(number: u32) -> String {
-    format!("team-{}", number / PER_NAMESPACE)
-}
-
-fn uid(kind: u32, number: u32) -> String {
-    format!("{number:08x}-5d4c-4b3a-9f8e-{kind:012x}")
-}
-
-/// Returns a `managedFields` value, which real objects have and the proxy ignores.
-fn managed_fields(manager: &str, field: &str) -> Value {
-    json!([{
-        "manager": manager,
-        "operation": "Update",
-        "apiVersion": "v1",
-        "time": "2026-01-01T00:00:00Z",
-        "fieldsType": "FieldsV1",
-        "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:app.kubernetes.io/name": {}}}, field: {}},
-    }])
+fn slice_name(number: u32) -> String {
+    format!("{}-x7k2p", name(number))
 }

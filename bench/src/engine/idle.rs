@@ -13,7 +13,7 @@ use proxier::testing::plan::ServiceAddresses;
 
 use super::cluster::Cluster;
 use super::node::Node;
-use super::{Flags, memory};
+use super::{Flags, daemon};
 
 /// Maximum CPU time of an idle node, in millionths of a processor.
 const MAX_SHARE: u128 = 1_000;
@@ -112,7 +112,7 @@ impl Flags {
         );
         for &services in &self.idle_services {
             let idle = lab::in_fresh_network(|| {
-                memory::add_node_address()?;
+                daemon::add_node_address()?;
                 measure(self.cluster(services))
             })??;
             let share = idle.share();

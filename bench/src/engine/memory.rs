@@ -1,151 +1,62 @@
 //! Measures the memory of the daemon while it watches an API server.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
-use api_server::ApiServer;
-use ipvs_netlink::Client;
+use super::cluster::Cluster;
+use super::daemon::{self, Daemon};
+use super::{Flags, megabytes};
+use crate::process::Memory;
 
-use super::cluster::{Cluster, NODE, NODE_ADDRESS};
-
-/// The time limit for programming the whole cluster.
-const PATIENCE: Duration = Duration::from_secs(240);
-
-/// Memory of a process, in KiB.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
-    /// Resident memory (`VmRSS`).
-    pub(crate) resident: u64,
-    /// The part of it that no file backs (`RssAnon`): heap and stacks.
-    pub(crate) anonymous: u64,
-    /// The highest value of `resident` so far (`VmHWM`).
-    pub(crate) peak: u64,
-}
-
-/// The memory of a daemon at two points in time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Figures {
-    /// After the whole cluster was programmed.
-    pub(crate) started: Memory,
-    /// After three resyncs.
-    pub(crate) settled: Memory,
-}
+/// Maximum resident memory, in bytes.
+const MAX_RESIDENT: u64 = 60_000_000;
 
 /// Runs the executable `program` against an API server with the objects of `cluster`.
 ///
-/// The daemon runs in the network namespace of the calling thread.
-pub(crate) fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<Figures> {
-    let server = ApiServer::start();
-    server.apply(cluster.node());
-    for number in 0..cluster.services {
-        server.apply(cluster.service(number));
-        server.apply(cluster.slice(number, cluster.endpoints));
-    }
-    add_node_address()?;
-    let directory = super::temporary("run");
-    std::fs::create_dir_all(&directory)?;
-    let mut daemon = Daemon::start(program, &server, &directory)?;
-    let figures = daemon.watch(cluster);
-    drop(daemon);
-    std::fs::remove_dir_all(&directory)?;
-    figures
+/// Returns its memory after the whole cluster was programmed, and after three resyncs. The daemon runs in
+/// the network namespace of the calling thread.
+fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<[Memory; 2]> {
+    let server = daemon::api_server(cluster);
+    daemon::add_node_address()?;
+    let mut daemon = Daemon::start(program, &server, &["--ipvs-sync-period=5s"])?;
+    daemon.programmed(cluster)?;
+    std::thread::sleep(Duration::from_secs(1));
+    let programmed = daemon.memory()?;
+    // Three periods, and one second more.
+    std::thread::sleep(Duration::from_secs(16));
+    Ok([programmed, daemon.memory()?])
 }
 
-pub(crate) fn add_node_address() -> anyhow::Result<()> {
-    let [a, b, c, d] = NODE_ADDRESS;
-    let address = format!("{a}.{b}.{c}.{d}/24");
-    let status = Command::new("ip")
-        .args(["address", "add", &address, "dev", "lo"])
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        .status()
-        .context("running ip (install the package iproute2)")?;
-    ensure!(status.success(), "ip address add {address}: {status}");
-    Ok(())
-}
-
-/// The running daemon; killed when dropped.
-struct Daemon {
-    process: Child,
-}
-
-impl Daemon {
-    fn start(program: &Path, server: &ApiServer, directory: &Path) -> anyhow::Result<Self> {
-        let mut process = Command::new(program)
-            .args([
-                "run",
-                "--master",
-                &server.url(),
-                "--hostname-override",
-                NODE,
-            ])
-            .args(["--ipvs-sync-period", "5s", "--state-file"])
-            .arg(directory.join("state.json"))
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("running {}", program.display()))?;
-        // Without a reader the pipe fills up and the daemon blocks on its next log line.
-        if let Some(log) = process.stderr.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(log).lines().map_while(Result::ok) {
-                    eprintln!("  {line}");
-                }
-            });
+impl Flags {
+    /// Prints the memory at both times.
+    pub(super) fn memory(&self, exceeded: &mut Vec<String>) -> anyhow::Result<()> {
+        let cluster = self.cluster(self.memory_services);
+        let program = self.program()?;
+        let figures = lab::in_fresh_network(|| measure(&program, cluster))??;
+        println!(
+            "memory of the daemon, {} Services x {} endpoints, Linux {} (limit: 60 MB)\n",
+            cluster.services,
+            cluster.endpoints,
+            lab::kernel_release(),
+        );
+        if figures[1].resident * 1024 > MAX_RESIDENT {
+            exceeded.push("the daemon has more than 60 MB of resident memory".to_owned());
         }
-        Ok(Self { process })
-    }
-
-    fn watch(&mut self, cluster: Cluster) -> anyhow::Result<Figures> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut client = Client::open()?;
-        while !is_programmed(&mut client, cluster)? {
-            if let Some(status) = self.process.try_wait()? {
-                bail!("the daemon exited: {status}");
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "the cluster is not programmed after {PATIENCE:?}"
+        for (when, memory) in ["programmed", "read back"].into_iter().zip(figures) {
+            let Memory {
+                resident,
+                anonymous,
+                peak,
+            } = memory;
+            let per_endpoint = anonymous * 1024 / cluster.all_endpoints().max(1);
+            println!(
+                "{when:>12}  resident {}, of which data {}; peak {}; data per endpoint \
+                 {per_endpoint} bytes",
+                megabytes(resident),
+                megabytes(anonymous),
+                megabytes(peak),
             );
-            std::thread::sleep(Duration::from_secs(1));
         }
-        std::thread::sleep(Duration::from_secs(1));
-        let started = self.memory()?;
-        // Three periods of `--ipvs-sync-period`, and one second more.
-        std::thread::sleep(Duration::from_secs(16));
-        let settled = self.memory()?;
-        Ok(Figures { started, settled })
+        Ok(())
     }
-
-    fn memory(&self) -> anyhow::Result<Memory> {
-        let path = format!("/proc/{}/status", self.process.id());
-        let status = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let field = |name: &str| -> anyhow::Result<u64> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let number = line.and_then(|line| line.split_whitespace().next());
-            let number = number.with_context(|| format!("{path} has no {name}"))?;
-            Ok(number.parse()?)
-        };
-        Ok(Memory {
-            resident: field("VmRSS:")?,
-            anonymous: field("RssAnon:")?,
-            peak: field("VmHWM:")?,
-        })
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // If the daemon has already exited, `kill` fails and `wait` reaps it.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// Returns whether the kernel has a destination for every endpoint of `cluster`.
-fn is_programmed(client: &mut Client, cluster: Cluster) -> anyhow::Result<bool> {
-    let table = client.table()?;
-    let destinations: usize = table.iter().map(|(_, servers)| servers.len()).sum();
-    Ok(destinations as u64 == cluster.all_endpoints())
 }

@@ -59,7 +59,7 @@ impl Barest {
             poller: Poller::new()?,
             sockets: Vec::new(),
             flows: HashMap::new(),
-            buffer: vec![0; 65_536],
+            buffer: vec![0; 256 * 1024],
             turn: 0,
         };
         for port in [ECHO, SOURCE] {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::contestant::Contestant;
 use super::figures::{Better, Figure, Spread};
-use crate::svg::{Anchor, Kind, Scale, Svg};
+use crate::report::svg::{Anchor, Kind, Scale, Svg};
 
 /// All figures of a run.
 #[derive(Debug, Serialize)]

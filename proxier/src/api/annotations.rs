@@ -140,8 +140,8 @@ pub(crate) const PROXY_PROTOCOL: &str = "proxy-protocol";
 /// ```
 pub(crate) const TOPOLOGY_KEYS: &str = "topology-keys";
 
-/// All names without the prefix.
-const NAMES: [&str; 7] = [
+/// The names of all annotations, without the prefix.
+pub const ANNOTATIONS: [&str; 7] = [
     SCHEDULER,
     SCHEDULER_FLAGS,
     WEIGHTS,
@@ -185,7 +185,7 @@ pub(super) fn read(
             }
             _ => {
                 // A misspelled name would otherwise have no effect and no message.
-                let message = format!("is not one of {}; ignored", NAMES.join(", "));
+                let message = format!("is not one of {}; ignored", ANNOTATIONS.join(", "));
                 parser.problem(FIELD, format_args!("{PREFIX}{name}"), message);
             }
         }

@@ -6,6 +6,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Logging};
 
+mod json;
+
+use json::KubernetesJson;
+
 /// The log of commands without flags about it.
 pub(super) const DEFAULT: Logging = Logging {
     format: LogFormat::Text,
@@ -28,6 +32,6 @@ pub(super) fn start(logging: Logging) {
         LogFormat::Text => builder
             .with_ansi(std::io::stderr().is_terminal())
             .try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Json => builder.event_format(KubernetesJson).try_init(),
     };
 }

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::sync::mpsc::sync_channel;
 
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use super::dataplane_flags::DataplaneKind;
 use super::{NodeFlags, Setup, StateFlags, json, print};
@@ -13,8 +15,8 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
 use crate::filter::{self, Filter};
 use crate::ledger::LedgerFile;
-use crate::op::Op;
-use crate::report::{JsonReport, NamedOp};
+use crate::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
+use crate::shadow::{Compared, Comparison};
 use crate::sync::{Preview, Proxier};
 
 /// Flags of `plan`.
@@ -29,6 +31,11 @@ pub(super) struct Flags {
     /// State to compare the plan with.
     #[arg(long, value_enum, default_value_t)]
     against: Against,
+
+    /// Print what the kernel's table gets wrong against the documentation of Kubernetes, whichever
+    /// program wrote it, instead of what would change. Exit code: 0 without findings, 2 with findings, 1 on error.
+    #[arg(long)]
+    audit: bool,
 
     /// Format of the output.
     #[arg(long, short, value_enum, default_value_t)]
@@ -47,25 +54,51 @@ enum Against {
 /// The format of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum PlanOutput {
-    /// One line for each change.
+    /// One sentence for each difference, with its reason, by Service.
     #[default]
     Text,
-    /// The desired virtual servers and addresses as JSON.
+    /// The desired virtual servers and addresses, and the differences, as JSON.
     Json,
+    /// One line for each change, in the order in which `run` makes them.
+    Ops,
     /// The desired packet rules in the syntax of `nft -f`.
     Nft,
 }
 
-/// The exit code if there are changes.
+/// The exit code if there are changes or findings.
 const CHANGES: u8 = 2;
+
+/// The output of `--output json`.
+#[derive(Debug, Serialize)]
+struct JsonPlan {
+    #[serde(flatten)]
+    plan: JsonReport,
+    #[serde(flatten)]
+    changes: JsonChanges,
+}
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let resolved = self.node.resolve()?;
         let setup = self.node.setup(&resolved)?;
+        anyhow::ensure!(
+            !self.audit || self.against == Against::Kernel,
+            "--audit needs the table of a kernel, and --against=empty has none"
+        );
+        anyhow::ensure!(
+            !self.audit || matches!(self.output, PlanOutput::Text | PlanOutput::Json),
+            "--audit has the outputs text and json"
+        );
         match self.against {
             Against::Kernel => {
-                let linux = self.node.open_kernel()?;
+                let linux = self.node.open_kernel().and_then(|mut linux| {
+                    linux.check_permission()?;
+                    Ok(linux)
+                });
+                let linux = linux.context(
+                    "the kernel's table cannot be read, which needs CAP_NET_ADMIN in the initial user \
+                     namespace; --against=empty needs no privilege",
+                )?;
                 self.print(self.proxier(&setup, linux, self.state.file())?)
             }
             Against::Empty => {
@@ -94,7 +127,7 @@ impl Flags {
             .excluding(setup.settings.exclude.clone())
             .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        let watch = setup.follow(&self.node.source, DataplaneKind::Ipvs, sender)?;
+        let watch = setup.follow(&self.node.source, DataplaneKind::Ipvs, (None, sender))?;
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
         anyhow::ensure!(
             daemon.listen(&messages),
@@ -111,32 +144,60 @@ impl Flags {
     }
 
     fn print<D: Dataplane>(&self, mut proxier: Proxier<D>) -> anyhow::Result<ExitCode> {
-        let Preview { ops, changes_rules } = proxier.preview(clock::since_boot())?;
+        let preview = proxier.preview(clock::since_boot())?;
         let problems = proxier.problems();
-        match self.output {
-            PlanOutput::Json => print(&json(&JsonReport::desired(proxier.desired(), &problems))?)?,
-            PlanOutput::Nft => print(&proxier.filter().map_or_else(String::new, nft))?,
-            PlanOutput::Text => {
-                for problem in &problems {
-                    tracing::warn!("{problem}");
-                }
-                if changes_rules {
-                    print(&format!("set packet rules: table inet {}\n", filter::TABLE))?;
-                }
-                print(&text(&ops, &proxier))?;
+        if self.output != PlanOutput::Json {
+            for problem in &problems {
+                tracing::warn!("{problem}");
             }
         }
-        Ok(if ops.is_empty() && !changes_rules {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(CHANGES)
+        let comparison = compare(&preview, &proxier);
+        let is_same = match self.audit {
+            true => !comparison.has_findings(),
+            false => !comparison.has_changes(),
+        };
+        let output = match (self.audit, self.output) {
+            (true, PlanOutput::Json) => json(&JsonFindings::new(&comparison, &problems))?,
+            (true, _) => report::findings(&comparison),
+            (false, PlanOutput::Text) => report::changes(&comparison),
+            (false, PlanOutput::Ops) => ops(&preview, &proxier),
+            (false, PlanOutput::Nft) => proxier.filter().map_or_else(String::new, nft),
+            (false, PlanOutput::Json) => json(&JsonPlan {
+                plan: JsonReport::desired(proxier.desired(), &problems),
+                changes: (&comparison).into(),
+            })?,
+        };
+        print(&output)?;
+        Ok(match is_same {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::from(CHANGES),
         })
     }
 }
 
-fn text<D: Dataplane>(ops: &[Op], proxier: &Proxier<D>) -> String {
+fn compare<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> Comparison {
+    let view = Compared {
+        snapshot: proxier.snapshot(),
+        planner: proxier.planner(),
+        observed: proxier.observed(),
+        retired: proxier.ledger().retired(),
+    };
+    let comparison = Comparison::new(&preview.ops, &view);
+    match preview.changes_rules {
+        true => comparison.writing_rules(&view),
+        false => comparison,
+    }
+}
+
+/// Returns the changes in order, with the names of their Services.
+fn ops<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> String {
+    let rules = match preview.changes_rules {
+        true => format!("set packet rules: table inet {}\n", filter::TABLE),
+        false => String::new(),
+    };
     let named = |op| NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
-    ops.iter().map(|op| format!("{}\n", named(op))).collect()
+    let lines = preview.ops.iter().map(|op| format!("{}\n", named(op)));
+    rules + &lines.collect::<String>()
 }
 
 fn nft(filter: &Filter) -> String {

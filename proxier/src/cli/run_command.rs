@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ipvs_netlink::Timeouts;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -23,6 +23,7 @@ use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
 use crate::dataplane::companion::Companion;
 use crate::dataplane::linux::{Linux, monitor};
+use crate::events::EventTimes;
 use crate::filter::FilterConfig;
 use crate::instruments::{self, Exporter};
 use crate::nftables::{ForeignChains, MarkChains};
@@ -55,6 +56,10 @@ pub(super) struct Flags {
     #[arg(long)]
     compat_chains: bool,
 
+    /// Write Events about invalid input, refused changes and starts to the API server, or none.
+    #[arg(long, value_enum, default_value_t)]
+    events: EventsFlag,
+
     /// Program the kernel once and exit. Exit code: 0 if every change took effect, otherwise 1.
     #[arg(long)]
     once: bool,
@@ -62,6 +67,25 @@ pub(super) struct Flags {
     /// kube-proxy rejects arguments that are not flags, except empty ones, which templates may leave.
     #[arg(hide = true, value_name = "ARGUMENT", value_parser = empty)]
     _empty: Vec<String>,
+}
+
+/// Whether Events are written.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum EventsFlag {
+    /// Write Events. The API server's Events need the verbs create and patch.
+    #[default]
+    On,
+    /// Write none.
+    Off,
+}
+
+impl EventsFlag {
+    fn times(self) -> Option<EventTimes> {
+        match self {
+            Self::On => Some(EventTimes::default()),
+            Self::Off => None,
+        }
+    }
 }
 
 fn empty(argument: &str) -> Result<String, &'static str> {
@@ -194,7 +218,8 @@ impl Flags {
             sync: settings.sync_period,
             min_sync: settings.min_sync_period,
         };
-        let watch = setup.follow(&self.node.source, kind, inbox.sender)?;
+        let follower = (self.events.times().filter(|_| !self.once), inbox.sender);
+        let watch = setup.follow(&self.node.source, kind, follower)?;
         let owners = Arc::new(self.serve.owners());
         let sources = Sources {
             board: Arc::default(),

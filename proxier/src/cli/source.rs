@@ -10,6 +10,7 @@ use clap::Args;
 use super::dataplane_flags::DataplaneKind;
 use crate::config::NodeSettings;
 use crate::daemon::Message;
+use crate::events::EventTimes;
 use crate::model::Cidr;
 use crate::watch::{self, Watch};
 use crate::{follow, manifests};
@@ -37,7 +38,7 @@ impl SourceFlags {
         settings: &NodeSettings,
         node_name: Arc<str>,
         dataplane: DataplaneKind,
-        listener: SyncSender<Message>,
+        (events, listener): (Option<EventTimes>, SyncSender<Message>),
     ) -> anyhow::Result<Option<Watch>> {
         if let Some(path) = &self.manifests {
             let options = manifests::Options {
@@ -55,6 +56,7 @@ impl SourceFlags {
             },
             node_name: node_name.to_string(),
             timeouts: watch::Timeouts::default(),
+            events,
         };
         Ok(Some(watch::start(config, listener)?))
     }

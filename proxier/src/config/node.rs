@@ -113,8 +113,8 @@ impl Resolved {
     /// Converts the configuration to the terms of this program.
     ///
     /// # Errors
-    /// If a setting that kube-proxy does not validate, or not in this mode, is unusable: the name of the
-    /// scheduler, the excluded networks, the sync periods.
+    /// If a setting is unusable although it passed kube-proxy's validation: the name of the scheduler, the
+    /// excluded networks, or the sync periods. kube-proxy validates some of them in IPVS mode only.
     pub(crate) fn settings(&self) -> Result<NodeSettings, SettingErrors> {
         let configuration = &self.configuration;
         let mut invalid = Vec::new();

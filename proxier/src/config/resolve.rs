@@ -59,7 +59,7 @@ pub(super) fn flag_defaults() -> Configuration {
     configuration
 }
 
-/// Sets the fields of the flags that `selects`; [`FlagValues::parse`] accepted their values.
+/// Sets the fields whose flags `selects` accepts. [`FlagValues::parse`] has checked the values.
 fn apply(
     flags: &FlagValues,
     configuration: &mut Configuration,

@@ -20,7 +20,8 @@ const MAX_TRIGGERS: usize = 10_000;
 /// Records the metrics of events and rounds.
 #[derive(Debug)]
 pub(super) struct Meter {
-    /// Changes before this time are not this process's: kube-proxy ignores them, too.
+    /// Changes of endpoints before this time have no latency here: an earlier process may have programmed
+    /// them. kube-proxy ignores them, too.
     started: SystemTime,
     /// The family and time of each change of endpoints that waits for a round.
     triggers: Vec<(Family, SystemTime)>,

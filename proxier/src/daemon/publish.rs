@@ -20,7 +20,7 @@ pub(super) struct Publisher {
     pub(super) has_manifests: bool,
 }
 
-/// Publishes to nobody.
+/// Publishes values that no server reads.
 impl Default for Publisher {
     fn default() -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Publisher {
         let state = match proxier.snapshot().node() {
             Some(node) if node.is_leaving => NodeState::Leaving,
             Some(_) => NodeState::Staying,
-            // Nobody promises a Node object there, and no other program needs to know of it.
+            // Manifests need not have a Node object. Without one, no program announces that the node leaves.
             None if self.has_manifests => NodeState::Staying,
             None => NodeState::Unknown,
         };

@@ -177,6 +177,7 @@ impl Ruleset {
         if let Some(old) = old {
             for (set, element) in parts(&frontend, &old, &self.node_addresses).elements {
                 if set == guarded {
+                    // The element, and the chain to which it leads, stay as the guard.
                     self.guards.frontends.insert(frontend);
                 } else {
                     self.remove_element(set, element.key);
@@ -214,6 +215,7 @@ impl Ruleset {
         self.add_element(SERVICE_ADDRESSES.of(address.into()), key.into());
         self.silence(address);
         if was_guarded {
+            // As long as it was guarded, it was hidden as an external address, which it may not be now.
             self.review_arp(address);
         }
         self.hide_retired(address);
@@ -319,6 +321,7 @@ impl Ruleset {
             let removed = hash::element(&set, &old.key, old.verdict.as_ref());
             self.fingerprint = self.fingerprint.wrapping_sub(removed);
         }
+        // The kernel has the element of the last write, so the first note since then counts.
         self.replaced.elements.entry((set, key)).or_insert(old);
     }
 

@@ -14,6 +14,9 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// All protocols.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
     /// Returns its number in IP headers.
     pub fn number(self) -> u8 {
         match self {
@@ -25,7 +28,7 @@ impl Protocol {
 
     /// Returns the protocol with this number in IP headers, if a Service port can have it.
     pub fn from_number(number: u8) -> Option<Self> {
-        let mut all = [Self::Tcp, Self::Udp, Self::Sctp].into_iter();
+        let mut all = Self::ALL.into_iter();
         all.find(|protocol| protocol.number() == number)
     }
 }

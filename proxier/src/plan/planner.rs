@@ -187,6 +187,11 @@ impl Planner {
         problems
     }
 
+    /// Returns the virtual servers of `key` that lost it to another Service.
+    pub fn losers(&self, key: &ipvs::ServiceKey) -> impl Iterator<Item = &VirtualServer> {
+        self.losers.get(key).into_iter().flatten()
+    }
+
     /// Returns the addresses that stay local even if no Service requires them.
     pub fn kept_addresses(&self) -> &BTreeSet<IpAddr> {
         &self.kept_addresses

@@ -4,11 +4,21 @@ use std::io::{self, Read as _, Write as _};
 
 use mio::net::TcpStream;
 
-/// The bytes that are read at once. A worker has one buffer of this size for all its connections.
-pub(super) const BUFFER: usize = 64 * 1024;
+/// The bytes that are read at once, at most. A worker has one buffer of this size for all its connections.
+///
+/// Each write wakes the receiver, and each read makes the sender write again. These wake-ups cost more than
+/// the copying, so that a large transfer takes large steps.
+pub(super) const BUFFER: usize = 256 * 1024;
+
+/// The bytes that are read at once in the beginning, and from then on at least. The bytes that a slow sink
+/// does not accept wait in this process, so a step is as large as the sink accepted lately.
+const SMALLEST_STEP: usize = 32 * 1024;
+
+/// After a read of less than this, the source is not expected to have more.
+const SMALL: usize = 8 * 1024;
 
 /// The reads of one direction before other connections get their turn.
-const TURNS: usize = 16;
+const TURNS: usize = 4;
 
 /// The state of one direction. Idle, it takes 40 bytes and owns no memory.
 #[derive(Debug, Default)]
@@ -16,6 +26,8 @@ pub(super) struct Pipe {
     /// Bytes that the sink did not accept yet, from `sent` on.
     pending: Vec<u8>,
     sent: usize,
+    /// The bytes that are read at once.
+    step: usize,
     /// Whether the source may have bytes to read.
     pub(super) source_is_ready: bool,
     /// Whether the sink may accept bytes.
@@ -46,6 +58,7 @@ impl Pipe {
     pub(super) fn new() -> Self {
         Self {
             sink_is_ready: true,
+            step: SMALLEST_STEP,
             ..Self::default()
         }
     }
@@ -84,7 +97,8 @@ impl Pipe {
             if !self.source_is_ready || !self.sink_is_ready {
                 return Ok(Progress::Waiting);
             }
-            let Some(read) = non_blocking(|| { source }.read(buffer))? else {
+            let step = &mut buffer[..self.step];
+            let Some(read) = non_blocking(|| { source }.read(step))? else {
                 self.source_is_ready = false;
                 return Ok(Progress::Waiting);
             };
@@ -93,14 +107,18 @@ impl Pipe {
                 continue;
             }
             // epoll(7): after a short read, an edge-triggered stream is drained. This saves the read
-            // that would return EAGAIN, a quarter of the system calls of a small request.
-            if read < buffer.len() && !self.is_closing {
+            // that would return EAGAIN, a quarter of the system calls of a small request. In a large
+            // transfer more bytes came meanwhile, and a read costs less than to sleep and to be woken.
+            if read < SMALL && !self.is_closing {
                 self.source_is_ready = false;
             }
             let written = non_blocking(|| { sink }.write(&buffer[..read]))?.unwrap_or(0);
             if written < read {
                 self.sink_is_ready = false;
                 self.pending.extend_from_slice(&buffer[written..read]);
+                self.step = written.next_power_of_two().clamp(SMALLEST_STEP, BUFFER);
+            } else if read == self.step {
+                self.step = BUFFER.min(self.step * 2);
             }
         }
         Ok(Progress::Yielded)

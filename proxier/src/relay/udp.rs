@@ -12,12 +12,13 @@ use slab::Slab;
 
 use super::RelayLimits;
 use super::budget::{Budget, PER_FLOW, Permit};
+use super::datagrams::{DatagramBatch, Remaining, SocketFamily, Train};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
 use super::worker::{is_exhausted, request};
 
-/// The datagrams that are received at once before events of others get their turn.
-const TURNS: usize = 64;
+/// The batches that are received from a socket before others get their turn.
+const TURNS: usize = 2;
 
 /// When the table is full, the least recent of this many arbitrary flows is removed.
 const SAMPLES: usize = 8;
@@ -101,11 +102,11 @@ impl UdpFlows {
         key: usize,
         registry: &Registry,
         now: Duration,
-        buffer: &mut [u8],
+        batch: &mut DatagramBatch,
     ) -> bool {
         match self.sockets.get(key) {
-            Some(Socket::Frontend { .. }) => self.receive_from_clients(key, registry, now, buffer),
-            Some(Socket::UdpFlow(_)) => self.receive_from_endpoint(key, now, buffer),
+            Some(Socket::Frontend { .. }) => self.receive_from_clients(key, registry, now, batch),
+            Some(Socket::UdpFlow(_)) => self.receive_from_endpoint(key, now, batch),
             None => false,
         }
     }
@@ -115,36 +116,54 @@ impl UdpFlows {
         key: usize,
         registry: &Registry,
         now: Duration,
-        buffer: &mut [u8],
+        batch: &mut DatagramBatch,
     ) -> bool {
         for _ in 0..TURNS {
-            let Some(Socket::Frontend { socket, .. }) = self.sockets.get(key) else {
+            let Some(Socket::Frontend { socket, shared, .. }) = self.sockets.get(key) else {
                 return false;
             };
-            let (length, client) = match socket.recv_from(buffer) {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            let remaining = match batch.receive(socket, SocketFamily::of(shared.address())) {
+                Ok(remaining) => remaining,
                 // An ICMP error for an earlier answer to a client; it concerns no other client.
                 Err(_) => continue,
             };
-            let flow = match self.index.get(&(key, client)) {
-                Some(&flow) => Some(flow),
-                None => self.open(key, client, registry, now),
-            };
-            let Some(flow) = flow else {
-                continue;
-            };
-            let Some(Socket::UdpFlow(entry)) = self.sockets.get_mut(flow) else {
-                continue;
-            };
-            entry.active_at = now;
-            if let Err(error) = entry.socket.send(&buffer[..length])
-                && is_refused(&error)
-            {
-                self.give_up(flow, now);
+            for train in batch.trains() {
+                if let Some(client) = train.sender {
+                    self.forward(key, client, registry, now, &train);
+                }
+            }
+            if remaining == Remaining::Nothing {
+                return false;
             }
         }
         true
+    }
+
+    /// Sends a client's datagrams to its endpoint.
+    fn forward(
+        &mut self,
+        frontend: usize,
+        client: SocketAddr,
+        registry: &Registry,
+        now: Duration,
+        train: &Train<'_>,
+    ) {
+        let flow = match self.index.get(&(frontend, client)) {
+            Some(&flow) => Some(flow),
+            None => self.open(frontend, client, registry, now),
+        };
+        let Some(flow) = flow else {
+            return;
+        };
+        let Some(Socket::UdpFlow(entry)) = self.sockets.get_mut(flow) else {
+            return;
+        };
+        entry.active_at = now;
+        if let Err(error) = train.send(&entry.socket, None)
+            && is_refused(&error)
+        {
+            self.give_up(flow, now);
+        }
     }
 
     /// Opens the flow of a new client. `None` if no endpoint serves it; its datagram is dropped.
@@ -210,27 +229,35 @@ impl UdpFlows {
         })
     }
 
-    fn receive_from_endpoint(&mut self, key: usize, now: Duration, buffer: &mut [u8]) -> bool {
+    fn receive_from_endpoint(
+        &mut self,
+        key: usize,
+        now: Duration,
+        batch: &mut DatagramBatch,
+    ) -> bool {
         for _ in 0..TURNS {
             let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
                 return false;
             };
-            let length = match flow.socket.recv(buffer) {
-                Ok(length) => length,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                Err(error) => {
-                    if is_refused(&error) {
-                        self.give_up(key, now);
-                        return false;
-                    }
-                    continue;
+            let family = SocketFamily::of(flow.lease.address());
+            let remaining = match batch.receive(&flow.socket, family) {
+                Ok(remaining) => remaining,
+                Err(error) if is_refused(&error) => {
+                    self.give_up(key, now);
+                    return false;
                 }
+                Err(_) => continue,
             };
             flow.active_at = now;
             let (client, frontend) = (flow.client, flow.frontend);
             if let Some(Socket::Frontend { socket, .. }) = self.sockets.get(frontend) {
-                // A full send buffer drops the datagram, as a full queue on the way does.
-                let _ = socket.send_to(&buffer[..length], client);
+                for train in batch.trains() {
+                    // A full send buffer drops datagrams, as a full queue on the way does.
+                    let _ = train.send(socket, Some(client));
+                }
+            }
+            if remaining == Remaining::Nothing {
+                return false;
             }
         }
         true

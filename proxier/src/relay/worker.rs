@@ -21,6 +21,7 @@ use slab::Slab;
 
 use super::RelayLimits;
 use super::budget::Budget;
+use super::datagrams::DatagramBatch;
 use super::frontend::SharedFrontend;
 use super::pipe::BUFFER;
 use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
@@ -131,6 +132,7 @@ pub(super) struct Worker {
     started: Instant,
     now: Duration,
     buffer: Box<[u8]>,
+    batch: DatagramBatch,
 }
 
 impl Worker {
@@ -160,6 +162,7 @@ impl Worker {
             started,
             now: Duration::ZERO,
             buffer: vec![0; BUFFER].into(),
+            batch: DatagramBatch::new(),
         }
     }
 
@@ -230,7 +233,7 @@ impl Worker {
             TokenTarget::Datagrams(key) => {
                 let has_more =
                     self.flows
-                        .receive(key, self.poll.registry(), self.now, &mut self.buffer);
+                        .receive(key, self.poll.registry(), self.now, &mut self.batch);
                 if has_more {
                     self.again.push(target);
                 }

@@ -5,15 +5,14 @@
 
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::body::Bytes;
 
+use super::body::AnswerBody;
 use super::view::View;
 use super::{health_body, statusz};
 use crate::model::Family;
 
-/// An answer with its whole body.
-pub(super) type Answer = Response<Full<Bytes>>;
+/// An answer with its body.
+pub(super) type Answer = Response<AnswerBody>;
 
 /// A server, as far as its answers depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,12 +68,12 @@ pub(super) fn counter(site: Site, path: &str) -> Option<&'static str> {
 }
 
 /// Returns the answer of `/metrics`.
-pub(super) fn metrics_page(page: Bytes) -> Answer {
+pub(super) fn metrics_page(page: AnswerBody) -> Answer {
     ok("text/plain; version=0.0.4; charset=utf-8", page)
 }
 
 /// Returns an answer with status 200.
-pub(super) fn ok(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+pub(super) fn ok(content_type: &'static str, body: impl Into<AnswerBody>) -> Answer {
     respond(StatusCode::OK, content_type, body)
 }
 
@@ -82,9 +81,9 @@ pub(super) fn ok(content_type: &'static str, body: impl Into<Bytes>) -> Answer {
 pub(super) fn respond(
     status: StatusCode,
     content_type: &'static str,
-    body: impl Into<Bytes>,
+    body: impl Into<AnswerBody>,
 ) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
+    let mut answer = Response::new(body.into());
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -108,8 +107,8 @@ fn health((is_healthy, body): (bool, String)) -> Answer {
 
 /// Returns whether the Service of this port has ready endpoints here, and how many.
 ///
-/// Whether the node is being deleted does not matter, as in kube-proxy: its load balancer notices that
-/// by `/healthz`, and Services with policy Local when their endpoints end.
+/// A node that is being deleted makes no difference, as in kube-proxy. Load balancers of policy Cluster
+/// notice the deletion by `/healthz`, those of policy Local when the endpoints have ended.
 fn health_port(family: Family, view: &View<'_>) -> Answer {
     // The port is about to be closed.
     let Some(check) = &view.check else {
@@ -184,7 +183,7 @@ mod tests {
         text + "\n" + &body
     }
 
-    fn text_of(body: Full<Bytes>) -> String {
+    fn text_of(body: AnswerBody) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.build().unwrap();
         let bytes = runtime.block_on(body.collect()).unwrap().to_bytes();

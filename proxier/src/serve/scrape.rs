@@ -8,15 +8,17 @@ use hyper::body::Bytes;
 use ipvs_netlink as ipvs;
 use metrics::{counter, gauge};
 
+use super::body::AnswerBody;
 use crate::dataplane::linux::CounterReader;
 use crate::instruments::Exporter;
-use crate::traffic::{self, Owners};
+use crate::traffic::{self, Owners, Traffic, TrafficText};
 use crate::watch;
 
 /// The age up to which a page is served again.
 ///
-/// Several servers may scrape, and a client may ask as often as it likes. Neither causes more than one
-/// page per second, nor more than one page in memory besides those that clients still read.
+/// Several servers may scrape, and a client may ask as often as it likes. Neither makes this process read
+/// the kernel more than once per second, nor keep more values than those of one page, besides the pages
+/// that clients still read.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Makes the page.
@@ -31,11 +33,27 @@ pub(crate) struct Scraper {
 
 #[derive(Debug, Default)]
 struct State {
-    page: Option<(Instant, Bytes)>,
+    page: Option<(Instant, Page)>,
     reader: Option<CounterReader>,
     /// The last reason why series of Services are missing.
     missing: String,
     failures: BTreeMap<&'static str, u64>,
+}
+
+/// The values of one page.
+#[derive(Clone, Debug)]
+struct Page {
+    /// The text of the recorded values.
+    recorded: Bytes,
+    /// The traffic of Services; `None` if its series are missing.
+    traffic: Option<Arc<Traffic>>,
+}
+
+impl From<&Page> for AnswerBody {
+    fn from(page: &Page) -> Self {
+        let traffic = page.traffic.clone().map(TrafficText::new);
+        Self::with_traffic(page.recorded.clone(), traffic)
+    }
 }
 
 impl Scraper {
@@ -50,20 +68,20 @@ impl Scraper {
     }
 
     /// Returns the page. Blocks while the kernel is read.
-    pub(super) fn page(&self, status: Option<&watch::Status>) -> Bytes {
+    pub(super) fn page(&self, status: Option<&watch::Status>) -> AnswerBody {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((made, page)) = &state.page
             && made.elapsed() < MAX_AGE
         {
-            return page.clone();
+            return page.into();
         }
         if let Some(status) = status {
             record_watch(status, &mut state.failures);
         }
-        let mut text = self.exporter.render();
-        let why = match self.write_traffic(&mut text, &mut state.reader) {
-            Ok(()) => String::new(),
-            Err(why) => why,
+        let recorded = self.exporter.render().into();
+        let (traffic, why) = match self.traffic(&mut state.reader) {
+            Ok(traffic) => (traffic.map(Arc::new), String::new()),
+            Err(why) => (None, why),
         };
         if why != state.missing {
             if !why.is_empty() {
@@ -71,9 +89,10 @@ impl Scraper {
             }
             state.missing = why;
         }
-        let page = Bytes::from(text);
-        state.page = Some((Instant::now(), page.clone()));
-        page
+        let page = Page { recorded, traffic };
+        let body = AnswerBody::from(&page);
+        state.page = Some((Instant::now(), page));
+        body
     }
 
     /// See [`Exporter::upkeep`].
@@ -81,14 +100,11 @@ impl Scraper {
         self.exporter.upkeep();
     }
 
-    /// Appends the counters of virtual servers, or returns why they are missing.
-    fn write_traffic(
-        &self,
-        text: &mut String,
-        reader: &mut Option<CounterReader>,
-    ) -> Result<(), String> {
+    /// Reads the counters of virtual servers, or returns why they are missing; `None` if they are switched
+    /// off.
+    fn traffic(&self, reader: &mut Option<CounterReader>) -> Result<Option<Traffic>, String> {
         if self.owners.is_off() {
-            return Ok(());
+            return Ok(None);
         }
         let owners = self.owners.read().map_err(|why| why.to_string())?;
         let endpoints = traffic::destinations(&owners);
@@ -98,11 +114,16 @@ impl Scraper {
             None => CounterReader::open().map_err(|failure| failure.to_string())?,
         };
         let wanted = |key: &ipvs::ServiceKey| has_endpoints && owners.contains_key(key);
+        let mut traffic = Traffic::default();
         // After a failure, the next scrape opens another socket.
-        let counted = open.read(&wanted).map_err(|failure| failure.to_string())?;
+        open.read(wanted, |server, destinations| {
+            if let Some(owner) = owners.get(&server.service.key) {
+                traffic.add(owner, server, destinations);
+            }
+        })
+        .map_err(|failure| failure.to_string())?;
         *reader = Some(open);
-        traffic::write(text, &owners, &counted);
-        Ok(())
+        Ok(Some(traffic))
     }
 }
 

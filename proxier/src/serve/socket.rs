@@ -11,8 +11,8 @@ const BACKLOG: i32 = 1_024;
 
 /// Listens at an address of a server, as Go's `net.Listen("tcp", ..)` does.
 ///
-/// Both unspecified addresses stand for all addresses of both families, also `0.0.0.0`. Without IPv6,
-/// `0.0.0.0` stands for IPv4.
+/// `[::]` and `0.0.0.0` both mean all addresses of both families. On a kernel without IPv6, `0.0.0.0` means
+/// all IPv4 addresses.
 ///
 /// # Errors
 /// If the kernel refuses.

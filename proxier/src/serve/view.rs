@@ -128,7 +128,8 @@ fn record_health(view: &View<'_>) {
     }
 }
 
-/// Returns the view of the kind that decides: a rejected one, otherwise the oldest one.
+/// Returns the view of the kind of object that decides about health: a kind whose requests are rejected,
+/// otherwise the kind with the oldest news.
 ///
 /// Only Services and EndpointSlices count. Without the other kinds, existing objects are still served
 /// correctly.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -72,20 +72,33 @@ impl Connection {
         self.link().await.map(drop)
     }
 
-    /// Sends a GET request and returns the response if its status is 200.
+    /// Sends a GET request; see [`Connection::send`].
     pub(super) async fn get(
         &self,
         path: &str,
         accept: &str,
     ) -> Result<ResponseStream, RequestFailure> {
+        self.send(&Outgoing::get(path, accept)).await
+    }
+
+    /// Sends a request and returns the response if its status is one of success.
+    pub(super) async fn send(
+        &self,
+        request: &Outgoing<'_>,
+    ) -> Result<ResponseStream, RequestFailure> {
         let link = self.link().await?;
-        let result = link.get(path, accept, self.timeouts).await;
+        let result = link.send(request, self.timeouts).await;
         if let Err(failure) = &result
             && failure.concerns_connection()
         {
             self.forget(&link).await;
         }
         result
+    }
+
+    /// Returns how long to wait for a response, and for each of its parts.
+    pub(super) fn response_limit(&self) -> Duration {
+        self.timeouts.response
     }
 
     async fn link(&self) -> Result<Link, RequestFailure> {
@@ -120,6 +133,42 @@ impl Connection {
         let mut link = self.link.lock().await;
         if matches!(&*link, Some(current) if Arc::ptr_eq(&current.identity, &failed.identity)) {
             *link = None;
+        }
+    }
+}
+
+/// A request to send.
+pub(super) struct Outgoing<'a> {
+    method: Method,
+    /// The path and the query.
+    path: &'a str,
+    accept: &'a str,
+    /// The media type and the text; both empty for a GET request.
+    content: (&'a str, Vec<u8>),
+}
+
+impl<'a> Outgoing<'a> {
+    pub(super) fn get(path: &'a str, accept: &'a str) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            accept,
+            content: ("", Vec::new()),
+        }
+    }
+
+    /// Returns a request that sends `body` as `media_type`.
+    pub(super) fn with_body(
+        method: Method,
+        path: &'a str,
+        media_type: &'a str,
+        body: &serde_json::Value,
+    ) -> Self {
+        Self {
+            method,
+            path,
+            accept: "application/json",
+            content: (media_type, body.to_string().into_bytes()),
         }
     }
 }
@@ -161,16 +210,22 @@ impl Link {
         })
     }
 
-    async fn get(
+    async fn send(
         &self,
-        path: &str,
-        accept: &str,
+        outgoing: &Outgoing<'_>,
         timeouts: Timeouts,
     ) -> Result<ResponseStream, RequestFailure> {
+        let method = outgoing.method.clone();
+        let (media_type, content) = &outgoing.content;
         // `base_uri_layer` adds scheme and host, so `path` is enough.
-        let mut request = Request::get(path)
-            .header(header::ACCEPT, accept)
+        let mut request = Request::builder()
+            .method(method.clone())
+            .uri(outgoing.path)
+            .header(header::ACCEPT, outgoing.accept)
             .header(header::USER_AGENT, USER_AGENT);
+        if !media_type.is_empty() {
+            request = request.header(header::CONTENT_TYPE, *media_type);
+        }
         if let Some(file) = &self.token_file {
             let token = std::fs::read_to_string(file).map_err(|error| {
                 RequestFailure::Configuration(format!("{}: {error}", file.display()))
@@ -183,7 +238,7 @@ impl Link {
             request = request.header(header::AUTHORIZATION, value);
         }
         let request = request
-            .body(Body::empty())
+            .body(Body::from(content.clone()))
             .map_err(|error| RequestFailure::Configuration(error.to_string()))?;
         let sent = Instant::now();
         let response = match timeout(timeouts.response, self.client.send(request)).await {
@@ -191,11 +246,11 @@ impl Link {
             Ok(Err(error)) => Err(RequestFailure::Unreachable(cause(&error))),
             Err(_) => Err(RequestFailure::Silent(timeouts.response)),
         };
-        self.count(response.as_ref().map(Response::status).ok(), sent);
+        self.count(&method, response.as_ref().map(Response::status).ok(), sent);
         let response = response?;
         let status = response.status();
         let answer = ResponseStream::new(response);
-        if status == StatusCode::OK {
+        if status.is_success() {
             return Ok(answer);
         }
         Err(RequestFailure::Refused(
@@ -206,17 +261,17 @@ impl Link {
 
 impl Link {
     /// Counts a request and its time, in the metrics of client-go; `None` without a response.
-    fn count(&self, status: Option<StatusCode>, sent: Instant) {
+    fn count(&self, method: &Method, status: Option<StatusCode>, sent: Instant) {
         let code = status.map_or_else(|| "<error>".to_owned(), |status| status.as_str().to_owned());
-        let host = self.host.to_string();
+        let (host, method) = (self.host.to_string(), method.as_str().to_owned());
         metrics::counter!(
             "rest_client_requests_total",
             "code" => code,
             "host" => host.clone(),
-            "method" => "GET"
+            "method" => method.clone()
         )
         .increment(1);
-        metrics::histogram!("rest_client_request_duration_seconds", "host" => host, "verb" => "GET")
+        metrics::histogram!("rest_client_request_duration_seconds", "host" => host, "verb" => method)
             .record(sent.elapsed().as_secs_f64());
     }
 }

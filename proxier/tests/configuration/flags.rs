@@ -291,6 +291,26 @@ fn kube_proxy_treats_every_flag_the_same_way() {
 }
 
 #[test]
+fn files_that_kube_proxy_wrote_are_read_as_kube_proxy_reads_them() {
+    let Some(kube_proxy) =
+        kube_proxy("files_that_kube_proxy_wrote_are_read_as_kube_proxy_reads_them")
+    else {
+        return;
+    };
+    let mut different = Vec::new();
+    for (flags, _) in ACCEPTED {
+        let (text, log) = kube_proxy.write(&words(flags));
+        let text = text.unwrap_or_else(|| panic!("{flags}: {log}"));
+        // It rejects some of its own files: flags of another mode are not checked.
+        let (theirs, _) = kube_proxy.read_config(&text, &[]);
+        let (ours, log) = ours().read_config(&text, &[]);
+        assert!(!log.contains("unknown field"), "{flags}: {log}");
+        different.extend(difference(flags, &theirs, &ours));
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+}
+
+#[test]
 fn kube_proxy_has_the_flags_of_the_table_with_these_defaults() {
     let Some(kube_proxy) = kube_proxy("kube_proxy_has_the_flags_of_the_table_with_these_defaults")
     else {

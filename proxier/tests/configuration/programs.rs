@@ -99,6 +99,17 @@ impl Program {
 
     /// Runs the program with `--write-config-to` and these flags.
     pub(crate) fn write_config<S: AsRef<str>>(&self, flags: &[S]) -> (Outcome, String) {
+        let (text, log) = self.write(flags);
+        let outcome = match text {
+            Some(text) => Outcome::Written(fields(&text)),
+            None => Outcome::Rejected(log.clone()),
+        };
+        (outcome, log)
+    }
+
+    /// Returns the file that `--write-config-to` writes with these flags, unless the program rejects them,
+    /// and its log.
+    pub(crate) fn write<S: AsRef<str>>(&self, flags: &[S]) -> (Option<String>, String) {
         let folder = TempDir::new().unwrap();
         let written = folder.path().join("written.yaml");
         let mut arguments: Vec<String> =
@@ -106,11 +117,9 @@ impl Program {
         arguments.push(format!("--write-config-to={}", written.display()));
         let output = self.run(&arguments);
         let log = String::from_utf8(output.stderr).unwrap();
-        let outcome = match output.status.success() {
-            true => Outcome::Written(fields(&std::fs::read_to_string(written).unwrap())),
-            false => Outcome::Rejected(log.clone()),
-        };
-        (outcome, log)
+        let is_written = output.status.success();
+        let text = is_written.then(|| std::fs::read_to_string(written).unwrap());
+        (text, log)
     }
 
     /// Runs the program with a configuration file of this content.

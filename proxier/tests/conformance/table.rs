@@ -1,9 +1,11 @@
 //! kube-proxy's table of virtual servers for the conformance cluster, and our departures from it.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-
 use serde_json::Value;
+
+#[path = "recorded.rs"]
+mod recorded;
+
+pub(crate) use recorded::{Table, conformance, of_kube_proxy};
 
 /// The ends of the names of frontends at which we depart from kube-proxy, and why. A node port stands for
 /// its frontends at all addresses.
@@ -25,17 +27,6 @@ const DEPARTURES: [(&str, &str); 4] = [
 
 /// Frontends of the API server's own Service, which is not among the manifests.
 const NOT_IN_MANIFESTS: [&str; 1] = ["TCP 10.96.0.1:443"];
-
-/// Returns the path of a file of the conformance data.
-pub(crate) fn conformance(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/conformance")
-        .join(file);
-    path.to_str().unwrap().to_owned()
-}
-
-/// By frontend: the scheduler with its affinity, and the destinations with their weights.
-pub(crate) type Table = BTreeMap<String, (String, BTreeSet<String>)>;
 
 fn endpoint(address: &str, port: u64) -> String {
     match address.contains(':') {
@@ -72,32 +63,6 @@ pub(crate) fn of_report(report: &Value) -> Table {
     };
     report["virtualServers"]
         .as_array()
-        .unwrap()
-        .iter()
-        .map(row)
-        .collect()
-}
-
-/// Returns the table that kube-proxy programmed on node-a.
-pub(crate) fn of_kube_proxy() -> Table {
-    let text = std::fs::read_to_string(conformance("kube-proxy-1.36.2.json")).unwrap();
-    let data: Value = serde_json::from_str(&text).unwrap();
-    let row = |(frontend, server): (&String, &Value)| {
-        let destinations = server["destinations"].as_array().unwrap();
-        let destinations = destinations
-            .iter()
-            .map(|d| d.as_str().unwrap().to_owned())
-            .collect();
-        (
-            frontend.clone(),
-            (
-                server["scheduler"].as_str().unwrap().to_owned(),
-                destinations,
-            ),
-        )
-    };
-    data["virtual_servers"]
-        .as_object()
         .unwrap()
         .iter()
         .map(row)

@@ -303,7 +303,7 @@ fn a_local_route_of_another_program_satisfies_a_service() {
             })
         };
         let is_planned = |daemon: &Daemon| {
-            let plan = daemon.command("plan").output().unwrap();
+            let plan = daemon.command("plan").args(["-o", "ops"]).output().unwrap();
             assert_eq!(
                 (plan.status.code(), plan.stdout.len()),
                 (Some(0), 0),

@@ -1,26 +1,17 @@
 //! The pages of the daemon while it serves.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use serde_json::json;
 
 use super::daemon::Daemon;
-use super::{AT_ONCE, POD1, POD2, serving};
+use super::{AT_ONCE, POD1, POD2, http, serving};
 
 /// Returns the body of a page of the metrics server, or an empty text without a response.
 fn page(path: &str) -> String {
-    let Ok(mut stream) = TcpStream::connect("127.0.0.1:10249") else {
-        return String::new();
-    };
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    body.to_owned()
+    http::get(10249, path).unwrap_or_default()
 }
 
 /// Returns the value of a series; `None` if it does not exist.

@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 36] = [
+const MODULES: [(&str, &[&str]); 38] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -27,9 +27,18 @@ const MODULES: [(&str, &[&str]); 36] = [
     // Input.
     ("store", &["model", "packed", "problem"]),
     ("api", &["model", "problem", "store"]),
+    ("events", &["model", "problem"]),
     (
         "watch",
-        &["api", "clock", "conditions", "model", "problem", "store"],
+        &[
+            "api",
+            "clock",
+            "conditions",
+            "events",
+            "model",
+            "problem",
+            "store",
+        ],
     ),
     ("manifests", &["api", "model", "problem", "store"]),
     // Decisions: pure.
@@ -65,7 +74,6 @@ const MODULES: [(&str, &[&str]); 36] = [
             "plan",
             "relay",
             "timer",
-            "traffic",
         ],
     ),
     // `dataplane` for `Failure`, which a round returns for the file too.
@@ -86,9 +94,24 @@ const MODULES: [(&str, &[&str]); 36] = [
     // `ledger` for the drains: a draining destination is not deleted.
     ("diff", &["joined", "ledger", "observed", "op", "plan"]),
     ("neighbours", &["nftables", "observed", "op", "plan"]),
+    // A comparison of the kernel with the plan, and its output.
+    (
+        "shadow",
+        &[
+            "frontend", "ledger", "model", "observed", "op", "plan", "store",
+        ],
+    ),
     (
         "report",
-        &["dataplane", "ledger", "observed", "op", "plan", "problem"],
+        &[
+            "dataplane",
+            "ledger",
+            "observed",
+            "op",
+            "plan",
+            "problem",
+            "shadow",
+        ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
     ("config", &["filter", "model", "plan", "sysctl"]),
@@ -134,6 +157,7 @@ const MODULES: [(&str, &[&str]); 36] = [
             "conditions",
             "conntrack",
             "dataplane",
+            "events",
             "health",
             "instruments",
             "manifests",
@@ -160,6 +184,7 @@ const MODULES: [(&str, &[&str]); 36] = [
             "config",
             "daemon",
             "dataplane",
+            "events",
             "filter",
             "follow",
             "health",
@@ -169,11 +194,11 @@ const MODULES: [(&str, &[&str]); 36] = [
             "model",
             "neighbours",
             "nftables",
-            "op",
             "plan",
             "relay",
             "report",
             "serve",
+            "shadow",
             "sync",
             "sysctl",
             "traffic",

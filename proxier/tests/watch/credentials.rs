@@ -31,6 +31,7 @@ pub(crate) fn with_kubeconfig(path: &Path) -> WatchConfig {
         },
         node_name: "us".into(),
         timeouts: Timeouts::default(),
+        events: None,
     }
 }
 

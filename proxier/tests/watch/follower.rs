@@ -136,6 +136,7 @@ pub(crate) fn config(server: &ApiServer) -> WatchConfig {
         },
         node_name: "us".into(),
         timeouts: Timeouts::default(),
+        events: None,
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod credentials;
+mod events;
 mod follower;
 mod half_open;
 mod lists;

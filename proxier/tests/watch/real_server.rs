@@ -10,6 +10,7 @@
 
 mod control_plane;
 mod deployment;
+mod shadow;
 mod side_by_side;
 
 use std::net::IpAddr;
@@ -301,6 +302,8 @@ fn the_plan_for_a_real_cluster_is_printed() {
             "plan",
             "--against",
             "empty",
+            "--output",
+            "ops",
             "--node-name",
             "us",
             "--kubeconfig",

@@ -1,8 +1,8 @@
 //! The chart of connections that move to another server: a bar per scheduler.
 
-use super::{Anchor, Kind, Scale, Svg};
 use crate::compare::findings::percent;
 use crate::compare::report::{Chapter, Row};
+use crate::report::svg::{Anchor, Kind, Scale, Svg};
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 92.0;

@@ -1,8 +1,8 @@
 //! The chart of latency percentiles: a line with four dots per scheduler.
 
-use super::{Anchor, Kind, Scale, Svg, plain, time};
 use crate::compare::findings::percent;
 use crate::compare::report::{Chapter, Row};
+use crate::report::svg::{Anchor, Kind, Scale, Svg, plain, time};
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 92.0;

@@ -1,7 +1,7 @@
 //! The chart of the sweep by number of nodes: a line per number of servers.
 
-use super::{Anchor, Kind, Scale, Svg, plain};
 use crate::compare::sweep::{NODES, SERVERS, Sweep};
+use crate::report::svg::{Anchor, Kind, Scale, Svg, plain};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 260.0;

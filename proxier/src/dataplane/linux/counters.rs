@@ -3,7 +3,6 @@
 use ipvs_netlink as ipvs;
 
 use crate::dataplane::Failure;
-use crate::traffic::Counted;
 
 /// Reads counters through a socket of its own, so that the daemon does not wait for a scrape.
 #[derive(Debug)]
@@ -18,7 +17,8 @@ impl CounterReader {
         Ok(Self(ipvs::Client::open()?))
     }
 
-    /// Reads all virtual servers, and the destinations of those that `has_destinations` names.
+    /// Calls `each` with every virtual server, and with the destinations of those that `has_destinations`
+    /// names.
     ///
     /// # Errors
     /// If they cannot be read whole.
@@ -27,22 +27,17 @@ impl CounterReader {
     /// One dump, and three system calls for each virtual server whose destinations are read.
     pub(crate) fn read(
         &mut self,
-        has_destinations: &dyn Fn(&ipvs::ServiceKey) -> bool,
-    ) -> Result<Vec<Counted>, Failure> {
-        let services = self.0.services()?;
-        let mut counted = Vec::with_capacity(services.len());
-        for entry in services {
-            let key = entry.service.key;
-            let destinations = match has_destinations(&key) {
-                true => self.0.destinations(&key)?,
+        has_destinations: impl Fn(&ipvs::ServiceKey) -> bool,
+        mut each: impl FnMut(&ipvs::ServiceEntry, &[ipvs::DestinationEntry]),
+    ) -> Result<(), Failure> {
+        for server in self.0.services()? {
+            let key = &server.service.key;
+            let destinations = match has_destinations(key) {
+                true => self.0.destinations(key)?,
                 false => Vec::new(),
             };
-            counted.push(Counted {
-                key,
-                stats: entry.stats,
-                destinations,
-            });
+            each(&server, &destinations);
         }
-        Ok(counted)
+        Ok(())
     }
 }

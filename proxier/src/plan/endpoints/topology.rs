@@ -28,7 +28,7 @@ impl<'a> Topology<'a> {
 
     /// Returns whether `endpoint` runs on this node.
     pub(super) fn is_local(&self, endpoint: &Endpoint) -> bool {
-        !self.node_name.is_empty() && endpoint.location.node.as_deref() == Some(self.node_name)
+        endpoint.is_on(self.node_name)
     }
 
     /// Returns the zone of `endpoint`, if known.

@@ -48,7 +48,7 @@ fn every_kind_of_own_state_prevents_a_start_with_partial_input() {
     let ledger = directory.path().join("ledger");
     let whole = serving(&ledger).dataplane;
     let rules_only = FakeKernel {
-        state: crate::observed::Observed::default(),
+        state: Observed::default(),
         ..whole.clone()
     };
     let without_rules = FakeKernel {

@@ -20,6 +20,9 @@ pub(crate) struct BodyReceiver {
 /// A piece of a body; `Err` breaks the connection.
 pub(crate) type Piece = Result<Bytes, Broken>;
 
+/// The size from which a piece of a long body is sent.
+pub(crate) const PIECE_SIZE: usize = 128 * 1024;
+
 /// The error that breaks the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Broken;

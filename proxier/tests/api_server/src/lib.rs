@@ -101,6 +101,8 @@ pub struct CannedResponse {
 pub struct Request {
     /// The time of arrival.
     pub at: Instant,
+    /// The method, such as `GET`.
+    pub method: String,
     /// The path, such as `/api/v1/services`.
     pub path: String,
     /// The parameters, decoded.
@@ -268,6 +270,11 @@ impl ApiServer {
     fn publish(&self, revision: u64) {
         self.control
             .send_modify(|control| control.revision = revision);
+    }
+
+    /// Remembers at most `changes` changes. A watch that is further behind gets `410 Expired`.
+    pub fn limit_history(&self, changes: usize) {
+        self.shared.lock().objects.limit_history(changes);
     }
 
     /// Drops all history: watches and pages that need it get `410 Expired`.

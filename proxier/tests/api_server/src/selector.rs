@@ -11,8 +11,8 @@ pub(crate) struct Selector {
 #[derive(Clone, Debug)]
 enum Subject {
     Label(String),
-    /// The path of a field, in parts.
-    Field(Vec<String>),
+    /// The position of a field in [`FIELDS`].
+    Field(usize),
 }
 
 #[derive(Clone, Debug)]
@@ -31,6 +31,38 @@ const FIELDS: [&str; 4] = [
     "spec.type",
 ];
 
+/// The parts of an object by which selectors choose.
+#[derive(Clone, Debug)]
+pub(crate) struct Selectable {
+    labels: Box<[(Box<str>, Box<str>)]>,
+    /// The values of [`FIELDS`]; empty without one.
+    fields: [Box<str>; FIELDS.len()],
+}
+
+impl Selectable {
+    pub(crate) fn of(object: &Value) -> Self {
+        let labels = object["metadata"]["labels"].as_object();
+        let labels = labels.into_iter().flatten().filter_map(|(key, value)| {
+            let value = value.as_str()?;
+            Some((key.as_str().into(), value.into()))
+        });
+        let field = |path: &str| {
+            let value = path.split('.').fold(object, |value, part| &value[part]);
+            value.as_str().unwrap_or("").into()
+        };
+        Self {
+            labels: labels.collect(),
+            fields: FIELDS.map(field),
+        }
+    }
+
+    fn label(&self, key: &str) -> Option<&str> {
+        let mut labels = self.labels.iter();
+        let (_, value) = labels.find(|(known, _)| **known == *key)?;
+        Some(value)
+    }
+}
+
 impl Selector {
     /// Parses the parameters `labelSelector` and `fieldSelector`.
     ///
@@ -44,24 +76,20 @@ impl Selector {
         }
         for text in fields.split(',').filter(|text| !text.is_empty()) {
             let (key, requirement) = split(text);
-            if !FIELDS.contains(&key) {
+            let Some(position) = FIELDS.iter().position(|known| *known == key) else {
                 return Err(format!("field label not supported: {key}"));
-            }
-            let path = key.split('.').map(str::to_owned).collect();
-            requirements.push((Subject::Field(path), requirement));
+            };
+            requirements.push((Subject::Field(position), requirement));
         }
         Ok(Self { requirements })
     }
 
     /// Returns whether `object` matches.
-    pub(crate) fn matches(&self, object: &Value) -> bool {
+    pub(crate) fn matches(&self, object: &Selectable) -> bool {
         self.requirements.iter().all(|(subject, requirement)| {
             let text = match subject {
-                Subject::Label(key) => object["metadata"]["labels"][key].as_str(),
-                Subject::Field(path) => {
-                    let value = path.iter().fold(object, |value, part| &value[part]);
-                    Some(value.as_str().unwrap_or(""))
-                }
+                Subject::Label(key) => object.label(key),
+                Subject::Field(position) => Some(&*object.fields[*position]),
             };
             match requirement {
                 Requirement::Exists => text.is_some(),
@@ -107,7 +135,8 @@ mod tests {
             ("", "spec.clusterIP!=None", false),
         ] {
             let selector = Selector::parse(labels, fields).unwrap();
-            assert_eq!(selector.matches(&object), matches, "{labels} {fields}");
+            let selectable = Selectable::of(&object);
+            assert_eq!(selector.matches(&selectable), matches, "{labels} {fields}");
         }
         assert!(Selector::parse("", "spec.ports=1").is_err());
     }

@@ -16,10 +16,10 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 
-use crate::answer::{self, BodyReceiver, refusal, status_object, too_large};
+use crate::answer::{self, BodyReceiver, PIECE_SIZE, Piece, refusal, status_object, too_large};
 use crate::objects::{Kind, Object, Rest};
 use crate::selector::Selector;
 use crate::stream::{Watch, error_line};
@@ -148,6 +148,7 @@ fn answer(
     };
     let request = Request {
         at: Instant::now(),
+        method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: parameters(request.uri().query().unwrap_or("")),
         authorization: header(AUTHORIZATION),
@@ -219,7 +220,7 @@ impl Form {
                 json!({
                     "kind": "PartialObjectMetadata",
                     "apiVersion": "meta.k8s.io/v1",
-                    "metadata": object.value["metadata"],
+                    "metadata": object.value()["metadata"],
                 })
                 .to_string(),
             ),
@@ -254,7 +255,7 @@ fn list(
                 return answer::json(StatusCode::GATEWAY_TIMEOUT, too_large(asked, current));
             }
             let objects = state.objects.of_kind(kind.plural);
-            let objects = objects.filter(|object| selector.matches(&object.value));
+            let objects = objects.filter(|object| selector.matches(&object.selectable));
             Rest {
                 revision: current,
                 objects: objects.cloned().collect(),
@@ -286,17 +287,37 @@ fn list(
         Form::Whole => (kind.name, kind.api_version),
         Form::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
     };
-    let mut body = format!(
+    let head = format!(
         "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{metadata},\"items\":["
     );
+    let (client, pieces) = answer::body_channel();
+    tokio::spawn(send_list(head, objects, form, client));
+    answer::with_head(StatusCode::OK, pieces)
+}
+
+/// Sends a list in pieces, so that a large one is never in memory as a whole.
+async fn send_list(
+    head: String,
+    objects: Vec<Arc<Object>>,
+    form: Form,
+    client: mpsc::Sender<Piece>,
+) {
+    let mut text = head;
     for (index, object) in objects.iter().enumerate() {
         if index > 0 {
-            body.push(',');
+            text.push(',');
         }
-        body.push_str(&form.of(object));
+        text.push_str(&form.of(object));
+        if text.len() >= PIECE_SIZE {
+            let piece = Bytes::from(std::mem::take(&mut text));
+            if client.send(Ok(piece)).await.is_err() {
+                return;
+            }
+        }
     }
-    body.push_str("]}\n");
-    answer::json(StatusCode::OK, body)
+    text.push_str("]}\n");
+    // Fails if the client closes the connection, which it may do at any time.
+    let _ = client.send(Ok(Bytes::from(text))).await;
 }
 
 /// Returns the response of a watch, or an error response if the request is invalid.
@@ -338,7 +359,7 @@ fn watch(
         Some(_) => Vec::new(),
         None => {
             let objects = state.objects.of_kind(kind.plural);
-            let objects = objects.filter(|object| selector.matches(&object.value));
+            let objects = objects.filter(|object| selector.matches(&object.selectable));
             objects.cloned().collect()
         }
     };

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval_at, sleep_until};
 
-use crate::answer::{Piece, status_object};
+use crate::answer::{PIECE_SIZE, Piece, status_object};
 use crate::objects::{Change, Kind, Object};
 use crate::selector::Selector;
 use crate::serve::Form;
@@ -43,25 +43,17 @@ impl Watch {
         let mut lines = String::new();
         for object in std::mem::take(&mut self.initial) {
             lines.push_str(&self.event("ADDED", &object));
+            if lines.len() >= PIECE_SIZE && send(&mut lines, &mut control, &client).await.is_err() {
+                return;
+            }
         }
         if self.marks_initial {
             let annotations = json!({"k8s.io/initial-events-end": "true"});
             lines.push_str(&self.bookmark(annotations));
         }
         loop {
-            if !lines.is_empty() {
-                // A frozen server sends nothing until `resume`.
-                if control
-                    .wait_for(|control| !control.is_frozen)
-                    .await
-                    .is_err()
-                    || client
-                        .send(Ok(Bytes::from(std::mem::take(&mut lines))))
-                        .await
-                        .is_err()
-                {
-                    return;
-                }
+            if !lines.is_empty() && send(&mut lines, &mut control, &client).await.is_err() {
+                return;
             }
             let error = shared.lock().behaviour.watch_error;
             if let Some(code) = error {
@@ -69,19 +61,25 @@ impl Watch {
                 let _ = client.send(Ok(Bytes::from(lines))).await;
                 return;
             }
-            let (change, is_behind, newest) = {
+            let (changes, is_behind, newest) = {
                 let objects = &shared.lock().objects;
-                let change = objects.next_change(self.kind.plural, self.revision);
-                (change, objects.is_behind(self.revision), objects.revision())
+                let changes = objects.next_changes(self.kind.plural, self.revision);
+                (
+                    changes,
+                    objects.is_behind(self.revision),
+                    objects.revision(),
+                )
             };
             if is_behind {
                 lines = error_line(&status_object(410, "too old resource version"));
                 let _ = client.send(Ok(Bytes::from(lines))).await;
                 return;
             }
-            if let Some(change) = change {
-                self.revision = change.revision;
-                lines.extend(self.line(&change));
+            if let Some(last) = changes.last() {
+                self.revision = last.revision;
+                for change in &changes {
+                    lines.extend(self.line(change));
+                }
                 continue;
             }
             self.revision = self.revision.max(newest);
@@ -101,7 +99,7 @@ impl Watch {
 
     /// Returns the event of a change for this watch's selectors, if it has one.
     fn line(&self, change: &Change) -> Option<String> {
-        let sees = |object: &&Arc<Object>| self.selector.matches(&object.value);
+        let sees = |object: &&Arc<Object>| self.selector.matches(&object.selectable);
         let before = change.old.as_ref().filter(sees);
         let after = change.new.as_ref().filter(sees);
         Some(match (before, after) {
@@ -110,13 +108,7 @@ impl Watch {
             (Some(_), Some(new)) => self.event("MODIFIED", new),
             (Some(old), None) => {
                 // A real server sends the last matching state with the version of the change.
-                let mut value = old.value.clone();
-                if let Some(metadata) = value.get_mut("metadata").and_then(|m| m.as_object_mut()) {
-                    let version = json!(change.revision.to_string());
-                    metadata.insert("resourceVersion".into(), version);
-                }
-                let json = value.to_string();
-                self.event("DELETED", &Object { value, json })
+                self.event("DELETED", &old.at(change.revision))
             }
         })
     }
@@ -141,6 +133,24 @@ impl Watch {
         format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n")
     }
 }
+
+/// Sends `lines` and empties them. A frozen server sends nothing until `resume`.
+///
+/// # Errors
+/// If the client has disconnected or the server was dropped.
+async fn send(
+    lines: &mut String,
+    control: &mut watch::Receiver<Control>,
+    client: &mpsc::Sender<Piece>,
+) -> Result<(), Disconnected> {
+    let waited = control.wait_for(|control| !control.is_frozen).await;
+    waited.map_err(|_| Disconnected)?;
+    let piece = Bytes::from(std::mem::take(lines));
+    client.send(Ok(piece)).await.map_err(|_| Disconnected)
+}
+
+/// The watch has no reader any more.
+struct Disconnected;
 
 /// Returns the last line of a failing watch.
 pub(crate) fn error_line(status: &str) -> String {

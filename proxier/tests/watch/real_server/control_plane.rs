@@ -246,6 +246,12 @@ impl ControlPlane {
         serde_json::from_str(&created).unwrap()
     }
 
+    /// Returns an object; `None` if it does not exist.
+    pub(super) fn read(&self, path: &str) -> Option<Value> {
+        let text = self.ask(Method::GET, path, &Value::Null).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
     pub(super) fn patch(&self, path: &str, change: &Value) {
         self.ask(Method::PATCH, path, change).unwrap();
     }

@@ -7,11 +7,13 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use proxier::testing::events::Notice;
 use serde_json::{Value, json};
 
 use super::control_plane::{ControlPlane, run};
 use super::{NODES, SERVICES, SLICES, new_service};
 use crate::credentials::with_kubeconfig;
+use crate::events;
 use crate::follower::{Follower, until};
 use crate::objects::{node, slice};
 
@@ -87,6 +89,13 @@ const CREATED: [&str; 5] = [
     "daemonset.apps/ipvs-proxier created",
 ];
 
+/// What the monitoring creates, by the chart and by kustomize.
+const MONITORING: [&str; 3] = [
+    "configmap/ipvs-proxier-dashboard created",
+    "podmonitor.monitoring.coreos.com/ipvs-proxier created",
+    "prometheusrule.monitoring.coreos.com/ipvs-proxier created",
+];
+
 /// Checks manifests with the server, then their arguments and configuration with the program.
 #[track_caller]
 fn check(plane: &ControlPlane, kubectl: &Path, manifests: &str, created: &[&str]) {
@@ -147,16 +156,27 @@ fn the_server_accepts_the_chart_with_any_values() {
     std::fs::write(values.path(), include_str!("values.yaml")).unwrap();
     let file = format!("--values={}", values.path().display());
     let all = tools.helm(&[&file]).unwrap();
-    let monitoring = [
-        "podmonitor.monitoring.coreos.com/ipvs-proxier created",
-        "prometheusrule.monitoring.coreos.com/ipvs-proxier created",
-    ];
     check(
         &plane,
         &kubectl,
         &all,
-        &[&CREATED[..], &monitoring].concat(),
+        &[&CREATED[..], &MONITORING].concat(),
     );
+    let monitoring = tools.kustomize("chart/monitoring");
+    let answer = plane.kubectl(&kubectl, &DRY_RUN, &monitoring);
+    for line in MONITORING {
+        assert!(answer.contains(line), "no {line}: {answer}");
+    }
+    // Both have the same rules, targets and panels.
+    for expected in [
+        "alert: IpvsProxierUnhealthy",
+        "- __meta_kubernetes_pod_node_name",
+        "\"uid\": \"ipvs-proxier\"",
+        "grafana_dashboard: \"1\"",
+    ] {
+        assert!(all.contains(expected), "no {expected}: {all}");
+        assert!(monitoring.contains(expected), "no {expected}: {monitoring}");
+    }
     for expected in [
         "registry.example.com/ipvs-proxier@sha256:",
         "--answer-ping",
@@ -283,6 +303,35 @@ fn granted(plane: &ControlPlane, kubectl: &Path) -> BTreeSet<Permission> {
     granted
 }
 
+/// Reports a Problem of a Service as the service account, until its Event was counted twice.
+fn report_problem(plane: &ControlPlane, file: &Path) {
+    plane.create(SERVICES, &new_service("web"));
+    let mut config = with_kubeconfig(file);
+    config.events = Some(events::TIMES);
+    let follower = Follower::with(config);
+    let starting = Notice::starting(std::time::SystemTime::UNIX_EPOCH);
+    follower
+        .watch
+        .report([starting, events::notice()].into_iter());
+    let read = |namespace: &str, name: &str| {
+        plane.read(&format!(
+            "/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}"
+        ))
+    };
+    let (namespace, name) = events::notice().event_name("us");
+    let counted =
+        || read(&namespace, &name).filter(|event| event["series"]["count"].as_u64() >= Some(3));
+    let event = until("counted", counted, || read(&namespace, &name));
+    let service = plane.read(&format!("{SERVICES}/web")).unwrap();
+    assert_eq!(event["regarding"]["uid"], service["metadata"]["uid"]);
+    assert_eq!(event["type"], "Warning");
+    let (namespace, name) = Notice::starting(std::time::SystemTime::UNIX_EPOCH).event_name("us");
+    let started = || read(&namespace, &name);
+    let event = until("started", started, || ());
+    assert_eq!(event["regarding"]["kind"], "Node");
+    assert!(event["series"].is_null(), "{event}");
+}
+
 /// Follows all kinds as the service account, with changes, until each kind was listed.
 fn scenario(plane: &ControlPlane, file: &Path, name: &str) {
     let follower = Follower::with(with_kubeconfig(file));
@@ -313,6 +362,7 @@ fn the_role_permits_exactly_what_the_program_requests() {
     plane.create(NODES, &node("us", "192.0.2.1"));
     let file = plane.kubeconfig("account", &json!({"token": token.trim()}));
     scenario(&plane, &file, "streamed");
+    report_problem(&plane, &file);
     // A server without streaming lists, as those before Kubernetes 1.32.
     plane.stop_server();
     plane.flags = vec!["--feature-gates=WatchList=false"];
@@ -396,31 +446,5 @@ fn program_accepts(plane: &ControlPlane, kubectl: &Path, manifests: &str) {
             "{container}: {log}"
         );
         assert!(!log.contains("WARN"), "{container}: {log}");
-    }
-}
-
-#[test]
-fn the_alerts_use_documented_metrics() {
-    let rules = deploy("chart/alerts.yaml");
-    let mut promtool = Command::new("promtool");
-    run(
-        promtool
-            .args(["check", "rules", "--lint-fatal"])
-            .arg(&rules),
-        "",
-    );
-    let documented = include_str!("../../../docs/metrics.md");
-    let alerts = std::fs::read_to_string(rules).unwrap();
-    let is_part = |next: char| next.is_ascii_alphanumeric() || next == '_';
-    let mut metrics = BTreeSet::new();
-    for line in alerts.lines() {
-        metrics.extend(
-            line.split(|next| !is_part(next))
-                .filter(|word| word.starts_with("ipvs_proxier_")),
-        );
-    }
-    assert_eq!(metrics.len(), 6, "{metrics:?}");
-    for metric in metrics {
-        assert!(documented.contains(&format!("| `{metric}` |")), "{metric}");
     }
 }

@@ -1,4 +1,4 @@
-//! Drawing: scales, and SVG under construction.
+//! Scales and shapes of charts as SVG.
 
 use std::fmt::Write as _;
 
@@ -195,6 +195,25 @@ impl Svg {
     }
 }
 
+/// Formats a time in milliseconds in a suitable unit.
+pub(crate) fn time(ms: f64) -> String {
+    if ms >= 99_950.0 {
+        format!("{:.0} s", ms / 1e3)
+    } else if ms >= 9_995.0 {
+        format!("{:.1} s", ms / 1e3)
+    } else if ms >= 999.5 {
+        format!("{:.2} s", ms / 1e3)
+    } else {
+        format!("{ms:.0} ms")
+    }
+}
+
+/// Formats the label of a mark without trailing zeros.
+pub(crate) fn plain(value: f64) -> String {
+    let text = format!("{value:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,5 +249,14 @@ mod tests {
         assert!(text.contains("&lt;script&gt;"));
         assert!(text.contains("&quot;&amp;"));
         assert!(text.contains("x&quot;y"));
+    }
+
+    #[test]
+    fn numbers_have_few_digits() {
+        assert_eq!(time(12.34), "12 ms");
+        assert_eq!(time(1_234.0), "1.23 s");
+        assert_eq!(time(12_340.0), "12.3 s");
+        assert_eq!(plain(0.25), "0.25");
+        assert_eq!(plain(16.0), "16");
     }
 }

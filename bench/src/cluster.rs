@@ -1,0 +1,215 @@
+//! `bench cluster`: proxies beside each other in a large cluster.
+//!
+//! The program boots a lab kernel and runs itself in it. There, each proxy gets a network namespace, an
+//! API server with the objects of a generated cluster, and the phases of a [`Scenario`], one proxy after
+//! the other. The results leave the lab as lines of JSON and become the report outside.
+//!
+//! ```text
+//!   population ─▶ api ──TLS──▶ proxy under test ──netlink──▶ kernel
+//!       ▲                          │ subject                   │ tap: each message, with its time
+//!      run: phases ◀── CPU, memory ┘                           ▼
+//!       └────────────────────────────────────────────▶ outcome ─▶ summary, page
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use lab::machine::Memory;
+
+use crate::inside;
+use api::{Api, ApiKind};
+use machine::Machine;
+use outcome::Outcome;
+use report::Report;
+use scenario::{Parameters, Scenario};
+use subject::{KubeProxy, Subject};
+
+mod api;
+mod kernel;
+mod machine;
+pub(crate) mod objects;
+mod outcome;
+mod page;
+mod population;
+mod report;
+mod run;
+mod scenario;
+mod strace;
+mod subject;
+mod summary;
+mod tap;
+
+/// Flags of `bench cluster`.
+#[derive(Args, Debug)]
+pub(crate) struct Flags {
+    /// The scenarios to run; --list shows all.
+    #[arg(
+        long,
+        value_name = "NAME,..",
+        value_delimiter = ',',
+        default_value = "1k"
+    )]
+    scenario: Vec<String>,
+
+    /// List the scenarios.
+    #[arg(long)]
+    list: bool,
+
+    #[command(flatten)]
+    parameters: Parameters,
+
+    /// Another proxy to measure: a command line without quotes, with {kubeconfig} in it. {node} is
+    /// replaced by the name of the node, {folder} by a folder for its files. May be repeated.
+    #[arg(long, value_name = "COMMAND")]
+    peer: Vec<String>,
+
+    /// Measure kube-proxy from the folder KUBEBUILDER_ASSETS in these modes.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    kube_proxy: Vec<KubeProxy>,
+
+    /// Measure the peers only.
+    #[arg(long)]
+    peers_only: bool,
+
+    /// The ipvs-proxier executable [default: the one in this program's directory].
+    #[arg(long, value_name = "PATH")]
+    proxier: Option<PathBuf>,
+
+    /// The API server.
+    #[arg(long, value_enum, default_value = "own")]
+    api: ApiKind,
+
+    /// How often each proxy is measured; proxies take turns.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    rounds: u32,
+
+    /// The memory of the lab kernel.
+    #[arg(long, value_name = "SIZE", default_value = "3072M")]
+    memory: Memory,
+
+    /// The folder for results.json and index.html [default: none are written].
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Flags {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.list {
+            print!("{}", scenario::list());
+            return Ok(ExitCode::SUCCESS);
+        }
+        let scenarios = self.scenarios()?;
+        let subjects = self.subjects()?;
+        if inside::is_inside() {
+            for scenario in &scenarios {
+                for round in 1..=self.rounds {
+                    for subject in &subjects {
+                        let outcome = measure(scenario, subject, self.api, round)?;
+                        println!("{}", serde_json::to_string(&outcome)?);
+                    }
+                }
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut report = Report {
+            machine: Machine::observe()?,
+            outcomes: self.outcomes()?,
+        };
+        report.machine.observe_end()?;
+        if let Some(folder) = &self.out {
+            report.write(folder)?;
+        }
+        crate::figures::print(&report, self.json, summary::text)?;
+        Ok(match report.failures() {
+            0 => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        })
+    }
+
+    fn scenarios(&self) -> anyhow::Result<Vec<Scenario>> {
+        let named = self.scenario.iter();
+        named
+            .map(|name| Scenario::named(name, &self.parameters))
+            .collect()
+    }
+
+    fn subjects(&self) -> anyhow::Result<Vec<Subject>> {
+        let mut subjects = Vec::new();
+        if !self.peers_only {
+            let program = match &self.proxier {
+                Some(path) => path.clone(),
+                None => std::env::current_exe()?.with_file_name("ipvs-proxier"),
+            };
+            ensure!(
+                program.is_file(),
+                "{} is missing; build it by `cargo build --release -p proxier`",
+                program.display()
+            );
+            subjects.push(Subject::ours(&std::path::absolute(program)?));
+        }
+        for &mode in &self.kube_proxy {
+            let assets = std::env::var_os("KUBEBUILDER_ASSETS")
+                .context("--kube-proxy: KUBEBUILDER_ASSETS names no folder with kube-proxy")?;
+            subjects.push(Subject::kube_proxy(mode, Path::new(&assets))?);
+        }
+        for command in &self.peer {
+            subjects.push(Subject::peer(command)?);
+        }
+        ensure!(
+            !subjects.is_empty(),
+            "--peers-only needs --peer or --kube-proxy"
+        );
+        Ok(subjects)
+    }
+
+    /// Runs this program in the lab and returns what it measured there.
+    fn outcomes(&self) -> anyhow::Result<Vec<Outcome>> {
+        let kernel = lab::kernel::find_or_build()?;
+        let mut lines = Vec::new();
+        inside::rerun_on(kernel, self.memory, &mut |bytes| {
+            lines.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        let lines = String::from_utf8(lines)?;
+        let parsed = lines.lines().map(serde_json::from_str);
+        parsed
+            .collect::<Result<_, _>>()
+            .context("reading the results from the lab")
+    }
+}
+
+/// Measures one proxy. A failure becomes a note of the outcome.
+fn measure(
+    scenario: &Scenario,
+    subject: &Subject,
+    api: ApiKind,
+    round: u32,
+) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome {
+        scenario: scenario.clone(),
+        subject: subject.name.clone(),
+        round,
+        api: api.name().to_owned(),
+        kernel: lab::kernel_release(),
+        start: None,
+        steps: Vec::new(),
+        memory: Vec::new(),
+        notes: Vec::new(),
+    };
+    let folder = run::folder()?;
+    let result = lab::in_fresh_network(|| {
+        let api = Api::start(api);
+        run::measure(scenario, subject, api, &folder, &mut outcome)
+    })?;
+    if let Err(error) = result {
+        outcome.notes.push(format!("{error:#}"));
+    }
+    std::fs::remove_dir_all(&folder)?;
+    Ok(outcome)
+}

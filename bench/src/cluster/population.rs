@@ -1,0 +1,357 @@
+//! The Services and Pods of a generated cluster, and how they change.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::objects::{self, Family, PER_SLICE};
+
+/// The size of a cluster.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    pub(crate) services: u32,
+    /// Endpoints per Service and family.
+    pub(crate) endpoints: u32,
+    pub(crate) families: Families,
+    /// The number of Services that have a node port.
+    pub(crate) node_ports: u32,
+    /// The number of addresses of the node.
+    pub(crate) node_addresses: u8,
+}
+
+/// The address families of all Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Families {
+    V4,
+    V6,
+    Dual,
+}
+
+impl Families {
+    pub(crate) fn list(self) -> &'static [Family] {
+        match self {
+            Self::V4 => &[Family::V4],
+            Self::V6 => &[Family::V6],
+            Self::Dual => &[Family::V4, Family::V6],
+        }
+    }
+}
+
+/// What a change does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ChangeKind {
+    /// A Pod of a random Service is replaced by one with another address.
+    Replace,
+    /// A random Service gains a Pod; a later change removes it.
+    Scale,
+    /// A random Service gets all Pods replaced, as after its deletion and creation.
+    Redeploy,
+    /// Replaces all Pods of one Service after the other, each by a change of its own.
+    Rolling,
+}
+
+/// A change of the cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    /// The new versions of objects.
+    pub(crate) objects: Vec<Value>,
+    /// The last four bytes of each new address, by which the kernel's messages show it.
+    pub(crate) words: Vec<u32>,
+    /// The same of the removed addresses, of which the kernel may never hear.
+    pub(crate) removed: Vec<u32>,
+}
+
+/// The Pods of all Services.
+#[derive(Clone, Debug)]
+pub(crate) struct Population {
+    shape: Shape,
+    /// The Pods of each Service.
+    pods: Vec<Vec<u32>>,
+    /// The number of the next new Pod.
+    next: u32,
+    dice: Dice,
+    /// The Service and Pod at which a rolling restart is.
+    rolling: (u32, usize),
+    /// The Services that gained a Pod and have not lost it yet.
+    scaled: Vec<u32>,
+}
+
+impl Population {
+    pub(crate) fn new(shape: Shape, seed: u64) -> Self {
+        let Shape {
+            services,
+            endpoints,
+            ..
+        } = shape;
+        let pods = |service| (service * endpoints..(service + 1) * endpoints).collect();
+        Self {
+            shape,
+            pods: (0..services).map(pods).collect(),
+            next: services * endpoints,
+            dice: Dice(seed),
+            rolling: (0, 0),
+            scaled: Vec::new(),
+        }
+    }
+
+    /// Returns the addresses of the node, those of IPv4 first.
+    pub(crate) fn node_addresses(&self) -> Vec<IpAddr> {
+        let number = self.shape.node_addresses;
+        let v4 = (0..number).map(|last| Ipv4Addr::new(192, 168, 0, 17 + last).into());
+        let v6 = (0..number)
+            .map(|last| Ipv6Addr::new(0xfd00, 0x192, 0, 0, 0, 0, 0, 17 + u16::from(last)));
+        match self.shape.families {
+            Families::V4 => v4.collect(),
+            Families::V6 => v6.map(IpAddr::from).collect(),
+            Families::Dual => v4.chain(v6.map(IpAddr::from)).collect(),
+        }
+    }
+
+    /// Returns the address of `default/kubernetes`, the last one of the service range.
+    pub(crate) fn api_service(&self) -> IpAddr {
+        match self.shape.families {
+            Families::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0xf, 0xfffe).into(),
+            Families::V4 | Families::Dual => Ipv4Addr::new(10, 111, 255, 254).into(),
+        }
+    }
+
+    /// Returns the objects of the whole cluster; the node has a server at `api_port`.
+    pub(crate) fn objects(&self, api_port: u16) -> impl Iterator<Item = Value> {
+        let addresses = self.node_addresses();
+        let node = objects::node(&addresses);
+        let api = self.api_objects(addresses.first().copied(), api_port);
+        let services = (0..self.shape.services).flat_map(|number| {
+            let families = self.shape.families.list();
+            let node_port = (number < self.shape.node_ports)
+                .then(|| u16::try_from(30_000 + number).ok())
+                .flatten();
+            let service = objects::service(number, families, node_port);
+            std::iter::once(service).chain(self.slices(number))
+        });
+        std::iter::once(node).chain(api).chain(services)
+    }
+
+    /// Returns the last four bytes of all Pods' addresses.
+    pub(crate) fn words(&self) -> impl Iterator<Item = u32> {
+        let families = self.shape.families.list();
+        let of = move |&pod: &u32| families.iter().map(move |family| family.pod_word(pod));
+        self.pods.iter().flatten().flat_map(of)
+    }
+
+    /// Returns the number of frontends and of endpoints behind cluster IPs.
+    pub(crate) fn endpoints(&self) -> usize {
+        let pods: usize = self.pods.iter().map(Vec::len).sum();
+        pods * self.shape.families.list().len()
+    }
+
+    /// Changes the cluster.
+    pub(crate) fn change(&mut self, kind: ChangeKind) -> Change {
+        match kind {
+            ChangeKind::Replace => {
+                let service = self.dice.below(self.shape.services);
+                let position = self.dice.below(self.shape.endpoints) as usize;
+                self.replace(service, position)
+            }
+            ChangeKind::Scale => self.scale(),
+            ChangeKind::Redeploy => {
+                let service = self.dice.below(self.shape.services);
+                let removed = std::mem::take(&mut self.pods[service as usize]);
+                let pods: Vec<u32> = removed.iter().map(|_| self.new_pod()).collect();
+                self.pods[service as usize].clone_from(&pods);
+                Change {
+                    objects: self.slices(service).collect(),
+                    words: self.words_of(&pods),
+                    removed: self.words_of(&removed),
+                }
+            }
+            ChangeKind::Rolling => {
+                let (service, position) = self.rolling;
+                self.rolling = match position + 1 < self.pods[service as usize].len() {
+                    true => (service, position + 1),
+                    false => ((service + 1) % self.shape.services, 0),
+                };
+                self.replace(service, position)
+            }
+        }
+    }
+
+    fn replace(&mut self, service: u32, position: usize) -> Change {
+        let pod = self.new_pod();
+        let pods = &mut self.pods[service as usize];
+        let Some(place) = pods.get_mut(position) else {
+            // A Service without endpoints gets its first one.
+            pods.push(pod);
+            return self.changed(service, 0, &[pod], &[]);
+        };
+        let removed = std::mem::replace(place, pod);
+        self.changed(service, position, &[pod], &[removed])
+    }
+
+    fn scale(&mut self) -> Change {
+        // Half of the changes remove, so that the cluster keeps its size.
+        if !self.scaled.is_empty() && self.dice.below(2) == 0 {
+            let service = self.scaled.swap_remove(0);
+            let removed = self.pods[service as usize].pop();
+            let position = self.pods[service as usize].len();
+            return self.changed(service, position, &[], removed.as_slice());
+        }
+        let service = self.dice.below(self.shape.services);
+        let pod = self.new_pod();
+        self.pods[service as usize].push(pod);
+        self.scaled.push(service);
+        let position = self.pods[service as usize].len() - 1;
+        self.changed(service, position, &[pod], &[])
+    }
+
+    /// Returns the change of the slices with the Pod at `position`.
+    fn changed(&self, service: u32, position: usize, new: &[u32], removed: &[u32]) -> Change {
+        let part = position / PER_SLICE;
+        let families = self.shape.families.list();
+        let slice = |&family| self.slice(service, part, family);
+        Change {
+            objects: families.iter().map(slice).collect(),
+            words: self.words_of(new),
+            removed: self.words_of(removed),
+        }
+    }
+
+    fn words_of(&self, pods: &[u32]) -> Vec<u32> {
+        let families = self.shape.families.list();
+        let of = |&pod: &u32| families.iter().map(move |family| family.pod_word(pod));
+        pods.iter().flat_map(of).collect()
+    }
+
+    fn new_pod(&mut self) -> u32 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn slices(&self, service: u32) -> impl Iterator<Item = Value> {
+        let parts = self.pods[service as usize].len().div_ceil(PER_SLICE).max(1);
+        let families = self.shape.families.list();
+        (0..parts).flat_map(move |part| {
+            let slice = move |&family| self.slice(service, part, family);
+            families.iter().map(slice)
+        })
+    }
+
+    fn slice(&self, service: u32, part: usize, family: Family) -> Value {
+        let pods = self.pods[service as usize].chunks(PER_SLICE).nth(part);
+        let name = objects::name(service);
+        let suffix = match family {
+            Family::V4 => 'x',
+            Family::V6 => 'y',
+        };
+        let name = format!("{name}-{suffix}{part:04}");
+        objects::slice(service, &name, family, pods.unwrap_or_default())
+    }
+
+    /// Returns the API server's own Service and its endpoint on the node.
+    fn api_objects(&self, node: Option<IpAddr>, port: u16) -> Vec<Value> {
+        let ip = self.api_service();
+        let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+        let service = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "kubernetes", "namespace": "default"},
+            "spec": {
+                "type": "ClusterIP",
+                "clusterIP": ip,
+                "clusterIPs": [ip],
+                "ipFamilies": [family],
+                "internalTrafficPolicy": "Cluster",
+                "sessionAffinity": "None",
+                "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
+            },
+        });
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": "kubernetes",
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "kubernetes"},
+            },
+            "addressType": family,
+            "ports": [{"name": "https", "protocol": "TCP", "port": port}],
+            "endpoints": [{"addresses": [node], "conditions": {"ready": true}}],
+        });
+        vec![service, slice]
+    }
+}
+
+/// A small generator of random numbers (SplitMix64), so that a seed gives the same run everywhere.
+#[derive(Clone, Debug)]
+struct Dice(u64);
+
+impl Dice {
+    /// Returns a number below `limit`; 0 if that is 0.
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let random = u128::from(mixed ^ (mixed >> 31));
+        let below = (random * u128::from(limit)) >> 64;
+        u32::try_from(below).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn shape(services: u32, endpoints: u32) -> Shape {
+        Shape {
+            services,
+            endpoints,
+            families: Families::Dual,
+            node_ports: 0,
+            node_addresses: 1,
+        }
+    }
+
+    #[test]
+    fn large_services_have_several_slices() {
+        let population = Population::new(shape(2, 250), 1);
+        let objects: Vec<Value> = population.objects(6443).collect();
+        let slices = |object: &&Value| object["kind"] == "EndpointSlice";
+        // Three slices of each family and Service, and one of the API server.
+        assert_eq!(objects.iter().filter(slices).count(), 13);
+        let words: BTreeSet<u32> = population.words().collect();
+        assert_eq!(words.len(), 1_000);
+        assert_eq!(population.endpoints(), 1_000);
+    }
+
+    #[test]
+    fn every_new_address_is_unique() {
+        for kind in ChangeKind::value_variants() {
+            let mut population = Population::new(shape(3, 2), 7);
+            let mut seen: BTreeSet<u32> = population.words().collect();
+            for _ in 0..50 {
+                let change = population.change(*kind);
+                assert!(!change.objects.is_empty());
+                for word in change.words {
+                    assert!(seen.insert(word), "{kind:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_rolling_restart_replaces_each_pod_once() {
+        let mut population = Population::new(shape(3, 2), 7);
+        let before: BTreeSet<u32> = population.words().collect();
+        for _ in 0..6 {
+            population.change(ChangeKind::Rolling);
+        }
+        assert!(population.words().all(|word| !before.contains(&word)));
+        assert_eq!(population.words().count(), before.len());
+    }
+}

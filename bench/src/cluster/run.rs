@@ -1,0 +1,428 @@
+//! Leads one proxy through a scenario.
+
+use std::fmt::Write as _;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use super::api::Api;
+use super::outcome::{Cost, Latency, Outcome, Start, Step};
+use super::population::{ChangeKind, Population};
+use super::scenario::{Phase, Scenario};
+use super::subject::{Proxy, Subject};
+use super::tap::{Counts, Tap, now};
+use super::{kernel, strace};
+use crate::process::{Cpu, Memory, ip};
+use crate::report::progress::StatusLine;
+
+/// The port of the API server's Service on the node.
+const API_PORT: u16 = 6443;
+
+/// The time limit for the first programming.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// The time limit for changes to arrive in the kernel after a phase.
+const LATE: Duration = Duration::from_secs(60);
+
+/// Without requests for so long, a proxy has no more to tell the kernel.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// How long system calls are counted.
+const TRACED: Duration = Duration::from_secs(5);
+
+/// How long the API server is gone or slow.
+const ABSENCE: Duration = Duration::from_secs(10);
+
+/// The number of changes during an absence.
+const MISSED_CHANGES: u32 = 20;
+
+/// A proxy under test with its surroundings.
+pub(super) struct Run<'a> {
+    scenario: &'a Scenario,
+    population: Population,
+    tap: Tap,
+    api: Api,
+    proxy: Proxy,
+    progress: &'a StatusLine,
+    title: String,
+    begin: Duration,
+}
+
+/// The counters at the start of a phase.
+struct Before {
+    at: Duration,
+    cpu: Cpu,
+    server: Cpu,
+    counts: Counts,
+}
+
+/// Measures `subject` in the network namespace of the calling thread.
+pub(super) fn measure(
+    scenario: &Scenario,
+    subject: &Subject,
+    api: Api,
+    folder: &Path,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let population = Population::new(scenario.shape, scenario.seed);
+    let node = population.node_addresses();
+    ip("link add node0 type dummy")?;
+    ip("link set node0 up")?;
+    for address in &node {
+        let (length, flag) = if address.is_ipv4() {
+            (24, "")
+        } else {
+            (64, " nodad")
+        };
+        ip(&format!("address add {address}/{length} dev node0{flag}"))?;
+    }
+    let api_endpoint = node.first().context("a node without an address")?;
+    let _listener = TcpListener::bind((*api_endpoint, API_PORT))?;
+    let tap = Tap::open()?;
+    let progress = StatusLine::new();
+    let title = format!(
+        "{}, {}, round {}",
+        scenario.name, subject.name, outcome.round
+    );
+    progress.show(|| format!("{title}: creating {} Services", scenario.shape.services));
+    api.fill(population.objects(API_PORT))?;
+    tap.expect(population.words());
+    let kubeconfig = api.kubeconfig(folder)?;
+    let begin = now();
+    let server = Cpu::of(std::process::id())?;
+    let proxy = subject.start(&kubeconfig, folder)?;
+    let probe = Probe::start(SocketAddr::from((population.api_service(), 443)));
+    let sampler = Sampler::start(proxy.id(), begin);
+    let mut run = Run {
+        scenario,
+        population,
+        tap,
+        api,
+        proxy,
+        progress: &progress,
+        title,
+        begin,
+    };
+    let before = Before {
+        at: begin,
+        cpu: Cpu::default(),
+        server,
+        counts: Counts::default(),
+    };
+    let result = run.phases(before, &probe, outcome);
+    outcome.memory = sampler.stop();
+    progress.end();
+    result.with_context(|| format!("the log ends with\n{}", run.proxy.log()))
+}
+
+impl Run<'_> {
+    fn phases(
+        &mut self,
+        before: Before,
+        probe: &Probe,
+        outcome: &mut Outcome,
+    ) -> anyhow::Result<()> {
+        outcome.start = Some(self.first_programming(&before, probe)?);
+        for &phase in &self.scenario.phases {
+            self.show(&format!("{phase:?}").to_lowercase());
+            let step = self.phase(phase);
+            outcome
+                .steps
+                .push(step.with_context(|| format!("{phase:?}"))?);
+            self.proxy.check()?;
+        }
+        Ok(())
+    }
+
+    fn first_programming(&mut self, before: &Before, probe: &Probe) -> anyhow::Result<Start> {
+        let endpoints = self.population.endpoints();
+        let deadline = Instant::now() + PATIENCE;
+        while self.tap.missing() > 0 {
+            self.proxy.check()?;
+            let missing = self.tap.missing();
+            ensure!(
+                Instant::now() < deadline,
+                "{missing} of {endpoints} endpoints are not programmed after {PATIENCE:?}"
+            );
+            self.show(&format!(
+                "first programming, {missing} endpoints are missing"
+            ));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        self.quiet();
+        self.tap.latencies();
+        Ok(Start {
+            programmed_secs: self
+                .tap
+                .last_found()
+                .saturating_sub(self.begin)
+                .as_secs_f64(),
+            settled_secs: self
+                .tap
+                .last_request()
+                .saturating_sub(self.begin)
+                .as_secs_f64(),
+            api_service_secs: probe
+                .connected()
+                .map(|at| at.saturating_sub(self.begin).as_secs_f64()),
+            cost: self.cost(before)?,
+        })
+    }
+
+    /// Waits until the proxy tells the kernel nothing more, for example about drained endpoints.
+    fn quiet(&self) {
+        let deadline = Instant::now() + LATE;
+        while now().saturating_sub(self.tap.last_request()) < QUIET && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn phase(&mut self, phase: Phase) -> anyhow::Result<Step> {
+        self.quiet();
+        Memory::reset_peak(self.proxy.id())?;
+        let before = self.before()?;
+        let mut step = Step {
+            phase,
+            cost: Cost::default(),
+            changes: 0,
+            latency: None,
+            missed: 0,
+            caught_up_secs: None,
+            system_calls: None,
+            is_correct: None,
+        };
+        match phase {
+            Phase::Idle => {
+                std::thread::sleep(Duration::from_secs(self.scenario.idle_secs.into()));
+            }
+            Phase::Churn => {
+                step.changes = self.churn(Duration::from_secs(self.scenario.churn.secs.into()))?;
+                self.arrive(&mut step);
+            }
+            Phase::Calls => {
+                let trace = strace::Trace::start(self.proxy.id())?;
+                step.changes = self.churn(TRACED)?;
+                self.arrive(&mut step);
+                step.system_calls = Some(trace.stop()?);
+            }
+            Phase::Relist => {
+                self.api.forget_versions()?;
+                self.calm()?;
+            }
+            Phase::Reset => {
+                self.api.reset_watches()?;
+                self.calm()?;
+            }
+            Phase::Outage => {
+                self.api.set_gone()?;
+                self.absence(&mut step)?;
+            }
+            Phase::Slow => {
+                self.api.set_slow()?;
+                self.absence(&mut step)?;
+            }
+            Phase::Flush => {
+                self.tap.expect(self.population.words());
+                let since = now();
+                kernel::flush()?;
+                self.arrive(&mut step);
+                let found = self.tap.last_found().saturating_sub(since);
+                step.caught_up_secs = (step.missed == 0).then_some(found.as_secs_f64());
+                step.latency = None;
+            }
+        }
+        step.cost = self.cost(&before)?;
+        step.is_correct = kernel::has_exactly(&self.population)?;
+        Ok(step)
+    }
+
+    /// Changes objects at the scenario's rate, and returns their number.
+    fn churn(&mut self, time: Duration) -> anyhow::Result<u32> {
+        let churn = self.scenario.churn;
+        let all = u32::try_from(time.as_secs())?.saturating_mul(churn.per_second);
+        let start = Instant::now();
+        for number in 0..all {
+            let due = Duration::from_secs_f64(f64::from(number) / f64::from(churn.per_second));
+            std::thread::sleep(due.saturating_sub(start.elapsed()));
+            self.change(churn.kind)?;
+            self.show(&format!("{number} of {all} changes"));
+        }
+        Ok(all)
+    }
+
+    fn change(&mut self, kind: ChangeKind) -> anyhow::Result<()> {
+        let change = self.population.change(kind);
+        self.tap.forget(&change.removed);
+        self.tap.expect(change.words);
+        for object in change.objects {
+            self.api.replace(object)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all changes are in the kernel, and records the latencies.
+    fn arrive(&self, step: &mut Step) {
+        let deadline = Instant::now() + LATE;
+        while self.tap.missing() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        step.missed = self.tap.give_up();
+        step.latency = Latency::of(self.tap.latencies());
+    }
+
+    /// Changes objects while the API server is away; then lets it return.
+    fn absence(&mut self, step: &mut Step) -> anyhow::Result<()> {
+        let start = Instant::now();
+        for number in 0..MISSED_CHANGES {
+            let due = ABSENCE * number / MISSED_CHANGES;
+            std::thread::sleep(due.saturating_sub(start.elapsed()));
+            self.change(self.scenario.churn.kind)?;
+        }
+        std::thread::sleep(ABSENCE.saturating_sub(start.elapsed()));
+        step.changes = MISSED_CHANGES;
+        let back = now();
+        self.api.resume()?;
+        self.arrive(step);
+        let found = self.tap.last_found().saturating_sub(back);
+        step.caught_up_secs = (step.missed == 0).then_some(found.as_secs_f64());
+        // The changes waited for the server most of the time.
+        step.latency = None;
+        Ok(())
+    }
+
+    /// Waits until the proxy works no more.
+    fn calm(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + LATE;
+        let pause = Duration::from_secs(2);
+        let mut before = self.proxy.cpu()?.all();
+        // A proxy that reconnects waits for its backoff first.
+        std::thread::sleep(pause);
+        loop {
+            std::thread::sleep(pause);
+            let after = self.proxy.cpu()?.all();
+            // Below 2 % of a core.
+            if after - before < 0.04 || Instant::now() > deadline {
+                return Ok(());
+            }
+            before = after;
+        }
+    }
+
+    fn before(&self) -> anyhow::Result<Before> {
+        Ok(Before {
+            at: now(),
+            cpu: self.proxy.cpu()?,
+            server: Cpu::of(std::process::id())?,
+            counts: self.tap.counts(),
+        })
+    }
+
+    fn cost(&self, before: &Before) -> anyhow::Result<Cost> {
+        let after = self.before()?;
+        Ok(Cost {
+            secs: (after.at.saturating_sub(before.at)).as_secs_f64(),
+            cpu: after.cpu.since(before.cpu),
+            server_cpu: after.server.since(before.server).all(),
+            messages: after.counts.since(before.counts),
+            memory: self.proxy.memory()?,
+        })
+    }
+
+    fn show(&self, what: &str) {
+        self.progress.show(|| {
+            let mut line = format!("{}: {what}", self.title);
+            // Writing to a string cannot fail.
+            let _ = write!(
+                line,
+                " ({:.0} s)",
+                now().saturating_sub(self.begin).as_secs_f64()
+            );
+            line
+        });
+    }
+}
+
+/// Tries to connect to an address until it succeeds.
+struct Probe {
+    connected: Arc<Mutex<Option<Duration>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Probe {
+    fn start(address: SocketAddr) -> Self {
+        let connected = Arc::new(Mutex::new(None));
+        let stop = Arc::new(AtomicBool::new(false));
+        let probe = Self {
+            connected: connected.clone(),
+            stop: stop.clone(),
+        };
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                if TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
+                    *connected.lock().unwrap_or_else(PoisonError::into_inner) = Some(now());
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        probe
+    }
+
+    /// Returns when a client could connect for the first time.
+    fn connected(&self) -> Option<Duration> {
+        *self
+            .connected
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Records the resident memory of a process every second.
+struct Sampler {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Vec<(f64, u64)>>,
+}
+
+impl Sampler {
+    fn start(process: u32, begin: Duration) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut samples = Vec::new();
+            while !stops.load(Ordering::Relaxed) {
+                if let Ok(memory) = Memory::of(process) {
+                    let at = now().saturating_sub(begin).as_secs_f64();
+                    samples.push(((at * 10.0).round() / 10.0, memory.resident));
+                }
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            samples
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> Vec<(f64, u64)> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+/// Returns a new folder for the files of a run.
+///
+/// The name contains the time: lab kernels share the host's file system and assign equal process ids.
+pub(super) fn folder() -> anyhow::Result<PathBuf> {
+    let name = format!("bench-cluster-{}-{}", std::process::id(), now().as_nanos());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder)?;
+    Ok(folder)
+}

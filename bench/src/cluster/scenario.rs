@@ -1,0 +1,264 @@
+//! What a run measures: the size of the cluster, and what happens in it.
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::population::{ChangeKind, Families, Shape};
+
+/// A named run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Scenario {
+    pub(crate) name: String,
+    pub(crate) shape: Shape,
+    pub(crate) churn: Churn,
+    /// How long nothing changes while CPU time is measured, in seconds.
+    pub(crate) idle_secs: u32,
+    pub(crate) phases: Vec<Phase>,
+    pub(crate) seed: u64,
+}
+
+/// The changes of a cluster.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Churn {
+    pub(crate) kind: ChangeKind,
+    pub(crate) per_second: u32,
+    pub(crate) secs: u32,
+}
+
+/// A part of a run. The first programming is always measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Phase {
+    /// Nothing changes.
+    Idle,
+    /// Objects change at a steady rate.
+    Churn,
+    /// The same for a short time under strace, which counts system calls.
+    Calls,
+    /// All watches end, and their resource versions are gone.
+    Relist,
+    /// All watches end, and can continue.
+    Reset,
+    /// The API server is gone for a while in which objects change.
+    Outage,
+    /// The API server accepts requests and answers none for a while in which objects change.
+    Slow,
+    /// Another program empties the kernel's table.
+    Flush,
+}
+
+const ALL: &[Phase] = &[
+    Phase::Idle,
+    Phase::Churn,
+    Phase::Calls,
+    Phase::Relist,
+    Phase::Reset,
+    Phase::Outage,
+    Phase::Slow,
+    Phase::Flush,
+];
+const CHURN: &[Phase] = &[Phase::Churn, Phase::Calls];
+
+/// A shipped scenario: name, description, Services, endpoints, changes per second, phases.
+type Row = (&'static str, &'static str, u32, u32, u32, &'static [Phase]);
+
+/// The shipped scenarios with clusters of equal Services.
+const SHIPPED: &[Row] = &[
+    ("1k", "1,000 Services x 10", 1_000, 10, 100, ALL),
+    ("10k", "10,000 Services x 10", 10_000, 10, 100, ALL),
+    ("44k", "44,000 Services x 1", 44_000, 1, 100, ALL),
+    ("5k", "5,000 Services x 50", 5_000, 50, 100, ALL),
+    (
+        "churn-100",
+        "100 changes/s at 10,000 x 10",
+        10_000,
+        10,
+        100,
+        CHURN,
+    ),
+    (
+        "churn-1000",
+        "1,000 changes/s at 10,000 x 10",
+        10_000,
+        10,
+        1_000,
+        CHURN,
+    ),
+    (
+        "rolling",
+        "all 2,000 Deployments restart",
+        2_000,
+        10,
+        500,
+        &[Phase::Churn],
+    ),
+    (
+        "relist",
+        "relist storm of 44,000 Services",
+        44_000,
+        1,
+        0,
+        &[Phase::Relist, Phase::Reset],
+    ),
+    (
+        "one",
+        "one Service with 5,000 endpoints",
+        1,
+        5_000,
+        100,
+        ALL,
+    ),
+    (
+        "node-ports",
+        "2,000 node ports on 8 addresses",
+        2_000,
+        10,
+        100,
+        ALL,
+    ),
+];
+
+/// Flags that change a shipped scenario.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Parameters {
+    /// Number of Services.
+    #[arg(long, value_name = "NUMBER")]
+    services: Option<u32>,
+
+    /// Endpoints per Service and family.
+    #[arg(long, value_name = "NUMBER")]
+    endpoints: Option<u32>,
+
+    /// Address families of the Services.
+    #[arg(long, value_enum)]
+    families: Option<Families>,
+
+    /// Number of Services that have a node port.
+    #[arg(long, value_name = "NUMBER")]
+    node_ports: Option<u32>,
+
+    /// Number of addresses of the node.
+    #[arg(long, value_name = "NUMBER")]
+    node_addresses: Option<u8>,
+
+    /// Changes per second.
+    #[arg(long, value_name = "NUMBER")]
+    changes: Option<u32>,
+
+    /// What changes.
+    #[arg(long, value_enum)]
+    change: Option<ChangeKind>,
+
+    /// Duration of the changes, in seconds.
+    #[arg(long, value_name = "SECONDS")]
+    duration: Option<u32>,
+
+    /// How long nothing changes while CPU time is measured, in seconds.
+    #[arg(long, value_name = "SECONDS")]
+    idle: Option<u32>,
+
+    /// What is measured after the first programming.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    phases: Option<Vec<Phase>>,
+
+    /// Seed of the choice of objects that change.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+}
+
+impl Scenario {
+    /// Returns a shipped scenario with the changes of `parameters`.
+    pub(crate) fn named(name: &str, parameters: &Parameters) -> anyhow::Result<Self> {
+        let row = SHIPPED.iter().find(|row| row.0 == name);
+        let &(name, _, services, endpoints, per_second, phases) =
+            row.with_context(|| format!("no scenario is called {name:?}; --list shows all"))?;
+        let is_rolling = name == "rolling";
+        let (node_ports, node_addresses) = match name {
+            "node-ports" => (services, 8),
+            _ => (0, 1),
+        };
+        let given = parameters.clone();
+        let scenario = Self {
+            name: name.to_owned(),
+            shape: Shape {
+                services: given.services.unwrap_or(services),
+                endpoints: given.endpoints.unwrap_or(endpoints),
+                families: given.families.unwrap_or(Families::V4),
+                node_ports: given.node_ports.unwrap_or(node_ports),
+                node_addresses: given.node_addresses.unwrap_or(node_addresses),
+            },
+            churn: Churn {
+                kind: given.change.unwrap_or(match is_rolling {
+                    true => ChangeKind::Rolling,
+                    false => ChangeKind::Replace,
+                }),
+                per_second: given.changes.unwrap_or(per_second),
+                secs: given.duration.unwrap_or(30),
+            },
+            idle_secs: given.idle.unwrap_or(60),
+            phases: given.phases.unwrap_or_else(|| phases.to_vec()),
+            seed: given.seed.unwrap_or(1),
+        };
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let shape = &self.shape;
+        ensure!(shape.services > 0, "--services must be at least 1");
+        ensure!(
+            shape.services <= 1_000_000,
+            "--services: the service range 10.96.0.0/12 has room for 1,000,000"
+        );
+        ensure!(
+            shape.node_ports <= 2_768,
+            "--node-ports: Kubernetes has 2,768 node ports (30000 to 32767)"
+        );
+        ensure!(
+            (1..=200).contains(&shape.node_addresses),
+            "--node-addresses must be 1 to 200"
+        );
+        Ok(())
+    }
+
+    /// Returns the cluster's size, as `1,000 x 10`.
+    pub(crate) fn size(&self) -> String {
+        let thousands = crate::report::page::thousands;
+        let Shape {
+            services,
+            endpoints,
+            ..
+        } = self.shape;
+        format!("{} x {}", thousands(services), thousands(endpoints))
+    }
+}
+
+/// Returns the shipped scenarios with their descriptions.
+pub(crate) fn list() -> String {
+    let lines = SHIPPED
+        .iter()
+        .map(|(name, about, ..)| format!("{name:<11} {about}\n"));
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_change_a_shipped_scenario() {
+        let parameters = Parameters {
+            services: Some(20),
+            phases: Some(vec![Phase::Churn]),
+            ..Parameters::default()
+        };
+        let scenario = Scenario::named("10k", &parameters).unwrap();
+        assert_eq!(scenario.size(), "20 x 10");
+        assert_eq!(scenario.phases, [Phase::Churn]);
+        assert!(Scenario::named("x", &parameters).is_err());
+        for (name, ..) in SHIPPED {
+            Scenario::named(name, &Parameters::default()).unwrap();
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The figures of a report as tables: a row per figure, a column per proxy.
+
+use std::fmt::Write as _;
+
+use super::outcome::{Cost, Latency, Outcome, Step};
+use super::report::Report;
+use super::scenario::Phase;
+use crate::report::table::Table;
+
+/// A figure of an outcome.
+struct Figure {
+    name: &'static str,
+    unit: Unit,
+    of: fn(&Outcome) -> Option<f64>,
+}
+
+#[derive(Clone, Copy)]
+enum Unit {
+    Secs,
+    Millis,
+    Megabytes,
+    Percent,
+    Number,
+}
+
+impl Unit {
+    fn format(self, value: f64) -> String {
+        match self {
+            Self::Secs if value < 10.0 => format!("{value:.2} s"),
+            Self::Secs => format!("{value:.1} s"),
+            Self::Millis if value < 10.0 => format!("{value:.2} ms"),
+            Self::Millis => format!("{value:.0} ms"),
+            Self::Megabytes => format!("{value:.1} MB"),
+            Self::Percent => format!("{value:.2} %"),
+            Self::Number if value < 100.0 => format!("{value:.1}"),
+            Self::Number => format!("{value:.0}"),
+        }
+    }
+}
+
+macro_rules! figure {
+    ($name:literal, $unit:ident, $of:expr) => {
+        Figure {
+            name: $name,
+            unit: Unit::$unit,
+            of: $of,
+        }
+    };
+}
+
+const FIGURES: &[Figure] = &[
+    figure!("first programming", Secs, |it| Some(
+        it.start?.programmed_secs
+    )),
+    figure!("  until its last request", Secs, |it| Some(
+        it.start?.settled_secs
+    )),
+    figure!("  default/kubernetes works after", Secs, |it| it
+        .start?
+        .api_service_secs),
+    figure!("  CPU of the process", Secs, |it| {
+        let cpu = it.start?.cost.cpu;
+        Some(cpu.user + cpu.system)
+    }),
+    figure!("  CPU of child processes", Secs, |it| Some(
+        it.start?.cost.cpu.children
+    )),
+    figure!("  CPU of API server and lab", Secs, |it| Some(
+        it.start?.cost.server_cpu
+    )),
+    figure!("  netlink requests", Number, |it| Some(
+        it.start?.cost.messages.requests as f64
+    )),
+    figure!("  resident memory", Megabytes, |it| Some(megabytes(
+        it.start?.cost.memory.resident
+    ))),
+    figure!("  peak", Megabytes, |it| Some(megabytes(
+        it.start?.cost.memory.peak
+    ))),
+    figure!("idle: CPU of a core", Percent, |it| {
+        let cost = cost(it, Phase::Idle)?;
+        Some(100.0 * cost.cpu.all() / cost.secs)
+    }),
+    figure!("  netlink requests", Number, |it| {
+        Some(cost(it, Phase::Idle)?.messages.requests as f64)
+    }),
+    figure!("  resident memory", Megabytes, |it| {
+        Some(megabytes(cost(it, Phase::Idle)?.memory.resident))
+    }),
+    figure!("churn: API to kernel, p50", Millis, |it| Some(
+        latency(it)?.p50
+    )),
+    figure!("  p99", Millis, |it| Some(latency(it)?.p99)),
+    figure!("  max", Millis, |it| Some(latency(it)?.max)),
+    figure!("  changes that did not arrive", Number, |it| {
+        Some(step(it, Phase::Churn)?.missed as f64)
+    }),
+    figure!("  CPU per change: user", Millis, |it| each(it, |cost| cost
+        .cpu
+        .user
+        * 1e3)),
+    figure!("    system", Millis, |it| each(it, |cost| cost.cpu.system
+        * 1e3)),
+    figure!("    child processes", Millis, |it| each(it, |cost| cost
+        .cpu
+        .children
+        * 1e3)),
+    figure!("  netlink requests per change", Number, |it| {
+        each(it, |cost| cost.messages.requests as f64)
+    }),
+    figure!("  dumps per change", Number, |it| each(
+        it,
+        |cost| cost.messages.dumps as f64
+    )),
+    figure!("  resident memory", Megabytes, |it| {
+        Some(megabytes(cost(it, Phase::Churn)?.memory.resident))
+    }),
+    figure!("  peak", Megabytes, |it| Some(megabytes(
+        cost(it, Phase::Churn)?.memory.peak
+    ))),
+    figure!("system calls per change", Number, |it| {
+        let step = step(it, Phase::Calls)?;
+        Some(step.system_calls? as f64 / f64::from(step.changes.max(1)))
+    }),
+    figure!("relist: CPU", Secs, |it| Some(
+        cost(it, Phase::Relist)?.cpu.all()
+    )),
+    figure!("  netlink requests", Number, |it| {
+        Some(cost(it, Phase::Relist)?.messages.requests as f64)
+    }),
+    figure!("  peak memory", Megabytes, |it| {
+        Some(megabytes(cost(it, Phase::Relist)?.memory.peak))
+    }),
+    figure!("watches reset: CPU", Secs, |it| Some(
+        cost(it, Phase::Reset)?.cpu.all()
+    )),
+    figure!("  netlink requests", Number, |it| {
+        Some(cost(it, Phase::Reset)?.messages.requests as f64)
+    }),
+    figure!("API gone 10 s: caught up after", Secs, |it| {
+        step(it, Phase::Outage)?.caught_up_secs
+    }),
+    figure!("API silent 10 s: caught up after", Secs, |it| {
+        step(it, Phase::Slow)?.caught_up_secs
+    }),
+    figure!("flushed table repaired after", Secs, |it| {
+        step(it, Phase::Flush)?.caught_up_secs
+    }),
+    figure!("messages that the lab lost", Number, |it| {
+        let lost = it.steps.iter().map(|step| step.cost.messages.lost);
+        Some((it.start?.cost.messages.lost + lost.sum::<u64>()) as f64)
+    }),
+];
+
+fn step(outcome: &Outcome, phase: Phase) -> Option<&Step> {
+    outcome.steps.iter().find(|step| step.phase == phase)
+}
+
+fn cost(outcome: &Outcome, phase: Phase) -> Option<&Cost> {
+    Some(&step(outcome, phase)?.cost)
+}
+
+fn latency(outcome: &Outcome) -> Option<&Latency> {
+    step(outcome, Phase::Churn)?.latency.as_ref()
+}
+
+/// Returns a cost of the churn per change.
+fn each(outcome: &Outcome, of: fn(&Cost) -> f64) -> Option<f64> {
+    let step = step(outcome, Phase::Churn)?;
+    (step.changes > 0).then(|| of(&step.cost) / f64::from(step.changes))
+}
+
+/// Converts KiB to megabytes (10^6 bytes).
+pub(super) fn megabytes(kib: u64) -> f64 {
+    kib as f64 * 1024.0 / 1e6
+}
+
+/// Returns the table of a scenario.
+pub(super) fn table(report: &Report, scenario: &str) -> Table {
+    let subjects = report.subjects();
+    let mut table = Table::new(std::iter::once("").chain(subjects.iter().copied()));
+    for figure in FIGURES {
+        let cell = |subject: &&str| {
+            let outcomes = report.of(scenario, subject);
+            let values = outcomes.iter().filter_map(|it| (figure.of)(it));
+            median(values).map_or_else(|| "-".to_owned(), |value| figure.unit.format(value))
+        };
+        let cells: Vec<String> = subjects.iter().map(cell).collect();
+        if cells.iter().any(|cell| cell != "-") {
+            table.row(std::iter::once(figure.name.to_owned()).chain(cells));
+        }
+    }
+    let correct = subjects.iter().map(|subject| {
+        let outcomes = report.of(scenario, subject);
+        let steps = outcomes.iter().flat_map(|it| &it.steps);
+        let checks: Vec<bool> = steps.filter_map(|step| step.is_correct).collect();
+        match checks.iter().all(|&is_correct| is_correct) {
+            _ if checks.is_empty() => "-".to_owned(),
+            true => "yes".to_owned(),
+            false => "NO".to_owned(),
+        }
+    });
+    table.row(std::iter::once("IPVS has exactly the endpoints".to_owned()).chain(correct));
+    table
+}
+
+/// Returns the middle value, or the lower of two.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+/// Returns the conditions of a scenario in a sentence.
+pub(super) fn conditions(report: &Report, scenario: &str) -> String {
+    let outcomes = || {
+        report
+            .outcomes
+            .iter()
+            .filter(|it| it.scenario.name == scenario)
+    };
+    let Some(first) = outcomes().next() else {
+        return String::new();
+    };
+    let rounds = outcomes().map(|it| it.round).max().unwrap_or_default();
+    let churn = first.scenario.churn;
+    format!(
+        "{} endpoints ({:?}), changes: {:?}, {} per second; Linux {}, {} API server, rounds: {rounds}",
+        first.scenario.size(),
+        first.scenario.shape.families,
+        churn.kind,
+        churn.per_second,
+        first.kernel,
+        first.api,
+    )
+}
+
+/// Returns the notes of a scenario, one line each.
+pub(super) fn notes(report: &Report, scenario: &str) -> Vec<String> {
+    let outcomes = report.outcomes.iter();
+    let outcomes = outcomes.filter(|it| it.scenario.name == scenario);
+    let notes = outcomes.flat_map(|it| it.notes.iter().map(move |note| (it, note)));
+    notes
+        .map(|(it, note)| format!("{}, round {}: {note}", it.subject, it.round))
+        .collect()
+}
+
+/// Returns the whole report for a terminal.
+pub(super) fn text(report: &Report) -> String {
+    let mut text = format!("{}\n", report.machine.describe());
+    for scenario in report.scenarios() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "\n{scenario}: {}\n{}",
+            conditions(report, scenario),
+            table(report, scenario).text()
+        );
+        for note in notes(report, scenario) {
+            let _ = writeln!(text, "! {note}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_a_measured_value() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some(2.0));
+        assert_eq!(median([4.0, 1.0].into_iter()), Some(1.0));
+        assert_eq!(median(std::iter::empty()), None);
+    }
+}

@@ -1,0 +1,241 @@
+//! Reads what a proxy tells the kernel: all netlink messages of a network namespace, with the
+//! kernel's timestamps.
+//!
+//! The kernel copies each message to the device `nlmon0`. Nothing else tells so exactly when a change
+//! arrives in the kernel, and it is the same for every proxy. The messages are read every few
+//! milliseconds: a reader that wakes up for each would compete with the proxy for the processor.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::process::ip;
+use socket::PacketSocket;
+
+mod socket;
+
+/// The pause between two readings.
+const PAUSE: Duration = Duration::from_millis(10);
+
+const HEADER: usize = 16;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
+
+/// The number of messages that were sent to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counts {
+    /// Requests for a change or for one object.
+    pub(crate) requests: u64,
+    /// Requests for a whole table.
+    pub(crate) dumps: u64,
+    /// The bytes of both.
+    pub(crate) bytes: u64,
+    /// Messages in either direction that were not read, because too many waited.
+    pub(crate) lost: u64,
+}
+
+impl Counts {
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            requests: self.requests - before.requests,
+            dumps: self.dumps - before.dumps,
+            bytes: self.bytes - before.bytes,
+            lost: self.lost - before.lost,
+        }
+    }
+}
+
+/// A running reader. Dropping it stops it.
+pub(crate) struct Tap {
+    tally: Arc<Mutex<Tally>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What was read so far. Times are those since 1970.
+#[derive(Debug, Default)]
+struct Tally {
+    counts: Counts,
+    /// The time of the last request that is not for a whole table.
+    last_request: Duration,
+    /// Words that are expected, and since when.
+    expected: HashMap<u32, Duration>,
+    /// The time of the last message with an expected word.
+    last_found: Duration,
+    /// The times between expectation and message.
+    latencies: Vec<Duration>,
+}
+
+impl Tap {
+    /// Starts to read the messages of the calling thread's namespace.
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        ip("link add nlmon0 type nlmon")?;
+        ip("link set nlmon0 up")?;
+        let mut socket = PacketSocket::open()?;
+        let tally = Arc::new(Mutex::new(Tally::default()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writes, stops) = (tally.clone(), stop.clone());
+        let thread = std::thread::Builder::new()
+            .name("tap".into())
+            .spawn(move || {
+                while !stops.load(Ordering::Relaxed) {
+                    while let Some(received) = socket.receive() {
+                        let mut tally = lock(&writes);
+                        tally.counts.lost = tally.counts.lost.max(received.lost);
+                        tally.read(received.bytes, received.time);
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+            })?;
+        Ok(Self {
+            tally,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Expects messages with these words, from now on.
+    pub(crate) fn expect(&self, words: impl IntoIterator<Item = u32>) {
+        let now = now();
+        let words = words.into_iter().map(|word| (word, now));
+        lock(&self.tally).expected.extend(words);
+    }
+
+    /// Expects these words no more.
+    pub(crate) fn forget(&self, words: &[u32]) {
+        let mut tally = lock(&self.tally);
+        for word in words {
+            tally.expected.remove(word);
+        }
+    }
+
+    /// Returns the number of words that are still expected.
+    pub(crate) fn missing(&self) -> usize {
+        lock(&self.tally).expected.len()
+    }
+
+    /// Forgets the expected words that did not come, and returns their number.
+    pub(crate) fn give_up(&self) -> usize {
+        std::mem::take(&mut lock(&self.tally).expected).len()
+    }
+
+    /// Returns the latencies of all words since the last call.
+    pub(crate) fn latencies(&self) -> Vec<Duration> {
+        std::mem::take(&mut lock(&self.tally).latencies)
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        lock(&self.tally).counts
+    }
+
+    /// Returns the time of the last message with an expected word.
+    pub(crate) fn last_found(&self) -> Duration {
+        lock(&self.tally).last_found
+    }
+
+    /// Returns the time of the last request that is not for a whole table.
+    pub(crate) fn last_request(&self) -> Duration {
+        lock(&self.tally).last_request
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was printed by itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Tally {
+    /// Reads the messages of one `send`.
+    fn read(&mut self, mut bytes: &[u8], time: Duration) {
+        while let Some(header) = bytes.get(..HEADER) {
+            let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+            let flags = u16::from_ne_bytes([header[6], header[7]]);
+            let length = length.clamp(HEADER, bytes.len());
+            let (message, rest) = bytes.split_at(length);
+            if flags & NLM_F_REQUEST != 0 {
+                self.counts.bytes += length as u64;
+                if flags & NLM_F_DUMP == NLM_F_DUMP {
+                    self.counts.dumps += 1;
+                } else {
+                    self.counts.requests += 1;
+                    self.last_request = self.last_request.max(time);
+                    self.find(message, time);
+                }
+            }
+            let padding = length.next_multiple_of(4) - length;
+            bytes = rest.get(padding..).unwrap_or_default();
+        }
+    }
+
+    /// Looks for expected words in a message.
+    fn find(&mut self, message: &[u8], time: Duration) {
+        if self.expected.is_empty() {
+            return;
+        }
+        for window in message.windows(4) {
+            let word = u32::from_be_bytes([window[0], window[1], window[2], window[3]]);
+            if !may_be_pod(word) {
+                continue;
+            }
+            if let Some(since) = self.expected.remove(&word) {
+                self.last_found = self.last_found.max(time);
+                self.latencies.push(time.saturating_sub(since));
+            }
+        }
+    }
+}
+
+/// Returns whether a word may be the end of a Pod's address; this is fast.
+fn may_be_pod(word: u32) -> bool {
+    matches!(word >> 23, 0x15 | 0x17)
+}
+
+/// Returns the time since 1970, the clock of the kernel's timestamps.
+pub(crate) fn now() -> Duration {
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
+}
+
+fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    // The counts are consistent after every statement.
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(flags: u16, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(HEADER + body.len()).unwrap();
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend([0, 0]);
+        bytes.extend(flags.to_ne_bytes());
+        bytes.resize(HEADER, 0);
+        bytes.extend(body);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn an_expected_word_is_found_once() {
+        let mut tally = Tally::default();
+        let at = Duration::from_millis;
+        tally.expected.insert(0x0a80_0007, at(5));
+        tally.expected.insert(0x0b80_0008, at(6));
+        let mut bytes = message(NLM_F_REQUEST | NLM_F_DUMP, &[0x0a, 0x80, 0, 7]);
+        bytes.extend(message(NLM_F_REQUEST, &[1, 0x0a, 0x80, 0, 7, 9, 9]));
+        bytes.extend(message(NLM_F_REQUEST, &[0x0a, 0x80, 0, 7]));
+        tally.read(&bytes, at(15));
+        assert_eq!(tally.latencies, [at(10)]);
+        assert_eq!((tally.counts.requests, tally.counts.dumps), (2, 1));
+        assert_eq!(tally.expected.len(), 1);
+    }
+}

@@ -1,0 +1,92 @@
+//! A packet socket that receives the netlink messages of its namespace that go to the kernel.
+
+use std::io::IoSliceMut;
+use std::os::fd::AsRawFd as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
+use socket2::{Domain, Protocol, SockFilter, Socket, Type};
+
+/// The room for messages that wait to be read, in bytes.
+const ROOM: usize = 256 << 20;
+
+/// The longest `send` of a proxy that is read whole.
+const LONGEST: usize = 8 << 20;
+
+// Instructions of include/uapi/linux/bpf_common.h.
+const LOAD_WORD: u16 = 0x20;
+const LOAD_BYTE: u16 = 0x30;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const JUMP_IF_SET: u16 = 0x45;
+const RETURN: u16 = 0x06;
+/// The offset that stands for the type of the packet's device (include/uapi/linux/filter.h).
+const DEVICE_TYPE: u32 = 28_u32.wrapping_sub(0x1000);
+/// The type of `nlmon` devices.
+const ARPHRD_NETLINK: u32 = 824;
+/// The offset of the byte with the flag NLM_F_REQUEST in a netlink message.
+const FLAGS: u32 = if cfg!(target_endian = "little") { 6 } else { 7 };
+const NLM_F_REQUEST: u32 = 1;
+
+/// The socket and its buffer.
+pub(super) struct PacketSocket {
+    socket: Socket,
+    buffer: Vec<u8>,
+    control: Vec<u8>,
+}
+
+/// What one `send` handed to the kernel.
+pub(super) struct Received<'a> {
+    pub(super) bytes: &'a [u8],
+    /// Since 1970.
+    pub(super) time: Duration,
+    /// The number of packets so far that found no room.
+    pub(super) lost: u64,
+}
+
+impl PacketSocket {
+    pub(super) fn open() -> anyhow::Result<Self> {
+        // ETH_P_ALL in network order.
+        let all = Protocol::from(i32::from(3_u16.to_be()));
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(all))
+            .context("opening a packet socket (are you root?)")?;
+        socket.attach_filter(&[
+            SockFilter::new(LOAD_WORD, 0, 0, DEVICE_TYPE),
+            SockFilter::new(JUMP_IF_EQUAL, 0, 3, ARPHRD_NETLINK),
+            // Answers and notifications of the kernel lack the flag.
+            SockFilter::new(LOAD_BYTE, 0, 0, FLAGS),
+            SockFilter::new(JUMP_IF_SET, 0, 1, NLM_F_REQUEST),
+            SockFilter::new(RETURN, 0, 0, u32::MAX),
+            SockFilter::new(RETURN, 0, 0, 0),
+        ])?;
+        setsockopt(&socket, sockopt::RcvBufForce, &ROOM)?;
+        setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
+        setsockopt(&socket, sockopt::RxqOvfl, &1)?;
+        Ok(Self {
+            socket,
+            buffer: vec![0; LONGEST],
+            control: nix::cmsg_space!(nix::sys::time::TimeSpec, u32),
+        })
+    }
+
+    /// Returns the next packet, if one waits.
+    pub(super) fn receive(&mut self) -> Option<Received<'_>> {
+        let mut parts = [IoSliceMut::new(&mut self.buffer)];
+        let (flags, control) = (MsgFlags::MSG_DONTWAIT, Some(&mut *self.control));
+        let message = recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, control, flags).ok()?;
+        let (mut time, mut lost) = (Duration::ZERO, 0);
+        for control in message.cmsgs().ok()? {
+            match control {
+                ControlMessageOwned::ScmTimestampns(at) => time = at.into(),
+                ControlMessageOwned::RxqOvfl(number) => lost = number.into(),
+                _ => {}
+            }
+        }
+        let length = message.bytes;
+        Some(Received {
+            bytes: &self.buffer[..length],
+            time,
+            lost,
+        })
+    }
+}

@@ -1,0 +1,75 @@
+//! What the daemon reports as Events of the API server.
+
+use std::time::SystemTime;
+
+use crate::dataplane::Failure;
+use crate::events::Notice;
+use crate::problem::Problem;
+use crate::sync::Applied;
+use crate::watch::Watch;
+
+/// The present failures of this node, and the time of its start.
+#[derive(Debug)]
+pub(super) struct Reporter {
+    starting: Notice,
+    /// Why a round failed as a whole.
+    round: Option<Notice>,
+    /// Why the packet rules were refused.
+    rules: Option<Notice>,
+    /// Why an Op was refused.
+    ops: Option<Notice>,
+}
+
+impl Default for Reporter {
+    fn default() -> Self {
+        Self {
+            starting: Notice::starting(SystemTime::now()),
+            round: None,
+            rules: None,
+            ops: None,
+        }
+    }
+}
+
+impl Reporter {
+    /// Reports the result of a round, and the Problems of the input.
+    pub(super) fn round(
+        &mut self,
+        watch: Option<&Watch>,
+        applied: &Applied,
+        problems: impl FnOnce() -> Vec<Problem>,
+    ) {
+        let Some(watch) = watch.filter(|watch| watch.writes_events()) else {
+            return;
+        };
+        self.round = None;
+        if let Some(written) = &applied.rules {
+            self.rules = refusal("RefusedRules", written.as_ref().err());
+        }
+        let mut outcomes = applied.outcomes.iter();
+        let first = outcomes.find_map(|outcome| outcome.as_ref().err());
+        let first = first.map(|failure| &**failure);
+        if first.is_some() || applied.has_tried_all {
+            self.ops = refusal("RefusedChange", first);
+        }
+        self.report(watch, &problems());
+    }
+
+    /// Reports a round that failed as a whole.
+    pub(super) fn failed_round(&mut self, watch: Option<&Watch>, error: &str) {
+        if let Some(watch) = watch.filter(|watch| watch.writes_events()) {
+            self.round = Some(Notice::node("FailedRound", "Program", error));
+            self.report(watch, &[]);
+        }
+    }
+
+    fn report(&self, watch: &Watch, problems: &[Problem]) {
+        let failures = [&self.round, &self.rules, &self.ops].into_iter().flatten();
+        let own = std::iter::once(&self.starting).chain(failures);
+        watch.report(own.cloned().chain(problems.iter().map(Notice::problem)));
+    }
+}
+
+fn refusal(reason: &'static str, failure: Option<&Failure>) -> Option<Notice> {
+    failure.map(|failure| Notice::node(reason, "Program", &failure.to_string()))
+}

@@ -1,0 +1,274 @@
+//! Kubernetes Events: what this node reports to the API server.
+//!
+//! ```text
+//! Problems, failures ─▶ Notice ─▶ EventBook: which, how often ─▶ watch: one request at a time
+//! ```
+//!
+//! A [`Notice`] that lasts is one Event, whose count grows. Its name is a hash of its content, so that
+//! the nodes of a cluster, which all see the same Problem of a Service, write one Event together. The
+//! [`EventBook`] bounds memory and the rate of requests. Nothing here is needed for serving: a request
+//! that fails is dropped.
+
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::model::ObjectName;
+use crate::problem::Problem;
+
+mod book;
+
+pub use book::EventTimes;
+pub(crate) use book::{EventBook, Task};
+
+/// The object that an Event is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Regarding {
+    /// Our own Node.
+    Node,
+    /// A Service.
+    Service(ObjectName),
+    /// An EndpointSlice.
+    EndpointSlice(ObjectName),
+}
+
+/// Whether an Event reports something wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Nothing is wrong (`Normal`).
+    Normal,
+    /// Something is wrong (`Warning`).
+    Warning,
+}
+
+/// How often a notice is reported.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Occurrence {
+    /// Again and again while it is present.
+    Lasting,
+    /// Once; the text distinguishes it from an earlier one with the same note.
+    Once(String),
+}
+
+/// Something to report.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    /// The object that it is about.
+    pub regarding: Regarding,
+    /// Whether something is wrong.
+    pub severity: Severity,
+    /// Why it is reported, as one word: `InvalidField`.
+    pub reason: &'static str,
+    /// What the program did, as one word: `Plan`.
+    pub action: &'static str,
+    /// What happened, at most [`Notice::MAX_NOTE`] bytes.
+    pub note: String,
+    /// How often it is reported.
+    pub occurrence: Occurrence,
+}
+
+impl Notice {
+    /// The API server's limit for notes, in bytes.
+    pub const MAX_NOTE: usize = 1_024;
+
+    /// Returns a notice that the program starts.
+    pub fn starting(at: SystemTime) -> Self {
+        Self {
+            severity: Severity::Normal,
+            occurrence: Occurrence::Once(time(at)),
+            ..Self::node("Starting", "StartProxy", "ipvs-proxier is starting")
+        }
+    }
+
+    /// Returns a warning about our Node.
+    pub fn node(reason: &'static str, action: &'static str, note: &str) -> Self {
+        Self {
+            regarding: Regarding::Node,
+            severity: Severity::Warning,
+            reason,
+            action,
+            note: shorten(note),
+            occurrence: Occurrence::Lasting,
+        }
+    }
+
+    /// Returns the notice of a Problem. Problems of other objects and of files are reported at our Node.
+    pub fn problem(problem: &Problem) -> Self {
+        let named = |text: &str| {
+            let (namespace, name) = text.split_once('/')?;
+            Some(ObjectName::new(namespace, name))
+        };
+        let regarding = match problem.object.split_once(' ') {
+            Some(("Service", name)) => named(name).map(Regarding::Service),
+            Some(("EndpointSlice", name)) => named(name).map(Regarding::EndpointSlice),
+            _ => None,
+        };
+        let note = match &regarding {
+            // The Event names the object already.
+            Some(_) => Problem {
+                object: problem.field.clone(),
+                field: String::new(),
+                ..problem.clone()
+            }
+            .to_string(),
+            None => problem.to_string(),
+        };
+        Self {
+            regarding: regarding.unwrap_or(Regarding::Node),
+            ..Self::node("InvalidInput", "Plan", &note)
+        }
+    }
+
+    /// Returns the text that distinguishes the notice from all others.
+    fn identity(&self) -> String {
+        let occasion = match &self.occurrence {
+            Occurrence::Lasting => "",
+            Occurrence::Once(occasion) => occasion,
+        };
+        format!("{}\0{}\0{occasion}", self.reason, self.note)
+    }
+
+    /// Returns the namespace and the name of the Event, which are the same in every process.
+    ///
+    /// For our Node the name contains the node's name; for other objects it does not, so that the nodes of
+    /// a cluster write one Event together.
+    pub fn event_name(&self, node_name: &str) -> (String, String) {
+        let hash = self
+            .identity()
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3_u64)
+            });
+        let (namespace, object) = match &self.regarding {
+            // Events of cluster-scoped objects are in this namespace.
+            Regarding::Node => ("default", node_name),
+            Regarding::Service(name) | Regarding::EndpointSlice(name) => {
+                (&*name.namespace, &*name.name)
+            }
+        };
+        // A name has at most 253 characters.
+        let object: String = object.chars().take(230).collect();
+        (namespace.to_owned(), format!("{object}.{hash:016x}"))
+    }
+
+    /// Returns the Event, as the API group `events.k8s.io/v1` has it.
+    ///
+    /// `uid` is the object's; without it, `kubectl describe` does not show the Event.
+    pub fn event(&self, node_name: &str, uid: Option<&str>, now: SystemTime) -> Value {
+        let (namespace, name) = self.event_name(node_name);
+        let mut regarding = match &self.regarding {
+            // kubelet uses the name as the UID of its own Node too.
+            Regarding::Node => json!({
+                "apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_name,
+            }),
+            Regarding::Service(name) => json!({
+                "apiVersion": "v1", "kind": "Service", "namespace": &*name.namespace,
+                "name": &*name.name,
+            }),
+            Regarding::EndpointSlice(name) => json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "namespace": &*name.namespace, "name": &*name.name,
+            }),
+        };
+        if let Some(uid) = uid {
+            regarding["uid"] = json!(uid);
+        }
+        json!({
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"namespace": namespace, "name": name},
+            "eventTime": time(now),
+            "reportingController": "ipvs-proxier.io/ipvs-proxier",
+            // The server permits 128 characters.
+            "reportingInstance": node_name.chars().take(128).collect::<String>(),
+            "regarding": regarding,
+            "type": match self.severity {
+                Severity::Normal => "Normal",
+                Severity::Warning => "Warning",
+            },
+            "reason": self.reason,
+            "action": self.action,
+            "note": self.note,
+        })
+    }
+}
+
+/// Returns the change of an Event that was seen `count` times.
+pub(crate) fn series(count: u32, now: SystemTime) -> Value {
+    json!({"series": {"count": count, "lastObservedTime": time(now)}})
+}
+
+fn time(at: SystemTime) -> String {
+    humantime::format_rfc3339_micros(at).to_string()
+}
+
+/// Cuts a note to the server's limit.
+fn shorten(note: &str) -> String {
+    const MARK: &str = "...";
+    if note.len() <= Notice::MAX_NOTE {
+        return note.to_owned();
+    }
+    let mut end = Notice::MAX_NOTE - MARK.len();
+    while !note.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{MARK}", &note[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(object: &str) -> Notice {
+        let message = "is not an IP address; ignored";
+        Notice::problem(&Problem::new(
+            object,
+            "spec.externalIPs[0]",
+            "bogus",
+            message,
+        ))
+    }
+
+    #[test]
+    fn a_problem_of_a_service_is_the_same_event_on_every_node() {
+        let notice = problem("Service default/web");
+        assert_eq!(
+            notice.note,
+            "spec.externalIPs[0]: \"bogus\": is not an IP address; ignored"
+        );
+        assert_eq!(notice.event_name("a"), notice.event_name("b"));
+        let event = notice.event("a", Some("1-2"), SystemTime::UNIX_EPOCH);
+        assert_eq!(event["metadata"]["namespace"], "default");
+        assert_eq!(event["regarding"]["uid"], "1-2");
+        assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
+    }
+
+    #[test]
+    fn problems_of_other_objects_are_reported_at_the_node() {
+        for object in ["This node", "Configuration", "Node b", "services.yaml"] {
+            let notice = problem(object);
+            assert_eq!(notice.regarding, Regarding::Node);
+            assert!(notice.note.starts_with(object), "{}", notice.note);
+            assert_ne!(notice.event_name("a"), notice.event_name("b"));
+        }
+    }
+
+    #[test]
+    fn names_and_notes_respect_the_servers_limits() {
+        let notice = Notice::node("A", "B", &"é".repeat(2_000));
+        assert!(notice.note.len() <= Notice::MAX_NOTE);
+        let (_, name) = notice.event_name(&"n".repeat(253));
+        assert!(name.len() <= 253, "{name}");
+        let event = notice.event(&"n".repeat(253), None, SystemTime::UNIX_EPOCH);
+        assert_eq!(event["reportingInstance"].as_str().unwrap().len(), 128);
+    }
+
+    #[test]
+    fn each_start_is_an_event_of_its_own() {
+        let at = |secs| {
+            let at = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(secs);
+            Notice::starting(at).event_name("a")
+        };
+        assert_ne!(at(1), at(2));
+    }
+}

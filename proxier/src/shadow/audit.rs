@@ -1,0 +1,185 @@
+//! What the present table gets wrong against the documentation of Kubernetes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipvs_netlink as ipvs;
+
+use super::change::Listed;
+use super::{
+    Affected, Change, ChangeCause, Compared, Difference, DocumentedRule, has_foreign_carrier, rule,
+};
+use crate::frontend::Frontend;
+use crate::model::{ObjectName, Protocol, TrafficPolicy};
+use crate::plan::FrontendKind;
+
+/// A part of the present table that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    pub(crate) subject: Affected,
+    /// The frontends, each of which breaks the rule in this way.
+    pub(crate) frontends: Vec<ipvs::ServiceKey>,
+    /// What the table has.
+    pub(crate) found: String,
+    pub(crate) rule: &'static DocumentedRule,
+}
+
+/// Returns the findings in `differences`, and those of kube-proxy's packet rules.
+pub(super) fn findings(differences: &[Difference], view: &Compared<'_>) -> Vec<Finding> {
+    let mut inside = InsideFrontends::of(view);
+    let found = differences.iter();
+    let mut found: Vec<Finding> = found
+        .filter_map(|difference| match difference.cause {
+            ChangeCause::InsideClients => inside.finding(difference),
+            _ => finding(difference),
+        })
+        .collect();
+    if has_foreign_carrier(view.observed) {
+        found.extend(rewritten_sources(view));
+    }
+    found.sort_by(|one, other| {
+        let order = |finding: &Finding| (finding.subject.clone(), finding.rule.id);
+        order(one).cmp(&order(other))
+    });
+    found
+}
+
+/// Returns the finding of a difference; `None` if the documentation leaves the matter open.
+fn finding(difference: &Difference) -> Option<Finding> {
+    let rule = match &difference.cause {
+        ChangeCause::NoLocalEndpoint(kind) | ChangeCause::NotLocal(kind, _) => match kind {
+            FrontendKind::ClusterIp => &rule::INTERNAL_LOCAL,
+            _ => &rule::EXTERNAL_LOCAL,
+        },
+        ChangeCause::Contested(_) => &rule::ONE_OWNER,
+        ChangeCause::Unlisted | ChangeCause::NotReady | ChangeCause::Terminating => {
+            &rule::READY_ONLY
+        }
+        ChangeCause::Hints => &rule::HINTS,
+        ChangeCause::Ready | ChangeCause::LastResort => &rule::READY_ALL,
+        ChangeCause::Requested(_) | ChangeCause::AddressMissing => &rule::FRONTENDS,
+        ChangeCause::NoService => &rule::NO_SERVICE,
+        ChangeCause::Affinity => &rule::AFFINITY,
+        // Choices of the operator and of this program.
+        _ => return None,
+    };
+    let cause = &difference.cause;
+    let found = match &difference.change {
+        Change::AddServer(_) => "has no virtual server".to_owned(),
+        Change::DeleteServer | Change::RetireServer => "has a virtual server".to_owned(),
+        Change::SetServer {
+            property, before, ..
+        } => format!("has {property} {before}"),
+        Change::AddDestinations(all) => {
+            format!("lacks {}: {cause}", Listed("destination", all))
+        }
+        Change::RemoveDestinations(all) => {
+            format!("has {}: {cause}", Listed("destination", all))
+        }
+        Change::SetWeight {
+            before: 0,
+            destinations,
+            ..
+        } => format!(
+            "has weight 0 for {}: {cause}",
+            Listed("destination", destinations)
+        ),
+        Change::AddAddresses(all) => {
+            format!("{} not local", Listed("service address", all))
+        }
+        // Without new connections it harms no client.
+        _ => return None,
+    };
+    Some(Finding {
+        subject: difference.subject.clone(),
+        frontends: difference.frontends.clone(),
+        found,
+        rule,
+    })
+}
+
+/// The external addresses at which clients inside the cluster reach too few endpoints.
+struct InsideFrontends(BTreeMap<ipvs::ServiceKey, Vec<ipvs::ServiceKey>>);
+
+impl InsideFrontends {
+    /// Collects the external IPs and load-balancer addresses of each firewall mark.
+    ///
+    /// Not node ports: for them the documentation lets the policy apply to all clients. Not those where
+    /// the observed table has all endpoints already, as kube-proxy does without a local one.
+    fn of(view: &Compared<'_>) -> Self {
+        let mut inside: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        let servers = &view.desired().virtual_servers;
+        for (key, server) in servers {
+            let is_external =
+                [FrontendKind::ExternalIp, FrontendKind::LoadBalancer].contains(&server.kind);
+            let Some(mark) = view.desired().mark(server).filter(|_| is_external) else {
+                continue;
+            };
+            let mark = ipvs::ServiceKey::Mark {
+                family: key.family(),
+                mark,
+            };
+            let observed = view.observed.virtual_servers.get(key);
+            let (Some(all), Some(observed)) = (servers.get(&mark), observed) else {
+                continue;
+            };
+            let accepts = |wanted: &ipvs::Destination| {
+                let index = observed.position(wanted.key);
+                index.is_ok_and(|index| observed.destinations[index].weight > 0)
+            };
+            let wanted = all.destinations.iter().filter(|it| it.weight > 0);
+            if !wanted.clone().all(accepts) {
+                inside.entry(mark).or_default().push(*key);
+            }
+        }
+        Self(inside)
+    }
+
+    fn finding(&mut self, difference: &Difference) -> Option<Finding> {
+        let marks = difference.frontends.iter();
+        let frontends: Vec<_> = marks
+            .filter_map(|mark| self.0.remove(mark))
+            .flatten()
+            .collect();
+        (!frontends.is_empty()).then(|| Finding {
+            subject: difference.subject.clone(),
+            frontends,
+            found: "has the same destinations for clients inside and outside the cluster"
+                .to_owned(),
+            rule: &rule::INSIDE_CLIENTS,
+        })
+    }
+}
+
+/// Returns the cluster IPs whose port is a node port of policy Cluster.
+///
+/// kube-proxy's sets of node ports match by protocol and port at every local address, and its service
+/// addresses are local.
+fn rewritten_sources(view: &Compared<'_>) -> Vec<Finding> {
+    let services = view.snapshot.services();
+    let marked: BTreeSet<(Protocol, u16)> = services
+        .filter(|service| service.external_policy == TrafficPolicy::Cluster)
+        .flat_map(|service| &service.ports)
+        // kube-proxy matches SCTP node ports by address too.
+        .filter(|port| port.protocol != Protocol::Sctp)
+        .filter_map(|port| Some((port.protocol, port.node_port?)))
+        .collect();
+    let mut found: BTreeMap<&ObjectName, Vec<ipvs::ServiceKey>> = BTreeMap::new();
+    for (key, server) in &view.desired().virtual_servers {
+        let frontend = Frontend::of(key);
+        let is_marked =
+            frontend.is_some_and(|frontend| marked.contains(&(frontend.protocol, frontend.port)));
+        let is_observed = view.observed.virtual_servers.contains_key(key);
+        if server.kind == FrontendKind::ClusterIp && is_marked && is_observed {
+            found.entry(&server.owner.service).or_default().push(*key);
+        }
+    }
+    let found = found.into_iter();
+    found
+        .map(|(service, frontends)| Finding {
+            subject: Affected::Service(service.clone()),
+            frontends,
+            found: "is reached through packet rules that masquerade every client".to_owned(),
+            rule: &rule::SOURCE_KEPT,
+        })
+        .collect()
+}

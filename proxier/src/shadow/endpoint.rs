@@ -1,0 +1,84 @@
+//! Why an endpoint is, or is not, a destination.
+
+use std::net::SocketAddr;
+
+use ipvs_netlink as ipvs;
+
+use super::{ChangeCause, Compared};
+use crate::frontend::Frontend;
+use crate::model::{Endpoint, TrafficPolicy};
+use crate::plan::VirtualServer;
+
+/// Returns why `server` gets the destination `key`.
+pub(super) fn selected(
+    server: &VirtualServer,
+    key: ipvs::DestinationKey,
+    view: &Compared<'_>,
+) -> ChangeCause {
+    match listed(server, key, view) {
+        Some(endpoint) if !endpoint.is_ready => ChangeCause::LastResort,
+        _ => ChangeCause::Ready,
+    }
+}
+
+/// Returns why `server` must not have the destination `key`.
+pub(super) fn rejected(
+    server: &VirtualServer,
+    key: ipvs::DestinationKey,
+    view: &Compared<'_>,
+) -> ChangeCause {
+    let Some(endpoint) = listed(server, key, view) else {
+        let mut losers = view.planner.losers(&server.service.key);
+        let rival = losers.find(|loser| loser.has_destination(&key));
+        return rival.map_or(ChangeCause::Unlisted, |rival| {
+            ChangeCause::Contested(rival.owner.service.clone())
+        });
+    };
+    let policy = server.admission.as_ref().map(|admission| admission.policy);
+    let node_name = &view.planner.config().node_name;
+    if policy == Some(TrafficPolicy::Local) && !endpoint.is_on(node_name) {
+        return match server.destinations.is_empty() {
+            true => ChangeCause::NoLocalEndpoint(server.kind),
+            false => ChangeCause::NotLocal(server.kind, endpoint.location.node.clone()),
+        };
+    }
+    if !endpoint.is_ready {
+        return match endpoint.is_serving && endpoint.is_terminating {
+            true => ChangeCause::Terminating,
+            false => ChangeCause::NotReady,
+        };
+    }
+    let service = view.snapshot.service(&server.owner.service);
+    let annotations = service.and_then(|service| service.annotations.as_deref());
+    match annotations.is_some_and(|annotations| annotations.topology_keys.is_some()) {
+        true => ChangeCause::TopologyKeys,
+        false => ChangeCause::Hints,
+    }
+}
+
+/// Returns the endpoint of `server`'s Service port at `key`, in its best state if it is listed twice.
+fn listed<'a>(
+    server: &VirtualServer,
+    key: ipvs::DestinationKey,
+    view: &Compared<'a>,
+) -> Option<&'a Endpoint> {
+    // A firewall mark has no protocol; its port's name identifies the port.
+    let protocol = Frontend::of(&server.service.key).map(|frontend| frontend.protocol);
+    let slices = view.snapshot.slices(&server.owner.service);
+    let endpoints = slices.flat_map(|slice| {
+        let ports = slice.ports.iter();
+        let ports = ports.filter(|port| port.name == server.owner.port);
+        let ports = ports.filter(move |port| protocol.is_none_or(|it| it == port.protocol));
+        ports.flat_map(|port| {
+            let address = |endpoint: &&Endpoint| {
+                SocketAddr::new(endpoint.address, port.port)
+                    == SocketAddr::new(key.address, key.port)
+            };
+            slice.endpoints.iter().filter(address)
+        })
+    });
+    endpoints.max_by_key(|endpoint| {
+        let serves = endpoint.is_serving && endpoint.is_terminating;
+        (endpoint.is_ready, serves)
+    })
+}

@@ -1,0 +1,155 @@
+//! The changes of one virtual server by one Op.
+
+use ipvs_netlink as ipvs;
+
+use super::{Change, ChangeCause, Compared, endpoint};
+use crate::op::Op;
+use crate::plan::{FrontendKind, VirtualServer};
+
+/// Returns the changes that `op` makes to the virtual server `key`, each with its cause.
+///
+/// Empty for the destinations of a new virtual server: the Op that adds it stands for them.
+pub(super) fn changes(
+    op: &Op,
+    key: &ipvs::ServiceKey,
+    view: &Compared<'_>,
+) -> Vec<(ChangeCause, Change)> {
+    let server = view.desired().virtual_servers.get(key);
+    let observed = view.observed.virtual_servers.get(key);
+    let (Some(server), Some(found)) = (server, observed) else {
+        return match (op, server) {
+            (Op::AddService(_), Some(server)) => vec![added(server)],
+            (Op::DeleteService(_), None) => vec![(ChangeCause::NoService, Change::DeleteServer)],
+            (Op::SetDestination(..), None) => vec![(ChangeCause::NoService, Change::RetireServer)],
+            _ => Vec::new(),
+        };
+    };
+    let weight_of = |key: ipvs::DestinationKey| {
+        let index = found.position(key).ok()?;
+        Some(found.destinations[index].weight)
+    };
+    match *op {
+        Op::SetService(after) => properties(&found.service, &after, server, view),
+        Op::AddDestination(_, to) => {
+            let cause = endpoint::selected(server, to.key, view);
+            vec![(cause, Change::AddDestinations(vec![to.key]))]
+        }
+        Op::SetDestination(_, to) if server.has_destination(&to.key) => {
+            let before = weight_of(to.key).unwrap_or_default();
+            vec![kept(server, to, before, view)]
+        }
+        // A destination that is not desired.
+        Op::SetDestination(_, ipvs::Destination { key, .. }) | Op::DeleteDestination(_, key) => {
+            let change = match weight_of(key) {
+                Some(0) => Change::RemoveDrained,
+                _ => Change::RemoveDestinations,
+            };
+            vec![(endpoint::rejected(server, key, view), change(vec![key]))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn added(server: &VirtualServer) -> (ChangeCause, Change) {
+    let cause = match server.kind {
+        FrontendKind::Inside => ChangeCause::InsideClients,
+        kind => ChangeCause::Requested(kind),
+    };
+    let destinations = server.destinations.iter().map(|it| it.key).collect();
+    (cause, Change::AddServer(destinations))
+}
+
+/// Returns the change of a destination that stays.
+fn kept(
+    server: &VirtualServer,
+    to: ipvs::Destination,
+    before: u32,
+    view: &Compared<'_>,
+) -> (ChangeCause, Change) {
+    if before == to.weight {
+        return (
+            ChangeCause::NotMasqueraded,
+            Change::SetForwarding(vec![to.key]),
+        );
+    }
+    let change = Change::SetWeight {
+        before,
+        after: to.weight,
+        destinations: vec![to.key],
+    };
+    let cause = match (before, annotates(server, view, |all| all.weights.is_some())) {
+        (0, _) => endpoint::selected(server, to.key, view),
+        (_, true) => ChangeCause::Annotation("weights"),
+        (_, false) => ChangeCause::NoWeights,
+    };
+    (cause, change)
+}
+
+/// Returns the properties in which a virtual server differs.
+fn properties(
+    before: &ipvs::Service,
+    after: &ipvs::Service,
+    server: &VirtualServer,
+    view: &Compared<'_>,
+) -> Vec<(ChangeCause, Change)> {
+    let mut changes = Vec::new();
+    let mut set = |cause, property, before: String, after: String| {
+        if before != after {
+            let change = Change::SetServer {
+                property,
+                before,
+                after,
+            };
+            changes.push((cause, change));
+        }
+    };
+    let scheduler = |service: &ipvs::Service| {
+        let name = service.scheduler.as_ref();
+        name.map_or("none", ipvs::SchedulerName::as_str).to_owned()
+    };
+    let affinity =
+        |service: &ipvs::Service| match service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
+            true => format!("{} s", service.timeout_secs),
+            false => "none".to_owned(),
+        };
+    let flags = |service: &ipvs::Service| {
+        let others = service.flags.without(ipvs::ServiceFlags::PERSISTENT);
+        format!("{:#x}", others.bits())
+    };
+    let rest = |service: &ipvs::Service| format!("{:?}, {:?}", service.client_mask, service.engine);
+    let cause = match annotates(server, view, |all| all.scheduler.is_some()) {
+        true => ChangeCause::Annotation("scheduler"),
+        false => ChangeCause::Setting("--ipvs-scheduler"),
+    };
+    set(cause, "the scheduler", scheduler(before), scheduler(after));
+    let property = "session affinity";
+    set(
+        ChangeCause::Affinity,
+        property,
+        affinity(before),
+        affinity(after),
+    );
+    let cause = match annotates(server, view, |all| all.scheduler_flags.is_some()) {
+        true => ChangeCause::Annotation("scheduler-flags"),
+        false => ChangeCause::Setting("the scheduler"),
+    };
+    set(cause, "the scheduler's flags", flags(before), flags(after));
+    set(
+        ChangeCause::Affinity,
+        "the persistence mask and engine",
+        rest(before),
+        rest(after),
+    );
+    changes
+}
+
+/// Returns whether the Service of `server` has an annotation of ours that `test` accepts.
+fn annotates(
+    server: &VirtualServer,
+    view: &Compared<'_>,
+    test: impl Fn(&crate::model::Annotations) -> bool,
+) -> bool {
+    let service = view.snapshot.service(&server.owner.service);
+    let annotations = service.and_then(|service| service.annotations.as_deref());
+    annotations.is_some_and(test)
+}

@@ -1,0 +1,177 @@
+//! Writes Events to the API server, one request at a time.
+
+use std::time::{Duration, SystemTime};
+
+use http::Method;
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::connection::{Connection, Outgoing};
+use super::failure::RequestFailure;
+use crate::clock;
+use crate::events::{EventBook, EventTimes, Notice, Regarding, Task, series};
+
+/// The longest response that is read, in bytes.
+const MAX_BODY: usize = 64 << 10;
+
+/// The longest time without a look at the clock, while nothing is due.
+const IDLE: Duration = Duration::from_secs(3_600);
+
+/// The writer of Events.
+pub(super) struct EventWriter<'a> {
+    connection: &'a Connection,
+    node_name: &'a str,
+    notices: watch::Receiver<Vec<Notice>>,
+    book: EventBook,
+    /// Whether the log says that the server does not permit Events.
+    has_logged_refusal: bool,
+}
+
+impl<'a> EventWriter<'a> {
+    pub(super) fn new(
+        connection: &'a Connection,
+        node_name: &'a str,
+        notices: watch::Receiver<Vec<Notice>>,
+        times: EventTimes,
+    ) -> Self {
+        Self {
+            connection,
+            node_name,
+            notices,
+            book: EventBook::new(times),
+            has_logged_refusal: false,
+        }
+    }
+
+    /// Writes Events until the sender of notices is dropped.
+    pub(super) async fn run(mut self) {
+        loop {
+            let now = clock::since_boot();
+            let due = self.book.next_due();
+            let pause = due.map_or(IDLE, |due| due.saturating_sub(now));
+            tokio::select! {
+                changed = self.notices.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let present = self.notices.borrow_and_update();
+                    self.book.set(&present, clock::since_boot());
+                }
+                () = tokio::time::sleep(pause) => {
+                    if let Some(task) = self.book.take(clock::since_boot()) {
+                        self.perform(&task).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn perform(&mut self, task: &Task) {
+        let result = match task {
+            Task::Create(notice) => self.create(notice).await,
+            Task::Count(notice, count) => self.count(notice, *count).await,
+        };
+        let Err(failure) = result else { return };
+        match failure.refusal() {
+            Some(refusal) if refusal.is_withheld() => {
+                self.book.refused(clock::since_boot());
+                if !std::mem::replace(&mut self.has_logged_refusal, true) {
+                    tracing::warn!(
+                        "the API server does not permit Events, so none are written: {failure}; \
+                         --events=off requests none"
+                    );
+                }
+            }
+            // The Event is written with the next count. Nothing depends on it.
+            _ => tracing::debug!("an Event was not written: {failure}"),
+        }
+    }
+
+    async fn create(&mut self, notice: &Notice) -> Result<(), RequestFailure> {
+        let uid = match &notice.regarding {
+            Regarding::Node => None,
+            regarding => match self.uid(regarding).await? {
+                Some(uid) => Some(uid),
+                // The object was deleted meanwhile.
+                None => return Ok(()),
+            },
+        };
+        let (namespace, _) = notice.event_name(self.node_name);
+        let event = notice.event(self.node_name, uid.as_deref(), SystemTime::now());
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+        let request = Outgoing::with_body(Method::POST, &path, "application/json", &event);
+        match self.connection.send(&request).await {
+            Ok(_) => self.book.counted(notice, 1),
+            Err(failure) if is_conflict(&failure) => {
+                self.book.exists(notice, clock::since_boot());
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    async fn count(&mut self, notice: &Notice, count: u32) -> Result<(), RequestFailure> {
+        let (namespace, name) = notice.event_name(self.node_name);
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}");
+        let change = series(count, SystemTime::now());
+        let kind = "application/merge-patch+json";
+        let request = Outgoing::with_body(Method::PATCH, &path, kind, &change);
+        match self.connection.send(&request).await {
+            Ok(_) => self.book.counted(notice, count),
+            Err(failure) if failure.refusal().is_some_and(|refusal| refusal.code == 404) => {
+                self.book.expired(notice, clock::since_boot());
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    /// Returns the UID of an object; `None` if it does not exist.
+    ///
+    /// Lists it by name: the program may list these kinds and need not get them.
+    async fn uid(&self, regarding: &Regarding) -> Result<Option<String>, RequestFailure> {
+        let (root, name) = match regarding {
+            Regarding::Node => return Ok(None),
+            Regarding::Service(name) => ("/api/v1", name),
+            Regarding::EndpointSlice(name) => ("/apis/discovery.k8s.io/v1", name),
+        };
+        let plural = match regarding {
+            Regarding::EndpointSlice(_) => "endpointslices",
+            _ => "services",
+        };
+        // Names of objects need no encoding.
+        let path = format!(
+            "{root}/namespaces/{}/{plural}?fieldSelector=metadata.name%3D{}&resourceVersion=0",
+            name.namespace, name.name
+        );
+        let accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        let mut response = self.connection.get(&path, accept).await?;
+        let text = response
+            .text(MAX_BODY, self.connection.response_limit())
+            .await?;
+        let list: NamedList = serde_json::from_slice(&text)
+            .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
+        Ok(list.items.into_iter().next().map(|item| item.metadata.uid))
+    }
+}
+
+/// Returns whether the object to create exists already.
+fn is_conflict(failure: &RequestFailure) -> bool {
+    failure.refusal().is_some_and(|refusal| refusal.code == 409)
+}
+
+/// A list of objects, of which only the UIDs are used.
+#[derive(Deserialize)]
+struct NamedList {
+    items: Vec<NamedItem>,
+}
+
+#[derive(Deserialize)]
+struct NamedItem {
+    metadata: NamedMetadata,
+}
+
+#[derive(Deserialize)]
+struct NamedMetadata {
+    uid: String,
+}

@@ -1,0 +1,211 @@
+//! Events.
+
+use std::net::TcpListener;
+use std::process::Command;
+use std::time::Duration;
+
+use api_server::{ApiServer, CannedResponse};
+use proxier::testing::events::{EventTimes, Notice};
+use proxier::testing::problem::Problem;
+use serde_json::json;
+
+use crate::follower::{Follower, config, until};
+
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/a/events";
+const SERVICES: &str = "/api/v1/namespaces/a/services";
+
+/// Times that are short enough for a test.
+pub(crate) const TIMES: EventTimes = EventTimes {
+    period: Duration::from_millis(200),
+    other_period: Duration::from_secs(3_600),
+    interval: Duration::from_millis(10),
+    pause: Duration::from_secs(3_600),
+};
+
+/// Returns the notice of a Problem of the Service `a/web`.
+pub(crate) fn notice() -> Notice {
+    let message = "is not an IP address; ignored";
+    Notice::problem(&Problem::new(
+        "Service a/web",
+        "spec.externalIPs[0]",
+        "bogus",
+        message,
+    ))
+}
+
+fn respond(server: &ApiServer, path: &str, status: u16, body: &str) {
+    let answer = CannedResponse {
+        status,
+        headers: Vec::new(),
+        body: body.to_owned(),
+        breaks_connection: false,
+    };
+    server.respond_next(path, answer);
+}
+
+/// A server that has the Service `a/web`, and a follower that writes Events.
+fn scene() -> (ApiServer, Follower) {
+    let server = ApiServer::start();
+    for _ in 0..100 {
+        let list = json!({"items": [{"metadata": {"uid": "1-2"}}]});
+        respond(&server, SERVICES, 200, &list.to_string());
+    }
+    let mut config = config(&server);
+    config.events = Some(TIMES);
+    (server, Follower::with(config))
+}
+
+/// Returns the requests for Events so far: `POST`, or `PATCH` with the Event's name.
+fn writes(server: &ApiServer) -> Vec<String> {
+    let requests = server.requests().into_iter();
+    let writes = requests.filter(|request| request.path.starts_with(EVENTS));
+    writes
+        .map(|request| {
+            let name = request.path.trim_start_matches(EVENTS);
+            format!("{} {}", request.method, name.trim_start_matches('/'))
+        })
+        .collect()
+}
+
+#[test]
+fn a_problem_that_lasts_is_one_event_with_a_growing_count() {
+    let (server, follower) = scene();
+    let (_, name) = notice().event_name("us");
+    respond(&server, EVENTS, 201, "{}");
+    for _ in 0..3 {
+        respond(&server, &format!("{EVENTS}/{name}"), 200, "{}");
+    }
+    follower.watch.report(std::iter::once(notice()));
+    let patch = format!("PATCH {name}");
+    let expected = ["POST ", &patch, &patch, &patch];
+    let enough = || (writes(&server).len() >= 4).then(|| writes(&server));
+    assert_eq!(until("counted", enough, || writes(&server))[..4], expected);
+    // The fourth count finds no Event any more (404), so the Event is created again.
+    respond(&server, EVENTS, 201, "{}");
+    let enough = || (writes(&server).len() >= 6).then(|| writes(&server));
+    assert_eq!(
+        until("created", enough, || writes(&server))[4..6],
+        [&patch, "POST "]
+    );
+    // Without the Problem no Event is written.
+    follower.watch.report(std::iter::empty());
+    let before = writes(&server).len();
+    std::thread::sleep(3 * TIMES.period);
+    assert!(writes(&server).len() <= before + 1, "{:?}", writes(&server));
+}
+
+#[test]
+fn the_event_of_another_node_is_left_alone() {
+    let (server, follower) = scene();
+    respond(&server, EVENTS, 409, "{}");
+    follower.watch.report(std::iter::once(notice()));
+    until(
+        "asked",
+        || (!writes(&server).is_empty()).then_some(()),
+        || (),
+    );
+    std::thread::sleep(3 * TIMES.period);
+    assert_eq!(writes(&server), ["POST "]);
+}
+
+#[test]
+fn a_server_that_permits_no_events_is_asked_once() {
+    let (server, follower) = scene();
+    respond(&server, EVENTS, 403, "{}");
+    follower.watch.report(std::iter::once(notice()));
+    until(
+        "asked",
+        || (!writes(&server).is_empty()).then_some(()),
+        || (),
+    );
+    let more = (0..100).map(|n| Notice::node("A", "B", &n.to_string()));
+    follower.watch.report(more);
+    std::thread::sleep(3 * TIMES.period);
+    let events = |path: &str| path.contains("/events");
+    let requests = server.requests();
+    assert_eq!(requests.iter().filter(|it| events(&it.path)).count(), 1);
+}
+
+#[test]
+fn a_server_that_does_not_answer_stops_no_follower() {
+    let (server, follower) = scene();
+    follower.drain();
+    server.freeze();
+    follower.watch.report(std::iter::once(notice()));
+    for n in 0..1_000 {
+        let more = std::iter::once(Notice::node("A", "B", &n.to_string()));
+        follower.watch.report(more);
+    }
+    server.resume();
+    server.apply(crate::objects::service("web", 80));
+    assert_eq!(follower.services(), "apply a/web");
+}
+
+#[test]
+fn without_the_option_no_event_is_written() {
+    let server = ApiServer::start();
+    let follower = Follower::start(&server);
+    follower.watch.report(std::iter::once(notice()));
+    follower.drain();
+    assert_eq!(writes(&server), [] as [&str; 0]);
+}
+
+fn unused_port() -> u16 {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+#[test]
+fn the_program_says_once_that_events_are_not_permitted() {
+    // The server has no API group for Events.
+    let server = ApiServer::start();
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let mut program = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+    program
+        .args(["run", "--dataplane=userspace", "--node-name=us", "--master"])
+        .arg(server.url())
+        .args(["--ipvs-min-sync-period=0s", "--logging-format=json"])
+        .arg(format!(
+            "--healthz-bind-address=127.0.0.1:{}",
+            unused_port()
+        ))
+        .arg(format!(
+            "--metrics-bind-address=127.0.0.1:{}",
+            unused_port()
+        ))
+        .arg("--state-file")
+        .arg(directory.path().join("state"))
+        .stderr(std::fs::File::create(&log).unwrap());
+    let mut program = program.spawn().unwrap();
+    let refusals = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.matches("does not permit Events").count()
+    };
+    until(
+        "logged",
+        || (refusals() > 0).then_some(()),
+        || std::fs::read_to_string(&log),
+    );
+    let mut wrong = crate::objects::service("web", 80);
+    wrong["spec"]["externalIPs"] = json!(["bogus"]);
+    server.apply(wrong);
+    let has_problem = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.contains("bogus").then_some(())
+    };
+    until("reported", has_problem, || std::fs::read_to_string(&log));
+    std::thread::sleep(Duration::from_millis(500));
+    program.kill().unwrap();
+    program.wait().unwrap();
+    let posts = server
+        .requests()
+        .into_iter()
+        .filter(|it| it.method == "POST");
+    assert_eq!((refusals(), posts.count()), (1, 1));
+    let text = std::fs::read_to_string(&log).unwrap();
+    for line in text.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(line["ts"].is_f64() && line["msg"].is_string(), "{line}");
+    }
+}
