@@ -57,7 +57,7 @@ impl SocketFamily {
 
 /// Whether a socket may have more datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Remaining {
+pub(super) enum MoreDatagrams {
     Nothing,
     Perhaps,
 }
@@ -80,7 +80,7 @@ impl DatagramBatch {
         &mut self,
         socket: &UdpSocket,
         family: SocketFamily,
-    ) -> io::Result<Remaining> {
+    ) -> io::Result<MoreDatagrams> {
         self.received.clear();
         let headers = match family {
             SocketFamily::V4 => &mut self.v4,
@@ -92,7 +92,7 @@ impl DatagramBatch {
         let flags = MsgFlags::MSG_DONTWAIT;
         let messages = match recvmmsg(socket.as_raw_fd(), headers, &mut slices, flags, None) {
             Ok(messages) => messages,
-            Err(Errno::EAGAIN) => return Ok(Remaining::Nothing),
+            Err(Errno::EAGAIN) => return Ok(MoreDatagrams::Nothing),
             Err(error) => return Err(error.into()),
         };
         self.received
@@ -102,8 +102,8 @@ impl DatagramBatch {
             }));
         // epoll(7): a socket that gave less than it was asked for is drained.
         Ok(match self.received.len() < DATAGRAMS {
-            true => Remaining::Nothing,
-            false => Remaining::Perhaps,
+            true => MoreDatagrams::Nothing,
+            false => MoreDatagrams::Perhaps,
         })
     }
 
@@ -215,7 +215,7 @@ mod tests {
         batch.trains().map(of).collect()
     }
 
-    fn receive(batch: &mut DatagramBatch, socket: &UdpSocket) -> Remaining {
+    fn receive(batch: &mut DatagramBatch, socket: &UdpSocket) -> MoreDatagrams {
         let family = SocketFamily::of(socket.local_addr().unwrap());
         batch.receive(socket, family).unwrap()
     }
@@ -238,7 +238,7 @@ mod tests {
             sender.send_to(&vec![b'x'; length], address).unwrap();
         }
         let mut batch = DatagramBatch::new();
-        assert_eq!(receive(&mut batch, &receiver), Remaining::Nothing);
+        assert_eq!(receive(&mut batch, &receiver), MoreDatagrams::Nothing);
         let expected: [&[usize]; 6] = [&[300, 300, 200], &[300], &[0], &[0], &[301], &[301]];
         assert_eq!(lengths(&batch), expected);
         let senders: Vec<_> = batch.trains().filter_map(|train| train.sender).collect();
@@ -284,8 +284,8 @@ mod tests {
             sender.send(b"datagram").unwrap();
         }
         let mut batch = DatagramBatch::new();
-        assert_eq!(receive(&mut batch, &receiver), Remaining::Perhaps);
-        assert_eq!(receive(&mut batch, &receiver), Remaining::Nothing);
+        assert_eq!(receive(&mut batch, &receiver), MoreDatagrams::Perhaps);
+        assert_eq!(receive(&mut batch, &receiver), MoreDatagrams::Nothing);
         assert_eq!(lengths(&batch), [[8]]);
     }
 }

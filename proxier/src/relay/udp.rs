@@ -12,7 +12,7 @@ use slab::Slab;
 
 use super::RelayLimits;
 use super::budget::{Budget, PER_FLOW, Permit};
-use super::datagrams::{DatagramBatch, Remaining, SocketFamily, Train};
+use super::datagrams::{DatagramBatch, MoreDatagrams, SocketFamily, Train};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
 use super::worker::{is_exhausted, request};
@@ -132,7 +132,7 @@ impl UdpFlows {
                     self.forward(key, client, registry, now, &train);
                 }
             }
-            if remaining == Remaining::Nothing {
+            if remaining == MoreDatagrams::Nothing {
                 return false;
             }
         }
@@ -256,7 +256,7 @@ impl UdpFlows {
                     let _ = train.send(socket, Some(client));
                 }
             }
-            if remaining == Remaining::Nothing {
+            if remaining == MoreDatagrams::Nothing {
                 return false;
             }
         }
