@@ -55,14 +55,14 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
 /// Returns the number of Ops if nothing is observed yet; else 0, because few Ops are expected then.
 ///
 /// At a start with 10,000 x 10, a vector that grows by doubling has room for 131,072 Ops and needs
-/// 120,000.
+/// 120,001.
 fn first_ops(desired: &Desired, observed: &Observed) -> usize {
     if !observed.virtual_servers.is_empty() {
         return 0;
     }
     let servers = desired.virtual_servers.values();
     let servers: usize = servers.map(|server| 1 + server.destinations.len()).sum();
-    servers + desired.addresses.len()
+    servers + desired.addresses.len() + usize::from(desired.needs_carrier)
 }
 
 /// Appends the Ops for one virtual server and its destinations.
