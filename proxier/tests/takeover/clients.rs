@@ -24,6 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The most datagrams that may be lost in a phase: those in flight, one of each client.
 const IN_FLIGHT: usize = 3;
 
+/// The pause of a client between two frontends. A tracked connection that has ended stays for two minutes,
+/// and the lab tracks at most 8,192.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// All connections, and the failures so far.
 pub(crate) struct Traffic {
     open: Vec<Open>,
@@ -132,6 +136,7 @@ impl Traffic {
 
     fn ask_new(&self, phase: &str, client: &str, host: &Host) {
         for frontend in FRONTENDS {
+            std::thread::sleep(PAUSE);
             match host.run(|| greeting(frontend)) {
                 Ok(()) => _ = self.answered.fetch_add(1, Ordering::Relaxed),
                 Err(error) => self.fail(format!(
@@ -163,6 +168,6 @@ impl Traffic {
             "{answered} answered; lost:\n{}",
             failures.join("\n")
         );
-        assert!(answered > 1_000, "{answered}");
+        assert!(answered > 2 * self.open.len(), "{answered}");
     }
 }
