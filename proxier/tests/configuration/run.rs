@@ -146,9 +146,9 @@ fn verbosity_and_format_of_the_log_are_those_of_flags_and_file() {
     let config = format!("--config={}", path.display());
     let log = scene.plan(&[&config]);
     let line: serde_json::Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
-    assert_eq!(line["level"], "WARN", "{log}");
+    assert_eq!(line["level"], "warn", "{log}");
     assert!(
-        line["message"]
+        line["msg"]
             .as_str()
             .unwrap()
             .contains(":4: foo: is an unknown field"),
