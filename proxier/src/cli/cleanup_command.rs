@@ -25,7 +25,8 @@ use crate::model::Cidr;
 use crate::nftables::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
 use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::predecessor::{LeftoverClient, MarkChainUse, signs};
+use crate::predecessor::signs::{self, Sign};
+use crate::predecessor::{LeftoverClient, MarkChainUse};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
 use successor::Successor;
@@ -85,13 +86,17 @@ impl SuccessorFlag {
     };
 
     /// Returns whether kube-proxy serves; `bare` finds addresses as for routes on `lo`.
-    fn has_come(self, bare: &mut Linux, leftovers: &mut LeftoverClient) -> anyhow::Result<bool> {
+    fn has_come(
+        self,
+        bare: &mut Linux,
+        leftovers: &mut LeftoverClient,
+        sign: Option<Sign>,
+    ) -> anyhow::Result<bool> {
         match self.kube_proxy {
             SuccessorChoice::Serves => return Ok(true),
             SuccessorChoice::Gone => return Ok(false),
             SuccessorChoice::Auto => {}
         }
-        let sign = signs::find(&successor::PORTS);
         match successor::find(&bare.addresses()?, &leftovers.find()?, sign) {
             Successor::Serving => Ok(true),
             Successor::Missing => Ok(false),
@@ -126,11 +131,13 @@ pub(super) enum CleanupScope {
 
 impl Flags {
     pub(super) fn run(self, scope: CleanupScope) -> anyhow::Result<ExitCode> {
-        let cleanup = Cleanup::open(&self, scope)?;
-        match self.dry_run.dry_run {
-            true => cleanup.preview(),
-            false => cleanup.remove(),
+        if self.dry_run.dry_run {
+            // A process of this program may run meanwhile, and listens at the ports of kube-proxy.
+            return Cleanup::open(&self, scope, None)?.preview();
         }
+        let lock = self.state.lock()?;
+        let sign = signs::find(&successor::PORTS);
+        Cleanup::open(&self, scope, sign)?.remove(lock)
     }
 }
 
@@ -148,7 +155,8 @@ struct Cleanup<'a> {
 }
 
 impl<'a> Cleanup<'a> {
-    fn open(flags: &'a Flags, scope: CleanupScope) -> anyhow::Result<Self> {
+    /// `sign`: the sign that kube-proxy runs, if there is one.
+    fn open(flags: &'a Flags, scope: CleanupScope, sign: Option<Sign>) -> anyhow::Result<Self> {
         let mut linux = Linux::open(flags.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
         let mut leftovers = LeftoverClient::open(MarkChainUse::KubeProxy)?;
@@ -156,7 +164,7 @@ impl<'a> Cleanup<'a> {
         if scope == CleanupScope::Ours {
             // In this form, each address on the carrier is a leftover, and each of our routes too.
             let mut bare = Linux::open(ServiceAddresses::Loopback)?;
-            has_successor = flags.successor.has_come(&mut bare, &mut leftovers)?;
+            has_successor = flags.successor.has_come(&mut bare, &mut leftovers, sign)?;
             if has_successor {
                 linux = bare;
             }
@@ -225,8 +233,7 @@ impl<'a> Cleanup<'a> {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn remove(mut self) -> anyhow::Result<ExitCode> {
-        let lock = self.flags.state.lock()?;
+    fn remove(mut self, lock: Option<LedgerLock>) -> anyhow::Result<ExitCode> {
         let lacks_ledger = !self.flags.state.state_file.exists();
         if self.has_successor {
             tracing::info!(

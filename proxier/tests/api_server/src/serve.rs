@@ -170,6 +170,14 @@ fn answer(
             return refusal(401, "Unauthorized");
         }
     }
+    if request.method == "POST"
+        && request
+            .path
+            .starts_with("/apis/events.k8s.io/v1/namespaces/")
+    {
+        // Accepted and forgotten: a request to change the Event gets 404, as after its time to live.
+        return answer::json(StatusCode::CREATED, "{}".into());
+    }
     let Some(kind) = Kind::at(&request.path) else {
         return refusal(404, "the server could not find the requested resource");
     };
