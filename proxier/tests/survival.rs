@@ -118,7 +118,8 @@ fn connections_survive_restarts() {
         daemon.terminate();
         connections.assert_alive("the end of the daemon");
         daemon.start();
-        daemon.eventually("the second start", || daemon.log().contains("stopped"));
+        let starts = || daemon.log().matches("programming IPVS").count();
+        daemon.eventually("the second start", || starts() == 2);
         daemon.endpoints(&[POD1, POD2, POD3]);
         daemon.await_endpoints(&[POD1, POD2, POD3]);
         connections.assert_alive("a restart");
