@@ -55,7 +55,9 @@ fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<Figures> {
     let mut page = 0;
     for _ in 0..TIMES {
         let text = scrape()?;
-        let is_series = |line: &&str| line.starts_with("ipvs_proxier_service_");
+        // Not the gauge `ipvs_proxier_service_addresses`, which has no labels.
+        let is_series =
+            |line: &&str| line.starts_with("ipvs_proxier_service_") && line.contains('{');
         let series = text.lines().filter(is_series).count() as u64;
         ensure!(
             series == u64::from(cluster.services) * SERIES,

@@ -131,11 +131,17 @@ pub(super) enum CleanupScope {
 
 impl Flags {
     pub(super) fn run(self, scope: CleanupScope) -> anyhow::Result<ExitCode> {
+        let lock = self.state.lock();
         if self.dry_run.dry_run {
-            // A process of this program may run meanwhile, and listens at the ports of kube-proxy.
-            return Cleanup::open(&self, scope, None)?.preview();
+            // A process of this program that runs meanwhile has the lock, and listens at the ports of
+            // kube-proxy.
+            let sign = match lock {
+                Ok(_) => signs::find(&successor::PORTS),
+                Err(_) => None,
+            };
+            return Cleanup::open(&self, scope, sign)?.preview();
         }
-        let lock = self.state.lock()?;
+        let lock = lock?;
         let sign = signs::find(&successor::PORTS);
         Cleanup::open(&self, scope, sign)?.remove(lock)
     }

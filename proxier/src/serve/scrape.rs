@@ -108,7 +108,8 @@ impl Scraper {
         }
         let owners = self.owners.read().map_err(|why| why.to_string())?;
         let endpoints = traffic::destinations(&owners);
-        let has_endpoints = endpoints <= self.endpoint_limit;
+        // The limit 0 switches them off, also while no Service has an endpoint.
+        let has_endpoints = (1..=self.endpoint_limit).contains(&endpoints);
         let mut open = match reader.take() {
             Some(open) => open,
             None => CounterReader::open().map_err(|failure| failure.to_string())?,
