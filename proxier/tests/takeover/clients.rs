@@ -21,6 +21,9 @@ struct Open {
 /// How long a new connection may take. A client does not notice that TCP repeated a packet.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How often a client tries to open one of the first connections, before anything is judged.
+const ATTEMPTS: usize = 5;
+
 /// The most datagrams that may be lost in a phase: those in flight, one of each client.
 const IN_FLIGHT: usize = 3;
 
@@ -71,10 +74,11 @@ impl Traffic {
             .iter()
             .flat_map(|client| FRONTENDS.map(|to| (*client, to)));
         let open = pairs.cycle().take(count).map(|(client, frontend)| {
-            let connection = host(scene, client).connect(frontend);
-            let connection = connection.unwrap_or_else(|answer| {
-                panic!("{client} to {frontend} through kube-proxy: {answer}")
-            });
+            // kube-proxy may still write its rules, one table after the other.
+            let mut attempts = (0..ATTEMPTS).map(|_| host(scene, client).connect(frontend));
+            let connection = attempts.find_map(Result::ok);
+            let connection = connection
+                .unwrap_or_else(|| panic!("{client} to {frontend} through kube-proxy: no answer"));
             Open {
                 pod: connection.greeting().backend().unwrap().to_owned(),
                 connection,
