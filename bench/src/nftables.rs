@@ -208,7 +208,8 @@ fn frontend(number: u32) -> Frontend {
     }
 }
 
-fn admission() -> Admission {
+/// Returns the admission of a cluster IP whose endpoints all serve.
+pub(crate) fn admission() -> Admission {
     Admission {
         scope: Scope::Internal,
         policy: TrafficPolicy::Cluster,

@@ -17,13 +17,13 @@ use ipvs_netlink as ipvs;
 use lab::net::Cluster;
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
-use proxier::testing::model::{Protocol, TrafficPolicy};
+use proxier::testing::model::Protocol;
 use proxier::testing::nftables::{Command, RulesClient, Table};
-use proxier::testing::plan::{Admission, Availability, Scope};
 use serde::Serialize;
 
 use crate::figures;
 use crate::inside;
+use crate::nftables::admission;
 
 /// The cluster IP to which the Pod connects.
 const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1)), 80);
@@ -240,16 +240,6 @@ fn serve(is_listening: &AtomicBool, is_over: &AtomicBool) -> anyhow::Result<()> 
         drop(listener.accept()?);
     }
     Ok(())
-}
-
-fn admission() -> Admission {
-    Admission {
-        scope: Scope::Internal,
-        policy: TrafficPolicy::Cluster,
-        endpoints: Availability::Usable,
-        source_ranges: None,
-        inside_mark: None,
-    }
 }
 
 impl Figures {
