@@ -4,12 +4,14 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
-use api_server::{ApiServer, CannedResponse};
+use api_server::ApiServer;
 use proxier::testing::events::{EventTimes, Notice};
 use proxier::testing::problem::Problem;
 use serde_json::json;
 
 use crate::follower::{Follower, config, until};
+use crate::objects::{node, response, service};
+use crate::program::Program;
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/a/events";
 const SERVICES: &str = "/api/v1/namespaces/a/services";
@@ -34,13 +36,7 @@ pub(crate) fn notice() -> Notice {
 }
 
 fn respond(server: &ApiServer, path: &str, status: u16, body: &str) {
-    let answer = CannedResponse {
-        status,
-        headers: Vec::new(),
-        body: body.to_owned(),
-        breaks_connection: false,
-    };
-    server.respond_next(path, answer);
+    server.respond_next(path, response(status, body));
 }
 
 /// A server that has the Service `a/web`, and a follower that writes Events.
@@ -137,7 +133,7 @@ fn a_server_that_does_not_answer_stops_no_follower() {
         follower.watch.report(more);
     }
     server.resume();
-    server.apply(crate::objects::service("web", 80));
+    server.apply(service("web", 80));
     assert_eq!(follower.services(), "apply a/web");
 }
 
@@ -157,8 +153,12 @@ fn unused_port() -> u16 {
 
 #[test]
 fn the_program_says_once_that_events_are_not_permitted() {
-    // The server has no API group for Events.
     let server = ApiServer::start();
+    server.apply(node("us", "127.0.0.1"));
+    // The role of the program has no rule for Events. The first is the one of the start.
+    let refused = r#"{"kind": "Status", "code": 403, "message": "events is forbidden"}"#;
+    let of_nodes = "/apis/events.k8s.io/v1/namespaces/default/events";
+    respond(&server, of_nodes, 403, refused);
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");
     let mut program = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
@@ -177,7 +177,7 @@ fn the_program_says_once_that_events_are_not_permitted() {
         .arg("--state-file")
         .arg(directory.path().join("state"))
         .stderr(std::fs::File::create(&log).unwrap());
-    let mut program = program.spawn().unwrap();
+    let program = Program(program.spawn().unwrap());
     let refusals = || {
         let text = std::fs::read_to_string(&log).unwrap();
         text.matches("does not permit Events").count()
@@ -187,17 +187,16 @@ fn the_program_says_once_that_events_are_not_permitted() {
         || (refusals() > 0).then_some(()),
         || std::fs::read_to_string(&log),
     );
-    let mut wrong = crate::objects::service("web", 80);
+    let mut wrong = service("web", 80);
     wrong["spec"]["externalIPs"] = json!(["bogus"]);
     server.apply(wrong);
     let has_problem = || {
         let text = std::fs::read_to_string(&log).unwrap();
         text.contains("bogus").then_some(())
     };
-    until("reported", has_problem, || std::fs::read_to_string(&log));
+    until("logged", has_problem, || std::fs::read_to_string(&log));
     std::thread::sleep(Duration::from_millis(500));
-    program.kill().unwrap();
-    program.wait().unwrap();
+    drop(program);
     let posts = server
         .requests()
         .into_iter()

@@ -10,5 +10,6 @@ mod half_open;
 mod lists;
 mod objects;
 mod outages;
+mod program;
 mod real_server;
 mod watches;

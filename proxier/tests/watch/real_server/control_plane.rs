@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use api_server::tls;
@@ -16,6 +16,7 @@ use tokio::runtime::Runtime;
 
 use crate::credentials::kubeconfig;
 use crate::follower::until;
+use crate::program::Program;
 
 /// Records each request once it is answered, without its body.
 const AUDIT_POLICY: &str = "\
@@ -24,17 +25,6 @@ kind: Policy
 omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 ";
-
-/// A process that is killed at the end of the test.
-pub(super) struct Program(pub(super) Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // Fails if the process has exited already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// An API server and its database.
 pub(super) struct ControlPlane {

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::control_plane::{ControlPlane, Program};
+use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES, new_service};
+use crate::program::Program;
 
 const USER: &str = "system:serviceaccount:a:reader";
 

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::control_plane::{ControlPlane, Program};
+use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES};
+use crate::program::Program;
 
 const HEALTHZ: &str = "127.0.0.1:10256";
 const METRICS: &str = "127.0.0.1:10249";
