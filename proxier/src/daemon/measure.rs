@@ -160,10 +160,7 @@ fn count_plan<'a>(servers: impl Iterator<Item = &'a VirtualServer>) {
                 Scope::Internal => "internal",
                 Scope::External | Scope::NodePort => "external",
             };
-            let family = match server.service.key.family() {
-                ipvs_netlink::Family::V4 => Family::V4,
-                ipvs_netlink::Family::V6 => Family::V6,
-            };
+            let family = Family::from(server.service.key.family());
             let services: &mut BTreeSet<_> = remote_only.entry((policy, family)).or_default();
             services.insert(&server.owner.service);
         }

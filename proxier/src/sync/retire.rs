@@ -187,18 +187,11 @@ fn is_tcp(key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
     match *key {
         ipvs::ServiceKey::Address { protocol, .. } => protocol == ipvs::Protocol::Tcp,
         // The key has no protocol, but the mark is the hash of one.
-        ipvs::ServiceKey::Mark { family, mark } => mark == tcp_mark(owner, family_of(family)),
+        ipvs::ServiceKey::Mark { family, mark } => mark == tcp_mark(owner, family.into()),
         _ => false,
     }
 }
 
 fn tcp_mark(owner: &ServicePortName, family: Family) -> u32 {
     plan::mark(owner, Protocol::Tcp, family)
-}
-
-fn family_of(family: ipvs::Family) -> Family {
-    match family {
-        ipvs::Family::V4 => Family::V4,
-        ipvs::Family::V6 => Family::V6,
-    }
 }
