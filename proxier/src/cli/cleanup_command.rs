@@ -104,8 +104,8 @@ impl SuccessorFlag {
             Successor::Coming => {
                 let sign = sign.map_or_else(String::new, |sign| format!(" ({sign})"));
                 anyhow::bail!(
-                    "kube-proxy starts on this node{sign} and has not programmed all of it yet, so removing \
-                     ours would cut connections; try again when its addresses are on kube-ipvs0, or pass \
+                    "kube-proxy starts on this node{sign} and does not serve all addresses yet, so removing our virtual \
+                     servers would cut connections; try again when its addresses are on kube-ipvs0, or pass \
                      --kube-proxy=gone"
                 )
             }

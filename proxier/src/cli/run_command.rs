@@ -131,6 +131,7 @@ impl Flags {
 
     /// Serves until the process is stopped.
     fn serve(&self, resolved: &Resolved, setup: &Setup) -> anyhow::Result<ExitCode> {
+        // Held until this function returns.
         let _lock = self.state.lock()?;
         process::adjust_oom_score(setup.settings.oom_score_adj);
         process::raise_file_limit();

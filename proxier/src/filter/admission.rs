@@ -42,6 +42,7 @@ pub(super) fn parts(
         add(FRONTENDS, None);
     }
     let masquerading = match (admission.scope, admission.policy) {
+        // All cluster IPs share one chain, to which the set of frontends leads.
         (Scope::Internal, _) => None,
         (_, TrafficPolicy::Cluster) => Some(EXTERNAL),
         (_, TrafficPolicy::Local) => Some(LOCAL_ONLY),
@@ -71,6 +72,8 @@ fn guard(
 ) -> Option<(Verdict, Option<Chain>)> {
     let rejecting = match (admission.scope, admission.endpoints) {
         (_, Availability::Usable) => None,
+        // A client outside may reach another node by a load balancer, so its packets are dropped and not
+        // refused. For a client inside, no other node serves the cluster IP.
         (Scope::Internal, Availability::RemoteOnly) | (_, Availability::None) => Some(REFUSE),
         (_, Availability::RemoteOnly) => Some(NOT_HERE),
     };

@@ -159,6 +159,7 @@ fn guarded(new_connection: &str) -> Vec<Rule> {
 fn new_output() -> Vec<Rule> {
     let mut rules = Vec::new();
     for family in FAMILIES {
+        // The map first, because the set has its frontends too.
         rules.push(rule([frontend_map(family, EXTERNAL_FRONTENDS)]));
         rules.push(rule([is_frontend(family), goto(CLUSTER_IP)]));
     }
@@ -167,6 +168,7 @@ fn new_output() -> Vec<Rule> {
 
 fn new_input(config: &FilterConfig) -> Vec<Rule> {
     let mut rules = new_output();
+    // Load balancers may ask at a service address, whose other ports are refused below.
     rules.push(rule([to_health_check(), Verdict::Accept.into()]));
     for family in FAMILIES.into_iter().filter(|_| config.answer_ping) {
         let ping = Match::EchoRequest(family);
@@ -245,6 +247,7 @@ fn refuse() -> Vec<Rule> {
     let tcp = Match::Protocol([Protocol::Tcp].into());
     vec![
         rule([Match::Established.into(), Verdict::Return.into()]),
+        // As the kernel answers at a port without a listener, so that clients do not wait.
         rule([tcp.into(), Statement::Reject(Reject::TcpReset)]),
         rule([Statement::Reject(Reject::PortUnreachable)]),
     ]
@@ -282,6 +285,7 @@ fn unserved() -> Vec<Rule> {
 fn not_here(inside: &Inside<'_>) -> Vec<Rule> {
     let mut rules = vec![
         rule([Match::Established.into(), Verdict::Return.into()]),
+        // Processes of this node are inside in every mode.
         rule([Match::SourceIsLocal.into(), Verdict::Return.into()]),
     ];
     for inside in inside.matches() {

@@ -93,6 +93,7 @@ fn candidates<'a>(
 ) -> Vec<Candidate<'a>> {
     let mut endpoints: BTreeMap<SocketAddr, &Endpoint> = BTreeMap::new();
     for slice in snapshot.slices(&service.name) {
+        // By name, because the slice has the endpoints' port number (`targetPort`), not the Service's.
         let listens = |listed: &&crate::model::SlicePort| {
             listed.name == port.name && listed.protocol == port.protocol
         };

@@ -169,6 +169,7 @@ impl RequirementsBuilder<'_> {
         // A mark is needed even if both sets are equal. If it disappeared with the last remote
         // endpoint, the kernel would reset the connections through its virtual server.
         let needs_mark = self.has_local_external(port, family);
+        // The packet rules masquerade the connections of these endpoints to themselves.
         let local = sets.local.iter().map(|endpoint| endpoint.address.ip());
         self.requirements.local_endpoints.extend(local);
         let ranges = self.service.source_ranges.iter().copied();

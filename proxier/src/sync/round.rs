@@ -153,6 +153,7 @@ impl<D: Dataplane> Proxier<D> {
         let addresses = &mut drifted.addresses;
         addresses.retain(|address| !ours.addresses.contains(address));
         drifted.carrier &= !ours.carrier;
+        // The full comparison repeats each failed Op that is still needed.
         self.retries.try_all();
         self.kernel.is_known = true;
         self.kernel.knows_addresses = true;
@@ -226,6 +227,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
     pub(super) fn compare(&mut self, extent: Extent) -> Vec<Op> {
+        // Taken for `All` too, which compares them with all others.
         let pending = std::mem::take(&mut self.kernel.pending);
         let territory = self.territory();
         let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
@@ -313,6 +315,8 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// Returns the virtual servers of these frontends.
     fn hold_back(&mut self, ops: &mut Vec<Op>) -> BTreeSet<ipvs::ServiceKey> {
+        // Only new ones: an existing virtual server keeps its connections, and its rules may still be those
+        // of an earlier write.
         let (keys, addresses) = self.planner.desired().needing_rules();
         let observed = &self.kernel.observed.virtual_servers;
         let pending = &mut self.kernel.pending;

@@ -159,7 +159,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Every `n`th client of each frontend ends its direction.
+    /// Every `n`th client of each frontend half-closes its connection.
     pub(crate) fn end_writing(&self, n: usize) {
         for frontend in &self.frontends {
             for (_, client) in frontend.clients.iter().step_by(n) {
@@ -168,7 +168,7 @@ impl<'a> World<'a> {
                 }
             }
         }
-        // The relay reads the end a moment later.
+        // The relay reads the end of the stream a moment later.
         std::thread::sleep(Duration::from_secs(1));
     }
 
