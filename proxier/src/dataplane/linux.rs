@@ -21,6 +21,7 @@ mod link_addresses;
 mod listing;
 pub(crate) mod monitor;
 mod notice_filter;
+mod revival;
 mod rtnetlink;
 mod virtual_servers;
 

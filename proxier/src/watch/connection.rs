@@ -243,7 +243,7 @@ impl Link {
         let sent = Instant::now();
         let response = match timeout(timeouts.response, self.client.send(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(RequestFailure::Unreachable(cause(&error))),
+            Ok(Err(error)) => Err(RequestFailure::without_response(cause(&error))),
             Err(_) => Err(RequestFailure::Silent(timeouts.response)),
         };
         self.count(&method, response.as_ref().map(Response::status).ok(), sent);
@@ -305,7 +305,9 @@ impl ResponseStream {
             match timeout(bound, self.body.frame()).await {
                 Err(_) => return Err(RequestFailure::Silent(bound)),
                 Ok(None) => return Ok(None),
-                Ok(Some(Err(error))) => return Err(RequestFailure::Cut(cause(&error))),
+                Ok(Some(Err(error))) => {
+                    return Err(RequestFailure::Cut(RequestFailure::chain(cause(&error))));
+                }
                 Ok(Some(Ok(frame))) => {
                     if let Ok(bytes) = frame.into_data() {
                         return Ok(Some(bytes));
@@ -338,11 +340,11 @@ impl ResponseStream {
     }
 }
 
-fn cause(error: &kube::Error) -> String {
+fn cause(error: &kube::Error) -> &(dyn std::error::Error + 'static) {
     // The outermost error says only "ServiceError".
     match error {
-        kube::Error::Service(inner) => RequestFailure::chain(&**inner),
-        other => RequestFailure::chain(other),
+        kube::Error::Service(inner) => &**inner,
+        other => other,
     }
 }
 
