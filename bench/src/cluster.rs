@@ -27,6 +27,7 @@ use scenario::{Parameters, Scenario};
 use subject::{KubeProxy, Subject};
 
 mod api;
+mod clients;
 mod kernel;
 mod machine;
 pub(crate) mod objects;

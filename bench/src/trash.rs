@@ -149,7 +149,8 @@ impl Figures {
         let Self {
             kernel, removed, ..
         } = self;
-        let mut text = format!("{removed} destinations removed and added again, Linux {kernel}\n\n");
+        let mut text =
+            format!("{removed} destinations removed and added again, Linux {kernel}\n\n");
         for row in &self.rows {
             let each = row.secs * 1e6 / row.destinations as f64;
             let line = format!(

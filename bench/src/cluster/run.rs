@@ -1,7 +1,7 @@
 //! Leads one proxy through a scenario.
 
 use std::fmt::Write as _;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::api::Api;
+use super::clients::{Clients, Echo};
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::population::{ChangeKind, Population};
 use super::scenario::{Phase, Scenario};
@@ -86,7 +87,7 @@ pub(super) fn measure(
         ip(&format!("{family} route replace default dev node0"))?;
     }
     let api_endpoint = node.first().context("a node without an address")?;
-    let _listener = TcpListener::bind((*api_endpoint, API_PORT))?;
+    let _echo = Echo::start(SocketAddr::from((*api_endpoint, API_PORT)))?;
     let tap = Tap::open()?;
     let progress = StatusLine::new();
     let title = format!(
@@ -180,6 +181,7 @@ impl Run<'_> {
                 .connected()
                 .map(|at| at.saturating_sub(self.begin).as_secs_f64()),
             cost: self.cost(before)?,
+            limit_secs: kernel::limit()?.map(|limit| limit.as_secs_f64()),
         })
     }
 
@@ -202,8 +204,16 @@ impl Run<'_> {
             latency: None,
             missed: 0,
             caught_up_secs: None,
+            connections: None,
             system_calls: None,
             is_correct: None,
+        };
+        let clients = match phase {
+            Phase::Relist | Phase::Reset | Phase::Outage | Phase::Slow => {
+                let address = SocketAddr::from((self.population.api_service(), 443));
+                Some(Clients::start(address)?)
+            }
+            Phase::Idle | Phase::Churn | Phase::Calls | Phase::Flush => None,
         };
         match phase {
             Phase::Idle => {
@@ -246,6 +256,7 @@ impl Run<'_> {
             }
         }
         step.cost = self.cost(&before)?;
+        step.connections = clients.map(Clients::stop);
         step.is_correct = kernel::has_exactly(&self.population)?;
         Ok(step)
     }

@@ -74,9 +74,7 @@ impl Backoff {
         self.limit = grown.max(self.limit).clamp(Self::FIRST, Self::LONGEST);
         let wait = match asked.map(|asked| asked.min(Self::LONGEST_ASKED)) {
             // A restarting server sends all nodes the same `Retry-After`, so it needs jitter, too.
-            Some(asked) if asked >= self.limit / 2 => {
-                random_between(asked, asked + self.limit / 2)
-            }
+            Some(asked) if asked >= self.limit / 2 => random_between(asked, asked + self.limit / 2),
             _ => random_between(self.limit / 2, self.limit),
         };
         self.outage += wait;
@@ -140,10 +138,18 @@ mod tests {
         ] {
             let back = Duration::from_secs_f64(gone);
             let late: Vec<f64> = (0..nodes)
-                .map(|_| attempts(back).last().map_or(0.0, |last| (*last - back).as_secs_f64()))
+                .map(|_| {
+                    attempts(back)
+                        .last()
+                        .map_or(0.0, |last| (*last - back).as_secs_f64())
+                })
                 .collect();
             let sum: f64 = late.iter().sum();
-            assert!(sum / f64::from(nodes) < mean, "{gone}: {}", sum / f64::from(nodes));
+            assert!(
+                sum / f64::from(nodes) < mean,
+                "{gone}: {}",
+                sum / f64::from(nodes)
+            );
             assert!(late.iter().all(|&late| late <= all), "{gone}");
         }
     }

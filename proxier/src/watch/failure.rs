@@ -177,10 +177,9 @@ impl RequestFailure {
     /// must be read again.
     pub(super) fn concerns_connection(&self) -> bool {
         match self {
-            Self::Configuration(_)
-            | Self::NoServer(_)
-            | Self::Unreachable(_)
-            | Self::Silent(_) => true,
+            Self::Configuration(_) | Self::NoServer(_) | Self::Unreachable(_) | Self::Silent(_) => {
+                true
+            }
             Self::Refused(refusal) => refusal.is_unauthorized(),
             Self::Cut(_) | Self::Malformed(_) => false,
         }

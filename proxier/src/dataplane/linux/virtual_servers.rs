@@ -88,7 +88,9 @@ fn apply_run(
     outcomes: &mut [Outcome],
 ) -> ipvs::Result<()> {
     for positions in order.chunks(CHUNK_OPS) {
-        let changes = positions.iter().filter_map(|&position| change(&ops[position]));
+        let changes = positions
+            .iter()
+            .filter_map(|&position| change(&ops[position]));
         let changes: Vec<Change> = changes.collect();
         let results = client.apply(&changes)?;
         for (&position, result) in positions.iter().zip(results) {
