@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::api::Api;
-use super::clients::{Clients, Echo};
+use super::api::{Api, ApiKind};
+use super::clients::Clients;
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::population::{ChangeKind, Population};
 use super::scenario::{Phase, Scenario};
@@ -19,9 +19,6 @@ use super::tap::{Counts, Tap, now};
 use super::{kernel, strace};
 use crate::process::{Cpu, Memory, ip};
 use crate::report::progress::StatusLine;
-
-/// The port of the API server's Service on the node.
-const API_PORT: u16 = 6443;
 
 /// The time limit for the first programming.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -46,7 +43,7 @@ pub(super) struct Run<'a> {
     scenario: &'a Scenario,
     population: Population,
     tap: Tap,
-    api: Api,
+    api: Box<dyn Api>,
     proxy: Proxy,
     progress: &'a StatusLine,
     title: String,
@@ -65,7 +62,7 @@ struct Before {
 pub(super) fn measure(
     scenario: &Scenario,
     subject: &Subject,
-    api: Api,
+    api: ApiKind,
     folder: &Path,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
@@ -86,16 +83,17 @@ pub(super) fn measure(
         let family = if address.is_ipv4() { "-4" } else { "-6" };
         ip(&format!("{family} route replace default dev node0"))?;
     }
-    let api_endpoint = node.first().context("a node without an address")?;
-    let _echo = Echo::start(SocketAddr::from((*api_endpoint, API_PORT)))?;
     let tap = Tap::open()?;
     let progress = StatusLine::new();
     let title = format!(
         "{}, {}, round {}",
         scenario.name, subject.name, outcome.round
     );
-    progress.show(|| format!("{title}: creating {} Services", scenario.shape.services));
-    api.fill(population.objects(API_PORT))?;
+    progress.show(|| format!("{title}: starting the API server"));
+    let mut api = api.start(&population)?;
+    api.fill(&population, &|number| {
+        progress.show(|| format!("{title}: {number} objects"));
+    })?;
     tap.expect(population.words());
     let kubeconfig = api.kubeconfig(folder)?;
     let begin = now();
@@ -209,11 +207,11 @@ impl Run<'_> {
             is_correct: None,
         };
         let clients = match phase {
-            Phase::Relist | Phase::Reset | Phase::Outage | Phase::Slow => {
+            Phase::Relist | Phase::Reset | Phase::Outage | Phase::Slow if self.api.has_echo() => {
                 let address = SocketAddr::from((self.population.api_service(), 443));
                 Some(Clients::start(address)?)
             }
-            Phase::Idle | Phase::Churn | Phase::Calls | Phase::Flush => None,
+            _ => None,
         };
         match phase {
             Phase::Idle => {
@@ -305,8 +303,8 @@ impl Run<'_> {
         }
         std::thread::sleep(ABSENCE.saturating_sub(start.elapsed()));
         step.changes = MISSED_CHANGES;
-        let back = now();
         self.api.resume()?;
+        let back = now();
         self.arrive(step);
         let found = self.tap.last_found().saturating_sub(back);
         step.caught_up_secs = (step.missed == 0).then_some(found.as_secs_f64());
