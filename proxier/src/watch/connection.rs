@@ -427,7 +427,45 @@ fn parse_master(text: &str) -> Result<http::Uri, RequestFailure> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+    use crate::watch::backoff::Reach;
+
+    /// Returns the failure of a request to this server.
+    fn failure(master: String) -> RequestFailure {
+        let server = ServerLocation {
+            kubeconfig: None,
+            master: Some(master),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let connection = Connection::new(server, Timeouts::default());
+        let result = runtime.block_on(connection.get("/", "application/json"));
+        result.err().unwrap()
+    }
+
+    #[test]
+    fn a_refused_connection_is_told_from_a_broken_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let accepts = std::thread::spawn(move || {
+            for _ in 0..2 {
+                drop(listener.accept());
+            }
+        });
+        for scheme in ["http", "https"] {
+            let failure = failure(format!("{scheme}://{address}"));
+            assert_eq!(failure.reach(), Reach::Server, "{failure}");
+        }
+        accepts.join().unwrap();
+        for scheme in ["http", "https"] {
+            let failure = failure(format!("{scheme}://{address}"));
+            assert_eq!(failure.reach(), Reach::NoServer, "{failure}");
+        }
+    }
 
     #[test]
     fn master_is_a_url_or_host_and_port() {
