@@ -54,6 +54,10 @@ enum Order {
     Keys,
     Listed,
     Reversed,
+    BeforeListed,
+    BeforeReversed,
+    DeletedSame,
+    DeletedReverse,
 }
 
 /// The result of one order.
@@ -85,7 +89,7 @@ impl Flags {
             .into_iter()
             .partition(|change| matches!(change, Change::AddService(_)));
         let mut rows = Vec::new();
-        for order in [Order::None, Order::Reversed, Order::Listed, Order::Keys] {
+        for order in [Order::None, Order::DeletedSame, Order::DeletedReverse, Order::BeforeListed, Order::BeforeReversed, Order::Reversed, Order::Listed, Order::Keys] {
             rows.push(lab::in_fresh_network(|| {
                 measure(order, &servers, &destinations)
             })??);
@@ -105,12 +109,25 @@ impl Flags {
 fn measure(order: Order, servers: &[Change], destinations: &[Change]) -> anyhow::Result<Row> {
     let mut client = Client::open()?;
     apply(&mut client, servers)?;
+    let mut listed: Vec<_> = Vec::new();
     if order != Order::None {
         apply(&mut client, destinations)?;
-        client.flush()?;
-        apply(&mut client, servers)?;
+        listed = client.services()?.into_iter().map(|it| it.service.key).collect();
+        if matches!(order, Order::DeletedSame | Order::DeletedReverse) {
+            let d: Vec<_> = destinations.iter().filter_map(|c| match c { Change::AddDestination(k, d) => Some(Change::DeleteDestination(*k, d.key)), _ => None }).collect();
+            apply(&mut client, &d)?;
+        } else {
+            client.flush()?;
+            apply(&mut client, servers)?;
+        }
     }
-    let listed = client.services()?.into_iter().map(|it| it.service.key);
+    if matches!(order, Order::Listed | Order::Reversed) {
+        let after: Vec<_> = client.services()?.into_iter().map(|it| it.service.key).collect();
+        let same = after.iter().zip(&listed).filter(|(a, b)| a == b).count();
+        eprintln!("same places {same} of {}; first {:?} {:?}", after.len(), &after[..3], &listed[..3]);
+        listed = after;
+    }
+    let listed = listed.into_iter();
     let places: HashMap<ServiceKey, usize> = listed.zip(0..).collect();
     let place = |change: &Change| match change {
         Change::AddDestination(key, _) => places.get(key).copied(),
@@ -118,8 +135,10 @@ fn measure(order: Order, servers: &[Change], destinations: &[Change]) -> anyhow:
     };
     let mut ordered = destinations.to_vec();
     match order {
-        Order::None | Order::Keys => {}
-        Order::Listed => ordered.sort_by_key(place),
+        Order::None | Order::Keys | Order::DeletedSame => {}
+        Order::DeletedReverse => ordered.reverse(),
+        Order::BeforeReversed => { ordered.sort_by_key(place); ordered.reverse() }
+        Order::BeforeListed | Order::Listed => ordered.sort_by_key(place),
         Order::Reversed => ordered.sort_by_key(|change| std::cmp::Reverse(place(change))),
     }
     let start = Instant::now();
