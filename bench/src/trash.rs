@@ -6,11 +6,14 @@
 //!
 //! * *none*: no trash, the first programming;
 //! * *keys*: in the order of keys, which has nothing to do with the order of removal;
-//! * *listed*: virtual servers in the order in which the kernel lists them, and so removed them;
-//! * *reversed*: the virtual server that was removed last comes first.
+//! * *oldest*: the virtual server that was removed first comes first;
+//! * *newest*: the virtual server that was removed last comes first;
+//! * *later*: the same by the kernel's list after the virtual servers were added again. Linux 7.2 has given
+//!   its table another order then.
 //!
-//! The lists are read after the virtual servers were added again, as a proxy could read them.
+//! A flush removes the virtual servers in the order in which the kernel listed them before.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -52,12 +55,19 @@ pub(crate) struct Flags {
 enum Order {
     None,
     Keys,
-    Listed,
-    Reversed,
-    BeforeListed,
-    BeforeReversed,
-    DeletedSame,
-    DeletedReverse,
+    Oldest,
+    Newest,
+    Later,
+}
+
+impl Order {
+    const ALL: [Self; 5] = [
+        Self::None,
+        Self::Newest,
+        Self::Later,
+        Self::Keys,
+        Self::Oldest,
+    ];
 }
 
 /// The result of one order.
@@ -89,7 +99,7 @@ impl Flags {
             .into_iter()
             .partition(|change| matches!(change, Change::AddService(_)));
         let mut rows = Vec::new();
-        for order in [Order::None, Order::DeletedSame, Order::DeletedReverse, Order::BeforeListed, Order::BeforeReversed, Order::Reversed, Order::Listed, Order::Keys] {
+        for order in Order::ALL {
             rows.push(lab::in_fresh_network(|| {
                 measure(order, &servers, &destinations)
             })??);
@@ -109,37 +119,25 @@ impl Flags {
 fn measure(order: Order, servers: &[Change], destinations: &[Change]) -> anyhow::Result<Row> {
     let mut client = Client::open()?;
     apply(&mut client, servers)?;
-    let mut listed: Vec<_> = Vec::new();
+    let mut places = places(&mut client)?;
     if order != Order::None {
         apply(&mut client, destinations)?;
-        listed = client.services()?.into_iter().map(|it| it.service.key).collect();
-        if matches!(order, Order::DeletedSame | Order::DeletedReverse) {
-            let d: Vec<_> = destinations.iter().filter_map(|c| match c { Change::AddDestination(k, d) => Some(Change::DeleteDestination(*k, d.key)), _ => None }).collect();
-            apply(&mut client, &d)?;
-        } else {
-            client.flush()?;
-            apply(&mut client, servers)?;
-        }
+        places = self::places(&mut client)?;
+        client.flush()?;
+        apply(&mut client, servers)?;
     }
-    if matches!(order, Order::Listed | Order::Reversed) {
-        let after: Vec<_> = client.services()?.into_iter().map(|it| it.service.key).collect();
-        let same = after.iter().zip(&listed).filter(|(a, b)| a == b).count();
-        eprintln!("same places {same} of {}; first {:?} {:?}", after.len(), &after[..3], &listed[..3]);
-        listed = after;
+    if order == Order::Later {
+        places = self::places(&mut client)?;
     }
-    let listed = listed.into_iter();
-    let places: HashMap<ServiceKey, usize> = listed.zip(0..).collect();
     let place = |change: &Change| match change {
         Change::AddDestination(key, _) => places.get(key).copied(),
         _ => None,
     };
     let mut ordered = destinations.to_vec();
     match order {
-        Order::None | Order::Keys | Order::DeletedSame => {}
-        Order::DeletedReverse => ordered.reverse(),
-        Order::BeforeReversed => { ordered.sort_by_key(place); ordered.reverse() }
-        Order::BeforeListed | Order::Listed => ordered.sort_by_key(place),
-        Order::Reversed => ordered.sort_by_key(|change| std::cmp::Reverse(place(change))),
+        Order::None | Order::Keys => {}
+        Order::Oldest => ordered.sort_by_key(place),
+        Order::Newest | Order::Later => ordered.sort_by_key(|change| Reverse(place(change))),
     }
     let start = Instant::now();
     let mut added = 0;
@@ -155,6 +153,12 @@ fn measure(order: Order, servers: &[Change], destinations: &[Change]) -> anyhow:
         destinations: added,
         secs: start.elapsed().as_secs_f64(),
     })
+}
+
+/// Returns the position of each virtual server in the kernel's list.
+fn places(client: &mut Client) -> anyhow::Result<HashMap<ServiceKey, usize>> {
+    let listed = client.services()?.into_iter().map(|it| it.service.key);
+    Ok(listed.zip(0..).collect())
 }
 
 fn apply(client: &mut Client, changes: &[Change]) -> anyhow::Result<()> {

@@ -2,102 +2,112 @@
 //!
 //! The kernel keeps removed destinations in the namespace's trash for two to three minutes. Each added
 //! destination searches the trash from the newest entry, and takes the entry of the same destination out
-//! (`ip_vs_trash_get_dest`). After a flush of 100,000, an addition searches 50,000 entries on average.
+//! (`ip_vs_trash_get_dest`). After a flush of 100,000, an addition searches 50,000 entries on average;
+//! if the destination that was removed last comes first, it searches one (`bench trash`).
 //!
-//! A flush removes the virtual servers in the order in which `/proc/net/ip_vs` lists them. Virtual
-//! servers that were added again are listed in the same order, because their places in the kernel's hash
-//! table are the same. So in the reverse of that order, each addition finds its entry near the beginning.
+//! A flush removes the virtual servers in the order in which the kernel lists them. So the order is learnt
+//! while nothing differs. It cannot be read later: Linux 7.2 gives the table a new order after a flush.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::fs::File;
-use std::io;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ops::Range;
 
-use ipvs_netlink::ServiceKey;
-use ipvs_netlink::listing;
+use ipvs_netlink::{self as ipvs, ServiceKey};
 
+use crate::dataplane::Portion;
 use crate::op::Op;
 
-/// The fewest additions that are reordered. Fewer search a trash that is longer for other reasons only.
+/// The fewest additions that are reordered. In fewer, a search costs less than the reordering.
 pub(super) const MANY: usize = 1_000;
 
-/// Returns the positions of `ops`, all additions sorted by virtual server, in the order to apply them.
-pub(super) fn order(ops: &[Op]) -> Vec<usize> {
-    let places = File::open(listing::PATH).and_then(places);
-    let places = places.unwrap_or_else(|error| {
-        // Only speed depends on the order.
-        tracing::debug!("{}: {error}; adding in order of keys", listing::PATH);
-        HashMap::new()
-    });
-    newest_first(ops, &places)
+/// The order in which a flush would remove the virtual servers, as last learnt.
+///
+/// Only speed depends on it, so it may be outdated.
+#[derive(Debug, Default)]
+pub(super) struct RemovalOrder {
+    /// A hash of each key: a sixth of the memory of the keys.
+    keys: Vec<u32>,
 }
 
-/// Returns positions of `ops`: those of the virtual server with the last place come first.
-fn newest_first(ops: &[Op], places: &HashMap<ServiceKey, u32>) -> Vec<usize> {
-    let mut end = 0;
-    let of_servers = ops.chunk_by(|one, next| one.service_key() == next.service_key());
-    let mut of_servers: Vec<(Option<u32>, Range<usize>)> = of_servers
-        .map(|ops| {
-            let start = end;
-            end += ops.len();
-            let key = ops.first().and_then(Op::service_key);
-            (key.and_then(|key| places.get(&key).copied()), start..end)
-        })
-        .collect();
-    of_servers.sort_by_key(|&(place, _)| Reverse(place));
-    of_servers.into_iter().flat_map(|(_, ops)| ops).collect()
+impl RemovalOrder {
+    /// Learns from a look that showed these virtual servers and no difference.
+    pub(super) fn learn(
+        &mut self,
+        client: &mut ipvs::Client,
+        portion: Portion,
+        shown: &[ServiceKey],
+    ) -> ipvs::Result<()> {
+        let shown: Vec<u32> = shown.iter().map(hash).collect();
+        if portion == Portion::Whole {
+            self.keys = shown;
+        } else if !self.keys.starts_with(&shown) {
+            // The kernel has moved the virtual servers to a larger table.
+            let entries = client.services()?;
+            self.keys = entries.iter().map(|it| hash(&it.service.key)).collect();
+        }
+        Ok(())
+    }
+
+    /// Returns the positions of `ops`, all additions sorted by virtual server, in the order to apply them.
+    pub(super) fn newest_first(&self, ops: &[Op]) -> Vec<usize> {
+        let places: HashMap<u32, usize> = self.keys.iter().copied().zip(0..).collect();
+        let mut end = 0;
+        let of_servers = ops.chunk_by(|one, next| one.service_key() == next.service_key());
+        let mut of_servers: Vec<(Option<usize>, Range<usize>)> = of_servers
+            .map(|ops| {
+                let start = end;
+                end += ops.len();
+                let key = ops.first().and_then(Op::service_key);
+                let place = key.and_then(|key| places.get(&hash(&key)).copied());
+                (place, start..end)
+            })
+            .collect();
+        of_servers.sort_by_key(|&(place, _)| Reverse(place));
+        of_servers.into_iter().flat_map(|(_, ops)| ops).collect()
+    }
 }
 
-/// Returns the position of each virtual server that `source` lists.
-fn places(source: impl io::Read) -> io::Result<HashMap<ServiceKey, u32>> {
-    let mut places = HashMap::new();
-    let mut place = 0;
-    listing::walk(source, |service, _| {
-        // The list does not tell the families of a firewall mark apart.
-        places.extend(service.key.candidates().map(|key| (key, place)));
-        place += 1;
-        true
-    })?;
-    Ok(places)
+fn hash(key: &ServiceKey) -> u32 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    // Any 32 bits of the hash do.
+    u32::try_from(hasher.finish() >> 32).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn addition(server: u8, endpoint: u8) -> Op {
-        let server = ServiceKey::Address {
-            protocol: ipvs_netlink::Protocol::Tcp,
-            address: [10, 96, 0, server].into(),
+    fn server(number: u8) -> ServiceKey {
+        ServiceKey::Address {
+            protocol: ipvs::Protocol::Tcp,
+            address: [10, 96, 0, number].into(),
             port: 80,
-        };
+        }
+    }
+
+    fn addition(to: u8, endpoint: u8) -> Op {
         let address: std::net::SocketAddr = ([10, 128, 0, endpoint], 8080).into();
-        let destination = ipvs_netlink::Destination::new(address.into(), 1);
-        Op::AddDestination(server, destination)
+        let destination = ipvs::Destination::new(address.into(), 1);
+        Op::AddDestination(server(to), destination)
     }
 
     #[test]
     fn the_virtual_server_that_is_listed_last_comes_first() {
-        let listing = "IP Virtual Server version 1.2.1 (size=4096)\n\
-                       TCP  0A600003:0050 rr  \n\
-                       TCP  0A600001:0050 rr  \n\
-                       TCP  0A600002:0050 rr  \n";
+        let order = RemovalOrder {
+            keys: [3, 1, 2].map(|number| hash(&server(number))).to_vec(),
+        };
         let ops = [
             addition(1, 1),
             addition(1, 2),
             addition(2, 3),
             addition(3, 4),
-            // Not listed: another program has removed it meanwhile.
+            // Not listed: it is new, or another program has removed it meanwhile.
             addition(4, 5),
         ];
-        let places = places(listing.as_bytes()).unwrap();
-        assert_eq!(newest_first(&ops, &places), [2, 0, 1, 3, 4]);
-        assert_eq!(newest_first(&ops, &HashMap::new()), [0, 1, 2, 3, 4]);
-    }
-
-    #[test]
-    fn a_listing_that_ends_in_a_line_is_an_error() {
-        assert!(places("TCP  0A6".as_bytes()).is_err());
+        assert_eq!(order.newest_first(&ops), [2, 0, 1, 3, 4]);
+        let unknown = RemovalOrder::default();
+        assert_eq!(unknown.newest_first(&ops), [0, 1, 2, 3, 4]);
     }
 }

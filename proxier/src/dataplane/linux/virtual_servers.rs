@@ -3,7 +3,7 @@
 use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
 
-use super::revival;
+use super::revival::{self, RemovalOrder};
 use crate::dataplane::{Failure, Outcome};
 use crate::observed::{Connections, CountedServer, ObservedServer};
 use crate::op::Op;
@@ -60,7 +60,12 @@ const CHUNK_OPS: usize = 4_096;
 ///
 /// Many adjacent additions of destinations are made in another order ([`revival`]). If the socket fails,
 /// the Ops of that call and all later ones fail. Those of that call may have taken effect.
-pub(super) fn apply(client: &mut ipvs::Client, ops: &[Op], outcomes: &mut Vec<Outcome>) {
+pub(super) fn apply(
+    client: &mut ipvs::Client,
+    order: &RemovalOrder,
+    ops: &[Op],
+    outcomes: &mut Vec<Outcome>,
+) {
     let first = outcomes.len();
     outcomes.resize(first + ops.len(), Ok(()));
     let mut outcomes = &mut outcomes[first..];
@@ -69,7 +74,7 @@ pub(super) fn apply(client: &mut ipvs::Client, ops: &[Op], outcomes: &mut Vec<Ou
     let has_many = ops.iter().filter(|op| is_addition(op)).count() >= revival::MANY;
     for run in ops.chunk_by(|one, next| !has_many || is_addition(one) == is_addition(next)) {
         let order = match has_many && run.first().is_some_and(is_addition) {
-            true => revival::order(run),
+            true => order.newest_first(run),
             false => (0..run.len()).collect(),
         };
         if let Err(error) = apply_run(client, run, &order, outcomes) {
