@@ -52,8 +52,8 @@ impl Backoff {
 
     /// Returns the wait before the next attempt.
     ///
-    /// `calm` is the time since the last wait ended, and `asked` the server's `Retry-After`, of which at
-    /// most [`Self::LONGEST_ASKED`] counts. If `calm` exceeds both the limit and [`Self::CALM`], the
+    /// `calm` is the time since the last wait ended, and `asked` the server's `Retry-After`. The wait is at
+    /// least `asked`, but [`Self::LONGEST_ASKED`] limits `asked`. If `calm` exceeds both the limit and [`Self::CALM`], the
     /// failure is the first one.
     pub(super) fn wait(
         &mut self,
@@ -84,7 +84,7 @@ impl Backoff {
 
 /// Returns a random duration from `shortest` to `longest`.
 pub(super) fn random_between(shortest: Duration, longest: Duration) -> Duration {
-    // The hash keys are the standard library's only source of randomness; jitter needs no better.
+    // The hash keys are the standard library's only source of randomness, and good enough for jitter.
     let random = RandomState::new().hash_one(0);
     let steps = 1_000;
     let step = u32::try_from(random % u64::from(steps)).unwrap_or(0);
