@@ -88,7 +88,7 @@ struct Figures {
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if !inside::is_inside() {
-            return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
+            return inside::rerun("2048M");
         }
         ensure!(
             self.services > 0 && self.destinations > 0,
