@@ -4,6 +4,8 @@
 
 #[path = "relay/faults.rs"]
 mod faults;
+#[path = "relay/idle.rs"]
+mod idle;
 #[path = "relay/limits.rs"]
 mod limits;
 #[path = "relay/proxy_header.rs"]
