@@ -20,7 +20,7 @@ use crate::health::Board;
 use crate::manifests::Loaded;
 use crate::nftables::{ForeignChains, MarkChains, Tampering};
 use crate::problem::Problem;
-use crate::serve::HealthCheckPorts;
+use crate::serve::{BindFailures, HealthCheckPorts};
 use crate::store::Event;
 use crate::sync::Proxier;
 use crate::sysctl::{Keeper, Roots, Setting};
@@ -175,6 +175,13 @@ impl<D: Dataplane> Daemon<D> {
         self.publisher.board = board;
         self.publisher.health_ports = health_ports;
         self.publisher.owners = owners;
+        self
+    }
+
+    /// Reports these failures as Events too.
+    #[must_use]
+    pub(crate) fn reporting(mut self, failures: Arc<BindFailures>) -> Self {
+        self.events.bind_failures = failures;
         self
     }
 

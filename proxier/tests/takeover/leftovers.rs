@@ -33,6 +33,29 @@ fn leftovers_of_the_other_modes_are_removed_and_those_of_a_running_kube_proxy_st
 }
 
 #[test]
+fn the_command_for_iptables_legacy_is_logged_without_ipsets_too() {
+    lab::test(|| {
+        let Some(scene) = Scene::start(Iptables::Legacy) else {
+            return;
+        };
+        let mut theirs = scene.kube_proxy("iptables");
+        scene.await_service("kube-proxy serves");
+        theirs.terminate();
+        assert!(scene.leftovers().len() >= 2, "{:?}", scene.leftovers());
+        scene.sh("iptables -t nat -N PLUGIN; iptables -t nat -A PLUGIN -j RETURN");
+        let mut ours = Ours::start(&scene);
+        for begin in ["iptables-legacy-save", "ip6tables-legacy-save"] {
+            scene.sh(&ours.await_command(begin));
+        }
+        assert_eq!(scene.leftovers(), Vec::<String>::new());
+        let saved = scene.sh("iptables-save -t nat");
+        assert!(saved.contains("-A PLUGIN -j RETURN"), "{saved}");
+        scene.await_service("ours serves");
+        ours.terminate();
+    });
+}
+
+#[test]
 fn the_flag_cleanup_removes_what_kube_proxys_does_and_says_so_before() {
     lab::test(|| {
         let Some(scene) = Scene::start(Iptables::Nft) else {

@@ -123,6 +123,7 @@ const MODULES: [(&str, &[&str]); 40] = [
         &[
             "clock",
             "dataplane",
+            "events",
             "health",
             "instruments",
             "model",
