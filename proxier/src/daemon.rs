@@ -179,7 +179,6 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Reports these failures as Events too.
-    #[must_use]
     pub(crate) fn reporting(mut self, failures: Arc<BindFailures>) -> Self {
         self.events.bind_failures = failures;
         self
@@ -246,9 +245,8 @@ impl<D: Dataplane> Daemon<D> {
     pub fn listen(&mut self, messages: &Receiver<Message>) -> bool {
         loop {
             let now = clock::since_boot();
-            let mut wait = self
-                .due()
-                .map_or(self.periods.sync, |due| due.saturating_sub(now));
+            let due = self.due();
+            let mut wait = due.map_or(self.periods.sync, |due| due.saturating_sub(now));
             if self.begins_to_wait {
                 wait = wait.min(NODE_GRACE);
             }

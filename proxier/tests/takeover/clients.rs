@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A datagram: each client has at most two in flight, one of a new socket and one of a dialogue.
 const DATAGRAM: Transport = Transport::Datagram(2 * Client::ALL.len());
 
-/// The pause between two questions of a client's dialogues.
-const PACE: Duration = Duration::from_millis(20);
+/// The pause after each question of a client. Without it, clients use the whole processor of the lab.
+const PACE: Duration = Duration::from_millis(50);
 
 /// All connections, and what they saw so far.
 pub(crate) struct Traffic {
@@ -128,6 +128,7 @@ impl Traffic {
                     while goes_on() {
                         let answer = services::stranger(scene).ask_tcp(frontend.tcp);
                         refuse(&answer, frontend, phase, tally);
+                        std::thread::sleep(PACE);
                     }
                 });
             }
@@ -161,11 +162,13 @@ fn ask_anew(client: Client, scene: &Scene, phase: &str, tally: &Tally) {
         tally.count(Transport::Stream, &answer, is_right, || {
             format!("{phase}: new connection of {client:?} to {}", frontend.tcp)
         });
+        std::thread::sleep(PACE);
         let answer = host.ask_udp(frontend.udp);
         let is_right = frontend.permits(client, &answer);
         tally.count(DATAGRAM, &answer, is_right, || {
             format!("{phase}: new socket of {client:?} to {}", frontend.udp)
         });
+        std::thread::sleep(PACE);
     }
 }
 
