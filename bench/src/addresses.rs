@@ -57,22 +57,21 @@ struct Family {
 
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if !inside::is_inside() {
-            return inside::rerun("1024M".parse().map_err(anyhow::Error::msg)?);
-        }
-        ensure!(
-            self.addresses > 0 && self.rounds > 0,
-            "--addresses and --rounds must be at least 1"
-        );
-        let figures = Figures {
-            kernel: lab::kernel_release(),
-            addresses: self.addresses,
-            rounds: self.rounds,
-            v4: self.measure(|index| Ipv4Addr::from(0x0a60_0001 + index).into())?,
-            v6: self.measure(|index| Ipv6Addr::from((0xfd00 << 112) + u128::from(index)).into())?,
-        };
-        figures::print(&figures, self.json, Figures::table)?;
-        Ok(ExitCode::SUCCESS)
+        inside::run("1024M", || {
+            ensure!(
+                self.addresses > 0 && self.rounds > 0,
+                "--addresses and --rounds must be at least 1"
+            );
+            let figures = Figures {
+                kernel: lab::kernel_release(),
+                addresses: self.addresses,
+                rounds: self.rounds,
+                v4: self.measure(|index| Ipv4Addr::from(0x0a60_0001 + index).into())?,
+                v6: self
+                    .measure(|index| Ipv6Addr::from((0xfd00 << 112) + u128::from(index)).into())?,
+            };
+            figures::print(&figures, self.json, Figures::table)
+        })
     }
 
     fn measure(&self, address: impl Fn(u32) -> IpAddr) -> anyhow::Result<Family> {

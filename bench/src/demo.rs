@@ -27,9 +27,10 @@ enum Over {
 /// A Pod of the node, the node itself and a client outside the cluster send a request each.
 /// `proxier` is the path of `ipvs-proxier`; the default is this program's directory.
 pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    if !inside::is_inside() {
-        return inside::rerun("1024M".parse().map_err(anyhow::Error::msg)?);
-    }
+    inside::run("1024M", || demonstrate(proxier))
+}
+
+fn demonstrate(proxier: Option<PathBuf>) -> anyhow::Result<()> {
     let proxier = match proxier {
         Some(path) => path,
         None => std::env::current_exe()
@@ -71,5 +72,5 @@ pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
             );
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

@@ -183,7 +183,7 @@ impl Flags {
                 self.cpu(&mut exceeded)?;
             }
             if self.parts.iter().any(|part| *part != Part::Cpu) {
-                inside = inside::rerun("3072M".parse().map_err(anyhow::Error::msg)?)?;
+                inside = inside::rerun("3072M")?;
             }
         }
         for limit in &exceeded {

@@ -18,11 +18,24 @@ pub(crate) fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Boots the lab kernel and runs this program inside with the same arguments.
+/// Runs `work` if this process runs inside the lab; otherwise runs this program again there.
+pub(crate) fn run(
+    memory: &str,
+    work: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
+    if !is_inside() {
+        return rerun(memory);
+    }
+    work()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Boots the lab kernel with `memory` and runs this program inside with the same arguments.
 ///
 /// Returns its exit code. Its standard output and standard error are forwarded.
-pub(crate) fn rerun(memory: Memory) -> anyhow::Result<ExitCode> {
+pub(crate) fn rerun(memory: &str) -> anyhow::Result<ExitCode> {
     let kernel = kernel::find_or_build()?;
+    let memory = memory.parse().map_err(anyhow::Error::msg)?;
     let status = rerun_on(kernel, memory, &mut |bytes| {
         Ok(std::io::stdout().write_all(bytes)?)
     })?;

@@ -78,15 +78,13 @@ struct Round {
 
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if !inside::is_inside() {
-            return inside::rerun("2048M".parse().map_err(anyhow::Error::msg)?);
-        }
-        ensure!(
-            self.services > 1 && self.rounds > 0,
-            "--services must be at least 2 and --rounds at least 1"
-        );
-        figures::print(&self.measure()?, self.json, Figures::table)?;
-        Ok(ExitCode::SUCCESS)
+        inside::run("2048M", || {
+            ensure!(
+                self.services > 1 && self.rounds > 0,
+                "--services must be at least 2 and --rounds at least 1"
+            );
+            figures::print(&self.measure()?, self.json, Figures::table)
+        })
     }
 
     fn measure(&self) -> anyhow::Result<Figures> {

@@ -75,19 +75,17 @@ struct Switch {
 
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if !inside::is_inside() {
-            return inside::rerun("1024M".parse().map_err(anyhow::Error::msg)?);
-        }
-        ensure!(
-            self.services > 0 && self.rounds > 0 && self.connections > 0,
-            "--services, --rounds and --connections must be at least 1"
-        );
-        // Only the first network namespace has this setting. Each connection leaves an entry for 10 s.
-        std::fs::write("/proc/sys/net/netfilter/nf_conntrack_max", "1000000")
-            .context("raising the number of tracked connections")?;
-        let figures = lab::in_fresh_network(|| self.measure())??;
-        figures::print(&figures, self.json, Figures::table)?;
-        Ok(ExitCode::SUCCESS)
+        inside::run("1024M", || {
+            ensure!(
+                self.services > 0 && self.rounds > 0 && self.connections > 0,
+                "--services, --rounds and --connections must be at least 1"
+            );
+            // Only the first network namespace has this setting. Each connection leaves an entry for 10 s.
+            std::fs::write("/proc/sys/net/netfilter/nf_conntrack_max", "1000000")
+                .context("raising the number of tracked connections")?;
+            let figures = lab::in_fresh_network(|| self.measure())??;
+            figures::print(&figures, self.json, Figures::table)
+        })
     }
 
     fn measure(&self) -> anyhow::Result<Figures> {

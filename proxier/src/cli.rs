@@ -63,11 +63,11 @@ enum CliCommand {
 }
 
 impl Cli {
-    /// Parses the arguments of this process; also those of kube-proxy, which has no commands.
+    /// Parses the arguments of this process. They may have kube-proxy's form, which has no commands.
     ///
-    /// Exits if they are invalid, or ask for help or the version.
+    /// Exits the process if they are invalid, or if they request help or the version.
     pub fn from_process() -> Self {
-        // No flag needs bytes that are not UTF-8; such an argument is reported as unknown.
+        // No valid argument has bytes that are not UTF-8, so such an argument is reported as unknown.
         let arguments = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
         Self::parse_from(proxy_flags::normalize(arguments))
     }
@@ -152,7 +152,7 @@ impl From<ServiceAddressesFlag> for plan::ServiceAddresses {
 }
 
 impl NodeFlags {
-    /// Reads the configuration, starts the log, and logs the settings without an effect.
+    /// Reads the configuration, starts the log, and logs which settings have no effect.
     fn resolve(&self) -> anyhow::Result<Resolved> {
         let resolved = self.proxy.resolve()?;
         logging::start(resolved.logging());
@@ -235,7 +235,7 @@ impl StateFlags {
 
     /// Locks the ledger, so that no other process programs this node until the lock is dropped.
     ///
-    /// Returns `None` if the lock file cannot be used: a full disk must not stop the proxy.
+    /// Returns `None` if the lock file cannot be used, because a full disk must not stop the proxy.
     fn lock(&self) -> anyhow::Result<Option<LedgerLock>> {
         match LedgerLock::acquire(&self.state_file) {
             Ok(lock) => Ok(Some(lock)),
@@ -273,7 +273,7 @@ impl std::str::FromStr for DurationFlag {
 
 /// Writes `text` to standard output.
 ///
-/// Not `print!`, which panics if the reader of a pipe has exited.
+/// Replaces `print!`, which panics if the reader of a pipe has exited.
 fn print(text: &str) -> anyhow::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();

@@ -8,8 +8,8 @@
 //! * While it lasts: one line after a minute, then after 2, 4, .. minutes, at most hourly.
 //! * At its end: one line. If it begins again soon, the next line waits until the interval is over.
 //!
-//! Events have no end: those that got no line are counted at the same intervals. Level `debug` shows
-//! every object each time.
+//! Events have no end. At the same intervals, one line has the number of events without a line. Level
+//! `debug` shows every object each time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -18,19 +18,20 @@ use std::time::Duration;
 
 use tracing::Level;
 
-/// The most lines of a kind between two summaries.
+/// The maximum number of lines of a kind between two summaries.
 const HANDFUL: usize = 5;
 
-/// The most objects that one line names.
+/// The maximum number of objects that one line names.
 const SAMPLES: usize = 3;
 
-/// The most characters of an object in a line, so that hostile input cannot fill the memory.
+/// The maximum number of characters of an object in a line, so that hostile input cannot fill the memory.
 const MAX_TEXT: usize = 500;
 
-/// The most objects of a kind that are told apart. If there are more, only their number is logged.
+/// The maximum number of objects of a kind that are distinguished. If there are more, only their number is
+/// logged.
 const MAX_OBJECTS: usize = 4_096;
 
-/// The most kinds; further ones count as [`OTHERS`].
+/// The maximum number of kinds. Objects of further kinds count as [`OTHERS`].
 const MAX_KINDS: usize = 64;
 
 const OTHERS: &str = "failures of other kinds";
@@ -44,11 +45,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
 /// How much a [`ConditionReport`] knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coverage {
-    /// Every present object is in it. A kind without an object has ended.
+    /// The report has every present object. A kind without an object has ended.
     All,
-    /// Further objects may be present.
+    /// Objects that the report lacks may be present.
     Part,
-    /// Its objects are events, which do not last. Equal ones share a line until the next summary.
+    /// The objects are events, which do not last. Equal events share a line until the next summary.
     Events,
 }
 
@@ -70,7 +71,7 @@ impl Line {
     }
 }
 
-/// The conditions of one source: everything that may end together.
+/// The conditions of one source. A report with [`Coverage::All`] ends the conditions that it lacks.
 ///
 /// Memory is bounded: [`MAX_KINDS`] kinds of [`MAX_OBJECTS`] hashes each.
 #[derive(Debug, Default)]
@@ -118,7 +119,7 @@ impl LastingConditions {
     }
 }
 
-/// The objects that are present, or that happened, at one time.
+/// The present objects of a source, or its events, at one time.
 #[derive(Debug)]
 #[must_use = "only `write` logs it"]
 pub(crate) struct ConditionReport<'a> {
@@ -230,7 +231,7 @@ impl Lasting {
         let mut hasher = DefaultHasher::new();
         object.hash(&mut hasher);
         let hash = hasher.finish();
-        // Beyond the limit, an object cannot be told from those that were there before.
+        // Beyond the limit, hashes are not kept, so a new object cannot be distinguished from a known one.
         let are_counted_only = self.count > MAX_OBJECTS;
         let is_known = self.objects.contains(&hash) || self.seen.hashes.contains(&hash);
         let text = shorten(object);
@@ -306,7 +307,7 @@ impl Lasting {
                 text: format!("over after {took}: {}", self.objects_text(kind)),
             });
         }
-        // The lines that are left in this interval are for the next beginnings.
+        // A condition that begins and ends again and again must not get new lines each time.
         let pause = (FIRST_PAUSE * 2_u32.saturating_pow(self.recurrences)).min(LONGEST_PAUSE);
         *self = Self {
             ended: Some(now),

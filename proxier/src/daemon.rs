@@ -38,6 +38,8 @@ mod measure;
 mod periods;
 mod publish;
 mod takeover;
+#[cfg(test)]
+mod tests;
 
 use chain_check::ChainCheck;
 use events::Reporter;
@@ -55,12 +57,14 @@ pub(crate) const QUEUE_LENGTH: usize = 1_024;
 /// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// The shortest time between two rounds that repair packet rules or local routes, however often
-/// another program changes them. Such a repair cannot wait for [`Periods::min_sync`]: traffic is affected.
+/// The shortest time between two rounds that repair packet rules or local routes.
+///
+/// Such a repair cannot wait for [`Periods::min_sync`], because traffic is affected. Without any pause, a
+/// program that deletes our rules in a loop would keep this one busy.
 const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long our Node may be missing after the other objects before the log says so. Its list is read at the
-/// same time as theirs, so it usually follows within milliseconds.
+/// The time after the other lists at which the log says that our Node is missing. All lists are requested
+/// at the same time, so our Node usually follows within milliseconds.
 const NODE_GRACE: Duration = Duration::from_millis(100);
 
 /// What the daemon receives.
@@ -70,7 +74,7 @@ pub enum Message {
     Event(Event),
     /// The objects of the manifests.
     Manifests(Loaded),
-    /// All Problems of this kind that no event carries; they replace the earlier ones.
+    /// The present Problems of a kind that no event carries. They replace the earlier ones of this kind.
     Problems {
         /// The kind, in the plural.
         kind: &'static str,
@@ -157,14 +161,14 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Writes these kernel settings too, and checks them at each resync.
+    /// Makes the daemon write these kernel settings, and check them at each resync.
     #[must_use]
     pub fn setting(mut self, settings: Vec<Setting>) -> Self {
         self.settings = Keeper::new(Roots::default(), settings);
         self
     }
 
-    /// Publishes health, health checks and the names of virtual servers there.
+    /// Publishes health, health checks and the names of virtual servers to the HTTP servers.
     #[must_use]
     pub fn publishing(
         mut self,
@@ -213,9 +217,9 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Makes one round as soon as the input is complete, and up to four that are due right after it.
+    /// Makes one round as soon as the input is complete, and up to four more that are due at once.
     ///
-    /// Returns whether all of the last one took effect.
+    /// Returns whether all of the last round took effect.
     pub fn run_once(&mut self, messages: &Receiver<Message>) -> bool {
         if !self.listen(messages) {
             return false;
@@ -240,8 +244,8 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Receives messages until a round is due.
     ///
-    /// Returns `false` if a stop was requested or every sender is dropped. When the first round is
-    /// due, `daemon/gate.rs` decides.
+    /// Returns `false` if a stop was requested or every sender is dropped. [`Gate`] decides when the first
+    /// round is due.
     pub fn listen(&mut self, messages: &Receiver<Message>) -> bool {
         loop {
             let now = clock::since_boot();
@@ -260,7 +264,7 @@ impl<D: Dataplane> Daemon<D> {
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return false,
             };
-            // One round handles all queued messages. The limit keeps an endless stream from delaying it.
+            // One round handles all queued messages. Without the limit, an endless stream would delay it.
             for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LENGTH)) {
                 if !self.receive(message) {
                     return false;
@@ -284,6 +288,8 @@ impl<D: Dataplane> Daemon<D> {
                 if is_node {
                     self.publisher.node(&self.proxier);
                 }
+                // Other nodes are watched only while a Service has topology keys: in a cluster of 5,000 nodes
+                // each kubelet updates its Node every few minutes.
                 if let Some(watch) = &self.watch {
                     watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
                 }
@@ -299,6 +305,7 @@ impl<D: Dataplane> Daemon<D> {
                     .set_other_problems("manifests", loaded.problems);
             }
             Message::Problems { kind, problems } => self.proxier.set_other_problems(kind, problems),
+            // Node ports depend on the machine's addresses, which only a resync reads.
             Message::MachineChanged => self.next_resync = Duration::ZERO,
             Message::AddressesChanged => {
                 self.proxier.distrust_addresses();
@@ -322,7 +329,7 @@ impl<D: Dataplane> Daemon<D> {
         true
     }
 
-    /// Logs that the first round waits for our Node if it does, so that a wrong name is noticed at once.
+    /// If the first round waits for our Node, logs that, so that the operator notices a wrong name at once.
     fn log_missing_node(&mut self, now: Duration) {
         if self.proxier.snapshot().node().is_some() {
             return;
@@ -331,7 +338,7 @@ impl<D: Dataplane> Daemon<D> {
         if self.watch.as_ref().is_some_and(is_listed) {
             return self.log.problems(&self.proxier.problems(), now);
         }
-        // At an ordinary start the list with our Node may follow in a moment.
+        // The list with our Node has not arrived yet, so the Node may exist.
         let patience = gate::NODE_PATIENCE;
         tracing::info!("waiting up to {patience:?} for our Node before the first round");
     }
@@ -351,12 +358,13 @@ impl<D: Dataplane> Daemon<D> {
                 due.fold(self.next_resync, Duration::min)
             }
         };
+        // While the kernel cannot be read, each earlier round would fail too.
         Some(self.retry.due().map_or(due, |retry| due.max(retry)))
     }
 
     /// Makes a round at `now`, in time since boot, even if none is due.
     ///
-    /// Returns whether all of it took effect; `false` also if the gate permits no round yet.
+    /// Returns whether all of the round took effect; `false` if the gate permits no round yet.
     pub fn act(&mut self, now: Duration) -> bool {
         match self.gate.pass(&mut self.proxier) {
             Ok(true) => {}
@@ -381,7 +389,8 @@ impl<D: Dataplane> Daemon<D> {
         {
             chains.apply(now, &mut self.log);
         }
-        // A program that flushes all rules (`nft flush ruleset`) changes our table too.
+        // Notifications about KUBE-MARK-MASQ are not read. But a program that flushes all rules (`nft flush
+        // ruleset`) changes our table too.
         if let Some(chains) = &mut self.mark_chains
             && (is_resync || self.has_tampering)
         {
@@ -389,6 +398,7 @@ impl<D: Dataplane> Daemon<D> {
         }
         match result {
             Ok(applied) => {
+                // A round that failed as a whole leaves these set, so that the next try is due.
                 self.has_message = false;
                 self.has_tampering = false;
                 self.last_round = Some(now);
@@ -404,6 +414,7 @@ impl<D: Dataplane> Daemon<D> {
                 if let Some(takeover) = &mut self.takeover
                     && (is_resync || takeover.due().is_some_and(|due| due <= now))
                 {
+                    // Without our rules or virtual servers, kube-proxy's leftovers may still serve the node.
                     let rules = self.proxier.filter();
                     match has_succeeded && rules.is_none_or(Filter::is_in_step) {
                         true => takeover.look(now),
@@ -428,73 +439,5 @@ impl<D: Dataplane> Daemon<D> {
         let pause = self.retry.due().unwrap_or(now) - now;
         self.log.failed_round(&error.to_string(), pause, now);
         false
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use api_server::Manifest;
-
-    use super::*;
-    use crate::dataplane::fake::FakeKernel;
-    use crate::ledger::LedgerFile;
-    use crate::manifests::{self, Options};
-    use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-
-    #[test]
-    fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
-        let region = "topology.kubernetes.io/region";
-        let cluster = Manifest::documents([
-            &Manifest::service("db")
-                .annotation("ipvs-proxier.io/topology-keys", region)
-                .cluster_ip("10.96.0.90")
-                .port("", "TCP", 5432),
-            &Manifest::node("here").label(region, "r"),
-        ]);
-        let options = Options {
-            service_cidr: Vec::new(),
-            node_name: "here".into(),
-            permits_loopback: false,
-        };
-        let loaded = manifests::parse(&cluster, "cluster.yaml", &options);
-        assert_eq!(loaded.problems, []);
-        let (nodes, other_events): (Vec<_>, Vec<_>) =
-            (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
-        assert_eq!((nodes.len(), other_events.len()), (1, 3));
-
-        let config = PlanConfig {
-            node_name: "here".into(),
-            scheduler: "rr".parse().unwrap(),
-            node_port_addresses: NodePortAddresses::default(),
-            has_localhost_node_ports: false,
-            service_addresses: ServiceAddresses::Routes,
-            drain: Duration::ZERO,
-        };
-        let directory = tempfile::tempdir().unwrap();
-        let ledger = LedgerFile::new(directory.path().join("ledger"));
-        let proxier = Proxier::new(FakeKernel::default(), config, ledger).unwrap();
-        let periods = Periods {
-            sync: Duration::from_millis(10),
-            ..Periods::default()
-        };
-        let mut daemon = Daemon::new(proxier, periods, None);
-        let (sender, messages) = channel();
-        other_events
-            .into_iter()
-            .for_each(|event| sender.send(Message::Event(event)).unwrap());
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(50));
-                nodes
-                    .into_iter()
-                    .for_each(|event| sender.send(Message::Event(event)).unwrap());
-            });
-            assert!(daemon.listen(&messages));
-        });
-        assert!(daemon.proxier.snapshot().knows_other_nodes());
-        assert!(start.elapsed() < gate::NODE_PATIENCE);
     }
 }

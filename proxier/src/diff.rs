@@ -35,10 +35,12 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
         diff_pair(*key, wanted, found, rules, &mut ops);
     }
     for (address, wanted, found) in joined(&desired.addresses, &observed.addresses) {
+        // Nearly all addresses are equal and without leftovers, so this saves their lookups.
         if wanted != found || !observed.leftovers.is_empty() {
             diff_address(*address, desired, observed, &mut ops);
         }
     }
+    // The addresses that only leftovers have, which the walk above has missed.
     let mut leftovers: Vec<IpAddr> = (observed.leftovers.iter())
         .map(|&(address, _)| address)
         .filter(|address| !desired.addresses.contains_key(address))
@@ -140,6 +142,7 @@ pub(crate) fn diff_carrier(desired: &Desired, observed: &Observed, ops: &mut Vec
     match observed.carrier {
         None if desired.needs_carrier => ops.push(Op::AddCarrier),
         Some(carrier) if desired.needs_carrier && !carrier.is_ready => ops.push(Op::SetCarrier),
+        // With the device, the kernel would delete the addresses on it that are still held.
         Some(carrier)
             if carrier.is_ours
                 && !desired.needs_carrier

@@ -59,6 +59,7 @@ mod input_accept;
 mod names;
 mod nat;
 mod ruleset;
+mod tracked;
 
 pub(crate) use arp::LinkAddresses;
 pub use config::{FilterConfig, LocalMode, MarkBit};
@@ -77,7 +78,7 @@ pub struct Filter {
     node: NodeFacts,
     links: LinkAddresses,
     ruleset: Ruleset,
-    /// Whether the kernel has the ruleset, except for the commands that are still pending.
+    /// Whether the kernel has the ruleset, except for pending commands.
     is_in_step: bool,
 }
 
@@ -134,7 +135,7 @@ impl Filter {
             self.node = node;
             self.rebuild(desired);
         }
-        // After a start, or another change of most frontends.
+        // After a start or another change of most frontends, the maps have much spare memory.
         if changed.virtual_servers.len() > desired.virtual_servers.len() / 2 {
             self.ruleset.pack();
         }
@@ -156,7 +157,7 @@ impl Filter {
         self.ruleset.forget_commands();
     }
 
-    /// Marks the rules as written if the kernel's rules, with this `fingerprint`, have the same one.
+    /// Marks the rules as written if their fingerprint is `fingerprint`, which the kernel's rules have.
     pub fn trust(&mut self, fingerprint: Fingerprint) {
         if self.ruleset.fingerprint() == fingerprint {
             self.written();
@@ -165,8 +166,8 @@ impl Filter {
 
     /// Guards stale frontends and service addresses until [`Filter::release`].
     ///
-    /// Needed before a write of the whole table: an earlier process may have left virtual servers in
-    /// the kernel, and the new table alone would lack their guards.
+    /// Needed before a write of the whole table: the kernel may have virtual servers of an earlier process,
+    /// for which the table lacks guards.
     pub fn guard(
         &mut self,
         frontends: impl IntoIterator<Item = Frontend>,
@@ -183,8 +184,8 @@ impl Filter {
 
     /// Rejects new connections to the frontend of a retired virtual server until [`Filter::release`].
     ///
-    /// Whatever guard the frontend had, it gets the same one. So the rules of a process that starts equal
-    /// those that the process before it wrote.
+    /// The new guard does not depend on the guard that the frontend had. So the rules of a new process equal
+    /// those that an earlier process wrote, and need no write.
     pub fn retire(&mut self, frontend: Frontend) {
         if has_rules(&frontend) {
             self.ruleset.replace_guard(frontend);
@@ -192,10 +193,10 @@ impl Filter {
         self.forget_unless_in_step();
     }
 
-    /// Removes the guards that `observed` makes superfluous. Returns whether there were any.
+    /// Removes the guards that are not needed in the state `observed`. Returns whether there were any.
     ///
-    /// These are the guards of stale frontends that the kernel no longer has, of desired frontends
-    /// that now have destinations with a weight above 0, and of addresses that no longer are service addresses.
+    /// These are the guards of stale frontends that the kernel no longer has, of desired frontends that have
+    /// a destination with a weight above 0, and of addresses that are no longer service addresses.
     pub fn release(&mut self, observed: &Observed, machine: &Machine) -> bool {
         let may_release_frontend = |frontend: &Frontend, admission: Option<&Admission>| {
             let server = observed
@@ -280,20 +281,23 @@ impl Filter {
         }
     }
 
-    /// Drops the pending commands if the whole table will be written anyway: they only cost memory.
+    /// Drops the pending commands if the next write is the whole table, because then they only cost memory.
     fn forget_unless_in_step(&mut self) {
         if !self.is_in_step {
             self.ruleset.forget_commands();
         }
     }
 }
-/// Returns the frontend whose packets the rules decide about; `None` for a firewall mark.
+
+/// Returns the frontend of `key` if it has rules; `None` for a firewall mark.
 fn ruled(key: &ipvs::ServiceKey) -> Option<Frontend> {
     Frontend::of(key).filter(has_rules)
 }
 
-/// Returns whether the kernel may have a virtual server for the frontend. It has none at loopback
-/// addresses: a relay serves them, and decides itself who may connect.
+/// Returns whether the frontend has packet rules.
+///
+/// A frontend at a loopback address has none: a relay serves it, and decides itself which clients may
+/// connect.
 fn has_rules(frontend: &Frontend) -> bool {
     !frontend.address.is_loopback()
 }

@@ -55,6 +55,24 @@ impl Frontend {
     }
 }
 
+impl From<Family> for ipvs::Family {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::V4,
+            Family::V6 => Self::V6,
+        }
+    }
+}
+
+impl From<ipvs::Family> for Family {
+    fn from(family: ipvs::Family) -> Self {
+        match family {
+            ipvs::Family::V4 => Self::V4,
+            ipvs::Family::V6 => Self::V6,
+        }
+    }
+}
+
 impl From<Frontend> for ipvs::ServiceKey {
     fn from(frontend: Frontend) -> Self {
         Self::Address {

@@ -30,6 +30,8 @@ mod lock;
 mod owned;
 mod record;
 mod retired;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use drains::Drain;
 pub use drains::Drains;
@@ -68,8 +70,8 @@ impl Ledger {
     /// Reads the ledger from `file`, which need not exist.
     ///
     /// # Errors
-    /// If the file exists and cannot be read. A ledger without its records would treat our virtual
-    /// servers outside the service ranges as foreign, so the caller decides.
+    /// If the file exists and cannot be read. The caller decides what to do, because without the records
+    /// our virtual servers outside the service ranges count as foreign.
     pub fn open(mut file: LedgerFile) -> Result<Self, Error> {
         let records = file.read()?;
         let mut ledger = Self {
@@ -113,9 +115,9 @@ impl Ledger {
         true
     }
 
-    /// Records the desired virtual servers that the kernel has as owned.
+    /// Records each virtual server that is both desired and observed as owned.
     ///
-    /// They are recorded already, unless the file was lost. Then only virtual servers that need an Op
+    /// All of them are recorded already, unless the file was lost. Without this, only those that need an Op
     /// would be recorded again.
     pub fn adopt(&mut self, desired: &Desired, observed: &Observed) {
         let before = self.owned.len();
@@ -138,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// Records that a destination has weight 0 since `now` and drains until `deadline`.
+    /// Records that a destination drains from `now` until `deadline`.
     ///
     /// A destination that drains already keeps its first deadline.
     pub fn drain(
@@ -160,8 +162,8 @@ impl Ledger {
         }
     }
 
-    /// Ends the retirement of a virtual server that is desired again, and the drains of its
-    /// destinations that are.
+    /// Ends the retirement of a virtual server that is desired again, and the drains of its destinations
+    /// that are desired again.
     pub fn end_desired(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
         let Some(wanted) = desired.virtual_servers.get(key) else {
             return;
@@ -174,9 +176,9 @@ impl Ledger {
         }
     }
 
-    /// Begins the drains that are not recorded: of stale destinations with weight 0.
+    /// Begins the drains of stale destinations with weight 0 that are not recorded.
     ///
-    /// Such destinations remain if a process was killed after its Op, or if the kernel refused to
+    /// There are such destinations if a process was killed after its Op, or if the kernel refused to
     /// restore the weight of a destination that is stale again.
     pub fn recognise_drains(
         &mut self,
@@ -193,7 +195,7 @@ impl Ledger {
         self.recognise(key, wanted, found, now);
     }
 
-    /// Does the same for all virtual servers.
+    /// Does the same as [`Ledger::recognise_drains`] for all virtual servers.
     pub fn recognise_all_drains(&mut self, desired: &Desired, observed: &Observed, now: Duration) {
         for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
             if let (Some(wanted), Some(found)) = (wanted, found) {
@@ -209,6 +211,7 @@ impl Ledger {
         found: &ObservedServer,
         now: Duration,
     ) {
+        // Nearly all virtual servers: comparing two pointers is enough.
         if found.destinations.are(&wanted.destinations) {
             return;
         }
@@ -219,18 +222,18 @@ impl Ledger {
         }
     }
 
-    /// Updates the drains of a virtual server by `found`, its connections at `now`.
+    /// Updates the drains of a virtual server by its connections `found` at `now`.
     ///
-    /// `None` if the kernel no longer has the virtual server. The drain of a destination without
-    /// connections, or past its deadline, is over. A destination that another program deleted no
-    /// longer drains.
+    /// `found` is `None` if the kernel no longer has the virtual server. The drain of a destination without
+    /// connections, or past its deadline, is over. A destination that another program deleted no longer
+    /// drains.
     pub fn count(&mut self, key: &ipvs::ServiceKey, found: Option<&CountedServer>, now: Duration) {
         for destination in self.drains.counted(key, found, now) {
             self.enqueue(Record::drained(*key, destination));
         }
     }
 
-    /// Records the packet rules that a transaction of ours led to.
+    /// Records the packet rules that our last transaction wrote.
     pub fn set_rules(&mut self, rules: WrittenRules) {
         self.rules = Some(rules);
         self.enqueue(Some(Record::from(rules)));
@@ -243,12 +246,14 @@ impl Ledger {
 
     /// Appends the queued records to the file.
     ///
-    /// Costs three system calls for up to 1,000 records, two for each further 1,000, none without any.
+    /// Costs no system call without records, three for up to 1,000, and two for each further 1,000.
     ///
     /// # Errors
     /// If the file cannot be written. Memory keeps everything, and the next flush that succeeds writes
     /// the whole ledger.
     pub fn flush(&mut self, now: Duration) -> Result<(), Failure> {
+        // Taken, even if the write fails: then the next flush writes the whole ledger from memory, and a
+        // kept queue would grow while the disk is full.
         let queued = std::mem::take(&mut self.queue);
         if !queued.is_empty() {
             self.check_file();
@@ -266,7 +271,7 @@ impl Ledger {
         Ok(written?)
     }
 
-    /// Rewrites the file if most of its lines are revoked by later ones.
+    /// Rewrites the file if later lines revoke most of its lines.
     ///
     /// # Errors
     /// If the file cannot be written. The old one stays.
@@ -278,7 +283,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Frees the memory that insertions in order of the keys left unused. Useful after many.
+    /// Frees the memory that many insertions in order of the keys left unused.
     pub fn pack(&mut self) {
         self.owned.pack();
     }
@@ -325,6 +330,7 @@ impl Ledger {
                 until,
             } => {
                 let deadline = Duration::from_secs(until);
+                // At time 0 no deadline is over, and the first count is due at once.
                 self.drain(server.into(), destination.into(), Duration::ZERO, deadline);
             }
             Record::Drained {
@@ -354,147 +360,5 @@ impl Ledger {
 
     fn enqueue(&mut self, record: Option<Record>) {
         self.queue.extend(record);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
-    use std::path::Path;
-
-    use super::*;
-    use crate::model::ObjectName;
-
-    const NOW: Duration = Duration::from_secs(1);
-
-    fn key(last: u8) -> ipvs::ServiceKey {
-        ipvs::ServiceKey::Address {
-            protocol: ipvs::Protocol::Tcp,
-            address: [10, 96, 0, last].into(),
-            port: 80,
-        }
-    }
-
-    fn owner(name: &str) -> ServicePortName {
-        ServicePortName {
-            service: ObjectName::new("a", name),
-            port: "".into(),
-        }
-    }
-
-    fn destination() -> ipvs::DestinationKey {
-        ipvs::DestinationKey {
-            address: IpAddr::from([10, 244, 0, 1]),
-            port: 8080,
-        }
-    }
-
-    fn open(path: &Path) -> Ledger {
-        Ledger::open(LedgerFile::new(path)).unwrap()
-    }
-
-    fn names(ledger: &Ledger) -> Vec<&str> {
-        ledger.owned.iter().map(|(_, name)| name).collect()
-    }
-
-    fn drain(ledger: &mut Ledger, last: u8, until: u64) {
-        ledger.drain(key(last), destination(), NOW, Duration::from_secs(until));
-    }
-
-    #[test]
-    fn a_new_process_reads_the_flushed_records() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("run/ledger");
-        let mut ledger = open(&path);
-        assert!(ledger.own(key(1), &owner("b")) && ledger.own(key(2), &owner("c")));
-        assert!(!ledger.own(key(2), &owner("c")));
-        drain(&mut ledger, 2, 70);
-        ledger.flush(NOW).unwrap();
-        ledger.disown(&key(1));
-        drain(&mut ledger, 2, 90);
-        let mark = ipvs::ServiceKey::Mark {
-            family: ipvs::Family::V6,
-            mark: 7,
-        };
-        ledger.own(mark, &owner("d"));
-        let rules = WrittenRules {
-            generation: 3,
-            fingerprint: 4,
-        };
-        ledger.set_rules(rules);
-        ledger.flush(NOW).unwrap();
-        let read = open(&path);
-        assert_eq!(names(&read), ["a/c", "a/d"]);
-        assert_eq!(read.rules(), Some(rules));
-        let drains: Vec<_> = read.drains.iter().collect();
-        let (server, _, drain) = drains[0];
-        assert_eq!((drains.len(), server), (1, key(2)));
-        assert_eq!(
-            drain.deadline,
-            Duration::from_secs(70),
-            "a drain keeps its first deadline"
-        );
-    }
-
-    #[test]
-    fn a_new_process_does_not_read_drains_that_ended() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("ledger");
-        let mut ledger = open(&path);
-        for last in [1, 2, 3] {
-            ledger.own(key(last), &owner("b"));
-            drain(&mut ledger, last, 70);
-        }
-        ledger.end(&key(1), &destination());
-        ledger.disown(&key(2));
-        // The kernel no longer has the third virtual server.
-        ledger.count(&key(3), None, NOW);
-        ledger.flush(NOW).unwrap();
-        assert_eq!(open(&path).drains().iter().count(), 0);
-    }
-
-    #[test]
-    fn the_file_is_compacted_when_most_of_it_is_revoked() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("ledger");
-        let mut ledger = open(&path);
-        for _ in 0..600 {
-            ledger.own(key(9), &owner("x"));
-            ledger.disown(&key(9));
-        }
-        ledger.own(key(1), &owner("b"));
-        drain(&mut ledger, 1, 5);
-        ledger.flush(NOW).unwrap();
-        ledger.compact().unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
-        ledger.own(key(2), &owner("c"));
-        ledger.flush(NOW).unwrap();
-        let read = open(&path);
-        assert_eq!(names(&read), ["a/b", "a/c"]);
-        assert_eq!(read.drains.iter().count(), 1);
-    }
-
-    #[test]
-    fn the_flush_after_a_failed_one_writes_the_whole_ledger() {
-        let directory = tempfile::tempdir().unwrap();
-        let blocked = directory.path().join("run");
-        std::fs::write(&blocked, "not a folder").unwrap();
-        let path = blocked.join("ledger");
-        let mut ledger = open(&directory.path().join("none"));
-        ledger.file = LedgerFile::new(&path);
-        for (last, name) in [(1, "b"), (2, "c")] {
-            ledger.own(key(last), &owner(name));
-            ledger.flush(NOW).unwrap_err();
-            assert!(ledger.queue.is_empty(), "a queue would grow without bound");
-        }
-        // Although the queue is empty, the file lacks records.
-        ledger.flush(NOW).unwrap_err();
-        assert!(ledger.next_due().is_some());
-        std::fs::remove_file(blocked).unwrap();
-        ledger.flush(NOW).unwrap();
-        assert_eq!(ledger.next_due(), None);
-        ledger.own(key(3), &owner("d"));
-        ledger.flush(NOW).unwrap();
-        assert_eq!(names(&open(&path)), ["a/b", "a/c", "a/d"]);
     }
 }

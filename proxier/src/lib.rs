@@ -61,6 +61,7 @@ pub mod testing;
 mod timer;
 mod traffic;
 mod watch;
+mod yaml;
 
 pub use cli::Cli;
 pub use panics::exit_on_panic;

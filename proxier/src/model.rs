@@ -233,8 +233,8 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// The endpoints, in the object's order.
     pub endpoints: Vec<Endpoint>,
-    /// When a Pod or Service changed so that these endpoints changed, if the cluster says so
-    /// (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
+    /// When the Pod or Service changed that caused the last change of these endpoints, if the cluster tells
+    /// it (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
     pub changed: Option<SystemTime>,
 }
 

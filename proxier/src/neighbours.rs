@@ -1,4 +1,4 @@
-//! Other programs of a node that matter to a service proxy.
+//! Other programs on the node that affect Services.
 //!
 //! A program is recognised by its *traces*: the network devices and the packet-filter chains that it
 //! creates. [`Traces::read`] reads them, [`recognise`] is pure. The signatures are from the sources of

@@ -20,12 +20,12 @@ pub struct Observed {
     pub leftovers: BTreeSet<(IpAddr, AddressForm)>,
     /// The device `kube-ipvs0`; `None` if it does not exist.
     pub carrier: Option<Carrier>,
-    /// Local addresses of other programs, each with a description. Those on interfaces are not
-    /// among them.
+    /// Local routes of other programs to single addresses, each with a description. Addresses on
+    /// interfaces are not included.
     pub foreign: BTreeMap<IpAddr, String>,
 }
 
-/// The part of [`Observed`] that routing and interfaces consist of.
+/// The part of [`Observed`] that is read from routes and interfaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalAddresses {
     /// As [`Observed::addresses`].

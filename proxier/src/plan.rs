@@ -39,7 +39,7 @@ pub use planner::{Changed, Planner};
 pub use relay_options::RelayOptions;
 pub(crate) use service::mark;
 
-/// The operator's choices that affect the plan.
+/// The settings of the operator that affect the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanConfig {
     /// The name of this node, as `nodeName` of endpoints spells it.
@@ -91,10 +91,10 @@ pub struct Machine {
     /// The addresses of its interfaces, without service addresses, loopback and IPv6 link-local
     /// addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// The IPv4 address that each link has of its own, by its name: its first one that is not link-local.
+    /// Each link's first IPv4 address that is not link-local, by the link's name.
     pub link_addresses: BTreeMap<Arc<str>, Ipv4Addr>,
-    /// The addresses of the devices in `--yield-devices`, each with its device. Programs behind these
-    /// devices serve them, so no virtual server is programmed there. Not in `addresses`.
+    /// The addresses of the devices in `--yield-devices`, each with its device. No virtual server is
+    /// programmed there, because programs behind these devices serve them. Not in `addresses`.
     pub yielded: BTreeMap<IpAddr, Arc<str>>,
     /// Addresses at which an earlier process served node ports; used until the Node object arrives.
     /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
@@ -109,7 +109,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Returns whether an interface has `address`, one of a yielded device included.
+    /// Returns whether an interface has `address`; a yielded device counts too.
     pub fn has(&self, address: &IpAddr) -> bool {
         self.addresses.contains(address) || self.yielded.contains_key(address)
     }
@@ -145,8 +145,8 @@ impl VirtualServer {
 
 /// The kinds of frontends, ordered by precedence.
 ///
-/// If two Services claim a frontend, the first kind wins: an external address must not take over
-/// another Service's cluster IP.
+/// If two Services claim a frontend, the kind that is listed first here wins: an external address must not
+/// take over another Service's cluster IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrontendKind {
     /// `spec.clusterIPs`.
@@ -157,8 +157,8 @@ pub enum FrontendKind {
     LoadBalancer,
     /// `spec.ports[].nodePort` on an address of the node.
     NodePort,
-    /// A firewall mark, for clients inside the cluster if the external policy is Local. They may
-    /// reach all endpoints; clients outside the cluster reach only those of this node.
+    /// An inside mark: with external policy Local, clients inside the cluster reach all endpoints, and
+    /// clients outside the cluster only those of this node.
     Inside,
 }
 
@@ -191,7 +191,7 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Returns the firewall mark of clients inside the cluster at `server`, if any.
+    /// Returns the inside mark of `server`, if it has one.
     pub fn mark(&self, server: &VirtualServer) -> Option<u32> {
         let family = server.service.key.family();
         let mark = server.admission.as_ref()?.inside_mark?;

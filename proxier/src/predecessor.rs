@@ -1,4 +1,4 @@
-//! What kube-proxy left on this node, in any of its modes, and its removal.
+//! Finds and removes the rules and ipsets that kube-proxy left on this node, in any of its modes.
 //!
 //! | kind | read | removed |
 //! |---|---|---|
@@ -7,12 +7,11 @@
 //! | ipsets | ipset's netlink | one by one, after the last rule that uses them |
 //! | chains in the tables of iptables-legacy | not possible | by [a command](legacy) that the log prints |
 //!
-//! The virtual servers and the addresses of `kube-ipvs0` are no part of this: `run` adopts them by its
-//! plan.
+//! Virtual servers and the addresses of `kube-ipvs0` are not leftovers: `run` adopts those of its plan.
 //!
-//! **Only what kube-proxy no longer needs is removed.** Whether it runs is not certain from inside a
-//! container, so three signs are looked for: a process, a listener at its ports ([`signs`]), and a write
-//! of its rules within its own sync period (the daemon looks twice). Any of them postpones the removal.
+//! **Leftovers are removed only if kube-proxy does not run.** A container cannot be certain of that, so
+//! each of three signs postpones the removal: a process, a listener at kube-proxy's ports ([`signs`]), and
+//! a write of its rules within its sync period (the daemon looks twice).
 
 use ipvs_netlink::Result;
 
@@ -24,7 +23,7 @@ pub(crate) mod legacy;
 mod names;
 pub(crate) mod signs;
 
-/// Whether the chain KUBE-MARK-MASQ is removed with the others.
+/// The user of the chain KUBE-MARK-MASQ, which decides whether the chain is a leftover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkChainUse {
     /// Only kube-proxy needs it.
@@ -33,7 +32,7 @@ pub(crate) enum MarkChainUse {
     Plugins,
 }
 
-/// What kube-proxy left, as last found.
+/// The rules and ipsets that kube-proxy left, as last found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Leftovers {
     pub(crate) rules: ProgramRules,
@@ -53,7 +52,7 @@ impl Leftovers {
         self.rules.lines().chain(sets).collect()
     }
 
-    /// Returns whether they are of kube-proxy's iptables or nftables mode, which do not use IPVS.
+    /// Returns whether kube-proxy's iptables or nftables mode wrote them. These modes do not use IPVS.
     pub(crate) fn are_of_other_modes(&self) -> bool {
         let mut chains = self.rules.chains.iter();
         !self.rules.tables.is_empty() || chains.any(|chain| chain.name == names::CANARY)
@@ -101,6 +100,7 @@ impl LeftoverClient {
     /// # Errors
     /// Those of the sockets and of the kernel.
     pub(crate) fn find(&mut self) -> Result<Leftovers> {
+        // An old kubelet maintains the chain KUBE-MARK-MASQ too.
         let chains = crate::nftables::list_chains()?;
         let is_of_kubelet = |chain: &ChainName| chain.name == names::KUBELET_CHAIN;
         let keeps_mark_chain =
@@ -119,6 +119,7 @@ impl LeftoverClient {
     /// Those of the sockets and of the kernel. If the rules were refused, no set was destroyed.
     pub(crate) fn remove(&mut self, leftovers: &Leftovers) -> Result<()> {
         self.rules.remove(&leftovers.rules)?;
+        // Listed again, because the removal of rules has lowered the counts of uses.
         let unused = self.sets.list(names::is_set)?;
         let unused: Vec<IpSet> = (unused.into_iter())
             .filter(|set| set.references == 0)
@@ -136,6 +137,8 @@ struct KubeProxy {
 impl Belongings for KubeProxy {
     fn has_chain(&self, chain: &ChainName) -> bool {
         let is_kept = self.keeps_mark_chain && chain.name == names::MARK_CHAIN;
+        // iptables-nft has its tables in these families. A chain of the same name elsewhere is another
+        // program's.
         let is_iptables = ["ip", "ip6"].contains(&chain.family);
         is_iptables && !is_kept && names::is_chain(&chain.table, &chain.name)
     }

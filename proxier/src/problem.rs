@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A value in the input that cannot be used, and what is done instead.
 ///
-/// A Problem affects only its field or object: all others are served.
+/// A Problem affects only its field or object. All other fields and objects are used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// The object, as `Kind namespace/name`, or a place in a file if the object is unreadable.

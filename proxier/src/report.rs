@@ -64,7 +64,7 @@ struct ServerEntry {
     scheduler: String,
     flags: u32,
     persistence_timeout: u32,
-    /// Whether its Service no longer asks for it, so that it exists for open connections only.
+    /// Whether it is retired: its Service no longer requests it, and it exists for open connections only.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     retired: bool,
     destinations: Vec<DestinationEntry>,
@@ -90,7 +90,7 @@ struct DestinationEntry {
     address: IpAddr,
     port: u16,
     weight: u32,
-    /// Whether its endpoint is removed, so that it exists for open connections only.
+    /// Whether it drains: its endpoint was removed, and it exists for open connections only.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     draining: bool,
 }

@@ -10,7 +10,7 @@ use crate::op::Op;
 use crate::plan::Changed;
 use crate::timer::Timer;
 
-/// The virtual servers and addresses that failed Ops concern, each with its own timer.
+/// The virtual servers and addresses of failed Ops, each with its own timer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Retries {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Timer>,

@@ -53,7 +53,7 @@ const MAX_CONNECTIONS: usize = 128;
 /// The pause before another attempt to bind an address, as in kube-proxy.
 const BIND_PAUSE: Duration = Duration::from_secs(5);
 
-/// What the servers need.
+/// The values that the servers need.
 #[derive(Debug)]
 pub(crate) struct ServeConfig {
     /// The address of `/healthz` and `/livez`; `None`: no such server.
@@ -63,15 +63,15 @@ pub(crate) struct ServeConfig {
     /// Whether the process ends if one of these two addresses cannot be bound. If not, binding is tried
     /// again.
     pub(crate) bind_hard_fail: bool,
-    /// Makes `/metrics`.
+    /// The source of `/metrics`.
     pub(crate) scraper: Scraper,
-    /// When the proxy counts as unhealthy.
+    /// The limits beyond which the proxy counts as unhealthy.
     pub(crate) limits: Limits,
     /// What `/statusz` and `/configz` say about the process.
     pub(crate) process: ProcessInfo,
 }
 
-/// What the daemon and the watch share with the servers.
+/// The values that the daemon and the watch share with the servers.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     /// The health of the proxy.
@@ -150,7 +150,7 @@ impl Drop for RunningServers {
     fn drop(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // An error would be the thread's panic, but `exit_on_panic` ends the process first.
+            // An error would mean a panic of the thread, but `exit_on_panic` ends the process before.
             let _ = thread.join();
         }
     }

@@ -1,11 +1,11 @@
-//! What `run` would change on a node where another proxy still serves, Service by Service, and why.
+//! Explains, Service by Service, what `run` would change on a node where another proxy still serves.
 //!
 //! ```text
 //! Ops of a round ─▶ Difference: change, cause ─▶ Finding: the rule that the present table breaks
 //! ```
 //!
-//! The differences explain a round that was not made. The findings are those that the documentation of
-//! Kubernetes decides, and not the operator or this program.
+//! The differences explain a round that was not made. The findings are the differences in which the present
+//! table breaks the documentation of Kubernetes; a choice of the operator or of this program is none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -51,7 +51,7 @@ impl Compared<'_> {
     }
 }
 
-/// What a difference belongs to.
+/// The object that a difference affects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Affected {
     /// A Service.
@@ -62,7 +62,7 @@ pub(crate) enum Affected {
     Node,
 }
 
-/// A change of the kernel, as one sentence.
+/// A change of the kernel and its cause; prints as one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
     pub(crate) subject: Affected,
@@ -75,10 +75,10 @@ pub(crate) struct Difference {
 /// The present state of the kernel, compared with the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// What would change, sorted by subject. Frontends and destinations with the same change for the
-    /// same reason share one difference.
+    /// The changes of the round, sorted by subject. Frontends and destinations with the same change for
+    /// the same reason share one difference.
     pub(crate) differences: Vec<Difference>,
-    /// What the present state gets wrong, sorted by subject and rule.
+    /// The parts of the present state that break a rule, sorted by subject and rule.
     pub(crate) findings: Vec<Finding>,
     pub(crate) summary: Summary,
 }
@@ -98,7 +98,7 @@ impl Comparison {
         }
     }
 
-    /// Adds that the round would write packet rules.
+    /// Adds the difference of packet rules that the round would write.
     #[must_use]
     pub fn writing_rules(mut self, view: &Compared<'_>) -> Self {
         let cause = match has_foreign_carrier(view.observed) {
@@ -133,7 +133,7 @@ fn has_foreign_carrier(observed: &Observed) -> bool {
 /// The causes and changes of virtual servers and addresses.
 #[derive(Default)]
 struct Collected {
-    /// By virtual server and reason: the change, whose destinations are still collected.
+    /// The change by virtual server and reason. [`Change::absorb`] adds the destinations of later Ops.
     servers: BTreeMap<(Affected, ipvs::ServiceKey, ChangeCause, &'static str), Change>,
     addresses: BTreeMap<(Affected, ChangeCause, &'static str), Change>,
 }
@@ -235,18 +235,18 @@ fn address_change(op: &Op, view: &Compared<'_>) -> (ChangeCause, Change) {
     }
 }
 
-/// The number of virtual servers by what would happen to them.
+/// The numbers of virtual servers that a round would add, change, delete or leave alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// Those that stay as they are.
+    /// Virtual servers that do not change.
     pub(crate) same: usize,
-    /// Those that change.
+    /// Virtual servers that change.
     pub(crate) changed: usize,
-    /// Those that the kernel lacks.
+    /// Virtual servers that the kernel lacks.
     pub(crate) added: usize,
-    /// Those that would be deleted.
+    /// Virtual servers that would be deleted.
     pub(crate) deleted: usize,
-    /// Those that no Service requests and that are left alone, because they are another program's.
+    /// Foreign virtual servers, which no Service requests and no round changes.
     pub(crate) foreign: usize,
 }
 
@@ -268,7 +268,7 @@ impl Summary {
             match (touched.contains(key), view.retired.contains(key)) {
                 (true, _) => summary.deleted += 1,
                 (false, false) => summary.foreign += 1,
-                // It ends with its connections.
+                // Retired: it is deleted when its connections have ended, by a later round.
                 (false, true) => {}
             }
         }

@@ -25,8 +25,8 @@ pub struct Parsed<T> {
 }
 
 impl<T: Clone> Parsed<T> {
-    /// Copies the content of `before` if this object cannot be used: the object still exists in the
-    /// cluster, so its clients must still be served.
+    /// Copies the content of `before` if this object cannot be used. It still exists in the cluster, so its
+    /// clients must still be served.
     fn keep_last_readable(&mut self, before: Option<&Self>) {
         if self.object.is_none() && !self.problems.is_empty() {
             self.object = before.and_then(|before| before.object.clone());
@@ -172,7 +172,7 @@ impl Snapshot {
                 }
                 self.node = Some(node);
             }
-            // Service plans do not depend on these ranges; only adoption does, when the kernel is read.
+            // No plan depends on these ranges. They only decide about ownership, at the next resync.
             Event::ServiceCidrs(change) => self.service_cidrs.update(change, |_, _, _| ()),
             Event::Nodes(change) => {
                 let mut moved = false;
@@ -187,9 +187,9 @@ impl Snapshot {
 
     /// Marks the snapshot complete as it is.
     ///
-    /// This is for a start with partly unreadable input. The kernel must have no state of this
-    /// proxy, so that serving the readable part removes nothing. A later [`Update::Reset`] still
-    /// deletes the objects that it lacks.
+    /// For a start with partly unreadable input. The kernel must have no state of this proxy, so that
+    /// serving the readable part deletes nothing. A later [`Update::Reset`] still deletes the objects that
+    /// it lacks.
     pub fn accept_partial(&mut self) {
         self.services_listed = true;
         self.slices_listed = true;
@@ -417,8 +417,8 @@ pub struct Interner {
     texts: HashSet<Arc<str>>,
     /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
     locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
-    /// Whether objects may have loopback addresses. It is here because all parsing functions share the
-    /// interner, and nothing else.
+    /// Whether objects may have loopback addresses. Here, because the interner is the only value that all
+    /// parsing functions share.
     pub(crate) permits_loopback: bool,
 }
 

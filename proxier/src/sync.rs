@@ -57,11 +57,11 @@ pub struct Proxier<D> {
     flows: Flows,
     retries: Retries,
     schedulers: Schedulers,
-    /// The virtual servers that the present round does not create, because the kernel lacks their rules.
+    /// The virtual servers that this round does not create, because the kernel lacks their rules.
     held_back: BTreeSet<ipvs_netlink::ServiceKey>,
     /// Address ranges in which no virtual server is deleted.
     excluded: Vec<Cidr>,
-    /// The parts of the plan that changed and were not yet taken by [`Proxier::take_changes`].
+    /// The changes of the plan since the last call of [`Proxier::take_changes`].
     untaken: Changed,
 }
 
@@ -147,6 +147,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Applies events to the snapshot.
     pub fn receive(&mut self, events: impl IntoIterator<Item = Event>) {
         for mut event in events {
+            // Here, not in the planner: so all readers of the snapshot agree, and none needs the setting.
             if self.input.ignores_external_ips {
                 event.drop_external_ips();
             }
@@ -180,6 +181,7 @@ impl<D: Dataplane> Proxier<D> {
         if self.dataplane.rules_generation()?.is_some() || self.dataplane.addresses()?.have_ours() {
             return Ok(true);
         }
+        // Last, because it costs three system calls per virtual server.
         let territory = self.territory();
         let owned = self.ledger.owned();
         let mut has_owned = false;
@@ -205,7 +207,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Returns whether the snapshot has complete lists of Services and EndpointSlices.
     ///
-    /// Objects that an incomplete one lacks may exist, so a round could delete what serves them.
+    /// A Service that an incomplete snapshot lacks may exist, and a round would delete its virtual servers.
     pub fn is_complete(&self) -> bool {
         self.input.snapshot.is_complete()
     }
@@ -251,12 +253,12 @@ impl<D: Dataplane> Proxier<D> {
         &self.ledger
     }
 
-    /// Returns the facts of the machine that planning uses.
+    /// Returns what the planner knows of this machine, such as its addresses and missing schedulers.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// Returns the dataplane, and drops the rest.
+    /// Consumes the proxier and returns its dataplane.
     pub fn into_dataplane(self) -> D {
         self.dataplane
     }
@@ -296,7 +298,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Programs the changes since the last round, and the work that is due.
     ///
-    /// If the kernel's state is unknown, does the same as [`Proxier::resync`].
+    /// If the kernel's state is unknown, reads the kernel back first, as [`Proxier::resync`] does.
     ///
     /// # Errors
     /// If the kernel cannot be read; then nothing was changed. Other failures are in [`Applied`], and

@@ -24,7 +24,7 @@ use crate::plan::{FrontendKind, VirtualServer};
 pub(crate) use text::METRICS;
 pub(crate) use text::{Traffic, TrafficText};
 
-/// The names of virtual servers. The daemon writes what changed; a scrape reads a copy.
+/// The names of virtual servers. The daemon writes the changes, and a scrape reads a copy.
 ///
 /// Empty while there are more virtual servers than the limit, so that a large node needs no memory for
 /// series that it does not have.

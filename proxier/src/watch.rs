@@ -10,9 +10,9 @@
 //! list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
 //! (KEP-3157), the list arrives over the watch; otherwise it is requested. The server serves both
 //! from its watch cache, so all nodes can list at the same moment. If the server rejects the
-//! resource version of a list, the follower requests the newest state in pages. Old servers read
-//! these pages from etcd. Responses are split into objects as bytes arrive, and each object is
-//! parsed at once, so memory never holds the text of a whole response.
+//! resource version of a list, the follower requests the newest state in pages, which old servers
+//! read from etcd. Responses are split into objects as bytes arrive, and each object is parsed at
+//! once, so memory never holds the text of a whole response.
 //!
 //! After the first list, a failure of the server removes no object: the follower retries with backoff
 //! and reports the failure in [`Watch::status`]. A watch resumes at its last resource version. The
@@ -82,11 +82,10 @@ pub struct ServerLocation {
 pub struct Timeouts {
     /// For opening a TCP connection.
     pub connect: Duration,
-    /// For a response's head, and between two chunks of a list. The API server itself gives up after
+    /// For a response's head, and between two chunks of a list. The API server itself ends a request after
     /// 60 s.
     pub response: Duration,
-    /// For detecting a dead peer: a connection on which not even TCP acknowledgements arrive is
-    /// closed within this time.
+    /// For TCP acknowledgements: if none arrives within this time, the connection is closed.
     pub dead_peer: Duration,
     /// Between two lines of a watch. Detects a server that acknowledges TCP segments but sends no
     /// data. The API server sends a bookmark about every minute, even if no object changes.
@@ -146,7 +145,7 @@ pub enum Error {
 pub struct Watch {
     board: Arc<StatusBoard>,
     other_nodes: watch::Sender<bool>,
-    /// What to write as Events; `None` if none are written.
+    /// The sender of notices to write as Events; `None` if no Events are written.
     notices: Option<watch::Sender<Vec<Notice>>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -184,7 +183,7 @@ where
             let work = async {
                 let is_open = connection.open().await;
                 let may_go_on = is_open.is_ok();
-                // Cannot fail: `start` blocks until it receives this.
+                // Cannot fail, because `start` blocks until it receives this.
                 let _ = opened.send(is_open);
                 if may_go_on {
                     follow(
@@ -228,7 +227,7 @@ async fn follow<M: From<WatchMessage>>(
     (wants_other_nodes, notices): (watch::Receiver<bool>, watch::Receiver<Vec<Notice>>),
     messages: SyncSender<M>,
 ) {
-    // Capacity 1: the caller's channel is the queue, and its size the caller's choice.
+    // Capacity 1, because the caller's channel is the queue and the caller chose its size.
     let (sender, receiver) = mpsc::channel(1);
     let shared = Shared {
         connection,
@@ -241,6 +240,7 @@ async fn follow<M: From<WatchMessage>>(
     let cidrs = Follower::<ServiceCidrs>::new(&shared, &board.service_cidrs);
     let node = Follower::<OwnNode>::new(&shared, &board.node).named(&config.node_name);
     let own_node = async {
+        // An empty selector would select all Nodes.
         if config.node_name.is_empty() {
             std::future::pending::<()>().await;
         }
@@ -302,6 +302,7 @@ impl Watch {
     ///
     /// They are not followed at first. A stop sends an empty `Reset`.
     pub fn set_other_nodes(&self, wanted: bool) {
+        // The daemon calls this after each event, so an unchanged value must not wake up the watch.
         self.other_nodes.send_if_modified(|is_wanted| {
             let differs = *is_wanted != wanted;
             *is_wanted = wanted;
@@ -314,9 +315,9 @@ impl Watch {
         self.notices.is_some()
     }
 
-    /// Replaces what is reported as Events. Never blocks; the newest notices count.
+    /// Replaces the notices that are written as Events. Never blocks.
     ///
-    /// Only the first 500 are used.
+    /// Uses only the first 500 of `notices`.
     pub fn report(&self, notices: impl Iterator<Item = Notice>) {
         let Some(sender) = &self.notices else {
             return;
@@ -348,7 +349,7 @@ impl Watch {
     fn end(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
-            // An error would be the thread's panic, but `exit_on_panic` ends the process first.
+            // An error would mean a panic of the thread, but `exit_on_panic` ends the process before.
             let _ = thread.join();
         }
     }

@@ -17,8 +17,8 @@ use proxier::testing::relay::{InsideClients, RelayLimits};
 
 use world::{Protocol, World};
 
-/// Every scheduler of the kernel but `twos`, with the number of frontends: these choose by the client's
-/// destination, so that one frontend would show one pick.
+/// Every scheduler of the kernel but `twos`, with its number of frontends. A scheduler that hashes the
+/// destination picks one endpoint per frontend, so it has several frontends.
 const SCHEDULERS: [(&str, u8); 13] = [
     ("dh", 4),
     ("fo", 1),
@@ -125,13 +125,13 @@ fn twos_has_the_frequencies_of_the_kernel() {
         });
         eprintln!("IPVS {kernel:?}, relay {relay:?}");
         for (kernel, relay) in kernel.into_iter().zip(relay) {
-            // Six standard deviations of a share of a fifth, were the picks independent.
+            // 76 is six standard deviations of independent picks, each with a chance of one in five.
             assert!(kernel.abs_diff(relay) < 76, "{kernel} {relay}");
         }
     });
 }
 
-/// A scheduler that the kernel lacks would make the comparison shorter, not fail.
+/// Without this test, a scheduler that the kernel lacks would drop out of the comparison unnoticed.
 #[test]
 fn the_kernel_has_every_scheduler() {
     lab::test(|| {

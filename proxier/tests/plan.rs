@@ -261,7 +261,8 @@ fn the_page_of_annotations_has_all_of_them_with_valid_examples() {
         std::fs::write(&file, Manifest::documents([&service, &node])).unwrap();
         let (report, _) = plan(&["--manifests", file.to_str().unwrap(), "--node-name", "here"]);
         let problems = report["problems"].as_array().unwrap();
-        // Those for the userspace dataplane are valid, and reported as without an effect on IPVS.
+        // The annotations for the userspace dataplane are valid. With IPVS, a Problem says that they have no
+        // effect.
         let is_for_userspace = |problem: &&Value| {
             let field = problem["field"].as_str().unwrap();
             let names = ["idle-timeout", "proxy-protocol"];

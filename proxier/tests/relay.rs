@@ -53,7 +53,7 @@ fn relay() -> Relay {
     relay_with(RelayLimits::default().files)
 }
 
-/// Starts a relay that may have so many descriptors.
+/// Starts a relay with this limit of descriptors.
 fn relay_with(files: usize) -> Relay {
     Relay::start(RelayLimits {
         workers: 2,
@@ -69,7 +69,7 @@ fn open(relay: &mut Relay, pool: &Arc<EndpointPool>) -> (SocketAddr, Listening) 
     (address, listening)
 }
 
-/// Starts an endpoint that greets with `name`, then returns every byte until the client's end, then `.`.
+/// Starts an endpoint that sends `name`, then returns each byte, and after the client's last byte sends `.`.
 fn endpoint(name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -180,7 +180,7 @@ fn another_endpoint_serves_a_client_whose_endpoint_refuses() {
 
 #[test]
 fn an_endpoint_that_accepts_no_connection_is_left_in_time() {
-    // A listener with a full queue drops further SYNs: it is silent.
+    // A listener with a full queue drops further SYNs, so it seems silent.
     let silent = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     silent
         .bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into())

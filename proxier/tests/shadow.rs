@@ -106,7 +106,7 @@ fn compare(kernel: FakeKernel, documents: &str) -> (String, String) {
     compare_with(kernel, documents, Vec::new())
 }
 
-/// The same, with the cluster's service ranges.
+/// Does the same in a cluster with these service ranges.
 fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (String, String) {
     let config = PlanConfig {
         node_name: "node-a".into(),
@@ -211,7 +211,7 @@ fn check(table: &Table, objects: &[Manifest], line: &str, rule: &str) {
 }
 
 #[test]
-fn nothing_is_said_of_a_service_that_stays() {
+fn a_service_that_stays_is_not_mentioned() {
     let (lines, rules) = verdict(&web_table(), &[web(), slice()]);
     assert_eq!((lines.len(), rules.len()), (0, 0), "{lines:?} {rules:?}");
 }

@@ -4,8 +4,9 @@ use std::{
     any::type_name,
     env, fs,
     io::{Write, stderr},
+    num::NonZero,
     panic::resume_unwind,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::OnceLock,
     thread,
 };
@@ -30,7 +31,7 @@ enum Kernels {
 /// `lo` is up in it. If this process is root on such a kernel, `body` runs on a new thread of this
 /// process. Otherwise this test binary runs again on a lab kernel, for this one test. The result
 /// and output there become those of this test. `LAB_KERNEL` names one kernel, or several separated
-/// by `:`; the test must pass on each. Without it, the kernel is the one that `lab kernel` built. A
+/// by `:`; the test must pass on each, and runs on all of them at the same time. Without it, the kernel is the one that `lab kernel` built. A
 /// process boots each kernel once, and each test is a process of the guest.
 ///
 /// The lab kills a test after `LAB_TIMEOUT` seconds. Without it the limit is 300 s, scaled like
@@ -54,13 +55,7 @@ pub fn test<F: FnOnce() + Send>(body: F) {
             entered.unwrap_or_else(|error| panic!("entering a network namespace: {error}"));
         }
         Kernels::Lab(kernels) => {
-            let mut failures = Vec::new();
-            let mut remaining: Vec<&Path> = kernels.iter().map(PathBuf::as_path).collect();
-            // A machine has one processor of the host. Two test threads on one machine would leave
-            // the other processor idle.
-            while let Some(turn) = fleet::take_turn(&mut remaining) {
-                failures.extend(fleet::run(&turn, &name).err());
-            }
+            let failures = failures_on(kernels, &name);
             if !failures.is_empty() {
                 fail(failures.join("\n"));
             }
@@ -71,6 +66,29 @@ pub fn test<F: FnOnce() + Send>(body: F) {
             let _closed = writeln!(stderr().lock(), "SKIP {name}: {reason}");
         }
     }
+}
+
+/// Runs the test called `name` on all kernels at once. Returns the failures.
+fn failures_on(kernels: &[PathBuf], name: &str) -> Vec<String> {
+    // A machine has one processor of the host, and many tests sleep half of their time.
+    let at_once = test_threads().div_ceil(kernels.len());
+    thread::scope(|scope| {
+        let runs: Vec<_> = (kernels.iter())
+            .map(|kernel| scope.spawn(move || fleet::run(kernel, name, at_once)))
+            .collect();
+        let results = runs.into_iter().map(|run| run.join());
+        let results = results.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic)));
+        results.filter_map(Result::err).collect()
+    })
+}
+
+/// Returns how many tests libtest runs at once.
+fn test_threads() -> usize {
+    let number = env::var("RUST_TEST_THREADS").ok();
+    let number = number.and_then(|number| number.parse().ok());
+    number
+        .or_else(|| thread::available_parallelism().ok())
+        .map_or(1, NonZero::get)
 }
 
 /// Returns the release of the running kernel, as `uname -r` prints it.

@@ -2,12 +2,12 @@
 //!
 //! | | removes |
 //! |---|---|
-//! | `cleanup` | what this program made, and nothing else |
+//! | `cleanup` | what this program created, and nothing else |
 //! | `--cleanup` | the same, then what kube-proxy's flag removes: all virtual servers, the device `kube-ipvs0`, kube-proxy's chains, tables and ipsets |
 //!
-//! If kube-proxy has come back in IPVS mode, it uses the virtual servers that this program made, with
-//! their connections, and has put its addresses on the carrier. So these are no longer ours: `cleanup`
-//! leaves them.
+//! If kube-proxy serves the node again in IPVS mode, it uses the virtual servers that this program created,
+//! with their connections, and has added its addresses to the carrier. So these are no longer ours, and
+//! `cleanup` leaves them.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -36,7 +36,7 @@ mod successor;
 /// The maximum number of remaining virtual servers that the error message names.
 const SAMPLES: usize = 10;
 
-/// Every address, in which no virtual server is ours once kube-proxy has come back.
+/// Every address. If kube-proxy serves the node again, no virtual server is ours.
 const EVERYWHERE: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
 /// Flags of `cleanup`.
@@ -59,7 +59,7 @@ pub(super) struct Flags {
     pub(super) dry_run: DryRunFlag,
 }
 
-/// The flag about a kube-proxy that has come back.
+/// The flag about a kube-proxy that serves this node again.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct SuccessorFlag {
     /// Whether kube-proxy serves this node again, with the virtual servers that this program made.
@@ -84,7 +84,8 @@ impl SuccessorFlag {
         kube_proxy: SuccessorChoice::Gone,
     };
 
-    /// Returns whether kube-proxy serves; `bare` finds addresses as for routes on `lo`.
+    /// Returns whether kube-proxy serves. `bare` was opened for routes on `lo`, so that it reports all other
+    /// service addresses as leftovers.
     fn has_come(self, bare: &mut Linux, leftovers: &mut LeftoverClient) -> anyhow::Result<bool> {
         match self.kube_proxy {
             SuccessorChoice::Serves => return Ok(true),
@@ -98,8 +99,8 @@ impl SuccessorFlag {
             Successor::Coming => {
                 let sign = sign.map_or_else(String::new, |sign| format!(" ({sign})"));
                 anyhow::bail!(
-                    "kube-proxy starts on this node{sign} and has not programmed all of it yet, so removing \
-                     ours would cut connections; try again when its addresses are on kube-ipvs0, or pass \
+                    "kube-proxy starts on this node{sign} and does not serve all addresses yet, so removing our virtual \
+                     servers would cut connections; try again when its addresses are on kube-ipvs0, or pass \
                      --kube-proxy=gone"
                 )
             }
@@ -118,9 +119,9 @@ pub(super) struct DryRunFlag {
 /// Whose objects a cleanup removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CleanupScope {
-    /// Those of this program.
+    /// The objects of this program.
     Ours,
-    /// Those of kube-proxy too.
+    /// The objects of this program and of kube-proxy.
     OursAndKubeProxys,
 }
 
@@ -144,17 +145,19 @@ struct Cleanup<'a> {
     leftovers: LeftoverClient,
     /// Whether kube-proxy uses the virtual servers and the carrier again.
     has_successor: bool,
+    /// Whether the kernel had rules or addresses of ours when the cleanup began.
     has_traces: bool,
 }
 
 impl<'a> Cleanup<'a> {
+    /// Opens the kernel.
     fn open(flags: &'a Flags, scope: CleanupScope) -> anyhow::Result<Self> {
         let mut linux = Linux::open(flags.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
         let mut leftovers = LeftoverClient::open(MarkChainUse::KubeProxy)?;
         let mut has_successor = false;
         if scope == CleanupScope::Ours {
-            // In this form, each address on the carrier is a leftover, and each of our routes too.
+            // For this form, each address on the carrier and each of our routes there is a leftover.
             let mut bare = Linux::open(ServiceAddresses::Loopback)?;
             has_successor = flags.successor.has_come(&mut bare, &mut leftovers)?;
             if has_successor {
@@ -240,14 +243,14 @@ impl<'a> Cleanup<'a> {
         if !has_succeeded {
             return Ok(ExitCode::FAILURE);
         }
-        // Only now, after all deletions: the ledger is the only record of owned virtual servers, and
-        // a second `cleanup` after a failure needs it.
+        // After all deletions: the ledger is the only record of owned virtual servers, and after a failure a
+        // second `cleanup` needs it.
         self.flags.state.file().remove()?;
         lock.map_or(Ok(()), LedgerLock::remove)?;
         if self.scope == CleanupScope::OursAndKubeProxys {
             return self.remove_kube_proxys();
         }
-        // Rules or addresses without a ledger: an earlier run was here, and its record is lost.
+        // Rules or addresses without a ledger are of an earlier process whose ledger was lost.
         if self.has_traces && lacks_ledger && !self.has_successor {
             return self.check_left();
         }
@@ -267,10 +270,10 @@ impl<'a> Cleanup<'a> {
         Ok(ops)
     }
 
-    /// Removes everything of ours. Returns whether all of it succeeded.
+    /// Removes all objects of ours. Returns whether all Ops succeeded.
     fn remove_ours(&mut self) -> anyhow::Result<bool> {
-        // Without input the plan is empty, so that a resync deletes every owned object. The drain time
-        // is irrelevant: virtual servers are deleted whole.
+        // Without input the plan is empty, so a resync deletes every owned object. The drain time has no
+        // effect, because a virtual server without a Service is deleted at once.
         let applied = self.proxier.resync(clock::since_boot())?;
         self.report(&applied.ops, &applied.outcomes);
         for failure in applied.failures() {
@@ -279,16 +282,16 @@ impl<'a> Cleanup<'a> {
         if applied.failures().next().is_some() {
             return Ok(false);
         }
-        // The rules come last: without guards and filters, a frontend that still exists would be open
-        // to clients that it rejects.
+        // The rules come last: without them, a frontend that still exists would admit clients that it must
+        // reject.
         self.remove_rules()?;
         Ok(true)
     }
 
-    /// Removes what kube-proxy does not use. Returns whether all of it succeeded.
+    /// Removes the objects of ours that kube-proxy does not use. Returns whether all Ops succeeded.
     fn hand_over(&mut self) -> anyhow::Result<bool> {
-        // The rules come first: without them, no packet has the mark of a firewall-mark virtual server of
-        // ours, and kube-proxy's virtual server takes the next connection.
+        // The rules come first: without them no packet gets an inside mark, so kube-proxy's virtual server
+        // takes the next connection, and not the marked one that the Ops delete.
         self.remove_rules()?;
         let ops = self.planned()?;
         let outcomes = self.proxier.dataplane().apply(&ops);
@@ -329,7 +332,7 @@ impl<'a> Cleanup<'a> {
         Ok(())
     }
 
-    /// Fails if virtual servers are left: without the ledger, some of them may be ours.
+    /// Returns a failure if virtual servers are left, because without the ledger some of them may be ours.
     fn check_left(&mut self) -> anyhow::Result<ExitCode> {
         let mut left = BTreeSet::new();
         let linux = self.proxier.dataplane();

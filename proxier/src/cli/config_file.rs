@@ -10,12 +10,12 @@ use rustix::fs::inotify;
 
 use crate::daemon::Message;
 
-/// Starts a thread that stops the daemon when the file is written or renamed. Returns whether that
-/// happened, as a flag that the thread sets.
+/// Starts a thread that stops the daemon when the file is written or renamed. Returns a flag that the thread
+/// sets then.
 ///
-/// kube-proxy watches the same events of the same path, and ends with exit code 1: kubelet then starts
-/// it again with the new configuration. A ConfigMap's update replaces a symbolic link, which is
-/// neither of the events. So a mistake in a ConfigMap does not stop every node at once.
+/// kube-proxy watches the same events of the same path, and ends with exit code 1, so that the kubelet starts
+/// it again with the new configuration. An update of a ConfigMap replaces a symbolic link, which causes
+/// neither event. So a mistake in a ConfigMap does not stop all nodes at once.
 pub(super) fn watch(path: &Path, listener: SyncSender<Message>) -> anyhow::Result<Arc<AtomicBool>> {
     let watching = || format!("watching the configuration file {}", path.display());
     let events = inotify::init(inotify::CreateFlags::CLOEXEC).with_context(watching)?;
@@ -30,7 +30,7 @@ pub(super) fn watch(path: &Path, listener: SyncSender<Message>) -> anyhow::Resul
         loop {
             match reader.next() {
                 Err(rustix::io::Errno::INTR) => {}
-                // The file was deleted, or its file system unmounted: no event will follow.
+                // The file was deleted or its file system unmounted, so no event will follow.
                 Ok(event) if event.events().contains(inotify::ReadFlags::IGNORED) => return,
                 Ok(event)
                     if !event
@@ -50,7 +50,7 @@ pub(super) fn watch(path: &Path, listener: SyncSender<Message>) -> anyhow::Resul
                         ),
                     }
                     flag.store(true, Ordering::Relaxed);
-                    // The queue is full or closed. The kernel continues to serve in either case.
+                    // If the queue is full or closed, exit at once: the kernel continues to serve.
                     if listener.try_send(Message::Stop).is_err() {
                         std::process::exit(1);
                     }

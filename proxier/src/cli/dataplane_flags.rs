@@ -38,7 +38,8 @@ pub(super) struct DataplaneFlags {
 enum DataplaneFlag {
     /// IPVS if this process can program it, otherwise userspace.
     Auto,
-    // The default: on a node that lacks a module or a capability for a moment, a relay would be a surprise.
+    // The default, not `Auto`: on a node that lacks a module or a capability for a moment, the relay would
+    // serve although the operator expects IPVS.
     /// The kernel's IPVS.
     #[default]
     Ipvs,
@@ -46,7 +47,7 @@ enum DataplaneFlag {
     Userspace,
 }
 
-/// The kind of a dataplane, on which the valid addresses depend.
+/// The kind of a dataplane. It decides which addresses are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataplaneKind {
     /// The kernel's IPVS.
@@ -64,7 +65,7 @@ pub(super) enum Chosen {
 }
 
 impl DataplaneFlags {
-    /// Opens IPVS, or chooses the relay and logs why.
+    /// Opens IPVS, or chooses the relay and logs the reason.
     pub(super) fn choose(&self, node: &NodeFlags) -> Result<Chosen, Failure> {
         let usable = || {
             let mut linux = node.open_kernel()?;
@@ -98,13 +99,13 @@ impl DataplaneFlags {
             return Ok(None);
         }
         let limits = RelayLimits {
-            // Processes of the node make few connections.
+            // One worker suffices, because only processes of the node connect to 127.0.0.1.
             workers: self
                 .userspace_workers
                 .map_or(1, |workers| workers.get().into()),
             ..RelayLimits::default()
         };
-        // Its clients are processes of this node.
+        // Its clients are processes of this node, which are inside by default.
         Userspace::start(limits, InsideClients::default()).map(Some)
     }
 
@@ -122,7 +123,7 @@ impl DataplaneFlags {
 
 /// Returns the clients inside the cluster, as far as a relay can recognise them.
 ///
-/// It sees the address of a client, but not the interface on which its packets arrived.
+/// A relay sees a client's address, but not the interface on which the packets arrived.
 fn inside(mode: &LocalMode) -> InsideClients {
     let LocalMode::ClusterCidr(networks) = mode else {
         tracing::warn!(

@@ -14,7 +14,7 @@ pub(super) struct ForwardDropFlag {
     forward_drop: DropTreatment,
 }
 
-/// The flags about input chains. They decide about our packet rules too.
+/// The flags about input chains. The packet rules depend on them too.
 #[derive(Args, Debug)]
 pub(super) struct InputDropFlags {
     /// What to do if an input chain of another program (a host firewall) drops packets for frontends.

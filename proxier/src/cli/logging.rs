@@ -10,7 +10,7 @@ mod json;
 
 use json::KubernetesJson;
 
-/// The log of commands without flags about it.
+/// The log settings of commands without log flags.
 pub(super) const DEFAULT: Logging = Logging {
     format: LogFormat::Text,
     verbosity: 0,

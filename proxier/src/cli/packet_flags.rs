@@ -1,4 +1,4 @@
-//! Flags about packet rules that kube-proxy has not.
+//! Flags about packet rules that kube-proxy does not have.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use super::foreign_chain_flags::InputDropFlags;
 use crate::config::NodeSettings;
 use crate::filter::FilterConfig;
 
-/// Flags about packet rules that kube-proxy has not.
+/// Flags about packet rules that kube-proxy does not have.
 #[derive(Args, Debug)]
 pub(super) struct PacketFlags {
     /// Node-port range of the API server (its flag of the same name). Masquerading never uses these

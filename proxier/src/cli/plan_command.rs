@@ -102,11 +102,11 @@ impl Flags {
                 self.print(self.proxier(&setup, linux, self.state.file())?)
             }
             Against::Empty => {
-                // No earlier run owns anything in an empty kernel.
+                // An empty kernel has no virtual server that a ledger could name.
                 let ledger = LedgerFile::new("/nonexistent");
                 let mut proxier = self.proxier(&setup, FakeKernel::default(), ledger)?;
-                // Node ports and preferred sources need addresses of the machine; the Node object's
-                // stand in for them.
+                // Node ports and preferred sources need addresses of the machine. Those of the Node object
+                // replace them.
                 let node = proxier.snapshot().node();
                 let addresses = node.map(|node| node.addresses.iter().copied().collect());
                 proxier.dataplane().machine.addresses = addresses.unwrap_or_default();
@@ -128,6 +128,7 @@ impl Flags {
             .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         let watch = setup.follow(&self.node.source, DataplaneKind::Ipvs, (None, sender))?;
+        // A daemon that only listens: its gate decides when the input is complete, as for `run`.
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
         anyhow::ensure!(
             daemon.listen(&messages),
@@ -146,6 +147,7 @@ impl Flags {
     fn print<D: Dataplane>(&self, mut proxier: Proxier<D>) -> anyhow::Result<ExitCode> {
         let preview = proxier.preview(clock::since_boot())?;
         let problems = proxier.problems();
+        // The JSON output lists them.
         if self.output != PlanOutput::Json {
             for problem in &problems {
                 tracing::warn!("{problem}");

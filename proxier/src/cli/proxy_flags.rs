@@ -10,7 +10,7 @@ use crate::config::{self, Effect, FLAGS, Flag, FlagValues, Resolved};
 /// The longest configuration file that is read, in bytes.
 const MAX_LENGTH: u64 = 2 << 20;
 
-/// The values of kube-proxy's flags, in the order of [`FLAGS`] and of the command line.
+/// The values of kube-proxy's flags, in the order of [`FLAGS`]; repeated ones in that of the command line.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProxyFlags(Vec<(&'static Flag, String)>);
 
@@ -32,7 +32,8 @@ impl ProxyFlags {
 
     /// Returns the version request: `true`, `raw`, or `None` without one.
     ///
-    /// The flag counts before the configuration is read: a broken file must not hide the version.
+    /// The caller checks it before it reads the configuration, because an invalid file must not hide the
+    /// version.
     pub(super) fn version(&self) -> Option<&str> {
         let last = self.0.iter().rev().find(|(flag, _)| flag.name == "version");
         let text = last.map(|(_, text)| text.as_str());
@@ -45,7 +46,7 @@ fn read(path: &std::path::Path) -> anyhow::Result<String> {
     let reading = || format!("reading the configuration file {}", path.display());
     let file = std::fs::File::open(path).with_context(reading)?;
     let mut text = String::new();
-    // The path may name a device without an end.
+    // The path may name a device whose content never ends, such as /dev/zero.
     let mut bounded = file.take(MAX_LENGTH);
     bounded.read_to_string(&mut text).with_context(reading)?;
     Ok(text)
@@ -65,8 +66,8 @@ impl Args for ProxyFlags {
 
 /// Returns the definition of a flag.
 ///
-/// Its value is parsed later, by the table's own types: they follow Go's syntax, and every invalid flag
-/// is to be named, not only the first one.
+/// Its value is a string here and is parsed later by the types of the table. They follow Go's syntax, and the
+/// error names all invalid flags, not only the first one.
 fn argument(flag: &'static Flag) -> Arg {
     let mut argument = Arg::new(flag.name)
         .long(flag.name)
@@ -123,8 +124,8 @@ impl FromArgMatches for ProxyFlags {
 
 /// Rewrites a command line in kube-proxy's form to this program's.
 ///
-/// kube-proxy has no commands, so arguments that begin with a flag belong to `run`. In the names of
-/// flags it takes `_` for `-`.
+/// kube-proxy has no commands, so arguments that begin with a flag belong to `run`. In names of flags,
+/// kube-proxy accepts `_` in place of `-`.
 pub(super) fn normalize(arguments: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut arguments = arguments.into_iter();
     let mut normalized: Vec<String> = arguments.next().into_iter().collect();
@@ -133,6 +134,7 @@ pub(super) fn normalize(arguments: impl IntoIterator<Item = String>) -> Vec<Stri
         .and_then(|program| program.rsplit('/').next())
         .is_some_and(|name| name == "kube-proxy");
     let mut rest = arguments.peekable();
+    // These describe this program, with its commands, if no command is given.
     let own = ["-h", "--help", "-V", "--version"];
     let is_flag = |first: &String| first.starts_with('-') && !own.contains(&first.as_str());
     if rest.peek().map_or(is_kube_proxy, is_flag) {

@@ -131,6 +131,7 @@ impl Flags {
 
     /// Serves until the process is stopped.
     fn serve(&self, resolved: &Resolved, setup: &Setup) -> anyhow::Result<ExitCode> {
+        // Held until this function returns.
         let _lock = self.state.lock()?;
         process::adjust_oom_score(setup.settings.oom_score_adj);
         process::raise_file_limit();
@@ -152,8 +153,8 @@ impl Flags {
         let packets = self.packets(&mut linux, setup)?;
         let inbox = Inbox::open(start.resolved)?;
         tracing::info!("programming IPVS for node {}", setup.plan.node_name);
-        // The monitors start before the first round reads the kernel, so that no change falls between
-        // the two.
+        // The monitors start before the first round reads the kernel, so that no change between the two is
+        // lost.
         self.monitor(&linux, &inbox.sender)?;
         let settings = &setup.settings;
         let mark = packets.masquerade_bit.mark();
@@ -185,12 +186,13 @@ impl Flags {
         Ok(code)
     }
 
-    /// Relays connections until the process is stopped, and until they have ended.
+    /// Relays connections until a stop is requested, and then until they have ended or the timeout is over.
     fn serve_in_userspace(&self, start: Start<'_>) -> anyhow::Result<ExitCode> {
         let setup = start.setup;
         let relay = self.dataplane.start(&setup.settings.local_mode)?;
         let inbox = Inbox::open(start.resolved)?;
         tracing::info!("relaying for node {}", setup.plan.node_name);
+        // The form that needs no device, which this process may not be permitted to create.
         let form = ServiceAddresses::Loopback;
         let addresses = inbox.sender.clone();
         monitor::addresses(form, &[], relay.addresses_port(), move || {
@@ -236,6 +238,7 @@ impl Flags {
             sync: settings.sync_period,
             min_sync: settings.min_sync_period,
         };
+        // A process that exits after one round may end before its Events are written.
         let follower = (self.events.times().filter(|_| !self.once), inbox.sender);
         let watch = setup.follow(&self.node.source, kind, follower)?;
         let owners = Arc::new(self.serve.owners());
@@ -271,7 +274,7 @@ impl Flags {
         Ok((daemon, code))
     }
 
-    /// Returns the configuration of the packet rules, without what the kernel lacks.
+    /// Returns the configuration of the packet rules, without the features that the kernel lacks.
     fn packets(&self, linux: &mut Linux, setup: &Setup) -> anyhow::Result<FilterConfig> {
         let mut packets = self.node.packets.config(&setup.settings)?;
         if packets.hides_arp && !linux.supports_arp_rules()? {
@@ -293,7 +296,7 @@ impl Flags {
         }
     }
 
-    /// `--cleanup`: removes what this program added and what kube-proxy left.
+    /// `--cleanup`: removes the objects of this program and of kube-proxy.
     fn cleanup(self, resolved: &Resolved) -> anyhow::Result<ExitCode> {
         let settings = resolved.settings().context("invalid configuration")?;
         let flags = cleanup_command::Flags {
@@ -329,11 +332,11 @@ impl Flags {
     }
 }
 
-/// What a process that serves begins with.
+/// The values with which a serving process starts.
 struct Start<'a> {
     resolved: &'a Resolved,
     setup: &'a Setup,
-    /// Installed before the relay and the watch start, so that both count from the beginning.
+    /// Installed before the relay and the watch start, so that the metrics of both are complete.
     exporter: Exporter,
 }
 
@@ -373,7 +376,7 @@ fn version(form: &str) -> String {
     }
 }
 
-/// `--write-config-to`: writes the configuration that the flags or the file mean.
+/// `--write-config-to`: writes the configuration that results from the flags and the file.
 fn write_config(resolved: &Resolved, path: &str) -> anyhow::Result<ExitCode> {
     let text = resolved.configuration.to_yaml();
     std::fs::write(path, text).with_context(|| format!("writing the configuration to {path}"))?;
@@ -386,7 +389,7 @@ fn write_config(resolved: &Resolved, path: &str) -> anyhow::Result<ExitCode> {
 /// Exit code: 0 if every setting has its value. kube-proxy needs the API server for this; this program
 /// does not.
 fn init_only(setup: &Setup, sysctl: &SysctlConfig) -> anyhow::Result<ExitCode> {
-    // Opening it loads the IPVS module; before, its settings do not exist.
+    // Opening IPVS loads its module, and the settings exist only with the module.
     let mut linux = Linux::open(ServiceAddresses::default())?;
     set_ipvs_timeouts(&mut linux, setup);
     let report = Roots::default().apply(&kernel_settings(sysctl));
@@ -435,7 +438,7 @@ fn stop_on_signals(listener: SyncSender<Message>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
     std::thread::spawn(move || {
         for _ in signals.forever() {
-            // The queue is full or closed. Exit at once: blocking here could delay the stop until
+            // If the queue is full or closed, exit at once. Waiting here could delay the stop until the
             // kubelet sends SIGKILL, and the kernel continues to serve in either case.
             if listener.try_send(Message::Stop).is_err() {
                 std::process::exit(0);

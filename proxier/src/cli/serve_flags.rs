@@ -62,7 +62,7 @@ impl ServeFlags {
         let limit = |limit: Duration| (!limit.is_zero()).then_some(limit);
         let kernel = self.healthz_kernel_timeout.map(|flag| flag.0);
         let configuration = Configuration {
-            // Whatever the file says, as `/proxyMode` does.
+            // Not the mode in the file: as `/proxyMode`, this names the mode in which the program runs.
             mode: "ipvs".to_owned(),
             ..resolved.configuration.clone()
         };

@@ -1,4 +1,4 @@
-//! The flag about what kube-proxy left.
+//! The flag about the leftovers of kube-proxy.
 
 use clap::{Args, ValueEnum};
 
@@ -34,6 +34,7 @@ impl TakeoverFlag {
             return Ok(None);
         }
         let settings = &setup.settings;
+        // kube-proxy reads the same configuration, so it would listen at the same ports.
         let servers = [settings.servers.healthz, settings.servers.metrics];
         let ports = servers.iter().flatten().map(|address| address.port());
         Ok(Some(Takeover::new(

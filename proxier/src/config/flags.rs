@@ -21,7 +21,7 @@ pub struct Flag {
     pub(crate) target: Target,
 }
 
-/// What a flag sets.
+/// The setting of a flag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     /// The field of the configuration at this path.

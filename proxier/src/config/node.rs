@@ -16,7 +16,7 @@ use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
 use crate::sysctl::{Conntrack, SysctlConfig};
 
-/// What the commands need of a configuration. Every value is valid.
+/// The settings that commands use. Every value is valid.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NodeSettings {
     /// The name of this node; `None` if it is the host name.

@@ -1,4 +1,4 @@
-//! Where a setting came from, and what is wrong with it.
+//! The origins of settings, and errors that name them.
 
 use std::collections::BTreeMap;
 use std::fmt;

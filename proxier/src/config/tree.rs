@@ -3,7 +3,9 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{MessageFormatter as _, Spanned, UserMessageFormatter};
+use serde_saphyr::Spanned;
+
+use crate::yaml;
 
 /// A value and the line on which it begins, counted from 1.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,36 +43,16 @@ impl YamlValue {
 
 /// Parses the first document of a text. The error has the line, if known, and the reason.
 pub(super) fn parse(text: &str) -> Result<YamlNode, (Option<u64>, String)> {
-    let size = text.len();
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_events: 2 * size + 1000,
-            max_nodes: size + 1000,
-            max_total_scalar_bytes: size + (1 << 20),
-            max_aliases: 1000,
-            max_anchors: 1000,
-            max_merge_keys: 1000,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: 100_000,
-        },
-        // kube-proxy's parser follows YAML 1.1: `yes` is a boolean, and 010 is 8.
-        strict_booleans: false,
-        legacy_octal_numbers: true,
-        // Repeated keys reach the visitor, which keeps them all.
-        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
-        with_snippet: false,
-    };
+    let mut options = yaml::limits(text.len());
+    // kube-proxy's parser follows YAML 1.1: `yes` is a boolean, and 010 is 8.
+    options.strict_booleans = false;
+    options.legacy_octal_numbers = true;
+    // Repeated keys reach the visitor, which keeps them all.
+    options.duplicate_keys = serde_saphyr::DuplicateKeyPolicy::LastWins;
     serde_saphyr::with_deserializer_from_str_with_options(first_document(text), options, |input| {
         YamlNode::deserialize(input)
     })
-    .map_err(|error| {
-        let line = error.location().map(|place| place.line());
-        let message = UserMessageFormatter
-            .format_message(error.without_snippet())
-            .into_owned();
-        (line, message)
-    })
+    .map_err(|error| yaml::explain(&error))
 }
 
 /// Returns the text up to its second document, which kube-proxy ignores.

@@ -2,10 +2,10 @@
 //!
 //! When an endpoint is removed, its flows are deleted. A reply that is still in flight then creates
 //! a flow of its own, from the endpoint to the client: a stray. It is harmless unless the endpoint
-//! is added again within the 30 s that the stray lives. Then the replies of a new flow from the
-//! client's port to the endpoint have the stray's tuple, and the kernel drops the new flow's
-//! packets (`__nf_conntrack_confirm`). So the strays of a returned endpoint are deleted, several
-//! times while replies may still be in flight.
+//! returns within the 30 s of the stray's life. Then the replies of a new flow from the client's port to the
+//! endpoint have the stray's tuple, and the kernel drops the packets of the new flow
+//! (`__nf_conntrack_confirm`). So the strays of a returned endpoint are deleted several times, while
+//! replies may still be in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

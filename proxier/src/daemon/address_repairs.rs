@@ -6,14 +6,14 @@ use crate::sync::Applied;
 /// The maximum number of addresses that the line names.
 const SAMPLES: usize = 5;
 
-/// Returns whether `op` is part of the [`line`].
+/// Returns whether [`line`] mentions `op`, so that it needs no line of its own.
 pub(super) fn is_covered(applied: &Applied, op: &Op) -> bool {
     op.service_key().is_none() && applied.is_repair(op)
 }
 
 /// Returns the repairs of service addresses and of their device as one line; `None` without any.
 ///
-/// One command, such as `ip route flush`, may delete 10,000 of them.
+/// One line, because one command such as `ip route flush` may delete 10,000 addresses.
 pub(super) fn line(applied: &Applied) -> Option<String> {
     let done = applied.ops.iter().zip(&applied.outcomes);
     let done = done.filter(|(op, outcome)| outcome.is_ok() && is_covered(applied, op));

@@ -48,12 +48,14 @@ impl Reporter {
             return;
         };
         self.round = None;
+        // `None` means that no write was due, so an earlier refusal still holds.
         if let Some(written) = &applied.rules {
             self.rules = refusal("RefusedRules", written.as_ref().err());
         }
         let mut outcomes = applied.outcomes.iter();
         let first = outcomes.find_map(|outcome| outcome.as_ref().err());
         let first = first.map(|failure| &**failure);
+        // A round without the failed Ops does not show whether they still fail.
         if first.is_some() || applied.has_tried_all {
             self.ops = refusal("RefusedChange", first);
         }

@@ -1,7 +1,7 @@
 //! The gate: decides when the first round may be made.
 //!
-//! An object that incomplete input lacks may exist, and a round would delete its virtual servers. So
-//! the first round waits:
+//! A Service that incomplete input lacks may exist, and a round would delete its virtual servers. So the
+//! first round waits:
 //!
 //! * for one complete list of Services and of EndpointSlices;
 //! * for our Node, and for other nodes if a Service needs their locations, but at most
@@ -36,13 +36,14 @@ impl Gate {
     /// Returns whether the wait for Node objects begins.
     pub(super) fn event(&mut self, snapshot: &Snapshot) -> bool {
         let begins = snapshot.is_complete() && self.node_deadline.is_none();
+        // Not from the start of the process: while the API server does not answer, the Node is missing too.
         if begins {
             self.node_deadline = Some(clock::since_boot() + NODE_PATIENCE);
         }
         begins
     }
 
-    /// Updates the wait after manifests. A Node that they lack does not exist, so the wait for it ends.
+    /// Updates the wait after manifests. They have all Nodes that exist, so the wait for Nodes ends.
     pub(super) fn manifests(&mut self) {
         self.has_manifests = true;
         self.is_rejected = false;
@@ -70,6 +71,7 @@ impl Gate {
         if proxier.may_start()? {
             return Ok(true);
         }
+        // Without this, the same manifests would make a round due at once again.
         self.is_rejected = true;
         Ok(false)
     }

@@ -18,11 +18,11 @@ use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
 use crate::sysctl;
 
-/// The most Ops of a round that are logged at level `info`. The Ops of a longer one are logged at
-/// level `debug`.
+/// The maximum number of Ops of a round that are logged at level `info`. If a round has more, all its Ops
+/// are logged at level `debug`.
 const MAX_LINES: usize = 50;
 
-/// Writes log lines. What lasts or recurs is summed up; each source ends by itself.
+/// Writes log lines, and sums up the conditions that last. Each field is a source whose failures end together.
 #[derive(Debug, Default)]
 pub(super) struct RoundLog {
     problems: LastingConditions,
@@ -73,7 +73,7 @@ impl RoundLog {
         failed == 0
     }
 
-    /// Logs new and solved Problems. `problems` has all present ones.
+    /// Logs new and solved Problems. `problems` has all present Problems.
     pub(super) fn problems(&mut self, problems: &[Problem], now: Duration) {
         let mut report = self.problems.report(Coverage::All, now);
         for problem in problems {
@@ -136,7 +136,7 @@ impl RoundLog {
             events.add(Level::WARN, "restored kernel settings", text);
         }
         events.write();
-        // The keeper reports each change once.
+        // Not a lasting condition: the keeper reports each change once.
         for (setting, found) in &report.changed {
             tracing::warn!(
                 "{} was changed to {found} and stays so; at the start it was set to {}",
@@ -189,7 +189,8 @@ impl RoundLog {
                     "drops incoming packets; inserted our rule for packets for frontends"
                 }
             };
-            // A kind of its own, so that a program that keeps removing the rule hides no other chain.
+            // Each chain is a kind: lines are limited by kind, so a program that removes our rule from one
+            // chain again and again would otherwise hide the insertions into all chains.
             let kind = format!("insertions of our rule into {chain}");
             events.add(Level::INFO, &kind, format_args!("{chain} {words}"));
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::nftables::MarkChains;
 
-/// Maintains the chain, and logs what lasts once.
+/// Maintains the chain, and logs each lasting failure once.
 #[derive(Debug)]
 pub(super) struct MarkChainCheck {
     chains: MarkChains,

@@ -14,20 +14,21 @@ use crate::problem::Problem;
 use crate::store::{Event, Update};
 use crate::sync::{Applied, Proxier};
 
-/// The most changes of endpoints whose latency is measured at a time.
+/// The maximum number of changes that wait for a round and are measured. It bounds memory while rounds fail.
 const MAX_TRIGGERS: usize = 10_000;
 
 /// Records the metrics of events and rounds.
 #[derive(Debug)]
 pub(super) struct Meter {
-    /// Changes of endpoints before this time have no latency here: an earlier process may have programmed
-    /// them. kube-proxy ignores them, too.
+    /// The latency of changes of endpoints before this time is not measured, because an earlier process
+    /// may have programmed them. kube-proxy ignores them too.
     started: SystemTime,
     /// The family and time of each change of endpoints that waits for a round.
     triggers: Vec<(Family, SystemTime)>,
     service_changes: u64,
     slice_changes: u64,
-    /// The kinds of objects that had Problems, so that each can become 0.
+    /// The number of Problems by kind of object. A kind stays when its last Problem is solved, so that its
+    /// gauge becomes 0.
     problem_kinds: BTreeMap<String, usize>,
 }
 
@@ -60,6 +61,7 @@ impl Meter {
                 counter!("kubeproxy_sync_proxy_rules_endpoint_changes_total").increment(changes);
                 gauge!("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
                     .set(self.slice_changes as f64);
+                // Only single changes: a relist also has objects that earlier rounds programmed.
                 if let Update::Apply(parsed) = update
                     && let Some(slice) = &parsed.object
                     && let Some(changed) = slice.changed.filter(|changed| *changed > self.started)
@@ -78,7 +80,7 @@ impl Meter {
         });
     }
 
-    /// Records a round that took effect, apart from the failures in `applied`.
+    /// Records a round that did not fail as a whole.
     pub(super) fn round<D: Dataplane>(
         &mut self,
         applied: &Applied,
@@ -112,7 +114,7 @@ impl Meter {
         let draining = proxier.ledger().drains().iter().count();
         gauge!("ipvs_proxier_draining_destinations").set(draining as f64);
         if is_resync {
-            // The plan is walked only where the whole kernel was read already.
+            // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
             count_plan(desired.virtual_servers.values());
             self.problems(&proxier.problems());
         }
@@ -128,7 +130,7 @@ impl Meter {
     fn problems(&mut self, problems: &[Problem]) {
         self.problem_kinds.values_mut().for_each(|count| *count = 0);
         for problem in problems {
-            // `Service default/web` is of kind Service; a place in a file is of kind Manifest.
+            // `Service default/web` is of kind Service. A Problem with a place in a file is of kind Manifest.
             let kind = match problem.object.split_once(' ') {
                 Some((kind, _)) if kind.chars().all(char::is_alphabetic) => kind,
                 _ if problem.object == "Configuration" => "Configuration",
@@ -142,7 +144,7 @@ impl Meter {
     }
 }
 
-/// Records what only a walk over the plan finds.
+/// Records the metrics that need a walk over the plan.
 fn count_plan<'a>(servers: impl Iterator<Item = &'a VirtualServer>) {
     let mut destinations = 0;
     let mut remote_only = BTreeMap::new();
@@ -158,10 +160,7 @@ fn count_plan<'a>(servers: impl Iterator<Item = &'a VirtualServer>) {
                 Scope::Internal => "internal",
                 Scope::External | Scope::NodePort => "external",
             };
-            let family = match server.service.key.family() {
-                ipvs_netlink::Family::V4 => Family::V4,
-                ipvs_netlink::Family::V6 => Family::V6,
-            };
+            let family = Family::from(server.service.key.family());
             let services: &mut BTreeSet<_> = remote_only.entry((policy, family)).or_default();
             services.insert(&server.owner.service);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Periods {
     /// The time from one resync to the next (`ipvs.syncPeriod`).
     pub sync: Duration,
-    /// The shortest time from a round to the next one for changes (`ipvs.minSyncPeriod`). 0 programs
+    /// The shortest time from a round to the next round for a change (`ipvs.minSyncPeriod`). 0 programs
     /// each change at once.
     pub min_sync: Duration,
 }

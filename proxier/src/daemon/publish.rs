@@ -9,7 +9,7 @@ use crate::serve::HealthCheckPorts;
 use crate::sync::Proxier;
 use crate::traffic::Owners;
 
-/// Publishes health and health checks. Costs a lock and what changed.
+/// Publishes health and health checks. Each publication costs a lock and a copy of the changes.
 #[derive(Debug)]
 pub(super) struct Publisher {
     pub(super) board: Arc<Board>,
@@ -49,7 +49,7 @@ impl Publisher {
         let state = match proxier.snapshot().node() {
             Some(node) if node.is_leaving => NodeState::Leaving,
             Some(_) => NodeState::Staying,
-            // Manifests need not have a Node object. Without one, no program announces that the node leaves.
+            // Manifests need not have a Node object. Without one, the node counts as staying for ever.
             None if self.has_manifests => NodeState::Staying,
             None => NodeState::Unknown,
         };
@@ -66,6 +66,7 @@ impl Publisher {
         let refusal = proxier.refusal();
         let wall = SystemTime::now();
         self.board.change(|facts| facts.end(refusal, now, wall));
+        // Only the changes, so that a round for one event does not copy 10,000 entries.
         let changed = proxier.take_changes();
         let desired = proxier.desired();
         let check = |port: &u16| (*port, desired.health_checks.get(port).cloned());

@@ -8,8 +8,8 @@
 //!                                                              └──────────▶ Contested: left alone
 //! ```
 //!
-//! The quiet time is longer than kube-proxy's sync period, within which it rewrites its rules in IPVS
-//! mode. If both programs run, the rules differ at each look and stay.
+//! kube-proxy in IPVS mode rewrites its rules within each sync period, and the quiet time is longer. So if
+//! both programs run, the rules differ at each look and stay.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,10 +22,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The number of looks at ipsets that rules still use before the log says so.
 const PATIENCE: u32 = 3;
 
-/// How much longer than the sync period the rules must remain unchanged: a sync takes time.
+/// The difference between the quiet time and the sync period: a sync takes time.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Removes the leftovers of kube-proxy, and logs what lasts once.
+/// Removes the leftovers of kube-proxy, and logs each warning once.
 #[derive(Debug)]
 pub(crate) struct Takeover {
     client: LeftoverClient,
@@ -52,11 +52,11 @@ enum TakeoverProgress {
     Removing(u32),
     /// Everything was removed.
     Done,
-    /// Another program made the rules again after their removal.
+    /// Another program wrote the rules again after their removal.
     Contested,
 }
 
-/// What a look leads to.
+/// The step after a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LookResult {
     /// Nothing until the next resync.
@@ -67,16 +67,16 @@ enum LookResult {
     Remove,
     /// Destroy the ipsets that are no longer used, and look again soon.
     DestroySets,
-    /// The same, and say which rules use the others.
+    /// Destroy the unused ipsets, and log which rules use the remaining ones.
     ReportSets,
-    /// Say that everything was removed.
+    /// Log that everything was removed.
     ReportEnd,
-    /// Say that another program makes the rules too.
+    /// Log that another program writes the rules too.
     ReportContest,
 }
 
 impl TakeoverProgress {
-    /// Returns what to do about what a look at `now` found.
+    /// Returns the step after a look at `now` that found `found`.
     fn advance(&mut self, found: &Leftovers, quiet: Duration, now: Duration) -> LookResult {
         let (next, result) = match std::mem::replace(self, Self::Contested) {
             Self::Contested => (Self::Contested, LookResult::Rest),
@@ -85,6 +85,8 @@ impl TakeoverProgress {
             Self::Unseen | Self::Watching(..) if found.is_empty() => {
                 (Self::Unseen, LookResult::Rest)
             }
+            // The kernel counts the uses of a removed rule until it frees the rule, so the first looks may
+            // still find ipsets in use.
             Self::Removing(looks) if found.rules.is_empty() => {
                 let is_stuck = looks >= PATIENCE && found.has_sets_in_use();
                 match is_stuck {
@@ -129,7 +131,7 @@ impl Takeover {
         self.due
     }
 
-    /// Postpones the next look, because ours do not stand yet.
+    /// Postpones the next look to the next resync, because our own rules are not all written.
     pub(super) fn wait_for_resync(&mut self) {
         self.due = None;
     }
@@ -214,7 +216,7 @@ impl Takeover {
         }
     }
 
-    /// Says which rules use the remaining ipsets. Each resync looks again whether they do.
+    /// Logs which rules use the remaining ipsets. Each resync looks again.
     fn report_sets(&mut self, found: &Leftovers) {
         let used: Vec<&str> = found.used_sets().map(|set| &*set.name).collect();
         self.knows_legacy = true;
@@ -252,8 +254,8 @@ impl Takeover {
         let lines = found.lines();
         let first = lines.first().map_or("a rule", |line| line);
         self.warn(format!(
-            "{first} exists again: kube-proxy, or another program, makes its rules beside this one; they \
-             stay until this program starts again; stop kube-proxy on this node"
+            "{first} exists again: kube-proxy or another program writes its rules again; they stay until \
+             this program restarts; stop kube-proxy on this node"
         ));
     }
 

@@ -12,7 +12,7 @@ use crate::model::{Networks, TrafficPolicy};
 use crate::nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
 use crate::plan::{Admission, Availability, Scope};
 
-/// The parts of the table that belong to one frontend alone.
+/// The parts of the table that only one frontend uses.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts {
     /// Elements, each with the name of its set.
@@ -37,10 +37,12 @@ pub(super) fn parts(
         parts.elements.push((set.of(family), element));
     };
 
+    // Node ports have no shield: another program may use the port first.
     if admission.scope != Scope::NodePort {
         add(FRONTENDS, None);
     }
     let masquerading = match (admission.scope, admission.policy) {
+        // All cluster IPs share one chain, to which the set of frontends leads.
         (Scope::Internal, _) => None,
         (_, TrafficPolicy::Cluster) => Some(EXTERNAL),
         (_, TrafficPolicy::Local) => Some(LOCAL_ONLY),
@@ -59,10 +61,10 @@ pub(super) fn parts(
     parts
 }
 
-/// Returns the verdict that keeps clients out, and the chain of source ranges that it names, if any.
+/// Returns the verdict that rejects clients, and the chain of source ranges to which it jumps, if any.
 ///
-/// `None` if all clients may use the frontend. The verdict is a jump, because the packets of admitted
-/// clients return to the rules that decide about masquerading.
+/// `None` if all clients may use the frontend. The verdict is a jump and not a goto, because the packets of
+/// admitted clients return to the rules that decide about masquerading.
 fn guard(
     frontend: &Frontend,
     admission: &Admission,
@@ -70,6 +72,8 @@ fn guard(
 ) -> Option<(Verdict, Option<Chain>)> {
     let rejecting = match (admission.scope, admission.endpoints) {
         (_, Availability::Usable) => None,
+        // A client outside may reach another node by a load balancer, so its packets are dropped and not
+        // refused. For a client inside, no other node serves the cluster IP.
         (Scope::Internal, Availability::RemoteOnly) | (_, Availability::None) => Some(REFUSE),
         (_, Availability::RemoteOnly) => Some(NOT_HERE),
     };
@@ -89,8 +93,8 @@ fn guard(
 /// Returns the networks of the clients that `allowed` admits to `frontend`.
 fn sources(frontend: &Frontend, allowed: &Networks, node_addresses: &[IpAddr]) -> Vec<Networks> {
     let mut sources = vec![allowed.clone()];
-    // If service addresses are on a device, the node's own connections to a frontend have the
-    // frontend's address as their source. They are admitted if the node's address is.
+    // If service addresses are on a device, the node's own connections to a frontend have the frontend's
+    // address as their source. If the ranges admit the node's address, these connections are admitted too.
     if (node_addresses.iter()).any(|&address| allowed.contains(address)) {
         sources.push(Networks::new(frontend.family(), [frontend.address.into()]));
     }
@@ -108,8 +112,8 @@ pub(super) fn key(frontend: &Frontend) -> Key {
 
 /// Returns a chain that applies `pass` to packets from `sources` and drops all others.
 ///
-/// Each frontend with source ranges has its own chain, so that a change of its ranges replaces only
-/// rules, which is atomic. A replaced map element would be missing for microseconds.
+/// Each frontend with source ranges has its own chain. So a change of its ranges replaces only rules, which
+/// is atomic, and not the map element, which would be missing for microseconds.
 fn ranges_chain(name: Arc<str>, sources: Vec<Networks>, pass: &Verdict) -> Chain {
     let sources = sources.into_iter().filter(|networks| !networks.is_empty());
     let admit = |networks| {

@@ -31,12 +31,12 @@ use crate::nftables::{
 /// The IPv4 address that each link has of its own, by its name.
 pub(crate) type LinkAddresses = BTreeMap<Arc<str>, Ipv4Addr>;
 
-/// What the table was made from.
+/// The facts on which the table depends.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ArpFacts {
     /// The number of external frontends at each address.
     external: BTreeMap<Ipv4Addr, usize>,
-    /// The addresses in the table that may belong there no longer.
+    /// The addresses that [`Ruleset::release_arp`] may have to remove.
     stale: BTreeSet<Ipv4Addr>,
     links: LinkAddresses,
 }
@@ -79,7 +79,7 @@ pub(super) fn table(node: &NodeFacts) -> Table {
     table
 }
 
-/// Replaces the sender by an address of the link; on a link without one, by the node's.
+/// Replaces the sender by the link's address. On a link without an address, replaces it by the node's.
 fn own_sender(node: &NodeFacts) -> Vec<Rule> {
     let by_link = Statement::VerdictMap {
         key: [Selector::OutputInterface].into(),
@@ -103,18 +103,18 @@ impl Ruleset {
                 arp.stale.remove(&v4);
                 self.silence(address);
             }
-            // The address may still be local. `release_arp` removes the element when it is not.
+            // The address may still be local. When it is not, `release_arp` removes the element.
             Some(SharedPart::Remove) => drop(arp.stale.insert(v4)),
             None => {}
         }
     }
 
-    /// Hides a service address that is not desired any more, as long as the kernel may have it. Whether it was
-    /// an external one is unknown after a restart.
+    /// Hides `address`, whether or not it is external: after a restart, that is unknown for an address that
+    /// is no longer desired.
     pub(super) fn hide(&mut self, address: IpAddr) {
-        if address.is_ipv4() {
-            let key = Key::new([address.into()]);
-            self.add_arp_element(ARP_ADDRESSES, key.into());
+        if let (Some(mut table), IpAddr::V4(address)) = (self.arp_table(), address) {
+            let key = Key::new([Value::V4(address)]);
+            table.add_element(ARP_ADDRESSES, key.into());
         }
     }
 
@@ -149,14 +149,16 @@ impl Ruleset {
             arp.stale = kept;
         }
         for &address in &gone {
-            self.remove_arp_element(ARP_ADDRESSES, Key::new([Value::V4(address)]));
+            self.unsilence(address.into());
         }
         !gone.is_empty()
     }
 
     /// Removes a service address that the kernel no longer has.
     pub(super) fn unsilence(&mut self, address: IpAddr) {
-        self.remove_arp_element(ARP_ADDRESSES, Key::new([address.into()]));
+        if let Some(mut table) = self.arp_table() {
+            table.remove_element(ARP_ADDRESSES, Key::new([address.into()]));
+        }
     }
 
     /// Sets the addresses with which the node sends ARP requests, by link.
@@ -165,6 +167,9 @@ impl Ruleset {
             return;
         };
         let old = std::mem::replace(&mut arp.links, links.clone());
+        let Some(mut table) = self.arp_table() else {
+            return;
+        };
         let element = |(link, &address): (&Arc<str>, &Ipv4Addr)| {
             Some(Element {
                 key: Key::new([Value::interface(link)?]),
@@ -173,7 +178,7 @@ impl Ruleset {
         };
         for gone in old.iter().filter(|(link, _)| !links.contains_key(*link)) {
             if let Some(element) = element(gone) {
-                self.remove_arp_element(ARP_SENDERS, element.key);
+                table.remove_element(ARP_SENDERS, element.key);
             }
         }
         for new in links
@@ -181,17 +186,17 @@ impl Ruleset {
             .filter(|(link, address)| old.get(*link) != Some(*address))
         {
             if let Some(element) = element(new) {
-                self.add_arp_element(ARP_SENDERS, element);
+                table.add_element(ARP_SENDERS, element);
             }
         }
         let addresses = |links: &LinkAddresses| links.values().copied().collect::<BTreeSet<_>>();
         let (before, after) = (addresses(&old), addresses(links));
         for &address in before.difference(&after) {
-            self.remove_arp_chain(&sender(address));
+            table.remove_chain(&sender(address));
         }
         for &address in after.difference(&before) {
             let set = rule([Statement::SetArpSender(address)]);
-            self.add_arp_chain(Chain::new(sender(address), [set]));
+            table.add_chain(Chain::new(sender(address), [set]));
         }
     }
 }

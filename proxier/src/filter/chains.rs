@@ -29,21 +29,22 @@ const INPUT: Hook = Hook::Input(0);
 /// After source NAT, where masquerading needs the bit.
 const LEAVING: Hook = Hook::Postrouting(300);
 
-/// How long a packet's earlier mark is kept. Between the hooks that save and restore it, a packet
-/// spends microseconds.
+/// How long a packet's earlier mark is kept. A packet passes from the hook that saves it to the hook that
+/// restores it within microseconds.
 const MARK_TIMEOUT: Duration = Duration::from_secs(60);
-/// The most connections whose earlier marks are kept. Packets of further ones lose their marks.
+/// The maximum number of connections whose earlier marks are kept. Packets of further connections lose their
+/// marks.
 const MAX_MARKS: u32 = 65_536;
 
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// How packets of clients inside the cluster are recognised on this node.
 enum Inside<'a> {
-    /// Their source address is in one of these networks.
+    /// The source address is in one of these networks.
     Networks(&'a [Cidr]),
-    /// Their input interface has this name.
+    /// The input interface has this name.
     Bridge(&'a Arc<str>),
-    /// The name of their input interface starts with this text.
+    /// The name of the input interface starts with this text.
     InterfacePrefix(&'a Arc<str>),
 }
 
@@ -158,6 +159,7 @@ fn guarded(new_connection: &str) -> Vec<Rule> {
 fn new_output() -> Vec<Rule> {
     let mut rules = Vec::new();
     for family in FAMILIES {
+        // The map first, because the set has its frontends too.
         rules.push(rule([frontend_map(family, EXTERNAL_FRONTENDS)]));
         rules.push(rule([is_frontend(family), goto(CLUSTER_IP)]));
     }
@@ -166,6 +168,7 @@ fn new_output() -> Vec<Rule> {
 
 fn new_input(config: &FilterConfig) -> Vec<Rule> {
     let mut rules = new_output();
+    // Load balancers may ask at a service address, whose other ports are refused below.
     rules.push(rule([to_health_check(), Verdict::Accept.into()]));
     for family in FAMILIES.into_iter().filter(|_| config.answer_ping) {
         let ping = Match::EchoRequest(family);
@@ -181,7 +184,7 @@ fn new_input(config: &FilterConfig) -> Vec<Rule> {
 
 /// Masquerades connections to cluster IPs from outside the cluster.
 ///
-/// Otherwise their answers would not return through this node. Connections of the node itself are
+/// Without masquerading, the answers would not return through this node. Connections of the node itself are
 /// masqueraded too, unless [`Inside`] matches them.
 fn cluster_ip(config: &FilterConfig, inside: &Inside<'_>) -> Vec<Rule> {
     if config.masquerade_all {
@@ -216,7 +219,7 @@ fn from_service_addresses() -> Vec<Rule> {
 
 /// Masquerades connections of this node whose source is a service address.
 ///
-/// A node with the endpoint has the same service address, so it would send the answers to itself.
+/// The node of the endpoint has the same service address, so it would keep the answers for itself.
 fn from_service_address(family: Family) -> Rule {
     let from = Statement::In {
         key: [Selector::Source(family)].into(),
@@ -233,16 +236,18 @@ fn masquerade(config: &FilterConfig) -> Vec<Rule> {
         let from = Match::Source(Relation::Is, networks);
         rule([from.into(), Verdict::Return.into()])
     });
+    // Only a bit, because the other bits of the mark belong to other programs.
     let mark = NewMark::With(config.masquerade_bit.mark());
     let [v4, v6] = loopback;
     vec![v4, v6, rule([Statement::SetMark(mark)])]
 }
 
-/// Rejects new connections. Established ones pass, because their destination may be draining.
+/// Rejects new connections. Established connections pass, because their destination may be draining.
 fn refuse() -> Vec<Rule> {
     let tcp = Match::Protocol([Protocol::Tcp].into());
     vec![
         rule([Match::Established.into(), Verdict::Return.into()]),
+        // As the kernel answers at a port without a listener, so that clients do not wait.
         rule([tcp.into(), Statement::Reject(Reject::TcpReset)]),
         rule([Statement::Reject(Reject::PortUnreachable)]),
     ]
@@ -260,8 +265,8 @@ fn after_ipvs_input(config: &FilterConfig) -> Vec<Rule> {
 /// Rejects packets to frontends without a virtual server: the kernel refused it, or another program
 /// deleted it. Otherwise a daemon that listens on all addresses would answer for the Service.
 ///
-/// Answers pass: a process of this node may have a service address as its own. Health checks pass, as in
-/// the chain before IPVS, and pings, about which that chain decides.
+/// Answers pass, because a process of this node may connect from a service address. Health checks pass, as in
+/// the chain before IPVS, and so do pings, about which that chain decides.
 fn unserved() -> Vec<Rule> {
     let tcp = Match::Protocol([Protocol::Tcp].into());
     let others = Match::Protocol([Protocol::Udp, Protocol::Sctp].into());
@@ -280,6 +285,7 @@ fn unserved() -> Vec<Rule> {
 fn not_here(inside: &Inside<'_>) -> Vec<Rule> {
     let mut rules = vec![
         rule([Match::Established.into(), Verdict::Return.into()]),
+        // Processes of this node are inside in every mode.
         rule([Match::SourceIsLocal.into(), Verdict::Return.into()]),
     ];
     for inside in inside.matches() {

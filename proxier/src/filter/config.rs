@@ -52,8 +52,8 @@ impl MarkBit {
     /// kube-proxy's bit for "masquerade".
     pub const MASQUERADE: Self = Self(14);
 
-    /// The default of `--input-accept-bit`. No program of our survey uses bit 12: Istio has the bits below it,
-    /// the plugin portmap 13, kube-proxy 14 and 15, Calico those above.
+    /// The default of `--input-accept-bit`. No known program uses bit 12: Istio uses lower bits, the plugin
+    /// portmap 13, kube-proxy 14 and 15, Calico higher ones.
     pub const INPUT_ACCEPT: Self = Self(12);
 
     /// Returns the bit at `position`; `None` above 31.

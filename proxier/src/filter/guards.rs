@@ -1,9 +1,9 @@
 //! Guards: rules that stay until the kernel no longer needs them.
 //!
-//! The rules of a removed frontend are deleted in one transaction, its virtual server by a later Op.
-//! In between, IPVS would admit clients outside the source ranges, and the node's own daemons would
-//! answer at the service address. So a removed frontend keeps its guard, and connections to a removed
-//! service address stay rejected, until [`Ruleset::release`].
+//! The rules of a removed frontend are deleted in one transaction, and its virtual server by a later Op.
+//! Between the two, IPVS would admit clients outside the source ranges, and daemons of the node would
+//! answer at the service address. So until [`Ruleset::release`], a removed frontend keeps its guard, and
+//! connections to a removed service address stay rejected.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use crate::plan::Admission;
 pub(super) struct Guards {
     /// The frontends whose guard stays: their element of [`GUARDED`] and the chain that it names.
     pub(super) frontends: BTreeSet<Frontend>,
-    /// The service addresses that are not desired.
+    /// The service addresses that are in the table but not desired.
     pub(super) addresses: BTreeSet<IpAddr>,
 }
 
@@ -64,8 +64,8 @@ impl Ruleset {
         self.guards.frontends.insert(frontend);
     }
 
-    /// Rejects new connections to a stale frontend as [`Ruleset::guard_frontend`] does, whatever guard it
-    /// has now. Does nothing if the frontend is desired.
+    /// Gives a stale frontend the guard of [`Ruleset::guard_frontend`] in place of its present one. Does
+    /// nothing if the frontend is desired.
     pub fn replace_guard(&mut self, frontend: Frontend) {
         let name = ranges(&frontend);
         let is_replaced = |chain: &Chain| *chain == refusing(name.clone());
@@ -115,7 +115,7 @@ impl Ruleset {
 
     /// Hides a service address that stays local for a guarded frontend.
     ///
-    /// The guard does not tell whether its frontend was external, so a cluster IP is hidden as well.
+    /// A guard does not show whether its frontend was external, so a cluster IP is hidden too.
     pub(super) fn hide_retired(&mut self, address: IpAddr) {
         if self.guards.has_frontend_at(address) && self.has_service_address(address) {
             self.hide(address);

@@ -1,15 +1,15 @@
 //! Marks packets for frontends while they pass the input hook, so that a rule of ours in a chain of another
 //! program can accept them ([`crate::nftables::ForeignChains`]).
 //!
-//! Only a mark crosses from one table to another. The bit exists from the hook's first chain to the last
-//! one before IPVS, which compares whole marks:
+//! Tables share nothing but the packet's mark. The bit exists from the hook's first chain to the last one
+//! before IPVS, which compares whole marks:
 //!
 //! ```text
 //!  input:  first: set bit ─▶ other programs' chains (usually -150 to 50) ─▶ 96: clear bit ─▶ 97: inside ─▶ IPVS
 //! ```
 //!
-//! A packet that enters the hook with the bit loses it. Otherwise a mark of another program could open
-//! any port of the node.
+//! The first chain clears the bit of every packet. Otherwise a mark of another program could open any port of
+//! the node.
 
 use super::admission::key;
 use super::chains::{BEFORE_INSIDE_INPUT, FAMILIES, addressed_to, frontend_key, is_frontend, rule};
@@ -41,7 +41,7 @@ pub(super) fn add_to(table: &mut Table, config: &FilterConfig) {
 
 /// Returns the element that marks packets for a node port, with its set.
 ///
-/// The set of other frontends exists in any case (`FRONTENDS`).
+/// All other frontends are in a set that exists without `--input-drop=accept` too (`FRONTENDS`).
 pub(super) fn node_port(frontend: &Frontend) -> (&'static str, Element) {
     (NODE_PORTS.of(frontend.family()), key(frontend).into())
 }
@@ -57,8 +57,8 @@ fn mark(config: &FilterConfig, bit: MarkBit) -> Vec<Rule> {
         rules.push(rule([is_frontend(family), set()]));
         rules.push(rule([to_node_port, set()]));
     }
-    // ICMP errors for IPVS connections, such as "fragmentation needed", and packets of connections whose
-    // frontend was removed. New connections to these addresses pass only as above.
+    // For ICMP errors of IPVS connections, such as "fragmentation needed", and for connections whose frontend
+    // was removed. New connections to these addresses pass only by the rules above.
     for family in FAMILIES {
         let to_service = addressed_to(family, SERVICE_ADDRESSES);
         rules.push(rule([Match::Established.into(), to_service, set()]));

@@ -33,16 +33,16 @@ macro_rules! per_family {
 
 /// Every frontend except node ports.
 ///
-/// A set without verdicts, because both filter chains and NAT chains look it up: the kernel refuses a
-/// map of which a target chain does not suit one of them (`nft_nat_validate`).
+/// A set without verdicts, because both filter chains and NAT chains look it up, and the kernel refuses a
+/// map whose target chains do not suit both (`nft_nat_validate`).
 pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
 /// The frontends for clients outside the cluster, with the chain that decides whether a connection is
 /// masqueraded. Connections to the other [`FRONTENDS`] continue in [`CLUSTER_IP`].
 pub(super) const EXTERNAL_FRONTENDS: PerFamily = per_family!("external");
-/// The frontends that some or all clients may not use now, with the chain that rejects those.
+/// The frontends that reject some or all clients, with the chain that does so.
 pub(super) const GUARDED: PerFamily = per_family!("guarded");
-/// The frontends whose clients inside the cluster get other endpoints than those outside, with the
-/// chain that sets the firewall mark.
+/// The frontends whose clients inside the cluster reach other endpoints than clients outside, with the chain
+/// that sets the inside mark.
 pub(super) const INSIDE: PerFamily = per_family!("inside");
 /// The addresses that are local for Services only.
 pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");

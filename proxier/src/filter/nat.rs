@@ -10,8 +10,8 @@ use crate::nftables::{Chain, Hook, Match, Rule, Selector, Statement};
 
 /// Before other programs' destination NAT (-100).
 const SHIELD: i32 = -101;
-/// Before other programs' source NAT (100). Of two chains with one priority, the kernel runs the one
-/// that was registered last first.
+/// Before other programs' source NAT (100). Not 100 too: of two chains with one priority, the kernel runs
+/// the one first that was registered last.
 const SOURCE_NAT: Hook = Hook::NatPostrouting(99);
 
 /// Returns the NAT chains.
@@ -62,7 +62,7 @@ fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     let below = 1024..=node_ports.start().saturating_sub(1);
     let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
     match (below.len(), above.len()) {
-        // Node ports cover all unprivileged ports, so masquerading has to use them.
+        // Node ports cover all unprivileged ports, so masquerading must use some of them.
         (0, 0..=1) => 1024..=u16::MAX,
         (low, high) if low > high => below,
         _ => above,

@@ -1,6 +1,7 @@
 //! The ruleset of a node as a value, and its changes as commands.
 
 use std::collections::BTreeMap;
+use std::convert::identity;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -13,17 +14,18 @@ use super::input_accept;
 use super::names::{
     GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
 };
+use super::tracked::{Replaced, TrackedTable};
 use crate::frontend::Frontend;
 use crate::model::Node;
-use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, Verdict, hash};
+use crate::nftables::{Chain, Command, Element, Key, Table, Value, hash};
 use crate::packed::pack;
 use crate::plan::{Admission, Availability, Scope};
 
 /// The packet rules of a node, with the commands for their changes since the last write.
 ///
 /// The cost of a change is proportional to the change: a new admission replaces only the parts of its
-/// frontend. The order of changes does not matter: the table depends only on the present frontends
-/// and addresses, and on the guards that are not yet released ([`Ruleset::release`]).
+/// frontend. The order of changes has no effect: the table depends only on the present frontends and
+/// addresses, and on the guards that are not released yet ([`Ruleset::release`]).
 #[derive(Clone, Debug)]
 pub struct Ruleset {
     /// The node's main addresses.
@@ -47,43 +49,9 @@ pub struct Ruleset {
 
 /// The sum of the hashes of a table's parts.
 ///
-/// Tables with equal fingerprints are taken for equal: with 64 bits, a false match is improbable.
+/// Tables with equal fingerprints count as equal. With 64 bits, a false match is improbable. A sum, so that a
+/// change of one part costs only the hashes of that part.
 pub(crate) type Fingerprint = u64;
-
-/// The parts that changed since the last [`Ruleset::take_commands`], as they were then.
-///
-/// `None` is a part that did not exist.
-#[derive(Clone, Debug, Default)]
-struct Replaced {
-    elements: BTreeMap<(Arc<str>, Key), Option<Element>>,
-    chains: BTreeMap<Arc<str>, Option<Chain>>,
-}
-
-impl Replaced {
-    /// Returns two tables with only the changed parts of `table`: as they were, and as they are.
-    fn parts(self, table: &Table) -> (Table, Table) {
-        let (mut old, mut new) = (Table::default(), Table::default());
-        for ((name, key), old_element) in self.elements {
-            let Some(set) = table.sets.get(&name) else {
-                continue;
-            };
-            let new_element = set.elements.get(&key);
-            let new_element = new_element.map(|verdict| (key, verdict.clone()));
-            let old_element = old_element.map(|element| (element.key, element.verdict));
-            for (table, element) in [(&mut old, old_element), (&mut new, new_element)] {
-                let empty = || Set::new(set.name.clone(), set.key.clone(), set.kind);
-                let part = table.sets.entry(name.clone()).or_insert_with(empty);
-                part.elements.extend(element);
-            }
-        }
-        for (name, old_chain) in self.chains {
-            new.chains
-                .extend(table.chains.get_key_value(&name).map(clone));
-            old.chains.extend(old_chain.map(|chain| (name, chain)));
-        }
-        (old, new)
-    }
-}
 
 /// Returns the hashes of a table's chains and of its sets without elements.
 fn definitions(table: &Table) -> Vec<u64> {
@@ -135,7 +103,6 @@ impl Ruleset {
 
     /// Returns the commands for the changes since the last call, in an order that the kernel accepts.
     pub fn take_commands(&mut self) -> Vec<Command> {
-        // Two tables with only the changed parts: comparing the whole ones would cost their size.
         let replaced = std::mem::take(&mut self.replaced);
         let (mut old, mut new) = replaced.parts(&self.table);
         if let Some(arp) = &self.table.arp {
@@ -153,7 +120,7 @@ impl Ruleset {
         self.replaced_arp = Replaced::default();
     }
 
-    /// Frees the memory that insertions in order of the keys left unused. Useful after many.
+    /// Frees the memory that many insertions in order of the keys left unused.
     pub(super) fn pack(&mut self) {
         pack(&mut self.frontends);
         pack(&mut self.pingable);
@@ -191,6 +158,7 @@ impl Ruleset {
         }
         if let Some(admission) = admission {
             let parts = parts(&frontend, &admission, &self.node_addresses);
+            // Its own element replaces the one of an old guard; otherwise the old guard stays until release.
             if parts.elements.iter().any(|(set, _)| *set == guarded) {
                 self.remove_guard(&frontend);
             }
@@ -208,14 +176,14 @@ impl Ruleset {
         }
     }
 
-    /// Adds a service address: one that is local for Services only.
+    /// Adds a service address.
     pub fn add_service_address(&mut self, address: IpAddr) {
         let was_guarded = self.guards.addresses.remove(&address);
         let key = Key::new([address.into()]);
         self.add_element(SERVICE_ADDRESSES.of(address.into()), key.into());
         self.silence(address);
         if was_guarded {
-            // As long as it was guarded, it was hidden as an external address, which it may not be now.
+            // While it was guarded, it was hidden as an external address. It may be a cluster IP now.
             self.review_arp(address);
         }
         self.hide_retired(address);
@@ -257,7 +225,7 @@ impl Ruleset {
 
     /// Counts a frontend's use of parts that frontends share, and adds or removes these parts.
     ///
-    /// They are the chains of firewall marks, and the addresses that answer pings.
+    /// These parts are the chains of inside marks, the addresses that answer pings, and hidden addresses.
     fn count(&mut self, frontend: &Frontend, admission: &Admission, count: Count) {
         if let Some(mark) = admission.inside_mark {
             let key = || Key::new([Value::Mark(mark)]);
@@ -288,148 +256,45 @@ impl Ruleset {
     }
 
     pub(super) fn add_element(&mut self, set: &'static str, element: Element) {
-        let verdict = element
-            .verdict
-            .map(|verdict| self.with_shared_name(verdict));
-        let Some(set) = self.table.sets.get_mut(set) else {
-            return;
-        };
-        let added = hash::element(&set.name, &element.key, verdict.as_ref());
-        self.fingerprint = self.fingerprint.wrapping_add(added);
-        let old = set.elements.insert(element.key.clone(), verdict);
-        let old = old.map(|verdict| Element {
-            key: element.key.clone(),
-            verdict,
-        });
-        let set = set.name.clone();
-        self.note_element(set, element.key, old);
+        self.inet().add_element(set, element);
     }
 
     pub(super) fn remove_element(&mut self, set: &'static str, key: Key) {
-        let Some(set) = self.table.sets.get_mut(set) else {
-            return;
-        };
-        let old = set.elements.remove_entry(&key);
-        let old = old.map(|(key, verdict)| Element { key, verdict });
-        let set = set.name.clone();
-        self.note_element(set, key, old);
-    }
-
-    /// Subtracts the old element from the fingerprint, and keeps it for [`Ruleset::take_commands`].
-    fn note_element(&mut self, set: Arc<str>, key: Key, old: Option<Element>) {
-        if let Some(old) = &old {
-            let removed = hash::element(&set, &old.key, old.verdict.as_ref());
-            self.fingerprint = self.fingerprint.wrapping_sub(removed);
-        }
-        // The kernel has the element of the last write, so the first note since then counts.
-        self.replaced.elements.entry((set, key)).or_insert(old);
+        self.inet().remove_element(set, key);
     }
 
     pub(super) fn add_chain(&mut self, chain: Chain) {
-        let name = chain.name.clone();
-        self.fingerprint = self.fingerprint.wrapping_add(hash::chain(&chain));
-        let old = self.table.chains.insert(name.clone(), chain);
-        self.note_chain(name, old);
+        self.inet().add_chain(chain);
     }
 
     pub(super) fn remove_chain(&mut self, name: &Arc<str>) {
-        if let Some(old) = self.table.chains.remove(name) {
-            self.note_chain(name.clone(), Some(old));
+        self.inet().remove_chain(name);
+    }
+
+    /// Opens the table of family `inet` for changes.
+    fn inet(&mut self) -> TrackedTable<'_> {
+        TrackedTable {
+            table: &mut self.table,
+            replaced: &mut self.replaced,
+            fingerprint: &mut self.fingerprint,
+            in_family: identity,
         }
     }
 
-    /// Does for a chain what [`Ruleset::note_element`] does for an element.
-    fn note_chain(&mut self, name: Arc<str>, old: Option<Chain>) {
-        if let Some(old) = &old {
-            self.fingerprint = self.fingerprint.wrapping_sub(hash::chain(old));
-        }
-        self.replaced.chains.entry(name).or_insert(old);
-    }
-
-    pub(super) fn add_arp_element(&mut self, set: &'static str, element: Element) {
-        let arp = self.table.arp.as_mut();
-        let Some(set) = arp.and_then(|arp| arp.sets.get_mut(set)) else {
-            return;
-        };
-        let Element { key, verdict } = element;
-        let added = hash::element(&set.name, &key, verdict.as_ref());
-        self.fingerprint = self.fingerprint.wrapping_add(hash::in_arp(added));
-        let old = set.elements.insert(key.clone(), verdict);
-        let old = old.map(|verdict| Element {
-            key: key.clone(),
-            verdict,
-        });
-        let set = set.name.clone();
-        self.note_arp_element(set, key, old);
-    }
-
-    pub(super) fn remove_arp_element(&mut self, set: &'static str, key: Key) {
-        let arp = self.table.arp.as_mut();
-        let Some(set) = arp.and_then(|arp| arp.sets.get_mut(set)) else {
-            return;
-        };
-        let old = set.elements.remove_entry(&key);
-        let old = old.map(|(key, verdict)| Element { key, verdict });
-        let set = set.name.clone();
-        self.note_arp_element(set, key, old);
-    }
-
-    fn note_arp_element(&mut self, set: Arc<str>, key: Key, old: Option<Element>) {
-        if let Some(old) = &old {
-            let removed = hash::element(&set, &old.key, old.verdict.as_ref());
-            self.fingerprint = self.fingerprint.wrapping_sub(hash::in_arp(removed));
-        }
-        let replaced = &mut self.replaced_arp.elements;
-        replaced.entry((set, key)).or_insert(old);
-    }
-
-    pub(super) fn add_arp_chain(&mut self, chain: Chain) {
-        let Some(arp) = self.table.arp.as_mut() else {
-            return;
-        };
-        let name = chain.name.clone();
-        let added = hash::in_arp(hash::chain(&chain));
-        self.fingerprint = self.fingerprint.wrapping_add(added);
-        let old = arp.chains.insert(name.clone(), chain);
-        self.note_arp_chain(name, old);
-    }
-
-    pub(super) fn remove_arp_chain(&mut self, name: &Arc<str>) {
-        let arp = self.table.arp.as_mut();
-        if let Some(old) = arp.and_then(|arp| arp.chains.remove(name)) {
-            self.note_arp_chain(name.clone(), Some(old));
-        }
-    }
-
-    fn note_arp_chain(&mut self, name: Arc<str>, old: Option<Chain>) {
-        if let Some(old) = &old {
-            let removed = hash::in_arp(hash::chain(old));
-            self.fingerprint = self.fingerprint.wrapping_sub(removed);
-        }
-        self.replaced_arp.chains.entry(name).or_insert(old);
-    }
-
-    /// Returns the verdict with the chain's own copy of its name.
-    ///
-    /// Most elements go to one of a few chains, so sharing the names saves memory.
-    fn with_shared_name(&self, verdict: Verdict) -> Verdict {
-        match verdict {
-            Verdict::Goto(name) => {
-                let known = self.table.chains.get_key_value(&name);
-                Verdict::Goto(known.map_or(name, |(known, _)| known.clone()))
-            }
-            other => other,
-        }
+    /// Opens the table of family `arp` for changes, if there is one.
+    pub(super) fn arp_table(&mut self) -> Option<TrackedTable<'_>> {
+        Some(TrackedTable {
+            table: self.table.arp.as_deref_mut()?,
+            replaced: &mut self.replaced_arp,
+            fingerprint: &mut self.fingerprint,
+            in_family: hash::in_arp,
+        })
     }
 }
 
 /// Returns the key of an endpoint's connection to itself.
 fn hairpin(address: IpAddr) -> Key {
     Key::new([address.into(), address.into()])
-}
-
-fn clone<K: Clone, V: Clone>((key, value): (&K, &V)) -> (K, V) {
-    (key.clone(), value.clone())
 }
 
 /// Whether a shared part gains or loses a user.

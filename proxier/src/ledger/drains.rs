@@ -66,8 +66,8 @@ pub(super) fn count_timer() -> Timer {
 /// Sets `timer` to the next count after one at `now`.
 pub(super) fn next_count(timer: &mut Timer, next_deadline: Duration, now: Duration) {
     timer.back_off(now);
-    // The next count is due at the next deadline, but never at once: if a deletion fails again and
-    // again, its deadline is in the past.
+    // Not later than the next deadline, but never at once: if deletions fail again and again, the deadline
+    // is in the past.
     timer.no_later_than(next_deadline.max(now + FIRST_PAUSE));
 }
 
@@ -132,6 +132,7 @@ impl Drains {
             deadline,
             is_over: deadline <= now,
         });
+        // The connections of the new drain may end soon, so counts are frequent again.
         server.count.reset();
         server.count.back_off(now);
         true
@@ -160,7 +161,7 @@ impl Drains {
 
     /// Marks the drain of each destination without connections, or past its deadline, as over.
     ///
-    /// Ends the drains of destinations that the kernel no longer has, and returns these.
+    /// Ends the drains of destinations that the kernel no longer has, and returns these destinations.
     pub(super) fn counted(
         &mut self,
         key: &ipvs::ServiceKey,

@@ -1,9 +1,9 @@
 //! The ledger's file: one line of JSON per record, appended.
 //!
-//! The file is under `/run`: a reboot deletes it together with the kernel's tables. A record is
-//! written before its virtual server is created. A record without a virtual server is harmless, but
-//! a virtual server without a record would be foreign to the next process. If the process is killed
-//! in the middle of a line, only that line is lost.
+//! The file is under `/run`, so a reboot deletes it together with the kernel's tables. A record is
+//! written before its virtual server is created: a record without a virtual server is harmless, but the
+//! next process would treat a virtual server without a record as foreign. If the process is killed in the
+//! middle of a line, only that line is lost.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _, Write};
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use super::record::Record;
 use crate::dataplane::Failure;
 
-/// The number of lines beyond twice the needed ones at which the file is rewritten.
+/// The file is rewritten if it has more lines than this number and twice the needed lines.
 const SLACK: usize = 1_000;
 
-/// The number of records encoded at a time, so that memory does not grow with their number.
+/// The number of records that are encoded at a time, so that the buffer stays small.
 const RECORDS_AT_A_TIME: usize = 1_000;
 
 /// The file that stores a [`super::Ledger`].
@@ -27,7 +27,7 @@ pub struct LedgerFile {
     open: Option<File>,
     /// The identity of the file after the last read or write; `None` if there was no file.
     last: Option<Identity>,
-    /// The number of lines, with those that later ones revoke.
+    /// The number of lines, including those that later lines revoke.
     lines: usize,
     /// Whether the file lacks records: an append failed, or another program changed the file.
     is_behind: bool,
@@ -84,9 +84,9 @@ impl LedgerFile {
 
     /// Reads all records; there are none if the file does not exist.
     ///
-    /// Skips a line that cannot be parsed, with a warning: its writer was killed while it wrote the
-    /// line. A virtual server is created only after its line, and lost drains and rules are recognised
-    /// in the kernel.
+    /// Skips a line that cannot be parsed, with a warning: its writer was killed while it wrote the line.
+    /// Little is lost: the virtual server of such a line was not created yet, and drains and rules are
+    /// recognised in the kernel.
     pub(super) fn read(&mut self) -> Result<Vec<Record>, Error> {
         let text = match self.read_text() {
             Ok(text) => text,
@@ -122,9 +122,8 @@ impl LedgerFile {
         Ok(text)
     }
 
-    /// Returns whether only a rewrite makes the file complete.
-    ///
-    /// The last [`LedgerFile::append`] failed, or [`LedgerFile::check`] found another program's change.
+    /// Returns whether the file needs a rewrite, because the last [`LedgerFile::append`] failed, or
+    /// [`LedgerFile::check`] found another program's change.
     pub(super) fn is_behind(&self) -> bool {
         self.is_behind
     }
@@ -146,12 +145,12 @@ impl LedgerFile {
         self.is_behind = true;
     }
 
-    /// Returns whether most lines are revoked by later ones, if `needed` lines suffice.
+    /// Returns whether later lines revoke most lines, so that `needed` lines suffice.
     pub(super) fn is_worth_rewriting(&self, needed: usize) -> bool {
         self.lines > 2 * needed + SLACK
     }
 
-    /// Appends `records`, with two system calls per thousand.
+    /// Appends `records`. Costs two system calls per thousand.
     pub(super) fn append(&mut self, records: &[Record]) -> Result<(), Error> {
         let appended = self.try_append(records);
         self.is_behind = appended.is_err();
@@ -177,6 +176,7 @@ impl LedgerFile {
         let mut text = Vec::new();
         let replaced = encode(records, &mut text).and_then(|()| replace(&self.path, &text));
         self.last = Some(replaced.map_err(|source| self.error(source))?);
+        // The open file is the replaced one.
         self.open = None;
         self.lines = records.len();
         self.is_behind = false;
@@ -240,6 +240,7 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<Identity> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(text)?;
+    // An error of a delayed write must appear before the rename replaces the complete old file.
     file.sync_all()?;
     std::fs::rename(new, path)?;
     Ok(Identity::of(&file.metadata()?))

@@ -37,7 +37,9 @@ pub(crate) enum LockError {
 }
 
 impl LedgerLock {
-    /// Locks the ledger at `path`: the file beside it whose name has the extension `lock` added.
+    /// Locks the file beside the ledger whose name has the extension `lock` added.
+    ///
+    /// Not the ledger's file itself, which a rewrite replaces.
     ///
     /// # Errors
     /// If another process holds the lock, or the file of the lock is unusable.
@@ -70,7 +72,7 @@ fn open(path: &Path) -> io::Result<Result<File, String>> {
     let mut file = options.open(path)?;
     match file.try_lock() {
         Ok(()) => {
-            // The number is only for the other process's message, so a failure does no harm.
+            // Only the message of a second process needs the number, so a failure does no harm.
             let _ = write_pid(&mut file);
             Ok(Ok(file))
         }

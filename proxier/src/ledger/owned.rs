@@ -1,7 +1,7 @@
-//! The virtual servers that are owned, and the rules for deleting one.
+//! The owned virtual servers, and the rules that decide whether one may be deleted.
 //!
-//! Addresses need no record: the kernel keeps our protocol number with our routes, and other addresses
-//! of ours are on our own device.
+//! Addresses need no record: the kernel stores our protocol number with our routes, and our other addresses
+//! are on our own device.
 
 use std::collections::BTreeMap;
 
@@ -86,8 +86,9 @@ impl Owned {
 /// The address ranges that decide about ownership beside the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Territory {
-    /// The cluster's service ranges. A virtual server in them is ours even without a record, because
-    /// no other program serves this cluster's cluster IPs. So a lost ledger does no harm there.
+    /// The cluster's service ranges. A virtual server in them is ours even without a record, because no
+    /// other program serves the cluster IPs of this cluster. So after the loss of the ledger, stale ones
+    /// are still deleted.
     pub ours: Vec<Cidr>,
     /// Ranges in which no virtual server is ever deleted (`--ipvs-exclude-cidrs`).
     pub excluded: Vec<Cidr>,

@@ -12,7 +12,7 @@ use crate::frontend::LedgerKey;
 
 /// One change of the ledger.
 ///
-/// The names of variants and fields are the file's format, which other versions of the daemon read.
+/// The names of variants and fields are the format of the file, which other versions of the daemon read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Record {
@@ -52,9 +52,9 @@ pub(crate) enum Record {
 }
 
 impl Record {
-    /// Returns the record of an owned virtual server; `None` for a kind of key that we never create.
+    /// Returns the record of an owned virtual server; `None` if the key is neither an address nor a mark.
     ///
-    /// [`ipvs::ServiceKey`] is non-exhaustive; IPVS has no third kind.
+    /// IPVS has no third kind, but [`ipvs::ServiceKey`] is non-exhaustive.
     pub(super) fn own(key: ipvs::ServiceKey, service: Box<str>) -> Option<Self> {
         let server = LedgerKey::new(key)?;
         Some(Self::Own { server, service })

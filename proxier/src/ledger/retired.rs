@@ -8,8 +8,9 @@
 //! ```
 //!
 //! If a retired virtual server were deleted at once, the kernel would reset its connections
-//! (`expire_nodest_conn`), although their endpoints exist. It is deleted whole, with its last
-//! connection. Destinations that drained before keep their own, earlier deadlines ([`super::Drains`]).
+//! (`expire_nodest_conn`), although their endpoints exist. It is deleted as a whole when its last
+//! connection has ended. Destinations that drained before keep their earlier deadlines
+//! ([`super::Drains`]).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -82,7 +83,8 @@ impl Retired {
         timers.flatten().min()
     }
 
-    /// Retires a virtual server. Returns whether it was not retired; otherwise it keeps its deadline.
+    /// Retires a virtual server, and returns `true`. If it is retired already, it keeps its deadline, and
+    /// the result is `false`.
     fn begin(&mut self, key: ipvs::ServiceKey, now: Duration, deadline: Duration) -> bool {
         let Entry::Vacant(new) = self.servers.entry(key) else {
             return false;
@@ -115,9 +117,9 @@ impl Ledger {
         &self.retired
     }
 
-    /// Records that a virtual server is retired since `now`, until `deadline` at most.
+    /// Records that a virtual server is retired from `now` until `deadline` at the latest.
     ///
-    /// One that is retired already keeps its first deadline.
+    /// A virtual server that is retired already keeps its first deadline.
     pub fn retire(&mut self, key: ipvs::ServiceKey, now: Duration, deadline: Duration) {
         if self.retired.begin(key, now, deadline) {
             self.enqueue(Record::retire(key, deadline));
@@ -132,11 +134,11 @@ impl Ledger {
         }
     }
 
-    /// Updates the retirement of a virtual server by `found`, its connections at `now`.
+    /// Updates the retirement of a virtual server by its connections `found` at `now`.
     ///
-    /// `found` is `None` if the kernel no longer has it. `inside` is the virtual server of the same
-    /// Service port's firewall mark, if there is one. Its connections may use the frontend's address, and
-    /// the kernel does not count them by address.
+    /// `found` is `None` if the kernel no longer has it. `inside` is the virtual server of the Service
+    /// port's inside mark, if there is one. Its connections may use the frontend's address, and the kernel
+    /// does not count them by address.
     pub fn count_retired(
         &mut self,
         key: &ipvs::ServiceKey,

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::io::Read;
 
 use serde::de::DeserializeSeed;
-use serde_saphyr::{MessageFormatter, UserMessageFormatter};
 
 use super::kind::Object;
 use super::list::DocumentSeed;
 use crate::problem::Problem;
+use crate::yaml;
 
 /// The maximum length of a syntax error's message, in characters.
 const MAX_MESSAGE: usize = 200;
@@ -95,26 +95,9 @@ fn chunks(text: &str) -> impl Iterator<Item = Chunk<'_>> {
 }
 
 fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) {
-    // A document without aliases has fewer nodes than bytes, so only an alias bomb reaches these
-    // limits. They bound the expansion of aliases, no matter how large the text is.
-    let size = chunk.text.len();
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_events: 2 * size + 1000,
-            max_nodes: size + 1000,
-            max_total_scalar_bytes: size + (1 << 20),
-            max_aliases: 1000,
-            max_anchors: 1000,
-            max_merge_keys: 1000,
-            max_documents: 2,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: 100_000,
-        },
-        // YAML 1.1 reads an unquoted `no` or `off` as a boolean, but people mean strings.
-        strict_booleans: true,
-        with_snippet: false,
-    };
+    let mut options = yaml::limits(chunk.text.len());
+    // YAML 1.1 reads an unquoted `no` or `off` as a boolean, but people mean strings.
+    options.strict_booleans = true;
     let cursor = Cursor::new(chunk.line);
     let read =
         serde_saphyr::with_deserializer_from_str_with_options(chunk.text, options, |input| {
@@ -123,13 +106,9 @@ fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) {
     match read {
         Ok(document) => document.finish(chunk.line, found),
         Err(error) => {
-            let line = error
-                .location()
-                .and_then(|place| usize::try_from(place.line()).ok());
+            let (line, message) = yaml::explain(&error);
+            let line = line.and_then(|line| usize::try_from(line).ok());
             let line = chunk.line + line.unwrap_or_default().saturating_sub(1);
-            let message = UserMessageFormatter
-                .format_message(error.without_snippet())
-                .into_owned();
             found.push(unreadable(line, "YAML", &message));
         }
     }

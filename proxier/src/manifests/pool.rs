@@ -2,17 +2,17 @@
 
 use std::collections::HashSet;
 
-/// How many preferred numbers a claim tries; after them it gets the next free number.
+/// The number of preferred numbers that a claim tries. After them it gets the next free number.
 const ROUNDS: u64 = 32;
 
 /// Numbers that are allocated by hashing the names of claims.
 ///
 /// Nothing is stored between runs, so the result depends only on the names of the claims and the
-/// reserved numbers. Each claim has a sequence of preferred numbers. First all claims try their
-/// first number, in the order of their names; then those without a number try their second, and so
-/// on. A new or removed claim changes the number of another one only if both prefer the same
-/// number, directly or through a third claim. That is rare until the pool is nearly full, but
-/// possible: a number that must never change has to be written into the manifest.
+/// reserved numbers. Each claim has a sequence of preferred numbers. First all claims try their first
+/// number, in the order of their names. Then claims without a number try their second one, and so on. A new
+/// or removed claim changes the number of another claim only if both prefer the same number, directly or
+/// through a third claim. That is rare until the pool is nearly full, but possible. So a number that must
+/// never change must be written into the manifest.
 ///
 /// The lowest numbers are allocated last (KEP-3070, KEP-3668), because people choose low numbers by
 /// hand.

@@ -49,18 +49,18 @@ pub struct ForeignChains {
     treatments: Treatments,
 }
 
-/// What to do about the chains at each hook that drop packets of Services.
+/// The treatments of the chains at each hook that drop packets of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Treatments {
-    /// At the forward hook, about chains that drop the answers of endpoints.
+    /// The treatment of chains at the forward hook that drop the answers of endpoints.
     pub answers: Treatment,
-    /// At the input hook, about chains that drop packets for frontends.
+    /// The treatment of chains at the input hook that drop packets for frontends.
     pub frontends: Treatment,
     /// The mark, one bit, that our table gives packets for frontends.
     pub frontend_mark: u32,
 }
 
-/// What to do about a chain that drops packets of Services.
+/// The treatment of a chain that drops packets of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
     /// Insert our rule at its head.
@@ -86,7 +86,7 @@ impl Treatments {
     }
 }
 
-/// The rules of a chain, as far as they matter here.
+/// The rules of a chain that decide about our rule.
 #[derive(Debug, Default)]
 struct ChainRules {
     /// Handles and comments of the rules that this program inserted.
@@ -139,6 +139,7 @@ impl ForeignChains {
         let (accepted, treatment) = self.treatments.of(chain);
         let cause = match chain.hook {
             _ if has_drop_policy => Some(DropCause::Policy),
+            // A last rule that drops is usual for host firewalls, whose chains are at the input hook.
             ForeignHook::Forward => None,
             ForeignHook::Input => rules.final_drop,
         };
@@ -150,6 +151,7 @@ impl ForeignChains {
             self.delete(chain, &superfluous)?;
             report.removed.push(chain.clone());
         }
+        // The operator's own rule, which the log proposed, is as good as ours.
         if !kept.is_empty() || rules.has_operators {
             return Ok(());
         }
@@ -277,6 +279,7 @@ impl ForeignChains {
                 writer.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
             })?;
             match refused {
+                // `ENOENT`: another program has deleted the rule meanwhile.
                 Some(refusal) if refusal.errno != Errno::NOENT => {
                     return Err(Error::Refused {
                         doing: "removing our rule".into(),

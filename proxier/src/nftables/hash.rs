@@ -1,10 +1,9 @@
 //! Hashes of the bytes that the kernel gets for a part of a table.
 //!
-//! The userdata of rules in the kernel and the ledger's file keep hashes for later builds of this
-//! program.
-//! `std::hash::DefaultHasher` does not suit, because its algorithm may change with each Rust release.
-//! Encoded bytes suit better than text or `Debug` output: if another version encodes an unchanged
-//! value in other bytes, its hash differs too.
+//! The userdata of rules in the kernel and the ledger's file keep hashes for later builds of this program.
+//! So `std::hash::DefaultHasher` is not used: its algorithm may change with each Rust release. The hashes
+//! are of encoded bytes and not of text or `Debug` output, because if another version encodes an unchanged
+//! value in other bytes, the hash must differ too.
 
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;

@@ -1,13 +1,13 @@
-//! Removal of what another program, which has ended, left in nf_tables.
+//! Removes the rules, chains and tables that another program left in nf_tables when it ended.
 //!
 //! ```text
 //!   base chain ──rule──▶ a chain of the program ──▶ another of its chains
 //!              ▲ deleted by its handle    ▲ emptied and deleted
 //! ```
 //!
-//! All of it is one transaction: packets pass all of the program's rules or none. iptables-nft keeps
-//! its chains in nf_tables, so this removes them too. A chain to which a third program jumps stays, with
-//! the chains to which it jumps itself.
+//! The removal is one transaction, so each packet passes all of the program's rules or none. iptables-nft
+//! keeps its chains in nf_tables, so they are removed too. A chain to which a third program jumps stays, and
+//! so do the chains to which it jumps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -38,7 +38,7 @@ pub(crate) struct Jump {
     to: String,
 }
 
-/// What one program has in nf_tables.
+/// The rules, chains and tables of one program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProgramRules {
     /// Tables that the program has for itself.
@@ -69,7 +69,7 @@ impl ProgramRules {
     }
 }
 
-/// Says what belongs to a program.
+/// The chains and tables that belong to a program.
 pub(crate) trait Belongings {
     /// Returns whether the chain is the program's.
     fn has_chain(&self, chain: &ChainName) -> bool;
@@ -111,7 +111,7 @@ impl RulesRemover {
         })
     }
 
-    /// Finds what a program has. A kernel without nf_tables has nothing.
+    /// Finds the rules of a program. A kernel without nf_tables has none.
     ///
     /// Costs a dump of all chains, and one of the rules of each table in which the program has any.
     ///
@@ -193,6 +193,8 @@ impl RulesRemover {
                 writer.string(NFTA_TABLE_NAME, &table.name);
             })?;
         }
+        // The last message before the end of the batch is acknowledged, because kernels before 6.10 do not
+        // acknowledge the end itself.
         let last = batch.len() - 1;
         frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
         let failures = self.transport.run_whole(&mut batch, last)?;

@@ -14,17 +14,17 @@ pub struct Admission {
     /// The sources that may connect (`loadBalancerSourceRanges` of the address's family); `None`
     /// if all may.
     pub source_ranges: Option<Networks>,
-    /// The firewall mark for packets of clients inside the cluster: its virtual server has the
-    /// endpoints of all nodes. `None` if all clients reach the same endpoints.
+    /// The inside mark, whose virtual server has the endpoints of all nodes; `None` if all clients reach
+    /// the same endpoints.
     pub inside_mark: Option<u32>,
 }
 
 impl Admission {
     /// Returns whether clients get wrong results without packet rules.
     ///
-    /// Without source ranges all clients are admitted, without the firewall mark clients inside the
-    /// cluster reach the endpoints of this node only, and without masquerade the answers of endpoints
-    /// on other nodes reach an outside client with the wrong source.
+    /// Without the rules of source ranges, all clients are admitted. Without the inside mark, clients
+    /// inside the cluster reach only the endpoints of this node. Without masquerade, an endpoint on another
+    /// node answers an outside client directly, and the client drops the answer for its wrong source.
     pub fn needs_rules(&self) -> bool {
         let is_masqueraded = self.scope != Scope::Internal && self.policy == TrafficPolicy::Cluster;
         self.source_ranges.is_some() || self.inside_mark.is_some() || is_masqueraded

@@ -11,7 +11,7 @@ use crate::model::Family;
 use crate::problem::Problem;
 use crate::store::Snapshot;
 
-/// The scheduler to use if the kernel lacks the operator's: no known distribution builds IPVS
+/// The scheduler that replaces a default scheduler that the kernel lacks. No known distribution builds IPVS
 /// without `ip_vs_rr`.
 const FALLBACK: &str = "rr";
 
@@ -34,6 +34,7 @@ impl<'a> Context<'a> {
         machine: &'a Machine,
         config: &'a PlanConfig,
     ) -> Self {
+        // While the Node is unknown: the addresses at which an earlier process served node ports.
         let before = || machine.node_port_addresses.iter().copied().collect();
         let named = snapshot.node().map(|node| node.addresses.clone());
         let named = named.unwrap_or_else(before);
@@ -82,7 +83,7 @@ impl<'a> Context<'a> {
 
     /// Returns the preferred source of connections to `address`.
     ///
-    /// Addresses on the dummy device have none: only routes can have one.
+    /// `None` for addresses on the dummy device, because only routes have a preferred source.
     pub(super) fn source(&self, address: IpAddr) -> Option<IpAddr> {
         match self.config.service_addresses {
             ServiceAddresses::Dummy => None,
@@ -154,8 +155,8 @@ fn default_scheduler(config: &PlanConfig, machine: &Machine) -> ipvs::SchedulerN
 
 /// Returns the Node object's address if the machine has it, otherwise the machine's lowest address.
 ///
-/// The kernel rejects a route whose preferred source is not local (`fib_valid_prefsrc`), so that
-/// the Node object alone must not decide.
+/// The Node object alone does not decide, because the kernel rejects a route whose preferred source is not
+/// local (`fib_valid_prefsrc`).
 fn source(
     snapshot: &Snapshot,
     machine_addresses: &BTreeSet<IpAddr>,

@@ -1,10 +1,10 @@
 //! Selects and weighs the endpoints of a Service port.
 //!
 //! Mirrors kube-proxy's `CategorizeEndpoints` (Kubernetes 1.36, `pkg/proxy/topology.go`; KEP-1669
-//! for terminating endpoints, KEP-2433 and KEP-3015 for hints) with one difference. If a node has no
-//! local endpoint, kube-proxy's IPVS mode falls back to all endpoints. We do not: the Kubernetes
-//! documentation of policy Local promises local endpoints or none. The annotations `topology-keys`
-//! and `weights` are ours.
+//! for terminating endpoints, KEP-2433 and KEP-3015 for hints) with one difference: if a node has no local
+//! endpoint, kube-proxy's IPVS mode falls back to all endpoints, and this function to none, because the
+//! Kubernetes documentation of policy Local promises local endpoints or none. The annotations
+//! `topology-keys` and `weights` are this program's own.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -93,6 +93,7 @@ fn candidates<'a>(
 ) -> Vec<Candidate<'a>> {
     let mut endpoints: BTreeMap<SocketAddr, &Endpoint> = BTreeMap::new();
     for slice in snapshot.slices(&service.name) {
+        // By name, because the slice has the endpoints' port number (`targetPort`), not the Service's.
         let listens = |listed: &&crate::model::SlicePort| {
             listed.name == port.name && listed.protocol == port.protocol
         };

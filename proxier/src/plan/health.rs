@@ -21,7 +21,7 @@ pub struct HealthCheck {
 
 /// The Services that claim each health-check port.
 ///
-/// The API server allocates each port once. Manifests may contain the same port twice.
+/// The API server allocates each port once, but manifests may contain the same port twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HealthPorts {
     claims: BTreeMap<u16, Vec<HealthCheck>>,

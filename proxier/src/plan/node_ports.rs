@@ -93,7 +93,7 @@ impl NodePortAddresses {
     /// Returns the addresses at which a server of this process listens to serve node ports of
     /// `family`.
     ///
-    /// The unspecified address stands for all addresses, also later ones and loopback.
+    /// The unspecified address stands for all addresses, including later ones and loopback.
     pub fn listening(
         &self,
         family: Family,

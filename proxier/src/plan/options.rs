@@ -79,7 +79,7 @@ impl ServerOptions {
                 report(TOPOLOGY_KEYS, key.as_str(), message);
             }
         }
-        let relay = RelayOptions::of(service, context, problems);
+        let relay = RelayOptions::of(service, annotations, context.machine, &mut report);
         Self {
             scheduler,
             flags,

@@ -27,13 +27,13 @@ pub struct Planner {
     machine: Machine,
     desired: Desired,
     footprints: BTreeMap<ObjectName, Footprint>,
-    /// The Services whose footprints have problems: [`Planner::problems`] needs no search for them.
+    /// The Services whose footprints have problems, so that [`Planner::problems`] need not walk over all.
     faulty: BTreeSet<ObjectName>,
     /// Virtual servers that lost their frontend to another Service.
     losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
-    /// The number of Services that require each local address; one more for a kept one.
+    /// The number of Services that require each local address. A kept address has one user more.
     address_users: Users,
-    /// The addresses that no Service may require any more, but that stay local.
+    /// The addresses that stay local even if no Service requires them.
     kept_addresses: BTreeSet<IpAddr>,
     /// The number of Services with a local endpoint at each address.
     local_endpoint_users: Users,
@@ -85,7 +85,8 @@ impl Planner {
     /// Returns a planner with an empty plan.
     pub fn new(config: PlanConfig) -> Self {
         let desired = Desired {
-            // Also without any service address: Felix restarts whenever the device comes or goes.
+            // Even without a service address, because Felix restarts whenever the device appears or
+            // disappears.
             needs_carrier: config.service_addresses.use_carrier(),
             ..Desired::default()
         };
@@ -124,20 +125,20 @@ impl Planner {
                 all.chain(self.footprints.keys()).cloned().collect()
             }
         };
-        // A full update goes on even without Services: it renews the common problems.
+        // A full update continues even without Services, because it renews the common problems.
         if names.is_empty() && !is_all {
             return Changed::default();
         }
-        // The context borrows the machine while `plan` borrows self. Moved, not cloned: a node may
-        // have thousands of addresses.
+        // Moved out of `self`, because the context borrows it while `plan` borrows `self`. Not cloned,
+        // because a node may have thousands of addresses.
         let machine = std::mem::take(&mut self.machine);
         let config = self.config.clone();
         let context = Context::new(snapshot, &machine, &config);
         let changed = self.plan(&names, &context);
         if is_all {
             self.common_problems = context.problems();
-            // After a full update nearly every entry is new; see `pack`. After a partial update,
-            // packing would cost more than it saves.
+            // After a full update nearly every entry is new, so the maps have much spare memory. After a
+            // partial update, packing would cost more than it saves.
             pack(&mut self.desired.virtual_servers);
             pack(&mut self.desired.addresses);
             pack(&mut self.footprints);
@@ -197,8 +198,9 @@ impl Planner {
         &self.kept_addresses
     }
 
-    /// Replaces the addresses that stay local even if no Service requires them: connections to retired
-    /// virtual servers need them.
+    /// Replaces the addresses that stay local even if no Service requires them.
+    ///
+    /// Connections to retired virtual servers need these addresses.
     pub fn keep_addresses(&mut self, kept: BTreeSet<IpAddr>, snapshot: &Snapshot) -> Changed {
         if kept == self.kept_addresses {
             return Changed::default();
@@ -225,7 +227,7 @@ impl Planner {
         }
     }
 
-    /// Removes one user of an address, and with the last one the address.
+    /// Removes one user of an address. Removes the address if it was the last user.
     fn release_address(&mut self, address: IpAddr, previous: &mut Previous) {
         if self.address_users.remove(address) {
             let removed = self.desired.addresses.remove(&address);
@@ -236,6 +238,7 @@ impl Planner {
 
     fn plan(&mut self, names: &BTreeSet<ObjectName>, context: &Context<'_>) -> Changed {
         let mut previous = Previous::default();
+        // The source of a kept address may have changed with the node.
         self.plan_kept(context, &mut previous);
         // All withdrawals come before all claims: a frontend may move between two touched Services.
         for name in names {
@@ -309,7 +312,8 @@ impl Planner {
             let winner = || self.desired.virtual_servers.get(&key).cloned();
             previous.virtual_servers.entry(key).or_insert_with(winner);
             keys.push(key);
-            // Nearly always the frontend is free, and `resolve` has nothing to do.
+            // The winner is chosen only after all claims, because a later one may have precedence. Nearly
+            // always the frontend is free.
             match self.desired.virtual_servers.entry(key) {
                 Entry::Vacant(free) => {
                     free.insert(server);
@@ -388,10 +392,10 @@ impl Users {
     }
 }
 
-/// The touched parts of the plan as they were before an update; `None` if absent.
+/// The touched parts of the plan before an update; `None` if the plan did not have them.
 ///
-/// Only the first value of a key is recorded (`or_insert`): later ones are intermediate states of
-/// the same update.
+/// Only the first value of a key is recorded (`or_insert`), because later values are intermediate states
+/// of the same update.
 #[derive(Default)]
 struct Previous {
     virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
@@ -400,7 +404,8 @@ struct Previous {
     health_checks: BTreeMap<u16, Option<HealthCheck>>,
 }
 
-/// A planned address.
+/// A planned address. A type of its own, because `Option<Option<IpAddr>>` would hide the difference between
+/// an address without a source and no address.
 #[derive(PartialEq, Eq)]
 struct LocalAddress {
     source: Option<IpAddr>,
@@ -415,8 +420,8 @@ impl LocalAddress {
 impl Previous {
     /// Returns the parts of the plan that changed.
     ///
-    /// Puts back the old value of an unchanged virtual server: the observed state may share the
-    /// memory of its destinations.
+    /// Puts back the old value of an unchanged virtual server, because the observed state may share the
+    /// memory of its destinations, and then compares them by their addresses in memory.
     fn compare(self, after: &mut Desired) -> Changed {
         let mut virtual_servers = BTreeSet::new();
         for (key, before) in self.virtual_servers {
@@ -453,7 +458,8 @@ impl Previous {
 
 /// Returns the precedence of a claim to a frontend, the highest first.
 ///
-/// A cluster IP wins over external addresses, these over node ports; then the older Service wins.
+/// A cluster IP wins over external addresses, and an external address over node ports. Among equals, the
+/// older Service wins.
 fn precedence<'a>(
     server: &'a VirtualServer,
     snapshot: &'a Snapshot,
@@ -468,8 +474,8 @@ fn precedence<'a>(
 
 /// Returns a key that orders Services by age, the oldest first.
 ///
-/// A new Service thus never takes a frontend from a running one. Objects without a creation time,
-/// as in manifests, come last, ordered by name.
+/// So a new Service never takes a frontend from an older one. Objects without a creation time, as in
+/// manifests, come last, ordered by name.
 pub(super) fn age<'a>(
     name: &'a ObjectName,
     snapshot: &'a Snapshot,

@@ -1,35 +1,29 @@
 //! The options of frontends that a process relays.
 
+use super::Machine;
 use crate::model::{Annotations, Protocol, ProxyProtocol, Service};
-use crate::problem::Problem;
-
-use super::context::Context;
 
 const IDLE_TIMEOUT: &str = "metadata.annotations[ipvs-proxier.io/idle-timeout]";
 const PROXY_PROTOCOL: &str = "metadata.annotations[ipvs-proxier.io/proxy-protocol]";
 
-/// How the connections of a frontend are relayed. Without a relay, all are defaults.
+/// How the connections of a frontend are relayed. Without a relay, each option has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayOptions {
     /// How endpoints learn the address of a TCP client.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// The idle timeout in seconds; `None`: that of the relay.
+    /// The idle timeout in seconds; `None` for the default of the relay.
     pub idle_timeout_secs: Option<u32>,
 }
 
 impl RelayOptions {
-    /// Returns the options of `service`; appends those without an effect to `problems`.
+    /// Returns the options of `service`. Calls `report` with field, value and message of those without an
+    /// effect.
     pub(super) fn of(
         service: &Service,
-        context: &Context<'_>,
-        problems: &mut Vec<Problem>,
+        annotations: &Annotations,
+        machine: &Machine,
+        report: &mut impl FnMut(&'static str, &str, String),
     ) -> Self {
-        let none = Annotations::default();
-        let annotations = service.annotations.as_deref().unwrap_or(&none);
-        let mut report = |field, value: &str, message| {
-            let object = format_args!("Service {}", service.name);
-            problems.push(Problem::new(object, field, value, message));
-        };
         let Annotations {
             proxy_protocol,
             idle_timeout_secs,
@@ -46,7 +40,7 @@ impl RelayOptions {
                 .iter()
                 .any(|port| port.protocol == Protocol::Tcp)
         };
-        if context.machine.is_relayed {
+        if machine.is_relayed {
             if proxy_protocol.is_some() && !has_tcp() {
                 let message =
                     "has no effect: the Service has no TCP port, and only TCP has such headers";

@@ -18,7 +18,7 @@ use crate::model::{
 };
 use crate::problem::Problem;
 
-/// The requirements of a Service; an older Service may claim the same frontends.
+/// The requirements of a Service. It does not get a frontend that an older Service requires too.
 #[derive(Debug, Default)]
 pub(super) struct Requirements {
     /// Virtual servers, each key once.
@@ -72,7 +72,7 @@ fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
 
 /// Returns the health check of `service`.
 ///
-/// Selects the endpoints a second time, which is simpler than keeping them. Few Services have a
+/// Selects the endpoints a second time. Keeping them would be more code, and few Services have a
 /// health-check port.
 fn health_check(service: &Service, context: &Context<'_>) -> HealthCheck {
     let topology = context.topology();
@@ -157,10 +157,8 @@ impl RequirementsBuilder<'_> {
             }
         }
         if let Some(mark) = destinations.mark {
-            let key = ipvs::ServiceKey::Mark {
-                family: ipvs_family(family),
-                mark,
-            };
+            let family = family.into();
+            let key = ipvs::ServiceKey::Mark { family, mark };
             self.add(self.virtual_server(port, FrontendKind::Inside, key, destinations.cluster));
         }
     }
@@ -171,6 +169,7 @@ impl RequirementsBuilder<'_> {
         // A mark is needed even if both sets are equal. If it disappeared with the last remote
         // endpoint, the kernel would reset the connections through its virtual server.
         let needs_mark = self.has_local_external(port, family);
+        // The packet rules masquerade the connections of these endpoints to themselves.
         let local = sets.local.iter().map(|endpoint| endpoint.address.ip());
         self.requirements.local_endpoints.extend(local);
         let ranges = self.service.source_ranges.iter().copied();
@@ -258,8 +257,8 @@ impl RequirementsBuilder<'_> {
 
     /// Reports that `device` has `address`, once for each address.
     ///
-    /// A virtual server there would take the connections from the program behind the device: IPVS gets
-    /// packets before local sockets do.
+    /// A virtual server there would take the connections of the program behind the device, because IPVS
+    /// gets packets before local sockets do.
     fn yield_to(&mut self, device: &str, kind: FrontendKind, address: IpAddr) {
         let problem = Problem::new(
             format_args!("Service {}", self.service.name),
@@ -276,9 +275,9 @@ impl RequirementsBuilder<'_> {
         }
     }
 
-    /// Adds a virtual server, unless its key is known.
+    /// Adds a virtual server, unless the Service has one with the same key.
     ///
-    /// An external IP may equal a load-balancer address of the same Service: the first one is kept.
+    /// An external IP may equal a load-balancer address of the same Service.
     fn add(&mut self, server: VirtualServer) {
         let key = server.service.key;
         let servers = &mut self.requirements.servers;
@@ -326,7 +325,7 @@ impl RequirementsBuilder<'_> {
 
     /// Adds a local address, unless the machine has it on an interface.
     ///
-    /// An external IP may be an address of the node itself; the kernel has a local route for it then.
+    /// An external IP may be an address of the node itself. The kernel has a local route to it already.
     fn make_local(&mut self, address: IpAddr) {
         let is_known = self.requirements.addresses.contains(&address);
         if !is_known && !self.context.machine.has(&address) {
@@ -357,11 +356,4 @@ fn accept_connections(destinations: &[ipvs::Destination]) -> bool {
 
 fn destination(endpoint: SelectedEndpoint) -> ipvs::Destination {
     ipvs::Destination::new(endpoint.address.into(), endpoint.weight.into())
-}
-
-fn ipvs_family(family: Family) -> ipvs::Family {
-    match family {
-        Family::V4 => ipvs::Family::V4,
-        Family::V6 => ipvs::Family::V6,
-    }
 }

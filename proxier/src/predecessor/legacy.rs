@@ -1,7 +1,7 @@
 //! kube-proxy's chains in the tables of iptables-legacy.
 //!
 //! Netlink does not reach them. Their interface is `getsockopt` and `setsockopt` with one block of
-//! memory per table, in which rules refer to each other by offset. This program does not use it:
+//! memory per table, in which rules refer to each other by offset. This program does not use that interface:
 //!
 //! * `setsockopt` replaces the whole table. Rules that another program adds between the read and the
 //!   write would be lost; iptables prevents that only among programs that take `/run/xtables.lock`,
@@ -9,9 +9,10 @@
 //! * The offsets of all rules of the table change with the first removed one, in a layout that differs
 //!   between processors, and no safe library has these socket options: it would be the only `unsafe` code
 //!   here.
-//! * It is needed once in the life of a node, and each iptables-legacy has the tool for it.
+//! * A node needs the removal once, and each iptables-legacy has the tool for it.
 //!
-//! So the program says what is left and which command removes it. It runs no child process itself.
+//! So the program logs which tables are in use and which command removes the chains. It starts no child
+//! process.
 
 use std::fmt;
 
@@ -25,8 +26,8 @@ const PROGRAMS: [(&str, &str); 2] = [
 
 /// An iptables-legacy whose tables may have kube-proxy's chains.
 ///
-/// Prints as the command that removes these chains and the rules to them, and changes nothing without
-/// any.
+/// Prints as the command that removes these chains and the rules to them. Without such chains, the command
+/// changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LegacyProgram {
     name: &'static str,

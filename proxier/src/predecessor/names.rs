@@ -1,8 +1,8 @@
-//! The names of everything that kube-proxy makes, in all of its modes.
+//! The names of the chains, tables and ipsets that kube-proxy creates, in all of its modes.
 //!
-//! The kubelet's chains begin with `KUBE-` too: `KUBE-FIREWALL`, `KUBE-KUBELET-CANARY`,
-//! `KUBE-IPTABLES-HINT` and, before Kubernetes 1.28, `KUBE-MARK-DROP`. So does `KUBE-ROUTER-` of
-//! kube-router and `KUBE-HP-` of CRI-O. None of them is listed here.
+//! Chains of other programs begin with `KUBE-` too, so a prefix is not enough: the kubelet's `KUBE-FIREWALL`,
+//! `KUBE-KUBELET-CANARY`, `KUBE-IPTABLES-HINT` and, before Kubernetes 1.28, `KUBE-MARK-DROP`;
+//! kube-router's `KUBE-ROUTER-..` and CRI-O's `KUBE-HP-..`.
 
 use crate::model::Family;
 
@@ -95,10 +95,10 @@ const SETS: [&str; 17] = [
     "KUBE-IPVS-IPS",
 ];
 
-/// The most characters of an ipset's name (`IPSET_MAXNAMELEN` less its NUL). kube-proxy cuts two names.
+/// The maximum length of an ipset's name (`IPSET_MAXNAMELEN` without its NUL). kube-proxy cuts two names.
 const MAX_SET_NAME: usize = 31;
 
-/// Returns whether kube-proxy makes a chain of this name in this table of iptables.
+/// Returns whether kube-proxy creates a chain of this name in this table of iptables.
 pub(super) fn is_chain(table: &str, name: &str) -> bool {
     TABLES.iter().any(|names| {
         names.table == table
@@ -107,12 +107,12 @@ pub(super) fn is_chain(table: &str, name: &str) -> bool {
     })
 }
 
-/// Returns whether kube-proxy's nftables mode makes this table.
+/// Returns whether kube-proxy's nftables mode creates this table.
 pub(super) fn is_table(family: &str, name: &str) -> bool {
     name == OWN_TABLE && ["ip", "ip6"].contains(&family)
 }
 
-/// Returns whether kube-proxy makes an ipset of this name.
+/// Returns whether kube-proxy creates an ipset of this name.
 pub(super) fn is_set(name: &str) -> bool {
     SETS.iter().any(|set| {
         let six = set.replacen("KUBE-", SIX, 1);
@@ -128,10 +128,10 @@ pub(super) fn family_of_set(name: &str) -> Family {
     }
 }
 
-/// Returns an extended regular expression for the lines of `iptables-save` that are kube-proxy's.
+/// Returns an extended regular expression for kube-proxy's lines in the output of `iptables-save`.
 ///
-/// Of the lines with [`MARK_CHAIN`], only those that define the chain: other programs jump to it. If
-/// one does, `iptables-restore` refuses the result and changes nothing.
+/// Of the lines with [`MARK_CHAIN`], it matches only those that define the chain, because rules of other
+/// programs jump to it. If there is such a rule, `iptables-restore` refuses the result and changes nothing.
 pub(super) fn saved_lines() -> String {
     let mut names: Vec<String> = Vec::new();
     for table in &TABLES {

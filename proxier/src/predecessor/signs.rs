@@ -1,8 +1,8 @@
 //! Signs that kube-proxy runs in this network namespace.
 //!
-//! kube-proxy has no lock. A container sees processes of the host only with `hostPID`, but always the
-//! listeners of its network namespace. kube-proxy listens at the two ports of the configuration that it
-//! shares with this program, and so may this program.
+//! kube-proxy has no lock. A container sees processes of the host only with `hostPID`, but it always sees
+//! the listeners of its network namespace. Both programs listen at the two ports of one configuration, so
+//! sockets of this process do not count.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,6 +38,7 @@ fn process() -> Option<Sign> {
 
 /// Returns the folders of the visible processes of this name in this network namespace.
 fn processes(name: &str) -> impl Iterator<Item = PathBuf> {
+    // A kube-proxy in another network namespace, such as a kind node's, serves another node.
     let ours = std::fs::read_link("/proc/thread-self/ns/net").ok();
     let folders = std::fs::read_dir("/proc").into_iter().flatten();
     let folders = folders.filter_map(|entry| Some(entry.ok()?.path()));

@@ -1,4 +1,4 @@
-//! The output of a comparison: what would change, and what the present table gets wrong.
+//! The output of a comparison: the changes of a round, and the findings about the present table.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use super::ProblemEntry;
 use crate::problem::Problem;
 use crate::shadow::{Affected, Comparison, Difference, Finding, Summary};
 
-/// Returns what would change as text: one line for each difference, under the name of its Service, and a
-/// line with the numbers.
+/// Returns the changes as text: one line for each difference, under the name of its Service, and a line with
+/// the numbers.
 pub(crate) fn changes(comparison: &Comparison) -> String {
     let lines = comparison.differences.iter().map(|difference| {
         let Difference {
@@ -131,7 +131,7 @@ fn count(number: usize, noun: &str) -> String {
     }
 }
 
-/// What would change, as JSON.
+/// The changes as JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct JsonChanges {
     changes: Vec<ChangeEntry>,

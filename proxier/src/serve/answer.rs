@@ -16,7 +16,7 @@ use crate::model::Family;
 /// An answer with its body.
 pub(super) type Answer = Response<AnswerBody>;
 
-/// A server, as far as its answers depend on it.
+/// The kind of a server, on which its answers depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Site {
     /// `/healthz` and `/livez`, usually at port 10256.

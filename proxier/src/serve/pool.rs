@@ -7,10 +7,10 @@ use tokio::task::AbortHandle;
 
 /// The open connections of a group of servers, the oldest first.
 ///
-/// A new connection is always accepted; if there are too many then, the oldest one is closed. If new ones
-/// were refused instead, a client that opens connections and sends nothing would keep all other clients
-/// out until its time limit. Here it displaces its own connections: a probe ends long before it is the
-/// oldest.
+/// A new connection is always accepted. If there are too many then, the oldest one is closed. If the pool
+/// refused new connections instead, a client that opens connections and sends nothing would keep all other
+/// clients out until its time limit. Here, such a client displaces its own connections, because a probe ends
+/// long before its connection is the oldest.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionPool {
     limit: usize,

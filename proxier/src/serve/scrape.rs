@@ -16,9 +16,8 @@ use crate::watch;
 
 /// The age up to which a page is served again.
 ///
-/// Several servers may scrape, and a client may ask as often as it likes. Neither makes this process read
-/// the kernel more than once per second, nor keep more values than those of one page, besides the pages
-/// that clients still read.
+/// So this process reads the kernel at most once per second, however many clients scrape and however often.
+/// Besides the pages that clients still read, it keeps the values of one page only.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Makes the page.
@@ -26,7 +25,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 pub(crate) struct Scraper {
     exporter: Exporter,
     owners: Arc<Owners>,
-    /// The most destinations that have series of their own; 0 for none.
+    /// The maximum number of destinations up to which each has series of its own; 0 for none.
     endpoint_limit: usize,
     state: Mutex<State>,
 }

@@ -1,4 +1,4 @@
-//! The page `/statusz` (KEP-4827): what this process is and how it is, as text or JSON.
+//! The page `/statusz` (KEP-4827): the identity and the state of this process, as text or JSON.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -19,7 +19,7 @@ use crate::watch;
 /// How often samples of histograms move into their buckets.
 const UPKEEP_PAUSE: Duration = Duration::from_secs(5);
 
-/// What the process says about itself.
+/// The facts about the process that `/statusz` and `/configz` show.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessInfo {
     /// The families that it serves.

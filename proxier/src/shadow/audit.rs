@@ -1,4 +1,4 @@
-//! What the present table gets wrong against the documentation of Kubernetes.
+//! Finds the parts of the present table that break the documentation of Kubernetes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,9 +16,9 @@ use crate::plan::FrontendKind;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) subject: Affected,
-    /// The frontends, each of which breaks the rule in this way.
+    /// The frontends that break the rule in this way.
     pub(crate) frontends: Vec<ipvs::ServiceKey>,
-    /// What the table has.
+    /// The present state, as a clause: `has weight 0 for destination 10.0.0.1:80`.
     pub(crate) found: String,
     pub(crate) rule: &'static DocumentedRule,
 }
@@ -86,7 +86,7 @@ fn finding(difference: &Difference) -> Option<Finding> {
         Change::AddAddresses(all) => {
             format!("{} not local", Listed("service address", all))
         }
-        // Without new connections it harms no client.
+        // The removal of a drained destination, for example: it gets no new connections and harms no client.
         _ => return None,
     };
     Some(Finding {
@@ -97,14 +97,14 @@ fn finding(difference: &Difference) -> Option<Finding> {
     })
 }
 
-/// The external addresses at which clients inside the cluster reach too few endpoints.
+/// The external frontends at which clients inside the cluster reach too few endpoints, by inside mark.
 struct InsideFrontends(BTreeMap<ipvs::ServiceKey, Vec<ipvs::ServiceKey>>);
 
 impl InsideFrontends {
     /// Collects the external IPs and load-balancer addresses of each firewall mark.
     ///
-    /// Not node ports: for them the documentation lets the policy apply to all clients. Not those where
-    /// the observed table has all endpoints already, as kube-proxy does without a local one.
+    /// Skips node ports, because the documentation lets the policy apply to all their clients. Skips
+    /// frontends whose observed virtual server has all endpoints, as kube-proxy's has without a local one.
     fn of(view: &Compared<'_>) -> Self {
         let mut inside: BTreeMap<_, Vec<_>> = BTreeMap::new();
         let servers = &view.desired().virtual_servers;

@@ -1,4 +1,4 @@
-//! Why something would change.
+//! The causes of changes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub(crate) enum ChangeCause {
 }
 
 impl ChangeCause {
-    /// Returns whether a difference of addresses belongs to one Service, not to the node.
+    /// Returns whether a difference of addresses affects one Service, not the node.
     pub(super) fn is_of_service(&self) -> bool {
         matches!(self, Self::AddressMissing)
     }

@@ -1,4 +1,4 @@
-//! What would change.
+//! The changes that a round would make.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ pub(crate) enum Change {
     AddServer(Vec<ipvs::DestinationKey>),
     /// Deletes a virtual server.
     DeleteServer,
-    /// Rejects new connections, and deletes the virtual server when the others have ended.
+    /// Rejects new connections, and deletes the virtual server when its existing connections have ended.
     RetireServer,
     /// Changes a property of a virtual server.
     SetServer {
@@ -77,21 +77,30 @@ impl Change {
 
     /// Adds the destinations or addresses of `other`, which has the same verb.
     pub(super) fn absorb(&mut self, other: &Self) {
-        let mut mine = self.destinations_mut();
-        if let Some(mine) = &mut mine {
-            mine.extend(other.destinations());
-            return;
-        }
-        if let (
-            Self::AddAddresses(mine) | Self::SetAddresses(mine) | Self::DeleteAddresses(mine),
-            Self::AddAddresses(more) | Self::SetAddresses(more) | Self::DeleteAddresses(more),
-        ) = (self, other)
-        {
-            mine.extend(more);
+        match self {
+            Self::AddServer(mine)
+            | Self::AddDestinations(mine)
+            | Self::RemoveDestinations(mine)
+            | Self::RemoveDrained(mine)
+            | Self::SetForwarding(mine)
+            | Self::SetWeight {
+                destinations: mine, ..
+            } => mine.extend(other.destinations()),
+            Self::AddAddresses(mine) | Self::SetAddresses(mine) | Self::DeleteAddresses(mine) => {
+                mine.extend(other.addresses());
+            }
+            _ => {}
         }
     }
 
-    /// Returns the destinations that it concerns.
+    fn addresses(&self) -> &[IpAddr] {
+        match self {
+            Self::AddAddresses(all) | Self::SetAddresses(all) | Self::DeleteAddresses(all) => all,
+            _ => &[],
+        }
+    }
+
+    /// Returns the destinations that change.
     pub(crate) fn destinations(&self) -> &[ipvs::DestinationKey] {
         match self {
             Self::AddServer(all)
@@ -103,20 +112,6 @@ impl Change {
                 destinations: all, ..
             } => all,
             _ => &[],
-        }
-    }
-
-    fn destinations_mut(&mut self) -> Option<&mut Vec<ipvs::DestinationKey>> {
-        match self {
-            Self::AddServer(all)
-            | Self::AddDestinations(all)
-            | Self::RemoveDestinations(all)
-            | Self::RemoveDrained(all)
-            | Self::SetForwarding(all)
-            | Self::SetWeight {
-                destinations: all, ..
-            } => Some(all),
-            _ => None,
         }
     }
 }
@@ -156,10 +151,10 @@ impl fmt::Display for Change {
     }
 }
 
-/// A list with its noun; a long one is cut: `destinations A, B, C and 7 more`.
+/// A list after its noun. A long list is cut: `destinations A, B, C, D and 7 more`.
 pub(super) struct Listed<'a, T>(pub(super) &'static str, pub(super) &'a [T]);
 
-/// The most elements of a list that are printed.
+/// The maximum number of printed elements of a long list.
 const MAX_LISTED: usize = 4;
 
 impl<T: fmt::Display> fmt::Display for Listed<'_, T> {

@@ -1,4 +1,4 @@
-//! Why an endpoint is, or is not, a destination.
+//! Finds the reason why an endpoint is, or is not, a destination.
 
 use std::net::SocketAddr;
 
@@ -56,7 +56,7 @@ pub(super) fn rejected(
     }
 }
 
-/// Returns the endpoint of `server`'s Service port at `key`, in its best state if it is listed twice.
+/// Returns the endpoint of `server`'s Service port at `key`. If it is listed twice, its better state counts.
 fn listed<'a>(
     server: &VirtualServer,
     key: ipvs::DestinationKey,

@@ -8,7 +8,7 @@ use crate::plan::{FrontendKind, VirtualServer};
 
 /// Returns the changes that `op` makes to the virtual server `key`, each with its cause.
 ///
-/// Empty for the destinations of a new virtual server: the Op that adds it stands for them.
+/// Empty for the destinations of a new virtual server, because the change that adds it lists them.
 pub(super) fn changes(
     op: &Op,
     key: &ipvs::ServiceKey,
@@ -38,7 +38,7 @@ pub(super) fn changes(
             let before = weight_of(to.key).unwrap_or_default();
             vec![kept(server, to, before, view)]
         }
-        // A destination that is not desired.
+        // A stale destination: it drains first (weight 0), or is deleted at once.
         Op::SetDestination(_, ipvs::Destination { key, .. }) | Op::DeleteDestination(_, key) => {
             let change = match weight_of(key) {
                 Some(0) => Change::RemoveDrained,
@@ -77,6 +77,7 @@ fn kept(
         after: to.weight,
         destinations: vec![to.key],
     };
+    // kube-proxy sets weight 0 only for endpoints that it removes, so an endpoint was selected again.
     let cause = match (before, annotates(server, view, |all| all.weights.is_some())) {
         (0, _) => endpoint::selected(server, to.key, view),
         (_, true) => ChangeCause::Annotation("weights"),

@@ -23,13 +23,13 @@ pub struct Applied {
     /// If the process ended before a later write succeeds, the next process would treat new virtual
     /// servers outside the service ranges as foreign.
     pub unrecorded: Option<Failure>,
-    /// Whether the round tried everything that failed before: what did not fail again works now.
+    /// Whether the round tried every Op that failed before. An Op that did not fail again works now.
     pub has_tried_all: bool,
     /// The virtual servers that are not created as long as the packet rules cannot be written.
     pub held_back: BTreeSet<ipvs_netlink::ServiceKey>,
     /// The drift that this round repairs.
     pub drifted: Changed,
-    /// The schedulers that the kernel lacked before. Services that request them use them again.
+    /// The schedulers that the kernel lacked before and has now. Services that request them use them again.
     pub found_schedulers: Vec<ipvs_netlink::SchedulerName>,
 }
 

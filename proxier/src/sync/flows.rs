@@ -20,9 +20,10 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(super) struct Flows {
     /// The virtual servers with stale flows, each with the last Op that made flows stale.
     ///
-    /// One Op suffices to sweep a virtual server; a list would grow while sweeps fail.
+    /// A sweep compares all flows of a virtual server with the plan, so one Op suffices. A list would grow
+    /// while sweeps fail.
     unswept: BTreeMap<ipvs::ServiceKey, Op>,
-    /// Endpoints whose late answers may block their new flows.
+    /// Removed endpoints whose late answers may create flows ([`Strays`]).
     strays: Strays,
     retry: Timer,
 }

@@ -1,4 +1,4 @@
-//! What health checks and metrics need to know of the rounds.
+//! The results of rounds that health checks and metrics read.
 
 use std::net::IpAddr;
 
@@ -30,9 +30,8 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns what the kernel refuses, if that concerns the whole node: the packet rules, or more
     /// than half of the planned virtual servers and addresses.
     ///
-    /// A few refused objects are the fault of their Services. They must not make the node unhealthy,
-    /// because every node refuses them: one bad Service would take all nodes out of their load
-    /// balancers.
+    /// A few refused objects are the fault of their Services and do not make the node unhealthy. Every
+    /// node refuses them, so one bad Service would take all nodes out of their load balancers.
     pub fn refusal(&self) -> Option<String> {
         let rules = self.rules.as_ref();
         if rules.is_some_and(|rules| rules.retry.due().is_some()) {

@@ -10,11 +10,11 @@ use crate::plan::{Changed, Desired};
 use crate::problem::Problem;
 use crate::timer::Timer;
 
-/// The longest time between two resyncs that read all virtual servers over netlink; longer for large tables
-/// ([`rarity`]).
+/// The longest time between two resyncs that read all virtual servers over netlink; in large tables
+/// [`rarity`] multiplies it.
 ///
-/// The resyncs between them look whether something differs first ([`Dataplane::shows_virtual_servers`]),
-/// which costs a fraction. So a difference in a field that the look does not show is repaired this late.
+/// The other resyncs look first ([`Dataplane::shows_virtual_servers`]), which costs a fraction of a full
+/// read. So drift in a field that a look does not show lasts this long at most.
 const READ_PERIOD: Duration = Duration::from_secs(600);
 
 /// The number of virtual servers and destinations at which a resync may look on average.
@@ -30,8 +30,7 @@ pub(super) struct KernelState {
     pub(super) observed: Observed,
     /// Whether `observed` can be trusted: it was read, and since then no answer was lost.
     pub(super) is_known: bool,
-    /// Whether the service addresses can be trusted: nothing changed any since they were read, but
-    /// the Ops that `observed` records.
+    /// Whether `observed` has the present service addresses: since they were read, only Ops changed any.
     pub(super) knows_addresses: bool,
     /// Whether another program may have changed service addresses.
     pub(super) suspects_drift: bool,
@@ -39,7 +38,7 @@ pub(super) struct KernelState {
     pub(super) follow_up: Timer,
     /// When all virtual servers were last read over netlink, in time since boot.
     read_at: Duration,
-    /// The number of resyncs since all virtual servers were last read or looked at.
+    /// The number of looks at the beginning since the last look or read of all virtual servers.
     glances: u32,
     /// The virtual servers and addresses that the next round compares.
     pub(super) pending: Changed,
@@ -63,7 +62,7 @@ impl Default for KernelState {
 impl KernelState {
     /// Takes the observed state, so that a resync can find drift from it; `None` if it is unknown.
     ///
-    /// The state is unknown from then on, until the resync has read it.
+    /// Until the resync has read it, the state is unknown.
     pub(super) fn expected(&mut self) -> Option<Observed> {
         let is_known = std::mem::take(&mut self.is_known);
         is_known.then(|| std::mem::take(&mut self.observed))
@@ -71,8 +70,8 @@ impl KernelState {
 
     /// Reads the whole kernel and returns the drift from the `expected` state.
     ///
-    /// If a look shows the expected virtual servers, they are not read. If the look is at their beginning
-    /// only, the addresses are not read either, unless a notification said that they changed.
+    /// If a look shows the expected virtual servers, they are not read. If the look is only at the
+    /// beginning of the table, addresses are read only after a notification.
     pub(super) fn read(
         &mut self,
         expected: Option<Observed>,
@@ -98,6 +97,7 @@ impl KernelState {
             Portion::Beginning => self.glances + 1,
             Portion::Whole => 0,
         };
+        // The kernel reports changes of routes, so reading them can wait for a look at the whole table.
         if portion == Portion::Beginning && self.knows_addresses {
             self.observed = expected;
             return Ok(Changed::default());
@@ -131,18 +131,17 @@ impl KernelState {
     }
 }
 
-/// Returns `n` if every nth resync looks at all virtual servers: 1 unless there are very many.
+/// Returns `n` if every nth resync looks at the whole table: 1 up to [`LOOKS_PER_RESYNC`].
 fn rarity(expected: &Observed) -> u32 {
     let servers = expected.virtual_servers.values();
     let all: usize = servers.map(|server| 1 + server.destinations.len()).sum();
     u32::try_from(all.div_ceil(LOOKS_PER_RESYNC)).map_or(u32::MAX, |rarity| rarity.max(1))
 }
 
-/// Returns a Problem for each service address that another program makes local too.
+/// Returns a Problem for each service address for which another program has a local route too.
 ///
-/// Such a route (Google's guest agent makes one for each forwarded address) satisfies what the
-/// Service needs. The kernel keeps ours beside it because the metrics differ, and uses ours as soon
-/// as the other is gone.
+/// Google's guest agent makes such a route for each forwarded address. The Service works with either
+/// route. The kernel keeps both because their metrics differ, and uses ours when the other one is deleted.
 pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> {
     let contested = observed.foreign.iter();
     let contested = contested.filter(|(address, _)| desired.addresses.contains_key(address));
@@ -160,7 +159,7 @@ pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> 
 /// Returns the drift: desired virtual servers, service addresses and the carrier in which `found`
 /// differs from `expected`.
 ///
-/// Other virtual servers are not compared: they are foreign, or this round deletes them.
+/// Virtual servers that are not desired are not compared: they are foreign, or this round deletes them.
 fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
     let is_changed = |key: &&ipvs_netlink::ServiceKey| {
         expected.virtual_servers.get(*key) != found.virtual_servers.get(*key)

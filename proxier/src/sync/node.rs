@@ -13,8 +13,9 @@ use crate::store::Snapshot;
 /// How many nodes of a similar name a Problem lists.
 const SAMPLES: usize = 3;
 
-/// Returns the Problem that the Node `name` does not exist; `None` if it does, or if no endpoint
-/// names any node, so that nothing depends on it.
+/// Returns the Problem that the Node `name` does not exist.
+///
+/// `None` if it exists, or if no endpoint names any node, because then no decision depends on it.
 ///
 /// # Cost
 /// Linear in the endpoints, while the Node does not exist.
@@ -55,15 +56,15 @@ pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
     Some(Problem::new(format_args!("Node {name}"), "", "", message))
 }
 
-/// The part of a host name before its domain: a Node may have either form.
+/// Returns the part of a host name before its domain. A Node may have the short or the full name.
 fn first_label(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
 /// Returns the addresses of the machine at which owned virtual servers serve node ports.
 ///
-/// An earlier process created them when it knew the Node. Without them, `--nodeport-addresses
-/// primary` would delete all node ports until the Node is known again.
+/// An earlier process that knew the Node created these virtual servers. If the planner did not get their
+/// addresses, `--nodeport-addresses primary` would delete all node ports until the Node is known again.
 pub(super) fn node_port_addresses(
     snapshot: &Snapshot,
     machine: &Machine,

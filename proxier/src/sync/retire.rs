@@ -1,8 +1,8 @@
 //! Retiring: virtual servers that an edit of their Service made stale keep their connections.
 //!
-//! A Service that exists must not cost a connection to an endpoint that exists. So its stale virtual
-//! servers are not deleted but retired ([`crate::ledger::Retired`]), their frontends reject new
-//! connections, and their addresses stay local. If the Service is deleted, they are deleted at once.
+//! An edit of a Service must not break a connection whose endpoint exists. So the stale virtual servers
+//! are retired ([`crate::ledger::Retired`]): their frontends reject new connections, and their addresses
+//! stay local. If the Service is deleted, its retired virtual servers are deleted at once.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::store::Touched;
 impl<D: Dataplane> Proxier<D> {
     /// Retires the stale virtual servers among `keys` whose Service exists, and guards their frontends.
     ///
-    /// A retirement whose Service was deleted ends.
+    /// Ends the retirement of a virtual server whose Service was deleted.
     pub(super) fn retire(&mut self, keys: Vec<ipvs::ServiceKey>, now: Duration) {
         let desired = &self.planner.desired().virtual_servers;
         let observed = &self.kernel.observed.virtual_servers;
@@ -64,11 +64,11 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Returns how long a stale virtual server may keep its connections; zero if it is deleted at once.
     ///
-    /// Only TCP drains, as for destinations. A virtual server in the service ranges without a record may
-    /// belong to a Service that exists, so it drains too.
+    /// Only TCP drains, as for destinations: a UDP client may send from one port for ever. A virtual server
+    /// in the service ranges without a record may belong to a Service that exists, so it drains too.
     fn drain_time(&self, key: &ipvs::ServiceKey) -> Duration {
-        // IPVS gets packets before local sockets do: a retired virtual server would reject the new
-        // connections that the program behind a yielded device is there to serve.
+        // IPVS gets packets before local sockets do. A retired virtual server would reject new connections
+        // for the program that serves at a yielded device.
         let yielded = &self.machine.yielded;
         if key
             .address()
@@ -99,8 +99,7 @@ impl<D: Dataplane> Proxier<D> {
         service.map_or(config.drain, |service| plan::drain(service, config))
     }
 
-    /// Returns the observed virtual server of the firewall mark that clients inside the cluster may use
-    /// at this frontend.
+    /// Returns the observed virtual server of this frontend's inside mark; `None` if there is none.
     fn inside(&self, key: &ipvs::ServiceKey) -> Option<ipvs::ServiceKey> {
         let address = key.address()?;
         let owner = self.ledger.owned().owner(key)?;
@@ -132,7 +131,7 @@ impl<D: Dataplane> Proxier<D> {
         Ok(())
     }
 
-    /// Marks the retired virtual servers of touched Services that were deleted for the next round.
+    /// Adds the retired virtual servers of deleted Services to those that the next round compares.
     ///
     /// # Cost
     /// Linear in the retired virtual servers, and only if a Service was deleted.
@@ -157,7 +156,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Plans the addresses of retired virtual servers as local. Returns the differences in the plan.
     ///
-    /// Not those of node ports: the node may have lost such an address to another machine.
+    /// Skips the addresses of node ports, because another machine may have such an address by now.
     ///
     /// # Cost
     /// Linear in the retired virtual servers.
@@ -188,18 +187,11 @@ fn is_tcp(key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
     match *key {
         ipvs::ServiceKey::Address { protocol, .. } => protocol == ipvs::Protocol::Tcp,
         // The key has no protocol, but the mark is the hash of one.
-        ipvs::ServiceKey::Mark { family, mark } => mark == tcp_mark(owner, family_of(family)),
+        ipvs::ServiceKey::Mark { family, mark } => mark == tcp_mark(owner, family.into()),
         _ => false,
     }
 }
 
 fn tcp_mark(owner: &ServicePortName, family: Family) -> u32 {
     plan::mark(owner, Protocol::Tcp, family)
-}
-
-fn family_of(family: ipvs::Family) -> Family {
-    match family {
-        ipvs::Family::V4 => Family::V4,
-        ipvs::Family::V6 => Family::V6,
-    }
 }

@@ -50,10 +50,12 @@ impl<D: Dataplane> Proxier<D> {
         let outcomes = self.dataplane.apply(&ops);
         self.learn(&ops, &outcomes, now);
         let loosened = self.loosen_rules(now);
+        // After the Ops: before them, the next packet would create a deleted flow again.
         let desired = self.planner.desired();
         let flows = self.flows.sweep(&mut self.dataplane, desired, now);
         let unrecorded = self.record(extent, now);
         Ok(Applied {
+            // If there were two writes, the later one decides which rules the kernel has.
             rules: loosened.or(tightened),
             flows,
             ops,
@@ -70,6 +72,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// Ends the drains of destinations that are desired again.
     fn plan_touched(&mut self, now: Duration) -> Changed {
+        // Before planning, which takes the touched Services.
         self.release_orphans();
         let snapshot = &self.input.snapshot;
         self.machine.node_port_addresses =
@@ -79,7 +82,8 @@ impl<D: Dataplane> Proxier<D> {
         (self.schedulers).ask_again(&mut self.dataplane, missing, now);
         let touched = std::mem::replace(&mut self.input.touched, Touched::none());
         let mut changed = self.planner.update(snapshot, &self.machine, touched);
-        // The planner replaces a missing scheduler by the default one, and that by rr.
+        // The planner replaces a missing scheduler by the default one, and a missing default one by rr. Each
+        // pass finds another missing scheduler, so the loop ends.
         while self.schedulers.ask(
             &mut self.dataplane,
             self.planner.desired(),
@@ -97,8 +101,8 @@ impl<D: Dataplane> Proxier<D> {
         let observed = &self.kernel.observed.virtual_servers;
         for key in &changed.virtual_servers {
             self.ledger.end_desired(key, desired);
-            // A frontend may pass to another Service without an Op. The ledger must name the one that
-            // serves it: only if that one is deleted, the virtual server is deleted at once.
+            // A frontend may pass from one Service to another without an Op. The ledger must name its present
+            // Service, because the deletion of that Service deletes the virtual server at once.
             if let Some(wanted) = desired.virtual_servers.get(key)
                 && observed.contains_key(key)
             {
@@ -119,6 +123,7 @@ impl<D: Dataplane> Proxier<D> {
         let expected = self.kernel.expected();
         let mut ours = std::mem::take(&mut self.kernel.pending);
         let mut machine = self.dataplane.machine()?;
+        // Not a fact that the dataplane reads: `Schedulers` asks for each name once.
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         self.machine = machine;
         ours.extend(&self.plan_touched(now));
@@ -135,18 +140,20 @@ impl<D: Dataplane> Proxier<D> {
         let observed = &self.kernel.observed;
         self.ledger.adopt(desired, observed);
         self.ledger.recognise_all_drains(desired, observed, now);
-        // Before the check of the rules: the guards of retired frontends are part of them.
+        // Before the check of the rules, because the guards of retired frontends are rules.
         self.retire(self.retirable(), now);
         ours.extend(&self.keep_addresses());
         if let Some(rules) = &mut self.rules {
             rules.check(&mut self.dataplane, &self.ledger)?;
         }
-        // Where this round was about to write anyway, a difference is no drift.
+        // A difference in an object that this round changes anyway is no drift: another program need not
+        // have caused it.
         let is_ours = |key: &_| ours.virtual_servers.contains(key);
         drifted.virtual_servers.retain(|key| !is_ours(key));
         let addresses = &mut drifted.addresses;
         addresses.retain(|address| !ours.addresses.contains(address));
         drifted.carrier &= !ours.carrier;
+        // The full comparison repeats each failed Op that is still needed.
         self.retries.try_all();
         self.kernel.is_known = true;
         self.kernel.knows_addresses = true;
@@ -157,15 +164,15 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Plans, and reads the virtual servers whose failed Ops or draining destinations are due.
     ///
-    /// Returns the drift of the service addresses if another program changed any. Other drift is
-    /// found by a resync only.
+    /// Returns the drift of the service addresses if another program changed any. Only a resync finds
+    /// other drift.
     fn read_due(&mut self, now: Duration) -> Result<Changed, Error> {
         let changed = self.plan_touched(now);
         self.kernel.pending.extend(&changed);
         let retries = self.retries.take_due(now);
         self.kernel.follow_up.clear();
-        // The retry timers are cleared already. If a read fails, no timer would bring the remaining keys
-        // back, so the next round must read everything.
+        // The retry timers are cleared already, so after a failed read no timer names the remaining keys.
+        // Then the next round reads everything.
         self.kernel.is_known = false;
         for key in &self.ledger.due(now) | &retries.virtual_servers {
             let found = self.dataplane.virtual_server(&key)?;
@@ -211,6 +218,7 @@ impl<D: Dataplane> Proxier<D> {
         pending.addresses.extend(&ours);
         drifted.addresses.retain(|address| !ours.contains(address));
         self.kernel.knows_addresses = true;
+        // Our own Ops make the addresses unknown too: the kernel deletes routes with a device's last address.
         match std::mem::take(&mut self.kernel.suspects_drift) {
             true => Ok(drifted),
             false => Ok(Changed::default()),
@@ -219,6 +227,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
     pub(super) fn compare(&mut self, extent: Extent) -> Vec<Op> {
+        // Taken for `All` too, which compares them with all others.
         let pending = std::mem::take(&mut self.kernel.pending);
         let territory = self.territory();
         let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
@@ -264,18 +273,20 @@ impl<D: Dataplane> Proxier<D> {
             self.ledger.pack();
         }
         if count > 0 {
-            // The flush at the end of the round tries again and reports the failure.
+            // A failure does not stop the round: Services need their virtual servers more than the next
+            // process needs the records. The flush at the end of the round tries again and reports it.
             let _ = self.ledger.flush(now);
         }
     }
 
     /// Writes the rules that the Ops need.
     ///
-    /// If the kernel refuses them, removes the Ops that would admit clients outside the source ranges.
+    /// If the kernel refuses them, removes the Ops that create frontends that need rules.
     fn tighten_rules(&mut self, ops: &mut Vec<Op>, now: Duration) -> Option<Result<(), Failure>> {
         let territory = self.territory();
         let rules = self.rules.as_mut()?;
         let desired = self.planner.desired();
+        // The removal of a frontend changes the rules. So if none changed, no frontend needs a guard.
         if !rules.filter.is_in_step() {
             let servers = self.kernel.observed.virtual_servers.keys();
             let stale = servers.filter(|key| !desired.virtual_servers.contains_key(key));
@@ -290,7 +301,7 @@ impl<D: Dataplane> Proxier<D> {
                 .filter
                 .guard(stale.filter_map(Frontend::of), addresses);
         }
-        // Removes guards that no Op of this round needs, in the same transaction.
+        // Guards that no Op of this round needs: removing them in the same transaction saves a second one.
         rules.filter.release(&self.kernel.observed, &self.machine);
         let written = rules.write(&mut self.dataplane, &mut self.ledger, now);
         self.held_back = match rules.filter.is_in_step() {
@@ -300,10 +311,12 @@ impl<D: Dataplane> Proxier<D> {
         written
     }
 
-    /// Removes the Ops that create a frontend that needs rules, and marks it for the next round.
+    /// Removes the Ops that create frontends with rules, and marks these frontends for the next round.
     ///
     /// Returns the virtual servers of these frontends.
     fn hold_back(&mut self, ops: &mut Vec<Op>) -> BTreeSet<ipvs::ServiceKey> {
+        // Only new ones: an existing virtual server keeps its connections, and its rules may still be those
+        // of an earlier write.
         let (keys, addresses) = self.planner.desired().needing_rules();
         let observed = &self.kernel.observed.virtual_servers;
         let pending = &mut self.kernel.pending;
@@ -323,7 +336,7 @@ impl<D: Dataplane> Proxier<D> {
             .collect()
     }
 
-    /// Removes the guards that the Ops made superfluous. If an Op failed, its guard stays.
+    /// Removes the guards of frontends that the Ops deleted. If an Op failed, its guard stays.
     fn loosen_rules(&mut self, now: Duration) -> Option<Result<(), Failure>> {
         let rules = self.rules.as_mut()?;
         let has_released = rules.filter.release(&self.kernel.observed, &self.machine);
@@ -366,7 +379,8 @@ impl<D: Dataplane> Proxier<D> {
             Op::DeleteService(key) => self.ledger.disown(&key),
             Op::AddAddress(address, _) => self.succeed_leftovers(address, now),
             Op::DeleteLeftover(_, AddressForm::Address) => {
-                // Without addresses, the carrier can have the routes that were on `lo` until now.
+                // The routes on `lo` move to the carrier only after its last address is deleted, because the
+                // kernel deletes the routes of a device with its last address (`fib_disable_ip`).
                 self.kernel.knows_addresses = false;
                 self.kernel.follow_up.no_later_than(now);
             }

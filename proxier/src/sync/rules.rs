@@ -24,8 +24,8 @@ impl Rules {
 
     /// Decides whether the kernel's rules are those that the ledger names.
     ///
-    /// They are if the generation is still the recorded one: then no program has changed any rule
-    /// since our last write. Costs two requests; reading 10,000 Services' rules back takes 50 ms.
+    /// If the generation is the recorded one, no program has changed any rule since our last write. The
+    /// check costs two requests; reading the rules of 10,000 Services back takes 50 ms.
     pub(super) fn check(
         &mut self,
         dataplane: &mut impl Dataplane,
@@ -74,6 +74,7 @@ impl Rules {
                 Some(Ok(()))
             }
             Err(failure) => {
+                // The answer may be lost although the kernel committed, so the next write reads the table.
                 self.filter.distrust();
                 self.retry.back_off(now);
                 Some(Err(failure))

@@ -13,16 +13,16 @@ use crate::dataplane::Dataplane;
 use crate::plan::{Changed, Desired};
 use crate::timer::Timer;
 
-/// The time after which a missing scheduler is asked for again: its module may be loaded by then.
+/// The time after which the kernel is asked again for a missing scheduler, whose module may be loaded then.
 const ASK_AGAIN: Duration = Duration::from_secs(300);
 
-/// The number of missing schedulers after which new names count as missing unasked.
+/// The maximum number of missing schedulers. Further new names count as missing without a question.
 ///
-/// For each unknown name the kernel starts `modprobe`, and anyone who may edit a Service can make up
+/// For each unknown name the kernel starts `modprobe`, and each user who may edit a Service can invent
 /// names. Linux 7.2 has 14 schedulers.
 const MAX_MISSING: usize = 64;
 
-/// The answers of the kernel so far. The planner's machine has the missing schedulers.
+/// The schedulers that the kernel has, and timers. [`crate::plan::Machine`] has the missing ones.
 #[derive(Debug)]
 pub(super) struct Schedulers {
     available: BTreeSet<SchedulerName>,
@@ -30,7 +30,7 @@ pub(super) struct Schedulers {
     found: Vec<SchedulerName>,
     /// When the kernel is asked again for the missing ones.
     ask_again: Timer,
-    /// When a round is due because an Op failed for a scheduler that the kernel seemed to have.
+    /// When a round is due because an Op failed for lack of a scheduler.
     again: Timer,
 }
 
@@ -48,7 +48,7 @@ impl Default for Schedulers {
 impl Schedulers {
     /// Asks the kernel for the schedulers in `changed` that it was not asked for yet.
     ///
-    /// Adds those that it lacks to `missing`. Returns whether there are any.
+    /// Adds those that the kernel lacks to `missing`. Returns whether it lacks any.
     pub(super) fn ask(
         &mut self,
         dataplane: &mut impl Dataplane,
@@ -80,7 +80,7 @@ impl Schedulers {
         has_news
     }
 
-    /// If it is time, asks the kernel again for `missing` and removes those that it has now.
+    /// When due, asks the kernel again for `missing`, and removes those that it has now.
     pub(super) fn ask_again(
         &mut self,
         dataplane: &mut impl Dataplane,
@@ -113,7 +113,7 @@ impl Schedulers {
 
     /// Records that an Op failed at `now` because the kernel lacks `name`. Returns whether that is new.
     ///
-    /// The kernel could not tell before, or the module was unloaded since.
+    /// The kernel could not answer the question, or the module was unloaded since.
     pub(super) fn lacks(
         &mut self,
         name: SchedulerName,
@@ -140,7 +140,7 @@ impl Schedulers {
         timers.into_iter().flatten().min()
     }
 
-    /// Sets the time of the next questions, unless it is set.
+    /// Sets the timer of the next questions if it is not set.
     fn wait(&mut self, now: Duration) {
         if self.ask_again.due().is_none() {
             self.ask_again.back_off(now);

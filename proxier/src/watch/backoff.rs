@@ -27,9 +27,9 @@ impl Backoff {
     /// Returns the wait before the next attempt and doubles the one after that.
     ///
     /// `calm` is the time since the last wait ended, and `asked` the server's `Retry-After`. The wait is
-    /// random between half and all of the current limit. It is at least `asked`, of which at most
-    /// [`Self::LONGEST_ASKED`] counts. If `calm` exceeds both the limit and [`Self::CALM`], the limit
-    /// is reset first.
+    /// random between half and all of the current limit. It is at least `asked`, but
+    /// [`Self::LONGEST_ASKED`] limits `asked`. If `calm` exceeds both the limit and [`Self::CALM`], the
+    /// limit is reset first.
     pub(super) fn wait(&mut self, calm: Duration, asked: Option<Duration>) -> Duration {
         if calm > self.next.max(Self::CALM) {
             self.next = Self::FIRST;
@@ -46,7 +46,7 @@ impl Backoff {
 
 /// Returns a random duration from `shortest` to `longest`.
 pub(super) fn random_between(shortest: Duration, longest: Duration) -> Duration {
-    // The hash keys are the standard library's only source of randomness; jitter needs no better.
+    // The hash keys are the standard library's only source of randomness, and good enough for jitter.
     let random = RandomState::new().hash_one(0);
     let steps = 1_000;
     let step = u32::try_from(random % u64::from(steps)).unwrap_or(0);

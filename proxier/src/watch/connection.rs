@@ -26,14 +26,14 @@ const MAX_ERROR_BODY: usize = 64 << 10;
 /// Each open connection keeps a buffer, so memory holds one per followed kind.
 const MAX_READ: usize = 64 << 10;
 
-/// Time limit for reading the configuration; only a credential plugin needs more than milliseconds.
+/// Time limit for reading the configuration. Only a credential plugin needs more than milliseconds.
 const MAX_LOAD: Duration = Duration::from_secs(60);
 
 /// The connection settings that all followers share.
 ///
-/// The kubeconfig is read again after each failure that it may have caused, so a rotated certificate
-/// or a new address takes effect without a restart. A token file is read for every request (a few
-/// per minute), so a rotated token takes effect at once.
+/// After each failure that the kubeconfig may have caused, it is read again, so a rotated certificate or a
+/// new address takes effect without a restart. A token file is read for each request (a few per minute), so
+/// a rotated token takes effect at once.
 #[derive(Debug)]
 pub(super) struct Connection {
     server: ServerLocation,
@@ -96,7 +96,7 @@ impl Connection {
         result
     }
 
-    /// Returns how long to wait for a response, and for each of its parts.
+    /// Returns the time limit for a response, and for each of its chunks.
     pub(super) fn response_limit(&self) -> Duration {
         self.timeouts.response
     }
@@ -234,6 +234,7 @@ impl Link {
                 .map_err(|_| {
                     RequestFailure::Configuration(format!("{}: not a token", file.display()))
                 })?;
+            // Keeps the token out of debug output of the request.
             value.set_sensitive(true);
             request = request.header(header::AUTHORIZATION, value);
         }
@@ -257,9 +258,7 @@ impl Link {
             answer.refusal(status, timeouts.response).await,
         ))
     }
-}
 
-impl Link {
     /// Counts a request and its time, in the metrics of client-go; `None` without a response.
     fn count(&self, method: &Method, status: Option<StatusCode>, sent: Instant) {
         let code = status.map_or_else(|| "<error>".to_owned(), |status| status.as_str().to_owned());
@@ -358,6 +357,7 @@ fn connector(timeouts: Timeouts) -> HttpConnector {
     let mut http = HttpConnector::new();
     // Accepts https URLs: TLS is a layer around this connector.
     http.enforce_http(false);
+    // Requests are small and wait for their answers, so a delay to fill segments would only slow them.
     http.set_nodelay(true);
     http.set_connect_timeout(Some(timeouts.connect));
     http.set_keepalive(Some(idle));
@@ -375,6 +375,7 @@ async fn read(server: &ServerLocation) -> Result<Config, RequestFailure> {
                 RequestFailure::Configuration(format!("kubeconfig {}: {why}", path.display()))
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
+            // Without the proxy, connections could fail without an obvious cause.
             if names_proxy(&kubeconfig) {
                 let why = format!("kubeconfig {}: proxy-url is not supported", path.display());
                 return Err(RequestFailure::Configuration(why));

@@ -14,7 +14,7 @@ use crate::events::{EventBook, EventTimes, Notice, Regarding, Task, series};
 /// The longest response that is read, in bytes.
 const MAX_BODY: usize = 64 << 10;
 
-/// The longest time without a look at the clock, while nothing is due.
+/// The longest pause while no Event is due.
 const IDLE: Duration = Duration::from_secs(3_600);
 
 /// The writer of Events.
@@ -82,7 +82,7 @@ impl<'a> EventWriter<'a> {
                     );
                 }
             }
-            // The Event is written with the next count. Nothing depends on it.
+            // The next count writes the Event, and nothing depends on it.
             _ => tracing::debug!("an Event was not written: {failure}"),
         }
     }
@@ -92,7 +92,7 @@ impl<'a> EventWriter<'a> {
             Regarding::Node => None,
             regarding => match self.uid(regarding).await? {
                 Some(uid) => Some(uid),
-                // The object was deleted meanwhile.
+                // The object was deleted, so an Event about it would help no reader.
                 None => return Ok(()),
             },
         };
@@ -102,6 +102,7 @@ impl<'a> EventWriter<'a> {
         let request = Outgoing::with_body(Method::POST, &path, "application/json", &event);
         match self.connection.send(&request).await {
             Ok(_) => self.book.counted(notice, 1),
+            // Another node has created the common Event, or an earlier process of this node has.
             Err(failure) if is_conflict(&failure) => {
                 self.book.exists(notice, clock::since_boot());
             }
@@ -128,7 +129,7 @@ impl<'a> EventWriter<'a> {
 
     /// Returns the UID of an object; `None` if it does not exist.
     ///
-    /// Lists it by name: the program may list these kinds and need not get them.
+    /// Lists it by name, because the role permits to list these kinds but not to get them.
     async fn uid(&self, regarding: &Regarding) -> Result<Option<String>, RequestFailure> {
         let (root, name) = match regarding {
             Regarding::Node => return Ok(None),

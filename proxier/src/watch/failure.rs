@@ -55,7 +55,7 @@ impl ApiRefusal {
             None => String::from_utf8_lossy(body).trim().to_owned(),
         };
         let mut causes = details.causes.unwrap_or_default().into_iter();
-        // 0 is how Go types represent an absent value.
+        // In Go's types, 0 stands for an absent value.
         let asked = details.retry_after_seconds.filter(|&secs| secs > 0);
         Self {
             code: code.or(status.code).unwrap_or(0),
@@ -130,17 +130,17 @@ impl RequestFailure {
         self.refusal()?.retry_after
     }
 
-    /// Returns whether the server is at work and rejected this very request, as of a client without
-    /// the right to make it.
+    /// Returns whether a working server rejected this request, for example because the client has no
+    /// permission for it.
     ///
-    /// Status 408 and 429 and those above 499 are faults of the server, which other clients see too.
+    /// Status 408, 429 and those above 499 are faults of the server, which all clients see.
     pub(super) fn is_rejection(&self) -> bool {
         let code = self.refusal().map_or(0, |refusal| refusal.code);
         (400..500).contains(&code) && ![408, 429].contains(&code)
     }
 
-    /// Returns whether a new address, certificate or credential may help, so that the configuration
-    /// must be read again.
+    /// Returns whether to read the configuration again, because a new address, certificate or credential
+    /// may help.
     pub(super) fn concerns_connection(&self) -> bool {
         match self {
             Self::Configuration(_) | Self::Unreachable(_) | Self::Silent(_) => true,

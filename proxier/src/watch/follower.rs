@@ -23,7 +23,7 @@ use crate::conditions::{Coverage, LastingConditions};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed, Update};
 
-/// What all followers share.
+/// The values that all followers share.
 pub(super) struct Shared {
     pub(super) connection: Connection,
     pub(super) timeouts: Timeouts,
@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub(super) interner: Mutex<SharedInterner>,
 }
 
-/// The interner, and how often it was used.
+/// The interner, and the number of its uses.
 #[derive(Default)]
 pub(super) struct SharedInterner {
     interner: Interner,
@@ -49,7 +49,7 @@ pub(super) struct Follower<'a, R> {
     backoff: Backoff,
     /// When the last backoff ended.
     resumed: Instant,
-    /// How many attempts at the current list failed because the server's cache lags.
+    /// The number of attempts at the current list that failed because the server's cache lags.
     lags: u32,
     /// When a streaming list failed last.
     stream_failed: Option<Instant>,
@@ -82,10 +82,10 @@ impl<'a, R: Resource> Follower<'a, R> {
     const SHORTEST_WATCH: Duration = Duration::from_millis(500);
     /// The wait before an absent optional kind is requested again: between this and twice this.
     const ABSENT_RETRY: Duration = Duration::from_secs(300);
-    /// How often a list is repeated while the server's cache lags.
+    /// The number of attempts at a list while the server's cache lags.
     ///
     /// The server itself waits 3 s before it rejects such a list (`blockTimeout` in `watch_cache.go`).
-    /// If it still lags after these attempts, it was probably restored from a backup and never reaches
+    /// If it still lags after these attempts, it was probably restored from a backup and may never reach
     /// the version.
     const MAX_LAGS: u32 = 3;
     /// The maximum number of problems that no event carries.
@@ -117,7 +117,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self
     }
 
-    /// Follows the kind; never returns.
+    /// Follows the kind. Never returns.
     pub(super) async fn run(mut self) {
         loop {
             let ended = match self.next.clone() {
@@ -202,7 +202,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     /// Requests a list of all objects, page by page if the server splits it.
     async fn list(&mut self, since: &Since) -> Result<(), RequestFailure> {
         self.entry.set_state(FollowState::Listing);
-        // The list contains every object, so it finds all current problems again.
+        // The list has all objects, so it finds all present problems again.
         self.problems.clear();
         let mut objects = Vec::new();
         let mut query = self.query().list(since);
@@ -250,7 +250,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             Ok(answer) => self.consume(answer, Some(Vec::new())).await,
             Err(failure) => Err(failure),
         };
-        // `next` becomes `Watch` when the list is complete. A later failure is one of the watch.
+        // `next` becomes `Watch` when the list is complete, so a later failure is a failure of the watch.
         if let (Next::List(_), Err(failure)) = (&self.next, &result)
             && blames_stream(failure)
         {
@@ -261,7 +261,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                 .refusal()
                 .is_some_and(|refusal| refusal.is_invalid())
             {
-                // The server rejects streaming lists, so a backoff would gain nothing.
+                // The server rejects streaming lists, so the next request differs and needs no backoff.
                 return Ok(());
             }
         }
@@ -323,6 +323,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                     (ParsedEvent::Change(change, version), None) => {
                         self.entry.record_change();
                         self.send(change).await;
+                        // After the change was sent: a watch that resumes must not skip it.
                         self.advance(version);
                     }
                     (ParsedEvent::Complete(version), Some(objects)) => {
@@ -417,7 +418,8 @@ impl<'a, R: Resource> Follower<'a, R> {
 
     /// Records that all changes up to `version` were sent.
     fn advance(&mut self, version: Option<String>) {
-        // An empty version would start the next watch at any state the server has, and lose changes.
+        // With an empty version, the next watch would start at any state of the server, and changes would be
+        // lost.
         if let Some(version) = version.filter(|version| !version.is_empty()) {
             self.next = Next::Watch(version);
         }
@@ -450,7 +452,7 @@ impl Shared {
         work(&mut sharing.interner)
     }
 
-    /// Replaces the interner after `most` uses. Objects keep the strings they hold.
+    /// Replaces the interner after `most` uses. Objects keep their strings.
     fn limit_interner(&self, most: u32) {
         let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
         if sharing.changes > most {
@@ -460,7 +462,7 @@ impl Shared {
 
     async fn send(&self, message: WatchMessage) {
         if self.messages.send(message).await.is_err() {
-            // The receiver is dropped when `forward` has returned, so `follow` drops this future next.
+            // The receiver is dropped after `forward` returned, so `follow` drops this future next.
             std::future::pending::<()>().await;
         }
     }
@@ -469,7 +471,7 @@ impl Shared {
 /// Applies a change to an incomplete list.
 fn apply_to_list<T>(objects: &mut Vec<Parsed<T>>, change: Update<T>) {
     match change {
-        // Duplicates are allowed: the store uses the last one of a `Reset`.
+        // A duplicate does no harm, because the store uses the last one of a `Reset`.
         Update::Apply(parsed) => objects.push(parsed),
         Update::Delete(name) => objects.retain(|parsed| parsed.name != name),
         Update::Reset(all) => *objects = all,

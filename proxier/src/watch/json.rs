@@ -9,10 +9,9 @@ const MAX_ENVELOPE: usize = 1 << 20;
 
 /// Splits a list into the elements of `items` while its bytes arrive.
 ///
-/// Buffers only the incomplete element and the list's fields other than `items`. The splitter finds
-/// the end of an element by its brackets and parses nothing inside. So a malformed element does not
-/// affect the others as long as its brackets match. An element larger than [`MAX_OBJECT`] is
-/// truncated.
+/// Buffers only the incomplete element and the list's fields other than `items`. The splitter finds the
+/// end of an element by its brackets and does not parse the element. So a malformed element whose brackets
+/// match affects no other element. An element larger than [`MAX_OBJECT`] is truncated.
 #[derive(Debug, Default)]
 pub(super) struct ListSplitter {
     /// The number of open brackets.
@@ -56,7 +55,8 @@ impl ListSplitter {
             let here = at;
             at += 1;
             if self.string == Some(Escape::No) && was_inside {
-                // Most bytes are in strings inside elements, so skipping them at once saves most steps.
+                // Most bytes of a list are in strings inside elements. Skipping a string in one step saves
+                // most of the time.
                 let rest = bytes.get(here..).unwrap_or_default();
                 let plain = rest
                     .iter()
@@ -160,7 +160,7 @@ pub(super) struct LineSplitter {
     /// The bytes before `start` have been returned.
     bytes: Vec<u8>,
     start: usize,
-    /// The bytes between `start` and here contain no end of line.
+    /// The bytes from `start` to this index contain no end of line.
     searched: usize,
 }
 

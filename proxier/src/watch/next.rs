@@ -15,8 +15,8 @@ pub(super) enum Next {
 impl Next {
     /// Returns the request that follows when this one failed with `failure`.
     ///
-    /// A watch resumes at its version, unless the server no longer has that version or the follower
-    /// may have missed a change.
+    /// A watch resumes at its version, unless the server no longer has the version or the follower may
+    /// have missed a change.
     pub(super) fn after(self, failure: &RequestFailure) -> Self {
         let is_malformed = matches!(failure, RequestFailure::Malformed(_));
         let refusal = failure.refusal();

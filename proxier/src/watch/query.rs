@@ -12,11 +12,11 @@ const PAGE: &str = "500";
 /// How recent a list must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Since {
-    /// Any state in the server's cache: the cheapest list for the server, and enough at the start.
+    /// Any state in the server's cache. The cheapest list for the server, and recent enough at a start.
     Any,
-    /// Not older than this resource version, so that the store never goes back in time.
+    /// A state not older than this resource version, so that no object returns to an older state.
     Seen(String),
-    /// The newest: a consistent read.
+    /// The newest state, by a consistent read.
     Newest,
 }
 
@@ -39,9 +39,9 @@ impl Query {
 
     /// Requests a list, or its first page.
     ///
-    /// Before Kubernetes 1.32, a list with a limit and a resource version above 0 is read from etcd
-    /// (`shouldDelegateList` in `cacher.go`). After a restart of the API server, all nodes list at
-    /// the same moment, so such a list has no limit, as in client-go's reflector.
+    /// Before Kubernetes 1.32, the server reads a list with a limit and a resource version above 0 from etcd
+    /// (`shouldDelegateList` in `cacher.go`). After a restart of the API server, all nodes list at the same
+    /// moment. So a list with a resource version has no limit, as in client-go's reflector.
     pub(super) fn list(mut self, since: &Since) -> Self {
         match since {
             // A server whose cache is not filled yet reads this list from etcd, hence the limit.

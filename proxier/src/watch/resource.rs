@@ -36,7 +36,7 @@ pub(super) trait Resource: Send + 'static {
     const LABELS: Option<&'static str> = None;
     /// The field selector.
     const FIELDS: Option<&'static str> = None;
-    /// Whether the proxy can do without the kind if the server lacks it or denies access.
+    /// Whether the proxy works without the kind if the server lacks it or denies access to it.
     const IS_OPTIONAL: bool = false;
     /// The `Accept` header of a watch, and that of a list.
     const ACCEPT: (&'static str, &'static str) = (FULL_OBJECTS, FULL_OBJECTS);
@@ -117,7 +117,7 @@ impl Resource for OwnNode {
     fn event(change: Update<Self::Object>, problems: &mut Vec<Problem>) -> Option<Event> {
         let node = match change {
             Update::Apply(node) => {
-                // A list has cleared the problems already.
+                // Not for a list, which has cleared the problems before it was read.
                 problems.clear();
                 Some(node)
             }
@@ -193,7 +193,7 @@ pub(super) fn read<R: Resource>(
         Err(error) => error,
     };
     let head: Head<NameMetadata> = serde_json::from_slice(json).map_err(|_| {
-        // Enough text to recognise the object in a log.
+        // 512 bytes are enough to recognise the object in a log.
         let text = String::from_utf8_lossy(json.get(..512).unwrap_or(json));
         let message = match json.len() > MAX_OBJECT {
             true => format!("is larger than {} MiB; skipped", MAX_OBJECT >> 20),

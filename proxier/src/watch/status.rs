@@ -48,8 +48,8 @@ pub struct KindStatus {
     pub heard: Option<Instant>,
     /// The time of the last failure, and its reason.
     pub failed: Option<(Instant, String)>,
-    /// The server's answer, if the last request was rejected (HTTP status 4xx, as without the right to
-    /// make it), and nothing was heard since.
+    /// The server's answer if it rejected the last request (HTTP status 4xx, for example without
+    /// permission) and has sent nothing since.
     pub rejection: Option<String>,
     /// The number of complete lists that were sent.
     pub lists: u64,
@@ -125,7 +125,7 @@ impl Entry {
     }
 
     fn lock(&self) -> MutexGuard<'_, KindStatus> {
-        // Each write leaves valid data, so the status can be read even after a writer panicked.
+        // Each write leaves valid data, so the status is readable even after the panic of a writer.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -35,6 +35,7 @@ pub(crate) enum Change {
 /// An edit of a Service that exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Edit {
+    InternalPolicy(TrafficPolicy),
     ExternalPolicy(TrafficPolicy),
     ExternalIps(Option<u8>),
     LoadBalancerIps(Option<u8>),
@@ -57,6 +58,7 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
 fn edit() -> impl Strategy<Value = Edit> {
     let address = || proptest::option::of(0..3_u8);
     prop_oneof![
+        policy().prop_map(Edit::InternalPolicy),
         policy().prop_map(Edit::ExternalPolicy),
         address().prop_map(Edit::ExternalIps),
         address().prop_map(Edit::LoadBalancerIps),
@@ -198,6 +200,7 @@ impl World {
             Change::EditService(name, edit) => {
                 let service = self.services.get_mut(&name)?;
                 match edit {
+                    Edit::InternalPolicy(policy) => service.internal_policy = policy,
                     Edit::ExternalPolicy(policy) => service.external_policy = policy,
                     Edit::ExternalIps(last) => service.external_ips = external(last),
                     Edit::LoadBalancerIps(last) => service.load_balancer_ips = external(last),

@@ -26,7 +26,7 @@ const WORDS: &str = "\
      protocol Service ServiceList sessionAffinity sessionAffinityConfig spec status subsets TCP \
      timeoutSeconds type UDP v1 web 10.0.0.1 10.0.0.0/8";
 
-/// A Service that must be read, whatever precedes it.
+/// A Service that must be read after any text.
 const FINE: &str = "\n---\napiVersion: v1\nkind: Service\nmetadata: {name: fine}\nspec: {}\n";
 
 #[test]

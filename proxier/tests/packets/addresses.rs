@@ -127,8 +127,8 @@ enum Ping {
     Unanswered,
 }
 
-/// Configures ping as `expected`, and asserts that service addresses with endpoints comply.
-fn pings_of_service_addresses_are(expected: Ping, form: ServiceAddresses) {
+/// Configures ping, and asserts that service addresses with endpoints answer, or not, as `expected`.
+fn assert_service_addresses_are_pinged(expected: Ping, form: ServiceAddresses) {
     lab::test(|| {
         let is_answered = expected == Ping::Answered;
         let scene = Scene::with(Services::dual(), form, |config| {
@@ -149,26 +149,26 @@ fn pings_of_service_addresses_are(expected: Ping, form: ServiceAddresses) {
 
 #[test]
 fn service_addresses_as_routes_answer_ping_if_configured() {
-    pings_of_service_addresses_are(Ping::Answered, ServiceAddresses::Routes);
+    assert_service_addresses_are_pinged(Ping::Answered, ServiceAddresses::Routes);
 }
 
 #[test]
 fn service_addresses_on_a_device_answer_ping_if_configured() {
-    pings_of_service_addresses_are(Ping::Answered, ServiceAddresses::Dummy);
+    assert_service_addresses_are_pinged(Ping::Answered, ServiceAddresses::Dummy);
 }
 
 #[test]
 fn service_addresses_as_routes_answer_no_ping_by_default() {
-    pings_of_service_addresses_are(Ping::Unanswered, ServiceAddresses::Routes);
+    assert_service_addresses_are_pinged(Ping::Unanswered, ServiceAddresses::Routes);
 }
 
 #[test]
 fn service_addresses_on_a_device_answer_no_ping_by_default() {
-    pings_of_service_addresses_are(Ping::Unanswered, ServiceAddresses::Dummy);
+    assert_service_addresses_are_pinged(Ping::Unanswered, ServiceAddresses::Dummy);
 }
 
 /// Returns a Service whose ports have the numbers of node ports of Services web and local.
-fn with_node_ports_of_others() -> Service {
+fn with_ports_like_node_ports() -> Service {
     Service::new("same", ["10.96.6.1", "fd00:10:96::6:1"])
         .external_policy(TrafficPolicy::Local)
         .load_balancer(["198.51.100.8", "2001:db8:51::8"])
@@ -185,7 +185,7 @@ fn with_node_ports_of_others() -> Service {
 #[test]
 fn a_service_may_have_the_number_of_another_services_node_port_as_its_port() {
     lab::test(|| {
-        let scene = Scene::new(Services::dual().with(with_node_ports_of_others()));
+        let scene = Scene::new(Services::dual().with(with_ports_like_node_ports()));
         for (tcp, udp) in [(30080, 30053), (30081, 30054)] {
             let cluster_ip = at("10.96.6.1", "fd00:10:96::6:1", tcp, udp);
             check(&scene, "pod3", &cluster_ip, &["pod2/client"]);

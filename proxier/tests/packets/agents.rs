@@ -81,8 +81,8 @@ const NETD: &str = "
         }
     }";
 
-/// netd's routing rules: packets with the bit use the main table, those of Pods another one. That one has
-/// a default route to the gateway; here it has none, so that an answer without the bit is lost.
+/// netd's routing rules: packets with the bit use the main table, and packets of Pods a second one. On GKE,
+/// the second table has a default route to the gateway. Here it has none, so an answer without the bit is lost.
 const NETD_ROUTES: [&str; 4] = [
     "ip route add unreachable default table 1",
     "ip rule add priority 30000 fwmark 0x4000/0x4000 lookup main",
@@ -142,7 +142,7 @@ fn masqueraded_answers_find_their_way_beside_netd() {
         for command in NETD_ROUTES {
             node.exec(&command.split(' ').collect::<Vec<_>>());
         }
-        // Answers without a masquerade take the gateway's way, which this network lacks.
+        // Answers without a masquerade need the route to the gateway, which this network lacks.
         answers_stay(&scene, |row| {
             let is_masqueraded = |answer: &String| answer.ends_with("/node");
             row.client.starts_with("ext") && row.answers.iter().all(is_masqueraded)

@@ -68,7 +68,7 @@ fn at(address: &str) -> [String; 1] {
 
 const NODE: [&str; 1] = ["tcp 203.0.113.1:22"];
 
-/// The reason for the table: this is what the kernel does without it.
+/// Shows the reason for the table: the answers of the kernel without it.
 #[test]
 fn without_the_table_the_node_claims_load_balancer_addresses() {
     lab::test(|| {
@@ -98,7 +98,8 @@ fn external_addresses_are_neither_claimed_nor_used_on_links() {
         let host = NODE.map(str::to_owned);
         check(&scene, "ext", &host, &["HOST/client"]);
 
-        // A client that knows where to send gets its answer, and the node asks for it by its own address.
+        // A client that knows the node's hardware address gets its answer. To send it, the node asks for the
+        // client from its own address.
         let link = ip(scene.client("node"), "link show ext0");
         let hardware = link.split("link/ether ").nth(1).unwrap();
         let hardware = hardware.split(' ').next().unwrap();
@@ -111,14 +112,14 @@ fn external_addresses_are_neither_claimed_nor_used_on_links() {
         assert_eq!(after.0, 0, "requests of the load balancer's address");
         assert!(after.1 > before.1, "{before:?}, {after:?}");
 
-        // A speaker with raw sockets, as MetalLB's, is heard.
+        // The answers of a speaker with raw sockets, as MetalLB's, reach the client.
         ip(scene.client("ext"), "neighbour del 198.51.100.2 dev eth0");
         forget(&scene);
         let mut speaker = Speaker::start(scene.client("node"));
         check(&scene, "ext", &at(LOAD_BALANCER), &masqueraded);
         speaker.0.kill().unwrap();
 
-        // An address of an interface is answered.
+        // The kernel still answers for an address of an interface.
         ip(scene.client("node"), "address add 198.51.100.2/32 dev ext0");
         resync(&mut scene);
         forget(&scene);

@@ -20,8 +20,8 @@ const RESTARTS: usize = 100;
 /// How often portmap's rules are deleted and added again, in the form of its nftables backend.
 const RULES_READDED: usize = 100;
 
-/// How often the plugin itself does that with iptables. Each time starts dozens of processes, which take
-/// 4 s on a lab kernel.
+/// How often the plugin itself deletes and adds its rules with iptables. Each time, dozens of processes start,
+/// which takes 4 s on a lab kernel.
 const PLUGIN_READDED: usize = 2;
 
 /// The fewest connections of all clients.

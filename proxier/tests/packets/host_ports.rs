@@ -25,8 +25,8 @@ enum HostPorts {
     Docker,
 }
 
-/// The rules of portmap's nftables backend for one family: `portmap_nftables.go`, `forwardPorts`. SCTP
-/// is one port more than the plugins of these tests have: the kernels lack iptables' match for it.
+/// The rules of portmap's nftables backend for one family: `portmap_nftables.go`, `forwardPorts`. Only this
+/// backend has a port of SCTP here, because the kernels lack iptables' match for SCTP.
 fn nftables(family: &str, pod: &str) -> String {
     let target = match family {
         "ip" => pod.to_owned(),
@@ -157,7 +157,7 @@ fn services_and_host_ports_are_reached(scene: &Scene) {
     check(scene, "ext", &others, &["pod3/client"]);
 }
 
-/// Asserts the above if the rules for host ports come after ours, and before.
+/// Asserts the same with the rules for host ports after ours, and with them before ours.
 fn host_ports_take_no_connection_to_a_frontend(host_ports: &HostPorts) {
     let mut scene = Scene::new(Services::dual());
     scene.nft(STATUS);
@@ -182,7 +182,7 @@ fn host_ports_take_no_connection_to_a_frontend(host_ports: &HostPorts) {
     scene.nft("delete table inet status");
     scene.nft(STATUS);
 
-    // Ours come last. Flows of before must not decide about new connections.
+    // Now our rules come last. Earlier flows must not decide about new connections.
     scene.restart();
     scene.program(Services::dual());
     services_and_host_ports_are_reached(&scene);
@@ -246,8 +246,8 @@ fn host_ports_of_sctp_take_no_connection_to_a_frontend() {
     });
 }
 
-/// Returns whether the kernel has iptables. Kernels of `lab kernel --no-iptables` lack it; there the
-/// tests with rules of nft are all that apply.
+/// Returns whether the kernel has iptables. Kernels of `lab kernel --no-iptables` lack it, and run only the
+/// tests with rules of nft.
 pub(super) fn has_iptables() -> bool {
     Path::new("/proc/net/ip_tables_names").exists()
 }

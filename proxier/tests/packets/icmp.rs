@@ -91,7 +91,7 @@ fn packet_too_big_reaches_clients(form: ServiceAddresses, clients: &'static [&'s
             "[fd00:172:18::2]:30080",
         ] {
             for &client in clients {
-                // The address of a node port is never on `lo`.
+                // A node port is at an address of the node's interface, never at one on `lo`.
                 if (client, to) == ("node", "172.18.0.2:30080") {
                     continue;
                 }

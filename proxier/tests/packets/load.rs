@@ -15,7 +15,7 @@ use super::services::Services;
 /// How often source ranges change.
 const CHANGES: usize = 200;
 
-/// How many flows a client opens at most. The lab's kernels track 8,192 and drop packets of further ones.
+/// The maximum number of flows of a client. The lab's kernels track 8,192 and drop packets of further flows.
 const MOST_FLOWS: usize = 1_000;
 
 /// How long a client waits for an answer before it counts the question as lost. A busy machine may leave

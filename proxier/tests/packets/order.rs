@@ -74,7 +74,7 @@ fn source_ranges_hold_and_daemons_stay_unreachable_while_a_service_is_removed_an
     });
 }
 
-/// The process that keeps the Services of damaged manifests.
+/// The process that must keep the Services whose manifests were damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reader {
     /// The process that read the manifests before they were damaged.

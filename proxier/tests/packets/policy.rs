@@ -177,7 +177,7 @@ fn ways() -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// How often each way is tried: twelve times for a client and a frontend, over both protocols and families.
+/// The number of requests of each way: twelve for a client and a frontend, over both protocols and families.
 const TIMES: usize = 3;
 
 /// Returns whether a request of `host` is answered.
@@ -227,8 +227,8 @@ fn permitted(policy: Policy) -> BTreeMap<String, usize> {
 
 fn scene(form: ServiceAddresses) -> Scene {
     let scene = Scene::with(services(), form, |_| {});
-    // Without these limits, the kernel would answer some denied datagrams with silence, and each would
-    // take a client 1.5 s.
+    // With the kernel's limits, some denied datagrams would get no ICMP error, and the client would wait 1.5 s
+    // for each.
     for limit in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
         let file = format!("/proc/sys/net/{limit}");
         let write = || std::fs::write(&file, "0").unwrap();
@@ -272,8 +272,8 @@ fn a_policy_holds(iptables: Iptables) {
     });
 }
 
-/// Shows that the rules above find the bypass: with routes on `lo`, Felix takes every service address for
-/// one of the host.
+/// Shows that the tests above would find a bypass of the policy: with routes on `lo`, Felix takes each service
+/// address for an address of the host.
 #[test]
 fn without_the_device_a_policy_of_calico_is_bypassed() {
     lab::test(|| {

@@ -21,7 +21,7 @@ const OTHERS: &str = "
         }
     }";
 
-/// The first port of our masquerade: those below are node ports, or fewer than those above.
+/// The first port of our masquerade: the range above the node ports is larger than the range below.
 const FIRST_PORT: u16 = 32_768;
 
 /// Asserts that servers see the masqueraded connections of an outside client with the node's address on

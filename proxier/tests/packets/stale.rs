@@ -163,11 +163,11 @@ fn edit_deletes_only(
     edit: impl Fn(&mut Service) + Sync,
     is_stale: impl Fn(&Tracked) -> bool + Sync,
 ) {
-    edit_of_services_deletes_only(&Services::dual(), name, edit, is_stale);
+    edit_of_these_deletes_only(&Services::dual(), name, edit, is_stale);
 }
 
-/// As [`edit_deletes_only`], with other Services before the edit.
-fn edit_of_services_deletes_only(
+/// As [`edit_deletes_only`], with these Services before the edit.
+fn edit_of_these_deletes_only(
     services: &Services,
     name: &str,
     edit: impl Fn(&mut Service) + Sync,
@@ -234,7 +234,7 @@ fn removing_an_endpoint_behind_a_firewall_mark_deletes_its_flows() {
         local.slice_v4().endpoints.push(POD_B2);
     });
     let edit = |local: &mut Service| local.slice_v4().remove(POD_B1);
-    edit_of_services_deletes_only(&three, "local", edit, |flow| {
+    edit_of_these_deletes_only(&three, "local", edit, |flow| {
         is_of_local_4(flow) && flow.endpoint == "10.244.2.2:5353"
     });
 }

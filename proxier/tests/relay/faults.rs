@@ -44,7 +44,7 @@ impl Mortal {
     }
 }
 
-/// Returns who answers a new connection, while the mortal endpoint greets.
+/// Returns the name of the endpoint that answers a new connection. Meanwhile, the mortal endpoint greets.
 fn answer(address: SocketAddr, mortal: &Mortal) -> char {
     let mut client = connect(address);
     client
@@ -218,11 +218,11 @@ fn changes_disturb_no_connection_of_another_endpoint() {
             affinity: None,
         };
         for round in 0..100 {
-            // Another frontend comes and goes, with an endpoint.
+            // Another frontend is added and removed, with an endpoint.
             let endpoint = unused();
             add(&other, endpoint);
             let (_, opened) = open(&mut relay, &other);
-            // An endpoint of the same frontend comes, changes and goes; the scheduler changes.
+            // An endpoint of the same frontend is added, changed and removed; the scheduler changes.
             add(&pool_under_load, endpoint);
             let weight = round % 7;
             pool_under_load

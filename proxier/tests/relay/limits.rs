@@ -31,7 +31,7 @@ fn a_frontend_with_many_connections_leaves_room_for_others() {
     let mut relay = relay_with(200);
     let (crowded, _listening) = open(&mut relay, &pool);
     let (other, _other) = open(&mut relay, &pool);
-    // From many addresses, so that no client has its share.
+    // From many addresses, so that no client uses up its share.
     let clients: Vec<TcpStream> = (0..100)
         .map(|host| connect_from([127, 1, 0, host + 1], crowded))
         .collect();

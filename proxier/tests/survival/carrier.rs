@@ -94,11 +94,12 @@ fn deletions_are_repaired(cluster: &Cluster, daemon: &Daemon, list: &str, comman
     for (number, command) in commands.iter().enumerate() {
         let start = Instant::now();
         assert!(is_whole(), "{command}: {}", sh(cluster, &list));
-        // A look starts several programs. The last one that fails may begin just before the repair.
+        // `is_whole` starts several programs. A call that just misses the repair and the call after it take
+        // this long.
         let looks = 2 * start.elapsed();
         sh(cluster, command);
         let start = Instant::now();
-        // Not by requests: each may wait for an answer for 1.5 s.
+        // Requests would measure less exactly, because each may wait 1.5 s for an answer.
         daemon.eventually("the addresses are local again", is_whole);
         let took = start.elapsed();
         assert!(
@@ -145,7 +146,7 @@ fn flushed_routes_and_a_deleted_device_are_repaired_within_a_second() {
         });
         assert!(answers(&cluster.pod3));
 
-        // What reset scripts do after the process has ended.
+        // Scripts that reset a node do the same after the process has ended.
         daemon.terminate();
         assert!(answers(&cluster.pod3));
         sh(&cluster, "ip link del kube-ipvs0");
@@ -213,7 +214,7 @@ fn while_asking(client: &Host, work: impl FnOnce()) -> (usize, Vec<String>) {
     })
 }
 
-/// kube-proxy's own device and addresses, then each form after each other.
+/// Starts with kube-proxy's own device and addresses, then changes from each form to each other one.
 #[test]
 fn each_form_of_addresses_replaces_the_others_without_a_lost_connection() {
     lab::test(|| {
@@ -265,7 +266,7 @@ fn each_form_of_addresses_replaces_the_others_without_a_lost_connection() {
         let plan = daemon.command("plan").output().unwrap();
         assert!(plan.status.success(), "{plan:?}");
 
-        // The device was not ours.
+        // The device does not have our alias, so it stays.
         daemon.terminate();
         let cleanup = daemon.command("cleanup").output().unwrap();
         assert!(cleanup.status.success(), "{cleanup:?}");
@@ -394,7 +395,7 @@ fn devices_of_pods_do_not_wake_up_the_daemon() {
         println!("{ticks} ticks, woken up {wakes} times");
         // 1,000 a minute may cost 1 % of a processor: 60 ms for 100.
         assert!(ticks <= 6, "{ticks} ticks");
-        // Threads that serve or follow something else wake up a few times by themselves.
+        // Other threads of the process wake up a few times.
         assert!(wakes < 50, "woken up {wakes} times");
     });
 }

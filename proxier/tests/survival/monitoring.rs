@@ -212,7 +212,7 @@ fn work(daemon: &Daemon, cluster: &Cluster, round: usize) {
     std::thread::sleep(Duration::from_secs(1));
 }
 
-/// Returns those of `expressions` that have no sample now, or one that is not a number.
+/// Returns the `expressions` without a present sample, or with a sample that is not a number.
 fn without_data<'a>(server: &Prometheus, expressions: &[&'a str]) -> Vec<&'a str> {
     let has_data = |expression: &str| {
         let samples = server.query(expression);
@@ -275,7 +275,7 @@ fn monitoring_of_kube_proxy_shows_this_program() {
         let alerts = server.query(&format!("count_over_time(ALERTS[{since}s])"));
         assert!(alerts.is_empty(), "{alerts:?}");
 
-        // The alerts would have noticed.
+        // The same alerts notice when the program ends, so their silence before proves something.
         daemon.terminate();
         for alert in ["KubeProxyDown", "KubeProxyInstanceUnreachable"] {
             let series = format!("ALERTS{{alertname=\"{alert}\"}}");

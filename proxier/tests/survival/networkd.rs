@@ -133,7 +133,8 @@ fn without_the_documented_file_what_networkd_deletes_is_restored_within_a_second
 
         let start = Instant::now();
         assert_eq!(routes(&cluster), before);
-        // A look starts several programs. The last one that fails may begin just before the repair.
+        // Each check starts several programs. A check that just misses the repair and the one after it take
+        // this long.
         let looks = 2 * start.elapsed();
         networkd.ctl(&cluster, "reconfigure kube-ipvs0");
         let start = Instant::now();

@@ -20,7 +20,7 @@ const FLUSHED_SERVICES: usize = 1_000;
 
 const ENDPOINTS: usize = 10;
 
-/// The most log lines per scenario, of all levels from `info`.
+/// The maximum number of log lines per scenario, at level `info` and above.
 const MAX_LINES: usize = 50;
 
 /// The period of resyncs. One takes up to 3 s, so that [`WATCHED`] has more of them than a minute with

@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 40] = [
+const MODULES: [(&str, &[&str]); 41] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -18,6 +18,7 @@ const MODULES: [(&str, &[&str]); 40] = [
     ("panics", &[]),
     ("problem", &[]),
     ("timer", &[]),
+    ("yaml", &[]),
     ("health", &[]),
     ("frontend", &["model"]),
     ("relay", &["model"]),
@@ -40,7 +41,7 @@ const MODULES: [(&str, &[&str]); 40] = [
             "store",
         ],
     ),
-    ("manifests", &["api", "model", "problem", "store"]),
+    ("manifests", &["api", "model", "problem", "store", "yaml"]),
     // Decisions: pure.
     ("plan", &["frontend", "model", "packed", "problem", "store"]),
     ("retry", &["op", "plan", "timer"]),
@@ -116,7 +117,7 @@ const MODULES: [(&str, &[&str]); 40] = [
         ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
-    ("config", &["filter", "model", "plan", "sysctl"]),
+    ("config", &["filter", "model", "plan", "sysctl", "yaml"]),
     // The HTTP servers.
     (
         "serve",
@@ -225,7 +226,7 @@ const RESERVED: [(&str, &[&str]); 11] = [
     ("tokio", &["serve", "watch"]),
     ("tower", &["watch"]),
     // Files and flags.
-    ("serde_saphyr", &["config", "manifests"]),
+    ("serde_saphyr", &["config", "manifests", "yaml"]),
     ("clap", &["cli"]),
     // The kernel.
     (

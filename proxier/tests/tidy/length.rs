@@ -2,10 +2,10 @@
 
 use super::{assert_none, sources};
 
-/// The most lines of a file, tests included.
+/// The maximum number of lines of a file, tests included.
 const LIMIT: usize = 500;
 
-/// Files that are longer, and why they are not divided.
+/// Longer files, each with the reason why it is not divided.
 const LONG_FILES: [(&str, &str); 3] = [
     (
         "ipvs-netlink/src/transport.rs",

@@ -32,7 +32,7 @@ fn destination(service: u16, number: u16) -> ipvs::Destination {
     ipvs::Destination::new(address.into(), 1)
 }
 
-/// Returns a relay with so many Services.
+/// Returns a relay with this number of Services.
 fn userspace(services: u16) -> Userspace {
     let limits = RelayLimits {
         workers: 2,

@@ -25,7 +25,7 @@ fn load(port: u16, end: Instant) -> u64 {
         let mut stream = TcpStream::connect((SERVICE, port)).unwrap();
         match made % 4 {
             0 => drop(ask(&mut stream).unwrap()),
-            // Leaves without a word.
+            // A client that closes without sending.
             1 => {}
             2 => {
                 let socket = socket2::SockRef::from(&stream);

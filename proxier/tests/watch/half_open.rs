@@ -27,7 +27,7 @@ fn a_vanished_server_is_detected_in_time_and_reconnected() {
         std::thread::sleep(Duration::from_secs(7));
         assert_eq!(follower.status().services.failures, 0);
 
-        // From now on no packet returns, not even a TCP acknowledgement.
+        // From now on no packet of the server arrives, not even a TCP acknowledgement.
         master.exec(&["ip", "route", "add", "blackhole", "192.0.2.1/32"]);
         let vanished = Instant::now();
         server.apply(service("web", 81));

@@ -1,11 +1,11 @@
 //! The machines that the tests of this process share.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     env,
     ffi::OsString,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -19,40 +19,49 @@ use crate::{
 };
 
 /// A test that runs on the machine of one kernel; dropping it ends the turn.
-pub(super) struct Turn<'a> {
+struct Turn<'a> {
     kernel: &'a Path,
 }
 
-/// Removes from `remaining` the kernel whose machine runs the fewest tests; `None` if it is empty.
-pub(super) fn take_turn<'a>(remaining: &mut Vec<&'a Path>) -> Option<Turn<'a>> {
-    let mut running = running();
-    let tests = |kernel: &Path| running.get(kernel).copied().unwrap_or_default();
-    let (position, _) = (remaining.iter().enumerate()).min_by_key(|(_, kernel)| tests(kernel))?;
-    let kernel = remaining.remove(position);
-    *running.entry(kernel.to_owned()).or_default() += 1;
-    Some(Turn { kernel })
+/// The number of this process's tests on the machine of each kernel.
+static RUNNING: Mutex<BTreeMap<PathBuf, usize>> = Mutex::new(BTreeMap::new());
+
+/// Wakes up tests that wait for a turn.
+static ENDED: Condvar = Condvar::new();
+
+impl<'a> Turn<'a> {
+    /// Waits until fewer than `at_once` tests run on the machine of `kernel`.
+    fn take(kernel: &'a Path, at_once: usize) -> Self {
+        let is_full = |running: &mut BTreeMap<PathBuf, usize>| {
+            running.get(kernel).copied().unwrap_or_default() >= at_once
+        };
+        let free = ENDED.wait_while(running(), is_full);
+        let mut running = free.unwrap_or_else(PoisonError::into_inner);
+        *running.entry(kernel.to_owned()).or_default() += 1;
+        Self { kernel }
+    }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         *running().entry(self.kernel.to_owned()).or_default() -= 1;
+        ENDED.notify_all();
     }
 }
 
-/// Returns the number of this process's tests on the machine of each kernel.
-fn running() -> MutexGuard<'static, HashMap<PathBuf, usize>> {
-    static RUNNING: OnceLock<Mutex<HashMap<PathBuf, usize>>> = OnceLock::new();
-    let running = RUNNING.get_or_init(Mutex::default);
-    running.lock().unwrap_or_else(PoisonError::into_inner)
+fn running() -> MutexGuard<'static, BTreeMap<PathBuf, usize>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the test called `name` on the machine of this turn, and prints its output.
+/// Runs the test called `name` on the machine of `kernel`, and prints its output.
+///
+/// At most `at_once` tests of this process run on one machine at the same time.
 ///
 /// # Errors
 ///
 /// If the test fails, with the reason and the output.
-pub(super) fn run(turn: &Turn<'_>, name: &str) -> Result<(), String> {
-    let kernel = turn.kernel;
+pub(super) fn run(kernel: &Path, name: &str, at_once: usize) -> Result<(), String> {
+    let _turn = Turn::take(kernel, at_once);
     let slot = slot(kernel);
     let machine = slot
         .get_or_init(|| boot(kernel, name).map_err(|error| format!("{error:#}")))
@@ -181,3 +190,30 @@ fn time_limit(machine: &Machine) -> Duration {
 
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_turn_waits_only_for_tests_on_the_same_kernel() {
+        let (one, other) = (Path::new("/one"), Path::new("/other"));
+        let first = Turn::take(one, 2);
+        let second = Turn::take(one, 2);
+        drop(Turn::take(other, 1));
+        thread::scope(|scope| {
+            let third = scope.spawn(|| {
+                let _turn = Turn::take(one, 2);
+                running()[one]
+            });
+            thread::sleep(Duration::from_millis(50));
+            assert!(!third.is_finished());
+            drop(first);
+            assert_eq!(third.join().unwrap(), 2);
+        });
+        drop(second);
+        assert_eq!(running()[one], 0);
+    }
+}

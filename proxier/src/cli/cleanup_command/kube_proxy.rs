@@ -1,4 +1,4 @@
-//! What `--cleanup` removes of kube-proxy.
+//! The part of `--cleanup` that removes kube-proxy's objects.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::model::Cidr;
 use crate::op::Op;
 use crate::predecessor::legacy;
 
-/// The number of times that the removal is tried: the kernel counts the uses of ipsets late.
+/// The number of attempts. The kernel lowers the count of an ipset's uses some time after it removed a rule.
 const TRIES: u32 = 20;
 
 /// The pause between two tries.
@@ -21,8 +21,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 impl Cleanup<'_> {
     /// Returns the Ops that remove all virtual servers and the carrier.
     ///
-    /// kube-proxy's flag ignores `--ipvs-exclude-cidrs`. This one does not: the operator named what must
-    /// stay.
+    /// Unlike kube-proxy's flag, this one respects `--ipvs-exclude-cidrs`: the operator asked for these
+    /// virtual servers to stay.
     fn ops_of_kube_proxy(&mut self) -> Result<Vec<Op>, Failure> {
         let excluded = &self.flags.exclude.ipvs_exclude_cidrs;
         let is_excluded = |key: &ipvs::ServiceKey| {
@@ -40,7 +40,7 @@ impl Cleanup<'_> {
         Ok(ops)
     }
 
-    /// Returns the lines of what [`Cleanup::remove_kube_proxys`] would remove after `ours`.
+    /// Returns one line for each object that [`Cleanup::remove_kube_proxys`] would remove after `ours`.
     pub(super) fn preview_kube_proxys(&mut self, ours: &[Op]) -> anyhow::Result<Vec<String>> {
         let mut ops = self.ops_of_kube_proxy()?;
         ops.retain(|op| !ours.contains(op));
@@ -53,7 +53,7 @@ impl Cleanup<'_> {
         Ok(lines)
     }
 
-    /// Removes what kube-proxy's own flag removes.
+    /// Removes the objects that kube-proxy's own flag removes.
     pub(super) fn remove_kube_proxys(&mut self) -> anyhow::Result<ExitCode> {
         let ops = self.ops_of_kube_proxy()?;
         let outcomes = self.proxier.dataplane().apply(&ops);

@@ -1,4 +1,4 @@
-//! Whether kube-proxy has come back and uses what this program made.
+//! Finds out whether kube-proxy serves the node again with the objects that this program created.
 
 use std::collections::BTreeSet;
 
@@ -8,25 +8,26 @@ use crate::op::AddressForm;
 use crate::predecessor::Leftovers;
 use crate::predecessor::signs::Sign;
 
-/// The ports of kube-proxy's servers by default.
+/// The default ports of kube-proxy's servers.
 pub(super) const PORTS: [u16; 2] = [10_256, 10_249];
 
-/// How far a kube-proxy in IPVS mode is that follows this program.
+/// The progress of a kube-proxy in IPVS mode that starts on the node of this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Successor {
     /// There is none.
     Missing,
-    /// It has begun, and does not serve every family yet.
+    /// It has started, but does not serve each family yet.
     Coming,
-    /// It serves: virtual servers and the addresses of the carrier are its own.
+    /// It serves. The virtual servers and the addresses of the carrier are its own.
     Serving,
 }
 
-/// Returns how far kube-proxy is.
+/// Returns the progress of kube-proxy.
 ///
-/// `local` was read for addresses on `lo`, so that all others are leftovers. kube-proxy writes the rules
-/// that use its ipsets at the end of its first sync, so it serves a family if rules use an ipset of
-/// that family and the carrier has addresses. Before, it listens at its ports, and says that it is healthy.
+/// `local` was read for routes on `lo`, so that all other service addresses are leftovers. kube-proxy writes
+/// the rules that use its ipsets at the end of its first sync. So it serves a family if rules use an ipset of
+/// that family and the carrier has addresses. Before that, it already listens at its ports and reports
+/// itself healthy.
 pub(super) fn find(local: &LocalAddresses, found: &Leftovers, sign: Option<Sign>) -> Successor {
     let on_carrier: BTreeSet<Family> = (local.leftovers.iter())
         .filter(|(_, form)| *form == AddressForm::Address)

@@ -7,8 +7,8 @@ use crate::model::{Endpoint, Hints};
 
 /// The restriction that topology hints put on the endpoints of a Service port.
 ///
-/// Hints of a kind count only if every ready endpoint has one and at least one names this node or
-/// zone. Otherwise clients of this node could be left without endpoints.
+/// Hints of a kind count only if every ready endpoint has one and at least one names this node or zone.
+/// Otherwise clients of this node might have no endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hinting<'a> {
     /// Only endpoints with a hint for this node.

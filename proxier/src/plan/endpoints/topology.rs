@@ -33,6 +33,7 @@ impl<'a> Topology<'a> {
 
     /// Returns the zone of `endpoint`, if known.
     pub(super) fn zone_of<'e>(&'e self, endpoint: &'e Endpoint) -> Option<&'e str> {
+        // A slice need not name zones, but a local endpoint is in the zone of this node.
         let own = || self.zone.filter(|_| self.is_local(endpoint));
         endpoint.location.zone.as_deref().or_else(own)
     }
@@ -50,6 +51,7 @@ impl<'a> Topology<'a> {
         }
         match key {
             TopologyKey::Any => true,
+            // A local endpoint has matched above.
             TopologyKey::Hostname => false,
             TopologyKey::Zone => {
                 self.zone.is_some() && endpoint.location.zone.as_deref() == self.zone

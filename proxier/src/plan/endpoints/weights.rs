@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Topology;
 use crate::model::{Endpoint, Weights};
 
-/// The weight of endpoints of a Service without the annotation, as kube-proxy's.
+/// The weight of endpoints of a Service without the annotation. kube-proxy sets the same weight.
 const DEFAULT: u16 = 1;
 
 /// Returns the weight of `endpoint`.

@@ -1,0 +1,66 @@
+//! Tests of the daemon on the in-memory kernel.
+
+use std::sync::mpsc::channel;
+
+use api_server::Manifest;
+
+use super::*;
+use crate::dataplane::fake::FakeKernel;
+use crate::ledger::LedgerFile;
+use crate::manifests::{self, Options};
+use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+
+#[test]
+fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
+    let region = "topology.kubernetes.io/region";
+    let cluster = Manifest::documents([
+        &Manifest::service("db")
+            .annotation("ipvs-proxier.io/topology-keys", region)
+            .cluster_ip("10.96.0.90")
+            .port("", "TCP", 5432),
+        &Manifest::node("here").label(region, "r"),
+    ]);
+    let options = Options {
+        service_cidr: Vec::new(),
+        node_name: "here".into(),
+        permits_loopback: false,
+    };
+    let loaded = manifests::parse(&cluster, "cluster.yaml", &options);
+    assert_eq!(loaded.problems, []);
+    let (nodes, other_events): (Vec<_>, Vec<_>) =
+        (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
+    assert_eq!((nodes.len(), other_events.len()), (1, 3));
+
+    let config = PlanConfig {
+        node_name: "here".into(),
+        scheduler: "rr".parse().unwrap(),
+        node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
+        service_addresses: ServiceAddresses::Routes,
+        drain: Duration::ZERO,
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = LedgerFile::new(directory.path().join("ledger"));
+    let proxier = Proxier::new(FakeKernel::default(), config, ledger).unwrap();
+    let periods = Periods {
+        sync: Duration::from_millis(10),
+        ..Periods::default()
+    };
+    let mut daemon = Daemon::new(proxier, periods, None);
+    let (sender, messages) = channel();
+    other_events
+        .into_iter()
+        .for_each(|event| sender.send(Message::Event(event)).unwrap());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            nodes
+                .into_iter()
+                .for_each(|event| sender.send(Message::Event(event)).unwrap());
+        });
+        assert!(daemon.listen(&messages));
+    });
+    assert!(daemon.proxier.snapshot().knows_other_nodes());
+    assert!(start.elapsed() < gate::NODE_PATIENCE);
+}
