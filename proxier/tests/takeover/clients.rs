@@ -146,7 +146,7 @@ impl Traffic {
     pub(crate) fn assert_nothing_was_lost(&self) {
         self.tally.assert_nothing_was_lost();
         assert!(self.tally.answered() > 2 * self.open.len());
-        assert!(self.refused.load(Ordering::Relaxed) > self.open.len());
+        assert!(self.refused.load(Ordering::Relaxed) > 10);
     }
 }
 

@@ -147,6 +147,12 @@ impl Scene {
 
     #[track_caller]
     pub(crate) fn await_service(&self, what: &str) {
+        self.await_service_for(&Client::ALL, what);
+    }
+
+    /// Waits until a service proxy has all its rules for these clients.
+    #[track_caller]
+    pub(crate) fn await_service_for(&self, clients: &[Client], what: &str) {
         let end = std::time::Instant::now() + lab::patience(std::time::Duration::from_secs(120));
         let is_served = |(client, frontend): (Client, Frontend)| {
             let host = client.host(self);
@@ -159,7 +165,8 @@ impl Scene {
             answer.backend().is_none()
         };
         loop {
-            if services::served().all(is_served) && services::restricted().all(is_refused) {
+            let mut served = services::served().filter(|(client, _)| clients.contains(client));
+            if served.all(is_served) && services::restricted().all(is_refused) {
                 return;
             }
             if std::time::Instant::now() > end {
