@@ -41,7 +41,7 @@ pub(crate) fn manifests(
                 match manifests::load(&path, &options) {
                     Ok(new) => loaded = Some(new),
                     Err(error) => {
-                        tracing::error!("{error}; the last readable manifests stay in force")
+                        tracing::error!("{error}; the last readable manifests stay in use")
                     }
                 }
             }

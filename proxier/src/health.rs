@@ -13,9 +13,9 @@
 //! * Our rules, for load balancers only: the kernel refuses the plan of the whole node, or the API server
 //!   rejects this node's requests, so that its view is outdated.
 //!
-//! An API server that does not answer is no reason. It affects all nodes at once, and no endpoint
-//! changes without it: failing then would take every node out of its load balancers, although all of
-//! them serve.
+//! An API server that does not answer makes no node unhealthy. It affects all nodes at once, and no endpoint
+//! changes without it. If nodes became unhealthy then, load balancers would lose all of them, although all
+//! serve.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Mutex, PoisonError};
@@ -26,9 +26,9 @@ use std::time::{Duration, SystemTime};
 pub struct Limits {
     /// How long a change may wait for its round: two sync periods, as in kube-proxy.
     pub freshness: Duration,
-    /// How long the kernel may refuse the plan of the node; `None`: for ever.
+    /// How long the kernel may refuse the plan of the node; `None` for ever.
     pub kernel: Option<Duration>,
-    /// How long the API server may reject this node's requests; `None`: for ever.
+    /// How long the API server may reject this node's requests; `None` for ever.
     pub api: Option<Duration>,
 }
 
@@ -177,7 +177,7 @@ impl Facts {
     }
 }
 
-/// The facts behind a lock that both sides hold for a copy only, so that neither waits for the other.
+/// The facts behind a lock. Both sides hold it only for a copy, so neither waits for the other.
 #[derive(Debug, Default)]
 pub struct Board(Mutex<Facts>);
 

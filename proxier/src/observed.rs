@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ipvs_netlink as ipvs;
 
 use crate::op::{AddressForm, Op};
+use crate::packed::pack;
 
 /// The observed state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -219,6 +220,12 @@ impl Observed {
     /// Returns whether `address` is local in any form of ours.
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.addresses.contains_key(&address) || self.leftovers_of(address).next().is_some()
+    }
+
+    /// Gives back spare memory, which many additions leave.
+    pub(crate) fn pack(&mut self) {
+        pack(&mut self.virtual_servers);
+        pack(&mut self.addresses);
     }
 
     /// Records that `op` took effect.

@@ -29,11 +29,13 @@ mod budget;
 mod datagrams;
 mod frontend;
 mod holder;
+mod kernel_pipe;
 mod pipe;
 mod pool;
 mod proxy_header;
 mod statistics;
 mod tcp;
+mod transit;
 mod udp;
 mod worker;
 
@@ -64,6 +66,8 @@ pub struct RelayLimits {
     pub udp_flows: usize,
     /// The descriptors that this process may have.
     pub files: usize,
+    /// The bytes of slow receivers that a worker has in its memory, at most. The kernel keeps all others.
+    pub held: usize,
 }
 
 /// The defaults of IPVS: 15 minutes for TCP, 5 minutes for UDP (`ip_vs_proto_tcp.c`, `ip_vs_proto_udp.c`).
@@ -76,6 +80,7 @@ impl Default for RelayLimits {
             udp_idle: Duration::from_secs(5 * 60),
             udp_flows: 16_384,
             files: file_limit(),
+            held: 16 << 20,
         }
     }
 }

@@ -10,6 +10,8 @@ mod limits;
 mod proxy_header;
 #[path = "relay/schedulers.rs"]
 mod registered;
+#[path = "relay/transfers.rs"]
+mod transfers;
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -99,9 +99,9 @@ impl SuccessorFlag {
             Successor::Coming => {
                 let sign = sign.map_or_else(String::new, |sign| format!(" ({sign})"));
                 anyhow::bail!(
-                    "kube-proxy starts on this node{sign} and does not serve all addresses yet, so removing our virtual \
-                     servers would cut connections; try again when its addresses are on kube-ipvs0, or pass \
-                     --kube-proxy=gone"
+                    "kube-proxy starts on this node{sign} and does not serve all addresses yet, so removing our \
+                     virtual servers would cut connections; try again when its addresses are on kube-ipvs0, or \
+                     pass --kube-proxy=gone"
                 )
             }
         }

@@ -38,12 +38,12 @@ pub(crate) enum Task {
     Count(Notice, u32),
 }
 
-/// The notices that are present or were so recently, and when each is reported.
+/// The present and recent notices, and when each is reported.
 #[derive(Clone, Debug)]
 pub(crate) struct EventBook {
     times: EventTimes,
     entries: BTreeMap<Notice, BookEntry>,
-    /// The time at which the rate would be exhausted no more.
+    /// The time from which on the full number of requests may follow each other again.
     spent_until: Duration,
     /// No request before this time.
     paused_until: Duration,
@@ -59,7 +59,7 @@ struct BookEntry {
 }
 
 impl EventBook {
-    /// The most notices that are remembered. A new one beyond them is not reported.
+    /// The maximum number of remembered notices. Further new notices are not reported.
     pub(crate) const MAX_NOTICES: usize = 500;
 
     /// The number of requests that may follow each other without a pause.
@@ -77,8 +77,8 @@ impl EventBook {
 
     /// Replaces the present notices at `now`, in time since boot.
     ///
-    /// A notice that returns keeps the time of its next report: one that comes and goes is counted at most
-    /// once in a period.
+    /// A notice that returns keeps the time of its next report. So a notice that appears and disappears again
+    /// and again is counted at most once in a period.
     pub(crate) fn set(&mut self, present: &[Notice], now: Duration) {
         for entry in self.entries.values_mut() {
             entry.is_present = false;

@@ -5,7 +5,7 @@
 //! the chain, the plugin fails, and the Pod does not start. The chain sets the masquerade bit.
 //!
 //! The chain is in the form that iptables-nft writes, because iptables cannot read a table with other
-//! expressions. The tables of iptables-legacy are not reached by netlink.
+//! expressions. Netlink does not reach the tables of iptables-legacy.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -17,7 +17,8 @@ use super::sys::*;
 use super::table::Hook;
 use super::value::KeyType;
 
-/// The most elements in a message. Their attribute holds 65,535 bytes; an element takes less than 400.
+/// The maximum number of elements in a message. Their attribute has at most 65,535 bytes, and an element takes
+/// less than 400.
 const ELEMENTS_PER_MESSAGE: usize = 128;
 
 /// The table from which a transaction starts.

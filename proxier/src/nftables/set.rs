@@ -37,7 +37,7 @@ pub enum SetKind {
     Learned {
         /// The time from an element's last update to its removal, in whole milliseconds.
         timeout: Duration,
-        /// The most elements.
+        /// The maximum number of elements.
         size: u32,
     },
 }

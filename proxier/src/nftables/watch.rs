@@ -15,7 +15,7 @@ use super::sys::*;
 /// A listener for changes by other programs to one table and to foreign chains.
 ///
 /// Its file descriptor becomes readable when any program changes the packet filter. [`RulesWatch::read`]
-/// returns the changes that matter.
+/// returns only changes of our table and of foreign chains.
 #[derive(Debug)]
 pub struct RulesWatch {
     listener: Listener,

@@ -1,10 +1,10 @@
-//! Session affinity: the endpoint that a client got last.
+//! Session affinity: the endpoint of each client's last connection.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// The most clients that are remembered. Beyond it, the least recent quarter is forgotten.
+/// The maximum number of remembered clients. If there are more, the least recent quarter is forgotten.
 const MAX_CLIENTS: usize = 65_536;
 
 /// The endpoints of the clients of one virtual server.
@@ -17,8 +17,8 @@ pub(super) struct Affinity {
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     endpoint: SocketAddr,
-    /// The time of the client's last new connection. Like the kernel's template, the memory lasts for
-    /// the timeout from then on.
+    /// The time of the client's last new connection. As with the kernel's template, the timeout begins
+    /// then.
     at: Duration,
 }
 
@@ -34,7 +34,7 @@ impl Affinity {
         self.timeout = timeout;
     }
 
-    /// Returns the endpoint of `client`, unless its last connection is too long ago.
+    /// Returns the endpoint of `client`, unless its timeout is over.
     pub(super) fn find(&self, client: IpAddr, now: Duration) -> Option<SocketAddr> {
         let memory = self.clients.get(&client)?;
         (now < memory.at + self.timeout).then_some(memory.endpoint)
@@ -47,13 +47,15 @@ impl Affinity {
         self.clients.insert(client, Memory { endpoint, at });
     }
 
-    /// Forgets the clients whose time is over; if that is less than a quarter, the least recent quarter.
+    /// Forgets the clients whose timeout is over. If these are less than a quarter, forgets the least recent
+    /// quarter.
     fn forget(&mut self, now: Duration) {
         let timeout = self.timeout;
         self.clients.retain(|_, memory| now < memory.at + timeout);
         if self.clients.len() <= MAX_CLIENTS / 4 * 3 {
             return;
         }
+        // A quarter at once, so that a full map costs a search only once per 16,384 new clients.
         let mut times: Vec<Duration> = self.clients.values().map(|memory| memory.at).collect();
         let (_, &mut oldest_kept, _) = times.select_nth_unstable(MAX_CLIENTS / 4);
         self.clients.retain(|_, memory| memory.at > oldest_kept);

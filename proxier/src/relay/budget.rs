@@ -1,13 +1,13 @@
-//! The descriptors that listeners, connections and flows may use, shared so that none takes all.
+//! The descriptors of listeners, connections and flows, shared so that no frontend and no client takes all.
 //!
 //! ```text
 //!  limit ─┬─ reserve: files of the rest of the process
 //!         ├─ listeners: at most three quarters
-//!         └─ connections and flows: a frontend or a client holds at most 8 times what is free
+//!         └─ connections and flows: a frontend or a client has at most 8 times the free descriptors
 //! ```
 //!
-//! The last rule is that of switches with shared buffers (dynamic thresholds; Choudhury and Hahne, 1998).
-//! One greedy client gets eight ninths, two get eight seventeenths each, and a newcomer always finds room.
+//! Switches with shared buffers use the last rule too (dynamic thresholds; Choudhury and Hahne, 1998). One
+//! greedy client gets eight ninths, two get eight seventeenths each, and a new client always gets some.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,10 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Statistics;
 use super::frontend::SharedFrontend;
 
-/// A frontend or a client may hold this many times the free descriptors.
+/// A frontend or a client may have this many times the free descriptors.
 const SHARE: usize = 8;
 
-/// The most descriptors that the rest of the process keeps: manifests, probes, connections to the API server.
+/// The maximum number of descriptors for the rest of the process: manifests, probes, connections to the API
+/// server.
 const RESERVE: usize = 1_024;
 
 /// The descriptors of a TCP connection: the client's and the endpoint's.
@@ -32,7 +33,7 @@ pub(super) const PER_FLOW: usize = 1;
 /// The descriptors of a relay and their users.
 #[derive(Debug)]
 pub(super) struct Budget {
-    /// The limit of the process, as the operator sees it.
+    /// The limit of the process, for messages and metrics.
     limit: usize,
     total: usize,
     listening: AtomicUsize,
@@ -65,7 +66,7 @@ impl Budget {
         self.limit
     }
 
-    /// Returns how many descriptors listeners may have, and how many they have.
+    /// Returns the maximum and the present number of descriptors of listeners.
     pub(super) fn listeners(&self) -> (usize, usize) {
         (self.total / 4 * 3, self.listening.load(Ordering::Relaxed))
     }
@@ -116,6 +117,8 @@ impl Budget {
             Entry::Occupied(mut held) => *held.get_mut() += count,
             Entry::Vacant(first) => drop(first.insert(count)),
         }
+        // The counters below need no lock. A worker that reads them between two updates may admit one
+        // connection more or less, which does no harm.
         drop(clients);
         self.connected.fetch_add(count, Ordering::Relaxed);
         self.statistics.connecting(count as f64);
@@ -155,7 +158,7 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// Returns the frontend that holds the descriptors.
+    /// Returns the frontend that uses the descriptors.
     pub(super) fn frontend(&self) -> &SharedFrontend {
         &self.frontend
     }

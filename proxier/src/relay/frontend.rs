@@ -1,4 +1,4 @@
-//! What the workers know of a frontend.
+//! A frontend as the workers use it: its clients, endpoints and descriptors.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::pool::EndpointPool;
 use crate::model::{Networks, ProxyProtocol};
 
-/// The clients inside the cluster: those in its networks, and processes of this node.
+/// The clients inside the cluster: clients in its networks, and processes of this node.
 #[derive(Debug, Default)]
 pub struct InsideClients {
     networks: Vec<Networks>,
@@ -42,16 +42,16 @@ impl InsideClients {
     }
 }
 
-/// Who may connect to a frontend, and to which endpoints.
+/// The clients that may connect to a frontend, and their endpoints.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// The endpoints.
     pub pool: Arc<EndpointPool>,
-    /// The endpoints for clients inside the cluster, if they are other ones.
+    /// The endpoints for clients inside the cluster, if these differ.
     pub inside: Option<(Arc<InsideClients>, Arc<EndpointPool>)>,
-    /// The networks of the clients that may connect; `None`: all.
+    /// The networks of the clients that may connect; `None` if all may.
     pub sources: Option<Networks>,
-    /// What the workers do with its connections.
+    /// The way in which its connections are relayed.
     pub handling: Handling,
 }
 
@@ -60,7 +60,7 @@ pub struct Route {
 pub struct Handling {
     /// The header that an endpoint gets before the first byte of a TCP client.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// The idle timeout; `None`: that of the relay.
+    /// The idle timeout; `None` for the default of the relay.
     pub idle: Option<Duration>,
 }
 
@@ -98,6 +98,7 @@ impl Route {
 #[derive(Debug)]
 pub(super) struct SharedFrontend {
     address: SocketAddr,
+    /// Replaced as a whole, so that a worker uses one route for a connection, whatever changes meanwhile.
     route: Mutex<Arc<Route>>,
     /// The descriptors of its connections and flows.
     descriptors: AtomicUsize,

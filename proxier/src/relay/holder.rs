@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::Transport;
 
-/// The owner of a socket that another socket cannot share its address with.
+/// The owner of a socket whose address no other socket can have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The user of the socket.
@@ -27,7 +27,7 @@ impl fmt::Display for Holder {
 impl Holder {
     /// Finds the socket at `address`, or at that port of all addresses.
     ///
-    /// `None` if the kernel lists none: a socket that is bound but does not listen is in no list.
+    /// `None` if the kernel lists no such socket. A socket that is bound but does not listen is in no list.
     pub(super) fn of(transport: Transport, address: SocketAddr) -> Option<Self> {
         let files = match transport {
             Transport::Tcp => ["tcp", "tcp6"],

@@ -1,14 +1,12 @@
 //! One direction of a TCP connection.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 
 use mio::net::TcpStream;
+use rustix::net::{RecvFlags, recv};
 
-/// The bytes that are read at once, at most. A worker has one buffer of this size for all its connections.
-///
-/// Each write wakes the receiver, and each read makes the sender write again. These wake-ups cost more than
-/// the copying, so that a large transfer takes large steps.
-pub(super) const BUFFER: usize = 256 * 1024;
+use super::kernel_pipe::KernelPipe;
+use super::transit::{BUFFER, Reading, Transit};
 
 /// The bytes that are read at once in the beginning, and from then on at least. The bytes that a slow sink
 /// does not accept wait in this process, so a step is as large as the sink accepted lately.
@@ -20,13 +18,11 @@ const SMALL: usize = 8 * 1024;
 /// The reads of one direction before other connections get their turn.
 const TURNS: usize = 4;
 
-/// The state of one direction. Idle, it takes 40 bytes and owns no memory.
+/// The state of one direction. Idle, it takes 48 bytes and owns no memory.
 #[derive(Debug, Default)]
 pub(super) struct Pipe {
-    /// Bytes that the sink did not accept yet, from `sent` on.
-    pending: Vec<u8>,
-    sent: usize,
-    /// The bytes that are read at once.
+    waiting: Waiting,
+    /// The bytes that are read at once. The largest step is that of a large transfer.
     step: usize,
     /// Whether the source may have bytes to read.
     pub(super) source_is_ready: bool,
@@ -39,6 +35,40 @@ pub(super) struct Pipe {
     has_ended: bool,
     /// Whether the end was passed on to the sink.
     pub(super) is_done: bool,
+}
+
+/// What the sink did not accept yet.
+#[derive(Debug, Default)]
+enum Waiting {
+    #[default]
+    Nothing,
+    /// These bytes, from `sent` on.
+    Bytes { bytes: Vec<u8>, sent: usize },
+    /// What is in this kernel pipe.
+    InKernel(KernelPipe),
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Bytes { bytes, sent } => *sent == bytes.len(),
+            Self::InKernel(pipe) => pipe.is_empty(),
+        }
+    }
+
+    /// Gives bytes to `sink`, and returns how many.
+    fn give(&mut self, sink: &TcpStream) -> io::Result<usize> {
+        match self {
+            Self::Nothing => Ok(0),
+            Self::Bytes { bytes, sent } => {
+                let written = { sink }.write(&bytes[*sent..])?;
+                *sent += written;
+                Ok(written)
+            }
+            Self::InKernel(pipe) => pipe.drain(sink),
+        }
+    }
 }
 
 /// The reason why a pipe stopped.
@@ -66,14 +96,17 @@ impl Pipe {
     /// Returns a new pipe whose sink gets `bytes` before those of the source.
     pub(super) fn beginning_with(bytes: Vec<u8>) -> Self {
         Self {
-            pending: bytes,
+            waiting: Waiting::Bytes { bytes, sent: 0 },
             ..Self::new()
         }
     }
 
-    /// Returns whether the sink still lacks bytes that the pipe has.
-    pub(super) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+    /// Returns the number of bytes in memory that wait for the sink.
+    pub(super) fn held(&self) -> usize {
+        match &self.waiting {
+            Waiting::Bytes { bytes, sent } => bytes.len() - sent,
+            Waiting::Nothing | Waiting::InKernel(_) => 0,
+        }
     }
 
     /// Moves bytes from `source` to `sink` until one of them blocks.
@@ -84,10 +117,10 @@ impl Pipe {
         &mut self,
         source: &TcpStream,
         sink: &TcpStream,
-        buffer: &mut [u8],
+        transit: &mut Transit,
     ) -> io::Result<Progress> {
         for _ in 0..TURNS {
-            if !self.flush(sink)? {
+            if !self.flush(sink, transit)? {
                 return Ok(Progress::Waiting);
             }
             if self.has_ended {
@@ -97,50 +130,123 @@ impl Pipe {
             if !self.source_is_ready || !self.sink_is_ready {
                 return Ok(Progress::Waiting);
             }
-            let step = &mut buffer[..self.step];
-            let Some(read) = non_blocking(|| { source }.read(step))? else {
-                self.source_is_ready = false;
-                return Ok(Progress::Waiting);
-            };
-            if read == 0 {
-                self.has_ended = true;
-                continue;
-            }
-            // epoll(7): after a short read, an edge-triggered stream is drained. This saves the read
-            // that would return EAGAIN, a quarter of the system calls of a small request. In a large
-            // transfer more bytes came meanwhile, and a read costs less than to sleep and to be woken.
-            if read < SMALL && !self.is_closing {
-                self.source_is_ready = false;
-            }
-            let written = non_blocking(|| { sink }.write(&buffer[..read]))?.unwrap_or(0);
-            if written < read {
-                self.sink_is_ready = false;
-                self.pending.extend_from_slice(&buffer[written..read]);
-                self.step = written.next_power_of_two().clamp(SMALLEST_STEP, BUFFER);
-            } else if read == self.step {
-                self.step = BUFFER.min(self.step * 2);
+            let is_large = self.step == BUFFER;
+            match is_large.then(|| transit.kernel_pipes.take()).flatten() {
+                Some(pipe) => self.splice(source, pipe, transit)?,
+                None => self.copy(source, sink, transit)?,
             }
         }
         Ok(Progress::Yielded)
     }
 
-    /// Writes pending bytes. Returns whether none are left.
-    fn flush(&mut self, sink: &TcpStream) -> io::Result<bool> {
-        while self.sent < self.pending.len() {
-            if !self.sink_is_ready {
-                return Ok(false);
-            }
-            match non_blocking(|| { sink }.write(&self.pending[self.sent..]))? {
-                Some(written) => self.sent += written,
-                None => self.sink_is_ready = false,
+    /// Gives the sink what waits for it. Returns whether nothing is left.
+    fn flush(&mut self, sink: &TcpStream, transit: &mut Transit) -> io::Result<bool> {
+        let (before, mut accepted) = (self.held(), 0);
+        while self.sink_is_ready && !self.waiting.is_empty() {
+            match non_blocking(|| self.waiting.give(sink))? {
+                Some(written) => accepted += written,
+                None => self.block(accepted),
             }
         }
-        if self.sent > 0 {
+        transit.count(before, self.held());
+        let is_empty = self.waiting.is_empty();
+        if is_empty {
             // A connection that becomes idle must not keep its buffer.
-            self.pending = Vec::new();
-            self.sent = 0;
+            self.discard(transit);
         }
-        Ok(true)
+        Ok(is_empty)
+    }
+
+    /// Throws away what waits for the sink.
+    pub(super) fn discard(&mut self, transit: &mut Transit) {
+        transit.count(self.held(), 0);
+        if let Waiting::InKernel(pipe) = std::mem::take(&mut self.waiting) {
+            transit.kernel_pipes.put(pipe);
+        }
+    }
+
+    /// Takes bytes into a kernel pipe. They are flushed next.
+    fn splice(
+        &mut self,
+        source: &TcpStream,
+        mut pipe: KernelPipe,
+        transit: &mut Transit,
+    ) -> io::Result<()> {
+        let taken = non_blocking(|| pipe.fill(source));
+        match taken {
+            Ok(Some(0)) => self.has_ended = true,
+            Ok(Some(taken)) => {
+                if taken < SMALLEST_STEP {
+                    // The transfer is large no more.
+                    self.step = SMALLEST_STEP;
+                }
+                self.waiting = Waiting::InKernel(pipe);
+                return Ok(());
+            }
+            Ok(None) => self.source_is_ready = false,
+            Err(_) => {}
+        }
+        transit.kernel_pipes.put(pipe);
+        taken.map_or_else(|error| transit.kernel_pipes.excuse(error), |_| Ok(()))
+    }
+
+    /// Copies bytes from the source to the sink.
+    fn copy(
+        &mut self,
+        source: &TcpStream,
+        sink: &TcpStream,
+        transit: &mut Transit,
+    ) -> io::Result<()> {
+        let reading = transit.reading();
+        let flags = match reading {
+            Reading::Take => RecvFlags::empty(),
+            Reading::Look => RecvFlags::PEEK,
+        };
+        let buffer = &mut transit.buffer[..self.step];
+        let Some(read) = non_blocking(|| Ok(recv(source, &mut *buffer, flags)?.1))? else {
+            self.source_is_ready = false;
+            return Ok(());
+        };
+        if read == 0 {
+            self.has_ended = true;
+            return Ok(());
+        }
+        // epoll(7): after a short read, an edge-triggered stream is drained. This saves the read
+        // that would return EAGAIN, a quarter of the system calls of a small request. In a large
+        // transfer more bytes came meanwhile, and a read costs less than to sleep and to be woken.
+        if read < SMALL && !self.is_closing {
+            self.source_is_ready = false;
+        }
+        let written = non_blocking(|| { sink }.write(&buffer[..read]))?.unwrap_or(0);
+        if reading == Reading::Look && written > 0 {
+            // The kernel throws the bytes away and leaves the buffer alone.
+            recv(source, &mut buffer[..written], RecvFlags::TRUNC)?;
+        }
+        if written == read {
+            if read == self.step {
+                self.step = BUFFER.min(self.step * 2);
+            }
+            return Ok(());
+        }
+        self.block(written);
+        match reading {
+            Reading::Look => self.source_is_ready = true,
+            Reading::Take => {
+                let bytes = transit.buffer[written..read].to_vec();
+                transit.count(0, bytes.len());
+                self.waiting = Waiting::Bytes { bytes, sent: 0 };
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the sink, which accepted so many bytes before it blocked: so large is the next step.
+    fn block(&mut self, accepted: usize) {
+        self.sink_is_ready = false;
+        if accepted > 0 {
+            let step = accepted.next_power_of_two();
+            self.step = step.clamp(SMALLEST_STEP, BUFFER);
+        }
     }
 }
 
@@ -153,5 +259,138 @@ fn non_blocking(mut request: impl FnMut() -> io::Result<usize>) -> io::Result<Op
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use crate::relay::RelayLimits;
+
+    /// Returns both ends of a connection.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        for end in [&one, &other] {
+            end.set_nonblocking(true).unwrap();
+        }
+        (TcpStream::from_std(one), TcpStream::from_std(other))
+    }
+
+    /// A pipe between two connections whose far ends the test has.
+    struct Line {
+        sender: TcpStream,
+        source: TcpStream,
+        pipe: Pipe,
+        sink: TcpStream,
+        receiver: TcpStream,
+        sent: usize,
+        received: usize,
+        /// Whether a kernel pipe had bytes that the sink did not accept.
+        has_waited_in_kernel: bool,
+    }
+
+    fn byte(place: usize) -> u8 {
+        ((place * 7) >> 3).to_le_bytes()[0]
+    }
+
+    impl Line {
+        fn new() -> Self {
+            let (sender, source) = connection();
+            let (sink, receiver) = connection();
+            Self {
+                sender,
+                source,
+                pipe: Pipe::new(),
+                sink,
+                receiver,
+                sent: 0,
+                received: 0,
+                has_waited_in_kernel: false,
+            }
+        }
+
+        /// Sends and relays until nothing moves any more.
+        fn fill(&mut self, transit: &mut Transit) {
+            let mut idle = 0;
+            while idle < 20 {
+                let bytes: Vec<u8> = (self.sent..).take(300_000).map(byte).collect();
+                let sent = { &self.sender }.write(&bytes).unwrap_or(0);
+                self.sent += sent;
+                idle = if sent == 0 { idle + 1 } else { 0 };
+                self.pump(transit);
+            }
+        }
+
+        fn pump(&mut self, transit: &mut Transit) {
+            self.pipe.source_is_ready = true;
+            self.pipe.sink_is_ready = true;
+            self.pipe.pump(&self.source, &self.sink, transit).unwrap();
+            self.has_waited_in_kernel |= matches!(self.pipe.waiting, Waiting::InKernel(_));
+        }
+
+        /// Receives everything that was sent.
+        fn drain(&mut self, transit: &mut Transit) {
+            let mut buffer = vec![0; 100_000];
+            while self.received < self.sent {
+                let read = { &self.receiver }.read(&mut buffer).unwrap_or(0);
+                let expected = (self.received..self.received + read).map(byte);
+                assert!(buffer[..read].iter().copied().eq(expected));
+                self.received += read;
+                self.pump(transit);
+            }
+        }
+    }
+
+    /// Returns what pipes share if `held` bytes may wait, in a process with so many descriptors.
+    fn transit(held: usize, files: usize) -> Transit {
+        Transit::new(&RelayLimits {
+            workers: 1,
+            held,
+            files,
+            ..RelayLimits::default()
+        })
+    }
+
+    #[test]
+    fn sinks_that_block_hold_no_more_than_is_permitted_and_one_step() {
+        const HELD: usize = 100_000;
+        let mut transit = transit(HELD, 0);
+        let mut lines: Vec<Line> = (0..8).map(|_| Line::new()).collect();
+        for line in &mut lines {
+            line.fill(&mut transit);
+            assert!(line.pipe.held() <= BUFFER);
+        }
+        let held: usize = lines.iter().map(|line| line.pipe.held()).sum();
+        assert!((1..HELD + BUFFER).contains(&held), "{held}");
+        assert_eq!(transit.held(), held);
+        assert_eq!(
+            transit.reading(),
+            if held < HELD {
+                Reading::Take
+            } else {
+                Reading::Look
+            }
+        );
+        for line in &mut lines {
+            line.drain(&mut transit);
+        }
+        assert_eq!(transit.held(), 0);
+    }
+
+    #[test]
+    fn bytes_of_a_large_transfer_wait_in_a_kernel_pipe_until_the_sink_accepts_them() {
+        let mut transit = transit(0, 64);
+        let mut line = Line::new();
+        line.fill(&mut transit);
+        line.drain(&mut transit);
+        // In the end the sink may block after small steps, and these are copied.
+        assert!(line.has_waited_in_kernel);
+        assert!(matches!(line.pipe.waiting, Waiting::Nothing));
+        assert!(transit.kernel_pipes.take().is_some());
+        assert!(transit.kernel_pipes.take().is_none());
     }
 }

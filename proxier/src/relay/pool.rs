@@ -15,7 +15,7 @@ use super::affinity::Affinity;
 const FIRST_EJECTION: Duration = Duration::from_secs(1);
 const LAST_EJECTION: Duration = Duration::from_secs(60);
 
-/// How a pool chooses.
+/// The configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// The name of the scheduler.
@@ -36,8 +36,8 @@ pub(crate) fn kernel_schedulers() -> Arc<Registry> {
 
 /// The endpoints of a virtual server.
 ///
-/// All workers share it. A pick holds the lock for about 100 ns, so that workers rarely wait for each
-/// other; one scheduler state per worker would make other picks than the kernel.
+/// All workers share it, because one scheduler state per worker would make other picks than the kernel. A
+/// pick holds the lock for about 100 ns, so workers rarely wait for each other.
 #[derive(Debug)]
 pub struct EndpointPool {
     registry: Arc<Registry>,
@@ -48,17 +48,17 @@ pub struct EndpointPool {
 struct PoolState {
     balancer: Balancer,
     endpoints: HashMap<SocketAddr, Member>,
-    /// The addresses of ejected endpoints, so that a pick does not look at all.
+    /// The addresses of ejected endpoints, so that a pick need not walk over all endpoints.
     ejected: Vec<SocketAddr>,
     affinity: Option<Affinity>,
 }
 
-/// What the pool knows of an endpoint beside the balancer's server.
+/// The state of an endpoint in addition to the balancer's server.
 #[derive(Debug)]
 struct Member {
     id: ServerId,
     weight: u32,
-    /// Connections that failed since the last one that succeeded.
+    /// The number of failed connections since the last successful one.
     failures: u32,
     /// When an ejected endpoint gets connections again.
     ejected_until: Option<Duration>,
@@ -71,7 +71,7 @@ struct Member {
 pub struct Counts {
     /// Established connections in both directions.
     pub active: u32,
-    /// All others, such as half-closed ones and UDP flows.
+    /// All other connections, such as half-closed ones, and UDP flows.
     pub inactive: u32,
 }
 
@@ -189,7 +189,7 @@ impl EndpointPool {
 
     /// Removes an endpoint. Returns its connections, or `None` if it does not exist.
     ///
-    /// Its connections see [`Lease::is_cut`].
+    /// From then on, [`Lease::is_cut`] of its connections returns true.
     pub fn remove(&self, address: SocketAddr) -> Option<Counts> {
         let mut state = self.lock();
         let endpoint = state.endpoints.remove(&address)?;
@@ -213,7 +213,7 @@ impl EndpointPool {
         self.lock().endpoints.values().any(|it| it.weight > 0)
     }
 
-    /// Returns whether an endpoint is left that was not tried.
+    /// Returns whether an endpoint exists that was not tried and has not reached its threshold.
     pub fn has_other(&self, tried: &[SocketAddr]) -> bool {
         self.lock().other(tried).is_some()
     }
@@ -225,10 +225,10 @@ impl EndpointPool {
         endpoint.map_or_else(Counts::default, |endpoint| state.counts(endpoint.id))
     }
 
-    /// Chooses an endpoint for a new connection, and counts the connection. `tried` are endpoints that
+    /// Chooses an endpoint for a new connection, and counts the connection. `tried` are the endpoints that
     /// did not accept it.
     ///
-    /// `None`: no endpoint is left.
+    /// `None` if no endpoint is left.
     pub fn pick(
         self: &Arc<Self>,
         request: &Request,
@@ -305,8 +305,8 @@ impl PoolState {
         if tried.is_empty() && self.ejected.is_empty() {
             return None;
         }
-        // Schedulers know no attempts: a hash picks the same endpoint again, and an ejected one may be the
-        // only one left. Any endpoint is better than none then.
+        // Schedulers know no attempts: a hash picks the same endpoint again, and the only remaining endpoint
+        // may be ejected. Any endpoint is better than none then.
         self.other(tried)
     }
 
@@ -393,7 +393,7 @@ impl Lease {
 
     /// Records that the endpoint did not accept the connection, and ejects it for a while.
     ///
-    /// The last endpoint is never ejected.
+    /// The last usable endpoint is never ejected.
     pub fn fail(self, now: Duration) {
         let mut state = self.pool.lock();
         let PoolState {
@@ -408,6 +408,7 @@ impl Lease {
         let Some(endpoint) = endpoints.get_mut(&self.address) else {
             return;
         };
+        // Doubled up to 64 s, which the longest ejection limits.
         let pause = FIRST_EJECTION.saturating_mul(1 << endpoint.failures.min(6));
         endpoint.failures += 1;
         if !is_last && endpoint.ejected_until.is_none() {

@@ -1,7 +1,7 @@
 //! The header of the PROXY protocol, with which an endpoint learns the address of a client.
 //!
-//! Source: `proxy-protocol.txt` in HAProxy's documentation, versions 1 and 2. Only written, never parsed:
-//! bytes of clients and endpoints are payload.
+//! Source: `proxy-protocol.txt` in HAProxy's documentation, versions 1 and 2. The relay writes headers and
+//! never parses any: bytes of clients and endpoints are payload.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ const UNSPECIFIED: u8 = 0x00;
 
 /// Returns the header of a connection of `client` to `frontend`.
 ///
-/// Both addresses have one family. If they had not, the header would name no addresses.
+/// Both addresses have one family. For addresses of different families, the header names no addresses.
 pub(super) fn encode(version: ProxyProtocol, client: SocketAddr, frontend: SocketAddr) -> Vec<u8> {
     match version {
         ProxyProtocol::V1 => text(client, frontend).into_bytes(),

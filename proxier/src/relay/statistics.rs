@@ -1,4 +1,4 @@
-//! What all workers counted.
+//! The counts of all workers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -14,6 +14,7 @@ use super::frontend::SharedFrontend;
 use super::pipe::{Pipe, Progress};
 use super::pool::Lease;
 use super::proxy_header;
+use super::transit::Transit;
 
 /// How long each attempt to connect may take. A client of a Service waits 3.75 s at most, as in the
 /// userspace mode of early kube-proxies (`EndpointDialTimeouts` in `pkg/proxy/userspace/proxysocket.go`).
@@ -129,9 +130,15 @@ impl Relaying {
         })
     }
 
-    /// Returns whether the endpoint still lacks a part of the PROXY header.
-    pub(super) fn has_header(&self) -> bool {
-        self.up.has_pending()
+    /// Returns the length of the PROXY header, which the endpoint still lacks.
+    pub(super) fn header(&self) -> usize {
+        self.up.held()
+    }
+
+    /// Throws away what waits for the sockets.
+    pub(super) fn discard(&mut self, transit: &mut Transit) {
+        self.up.discard(transit);
+        self.down.discard(transit);
     }
 
     /// Returns the idle timeout of its Service.
@@ -151,11 +158,11 @@ impl Relaying {
     }
 
     /// Moves bytes in both directions.
-    pub(super) fn pump(&mut self, buffer: &mut [u8], now: u32) -> AfterEvent {
+    pub(super) fn pump(&mut self, transit: &mut Transit, now: u32) -> AfterEvent {
         self.active_at = now;
         match (
-            self.pump_one(Side::Client, buffer),
-            self.pump_one(Side::Endpoint, buffer),
+            self.pump_one(Side::Client, transit),
+            self.pump_one(Side::Endpoint, transit),
         ) {
             (Ok(up), Ok(down)) => match (up, down) {
                 _ if self.up.is_done && self.down.is_done => AfterEvent::Finished,
@@ -166,7 +173,7 @@ impl Relaying {
         }
     }
 
-    fn pump_one(&mut self, from: Side, buffer: &mut [u8]) -> io::Result<Progress> {
+    fn pump_one(&mut self, from: Side, transit: &mut Transit) -> io::Result<Progress> {
         let (source, sink, pipe, opposite_is_done) = match from {
             Side::Client => (
                 &self.client,
@@ -184,7 +191,7 @@ impl Relaying {
         if pipe.is_done {
             return Ok(Progress::Ended);
         }
-        let flow = pipe.pump(source, sink, buffer)?;
+        let flow = pipe.pump(source, sink, transit)?;
         if flow == Progress::Ended {
             pipe.is_done = true;
             // If both directions have ended, closing the sockets sends the FIN: one system call less.

@@ -12,7 +12,7 @@ use slab::Slab;
 
 use super::RelayLimits;
 use super::budget::{Budget, PER_FLOW, Permit};
-use super::datagrams::{DatagramBatch, MoreDatagrams, SocketFamily, Train};
+use super::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
 use super::worker::{is_exhausted, request};
@@ -40,7 +40,7 @@ pub(super) struct UdpFlows {
 enum Socket {
     Frontend {
         number: u64,
-        socket: UdpSocket,
+        socket: DatagramSocket,
         shared: Arc<SharedFrontend>,
     },
     UdpFlow(UdpFlow),
@@ -49,7 +49,7 @@ enum Socket {
 #[derive(Debug)]
 struct UdpFlow {
     /// Connected to the endpoint, so that the kernel reports the endpoint's errors.
-    socket: UdpSocket,
+    socket: DatagramSocket,
     lease: Lease,
     permit: Permit,
     client: SocketAddr,
@@ -90,7 +90,7 @@ impl UdpFlows {
         {
             entry.insert(Socket::Frontend {
                 number,
-                socket,
+                socket: DatagramSocket::new(socket, shared.address()),
                 shared,
             });
         }
@@ -119,11 +119,10 @@ impl UdpFlows {
         batch: &mut DatagramBatch,
     ) -> bool {
         for _ in 0..TURNS {
-            let Some(Socket::Frontend { socket, shared, .. }) = self.sockets.get(key) else {
+            let Some(Socket::Frontend { socket, .. }) = self.sockets.get_mut(key) else {
                 return false;
             };
-            let family = SocketFamily::of(shared.address());
-            let Ok(remaining) = batch.receive(socket, family) else {
+            let Ok(remaining) = batch.receive(socket) else {
                 // An ICMP error for an earlier answer to a client; it concerns no other client.
                 continue;
             };
@@ -207,7 +206,7 @@ impl UdpFlows {
             .register(&mut socket, (self.token)(key), Interest::READABLE)
             .ok()?;
         entry.insert(Socket::UdpFlow(UdpFlow {
-            socket,
+            socket: DatagramSocket::new(socket, lease.address()),
             lease,
             permit,
             client,
@@ -239,8 +238,7 @@ impl UdpFlows {
             let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
                 return false;
             };
-            let family = SocketFamily::of(flow.lease.address());
-            let remaining = match batch.receive(&flow.socket, family) {
+            let remaining = match batch.receive(&mut flow.socket) {
                 Ok(remaining) => remaining,
                 Err(error) if is_refused(&error) => {
                     self.give_up(key, now);

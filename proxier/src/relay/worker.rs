@@ -23,8 +23,8 @@ use super::RelayLimits;
 use super::budget::Budget;
 use super::datagrams::DatagramBatch;
 use super::frontend::SharedFrontend;
-use super::pipe::BUFFER;
 use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
+use super::transit::Transit;
 use super::udp::UdpFlows;
 
 mod accept;
@@ -131,7 +131,7 @@ pub(super) struct Worker {
     stop_at: Option<Duration>,
     started: Instant,
     now: Duration,
-    buffer: Box<[u8]>,
+    transit: Transit,
     batch: DatagramBatch,
 }
 
@@ -161,7 +161,7 @@ impl Worker {
             stop_at: None,
             started,
             now: Duration::ZERO,
-            buffer: vec![0; BUFFER].into(),
+            transit: Transit::new(&limits),
             batch: DatagramBatch::new(),
         }
     }
@@ -258,7 +258,7 @@ impl Worker {
         let Some(Relayed::Relaying(connection)) = self.connections.get_mut(key) else {
             return;
         };
-        match connection.pump(&mut self.buffer, seconds) {
+        match connection.pump(&mut self.transit, seconds) {
             AfterEvent::Wait => {}
             AfterEvent::Again => self.again.push(TokenTarget::Side(Side::Client, key)),
             AfterEvent::Finished => drop(self.end(key)),
@@ -270,7 +270,11 @@ impl Worker {
     fn end(&mut self, key: usize) -> Option<Relayed> {
         let connection = self.connections.get_mut(key)?;
         self.ended.push(key);
-        Some(std::mem::replace(connection, Relayed::Ended))
+        let mut ended = std::mem::replace(connection, Relayed::Ended);
+        if let Relayed::Relaying(connection) = &mut ended {
+            connection.discard(&mut self.transit);
+        }
+        Some(ended)
     }
 
     fn reset(&mut self, key: usize) {

@@ -363,6 +363,9 @@ impl<D: Dataplane> Proxier<D> {
             }
         }
         self.retries.settle();
+        if ops.len() > self.kernel.observed.virtual_servers.len() {
+            self.kernel.observed.pack();
+        }
     }
 
     fn learn_success(&mut self, op: &Op, now: Duration) {

@@ -12,14 +12,6 @@ use crate::plan::FrontendKind;
 /// The size of a piece of text in bytes; the last line may exceed it.
 const PIECE: usize = 64 << 10;
 
-const SERVICE_LABELS: &[&str] = &[
-    "namespace",
-    "service",
-    "port",
-    "frontend",
-    "address",
-    "protocol",
-];
 const ENDPOINT_LABELS: &[&str] = &[
     "namespace",
     "service",
@@ -29,6 +21,11 @@ const ENDPOINT_LABELS: &[&str] = &[
     "protocol",
     "endpoint",
 ];
+/// All but the last one.
+const SERVICE_LABELS: &[&str] = match ENDPOINT_LABELS {
+    [service @ .., _] => service,
+    [] => &[],
+};
 
 const fn counter(
     name: &'static str,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use api_server::{ApiServer, Key};
 use ipvs_netlink as ipvs;
@@ -167,6 +167,17 @@ impl Daemon {
     /// Sets the endpoints of Service web. `(1, 2)` is 10.244.1.2 on node-a, `(2, 2)` is 10.244.2.2 on
     /// node-b.
     pub(crate) fn endpoints(&self, endpoints: &[(u8, u8)]) {
+        self.annotated_endpoints(endpoints, &json!({}));
+    }
+
+    /// Does the same, and names the present time as that of the change.
+    pub(crate) fn endpoints_changed_now(&self, endpoints: &[(u8, u8)]) {
+        let now = humantime::format_rfc3339_nanos(SystemTime::now()).to_string();
+        let changed = json!({"endpoints.kubernetes.io/last-change-trigger-time": now});
+        self.annotated_endpoints(endpoints, &changed);
+    }
+
+    fn annotated_endpoints(&self, endpoints: &[(u8, u8)], annotations: &Value) {
         let endpoint = |&(node, last): &(u8, u8)| {
             json!({
                 "addresses": [format!("10.244.{node}.{last}")],
@@ -180,6 +191,7 @@ impl Daemon {
             "metadata": {
                 "namespace": "default", "name": "web-1",
                 "labels": {"kubernetes.io/service-name": "web"},
+                "annotations": annotations,
             },
             "addressType": "IPv4",
             "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],

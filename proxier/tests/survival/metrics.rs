@@ -2,9 +2,6 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
-
-use serde_json::json;
 
 use super::daemon::Daemon;
 use super::{AT_ONCE, POD1, POD2, http, serving};
@@ -82,18 +79,7 @@ fn metrics_tell_rounds_requests_and_the_traffic_of_services() {
         assert!(metrics.contains("rest_client_requests_total{code=\"200\",host=\"127.0.0.1:"));
 
         // The latency of a change counts from the time that the cluster wrote into the slice.
-        let now = humantime::format_rfc3339_nanos(SystemTime::now()).to_string();
-        daemon.api.apply(json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": {
-                "namespace": "default", "name": "web-1",
-                "labels": {"kubernetes.io/service-name": "web"},
-                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": now},
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-            "endpoints": [{"addresses": ["10.244.1.2"], "conditions": {"ready": true}}],
-        }));
+        daemon.endpoints_changed_now(&[POD1]);
         daemon.await_endpoints(&[POD1]);
         let series = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
         let metrics = await_value(&daemon, series, 1.0);

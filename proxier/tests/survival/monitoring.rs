@@ -6,11 +6,11 @@ mod prometheus;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use api_server::CannedResponse;
 use lab::net::Cluster;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use super::daemon::Daemon;
@@ -189,21 +189,8 @@ fn monitoring_dashboard_has_complete_panels_that_do_not_overlap() {
 
 /// Makes a change of endpoints, a connection, and requests to the API server, of which one is an Event.
 fn work(daemon: &Daemon, cluster: &Cluster, round: usize) {
-    let now = humantime::format_rfc3339_nanos(SystemTime::now()).to_string();
-    let pods = [&["10.244.1.2"][..], &["10.244.1.2", "10.244.1.3"]][round % 2];
-    let endpoint = |pod: &&str| json!({"addresses": [pod], "conditions": {"ready": true}});
-    let endpoints: Vec<Value> = pods.iter().map(endpoint).collect();
-    daemon.api.apply(json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": "default", "name": "web-1",
-            "labels": {"kubernetes.io/service-name": "web"},
-            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": now},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-        "endpoints": endpoints,
-    }));
+    let endpoints = [&[(1, 2)][..], &[(1, 2), (1, 3)]][round % 2];
+    daemon.endpoints_changed_now(endpoints);
     assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
     // The program asks for the UID of the Service that its Event is about.
     let list = json!({"items": [{"metadata": {"uid": "1-2"}}]});

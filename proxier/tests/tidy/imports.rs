@@ -23,7 +23,7 @@ const MODULES: [(&str, &[&str]); 41] = [
     ("frontend", &["model"]),
     ("relay", &["model"]),
     ("op", &[]),
-    ("observed", &["op"]),
+    ("observed", &["op", "packed"]),
     ("instruments", &["model"]),
     // Input.
     ("store", &["model", "packed", "problem"]),

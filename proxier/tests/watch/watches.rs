@@ -81,6 +81,15 @@ fn every_kind_is_listed_once_and_then_watched() {
     );
 }
 
+/// Waits for another watch of Services after the first `asked` requests, and returns it.
+fn watched_again(server: &ApiServer, asked: usize) -> Request {
+    let again = || {
+        let requests = server.requests();
+        watches(&requests[asked..], "services").next().cloned()
+    };
+    until("watched again", again, || server.requests())
+}
+
 #[test]
 fn bookmarks_avoid_lists_after_a_compaction() {
     let server = ApiServer::start();
@@ -105,15 +114,7 @@ fn bookmarks_avoid_lists_after_a_compaction() {
     let revision = server.revision();
     let asked = server.requests().len();
     server.break_connections();
-    let again = until(
-        "watched again",
-        || {
-            watches(&server.requests()[asked..], "services")
-                .next()
-                .cloned()
-        },
-        || server.requests(),
-    );
+    let again = watched_again(&server, asked);
     assert_eq!(again.parameter("resourceVersion"), revision.to_string());
     server.apply(service("new", 80));
     assert_eq!(follower.services(), "apply a/new");
@@ -130,15 +131,7 @@ fn an_expired_watch_resumes_at_its_version() {
     assert_eq!(follower.services(), "reset [a/web]");
     for round in 0..3 {
         let asked = server.requests().len();
-        until(
-            "watched again",
-            || {
-                watches(&server.requests()[asked..], "services")
-                    .next()
-                    .cloned()
-            },
-            || server.requests(),
-        );
+        watched_again(&server, asked);
         server.apply(service("web", 100 + round));
         assert_eq!(follower.services(), "apply a/web");
     }

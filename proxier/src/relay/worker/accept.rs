@@ -147,9 +147,10 @@ impl Worker {
             Ok(mut relaying) => {
                 self.budget.statistics().connected();
                 relaying.note(Side::Endpoint, ready);
-                let has_bytes = ready.can_read || relaying.has_header();
+                let header = relaying.header();
+                self.transit.count(0, header);
                 self.connections[key] = Relayed::Relaying(relaying);
-                if has_bytes {
+                if ready.can_read || header > 0 {
                     self.pump(key);
                 }
             }

@@ -1,0 +1,144 @@
+//! Kernel pipes, through which large transfers pass without a copy in this process (`splice`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use mio::net::TcpStream;
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+
+/// The bytes of a pipe: what Linux permits without privileges (`pipe-max-size`).
+///
+/// With the 64 KiB of an ordinary pipe, a transfer takes so small steps that copying costs less.
+const CAPACITY: usize = 1 << 20;
+
+/// The pipes of a worker, at most. Without a free one, bytes are copied.
+const MOST: usize = 16;
+
+/// The descriptors of a process for each pipe that it may have. A pipe has two.
+const FILES_PER_PIPE: usize = 64;
+
+/// Bytes in the kernel that a source lost and a sink did not get yet.
+#[derive(Debug)]
+pub(super) struct KernelPipe {
+    read: OwnedFd,
+    write: OwnedFd,
+    length: usize,
+}
+
+impl KernelPipe {
+    fn new() -> io::Result<Self> {
+        let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
+        fcntl_setpipe_size(&write, CAPACITY)?;
+        Ok(Self {
+            read,
+            write,
+            length: 0,
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Takes bytes from `source` into the empty pipe, and returns how many.
+    pub(super) fn fill(&mut self, source: &TcpStream) -> io::Result<usize> {
+        let taken = splice(source, None, &self.write, None, CAPACITY, FLAGS)?;
+        self.length += taken;
+        Ok(taken)
+    }
+
+    /// Gives bytes to `sink`, and returns how many.
+    pub(super) fn drain(&mut self, sink: &TcpStream) -> io::Result<usize> {
+        let given = splice(&self.read, None, sink, None, self.length, FLAGS)?;
+        self.length -= given;
+        Ok(given)
+    }
+}
+
+const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
+
+/// The kernel pipes of a worker. A connection has one only while bytes are in it.
+#[derive(Debug)]
+pub(super) struct KernelPipes {
+    free: Vec<KernelPipe>,
+    /// How many can still be made.
+    room: usize,
+}
+
+impl KernelPipes {
+    /// Returns the pipes of each of `workers` in a process that may have so many descriptors.
+    pub(super) fn new(files: usize, workers: usize) -> Self {
+        Self {
+            free: Vec::new(),
+            room: MOST.min(files / FILES_PER_PIPE / workers.max(1)),
+        }
+    }
+
+    /// Returns an empty pipe, if one is left.
+    pub(super) fn take(&mut self) -> Option<KernelPipe> {
+        self.free.pop().or_else(|| {
+            self.room = self.room.checked_sub(1)?;
+            // The user has too many pages in pipes, or no descriptor is left. Later attempts would be in vain,
+            // too, and copying always works.
+            KernelPipe::new().inspect_err(|_| self.give_up()).ok()
+        })
+    }
+
+    /// Takes a pipe back. One with bytes in it is closed.
+    pub(super) fn put(&mut self, pipe: KernelPipe) {
+        match pipe.is_empty() {
+            true => self.free.push(pipe),
+            false => self.room += 1,
+        }
+    }
+
+    /// Makes no more pipes.
+    fn give_up(&mut self) {
+        self.room = 0;
+    }
+
+    /// Returns an error of [`KernelPipe::fill`], except if it means that the kernel cannot splice: then there are
+    /// no pipes any more.
+    pub(super) fn excuse(&mut self, error: io::Error) -> io::Result<()> {
+        match Errno::from_io_error(&error) {
+            Some(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
+                self.free.clear();
+                self.give_up();
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_has_few_pipes_and_replaces_those_that_end_with_bytes() {
+        let mut pipes = KernelPipes::new(FILES_PER_PIPE * 3 * 2, 2);
+        let mut taken: Vec<KernelPipe> = std::iter::from_fn(|| pipes.take()).collect();
+        assert_eq!(taken.len(), 3);
+        let mut used = taken.pop().unwrap();
+        used.length = 1;
+        pipes.put(used);
+        assert!(pipes.free.is_empty());
+        taken.extend(pipes.take());
+        assert_eq!(taken.len(), 3);
+        taken.drain(..).for_each(|pipe| pipes.put(pipe));
+        assert_eq!(pipes.free.len(), 3);
+    }
+
+    #[test]
+    fn without_splice_there_are_no_pipes_and_other_errors_are_not_excused() {
+        let mut pipes = KernelPipes::new(20_000, 1);
+        let pipe = pipes.take().unwrap();
+        pipes.put(pipe);
+        assert!(pipes.excuse(Errno::CONNRESET.into()).is_err());
+        assert!(pipes.take().is_some());
+        assert!(pipes.excuse(Errno::INVAL.into()).is_ok());
+        assert!(pipes.take().is_none());
+    }
+}
