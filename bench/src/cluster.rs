@@ -19,7 +19,7 @@ use clap::Args;
 use lab::machine::Memory;
 
 use crate::inside;
-use api::{Api, ApiKind};
+use api::ApiKind;
 use machine::Machine;
 use outcome::Outcome;
 use report::Report;
@@ -27,6 +27,7 @@ use scenario::{Parameters, Scenario};
 use subject::{KubeProxy, Subject};
 
 mod api;
+mod clients;
 mod kernel;
 mod machine;
 pub(crate) mod objects;
@@ -203,10 +204,8 @@ fn measure(
         notes: Vec::new(),
     };
     let folder = run::folder()?;
-    let result = lab::in_fresh_network(|| {
-        let api = Api::start(api);
-        run::measure(scenario, subject, api, &folder, &mut outcome)
-    })?;
+    let result =
+        lab::in_fresh_network(|| run::measure(scenario, subject, api, &folder, &mut outcome))?;
     if let Err(error) = result {
         outcome.notes.push(format!("{error:#}"));
     }

@@ -28,6 +28,7 @@ mod relay;
 mod replay;
 mod report;
 mod shield;
+mod trash;
 
 /// Benchmarks and the demonstration of ipvs-proxier.
 #[derive(Debug, Parser)]
@@ -64,6 +65,8 @@ enum Command {
     Replay,
     /// Measure the cost of a connection with the shield of frontends and without.
     Shield(shield::Flags),
+    /// Add destinations again that the kernel has just removed, in several orders.
+    Trash(trash::Flags),
 }
 
 fn main() -> ExitCode {
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Command::Relay(flags) => flags.run(),
         Command::Replay => replay::run(),
         Command::Shield(flags) => flags.run(),
+        Command::Trash(flags) => flags.run(),
     };
     match result {
         Ok(code) => code,

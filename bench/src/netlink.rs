@@ -15,17 +15,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::message::push_change;
 use ipvs_netlink::{Change, Client, Destination, DestinationKey, Protocol, Service, ServiceKey};
-use netlink_sys::{Socket, SocketAddr, protocols};
 use serde::Serialize;
 
 use crate::figures::{self, median};
 use crate::inside;
 
-/// Messages per datagram; `ipvs-netlink` sends the same number.
-const BATCH: usize = 128;
+pub(crate) mod limit;
 
 /// Flags of `bench netlink`.
 #[derive(Args, Debug)]
@@ -80,13 +76,13 @@ impl Flags {
     }
 
     fn measure(&self) -> anyhow::Result<Figures> {
-        let changes = self.changes();
+        let changes = table(self.services, self.destinations);
         let rules = std::env::temp_dir().join(format!("bench-rules-{}", std::process::id()));
         std::fs::write(&rules, rules_of(&changes)).context("writing the rules for ipvsadm")?;
 
         let mut samples = Samples::default();
         for round in 1..=self.rounds {
-            let (limit, _) = self.program(|client| raw(client, &changes))?;
+            let (limit, _) = self.program(|client| limit::program(client.family(), &changes))?;
             let (ours, read) = self.program(|client| apply(client, &changes))?;
             let restore = |_: &mut Client| ipvsadm("-R", Stdio::from(File::open(&rules)?));
             let (restore, _) = self.program(restore)?;
@@ -163,38 +159,36 @@ impl Flags {
             ipvsadm: ipvsadm("-Ln", Stdio::null())?,
         })
     }
+}
 
-    /// Returns the changes that create the table: each virtual server, then its destinations.
-    fn changes(&self) -> Vec<Change> {
-        let scheduler = "rr".parse().expect("a scheduler's name");
-        let mut changes = Vec::new();
-        for service in 0..self.services {
-            let key = self.key(service);
-            changes.push(Change::AddService(Service::new(key, scheduler)));
-            for destination in 0..self.destinations {
-                let number = service
-                    .wrapping_mul(self.destinations)
-                    .wrapping_add(destination);
-                // 10.128.0.0/9 has 8 million addresses.
-                let address = (0x0a80_0000_u32 | (number & 0x007f_ffff)).to_be_bytes();
-                let server = DestinationKey {
-                    address: address.into(),
-                    port: 8080,
-                };
-                changes.push(Change::AddDestination(key, Destination::new(server, 1)));
-            }
+/// Returns the changes that create a table: each virtual server, then its destinations.
+pub(crate) fn table(services: u32, destinations: u32) -> Vec<Change> {
+    let scheduler = "rr".parse().expect("a scheduler's name");
+    let mut changes = Vec::new();
+    for service in 0..services {
+        let key = key(service);
+        changes.push(Change::AddService(Service::new(key, scheduler)));
+        for destination in 0..destinations {
+            let number = service.wrapping_mul(destinations).wrapping_add(destination);
+            // 10.128.0.0/9 has 8 million addresses.
+            let address = (0x0a80_0000_u32 | (number & 0x007f_ffff)).to_be_bytes();
+            let server = DestinationKey {
+                address: address.into(),
+                port: 8080,
+            };
+            changes.push(Change::AddDestination(key, Destination::new(server, 1)));
         }
-        changes
     }
+    changes
+}
 
-    /// Returns the key of virtual server number `service`, in 10.96.0.0/12.
-    fn key(&self, service: u32) -> ServiceKey {
-        let address = (0x0a60_0000_u32 | (service & 0x000f_ffff)).to_be_bytes();
-        ServiceKey::Address {
-            protocol: Protocol::Tcp,
-            address: address.into(),
-            port: 80,
-        }
+/// Returns the key of virtual server number `service`, in 10.96.0.0/12.
+fn key(service: u32) -> ServiceKey {
+    let address = (0x0a60_0000_u32 | (service & 0x000f_ffff)).to_be_bytes();
+    ServiceKey::Address {
+        protocol: Protocol::Tcp,
+        address: address.into(),
+        port: 80,
     }
 }
 
@@ -227,31 +221,6 @@ impl Samples {
             last(&self.list)
         )
     }
-}
-
-/// Encodes all messages, then sends them and returns the time of sending.
-fn raw(client: &Client, changes: &[Change]) -> anyhow::Result<Duration> {
-    let mut datagrams = Vec::new();
-    for chunk in changes.chunks(BATCH) {
-        let mut batch = Batch::new();
-        for change in chunk {
-            push_change(&mut batch, client.family(), change)?;
-        }
-        batch.number_from(0);
-        datagrams.push(batch.as_bytes().to_vec());
-    }
-    let mut socket = Socket::new(protocols::NETLINK_GENERIC)?;
-    socket.bind_auto()?;
-    let kernel = SocketAddr::new(0, 0);
-    let mut answer = [0; 4096];
-    let start = Instant::now();
-    for datagram in &datagrams {
-        socket.send_to(datagram, &kernel, 0)?;
-        // Only the last message asks for an acknowledgement. The kernel answers earlier messages
-        // only if they fail, and then `read` finds too few entries.
-        socket.recv(&mut &mut answer[..], 0)?;
-    }
-    Ok(start.elapsed())
 }
 
 fn apply(client: &mut Client, changes: &[Change]) -> anyhow::Result<Duration> {

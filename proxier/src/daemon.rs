@@ -67,7 +67,7 @@ const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 /// at the same time, so our Node usually follows within milliseconds.
 const NODE_GRACE: Duration = Duration::from_millis(100);
 
-/// What the daemon receives.
+/// A message to the daemon.
 #[derive(Debug)]
 pub enum Message {
     /// An event of the API server.
@@ -108,7 +108,7 @@ pub struct Daemon<D> {
     log: RoundLog,
     /// The connection to the API server; `None` with manifests.
     watch: Option<Watch>,
-    /// What the HTTP servers read.
+    /// The values that the HTTP servers read.
     publisher: Publisher,
     meter: Meter,
     events: Reporter,

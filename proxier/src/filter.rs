@@ -132,6 +132,7 @@ impl Filter {
         if node == self.node {
             self.update(desired, changed);
         } else {
+            // Source ranges and the networks of inside clients depend on the node, so any rule may change.
             self.node = node;
             self.rebuild(desired);
         }

@@ -45,7 +45,7 @@ impl Limits {
     }
 }
 
-/// What the Node object says about new connections.
+/// The state of the Node object that decides about new connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeState {
     /// The Node object was not received yet.

@@ -43,7 +43,7 @@ pub use retired::Retired;
 
 use record::Record;
 
-/// What is owned, what drains, and which packet rules were written last.
+/// The owned virtual servers, the draining destinations, and the packet rules that were written last.
 #[derive(Debug)]
 pub struct Ledger {
     owned: Owned,

@@ -250,7 +250,7 @@ impl Relay {
         Ok(listening)
     }
 
-    /// Changes who may connect, and to which endpoints. Existing connections stay.
+    /// Changes the clients that may connect, and their endpoints. Existing connections stay.
     ///
     /// # Errors
     /// As [`Relay::adjust`].

@@ -200,6 +200,7 @@ fn user_of(address: IpAddr, desired: &Desired) -> Affected {
         };
         desired.virtual_servers.range(key(0)..=key(u16::MAX))
     };
+    // Several Services may share an external IP. One is enough to say who needs the address.
     let mut users = Protocol::ALL.into_iter().flat_map(servers);
     users.next().map_or(Affected::Node, |(_, server)| {
         Affected::Service(server.owner.service.clone())

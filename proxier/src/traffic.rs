@@ -41,7 +41,7 @@ struct Known {
     planned: usize,
 }
 
-/// What a virtual server serves.
+/// The Service port, the kind of frontend and the number of destinations of a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     port: ServicePortName,

@@ -2,9 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use api_server::{ApiServer, tls};
+use anyhow::Context as _;
 use clap::ValueEnum;
-use serde_json::{Value, json};
+use serde_json::Value;
+
+use super::population::Population;
+use own::OwnApi;
+use real::RealApi;
+
+mod own;
+mod real;
+
+/// The port of the API server's Service on the node.
+pub(crate) const PORT: u16 = 6443;
 
 /// Which API server serves the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -12,102 +22,59 @@ pub(crate) enum ApiKind {
     /// The server in this process.
     #[default]
     Own,
+    /// kube-apiserver and etcd from the folder KUBEBUILDER_ASSETS. Needs about a minute per 1,000
+    /// Services; the phase slow is not possible.
+    Real,
 }
 
 impl ApiKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
+            Self::Real => "real",
         }
+    }
+
+    /// Starts a server for `population` in the network namespace of the calling thread.
+    pub(crate) fn start(self, population: &Population) -> anyhow::Result<Box<dyn Api>> {
+        Ok(match self {
+            Self::Own => Box::new(OwnApi::start(population)?),
+            Self::Real => Box::new(RealApi::start(population)?),
+        })
     }
 }
 
 /// A running API server.
-pub(crate) enum Api {
-    Own(ApiServer),
-}
-
-impl Api {
-    pub(crate) fn start(kind: ApiKind) -> Self {
-        match kind {
-            ApiKind::Own => {
-                let server = ApiServer::start_secure();
-                // Twenty seconds of 1,000 changes each; a real server keeps about 75.
-                server.limit_history(20_000);
-                Self::Own(server)
-            }
-        }
-    }
-
-    /// Creates the objects of a cluster.
-    pub(crate) fn fill(&self, objects: impl Iterator<Item = Value>) -> anyhow::Result<()> {
-        for object in objects {
-            self.replace(object)?;
-        }
-        Ok(())
-    }
+pub(crate) trait Api {
+    /// Creates the objects of the cluster; calls `progress` after each with their number.
+    fn fill(&mut self, population: &Population, progress: &dyn Fn(u32)) -> anyhow::Result<()>;
 
     /// Replaces an object.
-    pub(crate) fn replace(&self, object: Value) -> anyhow::Result<()> {
-        match self {
-            Self::Own(server) => server.apply(object),
-        }
-        Ok(())
-    }
+    fn replace(&mut self, object: Value) -> anyhow::Result<()>;
 
     /// Writes the file that names this server to a proxy.
-    pub(crate) fn kubeconfig(&self, folder: &Path) -> anyhow::Result<PathBuf> {
-        let Self::Own(server) = self;
-        let authority = folder.join("authority.pem");
-        std::fs::write(&authority, tls::AUTHORITY)?;
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{
-                "name": "lab",
-                "cluster": {"server": server.url(), "certificate-authority": authority},
-            }],
-            "users": [{"name": "lab", "user": {"token": "secret"}}],
-            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
-            "current-context": "lab",
-        });
-        let file = folder.join("kubeconfig");
-        std::fs::write(&file, config.to_string())?;
-        Ok(file)
-    }
+    fn kubeconfig(&self, folder: &Path) -> anyhow::Result<PathBuf>;
+
+    /// Returns whether the endpoint of `default/kubernetes` sends back what it receives.
+    fn has_echo(&self) -> bool;
 
     /// Ends all watches and expires their resource versions.
-    pub(crate) fn forget_versions(&self) -> anyhow::Result<()> {
-        let Self::Own(server) = self;
-        server.compact();
-        server.break_connections();
-        Ok(())
-    }
+    fn forget_versions(&mut self) -> anyhow::Result<()>;
 
     /// Ends all connections; watches can continue.
-    pub(crate) fn reset_watches(&self) -> anyhow::Result<()> {
-        let Self::Own(server) = self;
-        server.break_connections();
-        Ok(())
-    }
+    fn reset_watches(&mut self) -> anyhow::Result<()>;
 
-    /// Refuses connections until [`Api::resume`].
-    pub(crate) fn set_gone(&self) -> anyhow::Result<()> {
-        let Self::Own(server) = self;
-        server.refuse();
-        Ok(())
-    }
+    /// Refuses connections until [`Api::resume`]; objects can be changed meanwhile.
+    fn set_gone(&mut self) -> anyhow::Result<()>;
 
     /// Accepts requests but answers none until [`Api::resume`].
-    pub(crate) fn set_slow(&self) -> anyhow::Result<()> {
-        let Self::Own(server) = self;
-        server.freeze();
-        Ok(())
-    }
+    fn set_slow(&mut self) -> anyhow::Result<()>;
 
-    pub(crate) fn resume(&self) -> anyhow::Result<()> {
-        let Self::Own(server) = self;
-        server.resume();
-        Ok(())
-    }
+    fn resume(&mut self) -> anyhow::Result<()>;
+}
+
+/// Returns the first address of the node.
+fn endpoint(population: &Population) -> anyhow::Result<std::net::IpAddr> {
+    let first = population.node_addresses().into_iter().next();
+    first.context("a node without an address")
 }

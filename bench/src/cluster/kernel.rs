@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use ipvs_netlink::Client;
+use ipvs_netlink::{Change, Client, DestinationEntry};
 
 use super::population::Population;
+use crate::netlink::limit;
 
 /// Returns whether the virtual servers have exactly the endpoints of the cluster; `None` without
 /// virtual servers, because then the proxy uses another table.
@@ -33,6 +35,41 @@ pub(crate) fn has_exactly(population: &Population) -> anyhow::Result<Option<bool
             .any(|it| self::word(*it) == *word)
     };
     Ok(Some(expected.is_subset(&programmed) && extra.all(is_node)))
+}
+
+/// Programs the virtual servers of this namespace in a new one, and returns how long the kernel took;
+/// `None` without virtual servers.
+///
+/// The messages are prepared, so the time is the least that any proxy needs for these virtual servers.
+pub(crate) fn limit() -> anyhow::Result<Option<Duration>> {
+    let table = Client::open()?.table()?;
+    if table.is_empty() {
+        return Ok(None);
+    }
+    let changes: Vec<Change> = table
+        .into_iter()
+        .flat_map(|(entry, destinations)| {
+            let key = entry.service.key;
+            let destinations = destinations.into_iter();
+            let add = move |it: DestinationEntry| Change::AddDestination(key, it.destination);
+            std::iter::once(Change::AddService(entry.service)).chain(destinations.map(add))
+        })
+        .collect();
+    let measured = lab::in_fresh_network(|| {
+        let mut client = Client::open()?;
+        let taken = limit::program(client.family(), &changes)?;
+        let mut programmed = 0_usize;
+        client.walk(|_, destinations| programmed += 1 + destinations.len())?;
+        ensure!(
+            programmed == changes.len(),
+            "the kernel accepted {programmed} of {} messages",
+            changes.len()
+        );
+        Ok(taken)
+    })?;
+    // The kernel frees the namespace in the background, which would disturb the next phase.
+    std::thread::sleep(Duration::from_secs(2));
+    measured.map(Some)
 }
 
 /// Returns the last four bytes of an address.

@@ -31,11 +31,28 @@ impl Family {
         }
     }
 
-    /// Returns the cluster IP of Service `number`, in 10.96.0.0/12 or fd00:10:96::/108.
-    pub(crate) fn cluster_ip(self, number: u32) -> IpAddr {
+    /// Returns the range of cluster IPs.
+    pub(crate) fn service_range(self) -> &'static str {
         match self {
-            Self::V4 => Ipv4Addr::from(0x0a60_0000 + number + 1).into(),
-            Self::V6 => ipv6(0x96, number + 1),
+            Self::V4 => "10.96.0.0/12",
+            Self::V6 => "fd00:10:96::/108",
+        }
+    }
+
+    /// Returns the first address of the range, that of `default/kubernetes`.
+    pub(crate) fn first_service_ip(self) -> IpAddr {
+        self.service_ip(1)
+    }
+
+    /// Returns the cluster IP of Service `number`.
+    pub(crate) fn cluster_ip(self, number: u32) -> IpAddr {
+        self.service_ip(number + 2)
+    }
+
+    fn service_ip(self, host: u32) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::from(0x0a60_0000 + host).into(),
+            Self::V6 => ipv6(0x96, host),
         }
     }
 

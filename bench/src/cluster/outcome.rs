@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::clients::Connections;
 use super::scenario::Scenario;
 use super::tap::Counts;
 use crate::process::{Cpu, Memory};
@@ -36,6 +37,10 @@ pub(crate) struct Start {
     pub(crate) settled_secs: f64,
     /// Seconds until a client on the node can connect to `default/kubernetes`.
     pub(crate) api_service_secs: Option<f64>,
+    /// Seconds to program the same virtual servers by prepared messages over netlink; `None` if the
+    /// proxy has none.
+    #[serde(default)]
+    pub(crate) limit_secs: Option<f64>,
     pub(crate) cost: Cost,
 }
 
@@ -52,6 +57,9 @@ pub(crate) struct Step {
     pub(crate) missed: usize,
     /// Seconds from the end of a disturbance until the kernel had all changes.
     pub(crate) caught_up_secs: Option<f64>,
+    /// What became of clients' connections; `None` if the phase is not about them.
+    #[serde(default)]
+    pub(crate) connections: Option<Connections>,
     /// The number of system calls, of which there are figures only under strace.
     pub(crate) system_calls: Option<u64>,
     /// Whether the kernel's virtual servers have exactly the endpoints of the API.

@@ -43,6 +43,9 @@ fn growth(page: &mut Page, report: &Report) {
         return;
     }
     page.section("growth", "Cost against the number of Services");
+    for sentence in summary::growth(report) {
+        page.paragraph(&sentence);
+    }
     let charts: [(&str, &str, Figure); 4] = [
         ("First programming", "seconds", |it| {
             Some(it.start?.programmed_secs)

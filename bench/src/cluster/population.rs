@@ -111,19 +111,24 @@ impl Population {
         }
     }
 
-    /// Returns the address of `default/kubernetes`, the last one of the service range.
+    /// Returns the address of `default/kubernetes`: as a real server does, the first of the service range.
     pub(crate) fn api_service(&self) -> IpAddr {
         match self.shape.families {
-            Families::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0xf, 0xfffe).into(),
-            Families::V4 | Families::Dual => Ipv4Addr::new(10, 111, 255, 254).into(),
+            Families::V6 => Family::V6.first_service_ip(),
+            Families::V4 | Families::Dual => Family::V4.first_service_ip(),
         }
     }
 
-    /// Returns the objects of the whole cluster; the node has a server at `api_port`.
-    pub(crate) fn objects(&self, api_port: u16) -> impl Iterator<Item = Value> {
-        let addresses = self.node_addresses();
-        let node = objects::node(&addresses);
-        let api = self.api_objects(addresses.first().copied(), api_port);
+    /// Returns the ranges of cluster IPs, separated by commas.
+    pub(crate) fn service_ranges(&self) -> String {
+        let ranges = self.shape.families.list().iter();
+        let ranges: Vec<&str> = ranges.map(|family| family.service_range()).collect();
+        ranges.join(",")
+    }
+
+    /// Returns the node and all Services with their slices, but not [`Population::api_objects`].
+    pub(crate) fn objects(&self) -> impl Iterator<Item = Value> {
+        let node = objects::node(&self.node_addresses());
         let services = (0..self.shape.services).flat_map(|number| {
             let families = self.shape.families.list();
             let node_port = (number < self.shape.node_ports)
@@ -132,7 +137,7 @@ impl Population {
             let service = objects::service(number, families, node_port);
             std::iter::once(service).chain(self.slices(number))
         });
-        std::iter::once(node).chain(api).chain(services)
+        std::iter::once(node).chain(services)
     }
 
     /// Returns the last four bytes of all Pods' addresses.
@@ -250,9 +255,10 @@ impl Population {
         objects::slice(service, &name, family, pods.unwrap_or_default())
     }
 
-    /// Returns the API server's own Service and its endpoint on the node.
-    fn api_objects(&self, node: Option<IpAddr>, port: u16) -> Vec<Value> {
+    /// Returns the API server's own Service and its endpoint on the node, at this port.
+    pub(crate) fn api_objects(&self, port: u16) -> Vec<Value> {
         let ip = self.api_service();
+        let node = self.node_addresses().into_iter().next();
         let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
         let service = json!({
             "apiVersion": "v1",
@@ -320,10 +326,10 @@ mod tests {
     #[test]
     fn large_services_have_several_slices() {
         let population = Population::new(shape(2, 250), 1);
-        let objects: Vec<Value> = population.objects(6443).collect();
+        let objects: Vec<Value> = population.objects().collect();
         let slices = |object: &&Value| object["kind"] == "EndpointSlice";
-        // Three slices of each family and Service, and one of the API server.
-        assert_eq!(objects.iter().filter(slices).count(), 13);
+        // Three slices of each family and Service.
+        assert_eq!(objects.iter().filter(slices).count(), 12);
         let words: BTreeSet<u32> = population.words().collect();
         assert_eq!(words.len(), 1_000);
         assert_eq!(population.endpoints(), 1_000);

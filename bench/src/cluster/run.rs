@@ -1,7 +1,7 @@
 //! Leads one proxy through a scenario.
 
 use std::fmt::Write as _;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::api::Api;
+use super::api::{Api, ApiKind};
+use super::clients::Clients;
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::population::{ChangeKind, Population};
 use super::scenario::{Phase, Scenario};
@@ -18,9 +19,6 @@ use super::tap::{Counts, Tap, now};
 use super::{kernel, strace};
 use crate::process::{Cpu, Memory, ip};
 use crate::report::progress::StatusLine;
-
-/// The port of the API server's Service on the node.
-const API_PORT: u16 = 6443;
 
 /// The time limit for the first programming.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -45,7 +43,7 @@ pub(super) struct Run<'a> {
     scenario: &'a Scenario,
     population: Population,
     tap: Tap,
-    api: Api,
+    api: Box<dyn Api>,
     proxy: Proxy,
     progress: &'a StatusLine,
     title: String,
@@ -64,7 +62,7 @@ struct Before {
 pub(super) fn measure(
     scenario: &Scenario,
     subject: &Subject,
-    api: Api,
+    api: ApiKind,
     folder: &Path,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
@@ -85,16 +83,17 @@ pub(super) fn measure(
         let family = if address.is_ipv4() { "-4" } else { "-6" };
         ip(&format!("{family} route replace default dev node0"))?;
     }
-    let api_endpoint = node.first().context("a node without an address")?;
-    let _listener = TcpListener::bind((*api_endpoint, API_PORT))?;
     let tap = Tap::open()?;
     let progress = StatusLine::new();
     let title = format!(
         "{}, {}, round {}",
         scenario.name, subject.name, outcome.round
     );
-    progress.show(|| format!("{title}: creating {} Services", scenario.shape.services));
-    api.fill(population.objects(API_PORT))?;
+    progress.show(|| format!("{title}: starting the API server"));
+    let mut api = api.start(&population)?;
+    api.fill(&population, &|number| {
+        progress.show(|| format!("{title}: {number} objects"));
+    })?;
     tap.expect(population.words());
     let kubeconfig = api.kubeconfig(folder)?;
     let begin = now();
@@ -180,6 +179,7 @@ impl Run<'_> {
                 .connected()
                 .map(|at| at.saturating_sub(self.begin).as_secs_f64()),
             cost: self.cost(before)?,
+            limit_secs: kernel::limit()?.map(|limit| limit.as_secs_f64()),
         })
     }
 
@@ -202,8 +202,16 @@ impl Run<'_> {
             latency: None,
             missed: 0,
             caught_up_secs: None,
+            connections: None,
             system_calls: None,
             is_correct: None,
+        };
+        let clients = match phase {
+            Phase::Relist | Phase::Reset | Phase::Outage | Phase::Slow if self.api.has_echo() => {
+                let address = SocketAddr::from((self.population.api_service(), 443));
+                Some(Clients::start(address)?)
+            }
+            _ => None,
         };
         match phase {
             Phase::Idle => {
@@ -246,6 +254,9 @@ impl Run<'_> {
             }
         }
         step.cost = self.cost(&before)?;
+        step.connections = clients.map(Clients::stop);
+        // An endpoint of several virtual servers has arrived with the first of them.
+        self.quiet();
         step.is_correct = kernel::has_exactly(&self.population)?;
         Ok(step)
     }
@@ -294,8 +305,8 @@ impl Run<'_> {
         }
         std::thread::sleep(ABSENCE.saturating_sub(start.elapsed()));
         step.changes = MISSED_CHANGES;
-        let back = now();
         self.api.resume()?;
+        let back = now();
         self.arrive(step);
         let found = self.tap.last_found().saturating_sub(back);
         step.caught_up_secs = (step.missed == 0).then_some(found.as_secs_f64());

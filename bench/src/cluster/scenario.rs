@@ -60,63 +60,76 @@ const ALL: &[Phase] = &[
 ];
 const CHURN: &[Phase] = &[Phase::Churn, Phase::Calls];
 
-/// A shipped scenario: name, description, Services, endpoints, changes per second, phases.
-type Row = (&'static str, &'static str, u32, u32, u32, &'static [Phase]);
+/// A shipped scenario.
+#[derive(Clone, Copy)]
+struct Row {
+    name: &'static str,
+    about: &'static str,
+    shape: Shape,
+    change: ChangeKind,
+    /// Changes per second.
+    changes: u32,
+    phases: &'static [Phase],
+}
 
-/// The shipped scenarios with clusters of equal Services.
+/// Returns a scenario in which Pods are replaced at 100 per second, with all phases.
+const fn row(name: &'static str, about: &'static str, services: u32, endpoints: u32) -> Row {
+    Row {
+        name,
+        about,
+        shape: Shape {
+            services,
+            endpoints,
+            families: Families::V4,
+            node_ports: 0,
+            node_addresses: 1,
+        },
+        change: ChangeKind::Replace,
+        changes: 100,
+        phases: ALL,
+    }
+}
+
 const SHIPPED: &[Row] = &[
-    ("1k", "1,000 Services x 10", 1_000, 10, 100, ALL),
-    ("10k", "10,000 Services x 10", 10_000, 10, 100, ALL),
-    ("44k", "44,000 Services x 1", 44_000, 1, 100, ALL),
-    ("5k", "5,000 Services x 50", 5_000, 50, 100, ALL),
-    (
-        "churn-100",
-        "100 changes/s at 10,000 x 10",
-        10_000,
-        10,
-        100,
-        CHURN,
-    ),
-    (
-        "churn-1000",
-        "1,000 changes/s at 10,000 x 10",
-        10_000,
-        10,
-        1_000,
-        CHURN,
-    ),
-    (
-        "rolling",
-        "all 2,000 Deployments restart",
-        2_000,
-        10,
-        500,
-        &[Phase::Churn],
-    ),
-    (
-        "relist",
-        "relist storm of 44,000 Services",
-        44_000,
-        1,
-        0,
-        &[Phase::Relist, Phase::Reset],
-    ),
-    (
-        "one",
-        "one Service with 5,000 endpoints",
-        1,
-        5_000,
-        100,
-        ALL,
-    ),
-    (
-        "node-ports",
-        "2,000 node ports on 8 addresses",
-        2_000,
-        10,
-        100,
-        ALL,
-    ),
+    row("1k", "1,000 Services x 10", 1_000, 10),
+    row("10k", "10,000 Services x 10", 10_000, 10),
+    row("44k", "44,000 Services x 1", 44_000, 1),
+    row("5k", "5,000 Services x 50", 5_000, 50),
+    Row {
+        phases: CHURN,
+        ..row("churn-100", "100 changes/s at 10,000 x 10", 10_000, 10)
+    },
+    Row {
+        changes: 1_000,
+        phases: CHURN,
+        ..row("churn-1000", "1,000 changes/s at 10,000 x 10", 10_000, 10)
+    },
+    Row {
+        change: ChangeKind::Rolling,
+        changes: 500,
+        phases: &[Phase::Churn],
+        ..row("rolling", "all 2,000 Deployments restart", 2_000, 10)
+    },
+    Row {
+        phases: &[Phase::Relist, Phase::Reset],
+        ..row("relist", "relist storm of 44,000 Services", 44_000, 1)
+    },
+    row("one", "one Service with 5,000 endpoints", 1, 5_000),
+    Row {
+        shape: Shape {
+            node_ports: 2_000,
+            node_addresses: 8,
+            ..row("", "", 2_000, 10).shape
+        },
+        ..row("node-ports", "2,000 node ports on 8 addresses", 2_000, 10)
+    },
+    Row {
+        shape: Shape {
+            families: Families::Dual,
+            ..row("", "", 5_000, 10).shape
+        },
+        ..row("dual", "5,000 dual-stack Services x 10", 5_000, 10)
+    },
 ];
 
 /// Flags that change a shipped scenario.
@@ -170,34 +183,34 @@ pub(crate) struct Parameters {
 impl Scenario {
     /// Returns a shipped scenario with the changes of `parameters`.
     pub(crate) fn named(name: &str, parameters: &Parameters) -> anyhow::Result<Self> {
-        let row = SHIPPED.iter().find(|row| row.0 == name);
-        let &(name, _, services, endpoints, per_second, phases) =
+        let row = SHIPPED.iter().find(|row| row.name == name);
+        let row =
             row.with_context(|| format!("no scenario is called {name:?}; --list shows all"))?;
-        let is_rolling = name == "rolling";
-        let (node_ports, node_addresses) = match name {
-            "node-ports" => (services, 8),
-            _ => (0, 1),
-        };
         let given = parameters.clone();
+        let shape = Shape {
+            services: given.services.unwrap_or(row.shape.services),
+            endpoints: given.endpoints.unwrap_or(row.shape.endpoints),
+            families: given.families.unwrap_or(row.shape.families),
+            node_ports: given.node_ports.unwrap_or(row.shape.node_ports),
+            node_addresses: given.node_addresses.unwrap_or(row.shape.node_addresses),
+        };
+        let kind = given.change.unwrap_or(row.change);
+        let per_second = given.changes.unwrap_or(row.changes);
+        // A rolling restart takes as long as it takes to replace every Pod.
+        let secs = match kind {
+            ChangeKind::Rolling => (shape.services * shape.endpoints).div_ceil(per_second.max(1)),
+            _ => 30,
+        };
         let scenario = Self {
-            name: name.to_owned(),
-            shape: Shape {
-                services: given.services.unwrap_or(services),
-                endpoints: given.endpoints.unwrap_or(endpoints),
-                families: given.families.unwrap_or(Families::V4),
-                node_ports: given.node_ports.unwrap_or(node_ports),
-                node_addresses: given.node_addresses.unwrap_or(node_addresses),
-            },
+            name: row.name.to_owned(),
+            shape,
             churn: Churn {
-                kind: given.change.unwrap_or(match is_rolling {
-                    true => ChangeKind::Rolling,
-                    false => ChangeKind::Replace,
-                }),
-                per_second: given.changes.unwrap_or(per_second),
-                secs: given.duration.unwrap_or(30),
+                kind,
+                per_second,
+                secs: given.duration.unwrap_or(secs),
             },
             idle_secs: given.idle.unwrap_or(60),
-            phases: given.phases.unwrap_or_else(|| phases.to_vec()),
+            phases: given.phases.unwrap_or_else(|| row.phases.to_vec()),
             seed: given.seed.unwrap_or(1),
         };
         scenario.check()?;
@@ -210,6 +223,14 @@ impl Scenario {
         ensure!(
             shape.services <= 1_000_000,
             "--services: the service range 10.96.0.0/12 has room for 1,000,000"
+        );
+        ensure!(self.churn.per_second > 0, "--changes must be at least 1");
+        ensure!(
+            shape
+                .endpoints
+                .checked_mul(shape.services)
+                .is_some_and(|pods| pods <= 4_000_000),
+            "--endpoints: the Pod range 10.128.0.0/9 has room for 4,000,000 Pods and their replacements"
         );
         ensure!(
             shape.node_ports <= 2_768,
@@ -238,7 +259,7 @@ impl Scenario {
 pub(crate) fn list() -> String {
     let lines = SHIPPED
         .iter()
-        .map(|(name, about, ..)| format!("{name:<11} {about}\n"));
+        .map(|row| format!("{:<11} {}\n", row.name, row.about));
     lines.collect()
 }
 
@@ -257,8 +278,10 @@ mod tests {
         assert_eq!(scenario.size(), "20 x 10");
         assert_eq!(scenario.phases, [Phase::Churn]);
         assert!(Scenario::named("x", &parameters).is_err());
-        for (name, ..) in SHIPPED {
-            Scenario::named(name, &Parameters::default()).unwrap();
+        for row in SHIPPED {
+            Scenario::named(row.name, &Parameters::default()).unwrap();
         }
+        let rolling = Scenario::named("rolling", &Parameters::default()).unwrap();
+        assert_eq!(rolling.churn.secs, 40, "20,000 Pods, 500 per second");
     }
 }

@@ -20,6 +20,8 @@ enum Unit {
     Millis,
     Megabytes,
     Percent,
+    /// A ratio.
+    Times,
     Number,
 }
 
@@ -32,6 +34,7 @@ impl Unit {
             Self::Millis => format!("{value:.0} ms"),
             Self::Megabytes => format!("{value:.1} MB"),
             Self::Percent => format!("{value:.2} %"),
+            Self::Times => format!("{value:.2} times"),
             Self::Number if value < 100.0 => format!("{value:.1}"),
             Self::Number => format!("{value:.0}"),
         }
@@ -55,6 +58,15 @@ const FIGURES: &[Figure] = &[
     figure!("  until its last request", Secs, |it| Some(
         it.start?.settled_secs
     )),
+    figure!(
+        "  the limit: its virtual servers by bare netlink",
+        Secs,
+        |it| it.start?.limit_secs
+    ),
+    figure!("  first programming / limit", Times, |it| {
+        let start = it.start?;
+        Some(start.programmed_secs / start.limit_secs?)
+    }),
     figure!("  default/kubernetes works after", Secs, |it| it
         .start?
         .api_service_secs),
@@ -131,15 +143,27 @@ const FIGURES: &[Figure] = &[
     figure!("  peak memory", Megabytes, |it| {
         Some(megabytes(cost(it, Phase::Relist)?.memory.peak))
     }),
+    figure!("  connections lost or refused", Number, |it| refused(
+        it,
+        Phase::Relist
+    )),
     figure!("watches reset: CPU", Secs, |it| Some(
         cost(it, Phase::Reset)?.cpu.all()
     )),
     figure!("  netlink requests", Number, |it| {
         Some(cost(it, Phase::Reset)?.messages.requests as f64)
     }),
+    figure!("  connections lost or refused", Number, |it| refused(
+        it,
+        Phase::Reset
+    )),
     figure!("API gone 10 s: caught up after", Secs, |it| {
         step(it, Phase::Outage)?.caught_up_secs
     }),
+    figure!("  connections lost or refused", Number, |it| refused(
+        it,
+        Phase::Outage
+    )),
     figure!("API silent 10 s: caught up after", Secs, |it| {
         step(it, Phase::Slow)?.caught_up_secs
     }),
@@ -158,6 +182,11 @@ fn step(outcome: &Outcome, phase: Phase) -> Option<&Step> {
 
 fn cost(outcome: &Outcome, phase: Phase) -> Option<&Cost> {
     Some(&step(outcome, phase)?.cost)
+}
+
+fn refused(outcome: &Outcome, phase: Phase) -> Option<f64> {
+    let seen = step(outcome, phase)?.connections?;
+    Some(seen.lost as f64 + f64::from(seen.failed))
 }
 
 fn latency(outcome: &Outcome) -> Option<&Latency> {
@@ -211,6 +240,31 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.get(values.len().checked_sub(1)? / 2).copied()
 }
 
+/// Returns how the cost of a change grows from the smallest to the largest number of Services, a sentence
+/// per proxy.
+pub(super) fn growth(report: &Report) -> Vec<String> {
+    let cost = |it: &&Outcome| each(it, |cost| cost.cpu.all());
+    let services = |it: &&Outcome| it.scenario.shape.services;
+    let of_subject = |subject: &&str| {
+        let of_subject = || report.outcomes.iter().filter(|it| it.subject == *subject);
+        let measured = || of_subject().filter(|it| cost(it).is_some());
+        let (small, large) = (
+            measured().min_by_key(services)?,
+            measured().max_by_key(services)?,
+        );
+        let ratio = cost(&large)? / cost(&small)?;
+        let is_growth = services(&small) < services(&large) && ratio.is_finite();
+        is_growth.then(|| {
+            format!(
+                "{subject}: CPU time per change at {} is {ratio:.2} times that at {}",
+                large.scenario.size(),
+                small.scenario.size(),
+            )
+        })
+    };
+    report.subjects().iter().filter_map(of_subject).collect()
+}
+
 /// Returns the conditions of a scenario in a sentence.
 pub(super) fn conditions(report: &Report, scenario: &str) -> String {
     let outcomes = || {
@@ -259,6 +313,9 @@ pub(super) fn text(report: &Report) -> String {
         for note in notes(report, scenario) {
             let _ = writeln!(text, "! {note}");
         }
+    }
+    for sentence in growth(report) {
+        let _ = writeln!(text, "\n{sentence}");
     }
     text
 }

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(1_100);
 /// The series of each virtual server.
 const SERIES: u64 = 5;
 
-/// What scrapes cost.
+/// The cost of scrapes.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     /// The CPU time of the daemon for one scrape, system time included.

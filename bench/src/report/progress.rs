@@ -29,7 +29,7 @@ impl StatusLine {
         }
         *last = Some(Instant::now());
         let line = line();
-        // The run goes on even if standard error is closed.
+        // The run continues even if standard error is closed.
         let _ = if self.is_terminal {
             write!(stderr(), "\r{line}\x1b[K")
         } else {

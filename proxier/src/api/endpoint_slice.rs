@@ -33,7 +33,7 @@ pub struct EndpointSliceObject {
     pub(super) endpoints: Vec<EndpointObject>,
 }
 
-/// `ports[]` of an [`EndpointSlice`], and `subsets[].ports[]` of legacy Endpoints.
+/// `ports[]` of an [`EndpointSliceObject`], and `subsets[].ports[]` of legacy Endpoints.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping")]
 pub(super) struct SlicePortObject {
@@ -42,7 +42,7 @@ pub(super) struct SlicePortObject {
     port: Scalar,
 }
 
-/// `endpoints[]` of an [`EndpointSlice`].
+/// `endpoints[]` of an [`EndpointSliceObject`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
 pub(super) struct EndpointObject {

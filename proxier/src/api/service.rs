@@ -35,7 +35,7 @@ pub struct ServiceObject {
     status: ServiceStatus,
 }
 
-/// `spec` of a [`Service`].
+/// `spec` of a [`ServiceObject`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
 pub(crate) struct ServiceSpec {
@@ -65,7 +65,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) allocate_load_balancer_node_ports: Scalar,
 }
 
-/// `spec.ports[]` of a [`Service`].
+/// `spec.ports[]` of a [`ServiceObject`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
 pub(crate) struct PortObject {

@@ -154,6 +154,7 @@ impl<'a> Cleanup<'a> {
     fn open(flags: &'a Flags, scope: CleanupScope) -> anyhow::Result<Self> {
         let mut linux = Linux::open(flags.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
+        // With KUBE-MARK-MASQ: after a cleanup, no program maintains the chain for plugins.
         let mut leftovers = LeftoverClient::open(MarkChainUse::KubeProxy)?;
         let mut has_successor = false;
         if scope == CleanupScope::Ours {

@@ -58,6 +58,7 @@ impl ServeFlags {
         scraper: Scraper,
     ) -> ServeConfig {
         let settings = &setup.settings;
+        // As in kube-proxy.
         let freshness = settings.sync_period * 2;
         let limit = |limit: Duration| (!limit.is_zero()).then_some(limit);
         let kernel = self.healthz_kernel_timeout.map(|flag| flag.0);

@@ -44,6 +44,7 @@ impl SourceFlags {
             let options = manifests::Options {
                 service_cidr: self.service_cidr.clone(),
                 node_name,
+                // IPVS cannot serve them: the kernel drops packets from loopback addresses to endpoints.
                 permits_loopback: dataplane == DataplaneKind::Userspace,
             };
             follow::manifests(path.clone(), options, listener).context("--manifests")?;

@@ -16,7 +16,7 @@ pub(super) struct TakeoverFlag {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LeftoverTreatment {
-    /// Remove them, after everything of this program stands, and unless kube-proxy seems to run: by its
+    /// Remove them, after this program has programmed everything, and unless kube-proxy seems to run: by its
     /// process, its ports, or a write of its rules within --ipvs-sync-period.
     Remove,
     /// Keep them.

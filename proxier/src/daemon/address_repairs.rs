@@ -6,7 +6,7 @@ use crate::sync::Applied;
 /// The maximum number of addresses that the line names.
 const SAMPLES: usize = 5;
 
-/// Returns whether [`line`] mentions `op`, so that it needs no line of its own.
+/// Returns whether [`line()`] mentions `op`, so that it needs no line of its own.
 pub(super) fn is_covered(applied: &Applied, op: &Op) -> bool {
     op.service_key().is_none() && applied.is_repair(op)
 }

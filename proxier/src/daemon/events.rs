@@ -1,4 +1,4 @@
-//! What the daemon reports as Events of the API server.
+//! The daemon's reports as Events of the API server.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -187,6 +187,7 @@ fn size<T>(update: &Update<T>) -> u64 {
     }
 }
 
+/// Records a value for both families, because a round programs both.
 fn by_family(record: impl Fn(&'static str)) {
     FAMILIES.map(family_name).into_iter().for_each(record);
 }

@@ -1,4 +1,4 @@
-//! What the daemon publishes for the HTTP servers.
+//! The values that the daemon publishes for the HTTP servers.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! When the leftovers of kube-proxy are removed.
+//! Decides when the leftovers of kube-proxy are removed.
 //!
 //! ```text
 //!                ┌── a sign of kube-proxy, or a write of its rules ──┐

@@ -21,6 +21,7 @@ mod link_addresses;
 mod listing;
 pub(crate) mod monitor;
 mod notice_filter;
+mod revival;
 mod rtnetlink;
 mod virtual_servers;
 
@@ -40,6 +41,7 @@ pub struct Linux {
     addresses: Addresses,
     rules: nftables::RulesClient,
     flows: conntrack::ConntrackClient,
+    removal: revival::RemovalOrder,
     /// No flows are swept before this time, because the kernel lacked the module.
     next_sweep: Duration,
     /// Repairs of packet rules that were logged.
@@ -70,6 +72,7 @@ impl Linux {
             addresses: Addresses::open(service_addresses, devices)?,
             rules: nftables::RulesClient::open(filter::TABLE).map_err(netfilter_socket)?,
             flows: conntrack::ConntrackClient::open().map_err(netfilter_socket)?,
+            removal: revival::RemovalOrder::default(),
             next_sweep: Duration::ZERO,
             events: LastingConditions::default(),
             missing: LastingConditions::default(),
@@ -169,7 +172,13 @@ impl Dataplane for Linux {
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool {
-        listing::shows(expected, portion)
+        let Some(shown) = listing::look(expected, portion) else {
+            return false;
+        };
+        if let Err(error) = self.removal.learn(&mut self.ipvs, portion, &shown) {
+            tracing::debug!("{error}; a flushed table may be repaired slowly");
+        }
+        true
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
@@ -254,7 +263,9 @@ impl Dataplane for Linux {
             ops.chunk_by(|one, next| one.service_key().is_some() == next.service_key().is_some())
         {
             match run.first().and_then(Op::service_key) {
-                Some(_) => virtual_servers::apply(&mut self.ipvs, run, &mut outcomes),
+                Some(_) => {
+                    virtual_servers::apply(&mut self.ipvs, &self.removal, run, &mut outcomes);
+                }
                 None => outcomes.extend(self.addresses.apply(run)),
             }
         }

@@ -68,6 +68,7 @@ impl Ruleset {
     /// nothing if the frontend is desired.
     pub fn replace_guard(&mut self, frontend: Frontend) {
         let name = ranges(&frontend);
+        // A guard that is replaced already stays, so that a round without changes writes nothing.
         let is_replaced = |chain: &Chain| *chain == refusing(name.clone());
         if !self.table().chains.get(&name).is_some_and(is_replaced) {
             self.remove_guard(&frontend);

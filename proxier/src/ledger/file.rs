@@ -133,6 +133,7 @@ impl LedgerFile {
     /// Appending to a deleted file that is still open succeeds, but the next process would not find
     /// the records.
     pub(super) fn check(&mut self) {
+        // If no file was read or written, there is none that another program could have changed.
         let Some(last) = self.last else {
             return;
         };

@@ -166,6 +166,7 @@ fn source(
         .node()
         .and_then(|node| node.address(family))
         .filter(|address| machine_addresses.contains(address));
+    // The addresses are ordered, so each process chooses the same one.
     named.or_else(|| {
         let mut addresses = machine_addresses.iter().copied();
         addresses.find(|&address| Family::from(address) == family)

@@ -93,6 +93,7 @@ impl ServerOptions {
     pub(super) fn service(&self, key: ipvs::ServiceKey) -> ipvs::Service {
         let mut service = ipvs::Service::new(key, self.scheduler);
         service.flags = service.flags | self.flags;
+        // IPVS calls session affinity persistence.
         if let Some(seconds) = self.affinity_secs {
             service.flags = service.flags | ipvs::ServiceFlags::PERSISTENT;
             service.timeout_secs = seconds;

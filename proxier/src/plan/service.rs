@@ -279,6 +279,7 @@ impl RequirementsBuilder<'_> {
     ///
     /// An external IP may equal a load-balancer address of the same Service.
     fn add(&mut self, server: VirtualServer) {
+        // A Service has few virtual servers, so a search costs less than a set of keys.
         let key = server.service.key;
         let servers = &mut self.requirements.servers;
         if servers.iter().all(|known| known.service.key != key) {

@@ -1,8 +1,8 @@
 //! Datagrams, many in one system call.
 //!
-//! `recvmmsg` takes what waits at a socket. Datagrams of one sender that follow each other are a train, which
-//! passes through the kernel's network stack once (`UDP_SEGMENT`). A socket that got a long train gets the
-//! next ones as they were sent, each as one message (`UDP_GRO`).
+//! `recvmmsg` receives the datagrams that wait at a socket. Datagrams of one sender that follow each other are
+//! a train, which is sent through the kernel's network stack in one pass (`UDP_SEGMENT`). A socket that got a
+//! long train receives later trains whole, each as one message (`UDP_GRO`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -17,16 +17,16 @@ use nix::sys::socket::{
     recvmsg, sendmsg, setsockopt,
 };
 
-/// The messages that are received at once.
+/// The maximum number of messages that are received at once.
 const MESSAGES: usize = 32;
 
-/// The bytes of a message, at most.
+/// The maximum length of a message, in bytes.
 const LONGEST: usize = 64 * 1024;
 
-/// The bytes of a train, at most: those of an IPv6 packet without its headers.
+/// The maximum length of a train, in bytes: an IPv6 packet without its headers.
 const LONGEST_TRAIN: usize = 65_487;
 
-/// The datagrams of a train for which whole trains are worth a call each.
+/// The length of a train, in datagrams, from which on receiving it whole is worth a system call.
 const LONG: usize = 8;
 
 /// A UDP socket, and how it receives.
@@ -45,12 +45,12 @@ enum SocketFamily {
 
 /// How the kernel delivers datagrams.
 ///
-/// A socket never goes back: a train that waits in its queue would look like one datagram.
+/// A socket never returns to single datagrams: a train that waits in its queue would look like one datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Delivery {
-    /// Each is a message, and one call takes many.
+    /// Each datagram is a message. One call receives many.
     Datagrams,
-    /// A train is a message, and each takes a call: `recvmmsg` of `nix` loses the sizes of datagrams.
+    /// Each train is a message. Each needs a call, because `recvmmsg` of `nix` loses the sizes of datagrams.
     Trains,
 }
 
@@ -67,7 +67,7 @@ impl DatagramSocket {
         }
     }
 
-    /// Takes whole trains from now on, if the kernel has `UDP_GRO`.
+    /// Makes the socket receive whole trains from now on, if the kernel has `UDP_GRO`.
     fn take_trains(&mut self) {
         if setsockopt(&self.socket, UdpGroSegment, &true).is_ok() {
             self.delivery = Delivery::Trains;
@@ -142,7 +142,7 @@ impl DatagramBatch {
         {
             socket.take_trains();
         }
-        // epoll(7): a socket that gave less than it was asked for is drained.
+        // epoll(7): after fewer messages than requested, the socket is drained.
         Ok(match self.received.len() < MESSAGES {
             true => MoreDatagrams::Nothing,
             false => MoreDatagrams::Perhaps,
@@ -259,7 +259,7 @@ impl Train<'_> {
         }
         for slice in slices {
             let mut rest: &[u8] = slice;
-            // An empty datagram is one, too.
+            // At least once, because an empty datagram is sent too.
             loop {
                 let (datagram, others) = rest.split_at(self.size.min(rest.len()));
                 send(socket, &[IoSlice::new(datagram)], None, receiver)?;

@@ -7,18 +7,18 @@ use mio::net::TcpStream;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-/// The bytes of a pipe: what Linux permits without privileges (`pipe-max-size`).
+/// The size of a pipe in bytes: the maximum that Linux permits without privileges (`pipe-max-size`).
 ///
-/// With the 64 KiB of an ordinary pipe, a transfer takes so small steps that copying costs less.
+/// With the 64 KiB of an ordinary pipe, the steps of a transfer are so small that copying costs less.
 const CAPACITY: usize = 1 << 20;
 
-/// The pipes of a worker, at most. Without a free one, bytes are copied.
+/// The maximum number of pipes of a worker. If none is free, bytes are copied.
 const MOST: usize = 16;
 
-/// The descriptors of a process for each pipe that it may have. A pipe has two.
+/// A process may have one pipe for this number of permitted descriptors. A pipe has two.
 const FILES_PER_PIPE: usize = 64;
 
-/// Bytes in the kernel that a source lost and a sink did not get yet.
+/// Bytes in the kernel that left a source and have not reached a sink yet.
 #[derive(Debug)]
 pub(super) struct KernelPipe {
     read: OwnedFd,
@@ -41,14 +41,14 @@ impl KernelPipe {
         self.length == 0
     }
 
-    /// Takes bytes from `source` into the empty pipe, and returns how many.
+    /// Moves bytes from `source` into the empty pipe, and returns their number.
     pub(super) fn fill(&mut self, source: &TcpStream) -> io::Result<usize> {
         let taken = splice(source, None, &self.write, None, CAPACITY, FLAGS)?;
         self.length += taken;
         Ok(taken)
     }
 
-    /// Gives bytes to `sink`, and returns how many.
+    /// Moves bytes to `sink`, and returns their number.
     pub(super) fn drain(&mut self, sink: &TcpStream) -> io::Result<usize> {
         let given = splice(&self.read, None, sink, None, self.length, FLAGS)?;
         self.length -= given;
@@ -62,12 +62,12 @@ const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 #[derive(Debug)]
 pub(super) struct KernelPipes {
     free: Vec<KernelPipe>,
-    /// How many can still be made.
+    /// The number of pipes that may still be created.
     room: usize,
 }
 
 impl KernelPipes {
-    /// Returns the pipes of each of `workers` in a process that may have so many descriptors.
+    /// Returns the pipes of each of `workers` in a process that may have `files` descriptors.
     pub(super) fn new(files: usize, workers: usize) -> Self {
         Self {
             free: Vec::new(),
@@ -79,13 +79,13 @@ impl KernelPipes {
     pub(super) fn take(&mut self) -> Option<KernelPipe> {
         self.free.pop().or_else(|| {
             self.room = self.room.checked_sub(1)?;
-            // The user has too many pages in pipes, or no descriptor is left. Later attempts would be in vain,
+            // The user has too many pages in pipes, or no descriptor is left. Later attempts would probably fail
             // too, and copying always works.
             KernelPipe::new().inspect_err(|_| self.give_up()).ok()
         })
     }
 
-    /// Takes a pipe back. One with bytes in it is closed.
+    /// Returns a pipe to the worker. Closes a pipe with bytes in it.
     pub(super) fn put(&mut self, pipe: KernelPipe) {
         match pipe.is_empty() {
             true => self.free.push(pipe),
@@ -93,13 +93,13 @@ impl KernelPipes {
         }
     }
 
-    /// Makes no more pipes.
+    /// Creates no more pipes.
     fn give_up(&mut self) {
         self.room = 0;
     }
 
-    /// Returns an error of [`KernelPipe::fill`], except if it means that the kernel cannot splice: then there are
-    /// no pipes any more.
+    /// Returns an error of [`KernelPipe::fill`], except if it means that the kernel cannot splice. After such an
+    /// error, bytes are always copied.
     pub(super) fn excuse(&mut self, error: io::Error) -> io::Result<()> {
         match Errno::from_io_error(&error) {
             Some(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {

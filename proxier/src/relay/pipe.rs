@@ -8,21 +8,21 @@ use rustix::net::{RecvFlags, recv};
 use super::kernel_pipe::KernelPipe;
 use super::transit::{BUFFER, Reading, Transit};
 
-/// The bytes that are read at once in the beginning, and from then on at least. The bytes that a slow sink
-/// does not accept wait in this process, so a step is as large as the sink accepted lately.
+/// The first and the smallest number of bytes that are read at once. The bytes that a slow sink does not accept
+/// wait in this process, so each step is about as large as the sink accepted last.
 const SMALLEST_STEP: usize = 32 * 1024;
 
 /// After a read of less than this, the source is not expected to have more.
 const SMALL: usize = 8 * 1024;
 
-/// The reads of one direction before other connections get their turn.
+/// The number of reads of one direction before the next connection gets its turn.
 const TURNS: usize = 4;
 
 /// The state of one direction. Idle, it takes 48 bytes and owns no memory.
 #[derive(Debug, Default)]
 pub(super) struct Pipe {
     waiting: Waiting,
-    /// The bytes that are read at once. The largest step is that of a large transfer.
+    /// The number of bytes that are read at once. A large transfer reaches the largest step, [`BUFFER`].
     step: usize,
     /// Whether the source may have bytes to read.
     pub(super) source_is_ready: bool,
@@ -37,14 +37,14 @@ pub(super) struct Pipe {
     pub(super) is_done: bool,
 }
 
-/// What the sink did not accept yet.
+/// The bytes that the sink has not accepted yet.
 #[derive(Debug, Default)]
 enum Waiting {
     #[default]
     Nothing,
     /// These bytes, from `sent` on.
     Bytes { bytes: Vec<u8>, sent: usize },
-    /// What is in this kernel pipe.
+    /// The content of this kernel pipe.
     InKernel(KernelPipe),
 }
 
@@ -57,7 +57,7 @@ impl Waiting {
         }
     }
 
-    /// Gives bytes to `sink`, and returns how many.
+    /// Writes bytes to `sink`, and returns their number.
     fn give(&mut self, sink: &TcpStream) -> io::Result<usize> {
         match self {
             Self::Nothing => Ok(0),
@@ -78,7 +78,7 @@ pub(super) enum Progress {
     Waiting,
     /// It used up its turn and has more to do.
     Yielded,
-    /// The source has ended, and all its bytes are written: the end must be passed on.
+    /// The source has ended and all its bytes are written, so the end must be passed on.
     Ended,
 }
 
@@ -126,7 +126,7 @@ impl Pipe {
             if self.has_ended {
                 return Ok(Progress::Ended);
             }
-            // Without room at the sink nothing is read: TCP's window stops the sender.
+            // Nothing is read while the sink is full, so that TCP's window stops the sender.
             if !self.source_is_ready || !self.sink_is_ready {
                 return Ok(Progress::Waiting);
             }
@@ -139,7 +139,7 @@ impl Pipe {
         Ok(Progress::Yielded)
     }
 
-    /// Gives the sink what waits for it. Returns whether nothing is left.
+    /// Writes the waiting bytes to the sink. Returns whether none are left.
     fn flush(&mut self, sink: &TcpStream, transit: &mut Transit) -> io::Result<bool> {
         let (before, mut accepted) = (self.held(), 0);
         while self.sink_is_ready && !self.waiting.is_empty() {
@@ -157,7 +157,7 @@ impl Pipe {
         Ok(is_empty)
     }
 
-    /// Throws away what waits for the sink.
+    /// Drops the bytes that wait for the sink.
     pub(super) fn discard(&mut self, transit: &mut Transit) {
         transit.count(self.held(), 0);
         if let Waiting::InKernel(pipe) = std::mem::take(&mut self.waiting) {
@@ -177,7 +177,7 @@ impl Pipe {
             Ok(Some(0)) => self.has_ended = true,
             Ok(Some(taken)) => {
                 if taken < SMALLEST_STEP {
-                    // The transfer is large no more.
+                    // The transfer is no longer large.
                     self.step = SMALLEST_STEP;
                 }
                 self.waiting = Waiting::InKernel(pipe);
@@ -240,7 +240,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Waits for the sink, which accepted so many bytes before it blocked: so large is the next step.
+    /// Waits for the sink, which accepted `accepted` bytes before it blocked. The next step is about as large.
     fn block(&mut self, accepted: usize) {
         self.sink_is_ready = false;
         if accepted > 0 {

@@ -45,7 +45,7 @@ pub(super) struct Readiness {
 pub(super) enum AfterEvent {
     /// Wait for the next event.
     Wait,
-    /// Continue with this connection after the other ones.
+    /// Continue with this connection after all others had their turn.
     Again,
     /// Both directions have ended.
     Finished,
@@ -135,7 +135,7 @@ impl Relaying {
         self.up.held()
     }
 
-    /// Throws away what waits for the sockets.
+    /// Drops the bytes that wait for the sockets.
     pub(super) fn discard(&mut self, transit: &mut Transit) {
         self.up.discard(transit);
         self.down.discard(transit);
@@ -194,7 +194,7 @@ impl Relaying {
         let flow = pipe.pump(source, sink, transit)?;
         if flow == Progress::Ended {
             pipe.is_done = true;
-            // If both directions have ended, closing the sockets sends the FIN: one system call less.
+            // If both directions have ended, closing the sockets sends the FIN, which saves a system call.
             if !opposite_is_done {
                 sink.shutdown(Shutdown::Write)?;
                 self.lease.half_close();
@@ -211,7 +211,7 @@ impl Relaying {
 
     /// Makes the kernel probe both sides, so that a dead one ends the connection.
     ///
-    /// The worker asks for it when the connection becomes idle: short connections need no system call.
+    /// The worker calls it when the connection becomes idle, so that short connections need no system call.
     pub(super) fn keep_alive(&mut self) {
         if std::mem::replace(&mut self.has_keepalive, true) {
             return;

@@ -1,31 +1,32 @@
-//! What all pipes of a worker share: a buffer, kernel pipes, and the bound of what waits for slow sinks.
+//! The values that all pipes of a worker share: a buffer, kernel pipes, and the limit of bytes that wait for
+//! slow sinks.
 
 use super::RelayLimits;
 use super::kernel_pipe::KernelPipes;
 
-/// The bytes that are read at once, at most.
+/// The maximum number of bytes that are read at once.
 ///
 /// Each write wakes the receiver, and each read makes the sender write again. These wake-ups cost more than
-/// the copying, so that a large transfer takes large steps.
+/// the copying, so a large transfer has large steps.
 pub(super) const BUFFER: usize = 256 * 1024;
 
-/// The means of a worker by which bytes pass through it.
+/// The buffer and the kernel pipes of a worker.
 #[derive(Debug)]
 pub(super) struct Transit {
     pub(super) buffer: Box<[u8]>,
     pub(super) kernel_pipes: KernelPipes,
-    /// The bytes in memory of this process that wait for their sinks.
+    /// The number of bytes in this process's memory that wait for their sinks.
     held: usize,
-    /// As many of them are permitted, and one step more.
+    /// The limit of `held`. One more step may exceed it.
     most_held: usize,
 }
 
 /// How bytes are read from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// The source loses them.
+    /// The bytes leave the source.
     Take,
-    /// The source keeps them until the sink has accepted them. That costs a system call more.
+    /// The source keeps the bytes until the sink has accepted them, which costs one more system call.
     Look,
 }
 
@@ -49,7 +50,7 @@ impl Transit {
         self.held
     }
 
-    /// Returns how pipes read. When too many bytes wait for slow sinks, sources keep theirs.
+    /// Returns how pipes read. If too many bytes wait for slow sinks, sources keep their bytes.
     pub(super) fn reading(&self) -> Reading {
         match self.held < self.most_held {
             true => Reading::Take,

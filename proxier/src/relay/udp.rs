@@ -17,10 +17,10 @@ use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
 use super::worker::{is_exhausted, request};
 
-/// The batches that are received from a socket before others get their turn.
+/// The number of batches that are received from a socket before the next socket gets its turn.
 const TURNS: usize = 2;
 
-/// When the table is full, the least recent of this many arbitrary flows is removed.
+/// If the table is full, the least recent one of this number of arbitrary flows is removed.
 const SAMPLES: usize = 8;
 
 /// The datagram sockets of a worker: those of frontends and those of flows.
@@ -29,7 +29,7 @@ pub(super) struct UdpFlows {
     sockets: Slab<Socket>,
     /// The flow of each client of each frontend.
     index: HashMap<(usize, SocketAddr), usize>,
-    /// Where the search for a flow to remove continues.
+    /// The slot at which the next search for a flow to remove begins.
     hand: usize,
     limits: RelayLimits,
     budget: Arc<Budget>,
@@ -123,7 +123,7 @@ impl UdpFlows {
                 return false;
             };
             let Ok(remaining) = batch.receive(socket) else {
-                // An ICMP error for an earlier answer to a client; it concerns no other client.
+                // An ICMP error about an earlier answer to one client. It affects no other client.
                 continue;
             };
             for train in batch.trains() {
@@ -165,7 +165,7 @@ impl UdpFlows {
         }
     }
 
-    /// Opens the flow of a new client. `None` if no endpoint serves it; its datagram is dropped.
+    /// Opens the flow of a new client. `None` if no endpoint serves it, so that its datagram is dropped.
     fn open(
         &mut self,
         frontend: usize,
@@ -261,7 +261,7 @@ impl UdpFlows {
         true
     }
 
-    /// Removes a flow whose endpoint answered "port unreachable"; the next datagram chooses again.
+    /// Removes a flow whose endpoint answered "port unreachable". The client's next datagram opens another one.
     fn give_up(&mut self, key: usize, now: Duration) {
         if let Some(flow) = self.remove(key) {
             flow.lease.fail(now);
@@ -279,8 +279,7 @@ impl UdpFlows {
         Some(flow)
     }
 
-    /// Removes the least recent of a few flows. A list ordered by time would have to change with every
-    /// datagram.
+    /// Removes the least recent of a few flows. A list ordered by time would change with every datagram.
     fn evict(&mut self) {
         let slots = self.sockets.capacity();
         let mut candidates: Vec<(Duration, usize)> = Vec::with_capacity(SAMPLES);
@@ -342,7 +341,7 @@ impl UdpFlows {
     }
 }
 
-/// Returns whether the endpoint's host answered that nothing listens there.
+/// Returns whether the endpoint's host answered that no socket listens at the port.
 fn is_refused(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ConnectionRefused
 }

@@ -29,13 +29,13 @@ use super::udp::UdpFlows;
 
 mod accept;
 
-/// The token of the waker; no key is that large.
+/// The token of the waker. No key is that large.
 pub(super) const WAKER: Token = Token(usize::MAX);
 
-/// The connections that are accepted at once before events of others get their turn.
+/// The maximum number of connections that are accepted at once, before other events get their turn.
 const ACCEPTS: usize = 64;
 
-/// How often idle connections are looked for.
+/// The time between two searches for idle connections.
 const IDLE_CHECK: Duration = Duration::from_secs(10);
 
 /// After this time without bytes, the kernel probes whether both sides are alive.
@@ -75,7 +75,7 @@ enum Relayed {
     Ended,
 }
 
-/// What a token stands for: the two lowest bits tell the kind, the others are the key in its slab.
+/// The target of a token. The two lowest bits of a token are the kind, and the others the key in its slab.
 #[derive(Clone, Copy, Debug)]
 enum TokenTarget {
     Side(Side, usize),
@@ -118,14 +118,14 @@ pub(super) struct Worker {
     deadlines: BTreeSet<(Duration, usize)>,
     /// Targets that have more to do although no event will report it.
     again: Vec<TokenTarget>,
-    /// Keys of ended connections. They are reused only after the events of this wake-up, which may still
-    /// name the ended ones.
+    /// The keys of ended connections. Later events of this wake-up may still name them, so they are reused
+    /// only after it.
     ended: Vec<usize>,
     /// When accepting continues after the process ran out of descriptors.
     resume_at: Option<Duration>,
     paused: Vec<usize>,
-    /// A descriptor for the endpoint's socket of the last client that is accepted before none is left.
-    /// Without it, all waiting clients would be accepted and reset.
+    /// A reserved descriptor. The client that is accepted with the last free descriptor needs this one for its
+    /// endpoint's socket. Without it, all waiting clients would be accepted and reset.
     spare: Option<File>,
     next_idle_check: Duration,
     stop_at: Option<Duration>,
@@ -169,7 +169,7 @@ impl Worker {
     /// Runs until the relay stops.
     ///
     /// # Errors
-    /// If the kernel refuses to wait for events, which it does not do.
+    /// If the kernel refuses to wait for events. That is not expected.
     pub(super) fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1_024);
         loop {
@@ -288,13 +288,13 @@ impl Worker {
         }
     }
 
-    /// Does the work whose time has come.
+    /// Does the work that is due.
     fn expire(&mut self) {
         while let Some(&(deadline, key)) = self.deadlines.first() {
             if deadline > self.now {
                 break;
             }
-            // Both replace the deadline.
+            // Either call replaces the deadline, so the loop ends.
             if !self.wait_longer(key) {
                 self.try_next(key);
             }
@@ -339,7 +339,7 @@ impl Worker {
         }
     }
 
-    /// Obeys the commands. Returns whether the worker ends.
+    /// Executes the waiting commands. Returns whether the worker ends.
     fn obey(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
@@ -396,7 +396,7 @@ impl Worker {
         let cut: Vec<usize> = cut.map(|(key, _)| key).collect();
         for key in cut {
             match self.connections.get(key) {
-                // Nothing has passed yet, so another endpoint can serve this client.
+                // No byte has passed yet, so another endpoint can serve this client.
                 Some(Relayed::Connecting(_)) => self.try_next(key),
                 _ => self.reset(key),
             }
@@ -405,7 +405,7 @@ impl Worker {
         self.free_ended();
     }
 
-    /// Returns the time in seconds, which lasts for 136 years.
+    /// Returns the time in seconds. The type is large enough for 136 years.
     fn seconds(&self) -> u32 {
         u32::try_from(self.now.as_secs()).unwrap_or(u32::MAX)
     }

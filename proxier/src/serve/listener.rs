@@ -34,7 +34,7 @@ const MAX_HEADERS: usize = 64;
 /// The pause after an error of `accept`, as without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is served at a socket.
+/// The pages and the connections of a socket.
 #[derive(Clone, Debug)]
 pub(super) struct HttpService {
     pub(super) site: Site,

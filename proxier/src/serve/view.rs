@@ -1,4 +1,4 @@
-//! What one request sees: copies of all shared state, so that answers are pure functions.
+//! The view of one request: copies of all shared state, so that answers are pure functions.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -29,10 +29,12 @@ pub(super) fn findings(differences: &[Difference], view: &Compared<'_>) -> Vec<F
     let found = differences.iter();
     let mut found: Vec<Finding> = found
         .filter_map(|difference| match difference.cause {
+            // Names the external frontends in place of the firewall mark, which no client uses.
             ChangeCause::InsideClients => inside.finding(difference),
             _ => finding(difference),
         })
         .collect();
+    // The device shows that kube-proxy serves here, and so that its packet rules exist.
     if has_foreign_carrier(view.observed) {
         found.extend(rewritten_sources(view));
     }

@@ -34,6 +34,7 @@ pub(super) fn rejected(
             ChangeCause::Contested(rival.owner.service.clone())
         });
     };
+    // The reasons in the planner's order: it applies the policy before it looks at states and locations.
     let policy = server.admission.as_ref().map(|admission| admission.policy);
     let node_name = &view.planner.config().node_name;
     if policy == Some(TrafficPolicy::Local) && !endpoint.is_on(node_name) {

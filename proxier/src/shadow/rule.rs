@@ -5,7 +5,7 @@
 pub(crate) struct DocumentedRule {
     /// Its identifier in the output, stable across versions.
     pub(crate) id: &'static str,
-    /// What the documentation demands.
+    /// The demand of the documentation, as a clause.
     pub(crate) demand: &'static str,
     /// Pages of the documentation and enhancement proposals (KEP) that demand it.
     pub(crate) sources: &'static [&'static str],

@@ -89,6 +89,7 @@ impl KernelState {
             true => Portion::Beginning,
             false => Portion::Whole,
         };
+        // Without `may_look`, a full read is due for the fields that no look shows.
         if !may_look || !dataplane.shows_virtual_servers(&expected.virtual_servers, portion) {
             self.read_all(dataplane, desired, now)?;
             return Ok(drift(&expected, &self.observed, desired));

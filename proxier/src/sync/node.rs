@@ -1,4 +1,4 @@
-//! What a round does while this node's Node object is unknown.
+//! Rounds while this node's Node object is unknown.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -39,6 +39,7 @@ impl<D: Dataplane> Proxier<D> {
                 true => self.drain_time(&key),
                 false => Duration::ZERO,
             };
+            // The Ops of this round delete it, if it is ours.
             if drain.is_zero() {
                 self.ledger.end_retirement(&key);
                 continue;
@@ -48,6 +49,7 @@ impl<D: Dataplane> Proxier<D> {
                 rules.filter.retire(frontend);
             }
         }
+        // The connections ended with the virtual server, whichever program deleted it.
         for key in &gone {
             self.ledger.end_retirement(key);
         }

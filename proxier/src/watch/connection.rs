@@ -244,7 +244,7 @@ impl Link {
         let sent = Instant::now();
         let response = match timeout(timeouts.response, self.client.send(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(RequestFailure::Unreachable(cause(&error))),
+            Ok(Err(error)) => Err(RequestFailure::without_response(cause(&error))),
             Err(_) => Err(RequestFailure::Silent(timeouts.response)),
         };
         self.count(&method, response.as_ref().map(Response::status).ok(), sent);
@@ -304,7 +304,9 @@ impl ResponseStream {
             match timeout(bound, self.body.frame()).await {
                 Err(_) => return Err(RequestFailure::Silent(bound)),
                 Ok(None) => return Ok(None),
-                Ok(Some(Err(error))) => return Err(RequestFailure::Cut(cause(&error))),
+                Ok(Some(Err(error))) => {
+                    return Err(RequestFailure::Cut(RequestFailure::chain(cause(&error))));
+                }
                 Ok(Some(Ok(frame))) => {
                     if let Ok(bytes) = frame.into_data() {
                         return Ok(Some(bytes));
@@ -337,11 +339,11 @@ impl ResponseStream {
     }
 }
 
-fn cause(error: &kube::Error) -> String {
+fn cause(error: &kube::Error) -> &(dyn std::error::Error + 'static) {
     // The outermost error says only "ServiceError".
     match error {
-        kube::Error::Service(inner) => RequestFailure::chain(&**inner),
-        other => RequestFailure::chain(other),
+        kube::Error::Service(inner) => &**inner,
+        other => other,
     }
 }
 
@@ -426,7 +428,45 @@ fn parse_master(text: &str) -> Result<http::Uri, RequestFailure> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+    use crate::watch::backoff::Reach;
+
+    /// Returns the failure of a request to this server.
+    fn failure(master: String) -> RequestFailure {
+        let server = ServerLocation {
+            kubeconfig: None,
+            master: Some(master),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let connection = Connection::new(server, Timeouts::default());
+        let result = runtime.block_on(connection.get("/", "application/json"));
+        result.err().unwrap()
+    }
+
+    #[test]
+    fn a_refused_connection_is_told_from_a_broken_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let accepts = std::thread::spawn(move || {
+            for _ in 0..2 {
+                drop(listener.accept());
+            }
+        });
+        for scheme in ["http", "https"] {
+            let failure = failure(format!("{scheme}://{address}"));
+            assert_eq!(failure.reach(), Reach::Server, "{failure}");
+        }
+        accepts.join().unwrap();
+        for scheme in ["http", "https"] {
+            let failure = failure(format!("{scheme}://{address}"));
+            assert_eq!(failure.reach(), Reach::NoServer, "{failure}");
+        }
+    }
 
     #[test]
     fn master_is_a_url_or_host_and_port() {

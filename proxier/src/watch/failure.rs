@@ -2,16 +2,21 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use serde::Deserialize;
+
+use super::backoff::Reach;
 
 /// Why a list or watch request failed.
 #[derive(Debug)]
 pub(super) enum RequestFailure {
     /// The kubeconfig, a certificate or a credential is missing or invalid.
     Configuration(String),
-    /// No response: name resolution, connection or TLS failed.
+    /// The server's host refused the connection, or no route leads to it.
+    NoServer(String),
+    /// No response for another reason, as when name resolution or TLS failed.
     Unreachable(String),
     /// The server sent no byte for this long.
     Silent(Duration),
@@ -96,6 +101,13 @@ impl ApiRefusal {
 }
 
 impl RequestFailure {
+    /// The errors of `connect` by which a host or a router answers, not a server.
+    const NO_SERVER: [io::ErrorKind; 3] = [
+        io::ErrorKind::ConnectionRefused,
+        io::ErrorKind::HostUnreachable,
+        io::ErrorKind::NetworkUnreachable,
+    ];
+
     /// Returns an error's message with those of all its sources.
     pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
         let mut text = error.to_string();
@@ -125,6 +137,28 @@ impl RequestFailure {
         }
     }
 
+    /// Returns the failure of a request without a response.
+    pub(super) fn without_response(error: &(dyn Error + 'static)) -> Self {
+        let why = Self::chain(error);
+        let mut sources = std::iter::successors(Some(error), |&error| error.source());
+        let is_refused = sources.any(|error| {
+            let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+            kind.is_some_and(|kind| Self::NO_SERVER.contains(&kind))
+        });
+        match is_refused {
+            true => Self::NoServer(why),
+            false => Self::Unreachable(why),
+        }
+    }
+
+    /// Returns how far the request came.
+    pub(super) fn reach(&self) -> Reach {
+        match self {
+            Self::NoServer(_) => Reach::NoServer,
+            _ => Reach::Server,
+        }
+    }
+
     /// Returns after how long the server accepts another attempt.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         self.refusal()?.retry_after
@@ -143,7 +177,9 @@ impl RequestFailure {
     /// may help.
     pub(super) fn concerns_connection(&self) -> bool {
         match self {
-            Self::Configuration(_) | Self::Unreachable(_) | Self::Silent(_) => true,
+            Self::Configuration(_) | Self::NoServer(_) | Self::Unreachable(_) | Self::Silent(_) => {
+                true
+            }
             Self::Refused(refusal) => refusal.is_unauthorized(),
             Self::Cut(_) | Self::Malformed(_) => false,
         }
@@ -154,7 +190,7 @@ impl fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Configuration(why) => f.write_str(why),
-            Self::Unreachable(why) => write!(f, "no connection: {why}"),
+            Self::NoServer(why) | Self::Unreachable(why) => write!(f, "no connection: {why}"),
             Self::Silent(bound) => write!(f, "no data for {} s", bound.as_secs()),
             Self::Cut(why) => write!(f, "connection lost: {why}"),
             Self::Refused(refusal) => refusal.fmt(f),

@@ -157,9 +157,8 @@ impl<'a, R: Resource> Follower<'a, R> {
         } else {
             self.next = self.next.clone().after(failure);
         }
-        let wait = self
-            .backoff
-            .wait(self.resumed.elapsed(), failure.retry_after());
+        let calm = self.resumed.elapsed();
+        let wait = (self.backoff).wait(failure.reach(), calm, failure.retry_after());
         (self.entry).record_failure(failure.to_string(), failure.is_rejection());
         let text = format_args!("watching {}: {failure}; trying again", R::PLURAL);
         let kind = "failures to watch the API server";

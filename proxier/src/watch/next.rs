@@ -38,7 +38,9 @@ pub(super) fn blames_stream(failure: &RequestFailure) -> bool {
     match failure {
         RequestFailure::Silent(_) | RequestFailure::Cut(_) | RequestFailure::Malformed(_) => true,
         RequestFailure::Refused(refusal) => refusal.is_invalid(),
-        RequestFailure::Configuration(_) | RequestFailure::Unreachable(_) => false,
+        RequestFailure::Configuration(_)
+        | RequestFailure::NoServer(_)
+        | RequestFailure::Unreachable(_) => false,
     }
 }
 

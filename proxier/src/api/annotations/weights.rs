@@ -15,8 +15,8 @@ const MAX_ENTRIES: usize = 1_000;
 /// Parses a list of entries `<key>:<weight>`.
 ///
 /// # Errors
-/// What is wrong, as the message of a Problem. One bad entry invalidates the list: to apply only the
-/// others would shift load in a way that the operator did not ask for.
+/// The message of a Problem. One invalid entry invalidates the list, because to apply only the other entries
+/// would shift load in a way that the operator did not ask for.
 pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, String> {
     let (mut addresses, mut nodes, mut zones) = (Vec::new(), Vec::new(), Vec::new());
     let mut default = None;

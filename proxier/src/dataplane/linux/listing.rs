@@ -13,32 +13,34 @@ use ipvs_netlink::listing::{self, ListedDestination, ListedService};
 use crate::dataplane::Portion;
 use crate::observed::ObservedServer;
 
-/// Returns whether this portion of the file of the calling thread's network namespace lists `expected`:
-/// exactly these if it is the whole file.
+/// Returns the virtual servers in the order in which this portion of the file of the calling thread's
+/// network namespace lists them, if it lists `expected`: exactly these if it is the whole file.
 ///
-/// `false` also if the file cannot be read: then only a dump shows what differs.
-pub(super) fn shows(
+/// `None` also if the file cannot be read: then only a dump shows what differs.
+pub(super) fn look(
     expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
     portion: Portion,
-) -> bool {
+) -> Option<Vec<ipvs::ServiceKey>> {
     let listed = File::open(listing::PATH)
         .and_then(|file| compare(file, expected, portion, listing::ticks_per_second()));
     listed.unwrap_or_else(|error| {
         tracing::debug!("{}: {error}; reading over netlink", listing::PATH);
-        false
+        None
     })
 }
 
-/// Returns whether `portion` of `source` lists `expected`.
+/// Returns the virtual servers in the order of `source`, if `portion` of it lists `expected`.
 fn compare(
     source: impl Read,
     expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
     portion: Portion,
     ticks_per_second: u32,
-) -> io::Result<bool> {
+) -> io::Result<Option<Vec<ipvs::ServiceKey>>> {
     // While Linux 7.2 moves the virtual servers to a larger table, the file may list one twice and omit
     // another (`ip_vs_info_array`).
-    let mut seen = HashSet::with_capacity(expected.len().min(portion.limit()));
+    let most = expected.len().min(portion.limit());
+    let mut seen = HashSet::with_capacity(most);
+    let mut order = Vec::with_capacity(most);
     let mut is_limited = false;
     let is_at_end = listing::walk(source, |service, destinations| {
         destinations.sort_unstable_by_key(|destination| destination.key);
@@ -49,10 +51,12 @@ fn compare(
             server.is_some_and(|it| is_shown(it, service, destinations, ticks_per_second))
         });
         let is_expected = found.is_some_and(|key| seen.insert(key));
+        order.extend(found);
         is_limited = is_expected && seen.len() == portion.limit();
         is_expected && !is_limited
     })?;
-    Ok(is_limited || is_at_end && seen.len() == expected.len())
+    let is_equal = is_limited || is_at_end && seen.len() == expected.len();
+    Ok(is_equal.then_some(order))
 }
 
 /// Returns whether the file lists `server` like this.
@@ -161,11 +165,12 @@ mod tests {
         ] {
             let text = HEADING.to_owned() + &lines.concat();
             let equal = compare(text.as_bytes(), &expected(), Portion::Whole, 250).unwrap();
-            assert_eq!(equal, is_equal, "{label}");
+            assert_eq!(equal.is_some(), is_equal, "{label}");
         }
         let weight = FIRST.replace("Masq    1 ", "Masq    2 ");
         let text = [HEADING, TCP, SECOND, &weight, MARK, MARK].concat();
-        assert!(!compare(text.as_bytes(), &expected(), Portion::Whole, 250).unwrap());
+        let equal = compare(text.as_bytes(), &expected(), Portion::Whole, 250).unwrap();
+        assert_eq!(equal, None);
     }
 
     #[test]
@@ -207,7 +212,7 @@ mod tests {
             for (portion, is_equal) in [(Portion::Beginning, at_beginning), (Portion::Whole, whole)]
             {
                 let equal = compare(text.as_bytes(), &expected, portion, 250).unwrap();
-                assert_eq!(equal, is_equal, "{label}, {portion:?}");
+                assert_eq!(equal.is_some(), is_equal, "{label}, {portion:?}");
             }
         }
     }

@@ -3,6 +3,7 @@
 use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
 
+use super::revival::{self, RemovalOrder};
 use crate::dataplane::{Failure, Outcome};
 use crate::observed::{Connections, CountedServer, ObservedServer};
 use crate::op::Op;
@@ -57,23 +58,51 @@ const CHUNK_OPS: usize = 4_096;
 
 /// Applies `ops`, which must all concern virtual servers, and appends their outcomes.
 ///
-/// If the socket fails, the Ops of that call and all later ones fail. Those of that call may have
-/// taken effect.
-pub(super) fn apply(client: &mut ipvs::Client, ops: &[Op], outcomes: &mut Vec<Outcome>) {
-    let end = outcomes.len() + ops.len();
-    for ops in ops.chunks(CHUNK_OPS) {
-        let changes: Vec<Change> = ops.iter().filter_map(change).collect();
-        match client.apply(&changes) {
-            Ok(results) => {
-                let failed = |error: Box<ipvs::Error>| Box::new(Failure::from(*error));
-                outcomes.extend(results.into_iter().map(|result| result.map_err(failed)));
-            }
-            Err(error) => {
-                outcomes.resize(end, Err(Box::new(error.into())));
-                return;
-            }
+/// Many adjacent additions of destinations are made in another order ([`revival`]). If the socket fails,
+/// the Ops of that call and all later ones fail. Those of that call may have taken effect.
+pub(super) fn apply(
+    client: &mut ipvs::Client,
+    order: &RemovalOrder,
+    ops: &[Op],
+    outcomes: &mut Vec<Outcome>,
+) {
+    let first = outcomes.len();
+    outcomes.resize(first + ops.len(), Ok(()));
+    let mut outcomes = &mut outcomes[first..];
+    let is_addition = |op: &Op| matches!(op, Op::AddDestination(..));
+    // Fewer Ops share datagrams, whatever they do.
+    let has_many = ops.iter().filter(|op| is_addition(op)).count() >= revival::MANY;
+    for run in ops.chunk_by(|one, next| !has_many || is_addition(one) == is_addition(next)) {
+        let order = match has_many && run.first().is_some_and(is_addition) {
+            true => order.newest_first(run),
+            false => (0..run.len()).collect(),
+        };
+        if let Err(error) = apply_run(client, run, &order, outcomes) {
+            outcomes.fill(Err(Box::new(error.into())));
+            return;
+        }
+        outcomes = &mut outcomes[run.len()..];
+    }
+}
+
+/// Applies `ops` in the order of these positions. If the socket fails, outcomes of earlier calls are lost.
+fn apply_run(
+    client: &mut ipvs::Client,
+    ops: &[Op],
+    order: &[usize],
+    outcomes: &mut [Outcome],
+) -> ipvs::Result<()> {
+    for positions in order.chunks(CHUNK_OPS) {
+        let changes = positions
+            .iter()
+            .filter_map(|&position| change(&ops[position]));
+        let changes: Vec<Change> = changes.collect();
+        let results = client.apply(&changes)?;
+        for (&position, result) in positions.iter().zip(results) {
+            outcomes[position] = result.map_err(|error| Box::new(Failure::from(*error)));
         }
     }
+    Ok(())
 }
 
 fn change(op: &Op) -> Option<Change> {

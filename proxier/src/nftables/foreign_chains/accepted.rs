@@ -21,7 +21,7 @@ pub(super) const OPERATOR: &str = "ipvs-proxier";
 const ANSWERS: &str = "ipvs-proxier: answers of endpoints";
 const FOR_FRONTENDS: &str = "ipvs-proxier: packets for frontends";
 
-/// Who inserted a rule, according to its comment.
+/// The author of a rule, according to its comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::nftables) enum Author {
     /// This program, with this comment. It may delete the rule.

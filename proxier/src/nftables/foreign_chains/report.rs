@@ -37,7 +37,7 @@ pub struct DroppingChain {
     pub(super) refusal: Option<RefusedRule>,
 }
 
-/// What makes a chain drop the packets that none of its rules accepts.
+/// The reason why a chain drops the packets that none of its rules accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DropCause {
     Policy,

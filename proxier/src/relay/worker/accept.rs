@@ -22,7 +22,7 @@ impl Worker {
                 return;
             };
             if !self.budget.has_room(&listener.frontend) {
-                // Its clients wait in the kernel's queue, and the other frontends continue.
+                // The clients wait in the kernel's queue. Other frontends continue.
                 self.budget.statistics().held_back();
                 return self.pause(key);
             }
@@ -135,7 +135,7 @@ impl Worker {
         entry.insert(Relayed::Connecting(connecting));
     }
 
-    /// The endpoint accepted the connection. The event may report its first bytes, too.
+    /// Begins to relay, because the endpoint accepted the connection. The event may report its first bytes too.
     pub(super) fn connected(&mut self, key: usize, ready: Readiness) {
         let seconds = self.seconds();
         let Some(connecting) = self.take_connecting(key) else {
@@ -158,7 +158,7 @@ impl Worker {
         }
     }
 
-    /// The endpoint did not accept the connection: tries another one.
+    /// Tries another endpoint, because this one did not accept the connection.
     pub(super) fn try_next(&mut self, key: usize) {
         if let Some(connecting) = self.take_connecting(key) {
             self.ended.push(key);
@@ -167,8 +167,8 @@ impl Worker {
         }
     }
 
-    /// Continues to wait for the endpoint if no other one is left, for as long as attempts with others would
-    /// take: the kernel repeats a lost SYN after a second only. Returns whether it does.
+    /// If no other endpoint is left, continues to wait for this one, for as long as attempts with others would
+    /// take: the kernel repeats a lost SYN only after a second. Returns whether it continues.
     fn extend(connecting: &mut Connecting, now: Duration) -> bool {
         let tried = &mut connecting.attempt.tried;
         let Some(&patience) = ATTEMPTS.get(tried.len()) else {
@@ -182,7 +182,8 @@ impl Worker {
         true
     }
 
-    /// Returns whether a connection whose deadline is over gets another one.
+    /// Gives a connection whose deadline is over a later one if no other endpoint is left. Returns whether it
+    /// did.
     pub(super) fn wait_longer(&mut self, key: usize) -> bool {
         let Some(Relayed::Connecting(connecting)) = self.connections.get_mut(key) else {
             return false;

@@ -3,7 +3,8 @@
 //! It serves HTTP on a loopback port and implements reading: lists with pages, label and field
 //! selectors, watches with bookmarks and time limits, streaming lists, expired resource versions,
 //! bearer tokens. The test supplies the objects and injects failures: [`ApiServer::refuse`],
-//! [`ApiServer::freeze`], [`ApiServer::compact`], [`ApiServer::configure`].
+//! [`ApiServer::freeze`], [`ApiServer::compact`], [`ApiServer::configure`]. [`control_plane`] starts a real
+//! server.
 //!
 //! ```no_run
 //! use serde_json::json;
@@ -14,6 +15,7 @@
 //! ```
 
 mod answer;
+pub mod control_plane;
 mod manifest;
 mod objects;
 mod selector;

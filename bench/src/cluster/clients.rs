@@ -1,0 +1,168 @@
+//! Clients of a Service, which show whether a disturbance costs connections.
+//!
+//! Some connections stay open and get an answer ten times a second; as often, a new one is opened. All
+//! go through the virtual server of `default/kubernetes` to an echo server on the node.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+/// The number of connections that stay open.
+const OPEN: usize = 10;
+
+/// The pause between two requests of a client.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A connection without an answer for so long is lost.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What became of the connections of a phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Connections {
+    /// Those that were open at the beginning.
+    pub(crate) open: usize,
+    /// Those of them that were lost.
+    pub(crate) lost: usize,
+    /// New connections.
+    pub(crate) tried: u32,
+    /// Those of them that failed.
+    pub(crate) failed: u32,
+}
+
+/// Running clients.
+pub(super) struct Clients {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Connections>,
+}
+
+impl Clients {
+    /// Opens connections to `address`.
+    pub(super) fn start(address: SocketAddr) -> anyhow::Result<Self> {
+        let mut open = Vec::new();
+        for _ in 0..OPEN {
+            let stream = connect(address);
+            open.push(stream.with_context(|| format!("connecting to {address}"))?);
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut seen = Connections {
+                open: open.len(),
+                ..Connections::default()
+            };
+            while !stops.load(Ordering::Relaxed) {
+                open.retain_mut(|stream| is_answered(stream).is_ok());
+                seen.lost = seen.open - open.len();
+                seen.tried += 1;
+                if connect(address).is_err() {
+                    seen.failed += 1;
+                }
+                std::thread::sleep(PAUSE);
+            }
+            seen
+        });
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends the clients and returns what they saw.
+    pub(super) fn stop(self) -> Connections {
+        self.stop.store(true, Ordering::Relaxed);
+        // A panic was printed by the thread itself.
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+/// Opens a connection and uses it once.
+fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    is_answered(&mut stream)?;
+    Ok(stream)
+}
+
+/// Sends a byte and waits for its echo.
+fn is_answered(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.write_all(b"?")?;
+    stream.read_exact(&mut [0])
+}
+
+/// A server that sends back what it receives. Dropping it stops it.
+pub(super) struct Echo {
+    stop: Arc<AtomicBool>,
+}
+
+impl Echo {
+    /// The pause between two readings of all connections: few wake-ups leave the processor to the proxy.
+    const PAUSE: Duration = Duration::from_millis(5);
+
+    pub(super) fn start(address: SocketAddr) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = stop.clone();
+        std::thread::spawn(move || {
+            let mut streams: Vec<TcpStream> = Vec::new();
+            while !stops.load(Ordering::Relaxed) {
+                while let Ok((stream, _)) = listener.accept() {
+                    if stream.set_nonblocking(true).is_ok() {
+                        streams.push(stream);
+                    }
+                }
+                streams.retain_mut(|stream| echo(stream).is_ok());
+                std::thread::sleep(Self::PAUSE);
+            }
+        });
+        Ok(Self { stop })
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends back what has arrived; fails at the end of the connection.
+fn echo(stream: &mut TcpStream) -> std::io::Result<()> {
+    let mut bytes = [0; 64];
+    match stream.read(&mut bytes) {
+        Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+        Ok(length) => stream.write_all(&bytes[..length]),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_ends_costs_all_connections() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = port.local_addr().unwrap();
+        drop(port);
+        let echo = Echo::start(address).unwrap();
+        let clients = Clients::start(address).unwrap();
+        std::thread::sleep(3 * PAUSE);
+        let seen = clients.stop();
+        assert!(
+            seen.tried > 0 && seen.failed == 0 && seen.lost == 0,
+            "{seen:?}"
+        );
+
+        let clients = Clients::start(address).unwrap();
+        drop(echo);
+        std::thread::sleep(Duration::from_secs(1));
+        let seen = clients.stop();
+        assert_eq!((seen.open, seen.lost), (OPEN, OPEN));
+        assert!(seen.failed > 0, "{seen:?}");
+    }
+}

@@ -1,0 +1,313 @@
+//! A real control plane: `etcd` and `kube-apiserver` as child processes.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use http::{Method, Request};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::tls;
+
+/// Records each request once it is answered, without its body.
+const AUDIT_POLICY: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+";
+
+/// Where a control plane listens, and which addresses its Services have.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The address at which the server listens. Clients use 127.0.0.1.
+    pub bind: IpAddr,
+    /// The endpoint of `default/kubernetes`, which must not be a loopback address.
+    pub endpoint: IpAddr,
+    /// The server's port; `None`: a free one.
+    pub port: Option<u16>,
+    /// The ranges of cluster IPs, separated by commas.
+    pub service_ranges: String,
+}
+
+/// An API server and its database, with an administrator's client. Dropping it stops both.
+pub struct ControlPlane {
+    assets: PathBuf,
+    directory: TempDir,
+    site: Site,
+    /// The server's port, also after a restart.
+    port: u16,
+    etcd: u16,
+    runtime: Runtime,
+    /// An administrator's client for the current port.
+    client: Option<Client>,
+    /// More flags of the server at its next start.
+    pub flags: Vec<&'static str>,
+    // Declared before etcd, so that it is dropped first.
+    server: Option<Process>,
+    _etcd: Process,
+}
+
+impl ControlPlane {
+    /// Returns the folder in KUBEBUILDER_ASSETS, if it has the programs.
+    pub fn assets() -> Option<PathBuf> {
+        let assets = PathBuf::from(std::env::var_os("KUBEBUILDER_ASSETS")?);
+        let has = |name: &str| Path::is_file(&assets.join(name));
+        (has("etcd") && has("kube-apiserver")).then_some(assets)
+    }
+
+    /// Starts the programs of the folder `assets` and waits until the server is ready.
+    ///
+    /// # Panics
+    /// If that fails.
+    pub fn start(assets: PathBuf, site: Site) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        for (name, text) in [
+            ("authority.pem", tls::AUTHORITY),
+            ("server.pem", tls::SERVER_CERTIFICATE),
+            ("server.key", tls::SERVER_KEY),
+            // Any key can sign tokens. The public key needs its own file, because the server does not
+            // extract it from a PKCS #8 key.
+            ("accounts.key", tls::CLIENT_KEY),
+            ("accounts.pem", tls::CLIENT_CERTIFICATE),
+            ("tokens", "secret,admin,1,system:masters\n"),
+            ("audit.yaml", AUDIT_POLICY),
+        ] {
+            std::fs::write(directory.path().join(name), text).expect("a writable directory");
+        }
+        let etcd = free_port();
+        let url = format!("http://127.0.0.1:{etcd}");
+        let database = Command::new(assets.join("etcd"))
+            .arg("--data-dir")
+            .arg(directory.path().join("etcd"))
+            .args(["--listen-client-urls", &url])
+            .args(["--advertise-client-urls", &url])
+            .arg("--listen-peer-urls")
+            .arg(format!("http://127.0.0.1:{}", free_port()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("etcd starts");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let mut plane = Self {
+            assets,
+            directory,
+            port: site.port.unwrap_or_else(free_port),
+            site,
+            etcd,
+            runtime,
+            client: None,
+            flags: Vec::new(),
+            server: None,
+            _etcd: Process(database),
+        };
+        plane.start_server();
+        plane
+    }
+
+    /// Returns the path of another program that is beside the servers' programs.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.assets.join(name)
+    }
+
+    /// Returns the folder of the server's files.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Returns the server's URL.
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// Writes a kubeconfig file called `name` with the credentials `user`.
+    ///
+    /// # Panics
+    /// If it cannot be written.
+    pub fn kubeconfig(&self, name: &str, user: &Value) -> PathBuf {
+        let authority = "authority.pem";
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{
+                "name": "c",
+                "cluster": {"server": self.url(), "certificate-authority": authority},
+            }],
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        });
+        let file = self.directory.path().join(name);
+        std::fs::write(&file, config.to_string()).expect("a writable directory");
+        file
+    }
+
+    /// Writes the kubeconfig of a follower with all permissions.
+    pub fn follower(&self) -> PathBuf {
+        self.kubeconfig("follower", &json!({"token": "secret"}))
+    }
+
+    /// Stops the server, but not its database.
+    pub fn stop_server(&mut self) {
+        self.server = None;
+    }
+
+    /// Starts the server and waits until it is ready.
+    ///
+    /// # Panics
+    /// If it does not get ready; with its log.
+    pub fn start_server(&mut self) {
+        let path = |name: &str| self.directory.path().join(name);
+        let log = File::create(path("log")).expect("a writable directory");
+        let mut command = Command::new(self.assets.join("kube-apiserver"));
+        for (flag, file) in [
+            ("--tls-cert-file", "server.pem"),
+            ("--tls-private-key-file", "server.key"),
+            ("--client-ca-file", "authority.pem"),
+            ("--service-account-key-file", "accounts.pem"),
+            ("--service-account-signing-key-file", "accounts.key"),
+            ("--token-auth-file", "tokens"),
+            ("--audit-policy-file", "audit.yaml"),
+            ("--audit-log-path", "audit.log"),
+        ] {
+            command.arg(flag).arg(path(file));
+        }
+        let child = command
+            .arg("--etcd-servers")
+            .arg(format!("http://127.0.0.1:{}", self.etcd))
+            .args(["--bind-address", &self.site.bind.to_string()])
+            .args(["--advertise-address", &self.site.endpoint.to_string()])
+            .args(["--secure-port", &self.port.to_string()])
+            .args(["--service-cluster-ip-range", &self.site.service_ranges])
+            .args(["--service-account-issuer", "https://localhost"])
+            .args(["--authorization-mode", "RBAC"])
+            .arg("--allow-privileged")
+            .args(["--disable-admission-plugins", "ServiceAccount"])
+            .args(&self.flags)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("kube-apiserver starts");
+        let mut process = Process(child);
+        let log = || std::fs::read_to_string(path("log")).unwrap_or_default();
+        self.client = Some(self.administrator());
+        for _ in 0..600 {
+            if let Ok(Some(status)) = process.0.try_wait() {
+                panic!("kube-apiserver ends with {status}: {}", log());
+            }
+            if self.ask(Method::GET, "/readyz", &Value::Null).is_ok() {
+                self.server = Some(process);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("kube-apiserver does not get ready: {}", log());
+    }
+
+    /// Starts the server at another port, where followers cannot reach it. [`ControlPlane::return_to`]
+    /// ends that.
+    pub fn move_away(&mut self) -> u16 {
+        self.stop_server();
+        let port = std::mem::replace(&mut self.port, free_port());
+        self.start_server();
+        port
+    }
+
+    /// Stops the server that [`ControlPlane::move_away`] started. The next start is at the port `port`.
+    pub fn return_to(&mut self, port: u16) {
+        self.stop_server();
+        self.port = port;
+    }
+
+    fn administrator(&self) -> Client {
+        // Not the followers' file: they read theirs again after a failure and would find the new port.
+        let file = self.kubeconfig("administrator", &json!({"token": "secret"}));
+        let kubeconfig = Kubeconfig::read_from(file).expect("the file just written");
+        let options = KubeConfigOptions::default();
+        self.runtime.block_on(async {
+            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
+            Client::try_from(config.expect("a valid file")).expect("valid certificates")
+        })
+    }
+
+    /// Sends a request as administrator and returns the text of the response.
+    ///
+    /// # Errors
+    /// If there is no response, or one that is no success.
+    ///
+    /// # Panics
+    /// If `path` is no path.
+    pub fn ask(&self, method: Method, path: &str, body: &Value) -> Result<String, kube::Error> {
+        let content = match method {
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let body = match body {
+            Value::Null => Vec::new(),
+            body => body.to_string().into_bytes(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("Content-Type", content)
+            .body(body)
+            .expect("a path");
+        let client = self.client.as_ref().expect("a server that was started");
+        self.runtime.block_on(client.request_text(request))
+    }
+
+    /// Compacts the database to its current revision.
+    ///
+    /// # Panics
+    /// If etcd refuses.
+    pub fn compact(&self) {
+        let now = self.etcd("/v3/kv/range", &json!({"key": "AA=="}));
+        let revision = &now["header"]["revision"];
+        self.etcd("/v3/kv/compaction", &json!({"revision": revision}));
+    }
+
+    /// Sends a request to etcd's JSON gateway.
+    fn etcd(&self, path: &str, body: &Value) -> Value {
+        let body = body.to_string();
+        let head = format!(
+            "POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut stream =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, self.etcd)).expect("etcd listens");
+        let mut answer = String::new();
+        let sent = stream.write_all((head + &body).as_bytes());
+        sent.and_then(|()| stream.read_to_string(&mut answer))
+            .expect("etcd answers");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        assert!(head.contains(" 200 "), "{answer}");
+        serde_json::from_str(body).expect("JSON")
+    }
+}
+
+/// A process that is killed when it is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails if the process has exited already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let address = listener.and_then(|listener| listener.local_addr());
+    address.expect("a free port").port()
+}
