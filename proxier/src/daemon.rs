@@ -20,7 +20,7 @@ use crate::health::Board;
 use crate::manifests::Loaded;
 use crate::nftables::{ForeignChains, MarkChains, Tampering};
 use crate::problem::Problem;
-use crate::serve::HealthCheckPorts;
+use crate::serve::{BindFailures, HealthCheckPorts};
 use crate::store::Event;
 use crate::sync::Proxier;
 use crate::sysctl::{Keeper, Roots, Setting};
@@ -182,6 +182,12 @@ impl<D: Dataplane> Daemon<D> {
         self
     }
 
+    /// Reports these failures as Events too.
+    pub(crate) fn reporting(mut self, failures: Arc<BindFailures>) -> Self {
+        self.events.bind_failures = failures;
+        self
+    }
+
     /// Makes the daemon maintain the chain KUBE-MARK-MASQ.
     #[must_use]
     pub fn marking(mut self, chains: MarkChains) -> Self {
@@ -243,9 +249,8 @@ impl<D: Dataplane> Daemon<D> {
     pub fn listen(&mut self, messages: &Receiver<Message>) -> bool {
         loop {
             let now = clock::since_boot();
-            let mut wait = self
-                .due()
-                .map_or(self.periods.sync, |due| due.saturating_sub(now));
+            let due = self.due();
+            let mut wait = due.map_or(self.periods.sync, |due| due.saturating_sub(now));
             if self.begins_to_wait {
                 wait = wait.min(NODE_GRACE);
             }

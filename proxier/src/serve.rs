@@ -5,6 +5,7 @@
 //!  watch ─▶ StatusReader ──────────────────────────┼─▶ View ─▶ answer ─▶ Response
 //!                                                  │    a copy per request
 //!  clients ─▶ listener ─▶ ConnectionPool ─▶ hyper ─┘
+//!                └─▶ BindFailures ─▶ daemon (Events)
 //! ```
 //!
 //! One thread with an async runtime serves all clients. It and the daemon share values behind locks, and
@@ -12,6 +13,7 @@
 //! has its own [`ConnectionPool`], which bounds its connections.
 
 mod answer;
+mod bind_failures;
 mod body;
 mod health_body;
 mod health_ports;
@@ -37,6 +39,7 @@ use self::pool::ConnectionPool;
 use crate::health::{Board, Limits};
 use crate::watch::StatusReader;
 
+pub(crate) use self::bind_failures::BindFailures;
 pub(crate) use self::health_ports::HealthCheckPorts;
 pub(crate) use self::scrape::Scraper;
 pub(crate) use self::view::ProcessInfo;
@@ -75,6 +78,8 @@ pub(crate) struct Sources {
     pub(crate) board: Arc<Board>,
     /// The health checks of Services.
     pub(crate) health_ports: Arc<HealthCheckPorts>,
+    /// The addresses at which a server cannot listen.
+    pub(crate) bind_failures: Arc<BindFailures>,
     /// The watch; `None` with manifests.
     pub(crate) watch: Option<StatusReader>,
 }
@@ -122,7 +127,7 @@ async fn serve(config: ServeConfig, sources: Sources) {
     let (healthz, metrics) = (config.healthz, config.metrics);
     let health_ports = sources.health_ports.clone();
     let view = Arc::new(view::Viewer::new(config, sources));
-    let server = async |what, address: Option<SocketAddr>, site| {
+    let server = async |address: Option<SocketAddr>, site| {
         let Some(address) = address else {
             return std::future::pending().await;
         };
@@ -131,11 +136,11 @@ async fn serve(config: ServeConfig, sources: Sources) {
             viewer: view.clone(),
             pool: ConnectionPool::new(MAX_CONNECTIONS),
         };
-        listener::run(what, address, hard_fail, service).await;
+        listener::run(address, hard_fail, service).await;
     };
     tokio::join!(
-        server("the health server", healthz, Site::Health),
-        server("the metrics server", metrics, Site::Metrics),
+        server(healthz, Site::Health),
+        server(metrics, Site::Metrics),
         health_ports::run(&health_ports, &view),
         view.maintain(),
     );

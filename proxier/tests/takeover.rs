@@ -13,6 +13,10 @@ mod leftovers;
 mod programs;
 #[path = "takeover/scene.rs"]
 mod scene;
+#[path = "takeover/services.rs"]
+mod services;
+#[path = "takeover/tally.rs"]
+mod tally;
 
 use std::time::Duration;
 

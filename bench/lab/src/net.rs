@@ -30,7 +30,7 @@ mod server;
 
 pub use self::{
     answer::Answer,
-    client::Connection,
+    client::{Connection, UdpClient},
     cluster::Cluster,
     host::Host,
     node::{Node, node},

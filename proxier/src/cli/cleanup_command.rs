@@ -25,8 +25,7 @@ use crate::model::Cidr;
 use crate::nftables::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
 use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::predecessor::signs::{self, Sign};
-use crate::predecessor::{LeftoverClient, MarkChainUse};
+use crate::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::report::NamedOp;
 use crate::sync::Proxier;
 use successor::Successor;
@@ -87,17 +86,13 @@ impl SuccessorFlag {
 
     /// Returns whether kube-proxy serves. `bare` was opened for routes on `lo`, so that it reports all other
     /// service addresses as leftovers.
-    fn has_come(
-        self,
-        bare: &mut Linux,
-        leftovers: &mut LeftoverClient,
-        sign: Option<Sign>,
-    ) -> anyhow::Result<bool> {
+    fn has_come(self, bare: &mut Linux, leftovers: &mut LeftoverClient) -> anyhow::Result<bool> {
         match self.kube_proxy {
             SuccessorChoice::Serves => return Ok(true),
             SuccessorChoice::Gone => return Ok(false),
             SuccessorChoice::Auto => {}
         }
+        let sign = signs::find(&successor::PORTS);
         match successor::find(&bare.addresses()?, &leftovers.find()?, sign) {
             Successor::Serving => Ok(true),
             Successor::Missing => Ok(false),
@@ -132,19 +127,11 @@ pub(super) enum CleanupScope {
 
 impl Flags {
     pub(super) fn run(self, scope: CleanupScope) -> anyhow::Result<ExitCode> {
-        let lock = self.state.lock();
         if self.dry_run.dry_run {
-            // If another process of this program holds the lock, it also listens at kube-proxy's ports, so a
-            // listener there is no sign of kube-proxy.
-            let sign = match lock {
-                Ok(_) => signs::find(&successor::PORTS),
-                Err(_) => None,
-            };
-            return Cleanup::open(&self, scope, sign)?.preview();
+            return Cleanup::open(&self, scope)?.preview();
         }
-        let lock = lock?;
-        let sign = signs::find(&successor::PORTS);
-        Cleanup::open(&self, scope, sign)?.remove(lock)
+        let lock = self.state.lock()?;
+        Cleanup::open(&self, scope)?.remove(lock)
     }
 }
 
@@ -163,8 +150,8 @@ struct Cleanup<'a> {
 }
 
 impl<'a> Cleanup<'a> {
-    /// Opens the kernel. `sign` is the sign that kube-proxy runs, if there is one.
-    fn open(flags: &'a Flags, scope: CleanupScope, sign: Option<Sign>) -> anyhow::Result<Self> {
+    /// Opens the kernel.
+    fn open(flags: &'a Flags, scope: CleanupScope) -> anyhow::Result<Self> {
         let mut linux = Linux::open(flags.service_addresses.into())?;
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
         // With KUBE-MARK-MASQ: after a cleanup, no program maintains the chain for plugins.
@@ -173,7 +160,7 @@ impl<'a> Cleanup<'a> {
         if scope == CleanupScope::Ours {
             // For this form, each address on the carrier and each of our routes there is a leftover.
             let mut bare = Linux::open(ServiceAddresses::Loopback)?;
-            has_successor = flags.successor.has_come(&mut bare, &mut leftovers, sign)?;
+            has_successor = flags.successor.has_come(&mut bare, &mut leftovers)?;
             if has_successor {
                 linux = bare;
             }

@@ -30,7 +30,7 @@ use crate::instruments::{self, Exporter};
 use crate::nftables::{ForeignChains, MarkChains};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::predecessor::MarkChainUse;
-use crate::serve::{self, Sources};
+use crate::serve::{self, BindFailures, Sources};
 use crate::sync::Proxier;
 use crate::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
 use crate::watch::Watch;
@@ -245,13 +245,16 @@ impl Flags {
         let sources = Sources {
             board: Arc::default(),
             health_ports: Arc::default(),
+            bind_failures: Arc::new(BindFailures::new(&setup.plan.node_name)),
             watch: watch.as_ref().map(Watch::status_reader),
         };
-        let daemon = Daemon::new(proxier, periods, watch).publishing(
-            sources.board.clone(),
-            sources.health_ports.clone(),
-            owners.clone(),
-        );
+        let daemon = Daemon::new(proxier, periods, watch)
+            .publishing(
+                sources.board.clone(),
+                sources.health_ports.clone(),
+                owners.clone(),
+            )
+            .reporting(sources.bind_failures.clone());
         let mut daemon = equip(daemon)?;
         if self.once {
             let code = match daemon.run_once(&inbox.messages) {

@@ -1,10 +1,12 @@
 //! The daemon's reports as Events of the API server.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::dataplane::Failure;
 use crate::events::Notice;
 use crate::problem::Problem;
+use crate::serve::BindFailures;
 use crate::sync::Applied;
 use crate::watch::Watch;
 
@@ -18,6 +20,8 @@ pub(super) struct Reporter {
     rules: Option<Notice>,
     /// Why an Op was refused.
     ops: Option<Notice>,
+    /// The addresses at which an HTTP server cannot listen.
+    pub(super) bind_failures: Arc<BindFailures>,
 }
 
 impl Default for Reporter {
@@ -27,6 +31,7 @@ impl Default for Reporter {
             round: None,
             rules: None,
             ops: None,
+            bind_failures: Arc::default(),
         }
     }
 }
@@ -67,8 +72,9 @@ impl Reporter {
 
     fn report(&self, watch: &Watch, problems: &[Problem]) {
         let failures = [&self.round, &self.rules, &self.ops].into_iter().flatten();
-        let own = std::iter::once(&self.starting).chain(failures);
-        watch.report(own.cloned().chain(problems.iter().map(Notice::problem)));
+        let own = std::iter::once(&self.starting).chain(failures).cloned();
+        let own = own.chain(self.bind_failures.notices());
+        watch.report(own.chain(problems.iter().map(Notice::problem)));
     }
 }
 

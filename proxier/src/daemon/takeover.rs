@@ -37,6 +37,8 @@ pub(crate) struct Takeover {
     due: Option<Duration>,
     /// The warnings that were logged.
     warnings: BTreeSet<String>,
+    /// Whether the log has the commands for iptables-legacy, if there is one.
+    knows_legacy: bool,
 }
 
 /// How far the removal is.
@@ -120,6 +122,7 @@ impl Takeover {
             progress: TakeoverProgress::Unseen,
             due: None,
             warnings: BTreeSet::new(),
+            knows_legacy: false,
         }
     }
 
@@ -161,9 +164,13 @@ impl Takeover {
             }
             LookResult::ReportEnd => {
                 tracing::info!("nothing of kube-proxy is left");
+                self.report_legacy();
                 None
             }
-            LookResult::Rest => None,
+            LookResult::Rest => {
+                self.report_legacy();
+                None
+            }
         };
     }
 
@@ -212,7 +219,8 @@ impl Takeover {
     /// Logs which rules use the remaining ipsets. Each resync looks again.
     fn report_sets(&mut self, found: &Leftovers) {
         let used: Vec<&str> = found.used_sets().map(|set| &*set.name).collect();
-        let commands = legacy::in_use();
+        self.knows_legacy = true;
+        let commands = legacy::programs_with(legacy::IPVS_MODE);
         for command in &commands {
             self.warn(format!(
                 "rules of iptables-legacy use {} ipsets of kube-proxy, and this program cannot change them; \
@@ -224,6 +232,20 @@ impl Takeover {
             let names = used.join(", ");
             self.warn(format!(
                 "rules of another program use the ipsets {names}, which stay"
+            ));
+        }
+    }
+
+    /// Says what may be left of the iptables mode with iptables-legacy.
+    fn report_legacy(&mut self) {
+        if std::mem::replace(&mut self.knows_legacy, true) {
+            return;
+        }
+        for command in legacy::programs_with(legacy::IPTABLES_MODE) {
+            self.warn(format!(
+                "iptables-legacy has the tables mangle, nat and filter, which this program can neither read \
+                 nor change; if kube-proxy's iptables mode used them, run `{command}`; without its chains it \
+                 changes nothing"
             ));
         }
     }

@@ -33,17 +33,23 @@ pub(crate) struct LegacyProgram {
     name: &'static str,
 }
 
-/// Returns the programs that have a table `nat` in this thread's network namespace.
-///
-/// kube-proxy always has chains in it.
-pub(crate) fn in_use() -> Vec<LegacyProgram> {
-    let is_in_use = |names: &str| {
+/// The table in which kube-proxy has chains in the IPVS mode.
+pub(crate) const IPVS_MODE: &[&str] = &["nat"];
+
+/// The tables in which kube-proxy has a chain in the iptables mode, which has no other sign of its rules.
+pub(crate) const IPTABLES_MODE: &[&str] = &["mangle", "nat", "filter"];
+
+/// Returns the programs that have all these tables in this thread's network namespace.
+pub(crate) fn programs_with(tables: &[&str]) -> Vec<LegacyProgram> {
+    let has_all = |(_, file): &(&str, &str)| {
         // A kernel without iptables-legacy lacks the file.
-        let names = std::fs::read_to_string(names).unwrap_or_default();
-        names.lines().any(|name| name == "nat")
+        let present = std::fs::read_to_string(file).unwrap_or_default();
+        tables
+            .iter()
+            .all(|table| present.lines().any(|name| name == *table))
     };
-    let in_use = PROGRAMS.into_iter().filter(|(_, names)| is_in_use(names));
-    in_use.map(|(name, _)| LegacyProgram { name }).collect()
+    let programs = PROGRAMS.into_iter().filter(has_all);
+    programs.map(|(name, _)| LegacyProgram { name }).collect()
 }
 
 impl fmt::Display for LegacyProgram {

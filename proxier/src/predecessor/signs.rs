@@ -6,13 +6,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// The state of a listening socket in `/proc/net/tcp` (`TCP_LISTEN`).
 const LISTENING: &str = "0A";
 
 /// The files that list the TCP sockets of this thread's network namespace.
 const SOCKETS: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+
+/// The name of this program's processes.
+const OWN_NAME: &str = "ipvs-proxier";
 
 /// A sign that kube-proxy runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,18 +32,21 @@ pub(crate) fn find(ports: &[u16]) -> Option<Sign> {
 }
 
 fn process() -> Option<Sign> {
+    let id = |folder: PathBuf| folder.file_name()?.to_str()?.parse().ok();
+    processes("kube-proxy").find_map(id).map(Sign::Process)
+}
+
+/// Returns the folders of the visible processes of this name in this network namespace.
+fn processes(name: &str) -> impl Iterator<Item = PathBuf> {
     // A kube-proxy in another network namespace, such as a kind node's, serves another node.
     let ours = std::fs::read_link("/proc/thread-self/ns/net").ok();
-    let is_kube_proxy = |folder: &Path| {
+    let folders = std::fs::read_dir("/proc").into_iter().flatten();
+    let folders = folders.filter_map(|entry| Some(entry.ok()?.path()));
+    folders.filter(move |folder| {
         let comm = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
         // A process whose namespace cannot be read may be in this one.
-        let namespace = std::fs::read_link(folder.join("ns/net")).ok();
-        comm.trim_end() == "kube-proxy" && (namespace.is_none() || namespace == ours)
-    };
-    let entries = std::fs::read_dir("/proc").ok()?;
-    entries.flatten().find_map(|entry| {
-        let id = entry.file_name().to_str()?.parse().ok()?;
-        is_kube_proxy(&entry.path()).then_some(Sign::Process(id))
+        let namespace = || std::fs::read_link(folder.join("ns/net")).ok();
+        comm.trim_end() == name && namespace().is_none_or(|it| Some(it) == ours)
     })
 }
 
@@ -59,11 +65,15 @@ fn listener(ports: &[u16]) -> Option<Sign> {
     })
 }
 
-/// Returns the inodes of this process's sockets.
+/// Returns the inodes of the sockets of this program: of this process, and of others that are visible.
 fn own_sockets() -> BTreeSet<u64> {
-    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
-    let targets = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    let inode = |target: std::path::PathBuf| {
+    let this = std::iter::once(PathBuf::from("/proc/self"));
+    let folders = this.chain(processes(OWN_NAME));
+    let entries = folders.flat_map(|folder| std::fs::read_dir(folder.join("fd")));
+    let targets = entries
+        .flatten()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let inode = |target: PathBuf| {
         let text = target.to_str()?.strip_prefix("socket:[")?;
         text.strip_suffix(']')?.parse().ok()
     };

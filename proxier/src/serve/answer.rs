@@ -3,6 +3,8 @@
 //! Statuses, headers and bodies are those of kube-proxy 1.36. Any method is accepted, as there; hyper
 //! omits the body for HEAD.
 
+use std::fmt;
+
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 
@@ -28,6 +30,16 @@ pub(super) enum Site {
         /// The family.
         family: Family,
     },
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Health => f.write_str("the health server"),
+            Self::Metrics => f.write_str("the metrics server"),
+            Self::HealthPort { port, .. } => write!(f, "health-check port {port}"),
+        }
+    }
 }
 
 const JSON: &str = "application/json";

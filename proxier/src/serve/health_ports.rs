@@ -127,7 +127,9 @@ pub(super) async fn run(ports: &HealthCheckPorts, viewer: &Arc<Viewer>) {
 impl Sockets {
     /// Makes `port` listen at exactly these addresses.
     async fn follow(&mut self, port: u16, places: &BTreeSet<IpAddr>) {
-        self.failed.remove(&port);
+        for place in self.failed.remove(&port).unwrap_or_default() {
+            self.viewer.bind_failures().remove((place, port).into());
+        }
         let open = self.open.entry(port).or_default();
         let mut has_closed = false;
         open.retain(|place, listener| {
@@ -149,14 +151,7 @@ impl Sockets {
             .collect();
         for place in missing {
             if let Err(error) = self.open(place, port) {
-                let service = self.viewer.health_check(port).map(|it| it.service.clone());
-                let service = service.map(|name| format!(" of Service {name}"));
-                tracing::error!(
-                    "health-check port {port}{} cannot listen on {place}: {error}; trying again every \
-                     {} s",
-                    service.unwrap_or_default(),
-                    BIND_PAUSE.as_secs()
-                );
+                self.report(place, port, &error);
                 self.failed.entry(port).or_default().insert(place);
             }
         }
@@ -165,11 +160,24 @@ impl Sockets {
         }
     }
 
+    fn report(&self, place: IpAddr, port: u16, error: &std::io::Error) {
+        let service = self.viewer.health_check(port).map(|it| it.service.clone());
+        let of_service = service.as_ref().map(|name| format!(" of Service {name}"));
+        tracing::error!(
+            "health-check port {port}{} cannot listen on {place}: {error}; trying again every {} s",
+            of_service.unwrap_or_default(),
+            BIND_PAUSE.as_secs()
+        );
+        let failures = self.viewer.bind_failures();
+        failures.add(site(place, port), (place, port).into(), service, error);
+    }
+
     fn retry(&mut self) {
         for (port, places) in std::mem::take(&mut self.failed) {
             for place in places {
-                if self.open(place, port).is_err() {
-                    self.failed.entry(port).or_default().insert(place);
+                match self.open(place, port) {
+                    Ok(()) => self.viewer.bind_failures().remove((place, port).into()),
+                    Err(_) => _ = self.failed.entry(port).or_default().insert(place),
                 }
             }
         }
@@ -178,10 +186,7 @@ impl Sockets {
     fn open(&mut self, place: IpAddr, port: u16) -> std::io::Result<()> {
         let listener = socket::listen_in_family(place, port)?;
         let service = HttpService {
-            site: Site::HealthPort {
-                port,
-                family: place.into(),
-            },
+            site: site(place, port),
             viewer: self.viewer.clone(),
             pool: self.pool.clone(),
         };
@@ -189,5 +194,12 @@ impl Sockets {
         let open = self.open.entry(port).or_default();
         open.insert(place, task.abort_handle());
         Ok(())
+    }
+}
+
+fn site(place: IpAddr, port: u16) -> Site {
+    Site::HealthPort {
+        port,
+        family: place.into(),
     }
 }

@@ -46,13 +46,17 @@ pub(super) struct HttpService {
 ///
 /// With `hard_fail`, the process ends if the address cannot be bound, as in kube-proxy with
 /// `bindAddressHardFail`.
-pub(super) async fn run(what: &str, address: SocketAddr, hard_fail: bool, service: HttpService) {
+pub(super) async fn run(address: SocketAddr, hard_fail: bool, service: HttpService) {
+    let what = service.site;
+    let failures = service.viewer.bind_failures();
     let mut last = String::new();
     let listener = loop {
         let error = match socket::listen_at(address) {
             Ok(listener) => break listener,
-            Err(error) => error.to_string(),
+            Err(error) => error,
         };
+        failures.add(what, address, None, &error);
+        let error = error.to_string();
         if hard_fail {
             tracing::error!(
                 "{what} cannot listen on {address}: {error}; exiting, because bindAddressHardFail is \
@@ -70,6 +74,7 @@ pub(super) async fn run(what: &str, address: SocketAddr, hard_fail: bool, servic
         }
         tokio::time::sleep(BIND_PAUSE).await;
     };
+    failures.remove(address);
     tracing::info!("{what} listens on {address}");
     accept(listener, service).await;
 }

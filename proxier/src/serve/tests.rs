@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::*;
 use crate::clock;
+use crate::events::{Notice, Regarding};
 use crate::health::NodeState;
 use crate::instruments::Exporter;
 use crate::model::{Family, ObjectName};
@@ -19,6 +20,12 @@ struct Running {
     healthz: SocketAddr,
     metrics: SocketAddr,
     _servers: RunningServers,
+}
+
+impl Running {
+    fn failures(&self) -> Vec<Notice> {
+        self.sources.bind_failures.notices()
+    }
 }
 
 fn free_port() -> SocketAddr {
@@ -35,6 +42,7 @@ fn start_at(healthz: SocketAddr) -> Running {
     let sources = Sources {
         board: Arc::default(),
         health_ports: Arc::default(),
+        bind_failures: Arc::new(BindFailures::new("here")),
         watch: None,
     };
     sources.board.change(|facts| {
@@ -169,8 +177,12 @@ fn an_address_in_use_is_bound_when_it_is_free() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let running = start_at(taken.local_addr().unwrap());
     assert!(get(running.metrics, "/proxyMode").starts_with("HTTP/1.1 200"));
+    let failure = eventually(|| running.failures().pop());
+    assert_eq!(failure.reason, "FailedToStartProxierHealthcheck");
+    assert_eq!(failure.regarding, Regarding::Node);
     drop(taken);
     assert!(get(running.healthz, "/livez").starts_with("HTTP/1.1 200"));
+    assert_eq!(running.failures(), []);
 }
 
 #[test]
@@ -222,8 +234,24 @@ fn a_health_check_port_in_use_is_opened_when_it_is_free() {
     let ports = &running.sources.health_ports;
     ports.listen_at(vec![Ipv4Addr::LOCALHOST.into()]);
     ports.update([(at.port(), Some(check))]);
-    // The second port shows that the first one did not stop the servers.
-    std::thread::sleep(Duration::from_millis(100));
+    let failure = eventually(|| running.failures().pop());
+    assert_eq!(failure.reason, "FailedToStartServiceHealthcheck");
+    let service = ObjectName::new("ns", "lb");
+    assert_eq!(failure.regarding, Regarding::Service(service));
+    let words = format!(
+        "node here: health-check port {} cannot listen on {at}: ",
+        at.port()
+    );
+    assert!(failure.note.starts_with(&words), "{}", failure.note);
     drop(taken);
     assert!(get(at, "/").starts_with("HTTP/1.1 200"));
+    assert_eq!(running.failures(), []);
+
+    // A port that is not needed any more cannot fail.
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    ports.update([(port, ports.check(at.port()).map(|check| (*check).clone()))]);
+    eventually(|| running.failures().pop());
+    ports.update([(port, None)]);
+    eventually(|| running.failures().is_empty().then_some(()));
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use http::request::Parts;
 
 use super::answer::{self, Answer, Site};
+use super::bind_failures::BindFailures;
 use super::scrape::Scraper;
 use super::{ServeConfig, Sources};
 use crate::clock;
@@ -94,6 +95,11 @@ impl Viewer {
             tokio::time::sleep(UPKEEP_PAUSE).await;
             self.scraper.upkeep();
         }
+    }
+
+    /// Returns the addresses at which a server cannot listen.
+    pub(super) fn bind_failures(&self) -> &BindFailures {
+        &self.sources.bind_failures
     }
 
     /// Returns the health check of `port`.

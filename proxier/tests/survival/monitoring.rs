@@ -57,7 +57,7 @@ const KUBE_PROXY: [(&str, Option<&str>); 15] = [
     (
         "histogram_quantile(0.99, sum(rate(\
          rest_client_request_duration_seconds_bucket{SELECTED, verb=\"POST\"}[5m])) by (verb, url, le))",
-        Some("the program creates no object"),
+        Some("the program creates only Events, too seldom for a rate"),
     ),
     (
         "histogram_quantile(0.99, sum(rate(\

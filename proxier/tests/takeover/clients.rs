@@ -1,101 +1,90 @@
 //! Clients in a Pod, on the node and outside, who must notice nothing.
 
-use std::io::{BufRead as _, BufReader};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lab::net::{Answer, Connection, Host};
+use lab::net::{Answer, Connection, UdpClient};
 
-use super::scene::{FRONTENDS, Scene};
+use super::scene::Scene;
+use super::services::{self, Client, Frontend};
+use super::tally::{Tally, Transport};
 
-/// An open connection, and the Pod that answers on it.
+/// A TCP connection that stays open.
 struct Open {
     connection: Connection,
-    client: &'static str,
-    frontend: &'static str,
-    pod: String,
+    client: Client,
+    frontend: Frontend,
+}
+
+/// A UDP socket that asks for the whole test.
+struct Dialogue {
+    socket: UdpClient,
+    client: Client,
+    frontend: Frontend,
+    /// The first answer: the endpoint, and the client as the endpoint sees it.
+    first: Answer,
 }
 
 /// How long a new connection may take. A client does not notice that TCP repeated a packet.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often a client tries to open one of the first connections, before anything is judged.
-const ATTEMPTS: usize = 5;
+/// A datagram: each client has at most two in flight, one of a new socket and one of a dialogue.
+const DATAGRAM: Transport = Transport::Datagram(2 * Client::ALL.len());
 
-/// The most datagrams that may be lost in a phase: those in flight, one of each client.
-const IN_FLIGHT: usize = 3;
+/// The pause after each question of a client. Without it, clients use the whole processor of the lab.
+const PACE: Duration = Duration::from_millis(100);
 
-/// The pause of a client between two frontends. A tracked connection that has ended stays for two minutes,
-/// and the lab tracks at most 8,192.
-const PAUSE: Duration = Duration::from_millis(200);
-
-/// All connections, and the failures so far.
+/// All connections, and what they saw so far.
 pub(crate) struct Traffic {
     open: Vec<Open>,
-    answered: AtomicUsize,
-    /// The datagrams of the present phase that were not answered.
-    unanswered: AtomicUsize,
-    failures: Mutex<Vec<String>>,
-}
-
-const CLIENTS: [&str; 3] = ["pod", "node", "outside"];
-
-fn host<'a>(scene: &'a Scene, client: &str) -> &'a Host {
-    match client {
-        "pod" => &scene.cluster.pod3,
-        "node" => &scene.cluster.node,
-        _ => &scene.cluster.ext,
-    }
-}
-
-/// Returns the UDP frontend of the same address.
-fn udp(frontend: &str) -> String {
-    frontend.replace(":80", ":53").replace(":30081", ":30051")
-}
-
-/// Connects to `frontend`, and reads the server's line.
-fn greeting(frontend: &str) -> std::io::Result<()> {
-    let address: SocketAddr = frontend.parse().unwrap();
-    let stream = TcpStream::connect_timeout(&address, lab::patience(PATIENCE))?;
-    stream.set_read_timeout(Some(lab::patience(PATIENCE)))?;
-    match BufReader::new(stream).read_line(&mut String::new())? {
-        0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
-        _ => Ok(()),
-    }
+    dialogues: Vec<Dialogue>,
+    tally: Tally,
+    /// The questions of the stranger.
+    refused: AtomicUsize,
 }
 
 impl Traffic {
-    /// Opens `count` connections, the same number from each client to each frontend.
+    /// Opens `count` connections, the same number from each client to each frontend, and a dialogue of each.
+    ///
+    /// The service proxy must be complete.
     #[track_caller]
     pub(crate) fn open(scene: &Scene, count: usize) -> Self {
-        let pairs = CLIENTS
-            .iter()
-            .flat_map(|client| FRONTENDS.map(|to| (*client, to)));
-        let open = pairs.cycle().take(count).map(|(client, frontend)| {
-            // kube-proxy may still write its rules, one table after the other.
-            let mut attempts = (0..ATTEMPTS).map(|_| host(scene, client).connect(frontend));
-            let connection = attempts.find_map(Result::ok);
-            let connection = connection
-                .unwrap_or_else(|| panic!("{client} to {frontend} through kube-proxy: no answer"));
+        let pairs: Vec<_> = services::served().collect();
+        let open = pairs.iter().cycle().take(count);
+        let open = open.map(|&(client, frontend)| {
+            let connection = client.host(scene).connect_within(frontend.tcp, PATIENCE);
             Open {
-                pod: connection.greeting().backend().unwrap().to_owned(),
-                connection,
+                connection: connection
+                    .unwrap_or_else(|answer| panic!("{client:?} to {}: {answer}", frontend.tcp)),
                 client,
                 frontend,
             }
         });
+        let dialogues = pairs.iter().map(|&(client, frontend)| {
+            let mut socket = client.host(scene).udp_client(frontend.udp);
+            let first = socket.ask();
+            assert!(
+                frontend.permits(client, &first),
+                "{client:?} to {}: {first}",
+                frontend.udp
+            );
+            Dialogue {
+                socket,
+                client,
+                frontend,
+                first,
+            }
+        });
         Self {
             open: open.collect(),
-            answered: AtomicUsize::new(0),
-            unanswered: AtomicUsize::new(0),
-            failures: Mutex::default(),
+            dialogues: dialogues.collect(),
+            tally: Tally::default(),
+            refused: AtomicUsize::new(0),
         }
     }
 
-    /// Runs `work` while all clients open new connections and send datagrams, and then asks on each open
-    /// connection.
+    /// Runs `work` while all clients ask: by new connections, new UDP sockets and in their dialogues. Then
+    /// asks on each open connection.
     pub(crate) fn during<T>(&mut self, phase: &str, scene: &Scene, work: impl FnOnce() -> T) -> T {
         /// Ends the loops also if `work` panics.
         struct End<'a>(&'a AtomicBool);
@@ -105,73 +94,122 @@ impl Traffic {
             }
         }
         let is_over = AtomicBool::new(false);
-        let before = self.answered.load(Ordering::Relaxed);
+        let goes_on = &|| !is_over.load(Ordering::Relaxed);
+        let (tally, refused) = (&self.tally, &self.refused);
+        let before = tally.answered();
         let result = std::thread::scope(|scope| {
             let _end = End(&is_over);
-            for client in CLIENTS {
-                let (this, is_over) = (&*self, &is_over);
+            for client in Client::ALL {
                 scope.spawn(move || {
-                    while !is_over.load(Ordering::Relaxed) {
-                        this.ask_new(phase, client, host(scene, client));
+                    while goes_on() {
+                        ask_anew(client, scene, phase, tally);
+                    }
+                });
+            }
+            for dialogues in self.dialogues.chunk_by_mut(|a, b| a.client == b.client) {
+                scope.spawn(move || {
+                    while goes_on() {
+                        for dialogue in &mut *dialogues {
+                            dialogue.go_on(phase, tally);
+                            std::thread::sleep(PACE);
+                        }
+                    }
+                });
+            }
+            for frontend in services::restricted() {
+                scope.spawn(move || {
+                    let mut socket = services::stranger(scene).udp_client(frontend.udp);
+                    while goes_on() {
+                        knock(&mut socket, frontend, phase, tally);
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                scope.spawn(move || {
+                    while goes_on() {
+                        let answer = services::stranger(scene).ask_tcp(frontend.tcp);
+                        refuse(&answer, frontend, phase, tally);
+                        std::thread::sleep(PACE);
                     }
                 });
             }
             work()
         });
-        let mut open = std::mem::take(&mut self.open);
-        for it in &mut open {
-            let answer = it.connection.ask();
-            let (client, frontend, opened) =
-                (it.client, it.frontend, it.connection.greeting().clone());
-            match answer.backend() {
-                Some(_) => _ = self.answered.fetch_add(1, Ordering::Relaxed),
-                None => self.fail(format!(
-                    "{phase}: open connection of {client} to {frontend} ({opened}): {answer}"
-                )),
-            }
-            assert!(answer.backend().is_none_or(|pod| pod == it.pod), "{answer}");
+        for open in &mut self.open {
+            open.ask(phase, tally);
         }
-        self.open = open;
-        let answered = self.answered.load(Ordering::Relaxed) - before;
-        let lost = self.unanswered.swap(0, Ordering::Relaxed);
-        eprintln!("{phase}: {answered} answers, {lost} datagrams lost");
+        tally.end(phase, before);
         result
     }
 
-    fn ask_new(&self, phase: &str, client: &str, host: &Host) {
-        for frontend in FRONTENDS {
-            std::thread::sleep(PAUSE);
-            match host.run(|| greeting(frontend)) {
-                Ok(()) => _ = self.answered.fetch_add(1, Ordering::Relaxed),
-                Err(error) => self.fail(format!(
-                    "{phase}: new connection of {client} to {frontend}: {error}"
-                )),
-            }
-            let frontend = udp(frontend);
-            match host.ask_udp(&*frontend) {
-                Answer::Reply { .. } => _ = self.answered.fetch_add(1, Ordering::Relaxed),
-                Answer::Timeout if self.unanswered.fetch_add(1, Ordering::Relaxed) < IN_FLIGHT => {}
-                answer => self.fail(format!(
-                    "{phase}: datagram of {client} to {frontend}: {answer}"
-                )),
-            }
-        }
-    }
-
-    fn fail(&self, what: String) {
-        self.failures.lock().unwrap().push(what);
-    }
-
-    /// Asserts that every question was answered.
+    /// Asserts that all questions but the stranger's were answered, and none of those.
     #[track_caller]
     pub(crate) fn assert_nothing_was_lost(&self) {
-        let failures = self.failures.lock().unwrap();
-        let answered = self.answered.load(Ordering::Relaxed);
-        assert!(
-            failures.is_empty(),
-            "{answered} answered; lost:\n{}",
-            failures.join("\n")
-        );
-        assert!(answered > 2 * self.open.len(), "{answered}");
+        self.tally.assert_nothing_was_lost();
+        assert!(self.tally.answered() > 2 * self.open.len());
+        assert!(self.refused.load(Ordering::Relaxed) > 10);
+    }
+}
+
+/// Asks each frontend from new sockets.
+fn ask_anew(client: Client, scene: &Scene, phase: &str, tally: &Tally) {
+    let host = client.host(scene);
+    for (_, frontend) in services::served().filter(|(asking, _)| *asking == client) {
+        let answer = match host.connect_within(frontend.tcp, PATIENCE) {
+            Ok(connection) => connection.greeting().clone(),
+            Err(failure) => failure,
+        };
+        let is_right = frontend.permits(client, &answer);
+        tally.count(Transport::Stream, &answer, is_right, || {
+            format!("{phase}: new connection of {client:?} to {}", frontend.tcp)
+        });
+        std::thread::sleep(PACE);
+        let answer = host.ask_udp(frontend.udp);
+        let is_right = frontend.permits(client, &answer);
+        tally.count(DATAGRAM, &answer, is_right, || {
+            format!("{phase}: new socket of {client:?} to {}", frontend.udp)
+        });
+        std::thread::sleep(PACE);
+    }
+}
+
+impl Open {
+    fn ask(&mut self, phase: &str, tally: &Tally) {
+        let answer = self.connection.ask();
+        // The same endpoint, and the same client as the endpoint sees it.
+        let is_right = answer == *self.connection.greeting();
+        tally.count(Transport::Stream, &answer, is_right, || {
+            let (client, frontend) = (self.client, self.frontend.tcp);
+            let opened = self.connection.greeting();
+            format!("{phase}: open connection of {client:?} to {frontend} ({opened})")
+        });
+    }
+}
+
+impl Dialogue {
+    fn go_on(&mut self, phase: &str, tally: &Tally) {
+        let answer = self.socket.ask();
+        let is_same = answer.backend() == self.first.backend();
+        let is_right = is_same && self.frontend.permits(self.client, &answer);
+        tally.count(DATAGRAM, &answer, is_right, || {
+            let (client, frontend, first) = (self.client, self.frontend.udp, &self.first);
+            format!("{phase}: dialogue of {client:?} with {frontend} ({first})")
+        });
+    }
+}
+
+/// Asks at a frontend that refuses the client.
+fn knock(socket: &mut UdpClient, frontend: Frontend, phase: &str, tally: &Tally) {
+    let answer = socket.ask_within(PACE);
+    refuse(&answer, frontend, phase, tally);
+    if answer != Answer::Timeout {
+        // A rejection arrives at once.
+        std::thread::sleep(PACE);
+    }
+}
+
+fn refuse(answer: &Answer, frontend: Frontend, phase: &str, tally: &Tally) {
+    if answer.backend().is_some() {
+        let frontend = frontend.tcp.ip();
+        tally.fail(format!("{phase}: the stranger at {frontend}: {answer}"));
     }
 }

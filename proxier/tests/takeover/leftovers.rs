@@ -2,6 +2,11 @@
 
 use super::programs::{Iptables, Ours};
 use super::scene::Scene;
+use super::services::Client;
+
+/// The clients whom all modes of kube-proxy serve: only in IPVS mode has the node routes to the external
+/// addresses.
+const AWAY: [Client; 2] = [Client::Pod, Client::Outside];
 
 #[test]
 fn leftovers_of_the_other_modes_are_removed_and_those_of_a_running_kube_proxy_stay() {
@@ -11,7 +16,7 @@ fn leftovers_of_the_other_modes_are_removed_and_those_of_a_running_kube_proxy_st
         };
         for mode in ["iptables", "nftables"] {
             let mut theirs = scene.kube_proxy(mode);
-            scene.await_service(mode);
+            scene.await_service_for(&AWAY, mode);
             scene.sh("iptables -t mangle -N KUBE-KUBELET-CANARY || true");
             // Beside a running kube-proxy nothing is removed.
             let mut ours = Ours::start(&scene);
@@ -29,6 +34,29 @@ fn leftovers_of_the_other_modes_are_removed_and_those_of_a_running_kube_proxy_st
             scene.cleanup(&[]);
             assert_eq!(scene.ours(), Vec::<String>::new());
         }
+    });
+}
+
+#[test]
+fn the_command_for_iptables_legacy_is_logged_without_ipsets_too() {
+    lab::test(|| {
+        let Some(scene) = Scene::start(Iptables::Legacy) else {
+            return;
+        };
+        let mut theirs = scene.kube_proxy("iptables");
+        scene.await_service_for(&AWAY, "kube-proxy serves");
+        theirs.terminate();
+        assert!(scene.leftovers().len() >= 2, "{:?}", scene.leftovers());
+        scene.sh("iptables -t nat -N PLUGIN; iptables -t nat -A PLUGIN -j RETURN");
+        let mut ours = Ours::start(&scene);
+        for begin in ["iptables-legacy-save", "ip6tables-legacy-save"] {
+            scene.sh(&ours.await_command(begin));
+        }
+        assert_eq!(scene.leftovers(), Vec::<String>::new());
+        let saved = scene.sh("iptables-save -t nat");
+        assert!(saved.contains("-A PLUGIN -j RETURN"), "{saved}");
+        scene.await_service("ours serves");
+        ours.terminate();
     });
 }
 

@@ -81,7 +81,8 @@ impl Process {
         let end = Instant::now() + lab::patience(PATIENCE);
         while !is_true() {
             assert!(Instant::now() < end, "never came true: {what}");
-            std::thread::sleep(Duration::from_millis(100));
+            // Most conditions are processes, and the lab has one processor.
+            std::thread::sleep(Duration::from_secs(1));
         }
     }
 }

@@ -7,34 +7,10 @@ use std::process::Command;
 
 use api_server::ApiServer;
 use lab::net::Cluster;
-use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::programs::{Iptables, Process, assets};
-
-/// One frontend of each kind, over TCP. Each but the second belongs to another Service with another
-/// target port: IPVS finds the connection of an answer by client and endpoint, so two connections from
-/// one port of a client to one port of an endpoint, through two frontends, are mixed up.
-pub(crate) const FRONTENDS: [&str; 5] = [
-    "10.96.2.1:80",
-    "[fd00:10:96::2:1]:80",
-    "172.18.0.2:30081",
-    "198.51.100.22:80",
-    "198.51.100.33:80",
-];
-
-/// The number of Services. Service `n` has the target port `7000 + n`.
-const SERVICES: u16 = 4;
-
-/// The addresses of the node, one of which masqueraded connections have.
-const NODE: [&str; 6] = [
-    "172.18.0.2",
-    "203.0.113.1",
-    "192.0.2.1",
-    "fd00:172:18::2",
-    "2001:db8:113::1",
-    "2001:db8:2::1",
-];
+use super::services::{self, Client, Frontend};
 
 /// Rules that the kubelet makes, and that must stay.
 const OF_KUBELET: [&str; 4] = [
@@ -79,7 +55,7 @@ impl Scene {
             folder: tempfile::tempdir().unwrap(),
         };
         for pod in [&scene.cluster.pod1, &scene.cluster.pod_b1] {
-            for port in (0..SERVICES).map(|number| 7_000 + number) {
+            for port in services::target_ports() {
                 pod.serve_tcp(port);
                 pod.serve_udp(port);
             }
@@ -87,7 +63,7 @@ impl Scene {
         let bin = scene.file("bin");
         std::fs::create_dir(&bin).unwrap();
         iptables.link(&bin);
-        for object in objects() {
+        for object in services::objects() {
             scene.api.apply(object);
         }
         Some(scene)
@@ -171,15 +147,26 @@ impl Scene {
 
     #[track_caller]
     pub(crate) fn await_service(&self, what: &str) {
+        self.await_service_for(&Client::ALL, what);
+    }
+
+    /// Waits until a service proxy has all its rules for these clients.
+    #[track_caller]
+    pub(crate) fn await_service_for(&self, clients: &[Client], what: &str) {
         let end = std::time::Instant::now() + lab::patience(std::time::Duration::from_secs(120));
-        // The source shows that the rules stand too: clients outside are masqueraded.
-        let is_masqueraded = |frontend: &&str| {
-            let source = self.cluster.ext.ask_tcp(*frontend).source();
-            source.is_some_and(|source| NODE.contains(&&*source.to_string()))
+        let is_served = |(client, frontend): (Client, Frontend)| {
+            let host = client.host(self);
+            let answers = [host.ask_tcp(frontend.tcp), host.ask_udp(frontend.udp)];
+            let mut answers = answers.iter();
+            answers.all(|answer| frontend.is_complete(client, answer))
         };
-        let answers = |frontend: &&str| self.cluster.pod3.ask_tcp(*frontend).backend().is_some();
+        let is_refused = |frontend: Frontend| {
+            let answer = services::stranger(self).ask_udp(frontend.udp);
+            answer.backend().is_none()
+        };
         loop {
-            if FRONTENDS.iter().all(is_masqueraded) && FRONTENDS.iter().all(answers) {
+            let mut served = services::served().filter(|(client, _)| clients.contains(client));
+            if served.all(is_served) && services::restricted().all(is_refused) {
                 return;
             }
             if std::time::Instant::now() > end {
@@ -246,73 +233,4 @@ impl Scene {
         });
         servers.collect()
     }
-}
-
-fn objects() -> Vec<Value> {
-    let cluster = [
-        json!({
-            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
-            "status": {"addresses": [
-                {"type": "InternalIP", "address": "172.18.0.2"},
-                {"type": "InternalIP", "address": "fd00:172:18::2"},
-            ]},
-        }),
-        json!({
-            "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
-            "metadata": {"name": "kubernetes"},
-            "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
-        }),
-    ];
-    let services = (0..SERVICES).flat_map(service);
-    cluster.into_iter().chain(services).collect()
-}
-
-/// Returns a Service with addresses of all kinds, and its endpoints on both nodes.
-fn service(number: u16) -> [Value; 3] {
-    let name = format!("web{number}");
-    let (v4, v6) = (
-        format!("10.96.2.{}", number + 1),
-        format!("fd00:10:96::2:{}", number + 1),
-    );
-    let ports = json!([
-        {"name": "http", "port": 80, "nodePort": 30_080 + number, "targetPort": 7_000 + number, "protocol": "TCP"},
-        {"name": "dns", "port": 53, "nodePort": 30_050 + number, "targetPort": 7_000 + number, "protocol": "UDP"},
-    ]);
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service",
-        "metadata": {"namespace": "default", "name": name},
-        "spec": {
-            "type": "LoadBalancer",
-            "clusterIP": v4, "clusterIPs": [v4, v6],
-            "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
-            "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
-            "sessionAffinity": "None",
-            "externalIPs": [format!("198.51.100.{}", 20 + number)],
-            "ports": ports,
-        },
-        "status": {"loadBalancer": {"ingress": [
-            {"ip": format!("198.51.100.{}", 30 + number), "ipMode": "VIP"},
-        ]}},
-    });
-    let slice = |family: &str, [here, there]: [&str; 2]| {
-        let endpoint = |address: &str, node: &str| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
-        json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": {
-                "namespace": "default", "name": format!("{name}-{}", family.to_lowercase()),
-                "labels": {"kubernetes.io/service-name": name},
-            },
-            "addressType": family,
-            "ports": [
-                {"name": "http", "port": 7_000 + number, "protocol": "TCP"},
-                {"name": "dns", "port": 7_000 + number, "protocol": "UDP"},
-            ],
-            "endpoints": [endpoint(here, "node-a"), endpoint(there, "node-b")],
-        })
-    };
-    [
-        slice("IPv4", ["10.244.1.2", "10.244.2.2"]),
-        slice("IPv6", ["fd00:244:1::2", "fd00:244:2::2"]),
-        service,
-    ]
 }

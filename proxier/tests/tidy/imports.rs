@@ -124,6 +124,7 @@ const MODULES: [(&str, &[&str]); 41] = [
         &[
             "clock",
             "dataplane",
+            "events",
             "health",
             "instruments",
             "model",

@@ -14,21 +14,31 @@ use crate::cost::patience;
 pub struct Connection {
     stream: BufReader<TcpStream>,
     greeting: Answer,
+    /// How long an answer may take.
+    limit: Duration,
 }
 
 impl Connection {
     pub(super) fn open(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(TcpStream::connect_timeout(&address, patience(PATIENCE))?)
+        Self::open_within(address, PATIENCE)
+    }
+
+    pub(super) fn open_within(address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
+        Self::over(
+            TcpStream::connect_timeout(&address, patience(limit))?,
+            limit,
+        )
     }
 
     pub(super) fn open_sctp(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(sctp::connect(address, patience(PATIENCE))?)
+        Self::over(sctp::connect(address, patience(PATIENCE))?, PATIENCE)
     }
 
-    fn over(stream: TcpStream) -> Result<Self, Answer> {
+    fn over(stream: TcpStream, limit: Duration) -> Result<Self, Answer> {
         let mut connection = Self {
             stream: BufReader::new(stream),
             greeting: Answer::Reset,
+            limit,
         };
         connection.greeting = connection.listen();
         match &connection.greeting {
@@ -66,7 +76,7 @@ impl Connection {
             stream.get_ref().set_read_timeout(Some(timeout))
         };
         let read = |stream: &mut BufReader<TcpStream>| stream.read_until(b'\n', &mut line);
-        match patiently(&mut self.stream, set_timeout, read) {
+        match patiently(&mut self.stream, self.limit, set_timeout, read) {
             Ok(0) => Answer::Reset,
             Ok(_) => Answer::parse(&line),
             Err(error) => error.into(),
@@ -90,21 +100,46 @@ fn greeting(connection: Result<Connection, Answer>) -> Answer {
 }
 
 pub(super) fn ask_udp(address: SocketAddr) -> Answer {
-    let exchange = || -> io::Result<Answer> {
+    match UdpClient::open(address) {
+        Ok(mut client) => client.ask(),
+        Err(error) => error.into(),
+    }
+}
+
+/// A UDP socket that asks one address, as often as wanted.
+#[derive(Debug)]
+pub struct UdpClient(UdpSocket);
+
+impl UdpClient {
+    pub(super) fn open(address: SocketAddr) -> io::Result<Self> {
         let any = match address {
             SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
             SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
         };
-        let mut socket = UdpSocket::bind(any)?;
+        let socket = UdpSocket::bind(any)?;
         // Only a connected socket reports ICMP errors.
         socket.connect(address)?;
-        socket.send(b"?\n")?;
-        let mut line = [0; 512];
-        let set_timeout = |socket: &mut UdpSocket, timeout| socket.set_read_timeout(Some(timeout));
-        let length = patiently(&mut socket, set_timeout, |socket| socket.recv(&mut line))?;
-        Ok(Answer::parse(&line[..length]))
-    };
-    exchange().unwrap_or_else(Answer::from)
+        Ok(Self(socket))
+    }
+
+    /// Sends one datagram and returns the answer.
+    pub fn ask(&mut self) -> Answer {
+        self.ask_within(PATIENCE)
+    }
+
+    /// Sends one datagram and returns the next answer of this time, which may be that of an earlier one.
+    pub fn ask_within(&mut self, limit: Duration) -> Answer {
+        let mut exchange = || -> io::Result<Answer> {
+            self.0.send(b"?\n")?;
+            let mut line = [0; 512];
+            let set_timeout =
+                |socket: &mut UdpSocket, timeout| socket.set_read_timeout(Some(timeout));
+            let read = |socket: &mut UdpSocket| socket.recv(&mut line);
+            let length = patiently(&mut self.0, limit, set_timeout, read)?;
+            Ok(Answer::parse(&line[..length]))
+        };
+        exchange().unwrap_or_else(Answer::from)
+    }
 }
 
 /// The time that a client waits for an answer.
@@ -113,21 +148,22 @@ pub(super) fn ask_udp(address: SocketAddr) -> Answer {
 /// because many tests expect that no answer arrives.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// The number of further reads after [`PATIENCE`].
+/// The number of further reads after the limit.
 ///
-/// If the host stops the lab for longer than [`PATIENCE`], that time is over before the server ran.
+/// If the host stops the lab for longer than the limit, that time is over before the server ran.
 const EXTRA_READS: u32 = 20;
 /// The time that each further read waits.
 const EXTRA_READ: Duration = Duration::from_millis(10);
 
-/// Reads from `socket`; waits for [`PATIENCE`] and [`EXTRA_READS`] times [`EXTRA_READ`].
+/// Reads from `socket`; waits for `limit` and [`EXTRA_READS`] times [`EXTRA_READ`].
 fn patiently<S>(
     socket: &mut S,
+    limit: Duration,
     set_timeout: impl Fn(&mut S, Duration) -> io::Result<()>,
     mut read: impl FnMut(&mut S) -> io::Result<usize>,
 ) -> io::Result<usize> {
     let mut extra_reads = EXTRA_READS;
-    set_timeout(socket, patience(PATIENCE))?;
+    set_timeout(socket, patience(limit))?;
     loop {
         match read(socket) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

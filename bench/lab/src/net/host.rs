@@ -6,12 +6,13 @@ use std::{
     process::{Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use rustix::net::AddressFamily;
 
-use super::{Answer, Connection, client, must, server};
+use super::{Answer, Connection, UdpClient, client, must, server};
 use crate::netns::{self, Namespace};
 
 /// A host in a network.
@@ -155,6 +156,29 @@ impl Host {
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection, Answer> {
         let address = first_address(address);
         self.run(|| Connection::open(address))
+    }
+
+    /// Opens a TCP connection to `address`, on which each answer may take as long as `limit`.
+    ///
+    /// # Errors
+    ///
+    /// The answer of [`ask_tcp`](Self::ask_tcp).
+    #[track_caller]
+    pub fn connect_within(
+        &self,
+        address: impl ToSocketAddrs,
+        limit: Duration,
+    ) -> Result<Connection, Answer> {
+        let address = first_address(address);
+        self.run(|| Connection::open_within(address, limit))
+    }
+
+    /// Opens a UDP socket that asks `address`.
+    #[track_caller]
+    pub fn udp_client(&self, address: impl ToSocketAddrs) -> UdpClient {
+        let address = first_address(address);
+        let client = self.run(|| UdpClient::open(address));
+        must(client.with_context(|| format!("opening a UDP socket on {}", self.name)))
     }
 
     /// Runs `ip -batch` with these lines.

@@ -47,7 +47,7 @@ impl Cleanup<'_> {
         let mut lines: Vec<String> = ops.iter().map(ToString::to_string).collect();
         let found = self.leftovers.find()?.lines();
         lines.extend(found.iter().map(|line| format!("delete {line}")));
-        for command in legacy::in_use() {
+        for command in legacy::programs_with(legacy::IPVS_MODE) {
             lines.push(format!("not deleted by this program: run `{command}`"));
         }
         Ok(lines)
@@ -76,7 +76,7 @@ impl Cleanup<'_> {
         for line in found.lines() {
             tracing::error!("{line} stays: a rule of another program uses it");
         }
-        for command in legacy::in_use() {
+        for command in legacy::programs_with(legacy::IPVS_MODE) {
             tracing::warn!(
                 "the tables of iptables-legacy are in use, and this program cannot change them; if \
                  kube-proxy used them, run `{command}`, then this command again"

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -20,6 +20,10 @@ const HEALTHZ: &str = "127.0.0.1:10256";
 const METRICS: &str = "127.0.0.1:10249";
 /// The Service's `healthCheckNodePort`, by family.
 const PORT: [&str; 2] = ["127.0.0.1:32123", "[::1]:32123"];
+
+/// A `healthCheckNodePort` that another process has.
+const TAKEN: u16 = 32_124;
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/a/events";
 
 /// Returns the response to a request, without the parts that differ each time; `None` without a
 /// response.
@@ -90,18 +94,23 @@ impl Subject {
     /// Waits until the answer to `GET /` at `address` contains `part`.
     #[track_caller]
     fn await_answer(&self, address: &str, path: &str, part: &str) {
+        self.await_some(&format!("{address}{path} with {part:?}"), || {
+            ask("GET", address, path).filter(|answer| answer.contains(part))
+        });
+    }
+
+    /// Waits until `look` returns a value.
+    #[track_caller]
+    fn await_some<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let end = Instant::now() + lab::patience(Duration::from_secs(60));
-        let mut last = None;
         while Instant::now() < end {
-            last = ask("GET", address, path);
-            if last.as_ref().is_some_and(|answer| answer.contains(part)) {
-                return;
+            if let Some(found) = look() {
+                return found;
             }
             std::thread::sleep(Duration::from_millis(100));
         }
         let log = std::fs::read_to_string(&self.log).unwrap();
-        let name = self.name;
-        panic!("{name}: {address}{path} never has {part:?}; last {last:?}\n{log}");
+        panic!("{}: never {what}\n{log}", self.name);
     }
 
     /// Records the answers to these requests.
@@ -111,6 +120,42 @@ impl Subject {
             let answer = ask(method, address, path).unwrap_or_else(|| "no answer".to_owned());
             writeln!(self.record, "--- {method} {address}{path}\n{answer}").unwrap();
         }
+    }
+
+    /// Records the Event of a Service whose health-check port another process has.
+    #[track_caller]
+    fn record_port_in_use(&mut self, plane: &ControlPlane) {
+        let _taken = TcpListener::bind(("0.0.0.0", TAKEN)).unwrap();
+        let service = json!({
+            "metadata": {"name": "taken"},
+            "spec": {
+                "type": "LoadBalancer",
+                "externalTrafficPolicy": "Local",
+                "healthCheckNodePort": TAKEN,
+                "ports": [{"port": 80}],
+            },
+        });
+        plane.create(SERVICES, &service);
+        let is_of_subject = |event: &Value| {
+            let controller = event["reportingController"].as_str().unwrap_or_default();
+            controller.contains(self.name) && event["reason"] == "FailedToStartServiceHealthcheck"
+        };
+        let found = || {
+            let events = plane.read(EVENTS)?;
+            let events = events["items"].as_array()?;
+            events.iter().find(|event| is_of_subject(event)).cloned()
+        };
+        let event = self.await_some("an Event", found);
+        let note = event["note"].as_str().unwrap();
+        assert!(
+            note.contains("node-a") && note.contains(&TAKEN.to_string()),
+            "{note}"
+        );
+        let object = &event["regarding"];
+        let (kind, name) = (&object["kind"], &object["name"]);
+        let (severity, action) = (&event["type"], &event["action"]);
+        writeln!(self.record, "--- {severity} {action} {kind} {name}").unwrap();
+        plane.delete(&format!("{SERVICES}/taken"));
     }
 }
 
@@ -192,6 +237,8 @@ fn play(plane: &ControlPlane, subject: &mut Subject) {
         &[("HEAD", PORT[0], "/"), ("POST", PORT[0], "/healthz?x")],
     );
 
+    subject.record_port_in_use(plane);
+
     let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"});
     plane.patch(&node, &json!({"spec": {"taints": [taint]}}));
     subject.await_answer(HEALTHZ, "/healthz", "503");
@@ -249,6 +296,8 @@ fn health_answers_are_those_of_kube_proxy() {
         let flags = [
             "--hostname-override=node-a",
             "--ipvs-min-sync-period=100ms",
+            // Our Events follow a round.
+            "--ipvs-sync-period=10s",
             "--proxy-mode=ipvs",
             "--conntrack-max-per-core=0",
         ];

@@ -1,0 +1,245 @@
+//! The Services of the cluster, and what each client must see at their frontends.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lab::net::{Answer, Host};
+use serde_json::{Value, json};
+
+use super::scene::Scene;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Client {
+    Pod,
+    Node,
+    Outside,
+}
+
+impl Client {
+    pub(crate) const ALL: [Self; 3] = [Self::Pod, Self::Node, Self::Outside];
+
+    pub(crate) fn host(self, scene: &Scene) -> &Host {
+        match self {
+            Self::Pod => &scene.cluster.pod3,
+            Self::Node => &scene.cluster.node,
+            Self::Outside => &scene.cluster.ext,
+        }
+    }
+}
+
+/// Which clients a frontend serves, and by which endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// All clients, by all endpoints.
+    Cluster,
+    /// `externalTrafficPolicy: Local`: clients outside, by the node's own endpoint and with their own source
+    /// address.
+    Local,
+    /// `loadBalancerSourceRanges`: only the client outside, and not [`stranger`].
+    SourceRanges,
+}
+
+/// An address that clients use, over TCP and over UDP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frontend {
+    pub(crate) tcp: SocketAddr,
+    pub(crate) udp: SocketAddr,
+    policy: Policy,
+}
+
+type ServiceRow = ([&'static str; 2], [u16; 2], Policy);
+
+/// The address of each Service that clients use, of each family, and its ports of TCP and UDP.
+///
+/// Each kind of address belongs to another Service: IPVS finds the connection of an answer by client and
+/// endpoint, so two connections from one port of a client to one port of an endpoint, through two
+/// frontends, are mixed up.
+const SERVICES: [ServiceRow; 6] = [
+    (["10.96.2.1", "fd00:10:96::2:1"], [80, 53], Policy::Cluster),
+    (
+        ["172.18.0.2", "fd00:172:18::2"],
+        [30_081, 30_051],
+        Policy::Cluster,
+    ),
+    (
+        ["198.51.100.22", "2001:db8:100::22"],
+        [80, 53],
+        Policy::Cluster,
+    ),
+    (
+        ["198.51.100.33", "2001:db8:100::33"],
+        [80, 53],
+        Policy::Cluster,
+    ),
+    (
+        ["198.51.100.34", "2001:db8:100::34"],
+        [80, 53],
+        Policy::Local,
+    ),
+    (
+        ["198.51.100.35", "2001:db8:100::35"],
+        [80, 53],
+        Policy::SourceRanges,
+    ),
+];
+
+/// The beginnings of the external and load-balancer addresses.
+const EXTERNAL: [&str; 2] = ["198.51.100.", "2001:db8:100::"];
+
+/// The source ranges, which permit the client outside.
+const RANGES: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/64"];
+
+/// The addresses of the client outside.
+const OUTSIDE: [&str; 2] = ["203.0.113.9", "2001:db8:113::9"];
+
+/// The addresses of the node, one of which masqueraded connections have.
+const NODE: [&str; 6] = [
+    "172.18.0.2",
+    "203.0.113.1",
+    "192.0.2.1",
+    "fd00:172:18::2",
+    "2001:db8:113::1",
+    "2001:db8:2::1",
+];
+
+/// Returns the client whom no source range permits.
+pub(crate) fn stranger(scene: &Scene) -> &Host {
+    &scene.cluster.ext2
+}
+
+/// Returns the ports of all endpoints: Service `n` has the target port `7000 + n`.
+pub(crate) fn target_ports() -> impl Iterator<Item = u16> {
+    (7_000..).take(SERVICES.len())
+}
+
+fn frontends() -> impl Iterator<Item = Frontend> {
+    SERVICES
+        .into_iter()
+        .flat_map(|(addresses, [tcp, udp], policy)| {
+            addresses.map(|address| {
+                let address: IpAddr = address.parse().unwrap();
+                Frontend {
+                    tcp: (address, tcp).into(),
+                    udp: (address, udp).into(),
+                    policy,
+                }
+            })
+        })
+}
+
+/// Returns each client with each frontend that serves it, client by client.
+pub(crate) fn served() -> impl Iterator<Item = (Client, Frontend)> {
+    let pairs = |client| frontends().map(move |frontend| (client, frontend));
+    let all = Client::ALL.into_iter().flat_map(pairs);
+    all.filter(|(client, frontend)| {
+        frontend.policy != Policy::SourceRanges || *client == Client::Outside
+    })
+}
+
+/// Returns the frontends that must refuse [`stranger`].
+pub(crate) fn restricted() -> impl Iterator<Item = Frontend> {
+    frontends().filter(|frontend| frontend.policy == Policy::SourceRanges)
+}
+
+impl Frontend {
+    /// Returns whether the frontend's rules permit that `client` gets this answer.
+    pub(crate) fn permits(self, client: Client, answer: &Answer) -> bool {
+        match (self.policy, client) {
+            (Policy::Local, Client::Outside) => {
+                answer.backend() == Some("pod1") && has_source(answer, &OUTSIDE)
+            }
+            _ => answer.backend().is_some(),
+        }
+    }
+
+    /// Returns whether a service proxy that answers so has all its rules for this frontend.
+    pub(crate) fn is_complete(self, client: Client, answer: &Answer) -> bool {
+        let is_masqueraded = self.policy == Policy::Cluster && client == Client::Outside;
+        self.permits(client, answer) && (!is_masqueraded || has_source(answer, &NODE))
+    }
+}
+
+fn has_source(answer: &Answer, addresses: &[&str]) -> bool {
+    let source = answer.source();
+    source.is_some_and(|source| addresses.contains(&&*source.to_string()))
+}
+
+/// Returns all objects of the cluster.
+pub(crate) fn objects() -> Vec<Value> {
+    let cluster = [
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+            "status": {"addresses": [
+                {"type": "InternalIP", "address": "172.18.0.2"},
+                {"type": "InternalIP", "address": "fd00:172:18::2"},
+            ]},
+        }),
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes"},
+            "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
+        }),
+    ];
+    let services = target_ports().zip(SERVICES).enumerate().flat_map(service);
+    cluster.into_iter().chain(services).collect()
+}
+
+/// Returns a Service with addresses of all kinds, and its endpoints on both nodes.
+fn service((number, (target_port, (_, _, policy))): (usize, (u16, ServiceRow))) -> [Value; 3] {
+    let name = format!("web{number}");
+    let (v4, v6) = (
+        format!("10.96.2.{}", number + 1),
+        format!("fd00:10:96::2:{}", number + 1),
+    );
+    let ports = json!([
+        {"name": "http", "port": 80, "nodePort": 30_080 + number, "targetPort": target_port, "protocol": "TCP"},
+        {"name": "dns", "port": 53, "nodePort": 30_050 + number, "targetPort": target_port, "protocol": "UDP"},
+    ]);
+    let external = |first: usize| EXTERNAL.map(|range| format!("{range}{}", first + number));
+    let ingress = external(30).map(|address| json!({"ip": address, "ipMode": "VIP"}));
+    let mut service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"namespace": "default", "name": name},
+        "spec": {
+            "type": "LoadBalancer",
+            "clusterIP": v4, "clusterIPs": [v4, v6],
+            "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
+            "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
+            "sessionAffinity": "None",
+            "externalIPs": external(20),
+            "ports": ports,
+        },
+        "status": {"loadBalancer": {"ingress": ingress}},
+    });
+    match policy {
+        Policy::Cluster => {}
+        Policy::Local => {
+            service["spec"]["externalTrafficPolicy"] = json!("Local");
+            service["spec"]["healthCheckNodePort"] = json!(30_090);
+        }
+        Policy::SourceRanges => {
+            service["spec"]["loadBalancerSourceRanges"] = json!(RANGES);
+        }
+    }
+    let slice = |family: &str, [here, there]: [&str; 2]| {
+        let endpoint = |address: &str, node: &str| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": "default", "name": format!("{name}-{}", family.to_lowercase()),
+                "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": family,
+            "ports": [
+                {"name": "http", "port": target_port, "protocol": "TCP"},
+                {"name": "dns", "port": target_port, "protocol": "UDP"},
+            ],
+            "endpoints": [endpoint(here, "node-a"), endpoint(there, "node-b")],
+        })
+    };
+    [
+        slice("IPv4", ["10.244.1.2", "10.244.2.2"]),
+        slice("IPv6", ["fd00:244:1::2", "fd00:244:2::2"]),
+        service,
+    ]
+}
