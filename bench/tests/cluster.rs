@@ -77,7 +77,10 @@ fn a_tiny_cluster_is_measured() {
     }
     assert!(steps[1]["latency"]["max"].as_f64().unwrap() > 0.0);
     assert_eq!(steps[1]["changes"], 20);
-    assert_eq!(steps[2]["cost"]["messages"]["requests"], 0, "{}", steps[2]);
+    // A resync in this time reads single objects, too, such as the generation of the packet rules. Changes of
+    // 20 Services would be at least 20 requests.
+    let requests = &steps[2]["cost"]["messages"]["requests"];
+    assert!(requests.as_u64().unwrap() < 5, "{}", steps[2]);
 
     let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
     assert!(
