@@ -134,9 +134,13 @@ impl Machine {
         thread::Builder::new()
             .name("lab-line".into())
             .spawn(move || {
-                // An error on the line means the same as its end: the kernel has ended.
-                let _broken = line.listen(ours, &ready);
+                // An error on the line means the same as its end: the kernel has ended, or it hangs and is of
+                // no more use.
+                let _broken = line.listen(ours, silence(), &ready);
                 line.close();
+                if line.is_silent() {
+                    let _gone = kill_process_group(group, Signal::KILL);
+                }
             })
             .context("starting a thread")?;
         let line = Arc::clone(&machine.line);
@@ -174,6 +178,11 @@ impl Machine {
     /// Returns the cost of a system call in the guest, measured when it booted.
     pub fn syscall_cost(&self) -> Duration {
         self.greeting.syscall_cost
+    }
+
+    /// Returns whether the kernel was killed because it gave no sign of life.
+    pub fn has_hung(&self) -> bool {
+        self.line.is_silent()
     }
 
     /// Returns the process group of the kernel; killing it ends the machine.
@@ -267,6 +276,13 @@ impl Drop for Machine {
     }
 }
 
+/// Returns the time without a sign of life after which a kernel hangs: `LAB_SILENCE` seconds, or a default.
+fn silence() -> Duration {
+    let seconds = env::var(SILENCE).ok();
+    let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+    seconds.map_or(LONGEST_SILENCE, Duration::from_secs)
+}
+
 /// Locks `mutex`, even if a thread panicked while it held the lock.
 ///
 /// The guarded data is consistent after every statement, so a panic cannot leave it half changed.
@@ -282,4 +298,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const DIRECTORY: &str = "LAB_DIRECTORY";
 /// The limit for a boot, which takes half a second on an idle host.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+const SILENCE: &str = "LAB_SILENCE";
+/// A guest gives a sign of life every 2 s, unless a system call in it takes longer: it has one processor.
+const LONGEST_SILENCE: Duration = Duration::from_secs(150);
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(60);

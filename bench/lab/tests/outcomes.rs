@@ -8,6 +8,7 @@ use std::{
 };
 
 use lab::kernel;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 #[test]
 fn a_panic_in_the_guest_fails_the_test_with_its_message() {
@@ -50,6 +51,20 @@ fn a_test_that_hangs_is_killed() {
     assert!(!failed.status.success());
     let words = words(&failed);
     assert!(words.contains("was killed after 1 s"), "{words}");
+}
+
+#[test]
+fn a_test_whose_kernel_hangs_runs_again_on_a_new_machine() {
+    let Some(passed) = run("fixture_is_stopped_once", &[("LAB_SILENCE", "5")]) else {
+        return;
+    };
+    let words = words(&passed);
+    assert!(passed.status.success(), "{words}");
+    assert!(words.contains("gave no sign of life"), "{words}");
+    assert!(
+        words.contains("fixture_is_stopped_once runs again on a new machine"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -122,6 +137,34 @@ fn a_kernel_that_dies_is_reported() {
     let said = words(&failed);
     assert!(!failed.status.success(), "{said}");
     assert!(said.contains("died while booting"), "{said}");
+}
+
+/// Stops the first kernel that this process starts.
+fn stop_a_kernel() {
+    sleep(Duration::from_secs(3));
+    let parent = process::id().to_string();
+    let is_child = |stat: &str| {
+        // The fields after the name: state, parent.
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        fields.split_whitespace().nth(1) == Some(&*parent)
+    };
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let process = entry.file_name().to_str().and_then(|it| it.parse().ok());
+        if let Some(kernel) = process.and_then(Pid::from_raw).filter(|_| is_child(&stat)) {
+            kill_process_group(kernel, Signal::STOP).expect("the kernel is ours");
+            return;
+        }
+    }
+}
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_is_stopped_once() {
+    if !fixtures_run_here() {
+        std::thread::spawn(stop_a_kernel);
+    }
+    lab::test(|| sleep(Duration::from_secs(8)));
 }
 
 #[test]

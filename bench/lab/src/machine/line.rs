@@ -7,8 +7,10 @@ use std::{
     os::unix::net::UnixStream,
     sync::{
         Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
         mpsc::{Sender, SyncSender},
     },
+    time::Duration,
 };
 
 use super::{Greeting, lock, running::Event};
@@ -25,6 +27,8 @@ pub(super) struct Line {
     /// Bytes that may be sent now; `None` after the kernel has ended.
     room: Mutex<Option<usize>>,
     more_room: Condvar,
+    /// Whether the guest sent nothing for too long.
+    is_silent: AtomicBool,
 }
 
 /// The channels for the frames of one job.
@@ -43,7 +47,13 @@ impl Line {
             ports: Mutex::new(Some(HashMap::new())),
             room: Mutex::new(Some(LINE_WINDOW)),
             more_room: Condvar::new(),
+            is_silent: AtomicBool::new(false),
         }
+    }
+
+    /// Returns whether [`listen`](Self::listen) ended because the guest sent nothing for too long.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
     }
 
     /// Sends one frame, no faster than the guest reads.
@@ -78,10 +88,26 @@ impl Line {
         }
     }
 
-    /// Passes the guest's frames to their jobs until the line ends.
-    pub(super) fn listen(&self, socket: UnixStream, ready: &Sender<Greeting>) -> io::Result<()> {
+    /// Passes the guest's frames to their jobs until the line ends, or until no frame arrives for
+    /// `silence`.
+    pub(super) fn listen(
+        &self,
+        socket: UnixStream,
+        silence: Duration,
+        ready: &Sender<Greeting>,
+    ) -> io::Result<()> {
+        socket.set_read_timeout(Some(silence))?;
         let mut socket = BufReader::new(socket);
-        while let Some(frame) = Frame::read(&mut socket)? {
+        let mut next = || {
+            let read = Frame::read(&mut socket);
+            // The error of a read timeout.
+            let is_silent = |error: &io::Error| error.kind() == ErrorKind::WouldBlock;
+            if read.as_ref().is_err_and(is_silent) {
+                self.is_silent.store(true, Ordering::Relaxed);
+            }
+            read
+        };
+        while let Some(frame) = next()? {
             let event = match frame.kind {
                 Kind::Ready => {
                     let greeting = Greeting::decode(&frame.body)
