@@ -184,7 +184,8 @@ fn play(plane: &ControlPlane, subject: &mut Subject) {
     let health = [("GET", HEALTHZ, "/healthz"), ("GET", HEALTHZ, "/livez")];
     subject.await_answer(HEALTHZ, "/healthz", "200 OK");
     subject.record("serving", &health);
-    let configz = ask("GET", METRICS, "/configz").unwrap();
+    // Each server begins to listen at a time of its own.
+    let configz = subject.await_some("/configz", || ask("GET", METRICS, "/configz"));
     let (head, body) = configz.split_once("\n\n").unwrap();
     let body: Value = serde_json::from_str(body).unwrap();
     // Sorted: the order of keys has no meaning.
