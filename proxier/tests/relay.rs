@@ -73,29 +73,36 @@ fn open(relay: &mut Relay, pool: &Arc<EndpointPool>) -> (SocketAddr, Listening) 
     (address, listening)
 }
 
-/// Starts an endpoint that sends `name`, then returns each byte, and after the client's last byte sends `.`.
-fn endpoint(name: &'static str) -> SocketAddr {
+/// Starts an endpoint that calls `each` with each connection, on a thread of its own.
+fn serve(each: impl Fn(TcpStream) + Copy + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            std::thread::spawn(move || {
-                let mut buffer = [0; 65_536];
-                let _ = stream.write_all(name.as_bytes());
-                while let Ok(length) = stream.read(&mut buffer) {
-                    if length == 0 {
-                        let _ = stream.write_all(b".");
-                        return;
-                    }
-                    if stream.write_all(&buffer[..length]).is_err() {
-                        return;
-                    }
-                }
-            });
+            let stream = stream.unwrap();
+            std::thread::spawn(move || each(stream));
         }
     });
     address
+}
+
+/// Starts an endpoint that sends `name`, then returns each byte, and after the client's last byte sends `.`.
+fn endpoint(name: &'static str) -> SocketAddr {
+    serve(move |stream| echo(name, stream))
+}
+
+fn echo(name: &str, mut stream: TcpStream) {
+    let mut buffer = [0; 65_536];
+    let _ = stream.write_all(name.as_bytes());
+    while let Ok(length) = stream.read(&mut buffer) {
+        if length == 0 {
+            let _ = stream.write_all(b".");
+            return;
+        }
+        if stream.write_all(&buffer[..length]).is_err() {
+            return;
+        }
+    }
 }
 
 fn connect(address: SocketAddr) -> TcpStream {

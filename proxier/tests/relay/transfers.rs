@@ -15,24 +15,16 @@ static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
 
 /// Starts an endpoint that sends [`LENGTH`] bytes to each client, some of them in small pieces, and then ends.
 fn source() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            std::thread::spawn(move || {
-                let (large, rest) = BYTES.split_at(LENGTH / 2);
-                let (small, last) = rest.split_at(100_000);
-                // A client that leaves ends the transfer.
-                let _ = stream.write_all(large);
-                for piece in small.chunks(1_000) {
-                    let _ = stream.write_all(piece);
-                }
-                let _ = stream.write_all(last);
-            });
+    serve(|mut stream| {
+        let (large, rest) = BYTES.split_at(LENGTH / 2);
+        let (small, last) = rest.split_at(100_000);
+        // A client that leaves ends the transfer.
+        let _ = stream.write_all(large);
+        for piece in small.chunks(1_000) {
+            let _ = stream.write_all(piece);
         }
-    });
-    address
+        let _ = stream.write_all(last);
+    })
 }
 
 /// Connects with a receive buffer of at most `buffer` bytes, so that little waits in the kernel.
