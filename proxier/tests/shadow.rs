@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use api_server::Manifest;
 use ipvs_netlink as ipvs;
+use lab::net::Cluster;
 use proxier::testing::dataplane::fake::FakeKernel;
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::frontend::Frontend;
@@ -29,16 +30,6 @@ use serde_json::json;
 mod recorded;
 
 use recorded::{Table, conformance};
-
-/// The addresses of the node on which kube-proxy ran.
-const NODE_ADDRESSES: [&str; 6] = [
-    "172.18.0.2",
-    "192.0.2.1",
-    "203.0.113.1",
-    "2001:db8:113::1",
-    "2001:db8:2::1",
-    "fd00:172:18::2",
-];
 
 /// Parses `TCP 10.96.0.1:443`.
 fn key(frontend: &str) -> ipvs::ServiceKey {
@@ -79,7 +70,8 @@ fn server(frontend: &str, scheduler: &str, destinations: &BTreeSet<String>) -> O
 /// Returns a kernel that kube-proxy left: virtual servers, and their addresses on `kube-ipvs0`.
 fn kernel(table: &Table) -> FakeKernel {
     let mut kernel = FakeKernel::default();
-    let addresses = NODE_ADDRESSES.map(|address| address.parse::<IpAddr>().unwrap());
+    // kube-proxy ran on this node.
+    let addresses = Cluster::NODE_ADDRESSES.map(|address| address.parse::<IpAddr>().unwrap());
     kernel.machine.addresses = addresses.into();
     kernel.state.carrier = Some(Carrier {
         is_ours: false,

@@ -32,15 +32,6 @@ pub(crate) struct Scene {
 /// saw an address of the node or the service address.
 pub(crate) type Answers = BTreeSet<String>;
 
-const NODE_ADDRESSES: [&str; 6] = [
-    "172.18.0.2",
-    "203.0.113.1",
-    "192.0.2.1",
-    "fd00:172:18::2",
-    "2001:db8:113::1",
-    "2001:db8:2::1",
-];
-
 fn cluster_networks() -> LocalMode {
     let networks = ["10.244.0.0/16", "fd00:244::/32"];
     LocalMode::ClusterCidr(networks.map(|text| text.parse::<Cidr>().unwrap()).into())
@@ -223,7 +214,7 @@ fn words(client: &str, to: IpAddr, answer: &Answer) -> String {
         return answer.to_string();
     };
     let source = source.to_string();
-    let is_node = NODE_ADDRESSES.contains(&source.as_str());
+    let is_node = Cluster::NODE_ADDRESSES.contains(&source.as_str());
     let who = match client {
         "node" if is_node => "node",
         _ if CLIENTS.contains(&(client, &*source)) => "client",

@@ -92,16 +92,6 @@ const RANGES: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/64"];
 /// The addresses of the client outside.
 const OUTSIDE: [&str; 2] = ["203.0.113.9", "2001:db8:113::9"];
 
-/// The addresses of the node, one of which masqueraded connections have.
-const NODE: [&str; 6] = [
-    "172.18.0.2",
-    "203.0.113.1",
-    "192.0.2.1",
-    "fd00:172:18::2",
-    "2001:db8:113::1",
-    "2001:db8:2::1",
-];
-
 /// Returns the client whom no source range permits.
 pub(crate) fn stranger(scene: &Scene) -> &Host {
     &scene.cluster.ext2
@@ -155,7 +145,8 @@ impl Frontend {
     /// Returns whether a service proxy that answers so has all its rules for this frontend.
     pub(crate) fn is_complete(self, client: Client, answer: &Answer) -> bool {
         let is_masqueraded = self.policy == Policy::Cluster && client == Client::Outside;
-        self.permits(client, answer) && (!is_masqueraded || has_source(answer, &NODE))
+        self.permits(client, answer)
+            && (!is_masqueraded || has_source(answer, &lab::net::Cluster::NODE_ADDRESSES))
     }
 }
 

@@ -95,6 +95,16 @@ impl Cluster {
         cluster
     }
 
+    /// The addresses of `node`, one of which masqueraded connections have.
+    pub const NODE_ADDRESSES: [&str; 6] = [
+        "172.18.0.2",
+        "203.0.113.1",
+        "192.0.2.1",
+        "fd00:172:18::2",
+        "2001:db8:113::1",
+        "2001:db8:2::1",
+    ];
+
     /// The TCP ports of every pod.
     pub const TCP_PORTS: [u16; 6] = [3000, 5353, 8080, 8081, 8443, 9376];
 
