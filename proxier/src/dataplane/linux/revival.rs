@@ -31,6 +31,11 @@ pub(super) struct RemovalOrder {
 }
 
 impl RemovalOrder {
+    /// Returns whether an order was learnt.
+    pub(super) fn is_known(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
     /// Learns from a look that showed these virtual servers and no difference.
     pub(super) fn learn(
         &mut self,

@@ -70,14 +70,15 @@ pub(super) fn apply(
     outcomes.resize(first + ops.len(), Ok(()));
     let mut outcomes = &mut outcomes[first..];
     let is_addition = |op: &Op| matches!(op, Op::AddDestination(..));
-    // Fewer Ops share datagrams, whatever they do.
-    let has_many = ops.iter().filter(|op| is_addition(op)).count() >= revival::MANY;
+    // Fewer Ops share datagrams, whatever they do. After a start no order is known.
+    let has_many =
+        order.is_known() && ops.iter().filter(|op| is_addition(op)).count() >= revival::MANY;
     for run in ops.chunk_by(|one, next| !has_many || is_addition(one) == is_addition(next)) {
-        let order = match has_many && run.first().is_some_and(is_addition) {
-            true => order.newest_first(run),
-            false => (0..run.len()).collect(),
+        let result = match has_many && run.first().is_some_and(is_addition) {
+            true => apply_run(client, run, order.newest_first(run), outcomes),
+            false => apply_run(client, run, 0..run.len(), outcomes),
         };
-        if let Err(error) = apply_run(client, run, &order, outcomes) {
+        if let Err(error) = result {
             outcomes.fill(Err(Box::new(error.into())));
             return;
         }
@@ -89,10 +90,15 @@ pub(super) fn apply(
 fn apply_run(
     client: &mut ipvs::Client,
     ops: &[Op],
-    order: &[usize],
+    order: impl IntoIterator<Item = usize>,
     outcomes: &mut [Outcome],
 ) -> ipvs::Result<()> {
-    for positions in order.chunks(CHUNK_OPS) {
+    let mut order = order.into_iter();
+    loop {
+        let positions: Vec<usize> = order.by_ref().take(CHUNK_OPS).collect();
+        if positions.is_empty() {
+            return Ok(());
+        }
         let changes = positions
             .iter()
             .filter_map(|&position| change(&ops[position]));
@@ -102,7 +108,6 @@ fn apply_run(
             outcomes[position] = result.map_err(|error| Box::new(Failure::from(*error)));
         }
     }
-    Ok(())
 }
 
 fn change(op: &Op) -> Option<Change> {
