@@ -36,8 +36,8 @@ fn compare(
     portion: Portion,
     ticks_per_second: u32,
 ) -> io::Result<Option<Vec<ipvs::ServiceKey>>> {
-    // While Linux 7.2 moves the virtual servers to a larger table, the file may list one twice and omit
-    // another (`ip_vs_info_array`).
+    // The file may omit a virtual server (`listing::walk`), and list another one twice while Linux 7.2 moves
+    // them to a larger table (`ip_vs_info_array`).
     let most = expected.len().min(portion.limit());
     let mut seen = HashSet::with_capacity(most);
     let mut order = Vec::with_capacity(most);
