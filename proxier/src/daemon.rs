@@ -63,6 +63,9 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// program that deletes our rules in a loop would keep this one busy.
 const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a process that ends because of a failure waits until the API server has its Events.
+const LAST_EVENTS: Duration = Duration::from_secs(5);
+
 /// The time after the other lists at which the log says that our Node is missing. All lists are requested
 /// at the same time, so our Node usually follows within milliseconds.
 const NODE_GRACE: Duration = Duration::from_millis(100);
@@ -186,6 +189,15 @@ impl<D: Dataplane> Daemon<D> {
     pub(crate) fn reporting(mut self, failures: Arc<BindFailures>) -> Self {
         self.events.bind_failures = failures;
         self
+    }
+
+    /// Writes the Events of the present failures, for at most [`LAST_EVENTS`]. The daemon follows the API
+    /// server no longer.
+    pub(crate) fn report_end(&mut self) {
+        if let Some(watch) = self.watch.take() {
+            self.events.report(&watch, &[]);
+            watch.finish(LAST_EVENTS);
+        }
     }
 
     /// Makes the daemon maintain the chain KUBE-MARK-MASQ.

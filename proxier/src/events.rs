@@ -76,7 +76,7 @@ impl Notice {
         Self {
             severity: Severity::Normal,
             occurrence: Occurrence::Once(time(at)),
-            ..Self::node("Starting", "StartProxy", "ipvs-proxier is starting")
+            ..Self::node("Starting", "StartKubeProxy", "ipvs-proxier is starting")
         }
     }
 

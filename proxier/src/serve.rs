@@ -26,6 +26,7 @@ mod statusz;
 mod tests;
 mod view;
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -60,15 +61,31 @@ pub(crate) struct ServeConfig {
     pub(crate) healthz: Option<SocketAddr>,
     /// The address of `/metrics`, `/proxyMode` and others; `None`: no such server.
     pub(crate) metrics: Option<SocketAddr>,
-    /// Whether the process ends if one of these two addresses cannot be bound. If not, binding is tried
-    /// again.
-    pub(crate) bind_hard_fail: bool,
+    /// What follows if one of these two addresses cannot be bound.
+    pub(crate) on_bind_failure: OnBindFailure,
     /// The source of `/metrics`.
     pub(crate) scraper: Scraper,
     /// The limits beyond which the proxy counts as unhealthy.
     pub(crate) limits: Limits,
     /// What `/statusz` and `/configz` say about the process.
     pub(crate) process: ProcessInfo,
+}
+
+/// What follows if the address of `/healthz` or of `/metrics` cannot be bound.
+pub(crate) enum OnBindFailure {
+    /// Binding is tried again.
+    Retry,
+    /// This function asks the process to end, as `bindAddressHardFail` demands.
+    End(Box<dyn Fn() + Send + Sync>),
+}
+
+impl fmt::Debug for OnBindFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Retry => "Retry",
+            Self::End(_) => "End",
+        })
+    }
 }
 
 /// The values that the daemon and the watch share with the servers.
@@ -122,8 +139,8 @@ pub(crate) fn start(config: ServeConfig, sources: Sources) -> io::Result<Running
 }
 
 /// Serves until the future is dropped.
-async fn serve(config: ServeConfig, sources: Sources) {
-    let hard_fail = config.bind_hard_fail;
+async fn serve(mut config: ServeConfig, sources: Sources) {
+    let on_failure = std::mem::replace(&mut config.on_bind_failure, OnBindFailure::Retry);
     let (healthz, metrics) = (config.healthz, config.metrics);
     let health_ports = sources.health_ports.clone();
     let view = Arc::new(view::Viewer::new(config, sources));
@@ -136,7 +153,7 @@ async fn serve(config: ServeConfig, sources: Sources) {
             viewer: view.clone(),
             pool: ConnectionPool::new(MAX_CONNECTIONS),
         };
-        listener::run(address, hard_fail, service).await;
+        listener::run(address, &on_failure, service).await;
     };
     tokio::join!(
         server(healthz, Site::Health),

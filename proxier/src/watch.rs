@@ -35,7 +35,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -219,7 +219,7 @@ where
     }
 }
 
-/// Follows all kinds until the receiver of `messages` is dropped.
+/// Follows all kinds until the receiver of `messages` or the sender of notices is dropped.
 async fn follow<M: From<WatchMessage>>(
     connection: Connection,
     config: &WatchConfig,
@@ -255,8 +255,9 @@ async fn follow<M: From<WatchMessage>>(
             EventWriter::new(&shared.connection, node_name, notices, times)
                 .run()
                 .await;
+        } else {
+            std::future::pending::<()>().await;
         }
-        std::future::pending::<()>().await;
     };
     tokio::select! {
         () = forward(receiver, messages) => {}
@@ -344,6 +345,19 @@ impl Watch {
     /// afterwards.
     pub fn stop(mut self) {
         self.end();
+    }
+
+    /// Writes the reported Events that are due, for at most `limit`, and stops.
+    pub(crate) fn finish(mut self, limit: Duration) {
+        // Without this sender, the writer ends after the last Event, and with it the thread.
+        if self.notices.take().is_none() {
+            return;
+        }
+        let end = Instant::now() + limit;
+        let is_writing = |thread: &JoinHandle<()>| !thread.is_finished() && Instant::now() < end;
+        while self.thread.as_ref().is_some_and(is_writing) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn end(&mut self) {

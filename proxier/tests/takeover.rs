@@ -27,6 +27,9 @@ use scene::Scene;
 /// The number of connections that stay open.
 const CONNECTIONS: usize = 200;
 
+/// The number of connections that are opened while ours serves.
+const CONNECTIONS_OF_OURS: usize = 64;
+
 /// The number of times that our process is killed.
 const KILLS: usize = 10;
 
@@ -68,8 +71,10 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
             }
         });
         assert_eq!(scene.leftovers(), Vec::<String>::new());
+        // Those of the Pod and of the node at the policy Local use virtual servers of firewall marks.
+        traffic.open_more(&scene, CONNECTIONS_OF_OURS);
 
-        let mut theirs = traffic.during("the way back", &scene, || {
+        let (mut theirs, mut cleanup) = traffic.during("the way back", &scene, || {
             ours.terminate();
             let theirs = scene.kube_proxy("ipvs");
             // It starts, so ours stays.
@@ -83,13 +88,22 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
             );
             assert!(!preview.contains("delete service TCP"), "{preview}");
             assert_ne!(scene.ours(), Vec::<String>::new());
-            scene.cleanup(&[]);
-            theirs
+            let cleanup = scene.start_cleanup();
+            cleanup.eventually("all but the marks is removed", || {
+                let left = scene.ours();
+                let is_mark = |line: &String| line.starts_with("FWM");
+                let may_stay = |line: &String| is_mark(line) || line.ends_with("/state");
+                left.iter().any(is_mark) && left.iter().all(may_stay)
+            });
+            (theirs, cleanup)
         });
-        assert_eq!(scene.ours(), Vec::<String>::new());
         traffic.during("the end", &scene, || {
-            std::thread::sleep(Duration::from_secs(2))
+            std::thread::sleep(2 * scene::SYNC_PERIOD)
         });
+        assert!(cleanup.is_running());
+        traffic.keep(CONNECTIONS);
+        cleanup.await_success("the connections through the marks have ended");
+        assert_eq!(scene.ours(), Vec::<String>::new());
         theirs.terminate();
         traffic.assert_nothing_was_lost();
     });

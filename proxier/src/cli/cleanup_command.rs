@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
+use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::clock;
 use crate::dataplane::linux::Linux;
 use crate::dataplane::{Dataplane as _, Outcome};
@@ -30,6 +30,7 @@ use crate::report::NamedOp;
 use crate::sync::Proxier;
 use successor::Successor;
 
+mod handover;
 mod kube_proxy;
 mod successor;
 
@@ -54,6 +55,11 @@ pub(super) struct Flags {
 
     #[command(flatten)]
     pub(super) successor: SuccessorFlag,
+
+    /// With a kube-proxy that serves again: how long connections continue that it cannot take over, those of
+    /// Pods and of the node to external addresses of Services with policy Local; 0 closes them at once.
+    #[arg(long, value_name = "DURATION", default_value = "1h")]
+    pub(super) drain_timeout: DurationFlag,
 
     #[command(flatten)]
     pub(super) dry_run: DryRunFlag,
@@ -287,21 +293,6 @@ impl<'a> Cleanup<'a> {
         // reject.
         self.remove_rules()?;
         Ok(true)
-    }
-
-    /// Removes the objects of ours that kube-proxy does not use. Returns whether all Ops succeeded.
-    fn hand_over(&mut self) -> anyhow::Result<bool> {
-        // The rules come first: without them no packet gets an inside mark, so kube-proxy's virtual server
-        // takes the next connection, and not the marked one that the Ops delete.
-        self.remove_rules()?;
-        let ops = self.planned()?;
-        let outcomes = self.proxier.dataplane().apply(&ops);
-        self.report(&ops, &outcomes);
-        self.proxier.dataplane().release_carrier()?;
-        for failure in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
-            tracing::error!("{failure}");
-        }
-        Ok(outcomes.iter().all(Outcome::is_ok))
     }
 
     /// Logs the Ops that succeeded.

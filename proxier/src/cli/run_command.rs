@@ -30,7 +30,7 @@ use crate::instruments::{self, Exporter};
 use crate::nftables::{ForeignChains, MarkChains};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::predecessor::MarkChainUse;
-use crate::serve::{self, BindFailures, Sources};
+use crate::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::sync::Proxier;
 use crate::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
 use crate::watch::Watch;
@@ -238,6 +238,7 @@ impl Flags {
             sync: settings.sync_period,
             min_sync: settings.min_sync_period,
         };
+        let on_bind_failure = inbox.on_bind_failure(setup);
         // A process that exits after one round may end before its Events are written.
         let follower = (self.events.times().filter(|_| !self.once), inbox.sender);
         let watch = setup.follow(&self.node.source, kind, follower)?;
@@ -264,9 +265,13 @@ impl Flags {
             return Ok((daemon, code));
         }
         let scraper = self.serve.scraper(exporter, owners);
-        let config = self.serve.config(setup, resolved, scraper);
+        let config = (self.serve).config(setup, resolved, scraper, on_bind_failure);
         let _servers = serve::start(config, sources).context("starting the HTTP servers")?;
         daemon.run(&inbox.messages);
+        if inbox.has_bind_failure.load(Ordering::Relaxed) {
+            daemon.report_end();
+            return Ok((daemon, ExitCode::FAILURE));
+        }
         let code = match inbox.has_new_config {
             Some(changed) if changed.load(Ordering::Relaxed) => ExitCode::FAILURE,
             _ => ExitCode::SUCCESS,
@@ -306,6 +311,7 @@ impl Flags {
                 ipvs_exclude_cidrs: settings.exclude,
             },
             successor: cleanup_command::SuccessorFlag::GONE,
+            drain_timeout: self.node.drain_timeout,
             dry_run: self.dry_run,
         };
         flags.run(cleanup_command::CleanupScope::OursAndKubeProxys)
@@ -346,6 +352,8 @@ struct Inbox {
     messages: Receiver<Message>,
     /// Becomes `true` if the process stops because its configuration file changed; `None` without a file.
     has_new_config: Option<Arc<AtomicBool>>,
+    /// Becomes `true` if the process stops because a server could not listen (`bindAddressHardFail`).
+    has_bind_failure: Arc<AtomicBool>,
 }
 
 impl Inbox {
@@ -359,7 +367,22 @@ impl Inbox {
             sender,
             messages,
             has_new_config: has_new_config.transpose()?,
+            has_bind_failure: Arc::default(),
         })
+    }
+
+    /// Returns what a server does that cannot listen. A process that ends so stops as on a signal, so that
+    /// its Event is written.
+    fn on_bind_failure(&self, setup: &Setup) -> OnBindFailure {
+        if !setup.settings.servers.hard_fail {
+            return OnBindFailure::Retry;
+        }
+        let (sender, has_failed) = (self.sender.clone(), self.has_bind_failure.clone());
+        OnBindFailure::End(Box::new(move || {
+            has_failed.store(true, Ordering::Relaxed);
+            // Fails if the daemon has stopped already.
+            let _ = sender.send(Message::Stop);
+        }))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::config::{Configuration, Resolved};
 use crate::health::Limits;
 use crate::instruments::Exporter;
 use crate::model::Family;
-use crate::serve::{ProcessInfo, Scraper, ServeConfig};
+use crate::serve::{OnBindFailure, ProcessInfo, Scraper, ServeConfig};
 use crate::traffic::Owners;
 
 /// Flags about the HTTP servers that kube-proxy does not have.
@@ -56,6 +56,7 @@ impl ServeFlags {
         setup: &Setup,
         resolved: &Resolved,
         scraper: Scraper,
+        on_bind_failure: OnBindFailure,
     ) -> ServeConfig {
         let settings = &setup.settings;
         // As in kube-proxy.
@@ -70,7 +71,7 @@ impl ServeFlags {
         ServeConfig {
             healthz: settings.servers.healthz,
             metrics: settings.servers.metrics,
-            bind_hard_fail: settings.servers.hard_fail,
+            on_bind_failure,
             scraper,
             limits: Limits {
                 freshness,

@@ -70,7 +70,8 @@ impl Reporter {
         }
     }
 
-    fn report(&self, watch: &Watch, problems: &[Problem]) {
+    /// Reports the present failures and these Problems.
+    pub(super) fn report(&self, watch: &Watch, problems: &[Problem]) {
         let failures = [&self.round, &self.rules, &self.ops].into_iter().flatten();
         let own = std::iter::once(&self.starting).chain(failures).cloned();
         let own = own.chain(self.bind_failures.notices());

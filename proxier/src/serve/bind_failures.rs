@@ -11,7 +11,7 @@ use crate::model::ObjectName;
 
 /// The present failures. The servers write them; the daemon reports them after each round.
 ///
-/// The reasons are kube-proxy's, so that alerts on them still work.
+/// Reasons and actions are kube-proxy's, so that alerts on them still work.
 #[derive(Debug, Default)]
 pub(crate) struct BindFailures {
     node_name: String,
@@ -53,9 +53,11 @@ impl BindFailures {
             },
             (Site::HealthPort { .. }, None) => return,
             (Site::Health, _) => {
-                Notice::node("FailedToStartProxierHealthcheck", "StartProxy", &note)
+                Notice::node("FailedToStartProxierHealthcheck", "StartKubeProxy", &note)
             }
-            (Site::Metrics, _) => Notice::node("FailedToStartMetricServer", "StartProxy", &note),
+            (Site::Metrics, _) => {
+                Notice::node("FailedToStartMetricServer", "StartKubeProxy", &note)
+            }
         };
         self.lock().insert(address, notice);
     }

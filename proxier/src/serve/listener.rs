@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::answer::Site;
 use super::pool::ConnectionPool;
 use super::view::Viewer;
-use super::{BIND_PAUSE, socket};
+use super::{BIND_PAUSE, OnBindFailure, socket};
 
 /// Time limit for the head of a request, and between two requests of a connection.
 ///
@@ -44,9 +44,8 @@ pub(super) struct HttpService {
 
 /// Serves at `address`; binds it first, and tries again until that succeeds.
 ///
-/// With `hard_fail`, the process ends if the address cannot be bound, as in kube-proxy with
-/// `bindAddressHardFail`.
-pub(super) async fn run(address: SocketAddr, hard_fail: bool, service: HttpService) {
+/// After [`OnBindFailure::End`] it does not try again, as in kube-proxy.
+pub(super) async fn run(address: SocketAddr, on_failure: &OnBindFailure, service: HttpService) {
     let what = service.site;
     let failures = service.viewer.bind_failures();
     let mut last = String::new();
@@ -57,12 +56,13 @@ pub(super) async fn run(address: SocketAddr, hard_fail: bool, service: HttpServi
         };
         failures.add(what, address, None, &error);
         let error = error.to_string();
-        if hard_fail {
+        if let OnBindFailure::End(end) = on_failure {
             tracing::error!(
                 "{what} cannot listen on {address}: {error}; exiting, because bindAddressHardFail is \
                  set. The kernel keeps its state and continues to serve"
             );
-            std::process::exit(1);
+            end();
+            return std::future::pending().await;
         }
         // An unchanged reason is not logged again: the address may stay in use for days.
         if error != last {

@@ -39,6 +39,10 @@ fn start() -> Running {
 }
 
 fn start_at(healthz: SocketAddr) -> Running {
+    start_with(healthz, OnBindFailure::Retry)
+}
+
+fn start_with(healthz: SocketAddr, on_bind_failure: OnBindFailure) -> Running {
     let sources = Sources {
         board: Arc::default(),
         health_ports: Arc::default(),
@@ -54,7 +58,7 @@ fn start_at(healthz: SocketAddr) -> Running {
         healthz: Some(healthz),
         metrics: Some(metrics),
         scraper: Scraper::new(Exporter::local(), Arc::new(Owners::new(0)), 0),
-        bind_hard_fail: false,
+        on_bind_failure,
         limits: Limits {
             freshness: Duration::from_secs(60),
             kernel: None,
@@ -183,6 +187,25 @@ fn an_address_in_use_is_bound_when_it_is_free() {
     drop(taken);
     assert!(get(running.healthz, "/livez").starts_with("HTTP/1.1 200"));
     assert_eq!(running.failures(), []);
+}
+
+#[test]
+fn an_address_in_use_asks_for_the_end_once_with_hard_failures() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let at = taken.local_addr().unwrap();
+    let (asked, end) = std::sync::mpsc::channel();
+    let ask = OnBindFailure::End(Box::new(move || asked.send(()).unwrap()));
+    let running = start_with(at, ask);
+    end.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(
+        running.failures()[0].reason,
+        "FailedToStartProxierHealthcheck"
+    );
+    drop(taken);
+    // The other server goes on, and the failed one does not try again.
+    assert!(get(running.metrics, "/proxyMode").starts_with("HTTP/1.1 200"));
+    assert!(end.recv_timeout(BIND_PAUSE + BIND_PAUSE / 5).is_err());
+    assert!(TcpStream::connect(at).is_err());
 }
 
 #[test]

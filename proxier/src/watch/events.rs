@@ -43,7 +43,7 @@ impl<'a> EventWriter<'a> {
         }
     }
 
-    /// Writes Events until the sender of notices is dropped.
+    /// Writes Events until the sender of notices is dropped, then those that are due.
     pub(super) async fn run(mut self) {
         loop {
             let now = clock::since_boot();
@@ -52,7 +52,7 @@ impl<'a> EventWriter<'a> {
             tokio::select! {
                 changed = self.notices.changed() => {
                     if changed.is_err() {
-                        return;
+                        break;
                     }
                     let present = self.notices.borrow_and_update();
                     self.book.set(&present, clock::since_boot());
@@ -63,6 +63,9 @@ impl<'a> EventWriter<'a> {
                     }
                 }
             }
+        }
+        while let Some(task) = self.book.take(clock::since_boot()) {
+            self.perform(&task).await;
         }
     }
 

@@ -49,18 +49,7 @@ impl Traffic {
     /// The service proxy must be complete.
     #[track_caller]
     pub(crate) fn open(scene: &Scene, count: usize) -> Self {
-        let pairs: Vec<_> = services::served().collect();
-        let open = pairs.iter().cycle().take(count);
-        let open = open.map(|&(client, frontend)| {
-            let connection = client.host(scene).connect_within(frontend.tcp, PATIENCE);
-            Open {
-                connection: connection
-                    .unwrap_or_else(|answer| panic!("{client:?} to {}: {answer}", frontend.tcp)),
-                client,
-                frontend,
-            }
-        });
-        let dialogues = pairs.iter().map(|&(client, frontend)| {
+        let dialogues = services::served().map(|(client, frontend)| {
             let mut socket = client.host(scene).udp_client(frontend.udp);
             let first = socket.ask();
             assert!(
@@ -75,12 +64,34 @@ impl Traffic {
                 first,
             }
         });
-        Self {
-            open: open.collect(),
+        let mut traffic = Self {
+            open: Vec::new(),
             dialogues: dialogues.collect(),
             tally: Tally::default(),
             refused: AtomicUsize::new(0),
+        };
+        traffic.open_more(scene, count);
+        traffic
+    }
+
+    /// Opens `count` connections, the same number from each client to each frontend.
+    #[track_caller]
+    pub(crate) fn open_more(&mut self, scene: &Scene, count: usize) {
+        let pairs: Vec<_> = services::served().collect();
+        for &(client, frontend) in pairs.iter().cycle().take(count) {
+            let connection = client.host(scene).connect_within(frontend.tcp, PATIENCE);
+            self.open.push(Open {
+                connection: connection
+                    .unwrap_or_else(|answer| panic!("{client:?} to {}: {answer}", frontend.tcp)),
+                client,
+                frontend,
+            });
         }
+    }
+
+    /// Closes all connections but the first `count`.
+    pub(crate) fn keep(&mut self, count: usize) {
+        self.open.truncate(count);
     }
 
     /// Runs `work` while all clients ask: by new connections, new UDP sockets and in their dialogues. Then
@@ -188,8 +199,8 @@ impl Open {
 impl Dialogue {
     fn go_on(&mut self, phase: &str, tally: &Tally) {
         let answer = self.socket.ask();
-        let is_same = answer.backend() == self.first.backend();
-        let is_right = is_same && self.frontend.permits(self.client, &answer);
+        // The same endpoint, and the same client as the endpoint sees it.
+        let is_right = answer == self.first;
         tally.count(DATAGRAM, &answer, is_right, || {
             let (client, frontend, first) = (self.client, self.frontend.udp, &self.first);
             format!("{phase}: dialogue of {client:?} with {frontend} ({first})")

@@ -75,15 +75,31 @@ impl Process {
         self.child.wait().unwrap();
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits until the process has ended, with success.
+    #[track_caller]
+    pub(crate) fn await_success(&mut self, what: &str) {
+        await_true(what, || !self.is_running());
+        assert!(self.child.wait().unwrap().success(), "{}", self.log());
+    }
+
     /// Waits until `is_true` returns true.
     #[track_caller]
-    pub(crate) fn eventually(&self, what: &str, mut is_true: impl FnMut() -> bool) {
-        let end = Instant::now() + lab::patience(PATIENCE);
-        while !is_true() {
-            assert!(Instant::now() < end, "never came true: {what}");
-            // Most conditions are processes, and the lab has one processor.
-            std::thread::sleep(Duration::from_secs(1));
-        }
+    pub(crate) fn eventually(&self, what: &str, is_true: impl FnMut() -> bool) {
+        await_true(what, is_true);
+    }
+}
+
+#[track_caller]
+fn await_true(what: &str, mut is_true: impl FnMut() -> bool) {
+    let end = Instant::now() + lab::patience(PATIENCE);
+    while !is_true() {
+        assert!(Instant::now() < end, "never came true: {what}");
+        // Most conditions are processes, and the lab has one processor.
+        std::thread::sleep(Duration::from_secs(1));
     }
 }
 

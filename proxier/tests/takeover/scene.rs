@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
 use lab::net::Cluster;
@@ -11,6 +12,9 @@ use tempfile::TempDir;
 
 use super::programs::{Iptables, Process, assets};
 use super::services::{self, Client, Frontend};
+
+/// How often both programs compare the kernel with the cluster.
+pub(crate) const SYNC_PERIOD: Duration = Duration::from_secs(4);
 
 /// Rules that the kubelet makes, and that must stay.
 const OF_KUBELET: [&str; 4] = [
@@ -60,6 +64,7 @@ impl Scene {
                 pod.serve_udp(port);
             }
         }
+        scene.keep_flows();
         let bin = scene.file("bin");
         std::fs::create_dir(&bin).unwrap();
         iptables.link(&bin);
@@ -67,6 +72,15 @@ impl Scene {
             scene.api.apply(object);
         }
         Some(scene)
+    }
+
+    /// Makes the node remember UDP flows for the whole test. A flow that the node forgot is a new one: the
+    /// present rules decide about its source address.
+    fn keep_flows(&self) {
+        for state in ["", "_stream"] {
+            let setting = format!("net.netfilter.nf_conntrack_udp_timeout{state}=3600");
+            self.sh(&format!("sysctl -q {setting}"));
+        }
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
@@ -85,7 +99,7 @@ impl Scene {
             &*master,
             "--hostname-override=node-a",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/32",
-            "--ipvs-sync-period=4s",
+            &*format!("--ipvs-sync-period={}s", SYNC_PERIOD.as_secs()),
             "--ipvs-min-sync-period=0s",
         ];
         flags.map(str::to_owned).to_vec()
@@ -115,6 +129,12 @@ impl Scene {
     #[track_caller]
     pub(crate) fn cleanup(&self, flags: &[&str]) -> String {
         self.output(self.our_command("cleanup").args(flags))
+    }
+
+    /// Starts `cleanup`.
+    pub(crate) fn start_cleanup(&self) -> Process {
+        let command = self.our_command("cleanup");
+        Process::start("cleanup", command, &self.file("cleanup.log"))
     }
 
     /// Runs `cleanup` and returns what it prints; `None` if it refuses because kube-proxy starts.
@@ -153,7 +173,7 @@ impl Scene {
     /// Waits until a service proxy has all its rules for these clients.
     #[track_caller]
     pub(crate) fn await_service_for(&self, clients: &[Client], what: &str) {
-        let end = std::time::Instant::now() + lab::patience(std::time::Duration::from_secs(120));
+        let end = Instant::now() + lab::patience(Duration::from_secs(120));
         let is_served = |(client, frontend): (Client, Frontend)| {
             let host = client.host(self);
             let answers = [host.ask_tcp(frontend.tcp), host.ask_udp(frontend.udp)];
@@ -169,11 +189,11 @@ impl Scene {
             if served.all(is_served) && services::restricted().all(is_refused) {
                 return;
             }
-            if std::time::Instant::now() > end {
+            if Instant::now() > end {
                 let theirs = std::fs::read_to_string(self.file("theirs.log")).unwrap_or_default();
                 panic!("never came true: {what}\n{theirs}");
             }
-            std::thread::sleep(std::time::Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(200));
         }
     }
 
