@@ -59,8 +59,9 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
         });
         scene.assert_rules_of_the_kubelet();
         // A virtual server that is deleted and added again counts from 0.
+        let counts = scene.connection_counts();
         for (frontend, count) in conns {
-            let now = scene.connection_counts().get(&frontend).copied();
+            let now = counts.get(&frontend).copied();
             assert!(now >= Some(count), "{frontend}: {now:?}, before {count}");
         }
         traffic.during("kills", &scene, || {
@@ -97,9 +98,7 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
             });
             (theirs, cleanup)
         });
-        traffic.during("the end", &scene, || {
-            std::thread::sleep(2 * scene::SYNC_PERIOD)
-        });
+        traffic.during("the end", &scene, || scene.await_new_service());
         assert!(cleanup.is_running());
         traffic.keep(CONNECTIONS);
         cleanup.await_success("the connections through the marks have ended");

@@ -1,7 +1,7 @@
 //! Clients in a Pod, on the node and outside, who must notice nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::net::{Answer, Connection, UdpClient};
 
@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A datagram: each client has at most two in flight, one of a new socket and one of a dialogue.
 const DATAGRAM: Transport = Transport::Datagram(2 * Client::ALL.len());
 
-/// The pause after each question of a client. Without it, clients use the whole processor of the lab.
-const PACE: Duration = Duration::from_millis(100);
+/// The bounds of the pause after a question.
+const PACE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(100)];
 
 /// All connections, and what they saw so far.
 pub(crate) struct Traffic {
@@ -121,8 +121,7 @@ impl Traffic {
                 scope.spawn(move || {
                     while goes_on() {
                         for dialogue in &mut *dialogues {
-                            dialogue.go_on(phase, tally);
-                            std::thread::sleep(PACE);
+                            paced(|| dialogue.go_on(phase, tally));
                         }
                     }
                 });
@@ -131,15 +130,14 @@ impl Traffic {
                 scope.spawn(move || {
                     let mut socket = services::stranger(scene).udp_client(frontend.udp);
                     while goes_on() {
-                        knock(&mut socket, frontend, phase, tally);
+                        paced(|| knock(&mut socket, frontend, phase, tally));
                         refused.fetch_add(1, Ordering::Relaxed);
                     }
                 });
                 scope.spawn(move || {
                     while goes_on() {
-                        let answer = services::stranger(scene).ask_tcp(frontend.tcp);
-                        refuse(&answer, frontend, phase, tally);
-                        std::thread::sleep(PACE);
+                        let ask = || services::stranger(scene).ask_tcp(frontend.tcp);
+                        refuse(&paced(ask), frontend, phase, tally);
                     }
                 });
             }
@@ -161,25 +159,34 @@ impl Traffic {
     }
 }
 
+/// Asks, and pauses several times as long as that took: so clients leave some of the lab's one processor to
+/// the programs under test, on a slow machine too.
+fn paced<T>(ask: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let answer = ask();
+    let [least, most] = PACE;
+    std::thread::sleep((4 * begin.elapsed()).clamp(least, most));
+    answer
+}
+
 /// Asks each frontend from new sockets.
 fn ask_anew(client: Client, scene: &Scene, phase: &str, tally: &Tally) {
     let host = client.host(scene);
     for (_, frontend) in services::served().filter(|(asking, _)| *asking == client) {
-        let answer = match host.connect_within(frontend.tcp, PATIENCE) {
+        let connect = || match host.connect_within(frontend.tcp, PATIENCE) {
             Ok(connection) => connection.greeting().clone(),
             Err(failure) => failure,
         };
+        let answer = paced(connect);
         let is_right = frontend.permits(client, &answer);
         tally.count(Transport::Stream, &answer, is_right, || {
             format!("{phase}: new connection of {client:?} to {}", frontend.tcp)
         });
-        std::thread::sleep(PACE);
-        let answer = host.ask_udp(frontend.udp);
+        let answer = paced(|| host.ask_udp(frontend.udp));
         let is_right = frontend.permits(client, &answer);
         tally.count(DATAGRAM, &answer, is_right, || {
             format!("{phase}: new socket of {client:?} to {}", frontend.udp)
         });
-        std::thread::sleep(PACE);
     }
 }
 
@@ -210,12 +217,8 @@ impl Dialogue {
 
 /// Asks at a frontend that refuses the client.
 fn knock(socket: &mut UdpClient, frontend: Frontend, phase: &str, tally: &Tally) {
-    let answer = socket.ask_within(PACE);
+    let answer = socket.ask_within(PACE[1]);
     refuse(&answer, frontend, phase, tally);
-    if answer != Answer::Timeout {
-        // A rejection arrives at once.
-        std::thread::sleep(PACE);
-    }
 }
 
 fn refuse(answer: &Answer, frontend: Frontend, phase: &str, tally: &Tally) {

@@ -124,6 +124,8 @@ impl Ours {
     pub(crate) fn start(scene: &Scene) -> Self {
         let mut command = scene.our_command("run");
         command.args(scene.flags());
+        // kube-proxy's leftovers are removed after they were quiet for longer than this.
+        command.arg("--ipvs-sync-period=4s");
         Self(Process::start(
             "ipvs-proxier",
             command,

@@ -13,9 +13,6 @@ use tempfile::TempDir;
 use super::programs::{Iptables, Process, assets};
 use super::services::{self, Client, Frontend};
 
-/// How often both programs compare the kernel with the cluster.
-pub(crate) const SYNC_PERIOD: Duration = Duration::from_secs(4);
-
 /// Rules that the kubelet makes, and that must stay.
 const OF_KUBELET: [&str; 4] = [
     "iptables -t mangle -N KUBE-KUBELET-CANARY",
@@ -99,7 +96,6 @@ impl Scene {
             &*master,
             "--hostname-override=node-a",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/32",
-            &*format!("--ipvs-sync-period={}s", SYNC_PERIOD.as_secs()),
             "--ipvs-min-sync-period=0s",
         ];
         flags.map(str::to_owned).to_vec()
@@ -110,6 +106,7 @@ impl Scene {
         let mut command = Command::new(self.assets.join("kube-proxy"));
         command.args(self.flags());
         command.arg(format!("--proxy-mode={mode}"));
+        // A sync runs about a hundred processes, so the default period leaves the clients more of the lab.
         command.args(["--conntrack-max-per-core=0", "-v=2"]);
         command.env("PATH", self.path());
         Process::start("kube-proxy", command, &self.file("theirs.log"))
@@ -193,6 +190,25 @@ impl Scene {
                 let theirs = std::fs::read_to_string(self.file("theirs.log")).unwrap_or_default();
                 panic!("never came true: {what}\n{theirs}");
             }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Adds a Service, and waits until it is served: so long a service proxy needs for a change.
+    #[track_caller]
+    pub(crate) fn await_new_service(&self) {
+        for object in services::late() {
+            self.api.apply(object);
+        }
+        let end = Instant::now() + lab::patience(Duration::from_secs(120));
+        while self
+            .cluster
+            .pod3
+            .ask_tcp(services::LATE)
+            .backend()
+            .is_none()
+        {
+            assert!(Instant::now() < end, "the new Service is never served");
             std::thread::sleep(Duration::from_millis(200));
         }
     }

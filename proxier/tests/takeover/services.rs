@@ -175,6 +175,17 @@ pub(crate) fn objects() -> Vec<Value> {
     cluster.into_iter().chain(services).collect()
 }
 
+/// Where the Service of [`late`] is served.
+pub(crate) const LATE: &str = "10.96.2.7:80";
+
+/// Returns another Service, with the endpoints of the first.
+pub(crate) fn late() -> [Value; 3] {
+    service((
+        SERVICES.len(),
+        (target_ports().next().unwrap(), SERVICES[0]),
+    ))
+}
+
 /// Returns a Service with addresses of all kinds, and its endpoints on both nodes.
 fn service((number, (target_port, (_, _, policy))): (usize, (u16, ServiceRow))) -> [Value; 3] {
     let name = format!("web{number}");
