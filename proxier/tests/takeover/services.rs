@@ -99,7 +99,8 @@ pub(crate) fn stranger(scene: &Scene) -> &Host {
 
 /// Returns the ports of all endpoints: Service `n` has the target port `7000 + n`.
 pub(crate) fn target_ports() -> impl Iterator<Item = u16> {
-    (7_000..).take(SERVICES.len())
+    // The last is that of `late`.
+    (7_000..).take(SERVICES.len() + 1)
 }
 
 fn frontends() -> impl Iterator<Item = Frontend> {
@@ -178,12 +179,11 @@ pub(crate) fn objects() -> Vec<Value> {
 /// Where the Service of [`late`] is served.
 pub(crate) const LATE: &str = "10.96.2.7:80";
 
-/// Returns another Service, with the endpoints of the first.
+/// Returns another Service and its endpoints.
 pub(crate) fn late() -> [Value; 3] {
-    service((
-        SERVICES.len(),
-        (target_ports().next().unwrap(), SERVICES[0]),
-    ))
+    let number = SERVICES.len();
+    let target_port = target_ports().nth(number).unwrap();
+    service((number, (target_port, SERVICES[0])))
 }
 
 /// Returns a Service with addresses of all kinds, and its endpoints on both nodes.
