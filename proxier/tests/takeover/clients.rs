@@ -107,7 +107,7 @@ impl Traffic {
         let is_over = AtomicBool::new(false);
         let goes_on = &|| !is_over.load(Ordering::Relaxed);
         let (tally, refused) = (&self.tally, &self.refused);
-        let before = tally.answered();
+        let before = (tally.answered(), Instant::now());
         let result = std::thread::scope(|scope| {
             let _end = End(&is_over);
             for client in Client::ALL {

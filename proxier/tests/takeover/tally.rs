@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use lab::net::Answer;
 
@@ -48,11 +49,12 @@ impl Tally {
         self.failures.lock().unwrap().push(what);
     }
 
-    /// Ends a phase, and says what happened in it since `before` answers.
-    pub(crate) fn end(&self, phase: &str, before: usize) {
+    /// Ends a phase, and says what happened in it since `before`: a number of answers and a time.
+    pub(crate) fn end(&self, phase: &str, before: (usize, Instant)) {
         let lost = self.unanswered.swap(0, Ordering::Relaxed);
-        let answered = self.answered() - before;
-        eprintln!("{phase}: {answered} answers, {lost} datagrams lost");
+        let answered = self.answered() - before.0;
+        let secs = before.1.elapsed().as_secs();
+        eprintln!("{phase}: {answered} answers in {secs} s, {lost} datagrams lost");
     }
 
     pub(crate) fn answered(&self) -> usize {
