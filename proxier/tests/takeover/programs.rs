@@ -10,7 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::scene::Scene;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than kube-proxy needs for its first sync on a busy machine: it starts more than 100 processes for
+/// each family.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The iptables that kube-proxy runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,10 +98,14 @@ impl Process {
 #[track_caller]
 fn await_true(what: &str, mut is_true: impl FnMut() -> bool) {
     let end = Instant::now() + lab::patience(PATIENCE);
-    while !is_true() {
+    loop {
+        let begin = Instant::now();
+        if is_true() {
+            return;
+        }
         assert!(Instant::now() < end, "never came true: {what}");
         // Most conditions are processes, and the lab has one processor.
-        std::thread::sleep(Duration::from_secs(1));
+        std::thread::sleep((3 * begin.elapsed()).max(Duration::from_millis(500)));
     }
 }
 

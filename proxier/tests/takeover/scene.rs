@@ -10,7 +10,7 @@ use api_server::ApiServer;
 use lab::net::Cluster;
 use tempfile::TempDir;
 
-use super::programs::{Iptables, Process, assets};
+use super::programs::{Iptables, PATIENCE, Process, assets};
 use super::services::{self, Client, Frontend};
 
 /// Rules that the kubelet makes, and that must stay.
@@ -170,7 +170,7 @@ impl Scene {
     /// Waits until a service proxy has all its rules for these clients.
     #[track_caller]
     pub(crate) fn await_service_for(&self, clients: &[Client], what: &str) {
-        let end = Instant::now() + lab::patience(Duration::from_secs(120));
+        let end = Instant::now() + lab::patience(PATIENCE);
         let is_served = |(client, frontend): (Client, Frontend)| {
             let host = client.host(self);
             let answers = [host.ask_tcp(frontend.tcp), host.ask_udp(frontend.udp)];
@@ -200,7 +200,7 @@ impl Scene {
         for object in services::late() {
             self.api.apply(object);
         }
-        let end = Instant::now() + lab::patience(Duration::from_secs(120));
+        let end = Instant::now() + lab::patience(PATIENCE);
         while self
             .cluster
             .pod3

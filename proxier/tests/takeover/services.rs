@@ -47,44 +47,60 @@ pub(crate) struct Frontend {
     policy: Policy,
 }
 
-type ServiceRow = ([&'static str; 2], [u16; 2], Policy);
+/// The kind of a Service's address that clients use.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Cluster,
+    NodePort,
+    External,
+    LoadBalancer(Policy),
+}
+
+impl Kind {
+    fn policy(self) -> Policy {
+        match self {
+            Self::LoadBalancer(policy) => policy,
+            _ => Policy::Cluster,
+        }
+    }
+}
+
+type ServiceRow = ([&'static str; 2], [u16; 2], Kind);
 
 /// The address of each Service that clients use, of each family, and its ports of TCP and UDP.
 ///
 /// Each kind of address belongs to another Service: IPVS finds the connection of an answer by client and
 /// endpoint, so two connections from one port of a client to one port of an endpoint, through two
-/// frontends, are mixed up.
+/// frontends, are mixed up. A Service has no other address but its cluster IPs: kube-proxy starts a process
+/// for each entry of its ipsets, which takes most of the time of these tests.
 const SERVICES: [ServiceRow; 6] = [
-    (["10.96.2.1", "fd00:10:96::2:1"], [80, 53], Policy::Cluster),
+    (["10.96.2.1", "fd00:10:96::2:1"], [80, 53], Kind::Cluster),
     (
         ["172.18.0.2", "fd00:172:18::2"],
         [30_081, 30_051],
-        Policy::Cluster,
+        Kind::NodePort,
     ),
     (
         ["198.51.100.22", "2001:db8:100::22"],
         [80, 53],
-        Policy::Cluster,
+        Kind::External,
     ),
     (
         ["198.51.100.33", "2001:db8:100::33"],
         [80, 53],
-        Policy::Cluster,
+        Kind::LoadBalancer(Policy::Cluster),
     ),
     (
         ["198.51.100.34", "2001:db8:100::34"],
         [80, 53],
-        Policy::Local,
+        Kind::LoadBalancer(Policy::Local),
     ),
     (
         ["198.51.100.35", "2001:db8:100::35"],
         [80, 53],
-        Policy::SourceRanges,
+        Kind::LoadBalancer(Policy::SourceRanges),
     ),
 ];
-
-/// The beginnings of the external and load-balancer addresses.
-const EXTERNAL: [&str; 2] = ["198.51.100.", "2001:db8:100::"];
 
 /// The source ranges, which permit the client outside.
 const RANGES: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/64"];
@@ -106,13 +122,13 @@ pub(crate) fn target_ports() -> impl Iterator<Item = u16> {
 fn frontends() -> impl Iterator<Item = Frontend> {
     SERVICES
         .into_iter()
-        .flat_map(|(addresses, [tcp, udp], policy)| {
+        .flat_map(|(addresses, [tcp, udp], kind)| {
             addresses.map(|address| {
                 let address: IpAddr = address.parse().unwrap();
                 Frontend {
                     tcp: (address, tcp).into(),
                     udp: (address, udp).into(),
-                    policy,
+                    policy: kind.policy(),
                 }
             })
         })
@@ -186,41 +202,51 @@ pub(crate) fn late() -> [Value; 3] {
     service((number, (target_port, SERVICES[0])))
 }
 
-/// Returns a Service with addresses of all kinds, and its endpoints on both nodes.
-fn service((number, (target_port, (_, _, policy))): (usize, (u16, ServiceRow))) -> [Value; 3] {
+/// Returns a Service with its endpoints on both nodes.
+fn service((number, (target_port, row)): (usize, (u16, ServiceRow))) -> [Value; 3] {
+    let (addresses, [tcp, udp], kind) = row;
     let name = format!("web{number}");
     let (v4, v6) = (
         format!("10.96.2.{}", number + 1),
         format!("fd00:10:96::2:{}", number + 1),
     );
-    let ports = json!([
-        {"name": "http", "port": 80, "nodePort": 30_080 + number, "targetPort": target_port, "protocol": "TCP"},
-        {"name": "dns", "port": 53, "nodePort": 30_050 + number, "targetPort": target_port, "protocol": "UDP"},
-    ]);
-    let external = |first: usize| EXTERNAL.map(|range| format!("{range}{}", first + number));
-    let ingress = external(30).map(|address| json!({"ip": address, "ipMode": "VIP"}));
     let mut service = json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"namespace": "default", "name": name},
         "spec": {
-            "type": "LoadBalancer",
+            "type": "ClusterIP",
             "clusterIP": v4, "clusterIPs": [v4, v6],
             "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
-            "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
+            "internalTrafficPolicy": "Cluster",
             "sessionAffinity": "None",
-            "externalIPs": external(20),
-            "ports": ports,
+            "ports": [
+                {"name": "http", "port": 80, "targetPort": target_port, "protocol": "TCP"},
+                {"name": "dns", "port": 53, "targetPort": target_port, "protocol": "UDP"},
+            ],
         },
-        "status": {"loadBalancer": {"ingress": ingress}},
     });
-    match policy {
-        Policy::Cluster => {}
-        Policy::Local => {
-            service["spec"]["externalTrafficPolicy"] = json!("Local");
-            service["spec"]["healthCheckNodePort"] = json!(30_090);
+    let spec = &mut service["spec"];
+    match kind {
+        Kind::Cluster => {}
+        Kind::NodePort => {
+            spec["type"] = json!("NodePort");
+            spec["ports"][0]["nodePort"] = json!(tcp);
+            spec["ports"][1]["nodePort"] = json!(udp);
         }
-        Policy::SourceRanges => {
-            service["spec"]["loadBalancerSourceRanges"] = json!(RANGES);
+        Kind::External => spec["externalIPs"] = json!(addresses),
+        Kind::LoadBalancer(policy) => {
+            spec["type"] = json!("LoadBalancer");
+            spec["allocateLoadBalancerNodePorts"] = json!(false);
+            match policy {
+                Policy::Cluster => {}
+                Policy::Local => {
+                    spec["externalTrafficPolicy"] = json!("Local");
+                    spec["healthCheckNodePort"] = json!(30_090);
+                }
+                Policy::SourceRanges => spec["loadBalancerSourceRanges"] = json!(RANGES),
+            }
+            let ingress = addresses.map(|address| json!({"ip": address, "ipMode": "VIP"}));
+            service["status"] = json!({"loadBalancer": {"ingress": ingress}});
         }
     }
     let slice = |family: &str, [here, there]: [&str; 2]| {
