@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
 use lab::net::Cluster;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
 use super::programs::{Iptables, PATIENCE, Process, assets};
@@ -48,6 +49,13 @@ impl Scene {
             std::io::stderr().write_all(why.as_bytes()).unwrap();
             return None;
         };
+        // Clients and servers of all connections are in this process.
+        let files = getrlimit(Resource::Nofile);
+        let all = Rlimit {
+            current: files.maximum,
+            ..files
+        };
+        setrlimit(Resource::Nofile, all).unwrap();
         let scene = Self {
             cluster: Cluster::conformance(),
             api: ApiServer::start(),

@@ -167,8 +167,8 @@ fn play(plane: &ControlPlane, subject: &mut Subject) {
     plane.delete(&format!("{SLICES}/lb-6"));
 }
 
-/// Ends the subject, starts it again with `bindAddressHardFail` while another process has the port of
-/// `/healthz`, and records how it ends.
+/// Ends the subject, starts it again with `bindAddressHardFail` while another process has the address
+/// of `/healthz`, and records how it ends.
 fn end_of_a_process_that_cannot_listen(
     plane: &ControlPlane,
     mut subject: Subject,
@@ -176,7 +176,9 @@ fn end_of_a_process_that_cannot_listen(
 ) -> Subject {
     subject.end();
     plane.create(NODES, &json!({"metadata": {"name": "node-a"}}));
-    let _taken = TcpListener::bind("0.0.0.0:10256").unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    command.arg(format!("--healthz-bind-address={address}"));
     command.arg("--bind-address-hard-fail");
     let code = subject.run_again(command);
     writeln!(
