@@ -5,7 +5,7 @@
 use ipvs_netlink::attr::{Writer, attributes, find};
 use ipvs_netlink::batch::Batch;
 use ipvs_netlink::transport::{Answer, RequestError, Transport};
-use ipvs_netlink::{Error, Result};
+use ipvs_netlink::Result;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
@@ -145,29 +145,29 @@ fn first_failure(answers: &[Answer]) -> Result<Answer> {
 
 fn read_link(payload: &[u8]) -> Result<Device> {
     let (header, rest) = split::<16>(payload)?;
-    let word = |at: usize| {
-        let bytes = header[at..].first_chunk().copied();
-        bytes.map(u32::from_ne_bytes).ok_or(Error::Malformed {
-            what: "a device without its header",
-        })
-    };
-    let (index, flags) = (word(4)?, word(8)?);
+    let [_, _, _, _, a, b, c, d, e, f, g, h, ..] = header;
+    let index = u32::from_ne_bytes([a, b, c, d]);
+    let flags = u32::from_ne_bytes([e, f, g, h]);
     let alias = find(attributes(rest), IFLA_IFALIAS)?;
     let alias = alias.map(|alias| alias.string()).transpose()?;
-    let generates_addresses = match find(attributes(rest), IFLA_AF_SPEC)? {
-        Some(families) => match find(families.nested(), AF_INET6.into())? {
-            Some(inet6) => match find(inet6.nested(), IFLA_INET6_ADDR_GEN_MODE)? {
-                Some(mode) => mode.u8()? != IN6_ADDR_GEN_MODE_NONE,
-                None => false,
-            },
-            None => false,
-        },
-        None => false,
-    };
+    // Without IPv6, the device has no mode, and nothing generates addresses.
+    let mode = address_generation(rest)?.unwrap_or(IN6_ADDR_GEN_MODE_NONE);
     let is_up = flags & (IFF_UP | IFF_NOARP) == IFF_UP | IFF_NOARP;
     Ok(Device {
         index,
         is_ours: alias == Some(OUR_ALIAS),
-        is_ready: is_up && !generates_addresses,
+        is_ready: is_up && mode == IN6_ADDR_GEN_MODE_NONE,
     })
+}
+
+/// Reads how the kernel generates IPv6 addresses for a device; `None` if the device has no IPv6.
+fn address_generation(attributes_of_link: &[u8]) -> Result<Option<u8>> {
+    let Some(families) = find(attributes(attributes_of_link), IFLA_AF_SPEC)? else {
+        return Ok(None);
+    };
+    let Some(inet6) = find(families.nested(), AF_INET6.into())? else {
+        return Ok(None);
+    };
+    let mode = find(inet6.nested(), IFLA_INET6_ADDR_GEN_MODE)?;
+    mode.map(|mode| mode.u8()).transpose()
 }
