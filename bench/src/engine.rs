@@ -22,7 +22,7 @@ use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::plan::{Machine, ServiceAddresses};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::inside;
+use crate::{inside, process};
 use cluster::{Cluster, NODE_ADDRESS};
 use node::{Node, Observer, Step};
 
@@ -374,12 +374,7 @@ impl Flags {
     }
 
     fn program(&self) -> anyhow::Result<PathBuf> {
-        match &self.proxier {
-            Some(path) => Ok(path.clone()),
-            None => Ok(std::env::current_exe()
-                .context("finding this program")?
-                .with_file_name("ipvs-proxier")),
-        }
+        process::proxier(self.proxier.clone())
     }
 }
 

@@ -1,5 +1,6 @@
-//! The CPU time and the memory of a process.
+//! Processes: how to find programs, their CPU time and their memory.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
@@ -88,11 +89,29 @@ impl Cpu {
     }
 }
 
+/// Returns the command that runs a tool for administrators.
+///
+/// The `PATH` of other users often lacks the directories of such tools.
+pub(crate) fn tool(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
+    command
+}
+
+/// Returns the executable `ipvs-proxier`: `given`, or the one in this program's directory.
+pub(crate) fn proxier(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    match given {
+        Some(path) => Ok(path),
+        None => Ok(std::env::current_exe()
+            .context("finding this program")?
+            .with_file_name("ipvs-proxier")),
+    }
+}
+
 /// Runs `ip` with these arguments, separated by spaces.
 pub(crate) fn ip(arguments: &str) -> anyhow::Result<()> {
-    let status = Command::new("ip")
+    let status = tool("ip")
         .args(arguments.split(' '))
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .status()
         .context("running ip (install the package iproute2)")?;
     ensure!(status.success(), "ip {arguments}: {status}");
