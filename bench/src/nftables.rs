@@ -81,7 +81,14 @@ impl Flags {
     }
 
     fn measure(&self) -> anyhow::Result<Figures> {
-        let names = ["whole", "element", "read", "nft whole", "nft element", "nft read"];
+        let names = [
+            "whole",
+            "element",
+            "read",
+            "nft whole",
+            "nft element",
+            "nft read",
+        ];
         let [whole, element, read, whole_nft, element_nft, read_nft] =
             self.repetition.medians(names, || {
                 let ours = lab::in_fresh_network(|| self.ours())??;

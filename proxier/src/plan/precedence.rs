@@ -37,7 +37,11 @@ pub(super) fn age<'a>(
 }
 
 /// Returns the problem of a Service that lost a frontend to another one.
-pub(super) fn conflict(key: ipvs::ServiceKey, loser: &VirtualServer, winner: &VirtualServer) -> Problem {
+pub(super) fn conflict(
+    key: ipvs::ServiceKey,
+    loser: &VirtualServer,
+    winner: &VirtualServer,
+) -> Problem {
     Problem::new(
         format_args!("Service {}", loser.owner.service),
         loser.kind.field(),
