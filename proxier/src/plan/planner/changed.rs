@@ -24,6 +24,17 @@ pub struct Changed {
 }
 
 impl Changed {
+    /// Returns the change from an empty plan to `desired`.
+    pub(crate) fn of_whole(desired: &Desired) -> Self {
+        Self {
+            virtual_servers: desired.virtual_servers.keys().copied().collect(),
+            addresses: desired.addresses.keys().copied().collect(),
+            local_endpoints: desired.local_endpoints.clone(),
+            health_checks: desired.health_checks.keys().copied().collect(),
+            carrier: false,
+        }
+    }
+
     /// Adds the changes of `other`.
     pub fn extend(&mut self, other: &Self) {
         let keys = &other.virtual_servers;
