@@ -139,22 +139,15 @@ impl RulesRemover {
     }
 
     fn rules(&mut self, table: &TableName) -> Result<Vec<FoundRule>, Error> {
-        let mut rules = Vec::new();
-        self.transport.dump(
+        self.transport.list(
             message_type(NFT_MSG_GETRULE),
             "reading the rules of another program",
             |writer| {
                 header(writer, table.family);
                 writer.string(NFTA_RULE_TABLE, &table.name);
             },
-            Vec::clear,
-            &mut rules,
-            |rules, message| {
-                rules.extend(read_rule(table, message.payload)?);
-                Ok(())
-            },
-        )?;
-        Ok(rules)
+            |payload| read_rule(table, payload),
+        )
     }
 
     /// Removes what [`RulesRemover::find`] found, in one transaction.

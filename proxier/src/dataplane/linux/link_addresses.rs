@@ -17,20 +17,16 @@ const IFA_F_SECONDARY: u8 = 1;
 
 /// Reads the first primary address of each link.
 pub(super) fn read() -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
-    let mut links = BTreeMap::new();
-    Transport::open(protocols::NETLINK_ROUTE)?.dump(
+    let addresses = Transport::open(protocols::NETLINK_ROUTE)?.list(
         RTM_GETADDR,
         "reading the addresses of links",
         |writer| writer.header(&[AF_INET, 0, 0, 0, 0, 0, 0, 0]),
-        BTreeMap::clear,
-        &mut links,
-        |links, message| {
-            if let Some((link, address)) = read_address(message.payload)? {
-                links.entry(link).or_insert(address);
-            }
-            Ok(())
-        },
+        read_address,
     )?;
+    let mut links = BTreeMap::new();
+    for (link, address) in addresses {
+        links.entry(link).or_insert(address);
+    }
     Ok(links)
 }
 
