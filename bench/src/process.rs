@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// Memory of a process, in KiB.
@@ -87,6 +89,14 @@ impl Cpu {
             children: self.children - before.children,
         }
     }
+}
+
+/// Returns the CPU time of this thread, system time included.
+///
+/// Unlike the time of day, it excludes the time of other programs.
+pub(crate) fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Returns the command that runs a tool for administrators.

@@ -330,6 +330,7 @@ impl Dataplane for Userspace {
             if outcome.is_ok() {
                 self.state.record(op);
                 if let Some(key) = op.service_key() {
+                    // A new or deleted pool changes the routes that lead to it.
                     let users = self.terms.users(&key);
                     let updated = users.into_iter().try_for_each(|user| self.update(&user));
                     outcome = updated.map_err(|error| failure(&error, op));

@@ -52,6 +52,7 @@ pub(super) fn find_link(transport: &mut Transport, name: &str) -> Result<Option<
     let body = |writer: &mut Writer<'_>| {
         writer.header(&[0; 16]);
         writer.string(IFLA_IFNAME, name);
+        // The kernel would sum up the statistics of all processors.
         writer.u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
     };
     let doing = "reading a device";
@@ -73,6 +74,7 @@ pub(super) fn create_carrier(transport: &mut Transport) -> Result<Answer> {
         write_carrier(writer, IFF_NOARP);
         writer.nested(IFLA_LINKINFO, |info| info.string(IFLA_INFO_KIND, "dummy"));
     })?;
+    // Not with the creation, at which the kernel ignores an alias (`rtnl_create_link`).
     batch.push(RTM_SETLINK, 0, |writer| {
         write_carrier(writer, 0);
         writer.string(IFLA_IFALIAS, OUR_ALIAS);

@@ -170,6 +170,7 @@ pub(super) fn write_interface_address(writer: &mut Writer<'_>, address: &Interfa
     let length = address.prefix_length;
     let [a, b, c, d] = address.interface.to_ne_bytes();
     writer.header(&[family, length, 0, 0, a, b, c, d]);
+    // Both, as iproute2 sends them: the address has no peer.
     write_address(writer, IFA_LOCAL, address.address);
     write_address(writer, IFA_ADDRESS, address.address);
 }
