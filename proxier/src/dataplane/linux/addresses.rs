@@ -289,7 +289,7 @@ impl Addresses {
     }
 }
 
-/// What a read found.
+/// The service addresses in the kernel, by their forms.
 #[derive(Default)]
 struct Found {
     addresses: Vec<(IpAddr, Option<IpAddr>)>,

@@ -133,7 +133,7 @@ fn write_carrier(writer: &mut Writer<'_>, flags: u32) {
     writer.string(IFLA_IFNAME, CARRIER);
 }
 
-/// Returns the first failure that matters.
+/// Returns the first failure other than missing IPv6.
 fn first_failure(answers: &[Answer]) -> Result<Answer> {
     // Without IPv6 in the kernel or on the device, nothing generates addresses (`do_setlink`).
     let is_without_ipv6 = |answer: &Answer| match answer {

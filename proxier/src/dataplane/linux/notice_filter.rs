@@ -52,7 +52,7 @@ const _: () = assert!(IFA_LABEL == IFLA_IFNAME);
 const PASS: u32 = u32::MAX;
 const DROP: u32 = 0;
 
-/// Where a comparison continues.
+/// The place where the program continues after a comparison.
 #[derive(Clone, Copy)]
 enum To {
     Next,
@@ -75,7 +75,7 @@ enum Part {
     Name,
 }
 
-/// What a socket wants to hear of.
+/// The subject of the notifications that a socket receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// Local routes that are not the kernel's own, the device `kube-ipvs0`, and addresses on it.
