@@ -187,6 +187,15 @@ fn monitoring_dashboard_has_complete_panels_that_do_not_overlap() {
     }
 }
 
+fn canned(status: u16, body: &str) -> CannedResponse {
+    CannedResponse {
+        status,
+        headers: Vec::new(),
+        body: body.to_owned(),
+        breaks_connection: false,
+    }
+}
+
 /// The alert that the edits of [`work`] bring near: after 30 minutes it would fire.
 const OF_EDITS: &str = "IpvsProxierProblems";
 
@@ -201,6 +210,12 @@ fn work(daemon: &Daemon, cluster: &Cluster, round: usize) {
     }
     // An edit with a mistake, which becomes an Event: the only objects that the program creates.
     if round % 5 == 2 {
+        // The program asks for the Service's UID first.
+        let found = json!({"items": [{"metadata": {"uid": "1-2"}}]});
+        let path = "/api/v1/namespaces/default/services";
+        daemon
+            .api
+            .respond_next(path, canned(200, &found.to_string()));
         let mut web = web(&json!({}));
         web["spec"]["externalIPs"] = json!([format!("198.51.100.{round}/32")]);
         daemon.api.apply(web);
@@ -224,13 +239,9 @@ fn monitoring_of_kube_proxy_shows_this_program() {
         let (cluster, mut daemon, _connections) = serving(&AT_ONCE);
         // The dashboard counts answers by the first digit of their status.
         for status in [302, 404, 500] {
-            let response = CannedResponse {
-                status,
-                headers: Vec::new(),
-                body: "{}".to_owned(),
-                breaks_connection: false,
-            };
-            daemon.api.respond_next("/api/v1/services", response);
+            daemon
+                .api
+                .respond_next("/api/v1/services", canned(status, "{}"));
         }
         let folder = rules();
         let [ours, theirs] = ["alerts.yaml", "mixin.yaml"].map(|name| folder.path().join(name));

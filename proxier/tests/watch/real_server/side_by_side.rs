@@ -3,8 +3,6 @@
 //! Both follow one real API server inside a lab kernel, one after the other, at kube-proxy's default
 //! ports. `kube-proxy` must be in `KUBEBUILDER_ASSETS`, too.
 
-#[path = "side_by_side/metrics.rs"]
-mod metrics;
 #[path = "side_by_side/subject.rs"]
 mod subject;
 
@@ -130,7 +128,6 @@ fn play(plane: &ControlPlane, subject: &mut Subject) {
     );
 
     record_port_in_use(plane, subject);
-    subject.metrics = ask("GET", METRICS, "/metrics").unwrap();
 
     let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"});
     plane.patch(&node, &json!({"spec": {"taints": [taint]}}));
@@ -187,7 +184,11 @@ fn end_of_a_process_that_cannot_listen(
     )
     .unwrap();
     let event = subject.event(plane, "default", "FailedToStartProxierHealthcheck");
-    subject.record_event(&event.unwrap_or_default());
+    // kube-proxy asks for this Event too, but its process usually ends before the request is sent.
+    match event {
+        Some(event) => subject.record_event(&event),
+        None => assert_eq!(subject.name, "kube-proxy"),
+    }
     plane.delete(&format!("{NODES}/node-a"));
     subject
 }
@@ -247,7 +248,10 @@ fn health_answers_are_those_of_kube_proxy() {
             }
             assert_eq!(ours, theirs, "ours, theirs; after {request}");
         }
-        assert_eq!(ours.record, theirs.record);
-        metrics::compare(&ours.metrics, &theirs.metrics);
+        // Only the Event at the end may be missing.
+        let rest = ours.record.strip_prefix(&theirs.record);
+        let event = "--- \"Warning\" \"FailedToStartProxierHealthcheck\" \"StartKubeProxy\" \"Node\" \"node-a\"\n";
+        assert!(["", event].map(Some).contains(&rest), "{rest:?}");
+        assert!(ours.record.ends_with(event), "{}", ours.record);
     });
 }

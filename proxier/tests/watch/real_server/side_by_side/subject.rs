@@ -56,12 +56,10 @@ fn without_times(body: &str) -> String {
 
 /// A program under test, and what it answered.
 pub(super) struct Subject {
-    name: &'static str,
+    pub(super) name: &'static str,
     log: PathBuf,
     process: Program,
     pub(super) record: String,
-    /// A page of `/metrics`.
-    pub(super) metrics: String,
 }
 
 fn spawn(mut command: Command, log: &Path) -> Program {
@@ -89,7 +87,6 @@ impl Subject {
             process: spawn(command, &log),
             log,
             record: String::new(),
-            metrics: String::new(),
         }
     }
 
