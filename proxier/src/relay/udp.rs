@@ -15,6 +15,7 @@ use super::budget::{Budget, PER_FLOW, Permit};
 use super::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
+use super::source;
 use super::worker::{is_exhausted, request};
 
 /// The number of batches that are received from a socket before the next socket gets its turn.
@@ -186,15 +187,18 @@ impl UdpFlows {
         let request = request(shared.address(), canonical, now);
         let permit = self.permit(&shared, canonical.ip())?;
         let lease = pool.pick(&request, &[], ConnectionKind::Udp)?;
-        let any: SocketAddr = match lease.address() {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        let mut socket = match UdpSocket::bind(any) {
+        let endpoint = lease.address();
+        let is_shown = route.shows(canonical.ip(), endpoint.ip(), shared.address().ip());
+        let shown = is_shown.then_some(canonical.ip());
+        let mut socket = match bind(shown, endpoint) {
             Err(error) if is_exhausted(&error) => {
                 self.budget.statistics().exhausted();
                 self.evict();
-                UdpSocket::bind(any)
+                bind(shown, endpoint)
+            }
+            Err(_) if is_shown => {
+                self.budget.statistics().hidden();
+                bind(None, endpoint)
             }
             other => other,
         }
@@ -338,6 +342,15 @@ impl UdpFlows {
         for key in found.collect::<Vec<_>>() {
             self.remove(key);
         }
+    }
+}
+
+/// Returns a socket for datagrams to `endpoint`, from the address of `client` if there is one.
+fn bind(client: Option<IpAddr>, endpoint: SocketAddr) -> io::Result<UdpSocket> {
+    match (client, endpoint) {
+        (Some(client), _) => source::datagrams(client),
+        (None, SocketAddr::V4(_)) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0).into()),
+        (None, SocketAddr::V6(_)) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0).into()),
     }
 }
 

@@ -294,8 +294,8 @@ impl Worker {
             if deadline > self.now {
                 break;
             }
-            // Either call replaces the deadline, so the loop ends.
-            if !self.wait_longer(key) {
+            // Each call replaces the deadline, so the loop ends.
+            if !self.hide_client(key) && !self.wait_longer(key) {
                 self.try_next(key);
             }
         }
