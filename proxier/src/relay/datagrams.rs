@@ -20,6 +20,9 @@ use nix::sys::socket::{
 /// The maximum number of messages that are received at once.
 const MESSAGES: usize = 32;
 
+/// The number of messages that a new socket receives at once. With one, a socket that has one would be asked twice.
+const FEWEST: usize = 2;
+
 /// The maximum length of a message, in bytes.
 const LONGEST: usize = 64 * 1024;
 
@@ -35,6 +38,8 @@ pub(super) struct DatagramSocket {
     socket: UdpSocket,
     family: SocketFamily,
     delivery: Delivery,
+    /// The number of messages that are asked for at once: preparing for many costs, and most flows have one.
+    asked: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +69,7 @@ impl DatagramSocket {
                 SocketAddr::V6(_) => SocketFamily::V6,
             },
             delivery: Delivery::Datagrams,
+            asked: FEWEST,
         }
     }
 
@@ -142,11 +148,16 @@ impl DatagramBatch {
         {
             socket.take_trains();
         }
+        let asked = match socket.delivery {
+            Delivery::Datagrams => socket.asked,
+            Delivery::Trains => MESSAGES,
+        };
         // epoll(7): after fewer messages than requested, the socket is drained.
-        Ok(match self.received.len() < MESSAGES {
-            true => MoreDatagrams::Nothing,
-            false => MoreDatagrams::Perhaps,
-        })
+        if self.received.len() < asked {
+            return Ok(MoreDatagrams::Nothing);
+        }
+        socket.asked = MESSAGES.min(asked * 4);
+        Ok(MoreDatagrams::Perhaps)
     }
 
     fn receive_datagrams(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
@@ -158,7 +169,8 @@ impl DatagramBatch {
         let mut slices: [[IoSliceMut<'_>; 1]; MESSAGES] =
             std::array::from_fn(|_| [IoSliceMut::new(chunks.next().unwrap_or_default())]);
         let (from, flags) = (socket.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
-        let messages = recvmmsg(from, headers, &mut slices, flags, None)?;
+        let asked = &mut slices[..socket.asked];
+        let messages = recvmmsg(from, headers, asked, flags, None)?;
         self.received
             .extend(messages.map(|message| ReceivedMessage {
                 length: message.bytes,
@@ -307,11 +319,16 @@ mod tests {
         UdpSocket::bind(address.parse().unwrap()).unwrap()
     }
 
-    /// Returns a socket of the relay, and its address.
+    /// Returns a socket of the relay that has had many datagrams at once, and its address.
     fn relay(address: &str) -> (DatagramSocket, SocketAddr) {
         let socket = socket(address);
         let address = socket.local_addr().unwrap();
-        (DatagramSocket::new(socket, address), address)
+        let asked = MESSAGES;
+        let relay = DatagramSocket {
+            asked,
+            ..DatagramSocket::new(socket, address)
+        };
+        (relay, address)
     }
 
     /// Returns the lengths of the messages of each train.
@@ -431,6 +448,32 @@ mod tests {
                 others.by_ref().collect::<Vec<_>>(),
                 [30, 100, 90, 0, 20, 20]
             );
+        }
+    }
+
+    #[test]
+    fn a_socket_is_asked_for_more_messages_after_a_full_batch() {
+        let (sender, receiver) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let address = receiver.local_addr().unwrap();
+        let mut receiver = DatagramSocket::new(receiver, address);
+        sender.connect(address).unwrap();
+        let mut batch = DatagramBatch::new();
+        for (waiting, received) in [(1, vec![1]), (12, vec![2, 8, 2]), (12, vec![12])] {
+            for number in 0..waiting {
+                // Datagrams of different sizes are no train.
+                sender
+                    .send(&vec![b'x'; usize::from(number % 2 == 0)])
+                    .unwrap();
+            }
+            for (at, count) in received.iter().enumerate() {
+                let is_last = at + 1 == received.len();
+                let expected = match is_last {
+                    true => MoreDatagrams::Nothing,
+                    false => MoreDatagrams::Perhaps,
+                };
+                assert_eq!(batch.receive(&mut receiver).unwrap(), expected);
+                assert_eq!(batch.received.len(), *count);
+            }
         }
     }
 

@@ -98,6 +98,7 @@ pub(super) struct Relaying {
     down: Pipe,
     /// When bytes last passed, in seconds.
     pub(super) active_at: u32,
+    has_nodelay: bool,
     has_keepalive: bool,
 }
 
@@ -122,8 +123,6 @@ impl Relaying {
             lease,
             ..
         } = connecting;
-        // An accepted socket inherits TCP_NODELAY from its listener, a connected one does not.
-        endpoint.set_nodelay(true)?;
         registry.register(&mut client, token, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self {
             client,
@@ -140,6 +139,7 @@ impl Relaying {
             permit,
             down: Pipe::new(),
             active_at: now,
+            has_nodelay: false,
             has_keepalive: false,
         })
     }
@@ -206,6 +206,12 @@ impl Relaying {
             return Ok(Progress::Ended);
         }
         let flow = pipe.pump(source, sink, transit)?;
+        // An accepted socket inherits the option from its listener, a connected one does not. Set after the second
+        // write, it sends what that write left, and short connections need no system call.
+        if from == Side::Client && !self.has_nodelay && pipe.needs_nodelay() {
+            self.has_nodelay = true;
+            sink.set_nodelay(true)?;
+        }
         if flow == Progress::Ended {
             pipe.is_done = true;
             // If both directions have ended, closing the sockets sends the FIN, which saves a system call.
