@@ -16,7 +16,7 @@ use crate::nftables::{Chain, Hook, Match, NewMark, Rule, RulesClient, Statement,
 
 /// The table of the packet rule. Not the table of IPVS' rules: these may be of an earlier process that served
 /// with IPVS.
-pub(crate) const TABLE: &str = "ipvs-proxier-relay";
+pub const TABLE: &str = "ipvs-proxier-relay";
 
 /// The bit that IPVS' rules set on packets for this machine; it is set on no others.
 const MARK: MarkBit = MarkBit::INPUT_ACCEPT;
@@ -87,7 +87,8 @@ impl AnswerPath {
     }
 }
 
-fn table() -> Table {
+/// Returns the table with the packet rule.
+pub fn table() -> Table {
     let rule = Rule::new([
         Match::TransparentSocket.into(),
         Statement::SetMark(NewMark::With(MARK.mark())),
