@@ -388,6 +388,27 @@ mod tests {
     }
 
     #[test]
+    fn only_a_second_write_or_a_large_one_may_be_held_back() {
+        let mut transit = transit(0, 0);
+        for (steps, expected) in [
+            (vec![1], false),
+            (vec![ONE_SEGMENT], false),
+            (vec![ONE_SEGMENT + 1], true),
+            (vec![1, 1], true),
+        ] {
+            let mut line = Line::new();
+            for step in &steps {
+                assert!(!line.pipe.needs_nodelay(), "{steps:?}");
+                { &line.sender }.write_all(&vec![b'x'; *step]).unwrap();
+                line.pump(&mut transit);
+            }
+            // A read that finds nothing changes nothing.
+            line.pump(&mut transit);
+            assert_eq!(line.pipe.needs_nodelay(), expected, "{steps:?}");
+        }
+    }
+
+    #[test]
     fn sinks_that_block_hold_no_more_than_is_permitted_and_one_step() {
         const HELD: usize = 100_000;
         let mut transit = transit(HELD, 0);
