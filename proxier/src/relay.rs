@@ -25,6 +25,7 @@ use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
 mod affinity;
+mod answers;
 mod budget;
 mod datagrams;
 mod frontend;

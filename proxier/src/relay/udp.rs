@@ -11,6 +11,7 @@ use mio::{Interest, Registry, Token};
 use slab::Slab;
 
 use super::RelayLimits;
+use super::answers::WaitingAnswers;
 use super::budget::{Budget, PER_FLOW, Permit};
 use super::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use super::frontend::SharedFrontend;
@@ -32,6 +33,7 @@ pub(super) struct UdpFlows {
     index: HashMap<(usize, SocketAddr), usize>,
     /// The slot at which the next search for a flow to remove begins.
     hand: usize,
+    answers: WaitingAnswers,
     limits: RelayLimits,
     budget: Arc<Budget>,
     token: fn(usize) -> Token,
@@ -64,6 +66,7 @@ impl UdpFlows {
             sockets: Slab::new(),
             index: HashMap::new(),
             hand: 0,
+            answers: WaitingAnswers::new(),
             limits,
             budget,
             token: |_| super::worker::WAKER,
@@ -252,17 +255,39 @@ impl UdpFlows {
             };
             flow.active_at = now;
             let (client, frontend) = (flow.client, flow.frontend);
-            if let Some(Socket::Frontend { socket, .. }) = self.sockets.get(frontend) {
-                for train in batch.trains() {
-                    // A full send buffer drops datagrams, as a full queue on the way does.
-                    let _ = train.send(socket, Some(client));
-                }
+            for train in batch.trains() {
+                self.answer(frontend, client, &train);
             }
             if remaining == MoreDatagrams::Nothing {
                 return false;
             }
         }
         true
+    }
+
+    /// Sends datagrams of an endpoint to the client, single ones with the next [`UdpFlows::send_answers`].
+    fn answer(&mut self, frontend: usize, client: SocketAddr, train: &Train<'_>) {
+        if self.answers.is_full() {
+            self.send_answers();
+        }
+        if let Some(datagram) = train.single() {
+            return self.answers.add(frontend, client, datagram);
+        }
+        // After the answers before it.
+        self.send_answers();
+        if let Some(Socket::Frontend { socket, .. }) = self.sockets.get(frontend) {
+            // A full send buffer drops datagrams, as a full queue on the way does.
+            let _ = train.send(socket, Some(client));
+        }
+    }
+
+    /// Sends the answers that wait.
+    pub(super) fn send_answers(&mut self) {
+        let sockets = &self.sockets;
+        self.answers.send(|key| match sockets.get(key) {
+            Some(Socket::Frontend { socket, .. }) => Some(socket),
+            _ => None,
+        });
     }
 
     /// Removes a flow whose endpoint answered "port unreachable". The client's next datagram opens another one.

@@ -185,6 +185,7 @@ impl Worker {
             for target in std::mem::take(&mut self.again) {
                 self.proceed(target);
             }
+            self.flows.send_answers();
             self.free_ended();
             self.expire();
             self.free_ended();

@@ -78,19 +78,26 @@ fn write(proxier: &Proxier, annotated: &str) {
     proxier.write(&services.each_ref().map(String::as_str));
 }
 
-/// Returns what the node has of the path of answers.
-fn traces(node: &Host) -> String {
-    let mut traces = String::new();
-    for family in ["-4", "-6"] {
-        let rules = node.exec(&["ip", family, "rule"]);
-        traces.extend(rules.lines().filter(|line| line.contains("lookup 73")));
-        // iproute2 fails if the table does not exist.
-        let routes = node.exec(&["ip", family, "route", "show", "table", "all"]);
-        traces.extend(routes.lines().filter(|line| line.contains("table 73")));
-    }
-    let tables = node.exec(&["nft", "list", "tables"]);
-    traces.extend(tables.lines().filter(|line| line.contains("ipvs-proxier")));
-    traces
+const NOTHING: [&str; 0] = [];
+
+/// The routing rule and the route of each family, and the table.
+const COMPLETE: usize = 5;
+
+/// Returns what the node has of the path of answers, a line each.
+fn traces(node: &Host) -> Vec<String> {
+    let list = |argv: &[&str], part: &str| -> Vec<String> {
+        let text = node.exec(argv);
+        let lines = text.lines().filter(|line| line.contains(part));
+        lines.map(str::to_owned).collect()
+    };
+    let of = |family: &str| {
+        let rules = list(&["ip", family, "rule"], "lookup 73");
+        // iproute2 fails if a table does not exist.
+        let routes = ["ip", family, "route", "show", "table", "all"];
+        [rules, list(&routes, "table 73")].concat()
+    };
+    let tables = list(&["nft", "list", "tables"], "ipvs-proxier");
+    [of("-4"), of("-6"), tables].concat()
 }
 
 fn cleanup(proxier: &Proxier, arguments: &[&str]) -> Output {
@@ -173,7 +180,7 @@ fn connections_outlive_a_change_of_the_annotation_and_nothing_is_left_at_the_end
         relay.until("nothing is served", || {
             ext.ask_tcp("203.0.113.1:30080").source().is_some()
         });
-        assert_eq!(traces(&cluster.node), "");
+        assert_eq!(traces(&cluster.node), NOTHING);
         let mut before = open(ext);
 
         write(&proxier, CLIENT);
@@ -187,9 +194,7 @@ fn connections_outlive_a_change_of_the_annotation_and_nothing_is_left_at_the_end
             &["ip", "route", "flush", "table", "73"],
         ] {
             cluster.node.exec(removal);
-            relay.until("not repaired", || {
-                traces(&cluster.node).matches("73").count() == 4
-            });
+            relay.until("not repaired", || traces(&cluster.node).len() == COMPLETE);
             relay.until("no client is seen", || {
                 sees(ext, "10.96.1.1:80", "203.0.113.9")
             });
@@ -214,13 +219,13 @@ fn connections_outlive_a_change_of_the_annotation_and_nothing_is_left_at_the_end
             sees(ext, "10.96.1.1:80", "203.0.113.9")
         });
         drop(relay);
-        assert_ne!(traces(&cluster.node), "");
+        assert_eq!(traces(&cluster.node).len(), COMPLETE);
         let relay = Relay::start(&proxier);
         relay.until("no client is seen", || {
             sees(ext, "10.96.1.1:80", "203.0.113.9")
         });
         relay.stop();
-        assert_eq!(traces(&cluster.node), "");
+        assert_eq!(traces(&cluster.node), NOTHING);
 
         let relay = Relay::start(&proxier);
         relay.until("no client is seen", || {
@@ -236,6 +241,6 @@ fn connections_outlive_a_change_of_the_annotation_and_nothing_is_left_at_the_end
         let removed = cleanup(&proxier, &[]);
         let words = String::from_utf8_lossy(&removed.stderr);
         assert!(removed.status.success(), "{words}");
-        assert_eq!(traces(&cluster.node), "");
+        assert_eq!(traces(&cluster.node), NOTHING);
     });
 }
