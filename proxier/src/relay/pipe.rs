@@ -28,7 +28,7 @@ pub(super) struct Pipe {
     waiting: Waiting,
     /// The number of bytes that are read at once. A large transfer reaches the largest step, [`BUFFER`].
     step: usize,
-    written: Written,
+    written: FirstWrites,
     /// Whether the source may have bytes to read.
     pub(super) source_is_ready: bool,
     /// Whether the sink may accept bytes.
@@ -78,7 +78,7 @@ impl Waiting {
 
 /// What the sink has accepted so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Written {
+enum FirstWrites {
     #[default]
     Nothing,
     OneSegment,
@@ -126,14 +126,14 @@ impl Pipe {
     /// Returns whether the kernel may hold bytes back until the sink's peer has acknowledged earlier ones, unless
     /// the sink has the option `TCP_NODELAY`.
     pub(super) fn needs_nodelay(&self) -> bool {
-        self.written == Written::More
+        self.written == FirstWrites::More
     }
 
     fn count_written(&mut self, count: usize) {
         self.written = match (self.written, count) {
             (before, 0) => before,
-            (Written::Nothing, ..=ONE_SEGMENT) => Written::OneSegment,
-            _ => Written::More,
+            (FirstWrites::Nothing, ..=ONE_SEGMENT) => FirstWrites::OneSegment,
+            _ => FirstWrites::More,
         };
     }
 

@@ -16,10 +16,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// The addresses that decide whether an endpoint's answers to a client pass through this node.
 #[derive(Debug, Default)]
-pub struct LocalAnswers(RwLock<Addresses>);
+pub struct LocalAnswers(RwLock<AnswerAddresses>);
 
 #[derive(Debug, Default)]
-struct Addresses {
+struct AnswerAddresses {
     own: BTreeSet<IpAddr>,
     endpoints: BTreeSet<IpAddr>,
 }

@@ -1,8 +1,8 @@
 //! A notation for clusters and their plans.
 //!
 //! ```text
-//! options scheduler=mh nodeports=10.0.0.0/8,primary    flags; must be the first command, unless only `relay` changes
-//! options relay=privileged                             the userspace dataplane
+//! options scheduler=mh nodeports=10.0.0.0/8,primary    flags; must be the first command
+//!     relay=privileged                                 the userspace dataplane; may change later
 //! node here 192.0.2.1 2001:db8::1 zone=a region=r      our node; sets the machine's addresses too
 //! node other region=s                                  another node
 //! machine 192.0.2.1 192.0.2.2                          the machine's addresses, if they differ
@@ -176,8 +176,9 @@ impl Scene {
         if let Some(scheduler) = words.get("missing") {
             self.machine.missing_schedulers = [scheduler.parse().unwrap()].into();
         }
-        self.machine.is_relayed = words.get("relay").is_some();
-        self.machine.can_keep_sources = words.get("relay") == Some("privileged");
+        let relay = words.get("relay");
+        self.machine.is_relayed = relay.is_some();
+        self.machine.can_keep_sources = relay == Some("privileged");
         let networks = words.list("nodeports");
         self.config.node_port_addresses = NodePortAddresses::parse(networks).unwrap();
     }
@@ -427,14 +428,8 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
             counts.collect::<String>()
         ));
     }
-    lines.extend(problems.iter().map(|problem| {
-        let Problem {
-            object,
-            field,
-            value,
-            ..
-        } = problem;
-        let line = format!("problem {object}: {field} {value}");
+    lines.extend(problems.iter().map(|it| {
+        let line = format!("problem {}: {} {}", it.object, it.field, it.value);
         line.trim_end().to_owned()
     }));
     if lines.is_empty() {
@@ -462,12 +457,10 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     if service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
         line += &format!(" affinity={}", service.timeout_secs);
     }
-    let usual = match service.key {
-        ipvs::ServiceKey::Address { protocol, .. } if protocol != ipvs::Protocol::Tcp => {
-            Duration::ZERO
-        }
-        _ => DRAIN,
-    };
+    use ipvs::ServiceKey::Address;
+    let drains =
+        !matches!(service.key, Address { protocol, .. } if protocol != ipvs::Protocol::Tcp);
+    let usual = if drains { DRAIN } else { Duration::ZERO };
     if server.drain != usual {
         line += &format!(" drain={}", server.drain.as_secs());
     }
