@@ -123,13 +123,13 @@ fn nft_reads_and_lists_the_table_of_the_relay() {
         let listed = nft(&["list", "table", "inet", name], "").unwrap();
         let text = table.named(name).to_string();
         assert_same(&lines(&listed), &lines(&text));
-        let ours = nftables::dump::table(name);
+        let ours = nftables::dump::inet_table(name);
         nft(
             &["-f", "-"],
             &(format!("delete table inet {name}\n") + &text),
         )
         .unwrap();
-        assert_same(&ours, &nftables::dump::table(name));
+        assert_same(&ours, &nftables::dump::inet_table(name));
         // What is recognised as ours is not written again.
         client.restore(&table).unwrap();
         let generation = client.read_generation().unwrap();
