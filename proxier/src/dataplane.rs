@@ -18,6 +18,7 @@ use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
 
+pub(crate) mod answer_path;
 pub(crate) mod companion;
 pub(crate) mod fake;
 pub(crate) mod linux;

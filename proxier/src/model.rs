@@ -15,7 +15,9 @@ mod annotations;
 mod networks;
 mod protocol;
 
-pub use annotations::{Annotations, ProxyProtocol, SchedulerFlags, TopologyKey, Weights};
+pub use annotations::{
+    Annotations, ProxyProtocol, SchedulerFlags, SourceAddress, TopologyKey, Weights,
+};
 pub use networks::Networks;
 pub use protocol::Protocol;
 

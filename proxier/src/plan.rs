@@ -105,6 +105,8 @@ pub struct Machine {
     /// Whether a process relays the connections of all frontends, so that the options of relays have an
     /// effect.
     pub is_relayed: bool,
+    /// Whether that process can connect to endpoints from the addresses of clients.
+    pub can_keep_sources: bool,
     /// Protocols that the dataplane cannot serve.
     pub unsupported: BTreeSet<Protocol>,
 }

@@ -25,6 +25,7 @@ use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
 mod affinity;
+mod answers;
 mod budget;
 mod datagrams;
 mod frontend;
@@ -33,6 +34,7 @@ mod kernel_pipe;
 mod pipe;
 mod pool;
 mod proxy_header;
+mod source;
 mod statistics;
 mod tcp;
 mod transit;
@@ -43,6 +45,7 @@ pub use frontend::{Handling, InsideClients, Route};
 pub use holder::Holder;
 pub use pool::{Counts, EndpointPool, PoolConfig};
 pub(crate) use pool::{PoolError, kernel_schedulers};
+pub(crate) use source::LocalAnswers;
 pub use statistics::Statistics;
 
 use budget::{Budget, ListenerPermit};

@@ -31,6 +31,11 @@ pub mod dataplane {
     //! The kernel behind a trait.
     pub use crate::dataplane::{Dataplane, Failure, Outcome, Portion};
 
+    pub mod answer_path {
+        //! The way of answers to clients' addresses.
+        pub use crate::dataplane::answer_path::{TABLE, table};
+    }
+
     pub mod fake {
         //! A kernel in memory.
         pub use crate::dataplane::fake::{FakeKernel, Fault};

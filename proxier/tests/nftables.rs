@@ -5,6 +5,7 @@
 use std::io::Write as _;
 use std::process::{self, Stdio};
 
+use proxier::testing::dataplane::answer_path;
 use proxier::testing::filter::TABLE;
 use proxier::testing::nftables::{Command, Element, Key, RulesClient, Table, Value};
 
@@ -110,6 +111,30 @@ fn nft_sends_the_same_bytes_for_our_text() {
             assert!(ours.len() > 40, "{}", ours.len());
             assert_same(&ours, &nfts);
         }
+    });
+}
+
+#[test]
+fn nft_reads_and_lists_the_table_of_the_relay() {
+    lab::test(|| {
+        let (name, table) = (answer_path::TABLE, answer_path::table());
+        let mut client = RulesClient::open(name).unwrap();
+        client.restore(&table).unwrap();
+        let listed = nft(&["list", "table", "inet", name], "").unwrap();
+        let text = table.named(name).to_string();
+        assert_same(&lines(&listed), &lines(&text));
+        let ours = nftables::dump::inet_table(name);
+        nft(
+            &["-f", "-"],
+            &(format!("delete table inet {name}\n") + &text),
+        )
+        .unwrap();
+        assert_same(&ours, &nftables::dump::inet_table(name));
+        // What is recognised as ours is not written again.
+        client.restore(&table).unwrap();
+        let generation = client.read_generation().unwrap();
+        client.restore(&table).unwrap();
+        assert_eq!(client.read_generation().unwrap(), generation);
     });
 }
 

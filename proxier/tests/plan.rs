@@ -265,7 +265,7 @@ fn the_page_of_annotations_has_all_of_them_with_valid_examples() {
         // effect.
         let is_for_userspace = |problem: &&Value| {
             let field = problem["field"].as_str().unwrap();
-            let names = ["idle-timeout", "proxy-protocol"];
+            let names = ["idle-timeout", "proxy-protocol", "source-address"];
             names.iter().any(|name| field.contains(name))
                 && problem["message"].to_string().contains("no effect")
         };

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "relay/clients.rs"]
+mod clients;
 #[path = "relay/faults.rs"]
 mod faults;
 #[path = "relay/idle.rs"]

@@ -4,6 +4,8 @@
 
 #[path = "traffic/manifests.rs"]
 mod manifests;
+#[path = "traffic/sources.rs"]
+mod sources;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

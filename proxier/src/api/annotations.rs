@@ -13,6 +13,7 @@
 //! | [`DRAIN_SECONDS`] | 0 to 86,400 | the daemon's drain time |
 //! | [`IDLE_TIMEOUT`] | 1 to 86,400 | the kernel's timeouts |
 //! | [`PROXY_PROTOCOL`] | `v1` or `v2` | no header |
+//! | [`SOURCE_ADDRESS`] | `client` or `node` | `node` |
 //! | [`TOPOLOGY_KEYS`] | the preferred locations of endpoints | topology hints |
 //!
 //! ```yaml
@@ -32,7 +33,7 @@ mod weights;
 use super::metadata;
 use super::parser::Parser;
 use super::scalar::Scalar;
-use crate::model::{Annotations, ProxyProtocol, SchedulerFlags, TopologyKey};
+use crate::model::{Annotations, ProxyProtocol, SchedulerFlags, SourceAddress, TopologyKey};
 use crate::store::Interner;
 
 /// The prefix of all annotations of this proxy.
@@ -117,6 +118,17 @@ pub(crate) const IDLE_TIMEOUT: &str = "idle-timeout";
 /// ```
 pub(crate) const PROXY_PROTOCOL: &str = "proxy-protocol";
 
+/// The source address that endpoints see: `client` or `node`.
+///
+/// Only for the userspace dataplane; with IPVS endpoints see the client's address, unless masquerading changes
+/// it. `client` needs a privileged process, and endpoints on this node: only their answers to a client pass
+/// through it. Other endpoints see the node's address, which is a Problem.
+///
+/// ```yaml
+/// ipvs-proxier.io/source-address: client
+/// ```
+pub(crate) const SOURCE_ADDRESS: &str = "source-address";
+
 /// The preferred locations of endpoints: a list of keys, separated by commas, in order of preference.
 /// The first key that matches an endpoint selects the endpoints. If no key matches, no endpoint
 /// serves.
@@ -141,13 +153,14 @@ pub(crate) const PROXY_PROTOCOL: &str = "proxy-protocol";
 pub(crate) const TOPOLOGY_KEYS: &str = "topology-keys";
 
 /// The names of all annotations, without the prefix.
-pub const ANNOTATIONS: [&str; 7] = [
+pub const ANNOTATIONS: [&str; 8] = [
     SCHEDULER,
     SCHEDULER_FLAGS,
     WEIGHTS,
     DRAIN_SECONDS,
     IDLE_TIMEOUT,
     PROXY_PROTOCOL,
+    SOURCE_ADDRESS,
     TOPOLOGY_KEYS,
 ];
 
@@ -179,6 +192,9 @@ pub(super) fn read(
             }
             PROXY_PROTOCOL => {
                 read.proxy_protocol = parse(name, value, parser, |text, _| proxy_protocol(text));
+            }
+            SOURCE_ADDRESS => {
+                read.source_address = parse(name, value, parser, |text, _| source_address(text));
             }
             TOPOLOGY_KEYS => {
                 read.topology_keys = parse(name, value, parser, |text, _| topology_keys(text));
@@ -260,6 +276,14 @@ fn proxy_protocol(text: &str) -> Result<ProxyProtocol, String> {
         "v1" => Ok(ProxyProtocol::V1),
         "v2" => Ok(ProxyProtocol::V2),
         _ => Err("is neither v1 nor v2".to_owned()),
+    }
+}
+
+fn source_address(text: &str) -> Result<SourceAddress, String> {
+    match text {
+        "client" => Ok(SourceAddress::Client),
+        "node" => Ok(SourceAddress::Node),
+        _ => Err("is neither client nor node".to_owned()),
     }
 }
 

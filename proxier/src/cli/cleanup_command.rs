@@ -17,6 +17,7 @@ use clap::{Args, ValueEnum};
 
 use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::clock;
+use crate::dataplane::answer_path::AnswerPath;
 use crate::dataplane::linux::Linux;
 use crate::dataplane::{Dataplane as _, Outcome};
 use crate::filter;
@@ -148,6 +149,7 @@ struct Cleanup<'a> {
     proxier: Proxier<Linux>,
     foreign_chains: ForeignChains,
     mark_chains: MarkChains,
+    answer_path: AnswerPath,
     leftovers: LeftoverClient,
     /// Whether kube-proxy uses the virtual servers and the carrier again.
     has_successor: bool,
@@ -199,6 +201,7 @@ impl<'a> Cleanup<'a> {
             proxier: Proxier::new(linux, config, flags.state.file())?.excluding(excluded),
             foreign_chains: ForeignChains::open(treatments)?,
             mark_chains: MarkChains::open(0)?,
+            answer_path: AnswerPath::open()?,
             leftovers,
             has_successor,
             has_traces,
@@ -212,11 +215,13 @@ impl<'a> Cleanup<'a> {
         let (desired, owned) = (self.proxier.desired(), self.proxier.ledger().owned());
         let named = ops.iter().map(|op| NamedOp::new(op, desired, owned));
         lines.extend(named.map(|op| op.to_string()));
+        let answers = self.answer_path.find()?;
         let ours = |table: &TableName| table.name == filter::TABLE;
         let chains = nftables::list_chains()?;
         let tables: BTreeSet<TableName> = chains.iter().map(|chain| chain.table()).collect();
         let tables = tables.iter().filter(|table| ours(table));
         lines.extend(tables.map(|table| format!("delete {table}")));
+        lines.extend(answers.lines().iter().map(|line| format!("delete {line}")));
         for chain in self.foreign_chains.with_rules()? {
             lines.push(format!("delete our accept rule from {chain}"));
         }
@@ -308,6 +313,9 @@ impl<'a> Cleanup<'a> {
     /// Removes our packet rules.
     fn remove_rules(&mut self) -> anyhow::Result<()> {
         self.proxier.dataplane().delete_rules()?;
+        for line in self.answer_path.remove()?.lines() {
+            tracing::info!("removed {line}");
+        }
         for chain in self.foreign_chains.remove_rules()? {
             tracing::info!("removed our accept rule from {chain}");
         }

@@ -15,6 +15,7 @@ use crate::plan::{Machine, ServiceAddresses};
 use crate::{clock, conntrack, filter, nftables};
 
 mod addresses;
+mod answer_routes;
 mod counters;
 mod link;
 mod link_addresses;
@@ -26,6 +27,7 @@ mod rtnetlink;
 mod virtual_servers;
 
 use addresses::Addresses;
+pub(super) use answer_routes::{AnswerRoute, AnswerRoutes};
 pub(crate) use counters::CounterReader;
 
 /// The pause between two tries to reach a missing `nf_conntrack_netlink`: at each, the kernel runs

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use schedulers::Registry;
 
+use super::answer_path::AnswerPath;
 use super::linux::AddressTable;
 use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
@@ -34,9 +35,11 @@ use crate::relay::{
     kernel_schedulers,
 };
 
+mod client_sources;
 mod convert;
 mod terms;
 
+use client_sources::ClientSources;
 use convert::{handling, pool_config, socket, thresholds, transport};
 use terms::{AllTerms, Terms};
 
@@ -52,6 +55,7 @@ pub struct Userspace {
     state: Observed,
     servers: BTreeMap<ipvs::ServiceKey, Server>,
     terms: AllTerms,
+    client_sources: ClientSources,
     /// Whether the log says that few more frontends can be opened.
     is_nearly_full: bool,
 }
@@ -72,15 +76,18 @@ impl Userspace {
     /// If threads or sockets cannot be created.
     pub fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
         let relay = Relay::start(limits).map_err(|error| failure(&error, "starting the relay"))?;
+        let is_privileged = has_net_admin();
+        let answers = is_privileged.then(AnswerPath::open).transpose();
         Ok(Self {
             relay,
             machine: AddressTable::open()?,
-            is_privileged: has_net_admin(),
+            is_privileged,
             inside: Arc::new(inside),
             schedulers: kernel_schedulers(),
             state: Observed::default(),
             servers: BTreeMap::new(),
             terms: AllTerms::default(),
+            client_sources: ClientSources::new(answers.unwrap_or_default()),
             is_nearly_full: false,
         })
     }
@@ -99,8 +106,9 @@ impl Userspace {
     }
 
     /// Closes all frontends and waits until the connections have ended, for at most `patience`.
-    pub fn stop(self, patience: Duration) {
+    pub fn stop(mut self, patience: Duration) {
         self.relay.stop(patience);
+        self.client_sources.remove();
     }
 
     fn execute(&mut self, op: &Op) -> Result<(), Failure> {
@@ -230,6 +238,7 @@ impl Userspace {
             pool: pool.clone(),
             inside: inside.map(|server| (self.inside.clone(), server.pool.clone())),
             sources: admission.and_then(|admission| admission.source_ranges.clone()),
+            client_sources: terms.and_then(|terms| self.client_sources.of(&terms.options)),
             handling: terms.map_or_else(Handling::default, |terms| handling(&terms.options)),
         }
     }
@@ -274,10 +283,12 @@ impl Dataplane for Userspace {
     fn machine(&mut self) -> Result<Machine, Failure> {
         let machine = self.machine.read_machine()?;
         self.inside.set_own(machine.addresses.clone());
+        let can_keep_sources = self.client_sources.check(&machine);
         Ok(Machine {
             // The relay could not keep SCTP's associations of several addresses.
             unsupported: [Protocol::Sctp].into(),
             is_relayed: true,
+            can_keep_sources,
             ..machine
         })
     }
@@ -310,6 +321,7 @@ impl Dataplane for Userspace {
     }
 
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
+        self.client_sources.follow(desired, changed);
         for key in &changed.virtual_servers {
             let server = desired.virtual_servers.get(key);
             let (Some(server), Some(admission)) = (server, desired.admission(key)) else {

@@ -205,6 +205,8 @@ pub(crate) const ALL: &[Instrument] = &[
         "Failed lists and watches by kind of object"),
     metric!("ipvs_proxier_relay_connections_total", Counter, ["result"], BY_RESULT,
         "Clients of the relay by what became of them"),
+    metric!("ipvs_proxier_relay_hidden_clients_total", Counter, [], ONE,
+        "Connections to an endpoint of this node that did not answer to the client's address"),
     metric!("ipvs_proxier_relay_pauses_total", Counter, ["reason"], BY_REASON,
         "Pauses of accepting: no file was left, or a frontend had its share"),
     metric!("ipvs_proxier_relay_files", Gauge, ["of"], BY_USE, "Open files of the relay by their use"),

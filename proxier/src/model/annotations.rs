@@ -21,6 +21,8 @@ pub struct Annotations {
     pub idle_timeout_secs: Option<u32>,
     /// `proxy-protocol`: how endpoints learn the address of a TCP client.
     pub proxy_protocol: Option<ProxyProtocol>,
+    /// `source-address`: the source of connections to endpoints.
+    pub source_address: Option<SourceAddress>,
     /// `topology-keys`: the locations of endpoints in order of preference; never empty, without
     /// duplicates, [`TopologyKey::Any`] only as the last.
     pub topology_keys: Option<Box<[TopologyKey]>>,
@@ -33,6 +35,16 @@ pub enum ProxyProtocol {
     V1,
     /// A binary header.
     V2,
+}
+
+/// The source address of a relay's connections to endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SourceAddress {
+    /// The address of this node.
+    #[default]
+    Node,
+    /// The address of the client.
+    Client,
 }
 
 /// Flags of the schedulers `sh` and `mh`; others have none.

@@ -176,6 +176,13 @@ impl Expressions<'_, '_> {
                 });
                 self.compare(Relation::Is, &RTN_LOCAL.to_ne_bytes());
             }
+            Match::TransparentSocket => {
+                self.expression("socket", |data| {
+                    data.u32_be(NFTA_SOCKET_KEY, NFT_SOCKET_TRANSPARENT);
+                    data.u32_be(NFTA_SOCKET_DREG, FIRST.number());
+                });
+                self.compare(Relation::Is, &[1]);
+            }
             Match::EchoRequest(family) => self.echo_request(*family),
             Match::ArpRequest => {
                 self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_OPERATION, 2, FIRST);

@@ -106,6 +106,9 @@ pub enum Match {
     Marked,
     /// Its source is an address of this machine.
     SourceIsLocal,
+    /// A socket with the option `IP_TRANSPARENT` receives it, whether or not its destination is an address of this
+    /// machine.
+    TransparentSocket,
     /// It is an ICMP or ICMPv6 echo request (ping).
     EchoRequest(Family),
     /// It is an ARP request on a link with hardware addresses of 6 bytes. Only there are the addresses at
@@ -258,6 +261,7 @@ impl fmt::Display for Match {
             }
             Self::Marked => f.write_str("meta mark != 0x00000000"),
             Self::SourceIsLocal => f.write_str("fib saddr type local"),
+            Self::TransparentSocket => f.write_str("socket transparent 1"),
             Self::ArpRequest => f.write_str("arp operation request arp hlen 6"),
             Self::EchoRequest(Family::V4) => f.write_str("icmp type echo-request"),
             Self::EchoRequest(Family::V6) => f.write_str("icmpv6 type echo-request"),

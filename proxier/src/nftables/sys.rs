@@ -167,6 +167,10 @@ pub(super) const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 pub(super) const NFTA_FIB_F_SADDR: u32 = 1;
 pub(super) const RTN_LOCAL: u32 = 2;
 
+pub(super) const NFTA_SOCKET_KEY: u16 = 1;
+pub(super) const NFTA_SOCKET_DREG: u16 = 2;
+pub(super) const NFT_SOCKET_TRANSPARENT: u32 = 0;
+
 pub(super) const NFTA_REJECT_TYPE: u16 = 1;
 pub(super) const NFTA_REJECT_ICMP_CODE: u16 = 2;
 pub(super) const NFT_REJECT_TCP_RST: u32 = 1;

@@ -46,6 +46,8 @@ pub struct Chain {
 /// The place in the kernel's packet path where a chain runs. Its policy is accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
+    /// `type filter hook prerouting`, at this priority.
+    Prerouting(i32),
     /// `type filter hook input`, at this priority.
     Input(i32),
     /// `type filter hook output`, at this priority.
@@ -71,7 +73,7 @@ impl Hook {
     pub(super) fn number(self) -> u32 {
         match self {
             // `NF_ARP_IN`, `NF_ARP_OUT`: the family has hooks of its own.
-            Self::ArpInput | Self::NatPrerouting(_) => 0,
+            Self::ArpInput | Self::Prerouting(_) | Self::NatPrerouting(_) => 0,
             Self::ArpOutput | Self::Input(_) => 1,
             Self::Output(_) | Self::NatOutput(_) => 3,
             Self::Postrouting(_) | Self::NatPostrouting(_) => 4,
@@ -80,7 +82,8 @@ impl Hook {
 
     pub(super) fn priority(self) -> i32 {
         match self {
-            Self::Input(priority)
+            Self::Prerouting(priority)
+            | Self::Input(priority)
             | Self::Output(priority)
             | Self::Postrouting(priority)
             | Self::NatPrerouting(priority)
@@ -92,7 +95,9 @@ impl Hook {
 
     pub(super) fn kind(self) -> &'static str {
         match self {
-            Self::Input(_) | Self::Output(_) | Self::Postrouting(_) => "filter",
+            Self::Prerouting(_) | Self::Input(_) | Self::Output(_) | Self::Postrouting(_) => {
+                "filter"
+            }
             Self::ArpInput | Self::ArpOutput => "filter",
             Self::NatPrerouting(_) | Self::NatOutput(_) | Self::NatPostrouting(_) => "nat",
         }
@@ -102,7 +107,7 @@ impl Hook {
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hook = match self {
-            Self::NatPrerouting(_) => "prerouting",
+            Self::Prerouting(_) | Self::NatPrerouting(_) => "prerouting",
             Self::Input(_) | Self::ArpInput => "input",
             Self::Output(_) | Self::NatOutput(_) | Self::ArpOutput => "output",
             Self::Postrouting(_) | Self::NatPostrouting(_) => "postrouting",

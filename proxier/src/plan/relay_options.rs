@@ -1,16 +1,19 @@
 //! The options of frontends that a process relays.
 
 use super::Machine;
-use crate::model::{Annotations, Protocol, ProxyProtocol, Service};
+use crate::model::{Annotations, Protocol, ProxyProtocol, Service, SourceAddress};
 
 const IDLE_TIMEOUT: &str = "metadata.annotations[ipvs-proxier.io/idle-timeout]";
 const PROXY_PROTOCOL: &str = "metadata.annotations[ipvs-proxier.io/proxy-protocol]";
+pub(super) const SOURCE_ADDRESS: &str = "metadata.annotations[ipvs-proxier.io/source-address]";
 
 /// How the connections of a frontend are relayed. Without a relay, each option has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayOptions {
     /// How endpoints learn the address of a TCP client.
     pub proxy_protocol: Option<ProxyProtocol>,
+    /// The source address that endpoints on this node see. Others see this node's.
+    pub source: SourceAddress,
     /// The idle timeout in seconds; `None` for the default of the relay.
     pub idle_timeout_secs: Option<u32>,
 }
@@ -26,9 +29,11 @@ impl RelayOptions {
     ) -> Self {
         let Annotations {
             proxy_protocol,
+            source_address,
             idle_timeout_secs,
             ..
         } = *annotations;
+        let wants_client = source_address == Some(SourceAddress::Client);
         let word = |version| match version {
             ProxyProtocol::V1 => "v1",
             ProxyProtocol::V2 => "v2",
@@ -46,8 +51,17 @@ impl RelayOptions {
                     "has no effect: the Service has no TCP port, and only TCP has such headers";
                 report(PROXY_PROTOCOL, version, message.to_owned());
             }
+            if wants_client && !machine.can_keep_sources {
+                let message = "needs a process with CAP_NET_ADMIN and a kernel with nf_tables, sockets in its rules \
+                               (CONFIG_NFT_SOCKET) and policy routing; endpoints see this node's address";
+                report(SOURCE_ADDRESS, "client", message.to_owned());
+            }
             return Self {
                 proxy_protocol,
+                source: match wants_client && machine.can_keep_sources {
+                    true => SourceAddress::Client,
+                    false => SourceAddress::Node,
+                },
                 idle_timeout_secs,
             };
         }
@@ -60,6 +74,15 @@ impl RelayOptions {
             let message = "has no effect: IPVS forwards packets and adds no header; endpoints see the \
                            client's address in the packets, and must not expect one";
             report(PROXY_PROTOCOL, version, message.to_owned());
+        }
+        if let Some(source) = source_address {
+            let word = match source {
+                SourceAddress::Client => "client",
+                SourceAddress::Node => "node",
+            };
+            let message = "has no effect: IPVS forwards packets, and endpoints see the client's address unless a \
+                           rule masquerades it";
+            report(SOURCE_ADDRESS, word, message.to_owned());
         }
         Self::default()
     }

@@ -11,10 +11,11 @@ use super::context::Context;
 use super::endpoints::{EndpointSets, SelectedEndpoint};
 use super::health::HealthCheck;
 use super::options::ServerOptions;
+use super::relay_options::SOURCE_ADDRESS;
 use super::{Admission, Availability, FrontendKind, Scope, VirtualServer};
 use crate::frontend::Frontend;
 use crate::model::{
-    Family, Networks, Protocol, Service, ServicePort, ServicePortName, TrafficPolicy,
+    Family, Networks, Protocol, Service, ServicePort, ServicePortName, SourceAddress, TrafficPolicy,
 };
 use crate::problem::Problem;
 
@@ -60,6 +61,7 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
     for &address in addresses(service) {
         builder.make_local(address);
     }
+    builder.check_sources();
     builder.requirements
 }
 
@@ -272,6 +274,40 @@ impl RequirementsBuilder<'_> {
         let problems = &mut self.requirements.problems;
         if !problems.contains(&problem) {
             problems.push(problem);
+        }
+    }
+
+    /// Reports endpoints that cannot see clients' addresses although the Service asks for it.
+    ///
+    /// The message has no number of them: each change of an endpoint would be another Problem.
+    fn check_sources(&mut self) {
+        let Requirements {
+            servers,
+            local_endpoints,
+            problems,
+            ..
+        } = &mut self.requirements;
+        if self.options.relay.source == SourceAddress::Node {
+            return;
+        }
+        let is_pod_here = |destination: &ipvs::Destination| {
+            let address = destination.key.address;
+            let is_of_node = address.is_loopback() || self.context.machine.has(&address);
+            local_endpoints.contains(&address) && !is_of_node
+        };
+        // With policy Local for clients outside, clients inside reach all endpoints whatever the operator does.
+        let frontends = servers.iter().filter(|it| it.kind != FrontendKind::Inside);
+        let mut destinations = frontends.flat_map(|server| &*server.destinations);
+        if !destinations.all(is_pod_here) {
+            let message = "has no effect for endpoints on other nodes, nor for processes of this node: their answers to a \
+                           client would not return through this node, so they see its address; with the traffic \
+                           policies Local, all endpoints are on this node";
+            problems.push(Problem::new(
+                format_args!("Service {}", self.service.name),
+                SOURCE_ADDRESS,
+                "client",
+                message.to_owned(),
+            ));
         }
     }
 

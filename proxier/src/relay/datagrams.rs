@@ -6,7 +6,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use mio::net::UdpSocket;
 use nix::cmsg_space;
@@ -19,6 +19,9 @@ use nix::sys::socket::{
 
 /// The maximum number of messages that are received at once.
 const MESSAGES: usize = 32;
+
+/// The number of messages that a new socket receives at once. With one, a socket that has one would be asked twice.
+const FEWEST: usize = 2;
 
 /// The maximum length of a message, in bytes.
 const LONGEST: usize = 64 * 1024;
@@ -35,6 +38,8 @@ pub(super) struct DatagramSocket {
     socket: UdpSocket,
     family: SocketFamily,
     delivery: Delivery,
+    /// The number of messages that are asked for at once: preparing for many costs, and most flows have one.
+    asked: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +69,12 @@ impl DatagramSocket {
                 SocketAddr::V6(_) => SocketFamily::V6,
             },
             delivery: Delivery::Datagrams,
+            asked: FEWEST,
         }
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Makes the socket receive whole trains from now on, if the kernel has `UDP_GRO`.
@@ -142,11 +152,16 @@ impl DatagramBatch {
         {
             socket.take_trains();
         }
+        let asked = match socket.delivery {
+            Delivery::Datagrams => socket.asked,
+            Delivery::Trains => MESSAGES,
+        };
         // epoll(7): after fewer messages than requested, the socket is drained.
-        Ok(match self.received.len() < MESSAGES {
-            true => MoreDatagrams::Nothing,
-            false => MoreDatagrams::Perhaps,
-        })
+        if self.received.len() < asked {
+            return Ok(MoreDatagrams::Nothing);
+        }
+        socket.asked = MESSAGES.min(asked * 4);
+        Ok(MoreDatagrams::Perhaps)
     }
 
     fn receive_datagrams(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
@@ -158,7 +173,8 @@ impl DatagramBatch {
         let mut slices: [[IoSliceMut<'_>; 1]; MESSAGES] =
             std::array::from_fn(|_| [IoSliceMut::new(chunks.next().unwrap_or_default())]);
         let (from, flags) = (socket.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
-        let messages = recvmmsg(from, headers, &mut slices, flags, None)?;
+        let asked = &mut slices[..socket.asked];
+        let messages = recvmmsg(from, headers, asked, flags, None)?;
         self.received
             .extend(messages.map(|message| ReceivedMessage {
                 length: message.bytes,
@@ -234,6 +250,17 @@ pub(super) struct Train<'a> {
 }
 
 impl Train<'_> {
+    /// Returns the bytes of a train of one datagram.
+    pub(super) fn single(&self) -> Option<&[u8]> {
+        match self.messages {
+            [message] if !message.is_train() => {
+                let from = self.start * LONGEST;
+                self.buffer.get(from..from + message.length)
+            }
+            _ => None,
+        }
+    }
+
     /// Sends the train to `receiver`, or to the peer of a connected socket.
     ///
     /// # Errors
@@ -307,11 +334,16 @@ mod tests {
         UdpSocket::bind(address.parse().unwrap()).unwrap()
     }
 
-    /// Returns a socket of the relay, and its address.
+    /// Returns a socket of the relay that has had many datagrams at once, and its address.
     fn relay(address: &str) -> (DatagramSocket, SocketAddr) {
         let socket = socket(address);
         let address = socket.local_addr().unwrap();
-        (DatagramSocket::new(socket, address), address)
+        let asked = MESSAGES;
+        let relay = DatagramSocket {
+            asked,
+            ..DatagramSocket::new(socket, address)
+        };
+        (relay, address)
     }
 
     /// Returns the lengths of the messages of each train.
@@ -435,17 +467,28 @@ mod tests {
     }
 
     #[test]
-    fn a_full_batch_may_leave_datagrams() {
-        let sender = socket("127.0.0.1:0");
-        let (mut receiver, address) = relay("127.0.0.1:0");
+    fn a_socket_is_asked_for_more_messages_after_a_full_batch() {
+        let (sender, receiver) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let address = receiver.local_addr().unwrap();
+        let mut receiver = DatagramSocket::new(receiver, address);
         sender.connect(address).unwrap();
-        for _ in 0..=MESSAGES {
-            sender.send(b"datagram").unwrap();
-        }
         let mut batch = DatagramBatch::new();
-        let mut receive = || batch.receive(&mut receiver).unwrap();
-        assert_eq!(receive(), MoreDatagrams::Perhaps);
-        assert_eq!(receive(), MoreDatagrams::Nothing);
-        assert_eq!(lengths(&batch), [[8]]);
+        for (waiting, received) in [(1, vec![1]), (12, vec![2, 8, 2]), (33, vec![32, 1])] {
+            for number in 0..waiting {
+                // Datagrams of different sizes are no train.
+                sender
+                    .send(&vec![b'x'; usize::from(number % 2 == 0)])
+                    .unwrap();
+            }
+            for (at, count) in received.iter().enumerate() {
+                let is_last = at + 1 == received.len();
+                let expected = match is_last {
+                    true => MoreDatagrams::Nothing,
+                    false => MoreDatagrams::Perhaps,
+                };
+                assert_eq!(batch.receive(&mut receiver).unwrap(), expected);
+                assert_eq!(batch.received.len(), *count);
+            }
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::pool::EndpointPool;
+use super::source::LocalAnswers;
 use crate::model::{Networks, ProxyProtocol};
 
 /// The clients inside the cluster: clients in its networks, and processes of this node.
@@ -51,6 +52,8 @@ pub struct Route {
     pub inside: Option<(Arc<InsideClients>, Arc<EndpointPool>)>,
     /// The networks of the clients that may connect; `None` if all may.
     pub sources: Option<Networks>,
+    /// Which endpoints see clients' addresses; `None` if all see this node's.
+    pub client_sources: Option<Arc<LocalAnswers>>,
     /// The way in which its connections are relayed.
     pub handling: Handling,
 }
@@ -71,6 +74,7 @@ impl Route {
             pool,
             inside: None,
             sources: None,
+            client_sources: None,
             handling: Handling::default(),
         }
     }
@@ -85,6 +89,13 @@ impl Route {
             Some((inside, pool)) if inside.has(client) => Some(pool),
             _ => Some(&self.pool),
         }
+    }
+
+    /// Returns whether `endpoint` sees the address of `client`, which connected to `frontend`.
+    pub(super) fn shows(&self, client: IpAddr, endpoint: IpAddr, frontend: IpAddr) -> bool {
+        let answers = self.client_sources.as_ref();
+        // A process of this node may connect to a service address from that address.
+        answers.is_some_and(|answers| client != frontend && answers.pass(endpoint, client))
     }
 
     /// Returns whether any client can reach an endpoint.

@@ -15,6 +15,10 @@ const SMALLEST_STEP: usize = 32 * 1024;
 /// After a read of less than this, the source is not expected to have more.
 const SMALL: usize = 8 * 1024;
 
+/// A first write of at most this many bytes leaves at once in any case. Every path takes such a segment (RFC 9293,
+/// 3.7.1).
+const ONE_SEGMENT: usize = 536;
+
 /// The number of reads of one direction before the next connection gets its turn.
 const TURNS: usize = 4;
 
@@ -24,6 +28,7 @@ pub(super) struct Pipe {
     waiting: Waiting,
     /// The number of bytes that are read at once. A large transfer reaches the largest step, [`BUFFER`].
     step: usize,
+    written: FirstWrites,
     /// Whether the source may have bytes to read.
     pub(super) source_is_ready: bool,
     /// Whether the sink may accept bytes.
@@ -71,6 +76,15 @@ impl Waiting {
     }
 }
 
+/// What the sink has accepted so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum FirstWrites {
+    #[default]
+    Nothing,
+    OneSegment,
+    More,
+}
+
 /// The reason why a pipe stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
@@ -109,6 +123,20 @@ impl Pipe {
         }
     }
 
+    /// Returns whether the kernel may hold bytes back until the sink's peer has acknowledged earlier ones, unless
+    /// the sink has the option `TCP_NODELAY`.
+    pub(super) fn needs_nodelay(&self) -> bool {
+        self.written == FirstWrites::More
+    }
+
+    fn count_written(&mut self, count: usize) {
+        self.written = match (self.written, count) {
+            (before, 0) => before,
+            (FirstWrites::Nothing, ..=ONE_SEGMENT) => FirstWrites::OneSegment,
+            _ => FirstWrites::More,
+        };
+    }
+
     /// Moves bytes from `source` to `sink` until one of them blocks.
     ///
     /// # Errors
@@ -144,7 +172,10 @@ impl Pipe {
         let (before, mut accepted) = (self.held(), 0);
         while self.sink_is_ready && !self.waiting.is_empty() {
             match non_blocking(|| self.waiting.give(sink))? {
-                Some(written) => accepted += written,
+                Some(written) => {
+                    self.count_written(written);
+                    accepted += written;
+                }
                 None => self.block(accepted),
             }
         }
@@ -218,6 +249,7 @@ impl Pipe {
             self.source_is_ready = false;
         }
         let written = non_blocking(|| { sink }.write(&buffer[..read]))?.unwrap_or(0);
+        self.count_written(written);
         if reading == Reading::Look && written > 0 {
             // The kernel throws the bytes away and leaves the buffer alone.
             recv(source, &mut buffer[..written], RecvFlags::TRUNC)?;
@@ -353,6 +385,27 @@ mod tests {
             files,
             ..RelayLimits::default()
         })
+    }
+
+    #[test]
+    fn only_a_second_write_or_a_large_one_may_be_held_back() {
+        let mut transit = transit(0, 0);
+        for (steps, expected) in [
+            (vec![1], false),
+            (vec![ONE_SEGMENT], false),
+            (vec![ONE_SEGMENT + 1], true),
+            (vec![1, 1], true),
+        ] {
+            let mut line = Line::new();
+            for step in &steps {
+                assert!(!line.pipe.needs_nodelay(), "{steps:?}");
+                { &line.sender }.write_all(&vec![b'x'; *step]).unwrap();
+                line.pump(&mut transit);
+            }
+            // A read that finds nothing changes nothing.
+            line.pump(&mut transit);
+            assert_eq!(line.pipe.needs_nodelay(), expected, "{steps:?}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub struct Statistics {
     connected: Tally,
     refused: Tally,
     over_share: Tally,
+    hidden: Tally,
     exhausted: Tally,
     held_back: Tally,
     listener_files: Gauge,
@@ -55,6 +56,7 @@ impl Statistics {
             connected: connections("connected"),
             refused: connections("refused"),
             over_share: connections("over_share"),
+            hidden: Tally::new(counter!("ipvs_proxier_relay_hidden_clients_total")),
             exhausted: pauses("exhausted"),
             held_back: pauses("share"),
             listener_files: files("listeners"),
@@ -72,6 +74,10 @@ impl Statistics {
 
     pub(super) fn over_share(&self) {
         self.over_share.add();
+    }
+
+    pub(super) fn hidden(&self) {
+        self.hidden.add();
     }
 
     pub(super) fn exhausted(&self) {
@@ -103,6 +109,12 @@ impl Statistics {
     /// Returns the number of clients that were reset because they had their share of connections.
     pub fn over_shares(&self) -> u64 {
         self.over_share.get()
+    }
+
+    /// Returns how often an endpoint of this node did not answer to a client's address, so that it was tried from
+    /// this node's.
+    pub fn hidden_clients(&self) -> u64 {
+        self.hidden.get()
     }
 
     /// Returns how often the process had no descriptor left.

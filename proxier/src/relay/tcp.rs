@@ -1,7 +1,7 @@
 //! A TCP connection: the client's socket, the endpoint's socket, and both directions between them.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use mio::{Interest, Registry, Token};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::budget::Permit;
-use super::frontend::SharedFrontend;
+use super::frontend::{Route, SharedFrontend};
 use super::pipe::{Pipe, Progress};
 use super::pool::Lease;
 use super::proxy_header;
 use super::transit::Transit;
+use crate::model::SourceAddress;
 
 /// How long each attempt to connect may take. A client of a Service waits 3.75 s at most, as in the
 /// userspace mode of early kube-proxies (`EndpointDialTimeouts` in `pkg/proxy/userspace/proxysocket.go`).
@@ -62,6 +63,17 @@ pub(super) struct Attempt {
     pub(super) permit: Permit,
     /// The endpoints that were chosen so far.
     pub(super) tried: Vec<SocketAddr>,
+    /// The source address of the next connection to an endpoint, if that can be chosen.
+    pub(super) source: SourceAddress,
+}
+
+impl Attempt {
+    /// Returns the client's address if `endpoint` sees it.
+    pub(super) fn shown_client(&self, route: &Route, endpoint: SocketAddr) -> Option<IpAddr> {
+        let (client, frontend) = (self.client_address.ip(), self.frontend.address().ip());
+        let is_shown = || route.shows(client, endpoint.ip(), frontend);
+        (self.source == SourceAddress::Client && is_shown()).then_some(client)
+    }
 }
 
 /// A connection to an endpoint that did not answer yet.
@@ -70,6 +82,8 @@ pub(super) struct Connecting {
     pub(super) attempt: Attempt,
     pub(super) endpoint: TcpStream,
     pub(super) lease: Lease,
+    /// The source address of this connection.
+    pub(super) source: SourceAddress,
     pub(super) deadline: Duration,
 }
 
@@ -84,6 +98,7 @@ pub(super) struct Relaying {
     down: Pipe,
     /// When bytes last passed, in seconds.
     pub(super) active_at: u32,
+    has_nodelay: bool,
     has_keepalive: bool,
 }
 
@@ -108,8 +123,6 @@ impl Relaying {
             lease,
             ..
         } = connecting;
-        // An accepted socket inherits TCP_NODELAY from its listener, a connected one does not.
-        endpoint.set_nodelay(true)?;
         registry.register(&mut client, token, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self {
             client,
@@ -126,6 +139,7 @@ impl Relaying {
             permit,
             down: Pipe::new(),
             active_at: now,
+            has_nodelay: false,
             has_keepalive: false,
         })
     }
@@ -192,6 +206,12 @@ impl Relaying {
             return Ok(Progress::Ended);
         }
         let flow = pipe.pump(source, sink, transit)?;
+        // An accepted socket inherits the option from its listener, a connected one does not. Set after the second
+        // write, it sends what that write left, and short connections need no system call.
+        if from == Side::Client && !self.has_nodelay && pipe.needs_nodelay() {
+            self.has_nodelay = true;
+            sink.set_nodelay(true)?;
+        }
         if flow == Progress::Ended {
             pipe.is_done = true;
             // If both directions have ended, closing the sockets sends the FIN, which saves a system call.

@@ -11,10 +11,12 @@ use mio::{Interest, Registry, Token};
 use slab::Slab;
 
 use super::RelayLimits;
+use super::answers::WaitingAnswers;
 use super::budget::{Budget, PER_FLOW, Permit};
 use super::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
+use super::source;
 use super::worker::{is_exhausted, request};
 
 /// The number of batches that are received from a socket before the next socket gets its turn.
@@ -31,6 +33,7 @@ pub(super) struct UdpFlows {
     index: HashMap<(usize, SocketAddr), usize>,
     /// The slot at which the next search for a flow to remove begins.
     hand: usize,
+    answers: WaitingAnswers,
     limits: RelayLimits,
     budget: Arc<Budget>,
     token: fn(usize) -> Token,
@@ -63,6 +66,7 @@ impl UdpFlows {
             sockets: Slab::new(),
             index: HashMap::new(),
             hand: 0,
+            answers: WaitingAnswers::new(),
             limits,
             budget,
             token: |_| super::worker::WAKER,
@@ -186,15 +190,18 @@ impl UdpFlows {
         let request = request(shared.address(), canonical, now);
         let permit = self.permit(&shared, canonical.ip())?;
         let lease = pool.pick(&request, &[], ConnectionKind::Udp)?;
-        let any: SocketAddr = match lease.address() {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        let mut socket = match UdpSocket::bind(any) {
+        let endpoint = lease.address();
+        let is_shown = route.shows(canonical.ip(), endpoint.ip(), shared.address().ip());
+        let shown = is_shown.then_some(canonical.ip());
+        let mut socket = match bind(shown, endpoint) {
             Err(error) if is_exhausted(&error) => {
                 self.budget.statistics().exhausted();
                 self.evict();
-                UdpSocket::bind(any)
+                bind(shown, endpoint)
+            }
+            Err(_) if is_shown => {
+                self.budget.statistics().hidden();
+                bind(None, endpoint)
             }
             other => other,
         }
@@ -248,17 +255,39 @@ impl UdpFlows {
             };
             flow.active_at = now;
             let (client, frontend) = (flow.client, flow.frontend);
-            if let Some(Socket::Frontend { socket, .. }) = self.sockets.get(frontend) {
-                for train in batch.trains() {
-                    // A full send buffer drops datagrams, as a full queue on the way does.
-                    let _ = train.send(socket, Some(client));
-                }
+            for train in batch.trains() {
+                self.answer(frontend, client, &train);
             }
             if remaining == MoreDatagrams::Nothing {
                 return false;
             }
         }
         true
+    }
+
+    /// Sends datagrams of an endpoint to the client, single ones with the next [`UdpFlows::send_answers`].
+    fn answer(&mut self, frontend: usize, client: SocketAddr, train: &Train<'_>) {
+        if self.answers.is_full() {
+            self.send_answers();
+        }
+        if let Some(datagram) = train.single() {
+            return self.answers.add(frontend, client, datagram);
+        }
+        // After the answers before it.
+        self.send_answers();
+        if let Some(Socket::Frontend { socket, .. }) = self.sockets.get(frontend) {
+            // A full send buffer drops datagrams, as a full queue on the way does.
+            let _ = train.send(socket, Some(client));
+        }
+    }
+
+    /// Sends the answers that wait.
+    pub(super) fn send_answers(&mut self) {
+        let sockets = &self.sockets;
+        self.answers.send(|key| match sockets.get(key) {
+            Some(Socket::Frontend { socket, .. }) => Some(socket),
+            _ => None,
+        });
     }
 
     /// Removes a flow whose endpoint answered "port unreachable". The client's next datagram opens another one.
@@ -338,6 +367,15 @@ impl UdpFlows {
         for key in found.collect::<Vec<_>>() {
             self.remove(key);
         }
+    }
+}
+
+/// Returns a socket for datagrams to `endpoint`, from the address of `client` if there is one.
+fn bind(client: Option<IpAddr>, endpoint: SocketAddr) -> io::Result<UdpSocket> {
+    match (client, endpoint) {
+        (Some(client), _) => source::datagrams(client),
+        (None, SocketAddr::V4(_)) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0).into()),
+        (None, SocketAddr::V6(_)) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0).into()),
     }
 }
 

@@ -185,6 +185,7 @@ impl Worker {
             for target in std::mem::take(&mut self.again) {
                 self.proceed(target);
             }
+            self.flows.send_answers();
             self.free_ended();
             self.expire();
             self.free_ended();
@@ -294,8 +295,8 @@ impl Worker {
             if deadline > self.now {
                 break;
             }
-            // Either call replaces the deadline, so the loop ends.
-            if !self.wait_longer(key) {
+            // Each call replaces the deadline, so the loop ends.
+            if !self.hide_client(key) && !self.wait_longer(key) {
                 self.try_next(key);
             }
         }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! options scheduler=mh nodeports=10.0.0.0/8,primary    flags; must be the first command
+//!     relay=privileged                                 the userspace dataplane; may change later
 //! node here 192.0.2.1 2001:db8::1 zone=a region=r      our node; sets the machine's addresses too
 //! node other region=s                                  another node
 //! machine 192.0.2.1 192.0.2.2                          the machine's addresses, if they differ
@@ -18,7 +19,7 @@
 //!
 //! Indented lines are the plan after the commands above them:
 //! 1. Virtual servers, ordered, with `from=` their source ranges, and their destinations: `*weight`
-//!    unless it is 1; `none` without destinations; `none local` if a policy Local excludes all
+//!    unless it is 1; `source=client` if these see clients' addresses; `none` without destinations; `none local` if a policy Local excludes all
 //!    endpoints. `inside ->` has the destinations for clients inside the cluster, under policy Local.
 //! 2. Health checks, with the number of local endpoints.
 //! 3. Problems.
@@ -31,7 +32,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use proxier::testing::api;
-use proxier::testing::model::ObjectName;
+use proxier::testing::model::{ObjectName, SourceAddress};
 use proxier::testing::plan::{
     Availability, Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner,
     ServiceAddresses, VirtualServer, desired,
@@ -175,6 +176,9 @@ impl Scene {
         if let Some(scheduler) = words.get("missing") {
             self.machine.missing_schedulers = [scheduler.parse().unwrap()].into();
         }
+        let relay = words.get("relay");
+        self.machine.is_relayed = relay.is_some();
+        self.machine.can_keep_sources = relay == Some("privileged");
         let networks = words.list("nodeports");
         self.config.node_port_addresses = NodePortAddresses::parse(networks).unwrap();
     }
@@ -424,14 +428,8 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
             counts.collect::<String>()
         ));
     }
-    lines.extend(problems.iter().map(|problem| {
-        let Problem {
-            object,
-            field,
-            value,
-            ..
-        } = problem;
-        let line = format!("problem {object}: {field} {value}");
+    lines.extend(problems.iter().map(|it| {
+        let line = format!("problem {}: {} {}", it.object, it.field, it.value);
         line.trim_end().to_owned()
     }));
     if lines.is_empty() {
@@ -459,14 +457,15 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     if service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
         line += &format!(" affinity={}", service.timeout_secs);
     }
-    let usual = match service.key {
-        ipvs::ServiceKey::Address { protocol, .. } if protocol != ipvs::Protocol::Tcp => {
-            Duration::ZERO
-        }
-        _ => DRAIN,
-    };
+    use ipvs::ServiceKey::Address;
+    let drains =
+        !matches!(service.key, Address { protocol, .. } if protocol != ipvs::Protocol::Tcp);
+    let usual = if drains { DRAIN } else { Duration::ZERO };
     if server.drain != usual {
         line += &format!(" drain={}", server.drain.as_secs());
+    }
+    if server.relay.source == SourceAddress::Client {
+        line += " source=client";
     }
     let admission = server.admission.as_ref().unwrap();
     if let Some(ranges) = &admission.source_ranges {

@@ -21,6 +21,11 @@ pub(crate) fn table(name: &str) -> Vec<String> {
     families.flat_map(|family| table_of(family, name)).collect()
 }
 
+/// Returns the same of a table that has no companion of family `arp`.
+pub(crate) fn inet_table(name: &str) -> Vec<String> {
+    table_of(NFPROTO_INET, name)
+}
+
 fn table_of(family: u8, name: &str) -> Vec<String> {
     let transport = Transport::open(protocols::NETLINK_NETFILTER).unwrap();
     let mut transport = (transport, family);

@@ -24,11 +24,11 @@ pub(super) const RTPROT_KERNEL: u8 = 2;
 pub(super) const RT_TABLE_LOCAL: u8 = 255;
 /// The scope of addresses that only hosts on the same link can use; narrower scopes have larger numbers.
 pub(super) const RT_SCOPE_LINK: u8 = 253;
-const RT_SCOPE_HOST: u8 = 254;
-const RTN_LOCAL: u8 = 2;
+pub(super) const RT_SCOPE_HOST: u8 = 254;
+pub(super) const RTN_LOCAL: u8 = 2;
 
 const RTA_DST: u16 = 1;
-const RTA_OIF: u16 = 4;
+pub(super) const RTA_OIF: u16 = 4;
 const RTA_PRIORITY: u16 = 6;
 const RTA_PREFSRC: u16 = 7;
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +10,11 @@ use mio::Interest;
 use mio::net::TcpStream;
 
 use super::{ACCEPTS, EXHAUSTION_PAUSE, Relayed, TokenTarget, Worker, is_exhausted, request};
+use crate::model::SourceAddress;
 use crate::relay::budget::PER_CONNECTION;
 use crate::relay::frontend::SharedFrontend;
 use crate::relay::pool::ConnectionKind;
+use crate::relay::source;
 use crate::relay::tcp::{ATTEMPTS, Attempt, Connecting, Readiness, Relaying, Side, reset};
 
 impl Worker {
@@ -73,6 +75,7 @@ impl Worker {
             client_address,
             permit,
             tried: Vec::new(),
+            source: SourceAddress::Client,
         });
     }
 
@@ -89,12 +92,14 @@ impl Worker {
                 break;
             };
             attempt.tried.push(lease.address());
-            match self.connect(lease.address()) {
-                Ok(endpoint) => {
+            let client = attempt.shown_client(&route, lease.address());
+            match self.connect(lease.address(), client) {
+                Ok((endpoint, source)) => {
                     let deadline = self.now + patience;
                     return self.wait_for_endpoint(Connecting {
                         attempt,
                         endpoint,
+                        source,
                         lease,
                         deadline,
                     });
@@ -110,11 +115,27 @@ impl Worker {
         reset(&attempt.client);
     }
 
-    fn connect(&mut self, endpoint: SocketAddr) -> io::Result<TcpStream> {
-        match TcpStream::connect(endpoint) {
-            Err(error) if is_exhausted(&error) && self.spare.take().is_some() => {
-                TcpStream::connect(endpoint)
+    /// Begins to connect to an endpoint, from the address of `client` if that is possible.
+    fn connect(
+        &mut self,
+        endpoint: SocketAddr,
+        client: Option<IpAddr>,
+    ) -> io::Result<(TcpStream, SourceAddress)> {
+        if let Some(client) = client {
+            match self.with_spare(|| source::connect(client, endpoint)) {
+                Ok(stream) => return Ok((stream, SourceAddress::Client)),
+                Err(error) if is_exhausted(&error) => return Err(error),
+                Err(_) => self.budget.statistics().hidden(),
             }
+        }
+        let stream = self.with_spare(|| TcpStream::connect(endpoint))?;
+        Ok((stream, SourceAddress::Node))
+    }
+
+    /// Opens a socket, with the reserved descriptor if no other one is left.
+    fn with_spare(&mut self, open: impl Fn() -> io::Result<TcpStream>) -> io::Result<TcpStream> {
+        match open() {
+            Err(error) if is_exhausted(&error) && self.spare.take().is_some() => open(),
             other => other,
         }
     }
@@ -165,6 +186,38 @@ impl Worker {
             connecting.lease.fail(self.now);
             self.dial(connecting.attempt);
         }
+    }
+
+    /// Tries an endpoint that did not answer to the client's address from this node's. Returns whether it did.
+    ///
+    /// The answers of an endpoint may not pass through this node even if it is local: a bridge leads them to a
+    /// client at the same bridge.
+    pub(super) fn hide_client(&mut self, key: usize) -> bool {
+        let Some(Relayed::Connecting(connecting)) = self.connections.get(key) else {
+            return false;
+        };
+        if connecting.source == SourceAddress::Node {
+            return false;
+        }
+        let Some(mut connecting) = self.take_connecting(key) else {
+            return false;
+        };
+        self.ended.push(key);
+        self.budget.statistics().hidden();
+        connecting.attempt.source = SourceAddress::Node;
+        match self.connect(connecting.lease.address(), None) {
+            Ok((endpoint, source)) => self.wait_for_endpoint(Connecting {
+                endpoint,
+                source,
+                deadline: self.now + ATTEMPTS[0],
+                ..connecting
+            }),
+            Err(_) => {
+                connecting.lease.fail(self.now);
+                self.dial(connecting.attempt);
+            }
+        }
+        true
     }
 
     /// If no other endpoint is left, continues to wait for this one, for as long as attempts with others would

@@ -1,0 +1,126 @@
+//! The frontends whose endpoints see clients' addresses, and the way of the answers.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ipvs_netlink as ipvs;
+
+use crate::dataplane::answer_path::AnswerPath;
+use crate::model::{Family, SourceAddress};
+use crate::plan::{Changed, Desired, Machine, RelayOptions};
+use crate::relay::LocalAnswers;
+
+/// The frontends that ask for clients' addresses, and what they need of the kernel.
+#[derive(Debug)]
+pub(super) struct ClientSources {
+    answers: Arc<LocalAnswers>,
+    frontends: BTreeSet<ipvs::ServiceKey>,
+    /// `None` without privileges.
+    path: Option<AnswerPath>,
+    state: PathState,
+}
+
+/// What the kernel has of the path of answers.
+#[derive(Debug, PartialEq, Eq)]
+enum PathState {
+    /// Perhaps that of an earlier process.
+    Unknown,
+    Absent,
+    Present(BTreeSet<Family>),
+    /// It could not be made for these families.
+    Failed(BTreeSet<Family>),
+}
+
+impl ClientSources {
+    /// Returns the state of a process without frontends. `path` is `None` without privileges.
+    pub(super) fn new(path: Option<AnswerPath>) -> Self {
+        Self {
+            answers: Arc::default(),
+            frontends: BTreeSet::new(),
+            path,
+            state: PathState::Unknown,
+        }
+    }
+
+    /// Returns the endpoints that see clients' addresses, of a frontend with these options.
+    pub(super) fn of(&self, options: &RelayOptions) -> Option<Arc<LocalAnswers>> {
+        let is_shown = options.source == SourceAddress::Client && self.is_usable();
+        is_shown.then(|| self.answers.clone())
+    }
+
+    /// Repairs the path of answers. Returns whether it can be used.
+    pub(super) fn check(&mut self, machine: &Machine) -> bool {
+        self.answers.set_own(machine.addresses.clone());
+        if let PathState::Present(families) | PathState::Failed(families) = &self.state {
+            self.restore(families.clone());
+        }
+        self.is_usable()
+    }
+
+    /// Follows a change of the plan.
+    pub(super) fn follow(&mut self, desired: &Desired, changed: &Changed) {
+        for address in &changed.local_endpoints {
+            match desired.local_endpoints.contains(address) {
+                true => self.answers.add([*address]),
+                false => self.answers.remove(address),
+            }
+        }
+        for key in &changed.virtual_servers {
+            let server = desired.virtual_servers.get(key);
+            match server.is_some_and(|server| server.relay.source == SourceAddress::Client) {
+                true => self.frontends.insert(*key),
+                false => self.frontends.remove(key),
+            };
+        }
+        let families = self.frontends.iter().map(|key| key.family().into());
+        let mut families: BTreeSet<Family> = families.collect();
+        match &self.state {
+            // The plan asks for no address of a client until a check succeeds.
+            PathState::Failed(_) => {}
+            // Until the process stops: connections of before a change of the annotation need it.
+            PathState::Present(present) if families.is_subset(present) => {}
+            PathState::Present(present) => {
+                families.extend(present);
+                self.restore(families);
+            }
+            PathState::Absent if families.is_empty() => {}
+            PathState::Unknown if families.is_empty() => self.remove(),
+            PathState::Absent | PathState::Unknown => self.restore(families),
+        }
+    }
+
+    /// Removes what the kernel has.
+    pub(super) fn remove(&mut self) {
+        let Some(path) = &mut self.path else {
+            return;
+        };
+        match path.remove() {
+            Ok(removed) => {
+                for line in removed.lines() {
+                    tracing::info!("removed {line}");
+                }
+                self.state = PathState::Absent;
+            }
+            Err(failure) => tracing::warn!("{failure}; the routing of answers stays"),
+        }
+    }
+
+    fn restore(&mut self, families: BTreeSet<Family>) {
+        let Some(path) = &mut self.path else {
+            return;
+        };
+        self.state = match path.restore(&families) {
+            Ok(()) => PathState::Present(families),
+            Err(failure) => {
+                if !matches!(self.state, PathState::Failed(_)) {
+                    tracing::warn!("{failure}; endpoints see this node's address");
+                }
+                PathState::Failed(families)
+            }
+        };
+    }
+
+    fn is_usable(&self) -> bool {
+        self.path.is_some() && !matches!(self.state, PathState::Failed(_))
+    }
+}
