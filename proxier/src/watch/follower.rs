@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tracing::Level;
 
@@ -310,32 +311,17 @@ impl<'a, R: Resource> Follower<'a, R> {
                 break;
             };
             self.entry.record_contact();
-            splitter
-                .push(&bytes)
-                .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
-            while let Some(line) = splitter.next() {
-                let event = self.parse_event(line)?;
-                match (event, &mut initial) {
-                    (ParsedEvent::Change(change, _), Some(initial)) => {
-                        apply_to_list(initial, change)
-                    }
-                    (ParsedEvent::Change(change, version), None) => {
-                        self.entry.record_change();
-                        self.send(change).await;
-                        // After the change was sent: a watch that resumes must not skip it.
-                        self.advance(version);
-                    }
-                    (ParsedEvent::Complete(version), Some(objects)) => {
-                        let objects = std::mem::take(objects);
-                        initial = None;
-                        self.complete(objects, version).await;
-                        self.entry.set_state(FollowState::Watching);
-                    }
-                    (ParsedEvent::Progress(version) | ParsedEvent::Complete(version), None) => {
-                        self.advance(Some(version));
-                    }
-                    (ParsedEvent::Nothing, None) => self.send_problems().await,
-                    (ParsedEvent::Progress(_) | ParsedEvent::Nothing, Some(_)) => {}
+            let mut lines = splitter.lines(&bytes);
+            while let Some(line) = lines.next()? {
+                let Some(objects) = &mut initial else {
+                    self.follow(line).await?;
+                    continue;
+                };
+                if let Some(version) = self.add_initial(line, objects)? {
+                    let objects = std::mem::take(objects);
+                    initial = None;
+                    self.complete(objects, version).await;
+                    self.entry.set_state(FollowState::Watching);
                 }
             }
         }
@@ -345,11 +331,51 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
+    /// Adds the object of one line of a streaming list. Returns the list's resource version if the line
+    /// ends it.
+    fn add_initial(
+        &mut self,
+        line: &[u8],
+        objects: &mut Vec<Parsed<R::Object>>,
+    ) -> Result<Option<String>, RequestFailure> {
+        // One pass over the text of nearly all lines; `parse_event` needs three.
+        let added = self
+            .shared
+            .with_interner(|interner| resource::read_added::<R>(line, interner));
+        if let Some(added) = added {
+            objects.push(added);
+            return Ok(None);
+        }
+        match self.parse_event(line)? {
+            ParsedEvent::Change(change, _) => apply_to_list(objects, change),
+            ParsedEvent::Complete(version) => return Ok(Some(version)),
+            ParsedEvent::Progress(_) | ParsedEvent::Nothing => {}
+        }
+        Ok(None)
+    }
+
+    /// Sends the change of one line of a watch.
+    async fn follow(&mut self, line: &[u8]) -> Result<(), RequestFailure> {
+        match self.parse_event(line)? {
+            ParsedEvent::Change(change, version) => {
+                self.entry.record_change();
+                self.send(change).await;
+                // After the change was sent: a watch that resumes must not skip it.
+                self.advance(version);
+            }
+            ParsedEvent::Progress(version) | ParsedEvent::Complete(version) => {
+                self.advance(Some(version));
+            }
+            ParsedEvent::Nothing => self.send_problems().await,
+        }
+        Ok(())
+    }
+
     /// Parses one line of a watch.
     fn parse_event(&mut self, line: &[u8]) -> Result<ParsedEvent<R::Object>, RequestFailure> {
         let malformed =
             |what: &str, error| RequestFailure::Malformed(format!("{what} of a watch: {error}"));
-        let WatchEvent { event_type, object } =
+        let WatchEvent::<&RawValue> { event_type, object } =
             serde_json::from_slice(line).map_err(|error| malformed("a line", error))?;
         let json = object.get().as_bytes();
         let head = serde_json::from_slice::<Head<VersionMetadata>>(json);
