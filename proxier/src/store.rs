@@ -24,13 +24,30 @@ pub struct Parsed<T> {
     pub problems: Vec<Problem>,
 }
 
-impl<T: Clone> Parsed<T> {
+/// A [`Parsed`] without its name, which is its key in a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stored<T> {
+    object: Option<T>,
+    problems: Box<[Problem]>,
+}
+
+impl<T: Clone> Stored<T> {
     /// Copies the content of `before` if this object cannot be used. It still exists in the cluster, so its
     /// clients must still be served.
     fn keep_last_readable(&mut self, before: Option<&Self>) {
         if self.object.is_none() && !self.problems.is_empty() {
             self.object = before.and_then(|before| before.object.clone());
         }
+    }
+}
+
+impl<T> From<Parsed<T>> for (ObjectName, Stored<T>) {
+    fn from(parsed: Parsed<T>) -> Self {
+        let stored = Stored {
+            object: parsed.object,
+            problems: parsed.problems.into(),
+        };
+        (parsed.name, stored)
     }
 }
 
@@ -272,7 +289,7 @@ impl Snapshot {
 /// The objects of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Objects<T> {
-    parsed: BTreeMap<ObjectName, Parsed<T>>,
+    parsed: BTreeMap<ObjectName, Stored<T>>,
     /// The names of objects with problems.
     with_problems: BTreeSet<ObjectName>,
 }
@@ -301,7 +318,7 @@ impl<T> Objects<T> {
             .with_problems
             .iter()
             .filter_map(|name| self.parsed.get(name));
-        with_problems.flat_map(|parsed| &parsed.problems)
+        with_problems.flat_map(|parsed| parsed.problems.iter())
     }
 
     /// Adds `name` to the index of objects with problems, or removes it.
@@ -319,7 +336,7 @@ impl<T: Clone + PartialEq> Objects<T> {
     fn update(
         &mut self,
         change: Update<T>,
-        mut differs: impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
+        mut differs: impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
     ) {
         match change {
             Update::Apply(new) => self.replace(new, &mut differs),
@@ -340,8 +357,7 @@ impl<T: Clone + PartialEq> Objects<T> {
                 // The last of several objects with one name wins. `collect` builds a B-tree with
                 // full nodes, where insertions in order would leave them half empty; most objects
                 // arrive in a first list, so this decides the memory per object.
-                let all = all.into_iter().map(|new| (new.name.clone(), new));
-                self.parsed = all.collect();
+                self.parsed = all.into_iter().map(Into::into).collect();
                 for (name, new) in &mut self.parsed {
                     let old = before.remove(name);
                     new.keep_last_readable(old.as_ref());
@@ -362,25 +378,26 @@ impl<T: Clone + PartialEq> Objects<T> {
 
     fn replace(
         &mut self,
-        mut new: Parsed<T>,
-        differs: &mut impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
+        new: Parsed<T>,
+        differs: &mut impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
     ) {
-        let old = self.parsed.get(&new.name);
+        let (name, mut new) = new.into();
+        let old = self.parsed.get(&name);
         new.keep_last_readable(old);
         if old != Some(&new) {
-            differs(&new.name, old, Some(&new));
-            self.update_problem_index(&new.name, &new.problems);
-            self.parsed.insert(new.name.clone(), new);
+            differs(&name, old, Some(&new));
+            self.update_problem_index(&name, &new.problems);
+            self.parsed.insert(name, new);
         }
     }
 }
 
-fn needs_regions(service: Option<&Parsed<Service>>) -> bool {
+fn needs_regions(service: Option<&Stored<Service>>) -> bool {
     let service = service.and_then(|parsed| parsed.object.as_ref());
     service.is_some_and(Service::needs_regions)
 }
 
-fn service_of(slice: &Parsed<EndpointSlice>) -> Option<ObjectName> {
+fn service_of(slice: &Stored<EndpointSlice>) -> Option<ObjectName> {
     slice.object.as_ref().map(EndpointSlice::service_name)
 }
 
