@@ -95,12 +95,7 @@ fn diff_pair(
 ///
 /// A form that is not the configured one is removed only after the configured one exists, that is, in
 /// a later round: the Op that adds it may fail.
-pub(crate) fn diff_address(
-    address: IpAddr,
-    desired: &Desired,
-    observed: &Observed,
-    ops: &mut Ops,
-) {
+pub(crate) fn diff_address(address: IpAddr, desired: &Desired, observed: &Observed, ops: &mut Ops) {
     let wanted = desired.addresses.get(&address);
     let found = observed.addresses.get(&address);
     match (wanted, found) {
