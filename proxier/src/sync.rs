@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Event ─▶ Snapshot ─plan─▶ Desired ──┐
-//!             Dataplane ─▶ Observed ──┴─diff─▶ Vec<Op> ─apply─▶ Vec<Outcome>
+//!             Dataplane ─▶ Observed ──┴─diff─▶ Ops ─apply─▶ Vec<Outcome>
 //! ```
 //!
 //! [`Proxier::sync`] compares only the objects that events touched. [`Proxier::resync`] reads the

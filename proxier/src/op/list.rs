@@ -14,14 +14,14 @@ use super::{Op, Stage};
 /// vector of 120,001 Ops would take 9.6 MB, which no later round needs.
 #[derive(Clone, Default)]
 pub struct Ops {
-    entries: Vec<Entry>,
+    groups: Vec<OpGroup>,
     /// The number of Ops.
     count: usize,
 }
 
 /// One Op, or several that follow each other.
 #[derive(Clone, Debug)]
-enum Entry {
+enum OpGroup {
     One(Op),
     /// Additions of these destinations, of which there is at least one.
     Destinations(ipvs::ServiceKey, Arc<[ipvs::Destination]>),
@@ -30,7 +30,7 @@ enum Entry {
 impl Ops {
     /// Appends an Op.
     pub fn push(&mut self, op: Op) {
-        self.entries.push(Entry::One(op));
+        self.groups.push(OpGroup::One(op));
         self.count += 1;
     }
 
@@ -44,8 +44,8 @@ impl Ops {
     ) {
         if !destinations.is_empty() {
             self.count += destinations.len();
-            let entry = Entry::Destinations(key, destinations.clone());
-            self.entries.push(entry);
+            let group = OpGroup::Destinations(key, destinations.clone());
+            self.groups.push(group);
         }
     }
 
@@ -61,31 +61,31 @@ impl Ops {
 
     /// Returns every Op, in order.
     pub fn iter(&self) -> impl Iterator<Item = Op> + '_ {
-        self.entries.iter().flat_map(Entry::ops)
+        self.groups.iter().flat_map(OpGroup::ops)
     }
 
     /// Returns the virtual servers that the Ops change, in order. A virtual server may appear several times.
     pub(crate) fn service_keys(&self) -> impl Iterator<Item = ipvs::ServiceKey> + '_ {
-        self.entries.iter().filter_map(Entry::service_key)
+        self.groups.iter().filter_map(OpGroup::service_key)
     }
 
     /// Removes the Ops for which `keep` is false. Of the destinations of a new virtual server, it gets the
     /// first only.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Op) -> bool) {
-        self.entries.retain(|entry| match entry {
-            Entry::One(op) => keep(op),
-            Entry::Destinations(..) => entry.ops().next().is_none_or(|op| keep(&op)),
+        self.groups.retain(|group| match group {
+            OpGroup::One(op) => keep(op),
+            OpGroup::Destinations(..) => group.ops().next().is_none_or(|op| keep(&op)),
         });
-        self.count = self.entries.iter().map(Entry::count).sum();
+        self.count = self.groups.iter().map(OpGroup::count).sum();
     }
 
     /// Sorts by stage and key; the Ops for which `is_first` is true come first.
     pub(crate) fn sort(&mut self, is_first: impl Fn(Stage, Option<IpAddr>) -> bool) {
-        // No two entries have the same key. A stable sort would give the same order, and allocate memory for
-        // half of the entries.
-        self.entries.sort_unstable_by_key(|entry| {
-            let (stage, address) = (entry.stage(), entry.address());
-            let key = (entry.service_key(), address, entry.destination_key());
+        // No two groups have the same key. A stable sort would give the same order, and allocate memory for
+        // half of the groups.
+        self.groups.sort_unstable_by_key(|group| {
+            let (stage, address) = (group.stage(), group.address());
+            let key = (group.service_key(), address, group.destination_key());
             (!is_first(stage, address), stage, key)
         });
     }
@@ -103,7 +103,7 @@ impl Ops {
     }
 }
 
-impl Entry {
+impl OpGroup {
     fn ops(&self) -> impl Iterator<Item = Op> + '_ {
         let (one, all) = match self {
             Self::One(op) => (Some(*op), None),

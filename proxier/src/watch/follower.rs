@@ -1,15 +1,14 @@
 //! Lists the objects of one kind and watches them.
 
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
 use tracing::Level;
 
+use super::WatchMessage;
 use super::backoff::{Backoff, random_between};
-use super::connection::{Connection, ResponseStream};
+use super::connection::ResponseStream;
 use super::failure::{ApiRefusal, RequestFailure};
 use super::json::{LineSplitter, ListSplitter};
 use super::next::{Next, blames_stream};
@@ -17,28 +16,12 @@ use super::query::{Query, Since};
 use super::resource::{
     self, EventType, Head, ListEnvelope, NameMetadata, Resource, VersionMetadata, WatchEvent,
 };
+use super::shared::Shared;
 use super::status::{Entry, FollowState};
-use super::{Timeouts, WatchMessage};
 use crate::clock;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::problem::Problem;
-use crate::store::{Interner, Parsed, Update};
-
-/// The values that all followers share.
-pub(super) struct Shared {
-    pub(super) connection: Connection,
-    pub(super) timeouts: Timeouts,
-    pub(super) messages: mpsc::Sender<WatchMessage>,
-    pub(super) interner: Mutex<SharedInterner>,
-}
-
-/// The interner, and the number of its uses.
-#[derive(Default)]
-pub(super) struct SharedInterner {
-    interner: Interner,
-    /// The number of objects parsed with it.
-    changes: u32,
-}
+use crate::store::{Parsed, Update};
 
 /// Lists and watches one kind.
 pub(super) struct Follower<'a, R> {
@@ -466,29 +449,6 @@ impl<'a, R: Resource> Follower<'a, R> {
             self.shared
                 .send(WatchMessage::Problems { kind, problems })
                 .await;
-        }
-    }
-}
-
-impl Shared {
-    fn with_interner<T>(&self, work: impl FnOnce(&mut Interner) -> T) -> T {
-        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
-        sharing.changes = sharing.changes.saturating_add(1);
-        work(&mut sharing.interner)
-    }
-
-    /// Replaces the interner after `most` uses. Objects keep their strings.
-    fn limit_interner(&self, most: u32) {
-        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
-        if sharing.changes > most {
-            *sharing = SharedInterner::default();
-        }
-    }
-
-    async fn send(&self, message: WatchMessage) {
-        if self.messages.send(message).await.is_err() {
-            // The receiver is dropped after `forward` returned, so `follow` drops this future next.
-            std::future::pending::<()>().await;
         }
     }
 }
