@@ -8,30 +8,25 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use clap::Args;
+use clap::{Args, value_parser};
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::op::Op;
 use proxier::testing::plan::ServiceAddresses;
 use serde::Serialize;
 
-use crate::figures::{self, median};
+use crate::figures::Repetition;
 use crate::inside;
 
 /// Flags of `bench addresses`.
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
     /// Number of addresses of each family.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, default_value_t = 10_000, value_parser = value_parser!(u32).range(1..))]
     addresses: u32,
 
-    /// Number of rounds; the report shows the medians.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    repetition: Repetition<5>,
 }
 
 /// The medians in seconds and the ratios between them.
@@ -40,7 +35,7 @@ pub(crate) struct Flags {
 struct Figures {
     kernel: String,
     addresses: u32,
-    rounds: usize,
+    rounds: u32,
     v4: Family,
     v6: Family,
 }
@@ -58,34 +53,28 @@ struct Family {
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         inside::run("1024M", || {
-            ensure!(
-                self.addresses > 0 && self.rounds > 0,
-                "--addresses and --rounds must be at least 1"
-            );
             let figures = Figures {
                 kernel: lab::kernel_release(),
                 addresses: self.addresses,
-                rounds: self.rounds,
+                rounds: self.repetition.rounds,
                 v4: self.measure(|index| Ipv4Addr::from(0x0a60_0001 + index).into())?,
                 v6: self
                     .measure(|index| Ipv6Addr::from((0xfd00 << 112) + u128::from(index)).into())?,
             };
-            figures::print(&figures, self.json, Figures::table)
+            self.repetition.print(&figures, Figures::table)
         })
     }
 
     fn measure(&self, address: impl Fn(u32) -> IpAddr) -> anyhow::Result<Family> {
         let addresses: Vec<IpAddr> = (0..self.addresses).map(address).collect();
-        let (mut carrier, mut loopback) = (Vec::new(), Vec::new());
-        for _ in 0..self.rounds {
-            for (form, times) in [
-                (ServiceAddresses::Routes, &mut carrier),
-                (ServiceAddresses::Loopback, &mut loopback),
-            ] {
-                times.push(lab::in_fresh_network(|| add(form, &addresses))??);
-            }
-        }
-        let (carrier_secs, loopback_secs) = (median(carrier), median(loopback));
+        let measure = |form| lab::in_fresh_network(|| add(form, &addresses))?;
+        let names = ["kube-ipvs0", "lo"];
+        let [carrier_secs, loopback_secs] = self.repetition.medians(names, || {
+            Ok([
+                measure(ServiceAddresses::Routes)?,
+                measure(ServiceAddresses::Loopback)?,
+            ])
+        })?;
         Ok(Family {
             carrier_secs,
             loopback_secs,

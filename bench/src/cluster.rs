@@ -18,7 +18,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use lab::machine::Memory;
 
-use crate::inside;
+use crate::{inside, process};
 use api::ApiKind;
 use machine::Machine;
 use outcome::Outcome;
@@ -143,10 +143,7 @@ impl Flags {
     fn subjects(&self) -> anyhow::Result<Vec<Subject>> {
         let mut subjects = Vec::new();
         if !self.peers_only {
-            let program = match &self.proxier {
-                Some(path) => path.clone(),
-                None => std::env::current_exe()?.with_file_name("ipvs-proxier"),
-            };
+            let program = process::proxier(self.proxier.clone())?;
             ensure!(
                 program.is_file(),
                 "{} is missing; build it by `cargo build --release -p proxier`",

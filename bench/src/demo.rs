@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, ensure};
 use lab::net::{Answer, Cluster, Host};
 
-use crate::inside;
+use crate::{inside, process};
 
 /// The frontends of `deploy/examples` that the demonstration connects to.
 const FRONTENDS: [(&str, Over); 4] = [
@@ -31,12 +31,7 @@ pub(crate) fn run(proxier: Option<PathBuf>) -> anyhow::Result<ExitCode> {
 }
 
 fn demonstrate(proxier: Option<PathBuf>) -> anyhow::Result<()> {
-    let proxier = match proxier {
-        Some(path) => path,
-        None => std::env::current_exe()
-            .context("finding this program")?
-            .with_file_name("ipvs-proxier"),
-    };
+    let proxier = process::proxier(proxier)?;
     let cluster = Cluster::conformance();
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
     println!("\n$ ipvs-proxier run --once --manifests deploy/examples --node-name node-a");

@@ -14,15 +14,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 use proxier::testing::dataplane::fake::FakeKernel;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::plan::{Machine, ServiceAddresses};
-use rustix::time::{ClockId, clock_gettime};
 
-use crate::inside;
+use crate::{inside, process};
 use cluster::{Cluster, NODE_ADDRESS};
 use node::{Node, Observer, Step};
 
@@ -286,9 +286,9 @@ impl Flags {
     fn timed(&self, cluster: Cluster) -> anyhow::Result<()> {
         let mut clock = Clock::default();
         self.in_memory(cluster, &mut clock)?;
-        let each = clock.nanos.into_iter();
-        let each: BTreeMap<Step, u64> = each
-            .map(|(step, nanos)| (step, nanos / u64::from(self.changes)))
+        let each = clock.spent.into_iter();
+        let each: BTreeMap<Step, u128> = each
+            .map(|(step, spent)| (step, (spent / self.changes).as_nanos()))
             .collect();
         println!("{}", serde_json::to_string(&each)?);
         Ok(())
@@ -374,12 +374,7 @@ impl Flags {
     }
 
     fn program(&self) -> anyhow::Result<PathBuf> {
-        match &self.proxier {
-            Some(path) => Ok(path.clone()),
-            None => Ok(std::env::current_exe()
-                .context("finding this program")?
-                .with_file_name("ipvs-proxier")),
-        }
+        process::proxier(self.proxier.clone())
     }
 }
 
@@ -402,7 +397,7 @@ impl Observer for NoObserver {
 /// Sums up the CPU time of this thread per step, system time included.
 #[derive(Default)]
 struct Clock {
-    nanos: BTreeMap<Step, u64>,
+    spent: BTreeMap<Step, Duration>,
 }
 
 impl Observer for Clock {
@@ -411,17 +406,11 @@ impl Observer for Clock {
         step: Step,
         work: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let start = thread_nanos();
+        let start = process::thread_cpu();
         work()?;
-        *self.nanos.entry(step).or_default() += thread_nanos() - start;
+        *self.spent.entry(step).or_default() += process::thread_cpu() - start;
         Ok(())
     }
-}
-
-fn thread_nanos() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    // A CPU time is never negative.
-    u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap_or_default()
 }
 
 /// Marks the start and end of each step in the trace of system calls.

@@ -10,16 +10,17 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
+use clap::{Args, value_parser};
 use ipvs_netlink::{Change, Client, Destination, DestinationKey, Protocol, Service, ServiceKey};
 use serde::Serialize;
 
-use crate::figures::{self, median};
+use crate::figures::Repetition;
 use crate::inside;
+use crate::process::tool;
 
 pub(crate) mod limit;
 
@@ -27,20 +28,15 @@ pub(crate) mod limit;
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
     /// Number of virtual servers.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, default_value_t = 10_000, value_parser = value_parser!(u32).range(1..))]
     services: u32,
 
     /// Destinations per virtual server.
     #[arg(long, default_value_t = 10)]
     destinations: u32,
 
-    /// Number of rounds; the report shows the medians.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    repetition: Repetition<3>,
 }
 
 /// The medians in seconds and the ratios between them.
@@ -50,7 +46,7 @@ struct Figures {
     kernel: String,
     services: u32,
     destinations_each: u32,
-    rounds: usize,
+    rounds: u32,
     program_limit_secs: f64,
     program_ipvs_netlink_secs: f64,
     program_ipvsadm_secs: f64,
@@ -67,11 +63,7 @@ struct Figures {
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         inside::run("2048M", || {
-            ensure!(
-                self.services > 0 && self.rounds > 0,
-                "--services and --rounds must be at least 1"
-            );
-            figures::print(&self.measure()?, self.json, Figures::table)
+            self.repetition.print(&self.measure()?, Figures::table)
         })
     }
 
@@ -80,30 +72,20 @@ impl Flags {
         let rules = std::env::temp_dir().join(format!("bench-rules-{}", std::process::id()));
         std::fs::write(&rules, rules_of(&changes)).context("writing the rules for ipvsadm")?;
 
-        let mut samples = Samples::default();
-        for round in 1..=self.rounds {
+        let names = ["limit", "ipvs-netlink", "ipvsadm -R", "read", "ipvsadm -Ln"];
+        let [limit, ours, restore, read, list] = self.repetition.medians(names, || {
             let (limit, _) = self.program(|client| limit::program(client.family(), &changes))?;
             let (ours, read) = self.program(|client| apply(client, &changes))?;
             let restore = |_: &mut Client| ipvsadm("-R", Stdio::from(File::open(&rules)?));
             let (restore, _) = self.program(restore)?;
-            samples.limit.push(limit);
-            samples.ours.push(ours);
-            samples.restore.push(restore);
-            samples.read.push(read.ours);
-            samples.list.push(read.ipvsadm);
-            eprintln!("round {round} of {}: {}", self.rounds, samples.last());
-        }
+            Ok([limit, ours, restore, read.ours, read.ipvsadm])
+        })?;
         std::fs::remove_file(&rules).context("removing the rules for ipvsadm")?;
-        let limit = median(samples.limit);
-        let ours = median(samples.ours);
-        let restore = median(samples.restore);
-        let read = median(samples.read);
-        let list = median(samples.list);
         Ok(Figures {
             kernel: lab::kernel_release(),
             services: self.services,
             destinations_each: self.destinations,
-            rounds: self.rounds,
+            rounds: self.repetition.rounds,
             program_limit_secs: limit,
             program_ipvs_netlink_secs: ours,
             program_ipvsadm_secs: restore,
@@ -199,30 +181,6 @@ struct Read {
     ipvsadm: Duration,
 }
 
-/// The measured times, one per round.
-#[derive(Debug, Default)]
-struct Samples {
-    limit: Vec<Duration>,
-    ours: Vec<Duration>,
-    restore: Vec<Duration>,
-    read: Vec<Duration>,
-    list: Vec<Duration>,
-}
-
-impl Samples {
-    fn last(&self) -> String {
-        let last = |samples: &[Duration]| samples.last().copied().unwrap_or_default();
-        format!(
-            "limit {:.3?}, ipvs-netlink {:.3?}, ipvsadm -R {:.3?}; read {:.3?}, ipvsadm -Ln {:.3?}",
-            last(&self.limit),
-            last(&self.ours),
-            last(&self.restore),
-            last(&self.read),
-            last(&self.list)
-        )
-    }
-}
-
 fn apply(client: &mut Client, changes: &[Change]) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let outcomes = client.apply(changes)?;
@@ -237,11 +195,10 @@ fn apply(client: &mut Client, changes: &[Change]) -> anyhow::Result<Duration> {
 /// Runs `ipvsadm`, discards its output and returns the time.
 fn ipvsadm(flag: &str, input: Stdio) -> anyhow::Result<Duration> {
     let start = Instant::now();
-    let status = Command::new("ipvsadm")
+    let status = tool("ipvsadm")
         .arg(flag)
         .stdin(input)
         .stdout(Stdio::null())
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .status()
         .context("running ipvsadm (install the package ipvsadm)")?;
     ensure!(status.success(), "ipvsadm {flag}: {status}");

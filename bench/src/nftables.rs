@@ -12,11 +12,11 @@
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
+use clap::{Args, value_parser};
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Protocol, TrafficPolicy};
@@ -24,23 +24,20 @@ use proxier::testing::nftables::{self, RulesClient, transaction_length};
 use proxier::testing::plan::{Admission, Availability, Scope};
 use serde::Serialize;
 
-use crate::figures::{self, median};
+use crate::figures::Repetition;
 use crate::inside;
+use crate::process::tool;
 
 /// Flags of `bench nftables`.
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
     /// Number of Services, each with one cluster IP.
-    #[arg(long, default_value_t = 10_000)]
+    // Half of them are programmed too.
+    #[arg(long, default_value_t = 10_000, value_parser = value_parser!(u32).range(2..))]
     services: u32,
 
-    /// Number of rounds; the report shows the medians.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    repetition: Repetition<5>,
 }
 
 /// The medians in seconds and the ratios between them.
@@ -49,7 +46,7 @@ pub(crate) struct Flags {
 struct Figures {
     kernel: String,
     services: u32,
-    rounds: usize,
+    rounds: u32,
     whole_secs: f64,
     whole_nft_secs: f64,
     element_secs: f64,
@@ -79,30 +76,32 @@ struct Round {
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         inside::run("2048M", || {
-            ensure!(
-                self.services > 1 && self.rounds > 0,
-                "--services must be at least 2 and --rounds at least 1"
-            );
-            figures::print(&self.measure()?, self.json, Figures::table)
+            self.repetition.print(&self.measure()?, Figures::table)
         })
     }
 
     fn measure(&self) -> anyhow::Result<Figures> {
-        let (mut ours, mut nfts) = (Vec::new(), Vec::new());
-        for round in 1..=self.rounds {
-            ours.push(lab::in_fresh_network(|| self.ours())??);
-            nfts.push(lab::in_fresh_network(|| self.nft())??);
-            let (Some(one), Some(other)) = (ours.last(), nfts.last()) else {
-                continue;
-            };
-            eprintln!(
-                "round {round} of {}: {one:.3?}, nft {other:.3?}",
-                self.rounds
-            );
-        }
-        let whole = |rounds: &[Round]| median(rounds.iter().map(|it| it.whole));
-        let element = |rounds: &[Round]| median(rounds.iter().map(|it| it.element));
-        let read = |rounds: &[Round]| median(rounds.iter().map(|it| it.read));
+        let names = [
+            "whole",
+            "element",
+            "read",
+            "nft whole",
+            "nft element",
+            "nft read",
+        ];
+        let [whole, element, read, whole_nft, element_nft, read_nft] =
+            self.repetition.medians(names, || {
+                let ours = lab::in_fresh_network(|| self.ours())??;
+                let nft = lab::in_fresh_network(|| self.nft())??;
+                Ok([
+                    ours.whole,
+                    ours.element,
+                    ours.read,
+                    nft.whole,
+                    nft.element,
+                    nft.read,
+                ])
+            })?;
         let bytes = |services: u32| -> anyhow::Result<f64> {
             let rules = rules(services);
             let length = transaction_length(TABLE, rules.table().creation())?;
@@ -111,16 +110,16 @@ impl Flags {
         Ok(Figures {
             kernel: lab::kernel_release(),
             services: self.services,
-            rounds: self.rounds,
-            whole_secs: whole(&ours),
-            whole_nft_secs: whole(&nfts),
-            element_secs: element(&ours),
-            element_nft_secs: element(&nfts),
-            read_secs: read(&ours),
-            read_nft_secs: read(&nfts),
-            times_whole: whole(&nfts) / whole(&ours),
-            times_element: element(&nfts) / element(&ours),
-            times_read: read(&nfts) / read(&ours),
+            rounds: self.repetition.rounds,
+            whole_secs: whole,
+            whole_nft_secs: whole_nft,
+            element_secs: element,
+            element_nft_secs: element_nft,
+            read_secs: read,
+            read_nft_secs: read_nft,
+            times_whole: whole_nft / whole,
+            times_element: element_nft / element,
+            times_read: read_nft / read,
             bytes_per_service: bytes(self.services)?,
             bytes_per_service_of_half: bytes(self.services / 2)?,
         })
@@ -219,10 +218,9 @@ pub(crate) fn admission() -> Admission {
 
 /// Runs `nft -f -`.
 fn nft(text: &str) -> anyhow::Result<()> {
-    let mut child = Command::new("nft")
+    let mut child = tool("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .spawn()
         .context("running nft (install the package nftables)")?;
     if let Some(mut stdin) = child.stdin.take() {
@@ -235,10 +233,9 @@ fn nft(text: &str) -> anyhow::Result<()> {
 
 /// Runs `nft list`.
 fn list(what: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new("nft")
+    let output = tool("nft")
         .arg("list")
         .args(what)
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .output()
         .context("running nft")?;
     ensure!(output.status.success(), "nft list: {}", output.status);

@@ -1,8 +1,11 @@
-//! The CPU time and the memory of a process.
+//! Processes: how to find programs, their CPU time and their memory.
 
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// Memory of a process, in KiB.
@@ -88,11 +91,37 @@ impl Cpu {
     }
 }
 
+/// Returns the CPU time of this thread, system time included.
+///
+/// Unlike the time of day, it excludes the time of other programs.
+pub(crate) fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// Returns the command that runs a tool for administrators.
+///
+/// The `PATH` of other users often lacks the directories of such tools.
+pub(crate) fn tool(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
+    command
+}
+
+/// Returns the executable `ipvs-proxier`: `given`, or the one in this program's directory.
+pub(crate) fn proxier(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    match given {
+        Some(path) => Ok(path),
+        None => Ok(std::env::current_exe()
+            .context("finding this program")?
+            .with_file_name("ipvs-proxier")),
+    }
+}
+
 /// Runs `ip` with these arguments, separated by spaces.
 pub(crate) fn ip(arguments: &str) -> anyhow::Result<()> {
-    let status = Command::new("ip")
+    let status = tool("ip")
         .args(arguments.split(' '))
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .status()
         .context("running ip (install the package iproute2)")?;
     ensure!(status.success(), "ip {arguments}: {status}");

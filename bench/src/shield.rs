@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
+use clap::{Args, value_parser};
 use ipvs_netlink as ipvs;
 use lab::net::Cluster;
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
@@ -21,7 +21,7 @@ use proxier::testing::model::Protocol;
 use proxier::testing::nftables::{Command, RulesClient, Table};
 use serde::Serialize;
 
-use crate::figures;
+use crate::figures::{Repetition, median};
 use crate::inside;
 use crate::nftables::admission;
 
@@ -34,20 +34,16 @@ const ENDPOINT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 1
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
     /// Number of frontends in the packet rules.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, default_value_t = 10_000, value_parser = value_parser!(u16).range(1..))]
     services: u16,
 
-    /// Number of pairs of batches; the report shows the medians.
-    #[arg(long, default_value_t = 400)]
-    rounds: usize,
-
     /// Connections of a batch.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = value_parser!(u32).range(1..))]
     connections: u32,
 
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
+    /// A round is a pair of batches.
+    #[command(flatten)]
+    repetition: Repetition<400>,
 }
 
 /// The medians.
@@ -56,7 +52,7 @@ pub(crate) struct Flags {
 struct Figures {
     kernel: String,
     services: u16,
-    rounds: usize,
+    rounds: u32,
     connections: u32,
     with_secs: f64,
     without_secs: f64,
@@ -76,15 +72,11 @@ struct Switch {
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         inside::run("1024M", || {
-            ensure!(
-                self.services > 0 && self.rounds > 0 && self.connections > 0,
-                "--services, --rounds and --connections must be at least 1"
-            );
             // Only the first network namespace has this setting. Each connection leaves an entry for 10 s.
             std::fs::write("/proc/sys/net/netfilter/nf_conntrack_max", "1000000")
                 .context("raising the number of tracked connections")?;
             let figures = lab::in_fresh_network(|| self.measure())??;
-            figures::print(&figures, self.json, Figures::table)
+            self.repetition.print(&figures, Figures::table)
         })
     }
 
@@ -122,10 +114,10 @@ impl Flags {
         Ok(Figures {
             kernel: lab::kernel_release(),
             services: self.services,
-            rounds: self.rounds,
+            rounds: self.repetition.rounds,
             connections: self.connections,
-            with_secs: each(figures::median(times.iter().map(|it| it.0))),
-            without_secs: each(figures::median(times.iter().map(|it| it.1))),
+            with_secs: each(median(times.iter().map(|it| it.0))),
+            without_secs: each(median(times.iter().map(|it| it.1))),
             ratio: at(2),
             quartiles: [at(1), at(3)],
         })
@@ -137,8 +129,8 @@ impl Flags {
         cluster: &Cluster,
         switch: &mut Switch,
     ) -> anyhow::Result<Vec<(Duration, Duration)>> {
-        let mut times = Vec::with_capacity(self.rounds);
-        for round in 0..self.rounds {
+        let mut times = Vec::new();
+        for round in 0..self.repetition.rounds {
             // Alternate the order too: a slow change of speed must not favour one of them.
             let with_first = round % 2 == 0;
             let mut batch = |with: bool| -> anyhow::Result<Duration> {

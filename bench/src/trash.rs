@@ -18,8 +18,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use clap::Args;
+use clap::{Args, value_parser};
 use ipvs_netlink::{Change, Client, ServiceKey};
 use serde::Serialize;
 
@@ -37,11 +36,11 @@ const CHUNK: usize = 1_280;
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
     /// Number of virtual servers.
-    #[arg(long, default_value_t = 4_000)]
+    #[arg(long, default_value_t = 4_000, value_parser = value_parser!(u32).range(1..))]
     services: u32,
 
     /// Destinations per virtual server.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = value_parser!(u32).range(1..))]
     destinations: u32,
 
     /// Print JSON instead of a table.
@@ -87,13 +86,12 @@ struct Figures {
 
 impl Flags {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if !inside::is_inside() {
-            return inside::rerun("2048M");
-        }
-        ensure!(
-            self.services > 0 && self.destinations > 0,
-            "--services and --destinations must be at least 1"
-        );
+        inside::run("2048M", || {
+            figures::print(&self.measure()?, self.json, Figures::table)
+        })
+    }
+
+    fn measure(&self) -> anyhow::Result<Figures> {
         let changes = netlink::table(self.services, self.destinations);
         let (servers, destinations): (Vec<_>, Vec<_>) = changes
             .into_iter()
@@ -105,13 +103,11 @@ impl Flags {
             })??);
             eprintln!("{:?}", rows.last());
         }
-        let figures = Figures {
+        Ok(Figures {
             kernel: lab::kernel_release(),
             removed: destinations.len(),
             rows,
-        };
-        figures::print(&figures, self.json, Figures::table)?;
-        Ok(ExitCode::SUCCESS)
+        })
     }
 }
 

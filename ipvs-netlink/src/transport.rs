@@ -283,6 +283,26 @@ impl Transport {
         Err(Error::DumpInterrupted { tries: DUMP_TRIES })
     }
 
+    /// Requests a dump and returns what `read` finds in its messages, in their order.
+    ///
+    /// # Errors
+    /// Those of [`Transport::dump`].
+    pub fn list<T>(
+        &mut self,
+        kind: u16,
+        doing: &str,
+        body: impl Fn(&mut Writer<'_>),
+        read: impl Fn(&[u8]) -> Result<Option<T>>,
+    ) -> Result<Vec<T>> {
+        let mut found = Vec::new();
+        let each = |found: &mut Vec<T>, message: Message<'_>| {
+            found.extend(read(message.payload)?);
+            Ok(())
+        };
+        self.dump(kind, doing, body, Vec::clear, &mut found, each)?;
+        Ok(found)
+    }
+
     fn dump_once(
         &mut self,
         kind: u16,

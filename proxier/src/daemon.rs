@@ -22,7 +22,7 @@ use crate::nftables::{ForeignChains, MarkChains, Tampering};
 use crate::problem::Problem;
 use crate::serve::{BindFailures, HealthCheckPorts};
 use crate::store::Event;
-use crate::sync::Proxier;
+use crate::sync::{Applied, Extent, Proxier};
 use crate::sysctl::{Keeper, Roots, Setting};
 use crate::timer::Timer;
 use crate::traffic::Owners;
@@ -374,60 +374,78 @@ impl<D: Dataplane> Daemon<D> {
             }
             Err(failure) => return self.fail(&failure, now),
         }
-        let is_resync = self.next_resync <= now;
+        let extent = match self.next_resync <= now {
+            true => Extent::All,
+            false => Extent::Pending,
+        };
         self.publisher.begin(now);
         let began = Instant::now();
-        let result = if is_resync {
-            self.log.settings(&self.settings.check(), now);
-            self.proxier.resync(now)
-        } else {
-            self.proxier.sync(now)
+        let result = match extent {
+            Extent::All => {
+                self.log.settings(&self.settings.check(), now);
+                self.proxier.resync(now)
+            }
+            Extent::Pending => self.proxier.sync(now),
         };
         let took = began.elapsed();
+        self.check_chains(extent, now);
+        match result {
+            Ok(applied) => self.end_round(&applied, extent, now, took),
+            Err(error) => {
+                self.meter.failed_round(extent);
+                self.fail(&error, now)
+            }
+        }
+    }
+
+    /// Checks the chains of other programs, at each resync and when something suggests a change.
+    fn check_chains(&mut self, extent: Extent, now: Duration) {
         if let Some(chains) = &mut self.foreign_chains
-            && (is_resync || chains.due().is_some_and(|due| due <= now))
+            && (extent == Extent::All || chains.due().is_some_and(|due| due <= now))
         {
             chains.apply(now, &mut self.log);
         }
         // Notifications about KUBE-MARK-MASQ are not read. But a program that flushes all rules (`nft flush
         // ruleset`) changes our table too.
         if let Some(chains) = &mut self.mark_chains
-            && (is_resync || self.has_tampering)
+            && (extent == Extent::All || self.has_tampering)
         {
             chains.apply();
         }
-        match result {
-            Ok(applied) => {
-                // A round that failed as a whole leaves these set, so that the next try is due.
-                self.has_message = false;
-                self.has_tampering = false;
-                self.last_round = Some(now);
-                self.retry.reset();
-                if is_resync {
-                    self.next_resync = now + self.periods.sync;
-                }
-                self.publisher.end(&mut self.proxier, clock::since_boot());
-                self.meter.round(&applied, &self.proxier, is_resync, took);
-                let problems = || self.proxier.problems();
-                self.events.round(self.watch.as_ref(), &applied, problems);
-                let has_succeeded = self.log.round(&applied, &self.proxier, now);
-                if let Some(takeover) = &mut self.takeover
-                    && (is_resync || takeover.due().is_some_and(|due| due <= now))
-                {
-                    // Without our rules or virtual servers, kube-proxy's leftovers may still serve the node.
-                    let rules = self.proxier.filter();
-                    match has_succeeded && rules.is_none_or(Filter::is_in_step) {
-                        true => takeover.look(now),
-                        false => takeover.wait_for_resync(),
-                    }
-                }
-                has_succeeded
-            }
-            Err(error) => {
-                self.meter.failed_round(is_resync);
-                self.fail(&error, now)
+    }
+
+    /// Publishes and logs a round that was made at `now`. Returns whether all of it took effect.
+    fn end_round(
+        &mut self,
+        applied: &Applied,
+        extent: Extent,
+        now: Duration,
+        took: Duration,
+    ) -> bool {
+        // A round that failed as a whole leaves these set, so that the next try is due.
+        self.has_message = false;
+        self.has_tampering = false;
+        self.last_round = Some(now);
+        self.retry.reset();
+        if extent == Extent::All {
+            self.next_resync = now + self.periods.sync;
+        }
+        self.publisher.end(&mut self.proxier, clock::since_boot());
+        self.meter.round(applied, &self.proxier, extent, took);
+        let problems = || self.proxier.problems();
+        self.events.round(self.watch.as_ref(), applied, problems);
+        let has_succeeded = self.log.round(applied, &self.proxier, now);
+        if let Some(takeover) = &mut self.takeover
+            && (extent == Extent::All || takeover.due().is_some_and(|due| due <= now))
+        {
+            // Without our rules or virtual servers, kube-proxy's leftovers may still serve the node.
+            let rules = self.proxier.filter();
+            match has_succeeded && rules.is_none_or(Filter::is_in_step) {
+                true => takeover.look(now),
+                false => takeover.wait_for_resync(),
             }
         }
+        has_succeeded
     }
 
     /// Logs the error of a round that failed as a whole, and schedules the next try. Returns `false`.

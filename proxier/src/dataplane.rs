@@ -1,7 +1,10 @@
 //! The kernel behind a trait: reads its state, and applies [`Op`]s and packet rules.
 //!
-//! [`linux`] is a real kernel, [`fake`] one in memory, [`userspace`] a relay, [`companion`] a kernel with one. The tests in `tests/conformance.rs` run on both,
-//! so that tests on the fake one also say something about a real one.
+//! * [`linux`]: a real kernel.
+//! * [`fake`]: a kernel in memory. `tests/conformance.rs` runs the same tests on both, so that tests on this
+//!   one say something about a real one.
+//! * [`userspace`]: a relay in this process instead of IPVS.
+//! * [`companion`]: a real kernel, with a relay for loopback addresses.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::model::ObjectName;
 use crate::problem::Problem;
+use crate::stable_hash::fnv1a;
 
 mod book;
 
@@ -133,12 +134,7 @@ impl Notice {
     /// For our Node the name contains the node's name; for other objects it does not, so that the nodes of
     /// a cluster write one Event together.
     pub fn event_name(&self, node_name: &str) -> (String, String) {
-        let hash = self
-            .identity()
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3_u64)
-            });
+        let hash = fnv1a(self.identity().bytes());
         let (namespace, object) = match &self.regarding {
             // Events of cluster-scoped objects are in this namespace.
             Regarding::Node => ("default", node_name),

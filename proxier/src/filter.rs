@@ -264,22 +264,8 @@ impl Filter {
     fn rebuild(&mut self, desired: &Desired) {
         self.is_in_step = false;
         self.ruleset = Ruleset::on(&self.config, &self.node);
-        let rules = &mut self.ruleset;
-        rules.set_links(&self.links);
-        for key in desired.virtual_servers.keys() {
-            if let Some(frontend) = ruled(key) {
-                rules.set_frontend(frontend, desired.admission(key));
-            }
-        }
-        for &address in desired.addresses.keys() {
-            rules.add_service_address(address);
-        }
-        for &address in &desired.local_endpoints {
-            rules.add_local_endpoint(address);
-        }
-        for &port in desired.health_checks.keys() {
-            rules.add_health_check_port(port);
-        }
+        self.ruleset.set_links(&self.links);
+        self.update(desired, &Changed::of_whole(desired));
     }
 
     /// Drops the pending commands if the next write is the whole table, because then they only cost memory.

@@ -117,6 +117,7 @@ impl Facts {
         let waiting = [self.queued, self.busy].into_iter().flatten().min();
         let is_over = |since: Duration, limit| now.saturating_sub(since) >= limit;
         let mut reasons = Vec::new();
+        // Otherwise a load balancer would send clients to a node that serves nothing yet.
         if !self.has_round {
             reasons.push("the node is not programmed yet".to_owned());
         }

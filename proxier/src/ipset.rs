@@ -56,32 +56,24 @@ impl IpSetClient {
     /// # Errors
     /// Those of the socket and of the kernel.
     pub(crate) fn list(&mut self, selects: impl Fn(&str) -> bool) -> Result<Vec<IpSet>> {
-        let mut sets = Vec::new();
-        let listed = self.transport.dump(
+        let listed = self.transport.list(
             message_type(IPSET_CMD_LIST),
             "listing the ipsets",
             |writer| {
                 write_protocol(writer);
                 writer.u32_be(IPSET_ATTR_FLAGS, IPSET_FLAG_LIST_HEADER);
             },
-            Vec::clear,
-            &mut sets,
-            |sets, message| {
-                sets.extend(read(message.payload)?.filter(|set| selects(&set.name)));
-                Ok(())
-            },
+            |payload| Ok(read(payload)?.filter(|set| selects(&set.name))),
         );
-        match listed {
+        let mut sets = match listed {
             // `nfnetlink_rcv_msg` (Linux 6.1) without the module.
-            Err(error) if error.is_invalid() => Ok(Vec::new()),
-            Err(error) => Err(error),
-            Ok(()) => {
-                // A set with many members may take several messages.
-                sets.sort();
-                sets.dedup_by(|one, other| one.name == other.name);
-                Ok(sets)
-            }
-        }
+            Err(error) if error.is_invalid() => Vec::new(),
+            other => other?,
+        };
+        // A set with many members may take several messages.
+        sets.sort();
+        sets.dedup_by(|one, other| one.name == other.name);
+        Ok(sets)
     }
 
     /// Destroys the `sets`. Returns those that the kernel refused to destroy, because rules use them.

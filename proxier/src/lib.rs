@@ -54,6 +54,7 @@ mod report;
 mod retry;
 mod serve;
 mod shadow;
+mod stable_hash;
 mod store;
 mod sync;
 mod sysctl;

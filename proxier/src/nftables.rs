@@ -20,6 +20,7 @@
 mod anonymous;
 mod client;
 mod command;
+mod commit;
 mod existing;
 mod expression;
 mod foreign_chains;

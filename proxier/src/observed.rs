@@ -118,6 +118,7 @@ impl Destinations {
 
     /// Shares the memory of the desired destinations if they are equal.
     pub fn share(&mut self, desired: &Arc<[ipvs::Destination]>) {
+        // The pointers first: most destinations share their memory already.
         if !self.are(desired) && **self == **desired {
             *self = Self::Shared(desired.clone());
         }
@@ -212,6 +213,7 @@ impl Observed {
 
     /// Returns the forms of `address` that are not the configured one.
     pub fn leftovers_of(&self, address: IpAddr) -> impl Iterator<Item = AddressForm> + '_ {
+        // Forms are ordered: routes by metric, then addresses.
         let (first, last) = (AddressForm::Route(0), AddressForm::Address);
         let found = self.leftovers.range((address, first)..=(address, last));
         found.map(|&(_, form)| form)

@@ -28,6 +28,7 @@ mod health;
 mod node_ports;
 mod options;
 mod planner;
+mod precedence;
 mod relay_options;
 mod service;
 

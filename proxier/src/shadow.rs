@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
+use serde::Serialize;
 
 use crate::frontend::Frontend;
 use crate::ledger::Retired;
@@ -237,7 +238,7 @@ fn address_change(op: &Op, view: &Compared<'_>) -> (ChangeCause, Change) {
 }
 
 /// The numbers of virtual servers that a round would add, change, delete or leave alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Summary {
     /// Virtual servers that do not change.
     pub(crate) same: usize,

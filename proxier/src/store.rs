@@ -1,13 +1,19 @@
 //! The snapshot of the cluster's objects, and the events that update it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::{
-    Cidr, EndpointSlice, Location, Node, NodeLocation, ObjectName, Service, ServiceCidr,
-};
+use crate::model::{Cidr, EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
 use crate::packed::pack;
 use crate::problem::Problem;
+
+mod interner;
+mod objects;
+#[cfg(test)]
+mod tests;
+
+pub use interner::Interner;
+use objects::{Objects, Stored};
 
 /// A parsed object with its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,33 +28,6 @@ pub struct Parsed<T> {
     pub object: Option<T>,
     /// The problems of the object.
     pub problems: Vec<Problem>,
-}
-
-/// A [`Parsed`] without its name, which is its key in a map.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stored<T> {
-    object: Option<T>,
-    problems: Box<[Problem]>,
-}
-
-impl<T: Clone> Stored<T> {
-    /// Copies the content of `before` if this object cannot be used. It still exists in the cluster, so its
-    /// clients must still be served.
-    fn keep_last_readable(&mut self, before: Option<&Self>) {
-        if self.object.is_none() && !self.problems.is_empty() {
-            self.object = before.and_then(|before| before.object.clone());
-        }
-    }
-}
-
-impl<T> From<Parsed<T>> for (ObjectName, Stored<T>) {
-    fn from(parsed: Parsed<T>) -> Self {
-        let stored = Stored {
-            object: parsed.object,
-            problems: parsed.problems.into(),
-        };
-        (parsed.name, stored)
-    }
 }
 
 /// An update of the objects of one kind.
@@ -233,7 +212,7 @@ impl Snapshot {
 
     /// Returns whether the Service `name` exists, even if this node uses no part of it.
     pub fn has_service(&self, name: &ObjectName) -> bool {
-        self.services.parsed.contains_key(name)
+        self.services.has(name)
     }
 
     /// Returns the slices of `service`, in order of names.
@@ -253,7 +232,7 @@ impl Snapshot {
     /// Returns whether the locations of nodes are known. A complete list is never empty, since it
     /// includes our own Node.
     pub fn knows_other_nodes(&self) -> bool {
-        !self.nodes.parsed.is_empty()
+        !self.nodes.is_empty()
     }
 
     /// Returns the region of the node `name`, if known.
@@ -283,112 +262,6 @@ impl Snapshot {
         let cidrs = self.service_cidrs.problems();
         let nodes = self.nodes.problems();
         services.chain(slices).chain(cidrs).chain(nodes)
-    }
-}
-
-/// The objects of one kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Objects<T> {
-    parsed: BTreeMap<ObjectName, Stored<T>>,
-    /// The names of objects with problems.
-    with_problems: BTreeSet<ObjectName>,
-}
-
-impl<T> Default for Objects<T> {
-    fn default() -> Self {
-        Self {
-            parsed: BTreeMap::new(),
-            with_problems: BTreeSet::new(),
-        }
-    }
-}
-
-impl<T> Objects<T> {
-    fn get(&self, name: &ObjectName) -> Option<&T> {
-        self.parsed.get(name)?.object.as_ref()
-    }
-
-    fn all(&self) -> impl Iterator<Item = &T> {
-        let all = self.parsed.values();
-        all.filter_map(|parsed| parsed.object.as_ref())
-    }
-
-    fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let with_problems = self
-            .with_problems
-            .iter()
-            .filter_map(|name| self.parsed.get(name));
-        with_problems.flat_map(|parsed| parsed.problems.iter())
-    }
-
-    /// Adds `name` to the index of objects with problems, or removes it.
-    fn update_problem_index(&mut self, name: &ObjectName, problems: &[Problem]) {
-        if problems.is_empty() {
-            self.with_problems.remove(name);
-        } else if !self.with_problems.contains(name) {
-            self.with_problems.insert(name.clone());
-        }
-    }
-}
-
-impl<T: Clone + PartialEq> Objects<T> {
-    /// Applies `change` and calls `differs` for each changed object, with its old and new state.
-    fn update(
-        &mut self,
-        change: Update<T>,
-        mut differs: impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
-    ) {
-        match change {
-            Update::Apply(new) => self.replace(new, &mut differs),
-            Update::Merge(some) => {
-                for new in some {
-                    self.replace(new, &mut differs);
-                }
-            }
-            Update::Delete(name) => {
-                if let Some(old) = self.parsed.remove(&name) {
-                    differs(&name, Some(&old), None);
-                    self.with_problems.remove(&name);
-                }
-            }
-            Update::Reset(all) => {
-                let mut before = std::mem::take(&mut self.parsed);
-                self.with_problems.clear();
-                // The last of several objects with one name wins. `collect` builds a B-tree with
-                // full nodes, where insertions in order would leave them half empty; most objects
-                // arrive in a first list, so this decides the memory per object.
-                self.parsed = all.into_iter().map(Into::into).collect();
-                for (name, new) in &mut self.parsed {
-                    let old = before.remove(name);
-                    new.keep_last_readable(old.as_ref());
-                    let new = &*new;
-                    if old.as_ref() != Some(new) {
-                        differs(name, old.as_ref(), Some(new));
-                    }
-                    if !new.problems.is_empty() {
-                        self.with_problems.insert(name.clone());
-                    }
-                }
-                for (name, old) in before {
-                    differs(&name, Some(&old), None);
-                }
-            }
-        }
-    }
-
-    fn replace(
-        &mut self,
-        new: Parsed<T>,
-        differs: &mut impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
-    ) {
-        let (name, mut new) = new.into();
-        let old = self.parsed.get(&name);
-        new.keep_last_readable(old);
-        if old != Some(&new) {
-            differs(&name, old, Some(&new));
-            self.update_problem_index(&name, &new.problems);
-            self.parsed.insert(name, new);
-        }
     }
 }
 
@@ -424,211 +297,5 @@ fn remove_slice(
         if names.is_empty() {
             slices_of.remove(service);
         }
-    }
-}
-
-/// Shares equal strings and locations, so that a node's name is in memory once, however many
-/// endpoints the node has.
-#[derive(Debug, Default)]
-pub struct Interner {
-    texts: HashSet<Arc<str>>,
-    /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
-    locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
-    /// Whether objects may have loopback addresses. Here, because the interner is the only value that all
-    /// parsing functions share.
-    pub(crate) permits_loopback: bool,
-}
-
-impl Interner {
-    /// Returns the shared form of `text`.
-    pub fn intern(&mut self, text: &str) -> Arc<str> {
-        if let Some(shared) = self.texts.get(text) {
-            return shared.clone();
-        }
-        let shared: Arc<str> = text.into();
-        self.texts.insert(shared.clone());
-        shared
-    }
-
-    /// Returns the shared form of a location.
-    pub fn location(&mut self, node: Option<&str>, zone: Option<&str>) -> Arc<Location> {
-        let of_node = self.locations.get(node.unwrap_or_default());
-        let mut of_node = of_node.into_iter().flatten();
-        let is_it = |it: &&Arc<Location>| (it.node.as_deref(), it.zone.as_deref()) == (node, zone);
-        if let Some(shared) = of_node.find(is_it) {
-            return shared.clone();
-        }
-        let shared = Arc::new(Location {
-            node: node.map(|node| self.intern(node)),
-            zone: zone.map(|zone| self.intern(zone)),
-        });
-        let key = self.intern(node.unwrap_or_default());
-        self.locations.entry(key).or_default().push(shared.clone());
-        shared
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn slice(name: &str, service: &str) -> Parsed<EndpointSlice> {
-        let name = ObjectName::new("default", name);
-        Parsed {
-            name: name.clone(),
-            object: Some(EndpointSlice {
-                name,
-                service: service.into(),
-                ports: Vec::new(),
-                endpoints: Vec::new(),
-                changed: None,
-            }),
-            problems: Vec::new(),
-        }
-    }
-
-    fn names(snapshot: &Snapshot, service: &str) -> Vec<String> {
-        let service = ObjectName::new("default", service);
-        snapshot
-            .slices(&service)
-            .map(|slice| slice.name.name.to_string())
-            .collect()
-    }
-
-    /// Applies an update of slices. Returns the names of the Services that it touched.
-    fn apply(snapshot: &mut Snapshot, change: Update<EndpointSlice>) -> Vec<String> {
-        let mut touched = Touched::none();
-        snapshot.apply(Event::EndpointSlices(change), &mut touched);
-        match touched {
-            Touched::Some(names) => names.iter().map(|name| name.name.to_string()).collect(),
-            Touched::All => vec!["all".to_owned()],
-        }
-    }
-
-    #[test]
-    fn a_slice_can_move_to_another_service() {
-        let snapshot = &mut Snapshot::default();
-        for (name, service) in [("b", "web"), ("a", "web"), ("c", "db")] {
-            let change = Update::Apply(slice(name, service));
-            assert_eq!(apply(snapshot, change), [service]);
-        }
-        let touched = apply(snapshot, Update::Apply(slice("b", "db")));
-        assert_eq!(touched, ["db", "web"]);
-        assert_eq!(names(snapshot, "web"), ["a"]);
-        assert_eq!(names(snapshot, "db"), ["b", "c"]);
-        let gone = ObjectName::new("default", "a");
-        assert_eq!(apply(snapshot, Update::Delete(gone)), ["web"]);
-        assert_eq!(names(snapshot, "web"), [""; 0]);
-    }
-
-    #[test]
-    fn a_relist_touches_only_differences() {
-        let snapshot = &mut Snapshot::default();
-        let all = || vec![slice("a", "web"), slice("b", "db"), slice("c", "db")];
-        assert_eq!(apply(snapshot, Update::Reset(all())), ["db", "web"]);
-        assert_eq!(apply(snapshot, Update::Reset(all())), [""; 0]);
-        assert_eq!(apply(snapshot, Update::Apply(slice("a", "web"))), [""; 0]);
-        let fewer = all().drain(..2).collect();
-        assert_eq!(apply(snapshot, Update::Reset(fewer)), ["db"]);
-        assert_eq!(names(snapshot, "db"), ["b"]);
-    }
-
-    #[test]
-    fn problems_are_removed_with_their_objects() {
-        let snapshot = &mut Snapshot::default();
-        let with_problems = |name: &str| Parsed {
-            problems: vec![Problem::new(name, "field", "value", "is wrong")],
-            ..slice(name, "web")
-        };
-        let objects = |snapshot: &Snapshot| -> Vec<String> {
-            let problems = snapshot.problems();
-            problems.map(|problem| problem.object.to_string()).collect()
-        };
-        let all = vec![with_problems("b"), slice("c", "web"), with_problems("a")];
-        apply(snapshot, Update::Reset(all));
-        assert_eq!(objects(snapshot), ["a", "b"]);
-        apply(snapshot, Update::Apply(with_problems("c")));
-        apply(snapshot, Update::Apply(slice("a", "web")));
-        assert_eq!(objects(snapshot), ["b", "c"]);
-        apply(snapshot, Update::Delete(ObjectName::new("default", "b")));
-        assert_eq!(objects(snapshot), ["c"]);
-        apply(snapshot, Update::Reset(vec![slice("c", "web")]));
-        assert_eq!(objects(snapshot), [""; 0]);
-    }
-
-    #[test]
-    fn an_unusable_object_keeps_its_last_usable_content() {
-        let snapshot = &mut Snapshot::default();
-        let unreadable = |name: &str| Parsed {
-            object: None,
-            problems: vec![Problem::new(name, "", "", "cannot be read")],
-            ..slice(name, "web")
-        };
-        let all = vec![slice("a", "web"), unreadable("b")];
-        assert_eq!(apply(snapshot, Update::Reset(all)), ["web"]);
-        assert_eq!(apply(snapshot, Update::Apply(unreadable("a"))), ["web"]);
-        let relist = vec![unreadable("a"), unreadable("b")];
-        assert_eq!(apply(snapshot, Update::Reset(relist)), [""; 0]);
-        assert_eq!(names(snapshot, "web"), ["a"]);
-        assert_eq!(snapshot.problems().count(), 2);
-        // An object without content and without problems replaces the old one.
-        let nothing = Parsed {
-            object: None,
-            ..slice("a", "web")
-        };
-        assert_eq!(apply(snapshot, Update::Apply(nothing)), ["web"]);
-        assert_eq!(names(snapshot, "web"), [""; 0]);
-    }
-
-    #[test]
-    fn a_merge_keeps_absent_objects() {
-        let snapshot = &mut Snapshot::default();
-        let all = vec![slice("a", "web"), slice("b", "db"), slice("c", "db")];
-        apply(snapshot, Update::Reset(all.clone()));
-        let part = vec![slice("b", "db"), slice("c", "web"), slice("d", "new")];
-        assert_eq!(apply(snapshot, Update::Merge(part)), ["db", "new", "web"]);
-        assert_eq!(names(snapshot, "web"), ["a", "c"]);
-        assert_eq!(names(snapshot, "db"), ["b"]);
-        assert_eq!(names(snapshot, "new"), ["d"]);
-        assert_eq!(apply(snapshot, Update::Merge(Vec::new())), [""; 0]);
-        // The next whole list deletes what it lacks.
-        assert_eq!(apply(snapshot, Update::Reset(all)), ["db", "new", "web"]);
-        assert_eq!(names(snapshot, "db"), ["b", "c"]);
-        assert_eq!(names(snapshot, "new"), [""; 0]);
-    }
-
-    #[test]
-    fn a_merge_touches_only_differences() {
-        let snapshot = &mut Snapshot::default();
-        let all = vec![slice("a", "web"), slice("b", "db")];
-        apply(snapshot, Update::Reset(all.clone()));
-        assert_eq!(apply(snapshot, Update::Merge(all)), [""; 0]);
-        let part = vec![slice("a", "web"), slice("c", "db")];
-        assert_eq!(apply(snapshot, Update::Merge(part)), ["db"]);
-    }
-
-    #[test]
-    fn a_merge_does_not_complete_a_snapshot() {
-        let mut snapshot = Snapshot::default();
-        apply(&mut snapshot, Update::Merge(vec![slice("a", "web")]));
-        let services = Event::Services(Update::Merge(Vec::new()));
-        snapshot.apply(services, &mut Touched::none());
-        assert!(!snapshot.is_complete());
-        snapshot.accept_partial();
-        assert!(snapshot.is_complete());
-        assert_eq!(names(&snapshot, "web"), ["a"]);
-        assert_eq!(apply(&mut snapshot, Update::Reset(Vec::new())), ["web"]);
-        assert!(snapshot.is_complete());
-    }
-
-    #[test]
-    fn a_snapshot_is_complete_once_services_and_slices_were_listed() {
-        let mut snapshot = Snapshot::default();
-        apply(&mut snapshot, Update::Apply(slice("a", "web")));
-        apply(&mut snapshot, Update::Reset(vec![]));
-        assert!(!snapshot.is_complete());
-        let services = Event::Services(Update::Reset(vec![]));
-        snapshot.apply(services, &mut Touched::none());
-        assert!(snapshot.is_complete());
     }
 }

@@ -36,10 +36,10 @@ mod schedulers;
 mod tests;
 
 pub use applied::Applied;
+pub(crate) use round::Extent;
 
 use flows::Flows;
 use kernel::KernelState;
-use round::Extent;
 use rules::Rules;
 use schedulers::Schedulers;
 

@@ -33,9 +33,18 @@ pub trait Scheduler: fmt::Debug + Send {
         Ok(())
     }
 
+    /// Called after a server was added or removed or its weight was set.
+    ///
+    /// For schedulers that do not need to know which of these happened: by default, [`Scheduler::added`],
+    /// [`Scheduler::removed`] and [`Scheduler::updated`] call it.
+    fn changed(&mut self, servers: &Servers) {
+        let _ = servers;
+    }
+
     /// Called after `server` was added at the head of the list (kernel: `add_dest`).
     fn added(&mut self, servers: &Servers, server: ServerId) {
-        let _ = (servers, server);
+        let _ = server;
+        self.changed(servers);
     }
 
     /// Called after `server` was removed from the list (kernel: `del_dest`).
@@ -43,12 +52,14 @@ pub trait Scheduler: fmt::Debug + Send {
     /// `predecessor` is the server before it in the list, `None` if it was the first. During this call
     /// `server` exists but is not listed. Afterwards it exists only while it has connections.
     fn removed(&mut self, servers: &Servers, server: ServerId, predecessor: Option<ServerId>) {
-        let _ = (servers, server, predecessor);
+        let _ = (server, predecessor);
+        self.changed(servers);
     }
 
     /// Called after the weight of `server` was set, even to the same value (kernel: `upd_dest`).
     fn updated(&mut self, servers: &Servers, server: ServerId) {
-        let _ = (servers, server);
+        let _ = server;
+        self.changed(servers);
     }
 
     /// Called after the connection counts or the overload mark of `server` changed.
@@ -73,6 +84,10 @@ impl<S: Scheduler + ?Sized> Scheduler for Box<S> {
 
     fn bound(&mut self, servers: &Servers, at: Duration) -> Result<(), Error> {
         (**self).bound(servers, at)
+    }
+
+    fn changed(&mut self, servers: &Servers) {
+        (**self).changed(servers);
     }
 
     fn added(&mut self, servers: &Servers, server: ServerId) {

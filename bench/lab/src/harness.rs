@@ -30,9 +30,11 @@ enum Kernels {
 ///
 /// `lo` is up in it. If this process is root on such a kernel, `body` runs on a new thread of this
 /// process. Otherwise this test binary runs again on a lab kernel, for this one test. The result
-/// and output there become those of this test. `LAB_KERNEL` names one kernel, or several separated
-/// by `:`; the test must pass on each, and runs on all of them at the same time. Without it, the kernel is the one that `lab kernel` built. A
-/// process boots each kernel once, and each test is a process of the guest.
+/// and output there become those of this test. A process boots each kernel once, and each test is a
+/// process of the guest.
+///
+/// `LAB_KERNEL` names one kernel, or several separated by `:`; the test must pass on each, and runs on
+/// all of them at the same time. Without it, the kernel is the one that `lab kernel` built.
 ///
 /// The lab kills a test after `LAB_TIMEOUT` seconds. Without it the limit is 300 s, scaled like
 /// [`patience`](crate::patience).

@@ -13,7 +13,7 @@
 use std::{
     env,
     ffi::OsString,
-    io::{Write, stderr},
+    io::{PipeWriter, Write, stderr},
     os::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt},
@@ -90,72 +90,27 @@ impl Machine {
     /// If the host lacks the kernel's file, memory or a processor. If the kernel ends or does not
     /// boot within 60 seconds, the error has the end of its console.
     pub fn boot(config: &Config) -> Result<Self> {
-        let arguments = boot_line::arguments(config)?;
-        let directory = memory::directory(config.memory)?;
         let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
         let (log, log_writer) = Log::open().context("making a pipe for kernel messages")?;
-
-        let mut command = warden::command(config, &arguments)?;
-        command
-            .env(warden::MEMORY, directory)
-            .current_dir(env::var_os(DIRECTORY).unwrap_or_else(|| "/".into()))
-            // A group of its own: a signal to the group reaches the kernel and all its helpers, and
-            // Ctrl-C at a terminal does not.
-            .process_group(0)
-            .stdin(OwnedFd::from(theirs))
-            .stderr(log_writer);
         let processor = match config.cpus {
             1 => Some(Claim::new()?),
             _ => None,
         };
-        let spawned = match &processor {
-            Some(processor) => processor.run(|| command.spawn())?,
-            None => command.spawn(),
-        };
-        let child =
-            spawned.with_context(|| format!("starting the kernel {}", config.kernel.display()))?;
-        // The command holds copies of the kernel's ends of socket and pipe. While the copies are
-        // open, our ends do not report the kernel's end.
-        drop(command);
+        let child = spawn(config, processor.as_ref(), theirs, log_writer)?;
         let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
             bail!("the kernel has no process id");
         };
-        let (ready, booted) = mpsc::channel();
-        let line = Arc::new(Line::new(ours.try_clone().context("copying a socket")?));
         let mut machine = Self {
             greeting: Greeting::default(),
-            line: Arc::clone(&line),
+            line: Arc::new(Line::new(ours.try_clone().context("copying a socket")?)),
             log,
             child: Mutex::new(child),
             group,
             next_job: AtomicU32::new(1),
             _processor: processor,
         };
-        thread::Builder::new()
-            .name("lab-line".into())
-            .spawn(move || {
-                // An error on the line means the same as its end: the kernel has ended, or it hangs and is of
-                // no more use.
-                let _broken = line.listen(ours, silence(), &ready);
-                line.close();
-                if line.is_silent() {
-                    let _gone = kill_process_group(group, Signal::KILL);
-                }
-            })
-            .context("starting a thread")?;
-        let line = Arc::clone(&machine.line);
-        thread::Builder::new()
-            .name("lab-kernel".into())
-            .spawn(move || {
-                // NOWAIT keeps the zombie, so no other process gets the id before the group is
-                // killed.
-                let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-                let _status = waitid(WaitId::Pid(group), ended);
-                // Helpers can outlive the kernel (6.1 after SIGKILL) and keep the line open.
-                let _none_left = kill_process_group(group, Signal::KILL);
-                line.hang_up();
-            })
-            .context("starting a thread")?;
+        let booted = machine.listen(ours)?;
+        machine.await_end()?;
         match booted.recv_timeout(BOOT_TIMEOUT) {
             Ok(greeting) => {
                 machine.greeting = greeting;
@@ -168,6 +123,43 @@ impl Machine {
                 Err(machine.failure("did not boot within 60 seconds"))
             }
         }
+    }
+
+    /// Starts the thread that reads frames from the kernel. Returns where its greeting arrives.
+    fn listen(&self, socket: UnixStream) -> Result<mpsc::Receiver<Greeting>> {
+        let (ready, booted) = mpsc::channel();
+        let (line, group) = (Arc::clone(&self.line), self.group);
+        thread::Builder::new()
+            .name("lab-line".into())
+            .spawn(move || {
+                // An error on the line means the same as its end: the kernel has ended, or it hangs and is of
+                // no more use.
+                let _broken = line.listen(socket, silence(), &ready);
+                line.close();
+                if line.is_silent() {
+                    let _gone = kill_process_group(group, Signal::KILL);
+                }
+            })
+            .context("starting a thread")?;
+        Ok(booted)
+    }
+
+    /// Starts the thread that hangs up the line when the kernel has ended.
+    fn await_end(&self) -> Result<()> {
+        let (line, group) = (Arc::clone(&self.line), self.group);
+        thread::Builder::new()
+            .name("lab-kernel".into())
+            .spawn(move || {
+                // NOWAIT keeps the zombie, so no other process gets the id before the group is
+                // killed.
+                let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                let _status = waitid(WaitId::Pid(group), ended);
+                // Helpers can outlive the kernel (6.1 after SIGKILL) and keep the line open.
+                let _none_left = kill_process_group(group, Signal::KILL);
+                line.hang_up();
+            })
+            .context("starting a thread")?;
+        Ok(())
     }
 
     /// Returns the kernel's release, as `uname -r` prints it.
@@ -274,6 +266,31 @@ impl Drop for Machine {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Starts the kernel's process, with these ends of its serial line and of its console.
+fn spawn(
+    config: &Config,
+    processor: Option<&Claim>,
+    line: UnixStream,
+    console: PipeWriter,
+) -> Result<Child> {
+    let mut command = warden::command(config, &boot_line::arguments(config)?)?;
+    command
+        .env(warden::MEMORY, memory::directory(config.memory)?)
+        .current_dir(env::var_os(DIRECTORY).unwrap_or_else(|| "/".into()))
+        // A group of its own: a signal to the group reaches the kernel and all its helpers, and
+        // Ctrl-C at a terminal does not.
+        .process_group(0)
+        .stdin(OwnedFd::from(line))
+        .stderr(console);
+    let spawned = match processor {
+        Some(processor) => processor.run(|| command.spawn())?,
+        None => command.spawn(),
+    };
+    // The command holds copies of the kernel's ends of socket and pipe until it is dropped here. While
+    // the copies are open, our ends do not report the kernel's end.
+    spawned.with_context(|| format!("starting the kernel {}", config.kernel.display()))
 }
 
 /// Returns the time without a sign of life after which a kernel hangs: `LAB_SILENCE` seconds, or a default.

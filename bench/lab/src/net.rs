@@ -30,7 +30,7 @@ mod server;
 
 pub use self::{
     answer::Answer,
-    client::{Connection, UdpClient},
+    client::{Connection, UdpClient, ask_sctp, ask_tcp, ask_udp},
     cluster::Cluster,
     host::Host,
     node::{Node, node},

@@ -46,13 +46,7 @@ impl Arguments {
             .map(|seconds| Instant::now() + Duration::from_secs(seconds));
 
         let mut running = machine.start(&job)?;
-        if let Some(input) = running.input() {
-            thread::Builder::new()
-                .name("stdin".into())
-                // An error is ignored: a job may end before its input, and a closed stdin is empty.
-                .spawn(move || input.copy(&mut stdin().lock()))
-                .context("starting a thread")?;
-        }
+        forward_input(&mut running)?;
         let status = match relay(&running, deadline) {
             Ok(Some(status)) => status,
             Ok(None) => {
@@ -71,6 +65,18 @@ impl Arguments {
         }
         Ok(ExitCode::from(status))
     }
+}
+
+/// Starts a thread that copies this program's stdin to the job.
+pub(crate) fn forward_input(running: &mut Running) -> Result<()> {
+    if let Some(input) = running.input() {
+        thread::Builder::new()
+            .name("stdin".into())
+            // An error is ignored: a job may end before its input, and a closed stdin is empty.
+            .spawn(move || input.copy(&mut stdin().lock()))
+            .context("starting a thread")?;
+    }
+    Ok(())
 }
 
 /// Why the output of a command ended early.

@@ -23,7 +23,7 @@ use lab::{
 
 use crate::{
     boot, interrupt,
-    run::{Broken, relay},
+    run::{Broken, forward_input, relay},
 };
 
 /// Open an interactive shell in a lab kernel
@@ -59,12 +59,7 @@ impl Arguments {
         let raw = RawTerminal::enter()?;
         let mut running = machine.start(&job)?;
         follow_size(running.control())?;
-        if let Some(input) = running.input() {
-            thread::Builder::new()
-                .name("stdin".into())
-                .spawn(move || input.copy(&mut stdin().lock()))
-                .context("starting a thread")?;
-        }
+        forward_input(&mut running)?;
         let end = relay(&running, None);
         drop(raw);
         match end {

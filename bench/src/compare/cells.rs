@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::Context as _;
-use rustix::time::{ClockId, clock_gettime};
 use schedulers::Registry;
 
 use super::engine;
 use super::outcome::Outcome;
 use super::scenario::Scenario;
+use crate::process::thread_cpu;
 
 /// One simulation to run: a scheduler in a scenario.
 #[derive(Debug)]
@@ -115,13 +115,6 @@ fn measure(
     Ok(Some(Measured {
         outcome,
         p99s,
-        cpu: thread_cpu() - start,
+        cpu: (thread_cpu() - start).as_secs_f64(),
     }))
-}
-
-/// Returns the processor time of this thread in seconds. Unlike the time of day, it excludes the
-/// time of other programs.
-fn thread_cpu() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

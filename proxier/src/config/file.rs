@@ -133,9 +133,10 @@ impl ReadFile {
                     }
                 }
             }
-            Err((line, below, reason)) => {
-                let place = self.origins.place(Some(line), field.path);
-                self.errors.push(format!("{place}{below}: {reason}"));
+            Err(fault) => {
+                let place = self.origins.place(Some(fault.line), field.path);
+                let text = format!("{place}{}: {}", fault.below, fault.reason);
+                self.errors.push(text);
             }
         }
     }

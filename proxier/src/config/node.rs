@@ -193,6 +193,7 @@ impl Resolved {
 fn name(text: &str) -> Option<Arc<str>> {
     match text.trim() {
         "" => None,
+        // As kube-proxy does: kubelet registers a Node with its name in lower case.
         name => Some(name.to_lowercase().into()),
     }
 }

@@ -51,6 +51,7 @@ impl Configuration {
             [0, 31],
         );
         checks.range("oomScoreAdj", self.oom_score_adj, [-1000, 1000]);
+        // kube-proxy checks this section in its own mode only, unlike that of iptables.
         if self.mode() == Some(Mode::Nftables) {
             checks.range(
                 "nftables.masqueradeBit",
@@ -78,6 +79,7 @@ impl Configuration {
     }
 
     fn logging(&self, checks: &mut Checks) {
+        // The texts are those of Kubernetes' component-base, where they begin with a capital.
         let logging = &self.logging;
         let flush = logging.flush_frequency.duration;
         if flush <= GoDuration::ZERO {

@@ -12,7 +12,7 @@ use crate::op::Op;
 use crate::plan::{Availability, Scope, VirtualServer};
 use crate::problem::Problem;
 use crate::store::{Event, Update};
-use crate::sync::{Applied, Proxier};
+use crate::sync::{Applied, Extent, Proxier};
 
 /// The maximum number of changes that wait for a round and are measured. It bounds memory while rounds fail.
 const MAX_TRIGGERS: usize = 10_000;
@@ -85,12 +85,12 @@ impl Meter {
         &mut self,
         applied: &Applied,
         proxier: &Proxier<D>,
-        is_resync: bool,
+        extent: Extent,
         took: Duration,
     ) {
         let wall = SystemTime::now();
         let has_failed = applied.failures().next().is_some();
-        count_round(is_resync, has_failed);
+        count_round(extent, has_failed);
         by_family(|family| {
             histogram!("kubeproxy_sync_proxy_rules_duration_seconds", "ip_family" => family)
                 .record(took.as_secs_f64());
@@ -113,7 +113,7 @@ impl Meter {
         gauge!("ipvs_proxier_service_addresses").set(desired.addresses.len() as f64);
         let draining = proxier.ledger().drains().iter().count();
         gauge!("ipvs_proxier_draining_destinations").set(draining as f64);
-        if is_resync {
+        if extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
             count_plan(desired.virtual_servers.values());
             self.problems(&proxier.problems());
@@ -121,8 +121,8 @@ impl Meter {
     }
 
     /// Records a round that failed as a whole.
-    pub(super) fn failed_round(&self, is_resync: bool) {
-        count_round(is_resync, true);
+    pub(super) fn failed_round(&self, extent: Extent) {
+        count_round(extent, true);
         counter!("ipvs_proxier_failures_total", "part" => "read").increment(1);
     }
 
@@ -197,8 +197,11 @@ fn since_epoch(time: SystemTime) -> f64 {
     time.unwrap_or_default().as_secs_f64()
 }
 
-fn count_round(is_resync: bool, has_failed: bool) {
-    let extent = if is_resync { "all" } else { "pending" };
+fn count_round(extent: Extent, has_failed: bool) {
+    let extent = match extent {
+        Extent::All => "all",
+        Extent::Pending => "pending",
+    };
     let result = if has_failed { "failure" } else { "success" };
     counter!("ipvs_proxier_rounds_total", "extent" => extent, "result" => result).increment(1);
 }

@@ -6,8 +6,8 @@
 //!  plan ───┘ admission: source ranges, endpoints for clients inside the cluster
 //! ```
 //!
-//! A virtual server with an address is a [`EndpointPool`] and a listening frontend. One with a firewall mark is a pool
-//! only: it serves the clients inside the cluster at the frontends whose admission names the mark.
+//! A virtual server with an address is an [`EndpointPool`] and a listening frontend. One with a firewall mark
+//! is a pool only: it serves the clients inside the cluster at the frontends whose admission names the mark.
 //! Nothing outlives the process, so each start creates everything again.
 
 use std::collections::BTreeMap;
@@ -330,6 +330,7 @@ impl Dataplane for Userspace {
             if outcome.is_ok() {
                 self.state.record(op);
                 if let Some(key) = op.service_key() {
+                    // A new or deleted pool changes the routes that lead to it.
                     let users = self.terms.users(&key);
                     let updated = users.into_iter().try_for_each(|user| self.update(&user));
                     outcome = updated.map_err(|error| failure(&error, op));

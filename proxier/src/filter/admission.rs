@@ -21,44 +21,46 @@ pub(super) struct Parts {
     pub(super) chain: Option<Chain>,
 }
 
-/// Returns the parts of `frontend` on a node with these main addresses.
-pub(super) fn parts(
-    frontend: &Frontend,
-    admission: &Admission,
-    node_addresses: &[IpAddr],
-) -> Parts {
-    let family = frontend.family();
-    let mut parts = Parts::default();
-    let mut add = |set: PerFamily, verdict| {
-        let element = Element {
-            key: key(frontend),
-            verdict,
+impl Parts {
+    /// Returns the parts of `frontend` on a node with these main addresses.
+    pub(super) fn of(
+        frontend: &Frontend,
+        admission: &Admission,
+        node_addresses: &[IpAddr],
+    ) -> Self {
+        let family = frontend.family();
+        let mut parts = Self::default();
+        let mut add = |set: PerFamily, verdict| {
+            let element = Element {
+                key: key(frontend),
+                verdict,
+            };
+            parts.elements.push((set.of(family), element));
         };
-        parts.elements.push((set.of(family), element));
-    };
 
-    // Node ports have no shield: another program may use the port first.
-    if admission.scope != Scope::NodePort {
-        add(FRONTENDS, None);
+        // Node ports have no shield: another program may use the port first.
+        if admission.scope != Scope::NodePort {
+            add(FRONTENDS, None);
+        }
+        let masquerading = match (admission.scope, admission.policy) {
+            // All cluster IPs share one chain, to which the set of frontends leads.
+            (Scope::Internal, _) => None,
+            (_, TrafficPolicy::Cluster) => Some(EXTERNAL),
+            (_, TrafficPolicy::Local) => Some(LOCAL_ONLY),
+        };
+        if let Some(chain) = masquerading {
+            add(EXTERNAL_FRONTENDS, Some(Verdict::Goto(chain.into())));
+        }
+        let guard = guard(frontend, admission, node_addresses);
+        if let Some((verdict, _)) = &guard {
+            add(GUARDED, Some(verdict.clone()));
+        }
+        if let Some(mark) = admission.inside_mark {
+            add(INSIDE, Some(Verdict::Goto(inside(mark))));
+        }
+        parts.chain = guard.and_then(|(_, chain)| chain);
+        parts
     }
-    let masquerading = match (admission.scope, admission.policy) {
-        // All cluster IPs share one chain, to which the set of frontends leads.
-        (Scope::Internal, _) => None,
-        (_, TrafficPolicy::Cluster) => Some(EXTERNAL),
-        (_, TrafficPolicy::Local) => Some(LOCAL_ONLY),
-    };
-    if let Some(chain) = masquerading {
-        add(EXTERNAL_FRONTENDS, Some(Verdict::Goto(chain.into())));
-    }
-    let guard = guard(frontend, admission, node_addresses);
-    if let Some((verdict, _)) = &guard {
-        add(GUARDED, Some(verdict.clone()));
-    }
-    if let Some(mark) = admission.inside_mark {
-        add(INSIDE, Some(Verdict::Goto(inside(mark))));
-    }
-    parts.chain = guard.and_then(|(_, chain)| chain);
-    parts
 }
 
 /// Returns the verdict that rejects clients, and the chain of source ranges to which it jumps, if any.

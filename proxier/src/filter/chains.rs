@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::{FilterConfig, LocalMode, NodeFacts};
+use super::config::{FilterConfig, LocalMode, MarkBit, NodeFacts};
 use super::input_accept;
 use super::names::*;
 use super::nat;
@@ -108,7 +108,7 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         ),
         Chain::at("restore-output", AFTER_IPVS_OUTPUT, [restore_mark()]),
         Chain::at("restore-input", AFTER_IPVS_INPUT, after_ipvs_input(config)),
-        Chain::at("leaving", LEAVING, [clear_bit(config)]),
+        Chain::at("leaving", LEAVING, [clear_bit(config.masquerade_bit)]),
         Chain::new(CLUSTER_IP, cluster_ip(config, &inside)),
         Chain::new(EXTERNAL, [rule([goto(MASQUERADE)])]),
         Chain::new(LOCAL_ONLY, from_service_addresses()),
@@ -171,9 +171,7 @@ fn new_input(config: &FilterConfig) -> Vec<Rule> {
     // Load balancers may ask at a service address, whose other ports are refused below.
     rules.push(rule([to_health_check(), Verdict::Accept.into()]));
     for family in FAMILIES.into_iter().filter(|_| config.answer_ping) {
-        let ping = Match::EchoRequest(family);
-        let to = addressed_to(family, PINGABLE);
-        rules.push(rule([ping.into(), to, Verdict::Accept.into()]));
+        rules.push(ping(family, Verdict::Accept.into()));
     }
     for family in FAMILIES {
         let to = addressed_to(family, SERVICE_ADDRESSES);
@@ -254,7 +252,7 @@ fn refuse() -> Vec<Rule> {
 }
 
 fn after_ipvs_input(config: &FilterConfig) -> Vec<Rule> {
-    let mut rules = vec![restore_mark(), clear_bit(config)];
+    let mut rules = vec![restore_mark(), clear_bit(config.masquerade_bit)];
     for family in FAMILIES {
         let to = addressed_to(family, SERVICE_ADDRESSES);
         rules.push(rule([to, goto(UNSERVED)]));
@@ -344,8 +342,8 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
     )
 }
 
-fn clear_bit(config: &FilterConfig) -> Rule {
-    let bit = config.masquerade_bit.mark();
+pub(super) fn clear_bit(bit: MarkBit) -> Rule {
+    let bit = bit.mark();
     let cleared = Statement::SetMark(NewMark::Without(bit));
     rule([Match::HasMark(bit).into(), cleared])
 }
@@ -387,11 +385,17 @@ pub(super) fn addressed_to(family: Family, set: PerFamily) -> Statement {
     }
 }
 
-fn to_health_check() -> Statement {
+pub(super) fn to_health_check() -> Statement {
     Statement::In {
         key: [Selector::TcpDestinationPort].into(),
         set: HEALTH_CHECK_PORTS.into(),
     }
+}
+
+/// Returns the rule for pings of service addresses that answer them.
+pub(super) fn ping(family: Family, then: Statement) -> Rule {
+    let to = addressed_to(family, PINGABLE);
+    rule([Match::EchoRequest(family).into(), to, then])
 }
 
 fn goto(chain: &str) -> Statement {

@@ -12,15 +12,15 @@
 //! the node.
 
 use super::admission::key;
-use super::chains::{BEFORE_INSIDE_INPUT, FAMILIES, addressed_to, frontend_key, is_frontend, rule};
-use super::config::{FilterConfig, MarkBit};
-use super::names::{
-    CLEAR_PASSING, HEALTH_CHECK_PORTS, MARK_PASSING, NODE_PORTS, PINGABLE, SERVICE_ADDRESSES,
+use super::chains::{
+    BEFORE_INSIDE_INPUT, FAMILIES, addressed_to, clear_bit, frontend_key, is_frontend, ping, rule,
+    to_health_check,
 };
+use super::config::{FilterConfig, MarkBit};
+use super::names::{CLEAR_PASSING, MARK_PASSING, NODE_PORTS, SERVICE_ADDRESSES};
 use crate::frontend::Frontend;
-use crate::model::Family;
 use crate::nftables::{
-    Chain, Element, Hook, KeyType, Match, NewMark, Rule, Selector, Set, SetKind, Statement, Table,
+    Chain, Element, Hook, KeyType, Match, NewMark, Rule, Set, SetKind, Statement, Table,
 };
 
 /// `NF_IP_PRI_FIRST`: before the chains of all other programs.
@@ -36,7 +36,11 @@ pub(super) fn add_to(table: &mut Table, config: &FilterConfig) {
         table.add_set(Set::new(NODE_PORTS.of(family), frontend, SetKind::Set));
     }
     table.add_chain(Chain::at(MARK_PASSING, FIRST_INPUT, mark(config, bit)));
-    table.add_chain(Chain::at(CLEAR_PASSING, BEFORE_INSIDE_INPUT, [clear(bit)]));
+    table.add_chain(Chain::at(
+        CLEAR_PASSING,
+        BEFORE_INSIDE_INPUT,
+        [clear_bit(bit)],
+    ));
 }
 
 /// Returns the element that marks packets for a node port, with its set.
@@ -48,7 +52,7 @@ pub(super) fn node_port(frontend: &Frontend) -> (&'static str, Element) {
 
 fn mark(config: &FilterConfig, bit: MarkBit) -> Vec<Rule> {
     let set = || Statement::SetMark(NewMark::With(bit.mark()));
-    let mut rules = vec![clear(bit)];
+    let mut rules = vec![clear_bit(bit)];
     for family in FAMILIES {
         let to_node_port = Statement::In {
             key: frontend_key(family),
@@ -63,23 +67,9 @@ fn mark(config: &FilterConfig, bit: MarkBit) -> Vec<Rule> {
         let to_service = addressed_to(family, SERVICE_ADDRESSES);
         rules.push(rule([Match::Established.into(), to_service, set()]));
     }
-    let to_health_check = Statement::In {
-        key: [Selector::TcpDestinationPort].into(),
-        set: HEALTH_CHECK_PORTS.into(),
-    };
-    rules.push(rule([to_health_check, set()]));
+    rules.push(rule([to_health_check(), set()]));
     for family in FAMILIES.into_iter().filter(|_| config.answer_ping) {
         rules.push(ping(family, set()));
     }
     rules
-}
-
-fn ping(family: Family, set: Statement) -> Rule {
-    let to = addressed_to(family, PINGABLE);
-    rule([Match::EchoRequest(family).into(), to, set])
-}
-
-fn clear(bit: MarkBit) -> Rule {
-    let cleared = Statement::SetMark(NewMark::Without(bit.mark()));
-    rule([Match::HasMark(bit.mark()).into(), cleared])
 }

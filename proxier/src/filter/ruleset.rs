@@ -5,7 +5,7 @@ use std::convert::identity;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::admission::parts;
+use super::admission::Parts;
 use super::arp::{self, ArpFacts};
 use super::chains::{firewall_mark, skeleton};
 use super::config::{FilterConfig, NodeFacts};
@@ -142,7 +142,7 @@ impl Ruleset {
         }
         let guarded = GUARDED.of(frontend.family());
         if let Some(old) = old {
-            for (set, element) in parts(&frontend, &old, &self.node_addresses).elements {
+            for (set, element) in self.parts(&frontend, &old).elements {
                 if set == guarded {
                     // The element, and the chain to which it leads, stay as the guard.
                     self.guards.frontends.insert(frontend);
@@ -150,14 +150,10 @@ impl Ruleset {
                     self.remove_element(set, element.key);
                 }
             }
-            if self.marks_input && old.scope == Scope::NodePort {
-                let (set, element) = input_accept::node_port(&frontend);
-                self.remove_element(set, element.key);
-            }
             self.count(&frontend, &old, Count::Down);
         }
         if let Some(admission) = admission {
-            let parts = parts(&frontend, &admission, &self.node_addresses);
+            let parts = self.parts(&frontend, &admission);
             // Its own element replaces the one of an old guard; otherwise the old guard stays until release.
             if parts.elements.iter().any(|(set, _)| *set == guarded) {
                 self.remove_guard(&frontend);
@@ -168,12 +164,17 @@ impl Ruleset {
             if let Some(chain) = parts.chain {
                 self.add_chain(chain);
             }
-            if self.marks_input && admission.scope == Scope::NodePort {
-                let (set, element) = input_accept::node_port(&frontend);
-                self.add_element(set, element);
-            }
             self.count(&frontend, &admission, Count::Up);
         }
+    }
+
+    /// Returns the parts of the table that only `frontend` uses.
+    fn parts(&self, frontend: &Frontend, admission: &Admission) -> Parts {
+        let mut parts = Parts::of(frontend, admission, &self.node_addresses);
+        if self.marks_input && admission.scope == Scope::NodePort {
+            parts.elements.push(input_accept::node_port(frontend));
+        }
+        parts
     }
 
     /// Adds a service address.

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use crate::stable_hash::{fnv1a, mix};
+
 /// The number of preferred numbers that a claim tries. After them it gets the next free number.
 const ROUNDS: u64 = 32;
 
@@ -85,16 +87,9 @@ impl Pool {
     }
 }
 
-/// FNV-1a with a finalizer. Implemented here because it must never change between versions.
+/// Stable, because another version must allocate the same numbers.
 fn hash(name: &str, round: u64) -> u64 {
-    let bytes = name.bytes().chain(round.to_le_bytes());
-    let fnv = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    // The low bits of FNV are poorly mixed; this is the finalizer of MurmurHash3.
-    let mixed = (fnv ^ (fnv >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    mixed ^ (mixed >> 33)
+    mix(fnv1a(name.bytes().chain(round.to_le_bytes())))
 }
 
 #[cfg(test)]

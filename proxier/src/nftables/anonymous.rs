@@ -138,6 +138,7 @@ fn interval_elements(networks: &Networks) -> Vec<AnonymousElement> {
     }
     for (from, to) in ranges {
         elements.push(begin(from));
+        // A range without an end reaches to the last address.
         if to < last {
             elements.push(end(to + 1));
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Attribute, Writer, find};
-use ipvs_netlink::transport::{Message, Transport};
+use ipvs_netlink::transport::Transport;
 use rustix::io::Errno;
 
 use super::expression::read_verdict;
@@ -136,43 +136,34 @@ impl Reader<'_> {
     /// Reads the chains without their rules; `None` if one has another hook than the wanted chain.
     fn chains(&mut self) -> Result<Option<Table>, Error> {
         let (name, wanted) = (self.table, self.wanted);
-        let mut found = Some(Table::default());
-        self.dump(
+        let chains = self.list(
             NFT_MSG_GETCHAIN,
             "reading our chains",
             // The kernel ignores a table's name here and dumps the chains of all tables.
             |_| {},
-            &mut found,
-            |found| *found = Some(Table::default()),
-            |found, message| {
-                let Some((has_wanted_hook, chain)) = read_chain(message.payload, name, wanted)?
-                else {
-                    return Ok(());
-                };
-                match found {
-                    Some(table) if has_wanted_hook => table.add_chain(chain),
-                    _ => *found = None,
-                }
-                Ok(())
-            },
+            |payload| read_chain(payload, name, wanted),
         )?;
-        Ok(found)
+        let mut found = Table::default();
+        for (has_wanted_hook, chain) in chains {
+            if !has_wanted_hook {
+                return Ok(None);
+            }
+            found.add_chain(chain);
+        }
+        Ok(Some(found))
     }
 
     /// Reads the rules into the chains of `table`: the wanted rules if the chain has exactly these, else
     /// as many empty rules.
     fn rules(&mut self, table: &mut Table) -> Result<(), Error> {
         let name = self.table;
-        let mut found: Vec<(Arc<str>, Box<[u8]>)> = Vec::new();
-        self.dump(
+        let found: Vec<(Arc<str>, Box<[u8]>)> = self.list(
             NFT_MSG_GETRULE,
             "reading our rules",
             |writer| writer.string(NFTA_RULE_TABLE, name),
-            &mut found,
-            Vec::clear,
-            |found, message| {
+            |payload| {
                 let (mut chain, mut data) = ("", &[][..]);
-                for attribute in contents(message.payload) {
+                for attribute in contents(payload) {
                     let attribute = attribute?;
                     match attribute.kind {
                         NFTA_RULE_CHAIN => chain = attribute.string()?,
@@ -180,8 +171,7 @@ impl Reader<'_> {
                         _ => {}
                     }
                 }
-                found.push((chain.into(), data.into()));
-                Ok(())
+                Ok(Some((chain.into(), data.into())))
             },
         )?;
         // The kernel dumps the rules of a chain one after the other.
@@ -200,40 +190,38 @@ impl Reader<'_> {
     /// Reads the sets into `table` without their elements. Returns whether all have wanted definitions.
     fn sets(&mut self, table: &mut Table) -> Result<bool, Error> {
         let (name, wanted) = (self.table, self.wanted);
-        let mut found = (Vec::new(), true);
-        self.dump(
+        let sets = self.list(
             NFT_MSG_GETSET,
             "reading our sets",
             |writer| writer.string(NFTA_SET_TABLE, name),
-            &mut found,
-            |found| *found = (Vec::new(), true),
-            |(sets, are_wanted), message| {
-                match read_set(message.payload, wanted)? {
-                    ExistingSet::Wanted(set) => sets.push(set),
-                    ExistingSet::Other => *are_wanted = false,
-                    ExistingSet::Anonymous => {}
-                }
-                Ok(())
-            },
+            |payload| read_set(payload, wanted).map(Some),
         )?;
-        let (sets, are_wanted) = found;
-        sets.into_iter().for_each(|set| table.add_set(set));
-        Ok(are_wanted)
+        for set in sets {
+            match set {
+                ExistingSet::Wanted(set) => table.add_set(set),
+                ExistingSet::Other => return Ok(false),
+                ExistingSet::Anonymous => {}
+            }
+        }
+        Ok(true)
     }
 
     /// Reads the elements of `set`; `None` if the set cannot have one of them.
     fn elements(&mut self, set: &Set) -> Result<Option<Elements>, Error> {
         let (table, name) = (self.table, &set.name);
+        let family = self.family;
         let mut found = Some(Elements::new());
-        self.dump(
-            NFT_MSG_GETSETELEM,
+        // Not by `list`: a second copy of the elements of a large table would double the memory.
+        self.transport.dump(
+            message_type(NFT_MSG_GETSETELEM),
             "reading the elements of a set of ours",
             |writer| {
+                writer.header(&[family, 0, 0, 0]);
                 writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
                 writer.string(NFTA_SET_ELEM_LIST_SET, name);
             },
-            &mut found,
             |found| *found = Some(Elements::new()),
+            &mut found,
             |found, message| {
                 let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
                 for element in list.iter().flat_map(Attribute::nested) {
@@ -248,22 +236,19 @@ impl Reader<'_> {
         Ok(found)
     }
 
-    fn dump<T>(
+    fn list<T>(
         &mut self,
         kind: u16,
         doing: &str,
         body: impl Fn(&mut Writer<'_>),
-        found: &mut T,
-        clear: impl Fn(&mut T),
-        each: impl FnMut(&mut T, Message<'_>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        read: impl Fn(&[u8]) -> Result<Option<T>, Error>,
+    ) -> Result<Vec<T>, Error> {
         let family = self.family;
         let body = |writer: &mut Writer<'_>| {
             writer.header(&[family, 0, 0, 0]);
             body(writer);
         };
-        self.transport
-            .dump(message_type(kind), doing, body, clear, found, each)
+        self.transport.list(message_type(kind), doing, body, read)
     }
 }
 

@@ -81,6 +81,7 @@ impl Expressions<'_, '_> {
             }
             Statement::Masquerade { ports } => self.masquerade(ports),
             Statement::SetArpSender(address) => {
+                // No checksum is corrected, because ARP messages have none.
                 self.immediate(FIRST, &address.octets());
                 self.expression("payload", |data| {
                     data.u32_be(NFTA_PAYLOAD_SREG, FIRST.number());
@@ -99,6 +100,7 @@ impl Expressions<'_, '_> {
             }
             Statement::Reject(reject) => self.reject(*reject),
             Statement::Verdict(verdict) => self.expression("immediate", |data| {
+                // Register 0 is the verdict.
                 data.u32_be(NFTA_IMMEDIATE_DREG, 0);
                 data.nested(NFTA_IMMEDIATE_DATA, |data| write_verdict(data, verdict));
             }),
@@ -108,6 +110,8 @@ impl Expressions<'_, '_> {
     fn masquerade(&mut self, ports: &RangeInclusive<u16>) {
         self.immediate(FIRST, &ports.start().to_be_bytes());
         self.immediate(SECOND, &ports.end().to_be_bytes());
+        // Fully random, as kube-proxy's rules: otherwise two simultaneous connections may get one port, and the
+        // kernel drops the packet of the second one.
         let flags = NF_NAT_RANGE_PROTO_SPECIFIED | NF_NAT_RANGE_PROTO_RANDOM_FULLY;
         self.expression("masq", |data| {
             data.u32_be(NFTA_MASQ_FLAGS, flags);
@@ -154,6 +158,7 @@ impl Expressions<'_, '_> {
                 self.load_ct(NFT_CT_DIRECTION, FIRST);
                 self.compare(Relation::Is, &[IP_CT_DIR_REPLY]);
             }
+            // Marks are in host byte order, unlike addresses and ports.
             Match::HasMark(bits) => {
                 self.load(Selector::Mark, FIRST);
                 self.bitwise(&bits.to_ne_bytes(), &[0; 4]);

@@ -16,14 +16,14 @@
 //! rule is redundant and harmless.
 
 use ipvs_netlink::attr::{Writer, find};
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{RequestError, Transport, protocols};
+use ipvs_netlink::transport::{Transport, protocols};
 use ipvs_netlink::{Error, Refusal};
 use netlink_packet_core::NLM_F_CREATE;
 use rustix::io::Errno;
 
+use super::commit::commit;
 use super::listing::dump_chains;
-use super::message::{contents, frame, message_type};
+use super::message::{contents, message_type};
 use super::sys::*;
 
 mod accept_rule;
@@ -299,14 +299,8 @@ impl ForeignChains {
         flags: u16,
         body: impl FnOnce(&mut Writer<'_>),
     ) -> Result<Option<Refusal>, Error> {
-        let mut batch = Batch::new();
-        frame(&mut batch, NFNL_MSG_BATCH_BEGIN, |_| {})?;
-        batch.push(message_type(kind), flags, body)?;
-        frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
-        match self.transport.run_whole(&mut batch, 1)?.into_iter().next() {
-            None => Ok(None),
-            Some((_, RequestError::Refused(refusal))) => Ok(Some(refusal)),
-            Some(_) => Err(Error::AnswersLost),
-        }
+        commit(&mut self.transport, |batch| {
+            batch.push(message_type(kind), flags, body)
+        })
     }
 }

@@ -39,22 +39,15 @@ pub(super) fn dump_chains<T>(
     transport: &mut Transport,
     read: impl Fn(&[u8]) -> Result<Option<T>, Error>,
 ) -> Result<Vec<T>, Error> {
-    let mut chains = Vec::new();
-    let dumped = transport.dump(
+    let listed = transport.list(
         message_type(NFT_MSG_GETCHAIN),
         "reading the packet filter's chains",
         |writer| writer.header(&[NFPROTO_UNSPEC, 0, 0, 0]),
-        Vec::clear,
-        &mut chains,
-        |chains, message| {
-            chains.extend(read(message.payload)?);
-            Ok(())
-        },
+        read,
     );
-    match dumped {
+    match listed {
         Err(error) if error.is_invalid() => Ok(Vec::new()),
-        Err(error) => Err(error),
-        Ok(()) => Ok(chains),
+        other => other,
     }
 }
 

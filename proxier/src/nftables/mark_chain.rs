@@ -10,16 +10,17 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use ipvs_netlink::Error;
 use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{RequestError, Transport, protocols};
-use ipvs_netlink::{Error, Refusal};
+use ipvs_netlink::transport::{Transport, protocols};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 use rustix::io::Errno;
 
+use super::commit::commit;
 use super::iptables_legacy::{LegacyTable, legacy_tables};
 use super::listing::family_name;
-use super::message::{contents, frame, message_type};
+use super::message::{contents, message_type};
 use super::sys::*;
 
 /// The name of the chain.
@@ -121,7 +122,7 @@ impl MarkChains {
             return Ok(false);
         }
         let mark = self.mark;
-        let refused = self.commit(|batch| {
+        let refused = commit(&mut self.transport, |batch| {
             for handle in &stale {
                 delete_rule(batch, chain, *handle)?;
             }
@@ -165,7 +166,7 @@ impl MarkChains {
         if rules.of_ours().next().is_none() {
             return Ok(Removal::NotOurs);
         }
-        let refused = self.commit(|batch| {
+        let refused = commit(&mut self.transport, |batch| {
             for handle in rules.of_ours() {
                 delete_rule(batch, chain, handle)?;
             }
@@ -234,28 +235,6 @@ impl MarkChains {
             },
         )?;
         Ok(Some(rules))
-    }
-
-    /// Sends the messages that `fill` adds as one transaction. Returns the kernel's refusal, if any.
-    fn commit(
-        &mut self,
-        fill: impl FnOnce(&mut Batch) -> Result<(), Error>,
-    ) -> Result<Option<Refusal>, Error> {
-        let mut batch = Batch::new();
-        frame(&mut batch, NFNL_MSG_BATCH_BEGIN, |_| {})?;
-        fill(&mut batch)?;
-        let last = batch.len() - 1;
-        frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
-        match self
-            .transport
-            .run_whole(&mut batch, last)?
-            .into_iter()
-            .next()
-        {
-            None => Ok(None),
-            Some((_, RequestError::Refused(refusal))) => Ok(Some(refusal)),
-            Some(_) => Err(Error::AnswersLost),
-        }
     }
 }
 

@@ -12,13 +12,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use ipvs_netlink::Error;
 use ipvs_netlink::attr::{Writer, find};
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{RequestError, Transport, protocols};
-use ipvs_netlink::{Error, Refusal};
+use ipvs_netlink::transport::{Transport, protocols};
 
+use super::commit::commit;
 use super::listing::{ChainName, chain_name, dump_chains};
-use super::message::{contents, frame, message_type};
+use super::message::{contents, message_type};
 use super::sys::*;
 
 /// The name of a table.
@@ -139,22 +139,15 @@ impl RulesRemover {
     }
 
     fn rules(&mut self, table: &TableName) -> Result<Vec<FoundRule>, Error> {
-        let mut rules = Vec::new();
-        self.transport.dump(
+        self.transport.list(
             message_type(NFT_MSG_GETRULE),
             "reading the rules of another program",
             |writer| {
                 header(writer, table.family);
                 writer.string(NFTA_RULE_TABLE, &table.name);
             },
-            Vec::clear,
-            &mut rules,
-            |rules, message| {
-                rules.extend(read_rule(table, message.payload)?);
-                Ok(())
-            },
-        )?;
-        Ok(rules)
+            |payload| read_rule(table, payload),
+        )
     }
 
     /// Removes what [`RulesRemover::find`] found, in one transaction.
@@ -166,50 +159,40 @@ impl RulesRemover {
         if found.is_empty() {
             return Ok(());
         }
-        let mut batch = Batch::new();
-        frame(&mut batch, NFNL_MSG_BATCH_BEGIN, |_| {})?;
-        for jump in &found.jumps {
-            batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
-                write_rules_of(writer, &jump.from);
-                writer.bytes(NFTA_RULE_HANDLE, &jump.handle.to_be_bytes());
-            })?;
-        }
-        // All chains are emptied before the first is deleted: they jump to each other.
-        for chain in &found.chains {
-            batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
-                write_rules_of(writer, chain);
-            })?;
-        }
-        for chain in &found.chains {
-            batch.push(message_type(NFT_MSG_DELCHAIN), 0, |writer| {
-                header(writer, chain.family);
-                writer.string(NFTA_CHAIN_TABLE, &chain.table);
-                writer.string(NFTA_CHAIN_NAME, &chain.name);
-            })?;
-        }
-        for table in &found.tables {
-            batch.push(message_type(NFT_MSG_DELTABLE), 0, |writer| {
-                header(writer, table.family);
-                writer.string(NFTA_TABLE_NAME, &table.name);
-            })?;
-        }
-        // The last message before the end of the batch is acknowledged, because kernels before 6.10 do not
-        // acknowledge the end itself.
-        let last = batch.len() - 1;
-        frame(&mut batch, NFNL_MSG_BATCH_END, |_| {})?;
-        let failures = self.transport.run_whole(&mut batch, last)?;
-        match failures.into_iter().next() {
-            None => Ok(()),
-            Some((_, RequestError::Refused(refusal))) => Err(refused(refusal)),
-            Some(_) => Err(Error::AnswersLost),
-        }
-    }
-}
-
-fn refused(refusal: Refusal) -> Error {
-    Error::Refused {
-        doing: "removing the rules of another program".into(),
-        refusal,
+        let refused = commit(&mut self.transport, |batch| {
+            for jump in &found.jumps {
+                batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
+                    write_rules_of(writer, &jump.from);
+                    writer.bytes(NFTA_RULE_HANDLE, &jump.handle.to_be_bytes());
+                })?;
+            }
+            // All chains are emptied before the first is deleted: they jump to each other.
+            for chain in &found.chains {
+                batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
+                    write_rules_of(writer, chain);
+                })?;
+            }
+            for chain in &found.chains {
+                batch.push(message_type(NFT_MSG_DELCHAIN), 0, |writer| {
+                    header(writer, chain.family);
+                    writer.string(NFTA_CHAIN_TABLE, &chain.table);
+                    writer.string(NFTA_CHAIN_NAME, &chain.name);
+                })?;
+            }
+            for table in &found.tables {
+                batch.push(message_type(NFT_MSG_DELTABLE), 0, |writer| {
+                    header(writer, table.family);
+                    writer.string(NFTA_TABLE_NAME, &table.name);
+                })?;
+            }
+            Ok(())
+        })?;
+        refused.map_or(Ok(()), |refusal| {
+            Err(Error::Refused {
+                doing: "removing the rules of another program".into(),
+                refusal,
+            })
+        })
     }
 }
 

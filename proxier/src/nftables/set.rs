@@ -83,6 +83,7 @@ impl Key {
 
     /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
     pub(super) fn encode(&self) -> Vec<u8> {
+        // A frontend of IPv6 has 16 bytes, and twice 4 with padding.
         let mut bytes = Vec::with_capacity(24);
         for part in &self.0 {
             part.encode(&mut bytes);

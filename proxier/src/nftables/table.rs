@@ -25,6 +25,7 @@ pub struct Table {
     pub arp: Option<Box<Self>>,
 }
 
+// A static, because the commands of `Table::creation` borrow the table that they start from.
 static EMPTY: Table = Table {
     sets: BTreeMap::new(),
     chains: BTreeMap::new(),
@@ -198,6 +199,7 @@ impl Table {
         for set in self.sets.values() {
             let after = wanted.sets.get(&set.name);
             let after = after.filter(|after| after.is_defined_as(set));
+            // Deleted and added again: the kernel refuses another verdict for an existing key.
             for (key, verdict) in &set.elements {
                 if after.and_then(|after| after.elements.get(key)) != Some(verdict) {
                     commands.push(Command::DeleteElement(set.name.clone(), key.clone()));

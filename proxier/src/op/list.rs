@@ -11,7 +11,7 @@ use super::{Op, Stage};
 /// The Ops of a round, in order.
 ///
 /// The destinations of a new virtual server share the memory of the plan. At a start with 10,000 x 10, a
-/// vector of 120,001 Ops would take 9.6 MB, which no later round needs.
+/// vector of all 120,001 Ops would be most of the peak of memory.
 #[derive(Clone, Default)]
 pub struct Ops {
     groups: Vec<OpGroup>,

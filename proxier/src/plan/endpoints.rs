@@ -68,6 +68,7 @@ impl EndpointSets {
                 nearest(&all, keys, topology),
                 nearest(&local, keys, topology),
             ),
+            // As in kube-proxy, hints do not restrict policy Local: its endpoints are near anyway.
             None => (hinted(&all, topology), usable(&local, |_| true)),
         };
         Self {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::planner::age;
+use super::precedence::age;
 use crate::model::{Family, ObjectName};
 use crate::problem::Problem;
 use crate::store::Snapshot;

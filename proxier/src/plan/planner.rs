@@ -7,13 +7,21 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use super::context::Context;
-use super::health::{HealthCheck, HealthPorts};
+use super::health::HealthPorts;
+use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
-use super::{Desired, FrontendKind, Machine, PlanConfig, VirtualServer};
+use super::{Desired, Machine, PlanConfig, VirtualServer};
 use crate::model::{ObjectName, Service};
 use crate::packed::pack;
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
+
+mod changed;
+mod users;
+
+pub use changed::Changed;
+use changed::{LocalAddress, Previous};
+use users::Users;
 
 /// The up-to-date plan of a node.
 ///
@@ -50,35 +58,6 @@ struct Footprint {
     local_endpoints: Box<[IpAddr]>,
     health_port: Option<u16>,
     problems: Box<[Problem]>,
-}
-
-/// The changes of the plan by an update.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changed {
-    /// Added, removed and changed virtual servers.
-    pub virtual_servers: BTreeSet<ipvs::ServiceKey>,
-    /// Added and removed addresses, and those with a changed source.
-    pub addresses: BTreeSet<IpAddr>,
-    /// Added and removed addresses of local endpoints.
-    pub local_endpoints: BTreeSet<IpAddr>,
-    /// Ports of added, removed and changed health checks.
-    pub health_checks: BTreeSet<u16>,
-    /// Whether the carrier changed; never by an update of the plan.
-    pub carrier: bool,
-}
-
-impl Changed {
-    /// Adds the changes of `other`.
-    pub fn extend(&mut self, other: &Self) {
-        let keys = &other.virtual_servers;
-        self.virtual_servers.extend(keys.iter().copied());
-        self.addresses.extend(other.addresses.iter().copied());
-        let endpoints = &other.local_endpoints;
-        self.local_endpoints.extend(endpoints.iter().copied());
-        self.health_checks
-            .extend(other.health_checks.iter().copied());
-        self.carrier |= other.carrier;
-    }
 }
 
 impl Planner {
@@ -142,7 +121,7 @@ impl Planner {
             pack(&mut self.desired.virtual_servers);
             pack(&mut self.desired.addresses);
             pack(&mut self.footprints);
-            pack(&mut self.address_users.0);
+            self.address_users.pack();
         }
         drop(context);
         self.machine = machine;
@@ -220,10 +199,7 @@ impl Planner {
 
     fn plan_kept(&mut self, context: &Context<'_>, previous: &mut Previous) {
         for &address in &self.kept_addresses {
-            let source = context.source(address);
-            let replaced = self.desired.addresses.insert(address, source);
-            let replaced = replaced.map(LocalAddress::new);
-            previous.addresses.entry(address).or_insert(replaced);
+            make_local(&mut self.desired, address, context, previous);
         }
     }
 
@@ -322,11 +298,8 @@ impl Planner {
             }
         }
         for &address in &requirements.addresses {
-            let source = context.source(address);
             self.address_users.add(address);
-            let replaced = self.desired.addresses.insert(address, source);
-            let replaced = replaced.map(LocalAddress::new);
-            previous.addresses.entry(address).or_insert(replaced);
+            make_local(&mut self.desired, address, context, previous);
         }
         for &address in &requirements.local_endpoints {
             self.local_endpoint_users.add(address);
@@ -369,130 +342,14 @@ impl Planner {
     }
 }
 
-/// The number of Services that use each address.
-#[derive(Clone, Debug, Default)]
-struct Users(BTreeMap<IpAddr, u32>);
-
-impl Users {
-    fn add(&mut self, address: IpAddr) {
-        *self.0.entry(address).or_default() += 1;
-    }
-
-    /// Returns whether the removed user was the last one.
-    fn remove(&mut self, address: IpAddr) -> bool {
-        let Entry::Occupied(mut users) = self.0.entry(address) else {
-            return false;
-        };
-        *users.get_mut() -= 1;
-        let is_last = *users.get() == 0;
-        if is_last {
-            users.remove();
-        }
-        is_last
-    }
-}
-
-/// The touched parts of the plan before an update; `None` if the plan did not have them.
-///
-/// Only the first value of a key is recorded (`or_insert`), because later values are intermediate states
-/// of the same update.
-#[derive(Default)]
-struct Previous {
-    virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
-    addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
-    local_endpoints: BTreeMap<IpAddr, bool>,
-    health_checks: BTreeMap<u16, Option<HealthCheck>>,
-}
-
-/// A planned address. A type of its own, because `Option<Option<IpAddr>>` would hide the difference between
-/// an address without a source and no address.
-#[derive(PartialEq, Eq)]
-struct LocalAddress {
-    source: Option<IpAddr>,
-}
-
-impl LocalAddress {
-    fn new(source: Option<IpAddr>) -> Self {
-        Self { source }
-    }
-}
-
-impl Previous {
-    /// Returns the parts of the plan that changed.
-    ///
-    /// Puts back the old value of an unchanged virtual server, because the observed state may share the
-    /// memory of its destinations, and then compares them by their addresses in memory.
-    fn compare(self, after: &mut Desired) -> Changed {
-        let mut virtual_servers = BTreeSet::new();
-        for (key, before) in self.virtual_servers {
-            match (before, after.virtual_servers.get_mut(&key)) {
-                (Some(before), Some(now)) if before == *now => *now = before,
-                (None, None) => {}
-                _ => {
-                    virtual_servers.insert(key);
-                }
-            }
-        }
-        let addresses = self.addresses.into_iter();
-        Changed {
-            virtual_servers,
-            addresses: addresses
-                .filter(|(address, before)| {
-                    let now = after.addresses.get(address).copied();
-                    *before != now.map(LocalAddress::new)
-                })
-                .map(|(address, _)| address)
-                .collect(),
-            local_endpoints: (self.local_endpoints.into_iter())
-                .filter(|(address, before)| *before != after.local_endpoints.contains(address))
-                .map(|(address, _)| address)
-                .collect(),
-            health_checks: (self.health_checks.into_iter())
-                .filter(|(port, before)| before.as_ref() != after.health_checks.get(port))
-                .map(|(port, _)| port)
-                .collect(),
-            carrier: false,
-        }
-    }
-}
-
-/// Returns the precedence of a claim to a frontend, the highest first.
-///
-/// A cluster IP wins over external addresses, and an external address over node ports. Among equals, the
-/// older Service wins.
-fn precedence<'a>(
-    server: &'a VirtualServer,
-    snapshot: &'a Snapshot,
-) -> (FrontendKind, (bool, Option<&'a str>, &'a ObjectName)) {
-    // External IPs and load-balancer addresses have equal precedence.
-    let kind = match server.kind {
-        FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
-        other => other,
-    };
-    (kind, age(&server.owner.service, snapshot))
-}
-
-/// Returns a key that orders Services by age, the oldest first.
-///
-/// So a new Service never takes a frontend from an older one. Objects without a creation time, as in
-/// manifests, come last, ordered by name.
-pub(super) fn age<'a>(
-    name: &'a ObjectName,
-    snapshot: &'a Snapshot,
-) -> (bool, Option<&'a str>, &'a ObjectName) {
-    let service = snapshot.service(name);
-    let created = service.and_then(|service| service.created.as_deref());
-    (created.is_none(), created, name)
-}
-
-fn conflict(key: ipvs::ServiceKey, loser: &VirtualServer, winner: &VirtualServer) -> Problem {
-    Problem::new(
-        format_args!("Service {}", loser.owner.service),
-        loser.kind.field(),
-        key,
-        format!(
-            "is a frontend of Service {} already; this Service does not get it",
-            winner.owner.service
-        ),
-    )
+/// Adds an address to the plan, with the source that it has on this node.
+fn make_local(
+    desired: &mut Desired,
+    address: IpAddr,
+    context: &Context<'_>,
+    previous: &mut Previous,
+) {
+    let replaced = desired.addresses.insert(address, context.source(address));
+    let replaced = replaced.map(LocalAddress::new);
+    previous.addresses.entry(address).or_insert(replaced);
 }

@@ -135,7 +135,7 @@ fn count(number: usize, noun: &str) -> String {
 #[derive(Debug, Serialize)]
 pub(crate) struct JsonChanges {
     changes: Vec<ChangeEntry>,
-    summary: SummaryEntry,
+    summary: Summary,
 }
 
 #[derive(Debug, Serialize)]
@@ -148,24 +148,8 @@ struct ChangeEntry {
     because: String,
 }
 
-#[derive(Debug, Serialize)]
-struct SummaryEntry {
-    same: usize,
-    changed: usize,
-    added: usize,
-    deleted: usize,
-    foreign: usize,
-}
-
 impl From<&Comparison> for JsonChanges {
     fn from(comparison: &Comparison) -> Self {
-        let Summary {
-            same,
-            changed,
-            added,
-            deleted,
-            foreign,
-        } = comparison.summary;
         let changes = comparison.differences.iter();
         Self {
             changes: changes
@@ -177,13 +161,7 @@ impl From<&Comparison> for JsonChanges {
                     because: difference.cause.to_string(),
                 })
                 .collect(),
-            summary: SummaryEntry {
-                same,
-                changed,
-                added,
-                deleted,
-                foreign,
-            },
+            summary: comparison.summary,
         }
     }
 }

@@ -100,6 +100,7 @@ pub(super) async fn accept(listener: TcpListener, service: HttpService) {
 /// Serves one connection until the client closes it or a limit is reached.
 async fn serve(stream: TcpStream, service: HttpService) {
     let answer = service_fn(|request: hyper::Request<_>| {
+        // No page reads a body.
         let (head, _body) = request.into_parts();
         let answer = service.viewer.answer(service.site, &head);
         async move { Ok::<_, Infallible>(answer.await) }

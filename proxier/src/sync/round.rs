@@ -30,7 +30,7 @@ use crate::store::{Snapshot, Touched};
 
 /// How much a round compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(crate) enum Extent {
     /// The objects that events touched, and those with due work.
     Pending,
     /// Everything, after reading the kernel back.

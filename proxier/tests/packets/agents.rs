@@ -108,8 +108,7 @@ fn answers_stay(scene: &Scene, is_checked: impl Fn(&Row) -> bool) {
     let rows = observed::rows(KUBE_PROXY).into_iter().filter(is_checked);
     let rows: Vec<Row> = rows.collect();
     assert!(rows.len() >= 10, "{}", rows.len());
-    let differences = rows.iter().filter_map(|row| row.difference(scene));
-    let differences: Vec<String> = differences.collect();
+    let differences = observed::differences(&rows, scene);
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 

@@ -58,15 +58,15 @@ fn only_frontends_are_open(scene: &Scene) {
 
 /// Asserts that no client reaches a daemon of the node, at any address.
 fn all_else_is_closed(scene: &Scene) {
-    for (client, closed) in [
+    let questions = [
         ("ext", "tcp 172.18.0.2:22"),
         ("pod3", "tcp [fd00:172:18::2]:22"),
         ("ext", "udp 172.18.0.2:9999"),
         ("ext", "tcp 10.96.1.1:22"),
         ("pod3", "tcp [fd00:10:96::1]:9999"),
         ("ext", "udp 198.51.100.2:9999"),
-    ] {
-        let answers = scene.ask(client, closed, 1);
+    ];
+    for ((client, closed), answers) in questions.iter().zip(scene.ask_at_once(&questions)) {
         let expected = ["refused", "timeout", "unreachable"];
         let is_closed = answers.iter().all(|answer| expected.contains(&&**answer));
         assert!(is_closed, "{client} to {closed}: {answers:?}");
@@ -75,12 +75,12 @@ fn all_else_is_closed(scene: &Scene) {
 
 /// Asserts that clients outside the node reach no Service.
 fn all_is_closed(scene: &Scene) {
-    for (client, frontend) in [
+    let questions = [
         ("pod3", "tcp 10.96.1.1:80"),
         ("ext", "udp [2001:db8:51::2]:53"),
         ("ext", "tcp 172.18.0.2:30080"),
-    ] {
-        let answers = scene.ask(client, frontend, 1);
+    ];
+    for ((client, frontend), answers) in questions.iter().zip(scene.ask_at_once(&questions)) {
         let has_backend = answers.iter().any(|answer| answer.contains("pod"));
         assert!(!has_backend, "{client} to {frontend}: {answers:?}");
     }

@@ -124,18 +124,38 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
 /// A frontend with session affinity.
 const AFFINITY: &str = "tcp 10.96.1.4:80";
 
+/// Asks all frontends again. Returns how the answers differ from those of `rows`.
+pub(crate) fn differences(rows: &[Row], scene: &Scene) -> Vec<String> {
+    let gets_none = |row: &&Row| row.expected().contains("timeout");
+    let (unanswered, answered): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(gets_none);
+    let questions: Vec<_> = unanswered
+        .iter()
+        .map(|row| (&*row.client, &*row.frontend))
+        .collect();
+    let answers = scene.ask_at_once(&questions).into_iter();
+    let asked_at_once = unanswered.into_iter().zip(answers);
+    let asked_in_turn = answered.into_iter().map(|row| (row, row.ask(scene)));
+    asked_at_once
+        .chain(asked_in_turn)
+        .filter_map(|(row, answers)| row.difference(&answers))
+        .collect()
+}
+
 impl Row {
-    /// Asks the frontend again. Returns how the answers differ, if they do.
-    pub(crate) fn difference(&self, scene: &Scene) -> Option<String> {
-        let expected = self.expected();
-        let times = match expected.len() {
+    fn ask(&self, scene: &Scene) -> BTreeSet<String> {
+        let times = match self.expected().len() {
             0 | 1 => 2,
             several => 3 * several,
         };
-        let answers = scene.ask(&self.client, &self.frontend, times);
+        scene.ask(&self.client, &self.frontend, times)
+    }
+
+    /// Returns how the answers differ, if they do.
+    fn difference(&self, answers: &BTreeSet<String>) -> Option<String> {
+        let expected = self.expected();
         let is_same = match &*self.frontend {
             AFFINITY => answers.len() == 1 && answers.iter().all(|it| it.starts_with("pod")),
-            _ => without_icmp_errors(&answers) == without_icmp_errors(&expected),
+            _ => without_icmp_errors(answers) == without_icmp_errors(&expected),
         };
         (!is_same).then(|| {
             let Self {

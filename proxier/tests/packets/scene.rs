@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::thread;
 use std::time::Duration;
 
 use lab::net::{Answer, Cluster, Host};
@@ -137,25 +138,46 @@ impl Scene {
     /// Sends requests from `client` to `frontend` and returns the different answers, in the words of the
     /// conformance data.
     pub(crate) fn ask(&self, client: &str, frontend: &str, times: usize) -> Answers {
-        let (protocol, to) = frontend.split_once(' ').unwrap();
-        let to: std::net::SocketAddr = to.parse().unwrap();
-        let host = self.client(client);
-        let mut answers = Answers::new();
+        ask(self.client(client), client, frontend, times)
+    }
+
+    /// Sends a request for each `(client, frontend)`, all at once, because each that gets no answer takes
+    /// seconds. Returns the answers in the same order.
+    pub(crate) fn ask_at_once(&self, questions: &[(&str, &str)]) -> Vec<Answers> {
+        thread::scope(|scope| {
+            let asked = questions.iter().map(|&(client, frontend)| {
+                let host = self.client(client);
+                scope.spawn(move || ask(host, client, frontend, 1))
+            });
+            let asked: Vec<_> = asked.collect();
+            let answers = asked.into_iter().map(|it| it.join().unwrap());
+            answers.collect()
+        })
+    }
+}
+
+/// Sends requests from `host`, called `client`, to `frontend` and returns the different answers.
+fn ask(host: &Host, client: &str, frontend: &str, times: usize) -> Answers {
+    let (protocol, to) = frontend.split_once(' ').unwrap();
+    let to: std::net::SocketAddr = to.parse().unwrap();
+    let ask = match protocol {
+        "tcp" => lab::net::ask_tcp,
+        "udp" => lab::net::ask_udp,
+        "sctp" => lab::net::ask_sctp,
+        other => panic!("{other}"),
+    };
+    let mut answers = Answers::new();
+    host.run(|| {
         for _ in 0..times {
-            let answer = match protocol {
-                "tcp" => host.ask_tcp(to),
-                "udp" => host.ask_udp(to),
-                "sctp" => host.ask_sctp(to),
-                other => panic!("{other}"),
-            };
+            let answer = ask(to);
             answers.insert(words(client, to.ip(), &answer));
             if matches!(answer, Answer::Timeout) {
                 // Each timeout takes seconds, and one is enough.
                 break;
             }
         }
-        answers
-    }
+    });
+    answers
 }
 
 fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Linux> {

@@ -18,7 +18,7 @@ fn value(metrics: &str, series: &str) -> Option<f64> {
 }
 
 /// Waits until the series has at least this value. Returns the page.
-fn await_value(daemon: &Daemon, series: &str, least: f64) -> String {
+pub(super) fn await_value(daemon: &Daemon, series: &str, least: f64) -> String {
     let mut metrics = String::new();
     daemon.eventually(series, || {
         metrics = page("/metrics");

@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 41] = [
+const MODULES: [(&str, &[&str]); 42] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -17,6 +17,7 @@ const MODULES: [(&str, &[&str]); 41] = [
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
+    ("stable_hash", &[]),
     ("timer", &[]),
     ("yaml", &[]),
     ("health", &[]),
@@ -28,7 +29,7 @@ const MODULES: [(&str, &[&str]); 41] = [
     // Input.
     ("store", &["model", "packed", "problem"]),
     ("api", &["model", "problem", "store"]),
-    ("events", &["model", "problem"]),
+    ("events", &["model", "problem", "stable_hash"]),
     (
         "watch",
         &[
@@ -41,14 +42,17 @@ const MODULES: [(&str, &[&str]); 41] = [
             "store",
         ],
     ),
-    ("manifests", &["api", "model", "problem", "store", "yaml"]),
+    (
+        "manifests",
+        &["api", "model", "problem", "stable_hash", "store", "yaml"],
+    ),
     // Decisions: pure.
     ("plan", &["frontend", "model", "packed", "problem", "store"]),
     ("retry", &["op", "plan", "timer"]),
     ("traffic", &["instruments", "model", "plan"]),
     // The kernel.
     ("sysctl", &[]),
-    ("nftables", &["model"]),
+    ("nftables", &["model", "stable_hash"]),
     ("ipset", &[]),
     ("predecessor", &["ipset", "model", "nftables"]),
     (

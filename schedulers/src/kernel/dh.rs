@@ -59,15 +59,7 @@ impl Scheduler for Dh {
         Ok(())
     }
 
-    fn added(&mut self, servers: &Servers, _: ServerId) {
-        self.fill(servers);
-    }
-
-    fn removed(&mut self, servers: &Servers, _: ServerId, _: Option<ServerId>) {
-        self.fill(servers);
-    }
-
-    fn updated(&mut self, servers: &Servers, _: ServerId) {
+    fn changed(&mut self, servers: &Servers) {
         self.fill(servers);
     }
 }

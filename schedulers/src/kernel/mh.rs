@@ -141,11 +141,6 @@ impl Mh {
             })
             .collect()
     }
-
-    /// Fills the table again. If there are too many servers, the old table stays, as in the kernel.
-    fn changed(&mut self, servers: &Servers) {
-        let _ = self.fill(servers);
-    }
 }
 
 /// Computes remainders without a division: a division takes a third of the time of a pick.
@@ -211,16 +206,9 @@ impl Scheduler for Mh {
         self.fill(servers)
     }
 
-    fn added(&mut self, servers: &Servers, _: ServerId) {
-        self.changed(servers);
-    }
-
-    fn removed(&mut self, servers: &Servers, _: ServerId, _: Option<ServerId>) {
-        self.changed(servers);
-    }
-
-    fn updated(&mut self, servers: &Servers, _: ServerId) {
-        self.changed(servers);
+    // Fills the table again. If there are too many servers, the old table stays, as in the kernel.
+    fn changed(&mut self, servers: &Servers) {
+        let _ = self.fill(servers);
     }
 }
 

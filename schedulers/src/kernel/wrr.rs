@@ -96,14 +96,6 @@ impl Default for Wrr {
     }
 }
 
-impl Wrr {
-    fn changed(&mut self, servers: &Servers) {
-        self.position = None;
-        self.rounds = Rounds::of(servers);
-        self.level = self.rounds.level_after_change(self.level);
-    }
-}
-
 impl Scheduler for Wrr {
     fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
         let Rounds { top, step } = self.rounds;
@@ -153,15 +145,9 @@ impl Scheduler for Wrr {
         Ok(())
     }
 
-    fn added(&mut self, servers: &Servers, _: ServerId) {
-        self.changed(servers);
-    }
-
-    fn removed(&mut self, servers: &Servers, _: ServerId, _: Option<ServerId>) {
-        self.changed(servers);
-    }
-
-    fn updated(&mut self, servers: &Servers, _: ServerId) {
-        self.changed(servers);
+    fn changed(&mut self, servers: &Servers) {
+        self.position = None;
+        self.rounds = Rounds::of(servers);
+        self.level = self.rounds.level_after_change(self.level);
     }
 }

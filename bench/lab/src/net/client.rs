@@ -84,11 +84,14 @@ impl Connection {
     }
 }
 
-pub(super) fn ask_tcp(address: SocketAddr) -> Answer {
+/// Connects to `address` over TCP from the calling thread's namespace and returns the answer.
+pub fn ask_tcp(address: SocketAddr) -> Answer {
     greeting(Connection::open(address))
 }
 
-pub(super) fn ask_sctp(address: SocketAddr) -> Answer {
+/// Connects to `address` over SCTP from one address of the calling thread's namespace and returns the
+/// answer.
+pub fn ask_sctp(address: SocketAddr) -> Answer {
     greeting(Connection::open_sctp(address))
 }
 
@@ -99,7 +102,8 @@ fn greeting(connection: Result<Connection, Answer>) -> Answer {
     }
 }
 
-pub(super) fn ask_udp(address: SocketAddr) -> Answer {
+/// Sends one UDP datagram to `address` from the calling thread's namespace and returns the answer.
+pub fn ask_udp(address: SocketAddr) -> Answer {
     match UdpClient::open(address) {
         Ok(mut client) => client.ask(),
         Err(error) => error.into(),

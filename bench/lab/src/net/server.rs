@@ -47,42 +47,67 @@ pub(super) fn sctp(
     connections(name, TcpListener::from(socket), stop)
 }
 
-/// Serves all clients of `listener` until `stop` is closed.
+/// Serves all clients of `listener` until `stop` is closed, all on one thread: a thread for each client
+/// costs a User-Mode Linux with ptrace more than all else that a short connection does.
 fn connections(name: &str, listener: TcpListener, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     let (name, stop) = (name.to_owned(), stop.try_clone()?);
     Builder::new().name(name.clone()).spawn(move || {
-        let mut clients = Vec::new();
-        while wait_for(&listener, &stop) {
-            let Ok((stream, _)) = listener.accept() else {
-                // The client has closed the connection already.
-                continue;
-            };
-            let (name, stop) = (name.clone(), stop.try_clone());
-            clients.push(Builder::new().spawn(move || serve_client(&name, stream, &stop?)));
-        }
-        for client in clients.into_iter().flatten() {
-            // The client reports a broken connection.
-            let _broken = client.join();
+        let mut clients: Vec<Client> = Vec::new();
+        loop {
+            let sockets = clients.iter().map(|client| client.stream.as_fd());
+            let mut watched: Vec<_> = [stop.as_fd(), listener.as_fd()]
+                .into_iter()
+                .chain(sockets)
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            // After an interruption no socket is ready, and the loop polls again.
+            let _interrupted = poll(&mut watched, None);
+            let ready: Vec<_> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[0] {
+                return;
+            }
+            let mut is_ready = ready[2..].iter();
+            // A client whose connection ended, or that does not read its answers, is dropped.
+            clients.retain_mut(|client| is_ready.next() != Some(&true) || client.serve().is_ok());
+            if ready[1] {
+                // A client may have closed the connection already.
+                clients.extend(listener.accept().and_then(|it| Client::greet(&name, it)));
+            }
         }
     })
 }
 
-/// Serves one client until it closes the connection.
-fn serve_client(name: &str, mut stream: TcpStream, stop: &PipeReader) -> io::Result<()> {
-    let line = answer(name, stream.peer_addr()?);
-    stream.set_nonblocking(false)?;
-    stream.write_all(&line)?;
-    let mut received = [0; 512];
-    while wait_for(&stream, stop) {
-        let length = stream.read(&mut received)?;
-        if length == 0 {
-            break;
-        }
-        let questions = received[..length].iter().filter(|&&byte| byte == b'\n');
-        stream.write_all(&line.repeat(questions.count()))?;
+/// A client's connection.
+struct Client {
+    stream: TcpStream,
+    /// The answer to each of its lines.
+    line: Vec<u8>,
+}
+
+impl Client {
+    fn greet(name: &str, (mut stream, address): (TcpStream, SocketAddr)) -> io::Result<Self> {
+        let line = answer(name, address);
+        stream.set_nonblocking(true)?;
+        stream.write_all(&line)?;
+        Ok(Self { stream, line })
     }
-    Ok(())
+
+    /// Answers what was received.
+    ///
+    /// # Errors
+    /// Also if the client has closed the connection.
+    fn serve(&mut self) -> io::Result<()> {
+        let mut received = [0; 512];
+        let length = match self.stream.read(&mut received) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let questions = received[..length].iter().filter(|&&byte| byte == b'\n');
+        self.stream.write_all(&self.line.repeat(questions.count()))
+    }
 }
 
 /// Serves UDP `port` in the calling thread's namespace until `stop` is closed.
@@ -175,19 +200,4 @@ fn answer_one(name: &str, socket: &UdpSocket) -> nix::Result<()> {
 fn answer(name: &str, client: SocketAddr) -> Vec<u8> {
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     format!("{name} {client}\n").into_bytes()
-}
-
-/// Waits until `socket` is readable; returns `false` if `stop` is closed first.
-fn wait_for(socket: &impl AsFd, stop: &PipeReader) -> bool {
-    loop {
-        let mut watched = [
-            PollFd::new(stop, PollFlags::IN),
-            PollFd::new(socket, PollFlags::IN),
-        ];
-        match poll(&mut watched, None) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
-            Ok(_) => return watched[0].revents().is_empty(),
-        }
-    }
 }

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
-use ipvs_netlink::attr::Writer;
 use ipvs_netlink::batch::Batch;
 use ipvs_netlink::transport::{Transport, protocols};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
@@ -231,34 +230,27 @@ impl Addresses {
         let interface = carrier.unwrap_or_default();
         let mut batch = Batch::new();
         for op in ops {
-            let place = op
-                .address()
-                .and_then(|address| self.place(address, carrier));
-            match (*op, place) {
-                (Op::AddAddress(address, source), Some(place)) => {
-                    let flags = NLM_F_CREATE | NLM_F_EXCL;
-                    push_route(&mut batch, RTM_NEWROUTE, flags, address, source, place)?;
+            let Some(address) = op.address() else {
+                continue;
+            };
+            let create = match op {
+                Op::AddAddress(..) => NLM_F_CREATE | NLM_F_EXCL,
+                _ => NLM_F_CREATE | NLM_F_REPLACE,
+            };
+            match (*op, self.place(address, carrier)) {
+                (Op::AddAddress(_, source) | Op::SetAddress(_, source), Some(place)) => {
+                    let route = our_route(address, source, place);
+                    push_route(&mut batch, RTM_NEWROUTE, create, &route)?;
                 }
-                (Op::SetAddress(address, source), Some(place)) => {
-                    let flags = NLM_F_CREATE | NLM_F_REPLACE;
-                    push_route(&mut batch, RTM_NEWROUTE, flags, address, source, place)?;
+                (Op::AddAddress(..) | Op::SetAddress(..), None) => {
+                    push_address(&mut batch, RTM_NEWADDR, create, address, interface)?;
                 }
-                (Op::DeleteAddress(address), Some((_, metric))) => {
-                    push_route(&mut batch, RTM_DELROUTE, 0, address, None, (None, metric))?;
+                (Op::DeleteLeftover(_, AddressForm::Route(metric)), _)
+                | (Op::DeleteAddress(_), Some((_, metric))) => {
+                    let route = our_route(address, None, (None, metric));
+                    push_route(&mut batch, RTM_DELROUTE, 0, &route)?;
                 }
-                (Op::DeleteLeftover(address, AddressForm::Route(metric)), _) => {
-                    push_route(&mut batch, RTM_DELROUTE, 0, address, None, (None, metric))?;
-                }
-                (Op::AddAddress(address, _), None) => {
-                    let flags = NLM_F_CREATE | NLM_F_EXCL;
-                    push_address(&mut batch, RTM_NEWADDR, flags, address, interface)?;
-                }
-                (Op::SetAddress(address, _), None) => {
-                    let flags = NLM_F_CREATE | NLM_F_REPLACE;
-                    push_address(&mut batch, RTM_NEWADDR, flags, address, interface)?;
-                }
-                (Op::DeleteAddress(address), None)
-                | (Op::DeleteLeftover(address, AddressForm::Address), _) => {
+                (Op::DeleteLeftover(_, AddressForm::Address), _) | (Op::DeleteAddress(_), None) => {
                     push_address(&mut batch, RTM_DELADDR, 0, address, interface)?;
                 }
                 _ => {}
@@ -273,51 +265,31 @@ impl Addresses {
 
     /// Reads the addresses on `interface`, or on all with 0.
     fn interface_addresses(&mut self, interface: u32) -> ipvs::Result<Vec<InterfaceAddress>> {
-        let mut found = Vec::new();
-        self.dump(
-            (RTM_GETADDR, "reading the addresses"),
+        self.transport.list(
+            RTM_GETADDR,
+            "reading the addresses",
             |writer| write_addresses_on(writer, interface),
-            &mut found,
             read_interface_address,
-        )?;
-        Ok(found)
+        )
     }
 
     /// Reads the local routes that the kernel did not make.
     fn routes(&mut self) -> ipvs::Result<Vec<LocalRoute>> {
-        let mut found = Vec::new();
-        for family in [AF_INET, AF_INET6] {
-            self.dump(
-                (RTM_GETROUTE, "reading the routes"),
+        let mut of_family = |family| {
+            self.transport.list(
+                RTM_GETROUTE,
+                "reading the routes",
                 |writer| write_local_routes(writer, family),
-                &mut found,
                 read_local_route,
-            )?;
-        }
-        Ok(found)
-    }
-
-    /// Runs a dump and appends the objects that `read` finds in its messages.
-    fn dump<T>(
-        &mut self,
-        (kind, doing): (u16, &str),
-        body: impl Fn(&mut Writer<'_>),
-        found: &mut Vec<T>,
-        read: impl Fn(&[u8]) -> ipvs::Result<Option<T>>,
-    ) -> ipvs::Result<()> {
-        let before = found.len();
-        // If the kernel's tables change during a dump (`NLM_F_DUMP_INTR`), the transport starts it again.
-        let clear = |found: &mut &mut Vec<T>| found.truncate(before);
-        let each = |found: &mut &mut Vec<T>, message: ipvs::transport::Message<'_>| {
-            found.extend(read(message.payload)?);
-            Ok(())
+            )
         };
-        self.transport
-            .dump(kind, doing, body, clear, &mut &mut *found, each)
+        let mut routes = of_family(AF_INET)?;
+        routes.extend(of_family(AF_INET6)?);
+        Ok(routes)
     }
 }
 
-/// What a read found.
+/// The service addresses in the kernel, by their forms.
 #[derive(Default)]
 struct Found {
     addresses: Vec<(IpAddr, Option<IpAddr>)>,
@@ -325,15 +297,13 @@ struct Found {
     foreign: BTreeMap<IpAddr, String>,
 }
 
-fn push_route(
-    batch: &mut Batch,
-    kind: u16,
-    flags: u16,
+/// Returns our route to `address`, on any device if none is given.
+fn our_route(
     address: IpAddr,
     source: Option<IpAddr>,
     (device, metric): (Option<u32>, u32),
-) -> ipvs::Result<()> {
-    let route = LocalRoute {
+) -> LocalRoute {
+    LocalRoute {
         address,
         source,
         device: device.unwrap_or_default(),
@@ -341,8 +311,11 @@ fn push_route(
         // The kernel deletes only a route with the same protocol and metric (`fib_table_delete`,
         // `ip6_route_del`): a foreign route to the address stays.
         protocol: OUR_PROTOCOL,
-    };
-    batch.push(kind, flags, |writer| write_route(writer, &route))
+    }
+}
+
+fn push_route(batch: &mut Batch, kind: u16, flags: u16, route: &LocalRoute) -> ipvs::Result<()> {
+    batch.push(kind, flags, |writer| write_route(writer, route))
 }
 
 fn push_address(

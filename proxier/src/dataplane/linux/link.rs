@@ -2,10 +2,10 @@
 //!
 //! Layouts and numbers from `include/uapi/linux/if_link.h` and `if.h`.
 
+use ipvs_netlink::Result;
 use ipvs_netlink::attr::{Writer, attributes, find};
 use ipvs_netlink::batch::Batch;
 use ipvs_netlink::transport::{Answer, RequestError, Transport};
-use ipvs_netlink::{Error, Result};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
@@ -52,6 +52,7 @@ pub(super) fn find_link(transport: &mut Transport, name: &str) -> Result<Option<
     let body = |writer: &mut Writer<'_>| {
         writer.header(&[0; 16]);
         writer.string(IFLA_IFNAME, name);
+        // The kernel would sum up the statistics of all processors.
         writer.u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
     };
     let doing = "reading a device";
@@ -73,6 +74,7 @@ pub(super) fn create_carrier(transport: &mut Transport) -> Result<Answer> {
         write_carrier(writer, IFF_NOARP);
         writer.nested(IFLA_LINKINFO, |info| info.string(IFLA_INFO_KIND, "dummy"));
     })?;
+    // Not with the creation, at which the kernel ignores an alias (`rtnl_create_link`).
     batch.push(RTM_SETLINK, 0, |writer| {
         write_carrier(writer, 0);
         writer.string(IFLA_IFALIAS, OUR_ALIAS);
@@ -131,7 +133,7 @@ fn write_carrier(writer: &mut Writer<'_>, flags: u32) {
     writer.string(IFLA_IFNAME, CARRIER);
 }
 
-/// Returns the first failure that matters.
+/// Returns the first failure other than missing IPv6.
 fn first_failure(answers: &[Answer]) -> Result<Answer> {
     // Without IPv6 in the kernel or on the device, nothing generates addresses (`do_setlink`).
     let is_without_ipv6 = |answer: &Answer| match answer {
@@ -145,29 +147,29 @@ fn first_failure(answers: &[Answer]) -> Result<Answer> {
 
 fn read_link(payload: &[u8]) -> Result<Device> {
     let (header, rest) = split::<16>(payload)?;
-    let word = |at: usize| {
-        let bytes = header[at..].first_chunk().copied();
-        bytes.map(u32::from_ne_bytes).ok_or(Error::Malformed {
-            what: "a device without its header",
-        })
-    };
-    let (index, flags) = (word(4)?, word(8)?);
+    let [_, _, _, _, a, b, c, d, e, f, g, h, ..] = header;
+    let index = u32::from_ne_bytes([a, b, c, d]);
+    let flags = u32::from_ne_bytes([e, f, g, h]);
     let alias = find(attributes(rest), IFLA_IFALIAS)?;
     let alias = alias.map(|alias| alias.string()).transpose()?;
-    let generates_addresses = match find(attributes(rest), IFLA_AF_SPEC)? {
-        Some(families) => match find(families.nested(), AF_INET6.into())? {
-            Some(inet6) => match find(inet6.nested(), IFLA_INET6_ADDR_GEN_MODE)? {
-                Some(mode) => mode.u8()? != IN6_ADDR_GEN_MODE_NONE,
-                None => false,
-            },
-            None => false,
-        },
-        None => false,
-    };
+    // Without IPv6, the device has no mode, and nothing generates addresses.
+    let mode = address_generation(rest)?.unwrap_or(IN6_ADDR_GEN_MODE_NONE);
     let is_up = flags & (IFF_UP | IFF_NOARP) == IFF_UP | IFF_NOARP;
     Ok(Device {
         index,
         is_ours: alias == Some(OUR_ALIAS),
-        is_ready: is_up && !generates_addresses,
+        is_ready: is_up && mode == IN6_ADDR_GEN_MODE_NONE,
     })
+}
+
+/// Reads how the kernel generates IPv6 addresses for a device; `None` if the device has no IPv6.
+fn address_generation(attributes_of_link: &[u8]) -> Result<Option<u8>> {
+    let Some(families) = find(attributes(attributes_of_link), IFLA_AF_SPEC)? else {
+        return Ok(None);
+    };
+    let Some(inet6) = find(families.nested(), AF_INET6.into())? else {
+        return Ok(None);
+    };
+    let mode = find(inet6.nested(), IFLA_INET6_ADDR_GEN_MODE)?;
+    mode.map(|mode| mode.u8()).transpose()
 }

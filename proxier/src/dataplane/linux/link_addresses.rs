@@ -8,46 +8,31 @@ use ipvs_netlink as ipvs;
 use ipvs_netlink::attr::attributes;
 use ipvs_netlink::transport::{Transport, protocols};
 
-use super::rtnetlink::RTM_GETADDR;
+use super::rtnetlink::{AF_INET, IFA_LABEL, IFA_LOCAL, RT_SCOPE_LINK, RTM_GETADDR, split};
 use crate::dataplane::Failure;
 use crate::op::CARRIER;
 
-// `struct ifaddrmsg` and attributes of include/uapi/linux/if_addr.h.
-const AF_INET: u8 = 2;
-const IFA_LOCAL: u16 = 2;
-const IFA_LABEL: u16 = 3;
+/// In `struct ifaddrmsg`: the device has an earlier address in the same network.
 const IFA_F_SECONDARY: u8 = 1;
-/// `RT_SCOPE_LINK`: this scope and narrower ones are of no use to other hosts.
-const RT_SCOPE_LINK: u8 = 253;
-const HEADER: usize = 8;
 
 /// Reads the first primary address of each link.
 pub(super) fn read() -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
-    let mut links = BTreeMap::new();
-    Transport::open(protocols::NETLINK_ROUTE)?.dump(
+    let addresses = Transport::open(protocols::NETLINK_ROUTE)?.list(
         RTM_GETADDR,
         "reading the addresses of links",
         |writer| writer.header(&[AF_INET, 0, 0, 0, 0, 0, 0, 0]),
-        BTreeMap::clear,
-        &mut links,
-        |links, message| {
-            if let Some((link, address)) = read_address(message.payload)? {
-                links.entry(link).or_insert(address);
-            }
-            Ok(())
-        },
+        read_address,
     )?;
+    let mut links = BTreeMap::new();
+    for (link, address) in addresses {
+        links.entry(link).or_insert(address);
+    }
     Ok(links)
 }
 
 /// Reads a link and its address; `None` if ARP requests do not carry this address.
 fn read_address(payload: &[u8]) -> ipvs::Result<Option<(Arc<str>, Ipv4Addr)>> {
-    let Some((&[family, _, flags, scope, ..], contents)) = payload.split_first_chunk::<HEADER>()
-    else {
-        return Err(ipvs::Error::Malformed {
-            what: "an interface address without its header",
-        });
-    };
+    let ([family, _, flags, scope, ..], contents) = split::<8>(payload)?;
     if family != AF_INET || flags & IFA_F_SECONDARY != 0 || scope >= RT_SCOPE_LINK {
         return Ok(None);
     }
@@ -56,7 +41,6 @@ fn read_address(payload: &[u8]) -> ipvs::Result<Option<(Arc<str>, Ipv4Addr)>> {
         let attribute = attribute?;
         match attribute.kind {
             IFA_LOCAL => address = Some(Ipv4Addr::from(attribute.array::<4>()?)),
-            // A label is the link's name, perhaps followed by a colon and text.
             IFA_LABEL => label = attribute.string()?,
             _ => {}
         }

@@ -11,7 +11,8 @@ use socket2::{SockFilter, SockRef};
 
 use super::link::{IFLA_IFNAME, RTM_DELLINK, RTM_NEWLINK};
 use super::rtnetlink::{
-    AF_INET, RT_TABLE_LOCAL, RTM_DELADDR, RTM_DELROUTE, RTM_NEWADDR, RTM_NEWROUTE, RTPROT_KERNEL,
+    AF_INET, IFA_LABEL, RT_SCOPE_LINK, RT_TABLE_LOCAL, RTM_DELADDR, RTM_DELROUTE, RTM_NEWADDR,
+    RTM_NEWROUTE, RTPROT_KERNEL,
 };
 use crate::dataplane::Failure;
 use crate::op::CARRIER;
@@ -45,16 +46,13 @@ const ADDRESS_SCOPE: u32 = BODY + 3;
 const ADDRESS_ATTRIBUTES: u32 = BODY + 8;
 const LINK_ATTRIBUTES: u32 = BODY + 16;
 
-/// The attribute with the name of the device of an IPv4 address, and of a device.
-const IFA_LABEL: u16 = 3;
+// One part of the program compares the name of a device, and the label of an IPv4 address.
 const _: () = assert!(IFA_LABEL == IFLA_IFNAME);
-
-const RT_SCOPE_LINK: u32 = 253;
 
 const PASS: u32 = u32::MAX;
 const DROP: u32 = 0;
 
-/// Where a comparison continues.
+/// The place where the program continues after a comparison.
 #[derive(Clone, Copy)]
 enum To {
     Next,
@@ -77,7 +75,7 @@ enum Part {
     Name,
 }
 
-/// What a socket wants to hear of.
+/// The subject of the notifications that a socket receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// Local routes that are not the kernel's own, the device `kube-ipvs0`, and addresses on it.
@@ -146,7 +144,7 @@ fn program(subject: Subject, own: u32) -> Vec<Step> {
         Subject::InterfaceAddresses => vec![
             If(AF_INET.into(), Pass, Next),
             Do(LOAD_BYTE, ADDRESS_SCOPE),
-            If(RT_SCOPE_LINK, Drop, Pass),
+            If(RT_SCOPE_LINK.into(), Drop, Pass),
         ],
         Subject::ServiceAddresses => vec![
             If(AF_INET.into(), To::Part(Part::LabelledAddress), Next),

@@ -22,6 +22,8 @@ pub(super) const AF_INET6: u8 = 10;
 pub(super) const RTPROT_KERNEL: u8 = 2;
 
 pub(super) const RT_TABLE_LOCAL: u8 = 255;
+/// The scope of addresses that only hosts on the same link can use; narrower scopes have larger numbers.
+pub(super) const RT_SCOPE_LINK: u8 = 253;
 const RT_SCOPE_HOST: u8 = 254;
 const RTN_LOCAL: u8 = 2;
 
@@ -31,7 +33,9 @@ const RTA_PRIORITY: u16 = 6;
 const RTA_PREFSRC: u16 = 7;
 
 const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
+pub(super) const IFA_LOCAL: u16 = 2;
+/// The name of an IPv4 address: that of its device, perhaps followed by a colon and text.
+pub(super) const IFA_LABEL: u16 = 3;
 
 /// The index of `lo`, the same in every network namespace.
 pub(super) const LOOPBACK_INDEX: u32 = 1;
@@ -166,6 +170,7 @@ pub(super) fn write_interface_address(writer: &mut Writer<'_>, address: &Interfa
     let length = address.prefix_length;
     let [a, b, c, d] = address.interface.to_ne_bytes();
     writer.header(&[family, length, 0, 0, a, b, c, d]);
+    // Both, as iproute2 sends them: the address has no peer.
     write_address(writer, IFA_LOCAL, address.address);
     write_address(writer, IFA_ADDRESS, address.address);
 }

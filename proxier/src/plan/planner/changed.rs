@@ -1,0 +1,113 @@
+//! What an update changes: the touched parts of the plan before it, compared with those after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipvs_netlink as ipvs;
+
+use crate::plan::health::HealthCheck;
+use crate::plan::{Desired, VirtualServer};
+
+/// The changes of the plan by an update.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changed {
+    /// Added, removed and changed virtual servers.
+    pub virtual_servers: BTreeSet<ipvs::ServiceKey>,
+    /// Added and removed addresses, and those with a changed source.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Added and removed addresses of local endpoints.
+    pub local_endpoints: BTreeSet<IpAddr>,
+    /// Ports of added, removed and changed health checks.
+    pub health_checks: BTreeSet<u16>,
+    /// Whether the carrier changed; never by an update of the plan.
+    pub carrier: bool,
+}
+
+impl Changed {
+    /// Returns the change from an empty plan to `desired`.
+    pub(crate) fn of_whole(desired: &Desired) -> Self {
+        Self {
+            virtual_servers: desired.virtual_servers.keys().copied().collect(),
+            addresses: desired.addresses.keys().copied().collect(),
+            local_endpoints: desired.local_endpoints.clone(),
+            health_checks: desired.health_checks.keys().copied().collect(),
+            carrier: false,
+        }
+    }
+
+    /// Adds the changes of `other`.
+    pub fn extend(&mut self, other: &Self) {
+        let keys = &other.virtual_servers;
+        self.virtual_servers.extend(keys.iter().copied());
+        self.addresses.extend(other.addresses.iter().copied());
+        let endpoints = &other.local_endpoints;
+        self.local_endpoints.extend(endpoints.iter().copied());
+        self.health_checks
+            .extend(other.health_checks.iter().copied());
+        self.carrier |= other.carrier;
+    }
+}
+
+/// The touched parts of the plan before an update; `None` if the plan did not have them.
+///
+/// Only the first value of a key is recorded (`or_insert`), because later values are intermediate states
+/// of the same update.
+#[derive(Default)]
+pub(super) struct Previous {
+    pub(super) virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
+    pub(super) addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
+    pub(super) local_endpoints: BTreeMap<IpAddr, bool>,
+    pub(super) health_checks: BTreeMap<u16, Option<HealthCheck>>,
+}
+
+/// A planned address. A type of its own, because `Option<Option<IpAddr>>` would hide the difference between
+/// an address without a source and no address.
+#[derive(PartialEq, Eq)]
+pub(super) struct LocalAddress {
+    source: Option<IpAddr>,
+}
+
+impl LocalAddress {
+    pub(super) fn new(source: Option<IpAddr>) -> Self {
+        Self { source }
+    }
+}
+
+impl Previous {
+    /// Returns the parts of the plan that changed.
+    ///
+    /// Puts back the old value of an unchanged virtual server, because the observed state may share the
+    /// memory of its destinations, and then compares them by their addresses in memory.
+    pub(super) fn compare(self, after: &mut Desired) -> Changed {
+        let mut virtual_servers = BTreeSet::new();
+        for (key, before) in self.virtual_servers {
+            match (before, after.virtual_servers.get_mut(&key)) {
+                (Some(before), Some(now)) if before == *now => *now = before,
+                (None, None) => {}
+                _ => {
+                    virtual_servers.insert(key);
+                }
+            }
+        }
+        let addresses = self.addresses.into_iter();
+        Changed {
+            virtual_servers,
+            addresses: addresses
+                .filter(|(address, before)| {
+                    let now = after.addresses.get(address).copied();
+                    *before != now.map(LocalAddress::new)
+                })
+                .map(|(address, _)| address)
+                .collect(),
+            local_endpoints: (self.local_endpoints.into_iter())
+                .filter(|(address, before)| *before != after.local_endpoints.contains(address))
+                .map(|(address, _)| address)
+                .collect(),
+            health_checks: (self.health_checks.into_iter())
+                .filter(|(port, before)| before.as_ref() != after.health_checks.get(port))
+                .map(|(port, _)| port)
+                .collect(),
+            carrier: false,
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Which Service gets a frontend that several ask for.
+
+use ipvs_netlink as ipvs;
+
+use super::{FrontendKind, VirtualServer};
+use crate::model::ObjectName;
+use crate::problem::Problem;
+use crate::store::Snapshot;
+
+/// Returns the precedence of a claim to a frontend, the highest first.
+///
+/// A cluster IP wins over external addresses, and an external address over node ports. Among equals, the
+/// older Service wins.
+pub(super) fn precedence<'a>(
+    server: &'a VirtualServer,
+    snapshot: &'a Snapshot,
+) -> (FrontendKind, (bool, Option<&'a str>, &'a ObjectName)) {
+    // External IPs and load-balancer addresses have equal precedence.
+    let kind = match server.kind {
+        FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
+        other => other,
+    };
+    (kind, age(&server.owner.service, snapshot))
+}
+
+/// Returns a key that orders Services by age, the oldest first.
+///
+/// So a new Service never takes a frontend from an older one. Objects without a creation time, as in
+/// manifests, come last, ordered by name.
+pub(super) fn age<'a>(
+    name: &'a ObjectName,
+    snapshot: &'a Snapshot,
+) -> (bool, Option<&'a str>, &'a ObjectName) {
+    let service = snapshot.service(name);
+    let created = service.and_then(|service| service.created.as_deref());
+    (created.is_none(), created, name)
+}
+
+/// Returns the problem of a Service that lost a frontend to another one.
+pub(super) fn conflict(
+    key: ipvs::ServiceKey,
+    loser: &VirtualServer,
+    winner: &VirtualServer,
+) -> Problem {
+    Problem::new(
+        format_args!("Service {}", loser.owner.service),
+        loser.kind.field(),
+        key,
+        format!(
+            "is a frontend of Service {} already; this Service does not get it",
+            winner.owner.service
+        ),
+    )
+}

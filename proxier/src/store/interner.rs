@@ -1,0 +1,47 @@
+//! One copy of each string and location that many objects have.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::model::Location;
+
+/// Shares equal strings and locations, so that a node's name is in memory once, however many
+/// endpoints the node has.
+#[derive(Debug, Default)]
+pub struct Interner {
+    texts: HashSet<Arc<str>>,
+    /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
+    locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
+    /// Whether objects may have loopback addresses. Here, because the interner is the only value that all
+    /// parsing functions share.
+    pub(crate) permits_loopback: bool,
+}
+
+impl Interner {
+    /// Returns the shared form of `text`.
+    pub fn intern(&mut self, text: &str) -> Arc<str> {
+        if let Some(shared) = self.texts.get(text) {
+            return shared.clone();
+        }
+        let shared: Arc<str> = text.into();
+        self.texts.insert(shared.clone());
+        shared
+    }
+
+    /// Returns the shared form of a location.
+    pub fn location(&mut self, node: Option<&str>, zone: Option<&str>) -> Arc<Location> {
+        let of_node = self.locations.get(node.unwrap_or_default());
+        let mut of_node = of_node.into_iter().flatten();
+        let is_it = |it: &&Arc<Location>| (it.node.as_deref(), it.zone.as_deref()) == (node, zone);
+        if let Some(shared) = of_node.find(is_it) {
+            return shared.clone();
+        }
+        let shared = Arc::new(Location {
+            node: node.map(|node| self.intern(node)),
+            zone: zone.map(|zone| self.intern(zone)),
+        });
+        let key = self.intern(node.unwrap_or_default());
+        self.locations.entry(key).or_default().push(shared.clone());
+        shared
+    }
+}
