@@ -45,11 +45,11 @@ pub enum Forwarding {
     /// Sends packets unchanged to their original destination address (4).
     Bypass,
     /// A value that the kernel stores but cannot transmit with (5 to 7).
-    Other(u32),
+    Other(u8),
 }
 
-impl From<u32> for Forwarding {
-    fn from(number: u32) -> Self {
+impl From<u8> for Forwarding {
+    fn from(number: u8) -> Self {
         match number {
             0 => Self::Masquerade,
             1 => Self::Local,
@@ -61,7 +61,7 @@ impl From<u32> for Forwarding {
     }
 }
 
-impl From<Forwarding> for u32 {
+impl From<Forwarding> for u8 {
     fn from(forwarding: Forwarding) -> Self {
         match forwarding {
             Forwarding::Masquerade => 0,

@@ -64,7 +64,7 @@ fn service() -> impl Strategy<Value = Service> {
 
 fn destination() -> impl Strategy<Value = Destination> {
     let weight = 0..=i32::MAX.unsigned_abs();
-    (address(), any::<u16>(), 0..8_u32, weight).prop_map(|(address, port, forwarding, weight)| {
+    (address(), any::<u16>(), 0..8_u8, weight).prop_map(|(address, port, forwarding, weight)| {
         Destination {
             forwarding: Forwarding::from(forwarding),
             ..Destination::new(DestinationKey { address, port }, weight)

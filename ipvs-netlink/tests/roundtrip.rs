@@ -93,7 +93,7 @@ fn destination() -> impl Strategy<Value = Destination> {
     });
     let key =
         (address(), any::<u16>()).prop_map(|(address, port)| DestinationKey { address, port });
-    (key, any::<u32>(), any::<[u32; 3]>(), tunnel).prop_map(|(key, forwarding, numbers, tunnel)| {
+    (key, any::<u8>(), any::<[u32; 3]>(), tunnel).prop_map(|(key, forwarding, numbers, tunnel)| {
         Destination {
             key,
             forwarding: forwarding.into(),

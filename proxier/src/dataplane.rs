@@ -24,6 +24,11 @@ pub(crate) mod fake;
 pub(crate) mod linux;
 pub(crate) mod userspace;
 
+/// The most Ops of one call, if the dataplane does not sort them itself.
+///
+/// A multiple of what one system call takes.
+const MAX_OPS: usize = 8_192;
+
 /// A kernel with virtual servers, service addresses and packet rules.
 pub trait Dataplane {
     /// Reads the machine's own addresses.
@@ -144,6 +149,11 @@ pub trait Dataplane {
     /// # Errors
     /// If the request fails.
     fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure>;
+
+    /// Returns the most Ops that one call of [`Dataplane::apply`] should get. It bounds the memory for them.
+    fn most_ops(&self) -> usize {
+        MAX_OPS
+    }
 
     /// Applies `ops` in order and returns the outcome of each.
     ///

@@ -9,7 +9,7 @@ use ipvs_netlink as ipvs;
 use crate::joined::joined;
 use crate::ledger::{Drains, Retired};
 use crate::observed::{Observed, ObservedServer};
-use crate::op::{Op, Stage};
+use crate::op::{Op, Ops, Stage};
 use crate::plan::{Desired, VirtualServer};
 
 /// Decides which undesired objects are deleted, and when.
@@ -29,8 +29,8 @@ pub struct DeletionRules<'a> {
 ///
 /// # Cost
 /// Linear in the size of both sides.
-pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Vec<Op> {
-    let mut ops = Vec::with_capacity(first_ops(desired, observed));
+pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Ops {
+    let mut ops = Ops::default();
     for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
         diff_pair(*key, wanted, found, rules, &mut ops);
     }
@@ -54,19 +54,6 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
     ops
 }
 
-/// Returns the number of Ops if nothing is observed yet; else 0, because few Ops are expected then.
-///
-/// At a start with 10,000 x 10, a vector that grows by doubling has room for 131,072 Ops and needs
-/// 120,001.
-fn first_ops(desired: &Desired, observed: &Observed) -> usize {
-    if !observed.virtual_servers.is_empty() {
-        return 0;
-    }
-    let servers = desired.virtual_servers.values();
-    let servers: usize = servers.map(|server| 1 + server.destinations.len()).sum();
-    servers + desired.addresses.len() + usize::from(desired.needs_carrier)
-}
-
 /// Appends the Ops for one virtual server and its destinations.
 ///
 /// # Cost
@@ -76,7 +63,7 @@ pub(crate) fn diff_server(
     desired: &Desired,
     observed: &Observed,
     rules: &DeletionRules<'_>,
-    ops: &mut Vec<Op>,
+    ops: &mut Ops,
 ) {
     let wanted = desired.virtual_servers.get(&key);
     let found = observed.virtual_servers.get(&key);
@@ -88,14 +75,13 @@ fn diff_pair(
     wanted: Option<&VirtualServer>,
     found: Option<&ObservedServer>,
     rules: &DeletionRules<'_>,
-    ops: &mut Vec<Op>,
+    ops: &mut Ops,
 ) {
     match (wanted, found) {
         (Some(wanted), Some(found)) => diff_kept_server(wanted, found, rules.drains, ops),
         (Some(wanted), None) => {
             ops.push(Op::AddService(wanted.service));
-            let destinations = wanted.destinations.iter();
-            ops.extend(destinations.map(|&destination| Op::AddDestination(key, destination)));
+            ops.push_destinations(key, &wanted.destinations);
         }
         (None, Some(found)) if (rules.is_ours)(&key) => match rules.retired.keeps(&key) {
             true => diff_retired_server(key, found, rules.drains, ops),
@@ -109,12 +95,7 @@ fn diff_pair(
 ///
 /// A form that is not the configured one is removed only after the configured one exists, that is, in
 /// a later round: the Op that adds it may fail.
-pub(crate) fn diff_address(
-    address: IpAddr,
-    desired: &Desired,
-    observed: &Observed,
-    ops: &mut Vec<Op>,
-) {
+pub(crate) fn diff_address(address: IpAddr, desired: &Desired, observed: &Observed, ops: &mut Ops) {
     let wanted = desired.addresses.get(&address);
     let found = observed.addresses.get(&address);
     match (wanted, found) {
@@ -137,7 +118,7 @@ fn is_held(address: IpAddr, desired: &Desired, observed: &Observed) -> bool {
 }
 
 /// Appends the Op for the carrier, if it differs.
-pub(crate) fn diff_carrier(desired: &Desired, observed: &Observed, ops: &mut Vec<Op>) {
+pub(crate) fn diff_carrier(desired: &Desired, observed: &Observed, ops: &mut Ops) {
     let holds = |&(address, _): &(IpAddr, _)| is_held(address, desired, observed);
     match observed.carrier {
         None if desired.needs_carrier => ops.push(Op::AddCarrier),
@@ -156,14 +137,9 @@ pub(crate) fn diff_carrier(desired: &Desired, observed: &Observed, ops: &mut Vec
 
 /// Sorts `ops` by stage ([`crate::op::Stage`]) and key; Ops for the addresses in `first`, and the
 /// carrier that they need, come first.
-pub fn sort(ops: &mut [Op], first: &BTreeSet<IpAddr>) {
-    // No two Ops have the same key. A stable sort would give the same order, and allocate memory for
-    // half of up to 100,000 Ops.
-    ops.sort_unstable_by_key(|op| {
-        let is_first = op.stage() == Stage::Carrier
-            || op.address().is_some_and(|address| first.contains(&address));
-        let key = (op.service_key(), op.address(), op.destination_key());
-        (!is_first, op.stage(), key)
+pub fn sort(ops: &mut Ops, first: &BTreeSet<IpAddr>) {
+    ops.sort(|stage, address| {
+        stage == Stage::Carrier || address.is_some_and(|address| first.contains(&address))
     });
 }
 
@@ -172,7 +148,7 @@ fn diff_kept_server(
     wanted: &VirtualServer,
     found: &ObservedServer,
     drains: &Drains,
-    ops: &mut Vec<Op>,
+    ops: &mut Ops,
 ) {
     if wanted.service != found.service {
         ops.push(Op::SetService(wanted.service));
@@ -214,7 +190,7 @@ fn diff_retired_server(
     key: ipvs::ServiceKey,
     found: &ObservedServer,
     drains: &Drains,
-    ops: &mut Vec<Op>,
+    ops: &mut Ops,
 ) {
     for &destination in found.destinations.iter() {
         let drain = drains.get(&key, &destination.key);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  manifests ──▶ api ──Event──▶ store ──▶ plan ──▶ diff ──▶ dataplane
-//!    files to     objects to    Snapshot  Desired  Vec<Op>  Outcome per Op
+//!    files to     objects to    Snapshot  Desired    Ops    Outcome per Op
 //!    objects      the model               (pure)   (pure)   (syscalls)
 //! ```
 //!

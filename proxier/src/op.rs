@@ -5,6 +5,10 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
+mod list;
+
+pub use self::list::Ops;
+
 /// The carrier: the dummy device of kube-proxy's IPVS mode, by whose name Calico and other programs
 /// recognise service addresses.
 pub(crate) const CARRIER: &str = "kube-ipvs0";

@@ -13,7 +13,7 @@ mod objects;
 mod tests;
 
 pub use interner::Interner;
-use objects::Objects;
+use objects::{Objects, Stored};
 
 /// A parsed object with its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -265,12 +265,12 @@ impl Snapshot {
     }
 }
 
-fn needs_regions(service: Option<&Parsed<Service>>) -> bool {
+fn needs_regions(service: Option<&Stored<Service>>) -> bool {
     let service = service.and_then(|parsed| parsed.object.as_ref());
     service.is_some_and(Service::needs_regions)
 }
 
-fn service_of(slice: &Parsed<EndpointSlice>) -> Option<ObjectName> {
+fn service_of(slice: &Stored<EndpointSlice>) -> Option<ObjectName> {
     slice.object.as_ref().map(EndpointSlice::service_name)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Event ─▶ Snapshot ─plan─▶ Desired ──┐
-//!             Dataplane ─▶ Observed ──┴─diff─▶ Vec<Op> ─apply─▶ Vec<Outcome>
+//!             Dataplane ─▶ Observed ──┴─diff─▶ Ops ─apply─▶ Vec<Outcome>
 //! ```
 //!
 //! [`Proxier::sync`] compares only the objects that events touched. [`Proxier::resync`] reads the
@@ -291,7 +291,7 @@ impl<D: Dataplane> Proxier<D> {
     pub fn preview(&mut self, now: Duration) -> Result<Preview, Error> {
         self.read_back(now)?;
         Ok(Preview {
-            ops: self.compare(Extent::All),
+            ops: self.compare(Extent::All).iter().collect(),
             changes_rules: self.filter().is_some_and(|filter| !filter.is_in_step()),
         })
     }

@@ -105,7 +105,7 @@ pub mod observed {
 
 pub mod op {
     //! The changes of the kernel.
-    pub use crate::op::{AddressForm, Op};
+    pub use crate::op::{AddressForm, Op, Ops};
 }
 
 pub mod plan {

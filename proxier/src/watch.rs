@@ -29,6 +29,7 @@ mod json;
 mod next;
 mod query;
 mod resource;
+mod shared;
 mod status;
 
 use std::path::PathBuf;
@@ -41,8 +42,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::connection::Connection;
 use self::events::EventWriter;
-use self::follower::{Follower, Shared};
+use self::follower::Follower;
 use self::resource::{EndpointSlices, Nodes, OwnNode, ServiceCidrs, Services};
+use self::shared::Shared;
 use self::status::StatusBoard;
 use crate::events::{EventBook, EventTimes, Notice};
 use crate::problem::Problem;

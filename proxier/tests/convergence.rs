@@ -104,7 +104,7 @@ fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKe
     };
     let mut ops = diff::diff(desired, observed, &rules);
     diff::sort(&mut ops, &BTreeSet::new());
-    ops
+    ops.iter().collect()
 }
 
 /// Returns a kernel that has exactly what `desired` asks for.

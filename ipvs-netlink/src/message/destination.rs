@@ -4,7 +4,7 @@ use crate::attr::{Attribute, Writer};
 use crate::destination::{
     Destination, DestinationEntry, DestinationKey, Forwarding, Tunnel, TunnelFlags,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::{
     address_bytes, family_number, read_address, read_family, read_stats, required,
 };
@@ -37,7 +37,8 @@ pub fn write_destination_key(writer: &mut Writer<'_>, key: &DestinationKey) {
 /// (`ip_vs_genl_parse_dest`).
 pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
     write_destination_key(writer, &destination.key);
-    writer.u32(IPVS_DEST_ATTR_FWD_METHOD, destination.forwarding.into());
+    let forwarding = u8::from(destination.forwarding);
+    writer.u32(IPVS_DEST_ATTR_FWD_METHOD, forwarding.into());
     writer.u32(IPVS_DEST_ATTR_WEIGHT, destination.weight);
     let Tunnel { kind, port, flags } = destination.tunnel;
     if destination.forwarding == Forwarding::Tunnel || destination.tunnel != Tunnel::default() {
@@ -47,6 +48,13 @@ pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
     }
     writer.u32(IPVS_DEST_ATTR_U_THRESH, destination.upper_threshold);
     writer.u32(IPVS_DEST_ATTR_L_THRESH, destination.lower_threshold);
+}
+
+fn read_forwarding(attribute: &Attribute<'_>) -> Result<Forwarding> {
+    // The kernel sends three bits (`IP_VS_CONN_F_FWD_MASK`).
+    let number = u8::try_from(attribute.u32()?);
+    let number = number.map_err(|_| Error::malformed("a forwarding method is above 255"))?;
+    Ok(number.into())
 }
 
 /// Reads a destination from the value of its attribute.
@@ -59,7 +67,8 @@ pub fn write_destination(writer: &mut Writer<'_>, destination: &Destination) {
 pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<DestinationEntry> {
     let (mut address, mut port, mut family) = (None, None, family);
     let (mut stats, mut stats64) = (None, None);
-    let (mut forwarding, mut weight, mut upper, mut lower) = (0, 0, 0, 0);
+    let mut forwarding = Forwarding::default();
+    let (mut weight, mut upper, mut lower) = (0, 0, 0);
     let (mut active, mut inactive, mut persistent) = (0, 0, 0);
     let mut tunnel = Tunnel::default();
     for attribute in attribute.nested() {
@@ -67,7 +76,7 @@ pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<Des
         match attribute.kind {
             IPVS_DEST_ATTR_ADDR => address = Some(attribute),
             IPVS_DEST_ATTR_PORT => port = Some(attribute.u16_be()?),
-            IPVS_DEST_ATTR_FWD_METHOD => forwarding = attribute.u32()?,
+            IPVS_DEST_ATTR_FWD_METHOD => forwarding = read_forwarding(&attribute)?,
             IPVS_DEST_ATTR_WEIGHT => weight = attribute.u32()?,
             IPVS_DEST_ATTR_U_THRESH => upper = attribute.u32()?,
             IPVS_DEST_ATTR_L_THRESH => lower = attribute.u32()?,
@@ -97,7 +106,7 @@ pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<Des
     Ok(DestinationEntry {
         destination: Destination {
             key,
-            forwarding: forwarding.into(),
+            forwarding,
             weight,
             upper_threshold: upper,
             lower_threshold: lower,

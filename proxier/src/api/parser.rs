@@ -17,10 +17,11 @@ const MAX_PROBLEMS: usize = 100;
 
 /// Parses the fields of one object and collects their problems.
 ///
-/// The parameter `instead` of the methods says what replaces a bad value. A field's path is formatted
-/// only for a Problem: a large cluster has 100,000 valid endpoints.
+/// The parameter `instead` of the methods says what replaces a bad value. The object's name and a field's
+/// path are formatted only for a Problem: a large cluster has 100,000 valid endpoints.
 pub(super) struct Parser<'a> {
-    object: String,
+    kind: &'a str,
+    name: ObjectName,
     problems: Vec<Problem>,
     pub(super) interner: &'a mut Interner,
 }
@@ -28,13 +29,14 @@ pub(super) struct Parser<'a> {
 impl<'a> Parser<'a> {
     /// Parses the object `name` with `read`.
     pub(super) fn parse<T>(
-        kind: &str,
+        kind: &'a str,
         name: ObjectName,
         interner: &'a mut Interner,
         read: impl FnOnce(&ObjectName, &mut Self) -> Option<T>,
     ) -> Parsed<T> {
         let mut parser = Self {
-            object: format!("{kind} {name}"),
+            kind,
+            name: name.clone(),
             problems: Vec::new(),
             interner,
         };
@@ -57,20 +59,17 @@ impl<'a> Parser<'a> {
         value: impl Display,
         message: impl Into<String>,
     ) {
+        let object = format!("{} {}", self.kind, self.name);
         // A list without limit would let a hostile object fill memory and logs.
-        match self.problems.len() {
-            0..MAX_PROBLEMS => {
-                let field = field.to_string();
-                self.problems
-                    .push(Problem::new(&self.object, field, value, message));
-            }
+        let problem = match self.problems.len() {
+            0..MAX_PROBLEMS => Problem::new(object, field.to_string(), value, message),
             MAX_PROBLEMS => {
                 let message = "has more problems, which are not listed";
-                self.problems
-                    .push(Problem::new(&self.object, "", "", message));
+                Problem::new(object, "", "", message)
             }
-            _ => {}
-        }
+            _ => return,
+        };
+        self.problems.push(problem);
     }
 
     /// Parses an address. If `refuse` returns a reason against it, the address is a Problem.

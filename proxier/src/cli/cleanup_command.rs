@@ -287,7 +287,7 @@ impl<'a> Cleanup<'a> {
         // Without input the plan is empty, so a resync deletes every owned object. The drain time has no
         // effect, because a virtual server without a Service is deleted at once.
         let applied = self.proxier.resync(clock::since_boot())?;
-        self.report(&applied.ops, &applied.outcomes);
+        self.report(applied.ops.iter(), &applied.outcomes);
         for failure in applied.failures() {
             tracing::error!("{failure}");
         }
@@ -301,11 +301,11 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Logs the Ops that succeeded.
-    fn report(&self, ops: &[Op], outcomes: &[Outcome]) {
+    fn report(&self, ops: impl Iterator<Item = Op>, outcomes: &[Outcome]) {
         let (desired, owned) = (self.proxier.desired(), self.proxier.ledger().owned());
-        for (op, outcome) in ops.iter().zip(outcomes) {
+        for (op, outcome) in ops.zip(outcomes) {
             if outcome.is_ok() {
-                tracing::info!("{}", NamedOp::new(op, desired, owned));
+                tracing::info!("{}", NamedOp::new(&op, desired, owned));
             }
         }
     }

@@ -260,10 +260,10 @@ impl RoundLog {
         let mut events = self.events.report(Coverage::Events, now);
         let mut repaired = 0;
         for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
-            let named = NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
+            let named = NamedOp::new(&op, proxier.desired(), proxier.ledger().owned());
             match outcome {
-                Ok(()) if address_repairs::is_covered(applied, op) => repaired += 1,
-                Ok(()) if applied.is_repair(op) => {
+                Ok(()) if address_repairs::is_covered(applied, &op) => repaired += 1,
+                Ok(()) if applied.is_repair(&op) => {
                     repaired += 1;
                     let text = format_args!("repaired drift: {named}");
                     let kind = format!("Ops `{}` that repaired drift", op.verb());
@@ -271,7 +271,7 @@ impl RoundLog {
                 }
                 Ok(()) if is_short => tracing::info!("{named}"),
                 Ok(()) => tracing::debug!("{named}"),
-                Err(failure) => failures.add(Level::ERROR, &failure_kind(op, failure), failure),
+                Err(failure) => failures.add(Level::ERROR, &failure_kind(&op, failure), failure),
             }
         }
         if let Some(line) = address_repairs::line(applied) {

@@ -209,7 +209,7 @@ fn count_round(extent: Extent, has_failed: bool) {
 fn count_ops(applied: &Applied) {
     let mut counts: BTreeMap<(&str, bool), u64> = BTreeMap::new();
     for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
-        *counts.entry((kind(op), outcome.is_ok())).or_default() += 1;
+        *counts.entry((kind(&op), outcome.is_ok())).or_default() += 1;
     }
     for ((op, is_ok), count) in counts {
         let result = if is_ok { "success" } else { "failure" };

@@ -129,6 +129,10 @@ impl Dataplane for Companion {
         self.linux.has_scheduler(name)
     }
 
+    fn most_ops(&self) -> usize {
+        self.linux.most_ops()
+    }
+
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let is_of_relay = |op: &Op| op.service_key().is_some_and(|key| is_relayed(&key));
         let mut outcomes = Vec::with_capacity(ops.len());

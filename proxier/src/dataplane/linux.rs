@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use tracing::Level;
 
-use super::{Dataplane, Failure, Outcome, Portion};
+use super::{Dataplane, Failure, MAX_OPS, Outcome, Portion};
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::{Stale, Swept};
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
@@ -254,6 +254,14 @@ impl Dataplane for Linux {
             // IPVS without IPv6.
             Err(error) if error.is_unsupported() => Ok(None),
             other => Ok(Some(other?)),
+        }
+    }
+
+    fn most_ops(&self) -> usize {
+        // An order of many additions needs all of them (`revival`).
+        match self.removal.is_known() {
+            true => usize::MAX,
+            false => MAX_OPS,
         }
     }
 

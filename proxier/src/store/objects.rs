@@ -6,10 +6,27 @@ use super::{Parsed, Update};
 use crate::model::ObjectName;
 use crate::problem::Problem;
 
+/// A [`Parsed`] without its name, which is its key in a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored<T> {
+    pub(super) object: Option<T>,
+    problems: Box<[Problem]>,
+}
+
+impl<T> From<Parsed<T>> for (ObjectName, Stored<T>) {
+    fn from(parsed: Parsed<T>) -> Self {
+        let stored = Stored {
+            object: parsed.object,
+            problems: parsed.problems.into(),
+        };
+        (parsed.name, stored)
+    }
+}
+
 /// The objects of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Objects<T> {
-    parsed: BTreeMap<ObjectName, Parsed<T>>,
+    parsed: BTreeMap<ObjectName, Stored<T>>,
     /// The names of objects with problems.
     with_problems: BTreeSet<ObjectName>,
 }
@@ -47,7 +64,7 @@ impl<T> Objects<T> {
             .with_problems
             .iter()
             .filter_map(|name| self.parsed.get(name));
-        with_problems.flat_map(|parsed| &parsed.problems)
+        with_problems.flat_map(|parsed| parsed.problems.iter())
     }
 
     /// Adds `name` to the index of objects with problems, or removes it.
@@ -65,7 +82,7 @@ impl<T: Clone + PartialEq> Objects<T> {
     pub(super) fn update(
         &mut self,
         change: Update<T>,
-        mut differs: impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
+        mut differs: impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
     ) {
         match change {
             Update::Apply(new) => self.replace(new, &mut differs),
@@ -86,8 +103,7 @@ impl<T: Clone + PartialEq> Objects<T> {
                 // The last of several objects with one name wins. `collect` builds a B-tree with
                 // full nodes, where insertions in order would leave them half empty; most objects
                 // arrive in a first list, so this decides the memory per object.
-                let all = all.into_iter().map(|new| (new.name.clone(), new));
-                self.parsed = all.collect();
+                self.parsed = all.into_iter().map(Into::into).collect();
                 for (name, new) in &mut self.parsed {
                     let old = before.remove(name);
                     new.keep_last_readable(old.as_ref());
@@ -108,20 +124,21 @@ impl<T: Clone + PartialEq> Objects<T> {
 
     fn replace(
         &mut self,
-        mut new: Parsed<T>,
-        differs: &mut impl FnMut(&ObjectName, Option<&Parsed<T>>, Option<&Parsed<T>>),
+        new: Parsed<T>,
+        differs: &mut impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
     ) {
-        let old = self.parsed.get(&new.name);
+        let (name, mut new) = new.into();
+        let old = self.parsed.get(&name);
         new.keep_last_readable(old);
         if old != Some(&new) {
-            differs(&new.name, old, Some(&new));
-            self.update_problem_index(&new.name, &new.problems);
-            self.parsed.insert(new.name.clone(), new);
+            differs(&name, old, Some(&new));
+            self.update_problem_index(&name, &new.problems);
+            self.parsed.insert(name, new);
         }
     }
 }
 
-impl<T: Clone> Parsed<T> {
+impl<T: Clone> Stored<T> {
     /// Copies the content of `before` if this object cannot be used. It still exists in the cluster, so its
     /// clients must still be served.
     fn keep_last_readable(&mut self, before: Option<&Self>) {

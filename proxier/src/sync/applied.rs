@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::conntrack::Swept;
 use crate::dataplane::{Failure, Outcome};
-use crate::op::Op;
+use crate::op::{Op, Ops};
 use crate::plan::Changed;
 
 /// The changes of a round and their failures.
@@ -15,7 +15,7 @@ pub struct Applied {
     /// The result of sweeping stale flows; `None` if no flow could be stale.
     pub flows: Option<Result<Swept, Failure>>,
     /// The Ops, in order.
-    pub ops: Vec<Op>,
+    pub ops: Ops,
     /// The result of each Op, in order.
     pub outcomes: Vec<Outcome>,
     /// The failure of writing the ledger.

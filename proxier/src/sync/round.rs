@@ -24,7 +24,7 @@ use crate::diff::{DeletionRules, diff, diff_address, diff_carrier, diff_server, 
 use crate::frontend::Frontend;
 use crate::ledger::Territory;
 use crate::model::ObjectName;
-use crate::op::{AddressForm, Op};
+use crate::op::{AddressForm, Op, Ops};
 use crate::plan::Changed;
 use crate::store::{Snapshot, Touched};
 
@@ -47,8 +47,7 @@ impl<D: Dataplane> Proxier<D> {
         let mut ops = self.compare(extent);
         self.own(&ops, now);
         let tightened = self.tighten_rules(&mut ops, now);
-        let outcomes = self.dataplane.apply(&ops);
-        self.learn(&ops, &outcomes, now);
+        let outcomes = self.apply(&ops, now);
         let loosened = self.loosen_rules(now);
         // After the Ops: before them, the next packet would create a deleted flow again.
         let desired = self.planner.desired();
@@ -226,7 +225,7 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
-    pub(super) fn compare(&mut self, extent: Extent) -> Vec<Op> {
+    pub(super) fn compare(&mut self, extent: Extent) -> Ops {
         // Taken for `All` too, which compares them with all others.
         let pending = std::mem::take(&mut self.kernel.pending);
         let territory = self.territory();
@@ -237,7 +236,7 @@ impl<D: Dataplane> Proxier<D> {
             drains: self.ledger.drains(),
             retired: self.ledger.retired(),
         };
-        let mut ops = Vec::new();
+        let mut ops = Ops::default();
         match extent {
             Extent::All => ops = diff(desired, observed, &rules),
             Extent::Pending => {
@@ -257,10 +256,10 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Records the desired virtual servers that `ops` create or change as owned.
-    fn own(&mut self, ops: &[Op], now: Duration) {
+    fn own(&mut self, ops: &Ops, now: Duration) {
         let desired = self.planner.desired();
         let (mut last, mut count) = (None, 0);
-        for key in ops.iter().filter_map(Op::service_key) {
+        for key in ops.service_keys() {
             // The Ops of a virtual server follow each other.
             if last.replace(key) == Some(key) {
                 continue;
@@ -282,7 +281,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Writes the rules that the Ops need.
     ///
     /// If the kernel refuses them, removes the Ops that create frontends that need rules.
-    fn tighten_rules(&mut self, ops: &mut Vec<Op>, now: Duration) -> Option<Result<(), Failure>> {
+    fn tighten_rules(&mut self, ops: &mut Ops, now: Duration) -> Option<Result<(), Failure>> {
         let territory = self.territory();
         let rules = self.rules.as_mut()?;
         let desired = self.planner.desired();
@@ -314,7 +313,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Removes the Ops that create frontends with rules, and marks these frontends for the next round.
     ///
     /// Returns the virtual servers of these frontends.
-    fn hold_back(&mut self, ops: &mut Vec<Op>) -> BTreeSet<ipvs::ServiceKey> {
+    fn hold_back(&mut self, ops: &mut Ops) -> BTreeSet<ipvs::ServiceKey> {
         // Only new ones: an existing virtual server keeps its connections, and its rules may still be those
         // of an earlier write.
         let (keys, addresses) = self.planner.desired().needing_rules();
@@ -347,6 +346,21 @@ impl<D: Dataplane> Proxier<D> {
         rules.write(&mut self.dataplane, &mut self.ledger, now)
     }
 
+    /// Applies the Ops part by part, and learns from each. Returns the outcome of each Op.
+    fn apply(&mut self, ops: &Ops, now: Duration) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(ops.len());
+        for part in ops.parts(self.dataplane.most_ops()) {
+            let results = self.dataplane.apply(&part);
+            self.learn(&part, &results, now);
+            outcomes.extend(results);
+        }
+        self.retries.settle();
+        if ops.len() > self.kernel.observed.virtual_servers.len() {
+            self.kernel.observed.pack();
+        }
+        outcomes
+    }
+
     /// Records the outcome of each Op in the ledger, the observed state and the retries.
     fn learn(&mut self, ops: &[Op], outcomes: &[Outcome], now: Duration) {
         let mut outcomes = outcomes.iter();
@@ -361,10 +375,6 @@ impl<D: Dataplane> Proxier<D> {
             if let Some(key) = run.first().and_then(Op::service_key) {
                 self.kernel.share(&key, self.planner.desired());
             }
-        }
-        self.retries.settle();
-        if ops.len() > self.kernel.observed.virtual_servers.len() {
-            self.kernel.observed.pack();
         }
     }
 

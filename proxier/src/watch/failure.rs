@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::backoff::Reach;
+use super::json::TooLong;
 
 /// Why a list or watch request failed.
 #[derive(Debug)]
@@ -26,6 +27,12 @@ pub(super) enum RequestFailure {
     Refused(ApiRefusal),
     /// The response does not follow the API.
     Malformed(String),
+}
+
+impl From<TooLong> for RequestFailure {
+    fn from(error: TooLong) -> Self {
+        Self::Malformed(error.to_string())
+    }
 }
 
 /// An error that the server returned: the parts of `meta.k8s.io/v1` `Status` that are used.

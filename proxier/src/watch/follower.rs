@@ -1,14 +1,14 @@
 //! Lists the objects of one kind and watches them.
 
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use serde_json::value::RawValue;
 use tracing::Level;
 
+use super::WatchMessage;
 use super::backoff::{Backoff, random_between};
-use super::connection::{Connection, ResponseStream};
+use super::connection::ResponseStream;
 use super::failure::{ApiRefusal, RequestFailure};
 use super::json::{LineSplitter, ListSplitter};
 use super::next::{Next, blames_stream};
@@ -16,28 +16,12 @@ use super::query::{Query, Since};
 use super::resource::{
     self, EventType, Head, ListEnvelope, NameMetadata, Resource, VersionMetadata, WatchEvent,
 };
+use super::shared::Shared;
 use super::status::{Entry, FollowState};
-use super::{Timeouts, WatchMessage};
 use crate::clock;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::problem::Problem;
-use crate::store::{Interner, Parsed, Update};
-
-/// The values that all followers share.
-pub(super) struct Shared {
-    pub(super) connection: Connection,
-    pub(super) timeouts: Timeouts,
-    pub(super) messages: mpsc::Sender<WatchMessage>,
-    pub(super) interner: Mutex<SharedInterner>,
-}
-
-/// The interner, and the number of its uses.
-#[derive(Default)]
-pub(super) struct SharedInterner {
-    interner: Interner,
-    /// The number of objects parsed with it.
-    changes: u32,
-}
+use crate::store::{Parsed, Update};
 
 /// Lists and watches one kind.
 pub(super) struct Follower<'a, R> {
@@ -310,32 +294,17 @@ impl<'a, R: Resource> Follower<'a, R> {
                 break;
             };
             self.entry.record_contact();
-            splitter
-                .push(&bytes)
-                .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
-            while let Some(line) = splitter.next() {
-                let event = self.parse_event(line)?;
-                match (event, &mut initial) {
-                    (ParsedEvent::Change(change, _), Some(initial)) => {
-                        apply_to_list(initial, change)
-                    }
-                    (ParsedEvent::Change(change, version), None) => {
-                        self.entry.record_change();
-                        self.send(change).await;
-                        // After the change was sent: a watch that resumes must not skip it.
-                        self.advance(version);
-                    }
-                    (ParsedEvent::Complete(version), Some(objects)) => {
-                        let objects = std::mem::take(objects);
-                        initial = None;
-                        self.complete(objects, version).await;
-                        self.entry.set_state(FollowState::Watching);
-                    }
-                    (ParsedEvent::Progress(version) | ParsedEvent::Complete(version), None) => {
-                        self.advance(Some(version));
-                    }
-                    (ParsedEvent::Nothing, None) => self.send_problems().await,
-                    (ParsedEvent::Progress(_) | ParsedEvent::Nothing, Some(_)) => {}
+            let mut lines = splitter.lines(&bytes);
+            while let Some(line) = lines.next()? {
+                let Some(objects) = &mut initial else {
+                    self.follow(line).await?;
+                    continue;
+                };
+                if let Some(version) = self.add_initial(line, objects)? {
+                    let objects = std::mem::take(objects);
+                    initial = None;
+                    self.complete(objects, version).await;
+                    self.entry.set_state(FollowState::Watching);
                 }
             }
         }
@@ -345,11 +314,51 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
+    /// Adds the object of one line of a streaming list. Returns the list's resource version if the line
+    /// ends it.
+    fn add_initial(
+        &mut self,
+        line: &[u8],
+        objects: &mut Vec<Parsed<R::Object>>,
+    ) -> Result<Option<String>, RequestFailure> {
+        // One pass over the text of nearly all lines; `parse_event` needs three.
+        let added = self
+            .shared
+            .with_interner(|interner| resource::read_added::<R>(line, interner));
+        if let Some(added) = added {
+            objects.push(added);
+            return Ok(None);
+        }
+        match self.parse_event(line)? {
+            ParsedEvent::Change(change, _) => apply_to_list(objects, change),
+            ParsedEvent::Complete(version) => return Ok(Some(version)),
+            ParsedEvent::Progress(_) | ParsedEvent::Nothing => {}
+        }
+        Ok(None)
+    }
+
+    /// Sends the change of one line of a watch.
+    async fn follow(&mut self, line: &[u8]) -> Result<(), RequestFailure> {
+        match self.parse_event(line)? {
+            ParsedEvent::Change(change, version) => {
+                self.entry.record_change();
+                self.send(change).await;
+                // After the change was sent: a watch that resumes must not skip it.
+                self.advance(version);
+            }
+            ParsedEvent::Progress(version) | ParsedEvent::Complete(version) => {
+                self.advance(Some(version));
+            }
+            ParsedEvent::Nothing => self.send_problems().await,
+        }
+        Ok(())
+    }
+
     /// Parses one line of a watch.
     fn parse_event(&mut self, line: &[u8]) -> Result<ParsedEvent<R::Object>, RequestFailure> {
         let malformed =
             |what: &str, error| RequestFailure::Malformed(format!("{what} of a watch: {error}"));
-        let WatchEvent { event_type, object } =
+        let WatchEvent::<&RawValue> { event_type, object } =
             serde_json::from_slice(line).map_err(|error| malformed("a line", error))?;
         let json = object.get().as_bytes();
         let head = serde_json::from_slice::<Head<VersionMetadata>>(json);
@@ -440,29 +449,6 @@ impl<'a, R: Resource> Follower<'a, R> {
             self.shared
                 .send(WatchMessage::Problems { kind, problems })
                 .await;
-        }
-    }
-}
-
-impl Shared {
-    fn with_interner<T>(&self, work: impl FnOnce(&mut Interner) -> T) -> T {
-        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
-        sharing.changes = sharing.changes.saturating_add(1);
-        work(&mut sharing.interner)
-    }
-
-    /// Replaces the interner after `most` uses. Objects keep their strings.
-    fn limit_interner(&self, most: u32) {
-        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
-        if sharing.changes > most {
-            *sharing = SharedInterner::default();
-        }
-    }
-
-    async fn send(&self, message: WatchMessage) {
-        if self.messages.send(message).await.is_err() {
-            // The receiver is dropped after `forward` returned, so `follow` drops this future next.
-            std::future::pending::<()>().await;
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Splits responses into objects while their bytes arrive; memory never holds a whole response.
 
+use memchr::{memchr, memchr2};
+
 /// The largest object that is accepted, in bytes: ten times etcd's request limit of 1.5 MiB, since
 /// JSON is larger than the stored protobuf.
 pub(super) const MAX_OBJECT: usize = 16 << 20;
@@ -58,10 +60,7 @@ impl ListSplitter {
                 // Most bytes of a list are in strings inside elements. Skipping a string in one step saves
                 // most of the time.
                 let rest = bytes.get(here..).unwrap_or_default();
-                let plain = rest
-                    .iter()
-                    .take_while(|&&b| b != b'"' && b != b'\\')
-                    .count();
+                let plain = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
                 if plain > 0 {
                     at = here + plain;
                     continue;
@@ -155,13 +154,20 @@ impl ListSplitter {
 }
 
 /// Splits a watch into lines while its bytes arrive.
+///
+/// Buffers only the incomplete line. All other lines stay where they arrived.
 #[derive(Debug, Default)]
 pub(super) struct LineSplitter {
-    /// The bytes before `start` have been returned.
-    bytes: Vec<u8>,
-    start: usize,
-    /// The bytes from `start` to this index contain no end of line.
-    searched: usize,
+    /// The line that is incomplete, or that was returned last.
+    partial: Vec<u8>,
+    /// Whether `partial` was returned.
+    is_returned: bool,
+}
+
+/// The lines that the bytes of [`LineSplitter::lines`] complete.
+pub(super) struct Lines<'a> {
+    splitter: &'a mut LineSplitter,
+    rest: &'a [u8],
 }
 
 /// A line is longer than twice [`MAX_OBJECT`].
@@ -170,46 +176,53 @@ pub(super) struct LineSplitter {
 pub(super) struct TooLong;
 
 impl LineSplitter {
-    /// The buffer's capacity while it is nearly empty, in bytes.
-    const KEPT: usize = 64 << 10;
-
-    /// Consumes the next bytes.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
-        self.drop_returned();
-        if self.bytes.len() + bytes.len() > 2 * MAX_OBJECT {
-            return Err(TooLong);
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(())
-    }
-
-    /// Drops returned lines and frees unused capacity.
+    /// The capacity that the buffer of an incomplete object keeps, in bytes.
     ///
     /// A watch may be silent for minutes after a large object. Without this, each of the five watches
     /// would keep the capacity of its largest object.
-    fn drop_returned(&mut self) {
-        self.bytes.drain(..self.start);
-        self.searched -= self.start;
-        self.start = 0;
-        if self.bytes.len() <= Self::KEPT {
-            self.bytes.shrink_to(Self::KEPT);
+    const KEPT: usize = 64 << 10;
+
+    /// Consumes the next bytes. The caller must take all lines, the last of which may stay incomplete.
+    pub(super) fn lines<'a>(&'a mut self, bytes: &'a [u8]) -> Lines<'a> {
+        Lines {
+            splitter: self,
+            rest: bytes,
         }
     }
 
+    /// Appends to the incomplete line.
+    fn keep(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+        if self.partial.len() + bytes.len() > 2 * MAX_OBJECT {
+            return Err(TooLong);
+        }
+        self.partial.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl Lines<'_> {
     /// Returns the next complete line that is not blank.
-    pub(super) fn next(&mut self) -> Option<&[u8]> {
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, TooLong> {
+        let splitter = &mut *self.splitter;
         loop {
-            let fresh = self.bytes.get(self.searched..)?;
-            let Some(length) = fresh.iter().position(|&byte| byte == b'\n') else {
-                self.searched = self.bytes.len();
-                self.drop_returned();
-                return None;
+            if std::mem::take(&mut splitter.is_returned) {
+                splitter.partial.clear();
+                splitter.partial.shrink_to(LineSplitter::KEPT);
+            }
+            let Some(end) = memchr(b'\n', self.rest) else {
+                splitter.keep(std::mem::take(&mut self.rest))?;
+                return Ok(None);
             };
-            let end = self.searched + length;
-            let start = std::mem::replace(&mut self.start, end + 1);
-            self.searched = self.start;
-            if !self.bytes.get(start..end)?.trim_ascii().is_empty() {
-                return self.bytes.get(start..end);
+            let (line, rest) = self.rest.split_at(end);
+            self.rest = rest.get(1..).unwrap_or_default();
+            splitter.is_returned = !splitter.partial.is_empty();
+            if splitter.is_returned {
+                splitter.keep(line)?;
+                if !splitter.partial.trim_ascii().is_empty() {
+                    return Ok(Some(&splitter.partial));
+                }
+            } else if !line.trim_ascii().is_empty() {
+                return Ok(Some(line));
             }
         }
     }
@@ -288,8 +301,8 @@ mod tests {
             let mut splitter = LineSplitter::default();
             let mut lines = Vec::new();
             for bytes in text.as_bytes().chunks(size) {
-                splitter.push(bytes).unwrap();
-                while let Some(line) = splitter.next() {
+                let mut found = splitter.lines(bytes);
+                while let Some(line) = found.next().unwrap() {
                     lines.push(String::from_utf8(line.to_vec()).unwrap());
                 }
             }
@@ -298,10 +311,22 @@ mod tests {
     }
 
     #[test]
+    fn only_an_incomplete_line_is_kept() {
+        let mut splitter = LineSplitter::default();
+        let long = [vec![b'x'; 1 << 20], b"\nab".to_vec()].concat();
+        for _ in 0..3 {
+            let mut lines = splitter.lines(&long);
+            while lines.next().unwrap().is_some() {}
+            assert_eq!(splitter.partial, b"ab");
+            assert!(splitter.partial.capacity() <= LineSplitter::KEPT);
+        }
+    }
+
+    #[test]
     fn an_endless_line_is_rejected() {
         let mut splitter = LineSplitter::default();
         let bytes = vec![b'x'; 1 << 20];
-        let refused = (0..100).find(|_| splitter.push(&bytes).is_err());
+        let refused = (0..100).find(|_| splitter.lines(&bytes).next().is_err());
         assert_eq!(refused, Some((2 * MAX_OBJECT) >> 20));
     }
 }

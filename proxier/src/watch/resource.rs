@@ -2,7 +2,6 @@
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
 
 use super::json::MAX_OBJECT;
 use crate::api;
@@ -216,15 +215,31 @@ pub(super) fn read<R: Resource>(
     })
 }
 
+/// Parses one line of a streaming list in one pass, if it adds an object without faults.
+///
+/// `None`: the line must be parsed step by step.
+pub(super) fn read_added<R: Resource>(
+    line: &[u8],
+    interner: &mut Interner,
+) -> Option<Parsed<R::Object>> {
+    let event: WatchEvent<R::Wire> = serde_json::from_slice(line).ok()?;
+    match event.event_type {
+        EventType::Added => R::parse(&event.object, interner).ok(),
+        _ => None,
+    }
+}
+
 /// One line of a watch.
+///
+/// The type of the object depends on that of the event. So an object that may be of any type is
+/// unparsed text.
 #[derive(Deserialize)]
-pub(super) struct WatchEvent<'a> {
+pub(super) struct WatchEvent<T> {
     /// The type of the event.
     #[serde(rename = "type")]
     pub(super) event_type: EventType,
-    /// The object, unparsed: its type depends on the event type.
-    #[serde(borrow)]
-    pub(super) object: &'a RawValue,
+    /// The object.
+    pub(super) object: T,
 }
 
 /// The type of a watch event.

@@ -76,7 +76,7 @@ impl Cleanup<'_> {
     /// Applies and reports Ops. Returns whether all succeeded.
     fn apply(&mut self, ops: &[Op]) -> bool {
         let outcomes = self.proxier.dataplane().apply(ops);
-        self.report(ops, &outcomes);
+        self.report(ops.iter().copied(), &outcomes);
         for failure in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
             tracing::error!("{failure}");
         }

@@ -57,7 +57,7 @@ impl Cleanup<'_> {
     pub(super) fn remove_kube_proxys(&mut self) -> anyhow::Result<ExitCode> {
         let ops = self.ops_of_kube_proxy()?;
         let outcomes = self.proxier.dataplane().apply(&ops);
-        self.report(&ops, &outcomes);
+        self.report(ops.iter().copied(), &outcomes);
         for failure in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
             tracing::error!("{failure}");
         }

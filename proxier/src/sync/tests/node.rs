@@ -65,7 +65,7 @@ fn node_ports_stay_while_the_next_process_does_not_know_the_node() {
     assert_eq!(first.dataplane.state.virtual_servers.len(), 2);
     let mut next = primary(first.dataplane);
     receive(&mut next, &[node_port(), slice(&["10.244.1.2"])]);
-    let is_of_server = |op: &&Op| op.service_key().is_some();
+    let is_of_server = |op: &Op| op.service_key().is_some();
     let ops = next.sync(START).unwrap().ops;
     assert_eq!(ops.iter().filter(is_of_server).count(), 0, "{ops:?}");
     // The Node has another address.

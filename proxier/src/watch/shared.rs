@@ -1,0 +1,50 @@
+//! What all followers share.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::mpsc;
+
+use super::connection::Connection;
+use super::{Timeouts, WatchMessage};
+use crate::store::Interner;
+
+/// The values that all followers share.
+pub(super) struct Shared {
+    pub(super) connection: Connection,
+    pub(super) timeouts: Timeouts,
+    pub(super) messages: mpsc::Sender<WatchMessage>,
+    pub(super) interner: Mutex<SharedInterner>,
+}
+
+/// The interner, and the number of its uses.
+#[derive(Default)]
+pub(super) struct SharedInterner {
+    interner: Interner,
+    /// The number of objects parsed with it.
+    changes: u32,
+}
+
+impl Shared {
+    /// Calls `work` with the interner.
+    pub(super) fn with_interner<T>(&self, work: impl FnOnce(&mut Interner) -> T) -> T {
+        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
+        sharing.changes = sharing.changes.saturating_add(1);
+        work(&mut sharing.interner)
+    }
+
+    /// Replaces the interner after `most` uses. Objects keep their strings.
+    pub(super) fn limit_interner(&self, most: u32) {
+        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
+        if sharing.changes > most {
+            *sharing = SharedInterner::default();
+        }
+    }
+
+    /// Sends a message to the daemon.
+    pub(super) async fn send(&self, message: WatchMessage) {
+        if self.messages.send(message).await.is_err() {
+            // The receiver is dropped after `forward` returned, so `follow` drops this future next.
+            std::future::pending::<()>().await;
+        }
+    }
+}
