@@ -14,6 +14,8 @@ mod limits;
 mod proxy_header;
 #[path = "relay/schedulers.rs"]
 mod registered;
+#[path = "relay/silence.rs"]
+mod silence;
 #[path = "relay/transfers.rs"]
 mod transfers;
 

@@ -1,0 +1,136 @@
+//! Connections and flows that carry nothing for a time.
+
+use std::fs;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use proxier::testing::relay::{Handling, Route, Transport};
+
+use super::{
+    PATIENCE, add, connect, endpoint, eventually, greeting, open, pool, relay, route, unused,
+};
+
+/// An idle timeout of a Service. The relay looks for idle connections every ten seconds.
+const IDLE: Duration = Duration::from_secs(2);
+
+fn handling() -> Handling {
+    Handling {
+        idle: Some(IDLE),
+        ..Handling::default()
+    }
+}
+
+#[test]
+fn a_silent_connection_ends_at_the_idle_timeout_and_an_active_one_stays() {
+    let pool = pool("rr", None);
+    add(&pool, endpoint("a"));
+    let mut relay = relay();
+    let address = unused();
+    let route = Route {
+        handling: handling(),
+        ..route(&pool)
+    };
+    let _listening = relay.open(Transport::Tcp, address, route).unwrap();
+    let [mut silent, mut active] = [connect(address), connect(address)];
+    assert_eq!([&mut silent, &mut active].map(greeting), ['a', 'a']);
+    silent
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    let start = Instant::now();
+    loop {
+        active.write_all(b"?").unwrap();
+        assert_eq!(greeting(&mut active), '?');
+        match silent.read(&mut [0; 1]) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+                break;
+            }
+            Ok(length) => panic!("{length} bytes of a silent connection"),
+        }
+        assert!(start.elapsed() < PATIENCE);
+    }
+    assert!(start.elapsed() >= IDLE);
+}
+
+/// Sends a datagram and waits for its answer.
+fn ask(client: &UdpSocket) -> bool {
+    client.send(b"?").is_ok() && client.recv(&mut [0; 16]).is_ok()
+}
+
+#[test]
+fn a_silent_flow_ends_at_the_idle_timeout_and_an_active_one_stays() {
+    let pool = pool("rr", None);
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let endpoint = server.local_addr().unwrap();
+    add(&pool, endpoint);
+    std::thread::spawn(move || {
+        let mut buffer = [0; 16];
+        while let Ok((length, client)) = server.recv_from(&mut buffer) {
+            server.send_to(&buffer[..length], client).unwrap();
+        }
+    });
+    let mut relay = relay();
+    let address = UdpSocket::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let route = Route {
+        handling: handling(),
+        ..route(&pool)
+    };
+    let _listening = relay.open(Transport::Udp, address, route).unwrap();
+    let [silent, active] = [(); 2].map(|()| {
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.connect(address).unwrap();
+        assert!(ask(&client));
+        client
+    });
+    assert_eq!(pool.counts(endpoint).inactive, 2);
+    eventually(|| {
+        assert!(ask(&active));
+        pool.counts(endpoint).inactive == 1
+    });
+    // The client does not notice.
+    assert!(ask(&silent));
+    assert_eq!(pool.counts(endpoint).inactive, 2);
+}
+
+/// Returns for each established connection whose local or remote end is `address` whether the kernel will
+/// probe its peer: whether its timer in `/proc/net/tcp` is that of keepalive.
+fn probed(column: usize, address: SocketAddr) -> Vec<bool> {
+    let port = format!(":{:04X}", address.port());
+    let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let lines = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let is_established = |line: &Vec<&str>| line[column].ends_with(&port) && line[3] == "01";
+    let lines = lines.filter(is_established);
+    lines.map(|line| line[5].starts_with("02:")).collect()
+}
+
+/// Both sides are probed, so that a peer that has vanished does not keep a connection for the idle timeout.
+#[test]
+fn the_peers_of_a_silent_connection_are_probed() {
+    const LOCAL: usize = 1;
+    const REMOTE: usize = 2;
+    let pool = pool("rr", None);
+    let server = endpoint("a");
+    add(&pool, server);
+    let mut relay = relay();
+    let (address, _listening) = open(&mut relay, &pool);
+    let mut client = connect(address);
+    assert_eq!(greeting(&mut client), 'a');
+    let relays_sockets = || [probed(LOCAL, address), probed(REMOTE, server)];
+    assert_eq!(relays_sockets(), [[false], [false]]);
+    // Half a minute of silence, and the time between two looks.
+    let end = Instant::now() + 3 * PATIENCE;
+    while relays_sockets() != [[true], [true]] {
+        assert!(Instant::now() < end, "{:?}", relays_sockets());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    client.write_all(b"?").unwrap();
+    assert_eq!(greeting(&mut client), '?');
+}
