@@ -2,12 +2,84 @@
 
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Write},
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    os::fd::OwnedFd,
+    sync::atomic::{AtomicU16, Ordering},
     time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt::socket_error},
 };
 
 use super::{Answer, sctp};
 use crate::cost::patience;
+
+/// Returns the source port of a connection or dialogue that stays open, another one each time.
+///
+/// The kernel chooses the ports of single questions from 32,768. IPVS keeps a client's port towards the
+/// endpoint: if two connections of a client had one port, at two frontends with the same endpoint, the
+/// endpoint would see one connection, and the older one would get no answer any more.
+fn lasting_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    const FIRST: u16 = 11_000;
+    // The node ports begin at 30,000.
+    const COUNT: u16 = 19_000;
+    FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT
+}
+
+/// Calls `bind` with one wildcard address after the other until the port is free.
+fn bind_lasting<T>(
+    family: AddressFamily,
+    bind: impl Fn(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    loop {
+        match bind(unspecified(family, lasting_port())) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+}
+
+pub(super) fn family(address: SocketAddr) -> AddressFamily {
+    match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    }
+}
+
+/// Returns the wildcard address of `family`.
+pub(super) fn unspecified(family: AddressFamily, port: u16) -> SocketAddr {
+    let address: IpAddr = if family == AddressFamily::INET6 {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
+    (address, port).into()
+}
+
+/// Connects the stream socket within this time.
+pub(super) fn connect_within(
+    socket: OwnedFd,
+    address: SocketAddr,
+    patience: Duration,
+) -> io::Result<TcpStream> {
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
+    let mut watched = [PollFd::new(&socket, PollFlags::OUT)];
+    if poll(&mut watched, Some(&timeout))? == 0 {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    socket_error(&socket)??;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(TcpStream::from(socket))
+}
 
 /// A TCP or SCTP connection that stays open until it is dropped.
 #[derive(Debug)]
@@ -24,9 +96,19 @@ impl Connection {
     }
 
     pub(super) fn open_within(address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
+        let family = family(address);
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let socket =
+            socket_with(family, kind, flags, Some(ipproto::TCP)).map_err(io::Error::from)?;
+        bind_lasting(family, |from| Ok(rustix::net::bind(&socket, &from)?))?;
+        Self::over(connect_within(socket, address, patience(limit))?, limit)
+    }
+
+    /// Opens a connection that is closed after its greeting.
+    fn open_briefly(address: SocketAddr) -> Result<Self, Answer> {
         Self::over(
-            TcpStream::connect_timeout(&address, patience(limit))?,
-            limit,
+            TcpStream::connect_timeout(&address, patience(PATIENCE))?,
+            PATIENCE,
         )
     }
 
@@ -86,7 +168,7 @@ impl Connection {
 
 /// Connects to `address` over TCP from the calling thread's namespace and returns the answer.
 pub fn ask_tcp(address: SocketAddr) -> Answer {
-    greeting(Connection::open(address))
+    greeting(Connection::open_briefly(address))
 }
 
 /// Connects to `address` over SCTP from one address of the calling thread's namespace and returns the
@@ -104,7 +186,7 @@ fn greeting(connection: Result<Connection, Answer>) -> Answer {
 
 /// Sends one UDP datagram to `address` from the calling thread's namespace and returns the answer.
 pub fn ask_udp(address: SocketAddr) -> Answer {
-    match UdpClient::open(address) {
+    match UdpClient::from(unspecified(family(address), 0), address) {
         Ok(mut client) => client.ask(),
         Err(error) => error.into(),
     }
@@ -116,11 +198,11 @@ pub struct UdpClient(UdpSocket);
 
 impl UdpClient {
     pub(super) fn open(address: SocketAddr) -> io::Result<Self> {
-        let any = match address {
-            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-        };
-        let socket = UdpSocket::bind(any)?;
+        bind_lasting(family(address), |from| Self::from(from, address))
+    }
+
+    fn from(from: SocketAddr, address: SocketAddr) -> io::Result<Self> {
+        let socket = UdpSocket::bind(from)?;
         // Only a connected socket reports ICMP errors.
         socket.connect(address)?;
         Ok(Self(socket))

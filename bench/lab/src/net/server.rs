@@ -19,7 +19,7 @@ use rustix::{
     },
 };
 
-use super::sctp;
+use super::{client::unspecified, sctp};
 
 /// Serves TCP `port` in the calling thread's namespace until `stop` is closed at its other end.
 pub(super) fn tcp(name: &str, port: u16, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
@@ -42,7 +42,7 @@ pub(super) fn sctp(
     stop: &PipeReader,
 ) -> io::Result<JoinHandle<()>> {
     let socket = sctp::socket(family)?;
-    rustix::net::bind(&socket, &sctp::unspecified(family, port))?;
+    rustix::net::bind(&socket, &unspecified(family, port))?;
     rustix::net::listen(&socket, 16)?;
     connections(name, TcpListener::from(socket), stop)
 }
