@@ -109,6 +109,19 @@ fn echo(name: &str, mut stream: TcpStream) {
     }
 }
 
+/// Starts an endpoint that returns each datagram.
+fn datagram_endpoint() -> SocketAddr {
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 16];
+        while let Ok((length, client)) = server.recv_from(&mut buffer) {
+            server.send_to(&buffer[..length], client).unwrap();
+        }
+    });
+    address
+}
+
 fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

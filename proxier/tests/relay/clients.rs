@@ -8,7 +8,7 @@ use proxier::testing::model::{Family, Networks};
 use proxier::testing::relay::{Route, Transport};
 use socket2::{Domain, Socket, Type};
 
-use super::{add, endpoint, eventually, greeting, pool, relay, route, unused};
+use super::{add, datagram_endpoint, endpoint, eventually, greeting, pool, relay, route, unused};
 
 /// Connects from `source` and returns the name of the endpoint, or the error.
 fn name_for(source: &str, address: SocketAddr) -> Result<char, ErrorKind> {
@@ -55,14 +55,7 @@ fn a_client_whose_endpoint_refuses_datagrams_gets_another_one() {
         .local_addr()
         .unwrap();
     add(&pool, silent);
-    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-    add(&pool, server.local_addr().unwrap());
-    std::thread::spawn(move || {
-        let mut buffer = [0; 16];
-        while let Ok((length, client)) = server.recv_from(&mut buffer) {
-            server.send_to(&buffer[..length], client).unwrap();
-        }
-    });
+    add(&pool, datagram_endpoint());
     let mut relay = relay();
     let address = UdpSocket::bind("127.0.0.1:0")
         .unwrap()

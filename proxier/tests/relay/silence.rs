@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use proxier::testing::relay::{Handling, Route, Transport};
 
 use super::{
-    PATIENCE, add, connect, endpoint, eventually, greeting, open, pool, relay, route, unused,
+    PATIENCE, add, connect, datagram_endpoint, endpoint, eventually, greeting, open, pool, relay,
+    route, unused,
 };
 
 /// An idle timeout of a Service. The relay looks for idle connections every ten seconds.
@@ -62,15 +63,8 @@ fn ask(client: &UdpSocket) -> bool {
 #[test]
 fn a_silent_flow_ends_at_the_idle_timeout_and_an_active_one_stays() {
     let pool = pool("rr", None);
-    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let endpoint = server.local_addr().unwrap();
+    let endpoint = datagram_endpoint();
     add(&pool, endpoint);
-    std::thread::spawn(move || {
-        let mut buffer = [0; 16];
-        while let Ok((length, client)) = server.recv_from(&mut buffer) {
-            server.send_to(&buffer[..length], client).unwrap();
-        }
-    });
     let mut relay = relay();
     let address = UdpSocket::bind("127.0.0.1:0")
         .unwrap()
