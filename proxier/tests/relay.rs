@@ -57,6 +57,12 @@ fn unused() -> SocketAddr {
         .unwrap()
 }
 
+/// As [`unused`], for UDP.
+fn unused_for_datagrams() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap()
+}
+
 fn relay() -> Relay {
     relay_with(RelayLimits::default().files)
 }
@@ -350,10 +356,7 @@ fn datagrams_of_a_client_stay_at_one_endpoint_and_answers_return() {
         address
     });
     let mut relay = relay();
-    let address = UdpSocket::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let address = unused_for_datagrams();
     let _listening = relay.open(Transport::Udp, address, route(&pool)).unwrap();
     // The workers register their sockets a moment later; until then the kernel keeps the datagrams.
     let mut seen = String::new();

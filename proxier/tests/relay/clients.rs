@@ -8,7 +8,10 @@ use proxier::testing::model::{Family, Networks};
 use proxier::testing::relay::{Route, Transport};
 use socket2::{Domain, Socket, Type};
 
-use super::{add, datagram_endpoint, endpoint, eventually, greeting, pool, relay, route, unused};
+use super::{
+    add, datagram_endpoint, endpoint, eventually, greeting, pool, relay, route, unused,
+    unused_for_datagrams,
+};
 
 /// Connects from `source` and returns the name of the endpoint, or the error.
 fn name_for(source: &str, address: SocketAddr) -> Result<char, ErrorKind> {
@@ -50,17 +53,11 @@ fn clients_outside_the_source_ranges_are_reset() {
 fn a_client_whose_endpoint_refuses_datagrams_gets_another_one() {
     let pool = pool("rr", None);
     // It has a port at which nothing receives.
-    let silent = UdpSocket::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let silent = unused_for_datagrams();
     add(&pool, silent);
     add(&pool, datagram_endpoint());
     let mut relay = relay();
-    let address = UdpSocket::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let address = unused_for_datagrams();
     let _listening = relay.open(Transport::Udp, address, route(&pool)).unwrap();
     for _ in 0..4 {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();

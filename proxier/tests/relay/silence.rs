@@ -9,7 +9,7 @@ use proxier::testing::relay::{Handling, Route, Transport};
 
 use super::{
     PATIENCE, add, connect, datagram_endpoint, endpoint, eventually, greeting, open, pool, relay,
-    route, unused,
+    route, unused, unused_for_datagrams,
 };
 
 /// An idle timeout of a Service. The relay looks for idle connections every ten seconds.
@@ -66,10 +66,7 @@ fn a_silent_flow_ends_at_the_idle_timeout_and_an_active_one_stays() {
     let endpoint = datagram_endpoint();
     add(&pool, endpoint);
     let mut relay = relay();
-    let address = UdpSocket::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let address = unused_for_datagrams();
     let route = Route {
         handling: handling(),
         ..route(&pool)
