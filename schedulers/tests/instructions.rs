@@ -32,18 +32,18 @@ const CHILD: &str = "SCHEDULERS_INSTRUCTIONS_CHILD";
 const PICKS: u32 = 16;
 
 /// The limit at 2048 servers: the count on x86-64 with the toolchain that the repository pins, plus
-/// 10 %.
+/// 10 %. Incremental compilation changes a count by up to 5 %.
 #[cfg(target_arch = "x86_64")]
 const BUDGETS: &[(&str, u64)] = &[
-    ("rr", 68),
-    ("wrr", 160),
-    ("sh", 84),
-    ("dh", 62),
-    ("mh", 155),
-    ("lc", 465),
-    ("wlc", 640),
-    ("sed", 630),
-    ("nq", 630),
+    ("rr", 73),
+    ("wrr", 172),
+    ("sh", 87),
+    ("dh", 64),
+    ("mh", 162),
+    ("lc", 499),
+    ("wlc", 690),
+    ("sed", 679),
+    ("nq", 693),
 ];
 /// Counts of other processors are not comparable; only the ratios are checked there.
 #[cfg(not(target_arch = "x86_64"))]
