@@ -77,6 +77,14 @@ impl DatagramSocket {
         self.socket.as_fd()
     }
 
+    /// Sends one datagram to the peer of a connected socket.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub(super) fn send(&self, datagram: &[u8]) -> io::Result<()> {
+        self.socket.send(datagram).map(drop)
+    }
+
     /// Makes the socket receive whole trains from now on, if the kernel has `UDP_GRO`.
     fn take_trains(&mut self) {
         if setsockopt(&self.socket, UdpGroSegment, &true).is_ok() {
@@ -206,6 +214,10 @@ impl DatagramBatch {
         Ok(())
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.received.is_empty()
+    }
+
     /// Returns the datagrams in their order, in trains.
     pub(super) fn trains(&self) -> impl Iterator<Item = Train<'_>> {
         let mut next = 0;
@@ -259,6 +271,13 @@ impl Train<'_> {
             }
             _ => None,
         }
+    }
+
+    /// Returns the bytes of the first datagram.
+    pub(super) fn first(&self) -> &[u8] {
+        let from = self.start * LONGEST;
+        let length = self.messages.first().map_or(0, |it| it.length);
+        &self.buffer[from..from + length.min(self.size)]
     }
 
     /// Sends the train to `receiver`, or to the peer of a connected socket.

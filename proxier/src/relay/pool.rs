@@ -428,3 +428,6 @@ impl Drop for Lease {
         };
     }
 }
+
+#[cfg(test)]
+mod tests;
