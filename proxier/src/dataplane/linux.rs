@@ -166,7 +166,13 @@ impl Dataplane for Linux {
     }
 
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
-        Ok(virtual_servers::walk(&mut self.ipvs, each)?)
+        let mut order = revival::Listed::default();
+        virtual_servers::walk(&mut self.ipvs, &mut |server| {
+            order.push(&server.server.service.key);
+            each(server);
+        })?;
+        self.removal.learn_from_read(order);
+        Ok(())
     }
 
     fn shows_virtual_servers(
@@ -177,7 +183,10 @@ impl Dataplane for Linux {
         let Some(shown) = listing::look(expected, portion) else {
             return false;
         };
-        if let Err(error) = self.removal.learn(&mut self.ipvs, portion, &shown) {
+        if let Err(error) = self
+            .removal
+            .learn_from_look(&mut self.ipvs, portion, &shown)
+        {
             tracing::debug!("{error}; a flushed table may be repaired slowly");
         }
         true
