@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::objects::NODE;
 use crate::process::{Cpu, Memory};
 
-/// The folders with programs that only root needs, which the lab's environment may lack.
+/// The standard folders of programs. The environment of the lab may lack those for root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A proxy to measure: its name in the report, and its command line.
