@@ -78,6 +78,7 @@ enum LookResult {
 impl TakeoverProgress {
     /// Returns the step after a look at `now` that found `found`.
     fn advance(&mut self, found: &Leftovers, quiet: Duration, now: Duration) -> LookResult {
+        // A placeholder, so that the leftovers can be moved and need not be copied.
         let (next, result) = match std::mem::replace(self, Self::Contested) {
             Self::Contested => (Self::Contested, LookResult::Rest),
             Self::Removing(_) if found.is_empty() => (Self::Done, LookResult::ReportEnd),

@@ -192,6 +192,7 @@ impl Dataplane for Linux {
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        // The generation is that of the namespace: the kernel returns one without our table, too.
         if !self.rules.exists()? {
             return Ok(None);
         }
