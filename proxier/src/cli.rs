@@ -80,6 +80,7 @@ impl Cli {
         match self.command {
             CliCommand::Run(flags) => flags.run(),
             CliCommand::Plan(flags) => flags.run(),
+            // These two have no flags about the log. `run` and `plan` start it with theirs.
             CliCommand::Status(flags) => {
                 logging::start(logging::DEFAULT);
                 flags.run()

@@ -237,7 +237,7 @@ impl Takeover {
         }
     }
 
-    /// Says what may be left of the iptables mode with iptables-legacy.
+    /// Logs the commands for chains that the iptables mode may have left in iptables-legacy.
     fn report_legacy(&mut self) {
         if std::mem::replace(&mut self.knows_legacy, true) {
             return;
