@@ -1,4 +1,4 @@
-//! The real kube-proxy serves a node, this program takes over, and kube-proxy comes back.
+//! The real kube-proxy serves a node, this program takes over, and kube-proxy takes it back.
 //!
 //! `kube-proxy` must be in `KUBEBUILDER_ASSETS`. Both programs follow the API server of the tests, and
 //! program the same lab kernel. All the time, clients keep connections and open new ones.

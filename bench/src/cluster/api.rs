@@ -16,7 +16,7 @@ mod real;
 /// The port of the API server's Service on the node.
 pub(crate) const PORT: u16 = 6443;
 
-/// Which API server serves the cluster.
+/// The API server of the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ApiKind {
     /// The server in this process.

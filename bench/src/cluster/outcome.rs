@@ -1,4 +1,4 @@
-//! What was measured.
+//! The results of a run.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ pub(crate) struct Step {
     pub(crate) is_correct: Option<bool>,
 }
 
-/// What a phase cost.
+/// The cost of a phase.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     /// The duration of the phase.

@@ -1,4 +1,4 @@
-//! What a run measures: the size of the cluster, and what happens in it.
+//! The scenario of a run: the size of the cluster, and its events.
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};

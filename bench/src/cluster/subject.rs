@@ -20,7 +20,7 @@ pub(crate) struct Subject {
     pub(crate) name: String,
     /// Program and arguments, with [`PLACES`] in them.
     command: Vec<String>,
-    /// Which programs the name `iptables` stands for.
+    /// The programs behind the name `iptables`.
     iptables: Iptables,
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct AnswerPath {
     routes: AnswerRoutes,
 }
 
-/// What a removal found.
+/// The objects that a removal found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnswerPathParts {
     /// Whether the table existed.

@@ -1,4 +1,5 @@
-//! What single clients get: those outside the source ranges, and those of an endpoint that refuses datagrams.
+//! Single clients: those outside the source ranges, and those of an endpoint that refuses
+//! datagrams.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::scene::Scene;
 
-/// Who asks.
+/// The place of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Client {
     Pod,
@@ -27,7 +27,7 @@ impl Client {
     }
 }
 
-/// Which clients a frontend serves, and by which endpoints.
+/// The clients and the endpoints of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// All clients, by all endpoints.
@@ -192,7 +192,7 @@ pub(crate) fn objects() -> Vec<Value> {
     cluster.into_iter().chain(services).collect()
 }
 
-/// Where the Service of [`late`] is served.
+/// The address of the Service of [`late`].
 pub(crate) const LATE: &str = "10.96.2.7:80";
 
 /// Returns another Service and its endpoints.

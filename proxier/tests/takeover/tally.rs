@@ -1,4 +1,4 @@
-//! What clients saw.
+//! The results of the clients' connections.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

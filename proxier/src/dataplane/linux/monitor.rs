@@ -152,7 +152,7 @@ pub(crate) fn rules(
 struct Monitor<T, O> {
     /// The things that change, in the plural.
     what: &'static str,
-    /// What is reported after a time without notifications.
+    /// The report after a time without notifications.
     missed: T,
     open: O,
     look: Look<T>,

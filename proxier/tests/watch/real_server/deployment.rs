@@ -80,7 +80,7 @@ fn deploy(path: &str) -> PathBuf {
 /// Checks manifests on the server without storing them; an unknown field is an error.
 const DRY_RUN: [&str; 5] = ["apply", "--dry-run=server", "--validate=strict", "-f", "-"];
 
-/// What every rendering creates.
+/// The objects that every rendering creates.
 const CREATED: [&str; 5] = [
     "serviceaccount/ipvs-proxier created",
     "clusterrole.rbac.authorization.k8s.io/ipvs-proxier created",
@@ -89,7 +89,7 @@ const CREATED: [&str; 5] = [
     "daemonset.apps/ipvs-proxier created",
 ];
 
-/// What the monitoring creates, by the chart and by kustomize.
+/// The objects that the monitoring creates, by the chart and by kustomize.
 const MONITORING: [&str; 3] = [
     "configmap/ipvs-proxier-dashboard created",
     "podmonitor.monitoring.coreos.com/ipvs-proxier created",
