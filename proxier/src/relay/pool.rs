@@ -402,6 +402,7 @@ impl Lease {
             ejected,
             ..
         } = &mut *state;
+        // No deadlock: `state` is dropped before `self`, whose `drop` takes the lock again.
         let usable = endpoints.values();
         let usable = usable.filter(|it| it.weight > 0 && it.ejected_until.is_none());
         let is_last = usable.count() <= 1;
