@@ -395,6 +395,7 @@ impl Lease {
     ///
     /// The last usable endpoint is never ejected.
     pub fn fail(self, now: Duration) {
+        // No deadlock: `state` is dropped before `self`, whose `drop` takes the lock again.
         let mut state = self.pool.lock();
         let PoolState {
             balancer,
@@ -402,7 +403,6 @@ impl Lease {
             ejected,
             ..
         } = &mut *state;
-        // No deadlock: `state` is dropped before `self`, whose `drop` takes the lock again.
         let usable = endpoints.values();
         let usable = usable.filter(|it| it.weight > 0 && it.ejected_until.is_none());
         let is_last = usable.count() <= 1;

@@ -188,7 +188,6 @@ impl UdpFlows {
         let route = shared.route();
         let pool = route.pool_for(canonical.ip())?;
         let request = request(shared.address(), canonical, now);
-        // Before the pick: a pick without a flow would advance the scheduler.
         let permit = self.permit(&shared, canonical.ip())?;
         let lease = pool.pick(&request, &[], ConnectionKind::Udp)?;
         let endpoint = lease.address();

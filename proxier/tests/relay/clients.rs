@@ -1,5 +1,4 @@
-//! Single clients: those outside the source ranges, and those of an endpoint that refuses
-//! datagrams.
+//! What single clients get: those outside the source ranges, and those of an endpoint that refuses datagrams.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
