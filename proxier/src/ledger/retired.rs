@@ -91,6 +91,7 @@ impl Retired {
         };
         let mut count = count_timer();
         count.back_off(now);
+        // With a drain time of 0, nothing waits for the first count of connections.
         let drain = Drain {
             deadline,
             is_over: deadline <= now,
