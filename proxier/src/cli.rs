@@ -87,6 +87,7 @@ impl Cli {
             }
             CliCommand::Cleanup(flags) => {
                 logging::start(logging::DEFAULT);
+                // Only kube-proxy's flag `--cleanup` removes kube-proxy's objects, too.
                 flags.run(cleanup_command::CleanupScope::Ours)
             }
         }
