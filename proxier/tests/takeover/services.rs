@@ -159,7 +159,8 @@ impl Frontend {
         }
     }
 
-    /// Returns whether a service proxy that answers so has all its rules for this frontend.
+    /// Returns whether this answer proves that the service proxy has all its rules for this
+    /// frontend.
     pub(crate) fn is_complete(self, client: Client, answer: &Answer) -> bool {
         let is_masqueraded = self.policy == Policy::Cluster && client == Client::Outside;
         self.permits(client, answer)

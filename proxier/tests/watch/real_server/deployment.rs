@@ -200,7 +200,7 @@ fn the_server_accepts_the_chart_with_any_values() {
     }
 }
 
-/// The overlay's patch of kube-proxy's DaemonSet, as kubeadm writes it, keeps the rest.
+/// The overlay's patch leaves all other parts of kube-proxy's DaemonSet as kubeadm writes them.
 fn kube_proxy_leaves_labelled_nodes(plane: &ControlPlane, kubectl: &Path) {
     let labels = json!({"k8s-app": "kube-proxy"});
     let daemon_set = json!({
