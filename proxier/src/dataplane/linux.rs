@@ -98,10 +98,7 @@ impl Linux {
         self.rules.port()
     }
 
-    /// Returns whether the kernel supports packet rules for ARP.
-    ///
-    /// # Errors
-    /// Those of the kernel, except that it does not.
+    /// Returns the kernel's errors, except the one that means "not supported".
     pub fn supports_arp_rules(&mut self) -> Result<bool, Failure> {
         Ok(self.rules.supports_arp()?)
     }
@@ -201,6 +198,7 @@ impl Dataplane for Linux {
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        // The generation is that of the namespace: the kernel returns one without our table, too.
         if !self.rules.exists()? {
             return Ok(None);
         }

@@ -91,6 +91,8 @@ impl RemovalOrder {
                 (place, start..end)
             })
             .collect();
+        // A virtual server without a place is new, so the trash has none of its destinations: it
+        // comes last.
         of_servers.sort_by_key(|&(place, _)| Reverse(place));
         of_servers.into_iter().flat_map(|(_, ops)| ops).collect()
     }
