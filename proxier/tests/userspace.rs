@@ -307,6 +307,22 @@ fn sctp_and_taken_ports_are_reported() {
 }
 
 #[test]
+fn external_ips_are_served_unless_their_feature_gate_is_off() {
+    const EXTERNAL: &str = "127.9.8.9";
+    let (port, a) = (unused_port(), endpoint());
+    let external = format!("spec:\n  externalIPs: [{EXTERNAL}]\n");
+    let manifest = manifest("TCP", port, &[a], "").replace("spec:\n", &external);
+    for (gate, is_served) in [("true", true), ("false", false)] {
+        let flag = format!("--feature-gates=AllowServiceExternalIPs={gate}");
+        let _daemon = Daemon::with_flags(&manifest, &[&flag]);
+        eventually("the cluster IP answers", || answers(port).is_ok());
+        // The frontends of a Service open in one round.
+        let answer = TcpStream::connect((EXTERNAL, port)).is_ok();
+        assert_eq!(answer, is_served, "{flag}");
+    }
+}
+
+#[test]
 fn stopping_lets_open_connections_end() {
     let port = unused_port();
     let a = endpoint();

@@ -203,7 +203,8 @@ impl Flags {
             ..self.plan(setup, DataplaneKind::Userspace)
         };
         // Without packet rules: the relay itself decides which clients may connect.
-        let proxier = Proxier::new(relay, plan, self.state.file())?;
+        let proxier = Proxier::new(relay, plan, self.state.file())?
+            .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (daemon, code) =
             self.run_daemon(proxier, DataplaneKind::Userspace, start, inbox, Ok)?;
         let patience = self.dataplane.stop_timeout();

@@ -32,9 +32,9 @@ pub(super) struct RemovalOrder {
 
 /// Virtual servers in the order in which the kernel lists them: a hash of each key.
 #[derive(Debug, Default)]
-pub(super) struct Listed(Vec<u32>);
+pub(super) struct ServerOrder(Vec<u32>);
 
-impl Listed {
+impl ServerOrder {
     fn new<'a>(keys: impl IntoIterator<Item = &'a ServiceKey>) -> Self {
         Self(keys.into_iter().map(hash).collect())
     }
@@ -57,13 +57,13 @@ impl RemovalOrder {
         portion: Portion,
         shown: &[ServiceKey],
     ) -> ipvs::Result<()> {
-        let shown = Listed::new(shown);
+        let shown = ServerOrder::new(shown);
         if portion == Portion::Whole {
             self.keys = shown.0;
         } else if !self.keys.starts_with(&shown.0) {
             // Either the kernel has moved the virtual servers to a larger table, or a flush is under way.
             let entries = client.services()?;
-            self.learn_from_read(Listed::new(entries.iter().map(|it| &it.service.key)));
+            self.learn_from_read(ServerOrder::new(entries.iter().map(|it| &it.service.key)));
         }
         Ok(())
     }
@@ -71,7 +71,7 @@ impl RemovalOrder {
     /// Learns from a read of all virtual servers.
     ///
     /// A read after a flush, or while one is under way, shows fewer virtual servers and teaches nothing.
-    pub(super) fn learn_from_read(&mut self, read: Listed) {
+    pub(super) fn learn_from_read(&mut self, read: ServerOrder) {
         if read.0.len() >= self.keys.len() {
             self.keys = read.0;
         }
@@ -127,7 +127,7 @@ mod tests {
     fn a_read_during_a_flush_does_not_replace_the_order() {
         let read = |numbers: &[u8]| {
             let servers: Vec<ServiceKey> = numbers.iter().map(|&number| server(number)).collect();
-            Listed::new(&servers)
+            ServerOrder::new(&servers)
         };
         let mut order = RemovalOrder::default();
         order.learn_from_read(read(&[1, 2, 3]));
