@@ -1,8 +1,8 @@
 //! The monitor of packet rules, which starts after the first round.
 //!
 //! While a program listens, the kernel makes a notification for each element that a transaction adds, in a
-//! buffer of a page, and keeps them all until the commit. The first transaction of 10,000 Services adds
-//! 20,000 elements, of which the monitor would ignore every one.
+//! buffer of a page, and keeps them all until the commit. The first transaction adds elements for every
+//! frontend, and the monitor would ignore each notification, because it is about our own change.
 
 use std::fmt;
 
