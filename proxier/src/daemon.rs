@@ -275,6 +275,7 @@ impl<D: Dataplane> Daemon<D> {
         loop {
             let now = clock::since_boot();
             let due = self.due();
+            // While no round is due, the gate waits for a message, which ends the wait.
             let mut wait = due.map_or(self.periods.sync, |due| due.saturating_sub(now));
             if self.begins_to_wait {
                 wait = wait.min(NODE_GRACE);
@@ -416,6 +417,7 @@ impl<D: Dataplane> Daemon<D> {
         // Before the check of foreign chains, so that no change of one between the two is lost.
         let monitor = self.rules_monitor.take_if(|_| result.is_ok());
         let are_changed = monitor.is_some_and(|monitor| monitor.start(&mut self.proxier));
+        // After a failed round too: the kernel still serves what earlier rounds programmed.
         self.check_chains(extent, now);
         let has_succeeded = match result {
             Ok(applied) => self.end_round(&applied, extent, now, took),
