@@ -73,16 +73,6 @@ pub(crate) fn limit() -> anyhow::Result<Option<Duration>> {
     measured.map(Some)
 }
 
-/// Makes the host give the lab kernel the memory that a proxy and its tables need.
-///
-/// The host gives a page when the lab kernel first touches it, which takes longer than most of what a proxy
-/// does with it. The limit is measured last, in memory that was touched before.
-pub(crate) fn touch_memory() {
-    /// Enough for 250,000 endpoints.
-    const BYTES: usize = 512 << 20;
-    std::hint::black_box(vec![1_u8; BYTES]);
-}
-
 /// Returns the last four bytes of an address.
 fn word(address: IpAddr) -> u32 {
     match address {

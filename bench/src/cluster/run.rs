@@ -96,7 +96,6 @@ pub(super) fn measure(
     })?;
     tap.expect(population.words());
     let kubeconfig = api.kubeconfig(folder)?;
-    kernel::touch_memory();
     let begin = now();
     let server = Cpu::of(std::process::id())?;
     let proxy = subject.start(&kubeconfig, folder)?;
