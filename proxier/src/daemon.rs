@@ -37,6 +37,7 @@ mod mark_chains;
 mod measure;
 mod periods;
 mod publish;
+mod rules_monitor;
 mod takeover;
 #[cfg(test)]
 mod tests;
@@ -49,6 +50,7 @@ use mark_chains::MarkChainCheck;
 use measure::Meter;
 pub use periods::Periods;
 use publish::Publisher;
+use rules_monitor::RulesMonitor;
 pub(crate) use takeover::Takeover;
 
 /// Capacity of the message queue; senders block when it is full.
@@ -117,6 +119,8 @@ pub struct Daemon<D> {
     events: Reporter,
     /// Kernel settings.
     settings: Keeper,
+    /// The monitor of packet rules, until it starts.
+    rules_monitor: Option<RulesMonitor>,
     /// The chains of other programs; `None` if they are left alone.
     foreign_chains: Option<ChainCheck>,
     /// The chain KUBE-MARK-MASQ; `None` without `--compat-chains`.
@@ -151,6 +155,7 @@ impl<D: Dataplane> Daemon<D> {
             meter: Meter::default(),
             events: Reporter::default(),
             settings: Keeper::new(Roots::default(), Vec::new()),
+            rules_monitor: None,
             foreign_chains: None,
             mark_chains: None,
             takeover: None,
@@ -198,6 +203,14 @@ impl<D: Dataplane> Daemon<D> {
             self.events.report(&watch, &[]);
             watch.finish(LAST_EVENTS);
         }
+    }
+
+    /// Makes the daemon call `start` after the first round. It must start to send
+    /// [`Message::RulesChanged`].
+    #[must_use]
+    pub(crate) fn monitoring_rules(mut self, start: impl FnOnce() + Send + 'static) -> Self {
+        self.rules_monitor = Some(RulesMonitor(Box::new(start)));
+        self
     }
 
     /// Makes the daemon maintain the chain KUBE-MARK-MASQ.
@@ -401,15 +414,20 @@ impl<D: Dataplane> Daemon<D> {
             Extent::Pending => self.proxier.sync(now),
         };
         let took = began.elapsed();
+        // Before the check of foreign chains, so that no change of one between the two is lost.
+        let monitor = self.rules_monitor.take_if(|_| result.is_ok());
+        let are_changed = monitor.is_some_and(|monitor| monitor.start(&mut self.proxier));
         // After a failed round too: the kernel still serves what earlier rounds programmed.
         self.check_chains(extent, now);
-        match result {
+        let has_succeeded = match result {
             Ok(applied) => self.end_round(&applied, extent, now, took),
             Err(error) => {
                 self.meter.failed_round(extent);
                 self.fail(&error, now)
             }
-        }
+        };
+        self.has_tampering |= are_changed;
+        has_succeeded
     }
 
     /// Checks the chains of other programs, at each resync and when something suggests a change.

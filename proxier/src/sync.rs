@@ -199,6 +199,22 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
+    /// Compares the generation of the packet rules with that of our last write. Returns whether another
+    /// program changed any rule since; then the next round repairs them.
+    pub(crate) fn finds_changed_rules(&mut self) -> bool {
+        let Some(rules) = &mut self.rules else {
+            return false;
+        };
+        if !rules.filter.is_in_step() {
+            return false;
+        }
+        let checked = rules.check(&mut self.dataplane, &self.ledger);
+        if checked.is_err() {
+            rules.filter.distrust();
+        }
+        !rules.filter.is_in_step()
+    }
+
     /// Notes that another program changed service addresses or their device, so that the next round
     /// repairs them.
     pub fn distrust_addresses(&mut self) {

@@ -153,9 +153,10 @@ impl Flags {
         let packets = self.packets(&mut linux, setup)?;
         let inbox = Inbox::open(start.resolved)?;
         tracing::info!("programming IPVS for node {}", setup.plan.node_name);
-        // The monitors start before the first round reads the kernel, so that no change between the two is
+        // These monitors start before the first round reads the kernel, so that no change between the two is
         // lost.
         self.monitor(&linux, &inbox.sender)?;
+        let (rules, rules_port) = (inbox.sender.clone(), linux.rules_port());
         let settings = &setup.settings;
         let mark = packets.masquerade_bit.mark();
         let dataplane = Companion::new(linux, self.dataplane.start_companion()?);
@@ -168,6 +169,11 @@ impl Flags {
             let treatments = self.forward.treatments(&self.node.packets.input);
             daemon = daemon
                 .setting(kernel_settings(&self.sysctl(setup)))
+                .monitoring_rules(move || {
+                    monitor::rules(rules_port, move |tampering| {
+                        rules.send(Message::RulesChanged(tampering)).is_ok()
+                    });
+                })
                 .passing(ForeignChains::open(treatments)?);
             let mut mark_chain = MarkChainUse::KubeProxy;
             if self.compat_chains {
@@ -319,7 +325,7 @@ impl Flags {
         flags.run(cleanup_command::CleanupScope::OursAndKubeProxys)
     }
 
-    /// Starts threads that send a message when another program changes the kernel.
+    /// Starts threads that send a message when another program changes addresses or local routes.
     fn monitor(&self, linux: &Linux, listener: &SyncSender<Message>) -> anyhow::Result<()> {
         let addresses = listener.clone();
         let devices = &self.node.yield_devices;
@@ -332,10 +338,6 @@ impl Flags {
         )?;
         let routes = listener.clone();
         monitor::local_routes(port, move || routes.send(Message::AddressesChanged).is_ok())?;
-        let rules = listener.clone();
-        monitor::rules(linux.rules_port(), move |tampering| {
-            rules.send(Message::RulesChanged(tampering)).is_ok()
-        })?;
         Ok(())
     }
 }

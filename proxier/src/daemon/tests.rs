@@ -6,9 +6,22 @@ use api_server::Manifest;
 
 use super::*;
 use crate::dataplane::fake::FakeKernel;
+use crate::filter::FilterConfig;
 use crate::ledger::LedgerFile;
 use crate::manifests::{self, Options};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use crate::store::Update;
+
+fn config() -> PlanConfig {
+    PlanConfig {
+        node_name: "here".into(),
+        scheduler: "rr".parse().unwrap(),
+        node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
+        service_addresses: ServiceAddresses::Routes,
+        drain: Duration::ZERO,
+    }
+}
 
 #[test]
 fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
@@ -31,17 +44,9 @@ fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
         (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
     assert_eq!((nodes.len(), other_events.len()), (1, 3));
 
-    let config = PlanConfig {
-        node_name: "here".into(),
-        scheduler: "rr".parse().unwrap(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
-        drain: Duration::ZERO,
-    };
     let directory = tempfile::tempdir().unwrap();
     let ledger = LedgerFile::new(directory.path().join("ledger"));
-    let proxier = Proxier::new(FakeKernel::default(), config, ledger).unwrap();
+    let proxier = Proxier::new(FakeKernel::default(), config(), ledger).unwrap();
     let periods = Periods {
         sync: Duration::from_millis(10),
         ..Periods::default()
@@ -63,4 +68,35 @@ fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
     });
     assert!(daemon.proxier.snapshot().knows_other_nodes());
     assert!(start.elapsed() < gate::NODE_PATIENCE);
+}
+
+#[test]
+fn the_monitor_of_packet_rules_starts_after_the_first_write_and_misses_no_change() {
+    for is_changed in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = LedgerFile::new(directory.path().join("ledger"));
+        let mut proxier = Proxier::new(FakeKernel::default(), config(), ledger)
+            .unwrap()
+            .filtering(FilterConfig::default());
+        proxier.receive([
+            Event::Services(Update::Reset(Vec::new())),
+            Event::EndpointSlices(Update::Reset(Vec::new())),
+        ]);
+        let mut daemon = Daemon::new(proxier, Periods::default(), None);
+        assert!(daemon.act(Duration::from_secs(1)));
+
+        // Another program changes a rule after our write, and before the monitor listens.
+        daemon.proxier.dataplane().rules_generation += u32::from(is_changed);
+        let (sender, starts) = channel();
+        daemon = daemon.monitoring_rules(move || sender.send(()).unwrap());
+        assert!(daemon.act(Duration::from_secs(2)));
+        assert!(starts.try_recv().is_ok());
+        assert_eq!(daemon.has_tampering, is_changed);
+        let is_in_step = |daemon: &Daemon<_>| daemon.proxier.filter().unwrap().is_in_step();
+        assert_eq!(is_in_step(&daemon), !is_changed);
+
+        assert!(daemon.act(Duration::from_secs(3)));
+        assert!(starts.try_recv().is_err(), "the monitor starts once");
+        assert!(!daemon.has_tampering && is_in_step(&daemon));
+    }
 }

@@ -40,19 +40,27 @@ pub(crate) enum Extent {
 impl<D: Dataplane> Proxier<D> {
     /// Makes a round at `now`, in time since boot.
     pub(super) fn round(&mut self, extent: Extent, now: Duration) -> Result<Applied, Error> {
+        // The times of these lines show where a slow round spends its time.
+        tracing::trace!(?extent, "round: begins");
         let drifted = match extent {
             Extent::All => self.read_back(now)?,
             Extent::Pending => self.read_due(now)?,
         };
+        tracing::trace!("round: planned and read");
         let mut ops = self.compare(extent);
+        tracing::trace!(ops = ops.len(), "round: compared");
         self.own(&ops, now);
+        tracing::trace!("round: owned");
         let tightened = self.tighten_rules(&mut ops, now);
+        tracing::trace!("round: tightened");
         let outcomes = self.apply(&ops, now);
+        tracing::trace!("round: applied");
         let loosened = self.loosen_rules(now);
         // After the Ops: before them, the next packet would create a deleted flow again.
         let desired = self.planner.desired();
         let flows = self.flows.sweep(&mut self.dataplane, desired, now);
         let unrecorded = self.record(extent, now);
+        tracing::trace!("round: recorded");
         Ok(Applied {
             // If there were two writes, the later one decides which rules the kernel has.
             rules: loosened.or(tightened),

@@ -117,15 +117,9 @@ pub(crate) fn local_routes(
 /// Starts a thread that calls `changed` when another program changed our table or a foreign chain.
 ///
 /// The thread ends when `changed` returns `false`. `port` is the netlink port of our own changes,
-/// which are ignored.
-///
-/// # Errors
-/// If the socket cannot be opened. After a later failure, the thread opens it again and calls
-/// `changed` with [`Tampering::Unknown`].
-pub(crate) fn rules(
-    port: u32,
-    changed: impl FnMut(Tampering) -> bool + Send + 'static,
-) -> Result<(), Failure> {
+/// which are ignored. After a failure, the thread opens its socket again and calls `changed` with
+/// [`Tampering::Unknown`].
+pub(crate) fn rules(port: u32, changed: impl FnMut(Tampering) -> bool + Send + 'static) {
     let open = move || {
         let mut watch = RulesWatch::open(filter::TABLE, port)?;
         let look: Look<Tampering> = Box::new(move || {
@@ -144,8 +138,7 @@ pub(crate) fn rules(
         });
         Ok(look)
     };
-    Monitor::open("packet rules", Tampering::Unknown, open)?.start(changed);
-    Ok(())
+    Monitor::open_or_retry("packet rules", Tampering::Unknown, open).start(changed);
 }
 
 /// Reports changes of one kind until the receiver is gone; a failed socket is opened again.
@@ -167,14 +160,25 @@ where
     O: FnMut() -> Result<Look<T>, Failure> + Send + 'static,
 {
     fn open(what: &'static str, missed: T, mut open: O) -> Result<Self, Failure> {
-        Ok(Self {
+        let look = open()?;
+        Ok(Self::with(what, missed, open, look))
+    }
+
+    /// Returns a monitor that opens its sockets again if that fails now.
+    fn open_or_retry(what: &'static str, missed: T, mut open: O) -> Self {
+        let look = open().unwrap_or_else(|failure| Box::new(move || Err(failure.clone())));
+        Self::with(what, missed, open, look)
+    }
+
+    fn with(what: &'static str, missed: T, open: O, look: Look<T>) -> Self {
+        Self {
             what,
             missed,
-            look: open()?,
             open,
+            look,
             retry: Timer::doubling(PAUSES.0, PAUSES.1),
             failures: LastingConditions::default(),
-        })
+        }
     }
 
     fn start(self, changed: impl FnMut(T) -> bool + Send + 'static) {
