@@ -22,7 +22,7 @@ use super::source;
 use super::tcp::ATTEMPTS;
 use super::worker::{is_exhausted, request};
 
-/// The number of batches that are received from a socket before the next socket gets its moment.
+/// The number of batches that are received from a socket before the next socket gets its turn.
 const TURNS: usize = 2;
 
 /// If the table is full, the least recent one of this number of arbitrary flows is removed.
