@@ -11,6 +11,7 @@ use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use secrecy::ExposeSecret as _;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower::ServiceBuilder;
@@ -394,6 +395,12 @@ async fn read(server: &ServerLocation) -> Result<Config, RequestFailure> {
     };
     if let Some(master) = &server.master {
         config.cluster_url = parse_master(master)?;
+    }
+    let token = config.auth_info.token.as_ref();
+    // kube panics at such a token.
+    if token.is_some_and(|token| http::HeaderValue::from_str(token.expose_secret()).is_err()) {
+        let why = "the kubeconfig's token has a character that no token has, such as a line break";
+        return Err(RequestFailure::Configuration(why.into()));
     }
     let authority = config.cluster_url.authority();
     // The URL is a label of metrics.

@@ -193,7 +193,7 @@ fn an_unusable_credential_is_explained_without_its_text() {
         (
             of(&json!({"token": format!("{SECRET}\n{SECRET}")})),
             no_flag,
-            "invalid bearer token",
+            "such as a line break",
         ),
         (
             of(&json!({"client-key-data": SECRET, "client-certificate-data": SECRET})),
