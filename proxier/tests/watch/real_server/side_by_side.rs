@@ -12,7 +12,7 @@ mod subject;
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -54,8 +54,14 @@ fn record_port_in_use(plane: &ControlPlane, subject: &mut Subject) {
 }
 
 fn slice(name: &str, family: &str, endpoints: &Value) -> Value {
+    let now = humantime::format_rfc3339(SystemTime::now()).to_string();
     json!({
-        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "lb"}},
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/service-name": "lb"},
+            // The programs measure the latency from then.
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": now},
+        },
         "addressType": family,
         "ports": [{"name": "a", "port": 8080}, {"name": "b", "port": 8081}],
         "endpoints": endpoints,

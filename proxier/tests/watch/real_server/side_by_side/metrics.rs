@@ -14,15 +14,20 @@ struct Metric {
 const SAME_VALUES: [&str; 4] = ["host", "ip_family", "le", "traffic_policy"];
 
 /// Beginnings of the names of kube-proxy's metrics that this program does not have, and why.
-const MISSING: [(&str, &str); 4] = [
+const MISSING: [(&str, &str); 10] = [
     ("go_", "the program is not written in Go"),
     ("kubernetes_", "ipvs_proxier_build_info has the version"),
-    (
-        "kubeproxy_conntrack_reconciler_",
-        "ipvs_proxier_flows_deleted_total; flows are deleted in a round, not in a loop of their own",
-    ),
     ("rest_client_", "details of client-go"),
+    ("aggregator_", LIBRARY),
+    ("apiserver_", LIBRARY),
+    ("cardinality_", LIBRARY),
+    ("hidden_", "there are no hidden metrics"),
+    ("disabled_", "no metric can be disabled"),
+    ("registered_", "there is no registry that grows"),
+    ("process_", "limits and network traffic of the whole node"),
 ];
+
+const LIBRARY: &str = "kube-proxy has it from a library and never changes it";
 
 /// Metrics of this program that kube-proxy's page does not have, besides `ipvs_proxier_*`, and why.
 const ADDED: [(&str, &str); 2] = [
