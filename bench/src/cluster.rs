@@ -1,8 +1,9 @@
-//! `bench cluster`: proxies beside each other in a large cluster.
+//! `bench cluster`: service proxies in a large cluster, compared.
 //!
-//! The program boots a lab kernel and runs itself in it. There, each proxy gets a network namespace, an
-//! API server with the objects of a generated cluster, and the phases of a [`Scenario`], one proxy after
-//! the other. The results leave the lab as lines of JSON and become the report outside.
+//! The program boots a lab kernel and runs itself in it. There it measures one proxy after the
+//! other. Each gets a network namespace, an API server with the objects of a generated cluster, and
+//! the phases of a [`Scenario`]. The results leave the lab as lines of JSON and become the report
+//! outside.
 //!
 //! ```text
 //!   population ─▶ api ──TLS──▶ proxy under test ──netlink──▶ kernel

@@ -178,7 +178,8 @@ impl Replay {
         self.check_family(add.address)?;
         let address = SocketAddr::new(add.address, add.port);
         if let Some(&id) = self.removed.get(&address) {
-            // An error means that the balancer forgot the removed server, because it had no connections.
+            // The balancer reports an error if it forgot the removed server, because it had no
+            // connections. There is nothing to reset then.
             let _ = self.balancer.set_connections(id, 0, 0);
         }
         let id = self.balancer.add(address, add.weight)?;

@@ -1,5 +1,5 @@
-//! What the reports of measurements share: tables for the terminal and for a page, charts, and the
-//! page itself, which needs no other file and no script.
+//! The common parts of the reports: tables for the terminal and for a page, charts, and the page
+//! itself, which needs no other file and no script.
 
 pub(crate) mod lines;
 pub(crate) mod page;

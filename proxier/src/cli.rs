@@ -80,12 +80,14 @@ impl Cli {
         match self.command {
             CliCommand::Run(flags) => flags.run(),
             CliCommand::Plan(flags) => flags.run(),
+            // These two have no flags about the log. `run` and `plan` start it with theirs.
             CliCommand::Status(flags) => {
                 logging::start(logging::DEFAULT);
                 flags.run()
             }
             CliCommand::Cleanup(flags) => {
                 logging::start(logging::DEFAULT);
+                // Only kube-proxy's flag `--cleanup` removes kube-proxy's objects, too.
                 flags.run(cleanup_command::CleanupScope::Ours)
             }
         }

@@ -44,7 +44,7 @@ pub(crate) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// The kind of configuration files.
 pub(crate) const KIND: &str = "KubeProxyConfiguration";
 
-/// What a flag or field does in this program.
+/// The effect of a flag or field in this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The same as in kube-proxy.

@@ -262,6 +262,7 @@ impl<D: Dataplane> Daemon<D> {
         loop {
             let now = clock::since_boot();
             let due = self.due();
+            // While no round is due, the gate waits for a message, which ends the wait.
             let mut wait = due.map_or(self.periods.sync, |due| due.saturating_sub(now));
             if self.begins_to_wait {
                 wait = wait.min(NODE_GRACE);
@@ -400,6 +401,7 @@ impl<D: Dataplane> Daemon<D> {
             Extent::Pending => self.proxier.sync(now),
         };
         let took = began.elapsed();
+        // After a failed round too: the kernel still serves what earlier rounds programmed.
         self.check_chains(extent, now);
         match result {
             Ok(applied) => self.end_round(&applied, extent, now, took),

@@ -46,6 +46,7 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
         .filter(|address| !desired.addresses.contains_key(address))
         .filter(|address| !observed.addresses.contains_key(address))
         .collect();
+    // The forms of an address follow each other.
     leftovers.dedup();
     for address in leftovers {
         diff_address(address, desired, observed, &mut ops);

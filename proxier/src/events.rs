@@ -60,9 +60,9 @@ pub struct Notice {
     pub severity: Severity,
     /// Why it is reported, as one word: `InvalidField`.
     pub reason: &'static str,
-    /// What the program did, as one word: `Plan`.
+    /// The program's action, as one word: `Plan`.
     pub action: &'static str,
-    /// What happened, at most [`Notice::MAX_NOTE`] bytes.
+    /// The text, of at most [`Notice::MAX_NOTE`] bytes.
     pub note: String,
     /// How often it is reported.
     pub occurrence: Occurrence,

@@ -38,6 +38,7 @@ impl Limits {
     /// A mistake in the roles of all nodes then makes them unhealthy one by one, so that an operator
     /// sees it before the last load balancer is empty.
     pub fn staggered(limit: Duration, node_name: &str) -> Duration {
+        // Another release of Rust may give the node another share, which does no harm.
         let mut hasher = DefaultHasher::new();
         node_name.hash(&mut hasher);
         let share = u32::try_from(hasher.finish() % 1_000).unwrap_or_default();

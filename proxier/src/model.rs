@@ -235,8 +235,8 @@ pub struct EndpointSlice {
     pub ports: Vec<SlicePort>,
     /// The endpoints, in the object's order.
     pub endpoints: Vec<Endpoint>,
-    /// When the Pod or Service changed that caused the last change of these endpoints, if the cluster tells
-    /// it (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
+    /// The time of the change of a Pod or Service that caused the last change of these endpoints,
+    /// if the annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it.
     pub changed: Option<SystemTime>,
 }
 

@@ -201,7 +201,7 @@ impl CountedServer {
 }
 
 impl Observed {
-    /// Replaces what is known of the service addresses. Returns what it was.
+    /// Replaces the service addresses and the carrier. Returns the previous ones.
     pub fn replace_addresses(&mut self, found: LocalAddresses) -> LocalAddresses {
         LocalAddresses {
             addresses: std::mem::replace(&mut self.addresses, found.addresses),
@@ -224,7 +224,7 @@ impl Observed {
         self.addresses.contains_key(&address) || self.leftovers_of(address).next().is_some()
     }
 
-    /// Gives back spare memory, which many additions leave.
+    /// Frees the memory that many insertions in order of the keys left unused.
     pub(crate) fn pack(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);

@@ -9,8 +9,8 @@ mod list;
 
 pub use self::list::Ops;
 
-/// The carrier: the dummy device of kube-proxy's IPVS mode, by whose name Calico and other programs
-/// recognise service addresses.
+/// The carrier: the dummy device of kube-proxy's IPVS mode. Calico and other programs recognise
+/// service addresses by its name.
 pub(crate) const CARRIER: &str = "kube-ipvs0";
 
 /// A way in which a service address of ours is local.

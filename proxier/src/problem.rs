@@ -13,7 +13,7 @@ pub struct Problem {
     pub field: String,
     /// The field's value, shortened to [`Problem::MAX_VALUE`] characters.
     pub value: String,
-    /// What is wrong with it and what is done instead; lower case, no full stop.
+    /// The fault and its consequence; lower case, no full stop.
     pub message: String,
     /// The place of the object, if it was read from a file.
     pub source: Option<Source>,

@@ -88,8 +88,9 @@ impl Default for RelayLimits {
     }
 }
 
-/// Returns the number of descriptors that this process may have. Without a limit, the kernel's memory is
-/// one; a million connections need gigabytes of it.
+/// Returns the number of descriptors that this process may have.
+///
+/// Without a limit, the kernel's memory is one: a million connections need gigabytes of it.
 fn file_limit() -> usize {
     const MANY: u64 = 1 << 21;
     let limit = getrlimit(Resource::Nofile).current;
@@ -360,6 +361,7 @@ impl Drop for Relay {
     /// Ends the workers by closing their queues.
     fn drop(&mut self) {
         for mut worker in self.workers.drain(..) {
+            // Before the wake-up: a worker that finds its queue open sleeps again.
             drop(worker.commands);
             let _ = worker.waker.wake();
             if let Some(thread) = worker.thread.take() {

@@ -61,17 +61,17 @@ pub(crate) struct ServeConfig {
     pub(crate) healthz: Option<SocketAddr>,
     /// The address of `/metrics`, `/proxyMode` and others; `None`: no such server.
     pub(crate) metrics: Option<SocketAddr>,
-    /// What follows if one of these two addresses cannot be bound.
+    /// The action if one of these two addresses cannot be bound.
     pub(crate) on_bind_failure: OnBindFailure,
     /// The source of `/metrics`.
     pub(crate) scraper: Scraper,
     /// The limits beyond which the proxy counts as unhealthy.
     pub(crate) limits: Limits,
-    /// What `/statusz` and `/configz` say about the process.
+    /// The facts about the process for `/statusz` and `/configz`.
     pub(crate) process: ProcessInfo,
 }
 
-/// What follows if the address of `/healthz` or of `/metrics` cannot be bound.
+/// The action if the address of `/healthz` or of `/metrics` cannot be bound.
 pub(crate) enum OnBindFailure {
     /// Binding is tried again.
     Retry,

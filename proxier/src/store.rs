@@ -145,6 +145,7 @@ impl Snapshot {
                 let slices_of = &mut self.slices_of;
                 self.slices.update(change, |name, old, new| {
                     let (old, new) = (old.and_then(service_of), new.and_then(service_of));
+                    // A slice may pass from one Service to another. Both plans change then.
                     for service in [&old, &new].into_iter().flatten() {
                         touched.add(service);
                     }

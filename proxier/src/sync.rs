@@ -147,7 +147,8 @@ impl<D: Dataplane> Proxier<D> {
     /// Applies events to the snapshot.
     pub fn receive(&mut self, events: impl IntoIterator<Item = Event>) {
         for mut event in events {
-            // Here, not in the planner: so all readers of the snapshot agree, and none needs the setting.
+            // Removed here and not by the planner, so that no reader of the snapshot needs the
+            // setting.
             if self.input.ignores_external_ips {
                 event.drop_external_ips();
             }

@@ -66,11 +66,11 @@ pub struct Setting {
     pub file: File,
     /// Its desired value.
     pub value: DesiredValue,
-    /// What happens when another program changes it later.
+    /// The action when another program changes it later.
     pub upkeep: Upkeep,
 }
 
-/// What happens to a setting that another program changes.
+/// The action on a setting that another program changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Upkeep {
     /// The daemon reports the change and keeps it.
@@ -168,6 +168,7 @@ fn of_conntrack(conntrack: &Conntrack, processors: u32) -> Vec<Setting> {
         let limit = File::Sysctl("net/netfilter/nf_conntrack_max");
         set(limit, DesiredValue::Exactly(most));
         let buckets = File::Module("nf_conntrack/parameters/hashsize");
+        // As kube-proxy: four connections for each bucket, and never fewer buckets than before.
         set(buckets, DesiredValue::AtLeast(most / 4));
     }
     if conntrack.tcp_be_liberal {

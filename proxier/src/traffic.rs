@@ -79,6 +79,7 @@ impl Owners {
         if planned.len() > self.limit {
             known.owners = BTreeMap::new();
         } else if before > self.limit {
+            // Changes above the limit were not followed.
             let all = planned.iter().map(|(key, server)| (*key, server.into()));
             known.owners = all.collect();
         } else {

@@ -55,7 +55,7 @@ pub use self::status::{FollowState, Status};
 
 pub(crate) use self::status::StatusReader;
 
-/// Which API server to follow, and how.
+/// The API server to follow, and the settings of the watch.
 #[derive(Clone, Debug)]
 pub struct WatchConfig {
     /// The API server and its credentials.

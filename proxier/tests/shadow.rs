@@ -1,4 +1,4 @@
-//! What `plan` says of a node where kube-proxy still serves, and what `plan --audit` finds there.
+//! The output of `plan` and of `plan --audit` for a node where kube-proxy still serves.
 //!
 //! The table is the recorded one of kube-proxy for the conformance cluster (`conformance/README.md`), or
 //! a small one with one fault.
@@ -154,7 +154,7 @@ fn the_table_of_kube_proxy_is_explained_and_audited() {
     insta::assert_snapshot!("findings", findings);
 }
 
-/// The frontends of the Service `web`, and what kube-proxy programs for them.
+/// The frontends of the Service `web`, and kube-proxy's destinations for them.
 fn web_table() -> Table {
     let row = || {
         let destinations = ["10.244.1.2:8080 masq w=1", "10.244.2.2:8080 masq w=1"];

@@ -1,4 +1,4 @@
-//! The real kube-proxy serves a node, this program takes over, and kube-proxy comes back.
+//! The real kube-proxy serves a node, this program takes over, and kube-proxy takes it back.
 //!
 //! `kube-proxy` must be in `KUBEBUILDER_ASSETS`. Both programs follow the API server of the tests, and
 //! program the same lab kernel. All the time, clients keep connections and open new ones.
@@ -78,7 +78,7 @@ fn kube_proxy_serves_then_ours_then_kube_proxy_again(iptables: Iptables) {
         let (mut theirs, mut cleanup) = traffic.during("the way back", &scene, || {
             ours.terminate();
             let theirs = scene.kube_proxy("ipvs");
-            // It starts, so ours stays.
+            // While kube-proxy starts, `cleanup` removes nothing.
             theirs.eventually("cleanup may hand over", || {
                 scene.try_cleanup(&["--dry-run"]).is_some()
             });

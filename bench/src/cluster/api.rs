@@ -16,7 +16,7 @@ mod real;
 /// The port of the API server's Service on the node.
 pub(crate) const PORT: u16 = 6443;
 
-/// Which API server serves the cluster.
+/// The API server of the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ApiKind {
     /// The server in this process.
@@ -52,10 +52,10 @@ pub(crate) trait Api {
     /// Replaces an object.
     fn replace(&mut self, object: Value) -> anyhow::Result<()>;
 
-    /// Writes the file that names this server to a proxy.
+    /// Writes a kubeconfig file of this server into `folder`; returns its path.
     fn kubeconfig(&self, folder: &Path) -> anyhow::Result<PathBuf>;
 
-    /// Returns whether the endpoint of `default/kubernetes` sends back what it receives.
+    /// Returns whether the endpoint of `default/kubernetes` is an echo server.
     fn has_echo(&self) -> bool;
 
     /// Ends all watches and expires their resource versions.
@@ -64,7 +64,7 @@ pub(crate) trait Api {
     /// Ends all connections; watches can continue.
     fn reset_watches(&mut self) -> anyhow::Result<()>;
 
-    /// Refuses connections until [`Api::resume`]; objects can be changed meanwhile.
+    /// Refuses connections until [`Api::resume`]. Objects can be changed in this time.
     fn set_gone(&mut self) -> anyhow::Result<()>;
 
     /// Accepts requests but answers none until [`Api::resume`].

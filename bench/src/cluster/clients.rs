@@ -1,7 +1,8 @@
 //! Clients of a Service, which show whether a disturbance costs connections.
 //!
-//! Some connections stay open and get an answer ten times a second; as often, a new one is opened. All
-//! go through the virtual server of `default/kubernetes` to an echo server on the node.
+//! Ten connections stay open and get an answer ten times a second. Ten times a second, a new one is
+//! opened. All use the virtual server of `default/kubernetes`, whose endpoint is an echo server on
+//! the node.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,19 +20,19 @@ const OPEN: usize = 10;
 /// The pause between two requests of a client.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection without an answer for so long is lost.
+/// A connection that gets no answer for this time is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What became of the connections of a phase.
+/// The connections of a phase, and how many of them failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Connections {
-    /// Those that were open at the beginning.
+    /// Connections that were open at the beginning.
     pub(crate) open: usize,
-    /// Those of them that were lost.
+    /// How many of the open ones were lost.
     pub(crate) lost: usize,
     /// New connections.
     pub(crate) tried: u32,
-    /// Those of them that failed.
+    /// How many of the new ones failed.
     pub(crate) failed: u32,
 }
 
@@ -70,10 +71,10 @@ impl Clients {
         Ok(Self { stop, thread })
     }
 
-    /// Ends the clients and returns what they saw.
+    /// Ends the clients and returns their counts.
     pub(super) fn stop(self) -> Connections {
         self.stop.store(true, Ordering::Relaxed);
-        // A panic was printed by the thread itself.
+        // The panic hook has printed the message of a panic already.
         self.thread.join().unwrap_or_default()
     }
 }

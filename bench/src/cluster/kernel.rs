@@ -1,4 +1,4 @@
-//! Looks at the kernel's tables between the phases of a run, and empties them.
+//! Compares the kernel's tables with the cluster between the phases of a run, and empties them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,8 +11,9 @@ use ipvs_netlink::{Change, Client, DestinationEntry};
 use super::population::Population;
 use crate::netlink::limit;
 
-/// Returns whether the virtual servers have exactly the endpoints of the cluster; `None` without
-/// virtual servers, because then the proxy uses another table.
+/// Returns whether the virtual servers have exactly the endpoints of the cluster.
+///
+/// `None` without virtual servers, because then the proxy uses another table.
 pub(crate) fn has_exactly(population: &Population) -> anyhow::Result<Option<bool>> {
     let mut client = Client::open()?;
     let mut programmed: BTreeSet<u32> = BTreeSet::new();
@@ -37,10 +38,10 @@ pub(crate) fn has_exactly(population: &Population) -> anyhow::Result<Option<bool
     Ok(Some(expected.is_subset(&programmed) && extra.all(is_node)))
 }
 
-/// Programs the virtual servers of this namespace in a new one, and returns how long the kernel took;
-/// `None` without virtual servers.
+/// Programs the virtual servers of this namespace in a new one, and returns the time it took.
 ///
-/// The messages are prepared, so the time is the least that any proxy needs for these virtual servers.
+/// `None` without virtual servers. The messages are prepared, so no proxy can program these virtual
+/// servers in less time.
 pub(crate) fn limit() -> anyhow::Result<Option<Duration>> {
     let table = Client::open()?.table()?;
     if table.is_empty() {

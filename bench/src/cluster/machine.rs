@@ -1,4 +1,4 @@
-//! Where the measurements were made.
+//! The machine of the measurements.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! What was measured.
+//! The results of a run.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ pub(crate) struct Outcome {
     pub(crate) steps: Vec<Step>,
     /// Resident memory in KiB over the seconds since the start.
     pub(crate) memory: Vec<(f64, u64)>,
-    /// What went wrong, and what could not be measured.
+    /// Failures, and figures that could not be measured.
     pub(crate) notes: Vec<String>,
 }
 
 /// The first programming.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
-    /// Seconds from the start of the process until the kernel was told of every endpoint.
+    /// Seconds from the start of the process until the request for the last endpoint.
     pub(crate) programmed_secs: f64,
     /// Seconds until the last request of the first programming.
     pub(crate) settled_secs: f64,
@@ -51,22 +51,22 @@ pub(crate) struct Step {
     pub(crate) cost: Cost,
     /// The number of changes of objects.
     pub(crate) changes: u32,
-    /// From a change in the API to the kernel's message about it.
+    /// Time from a change in the API to the netlink message that programs it.
     pub(crate) latency: Option<Latency>,
-    /// The number of changes about which the kernel got no message.
+    /// The number of changes for which the proxy sent no request.
     pub(crate) missed: usize,
     /// Seconds from the end of a disturbance until the kernel had all changes.
     pub(crate) caught_up_secs: Option<f64>,
-    /// What became of clients' connections; `None` if the phase is not about them.
+    /// Clients' connections and their failures; `None` if the phase has no clients.
     #[serde(default)]
     pub(crate) connections: Option<Connections>,
-    /// The number of system calls, of which there are figures only under strace.
+    /// The number of system calls; `None` unless the phase runs under strace.
     pub(crate) system_calls: Option<u64>,
     /// Whether the kernel's virtual servers have exactly the endpoints of the API.
     pub(crate) is_correct: Option<bool>,
 }
 
-/// What a phase cost.
+/// The cost of a phase.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     /// The duration of the phase.

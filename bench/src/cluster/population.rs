@@ -40,7 +40,7 @@ impl Families {
     }
 }
 
-/// What a change does.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ChangeKind {
@@ -50,7 +50,7 @@ pub(crate) enum ChangeKind {
     Scale,
     /// A random Service gets all Pods replaced, as after its deletion and creation.
     Redeploy,
-    /// Replaces all Pods of one Service after the other, each by a change of its own.
+    /// Replaces the Pods of one Service after the other. Each Pod is a change of its own.
     Rolling,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Change {
     pub(crate) objects: Vec<Value>,
     /// The last four bytes of each new address, by which the kernel's messages show it.
     pub(crate) words: Vec<u32>,
-    /// The same of the removed addresses, of which the kernel may never hear.
+    /// The same of the removed addresses. The proxy may never mention them to the kernel.
     pub(crate) removed: Vec<u32>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Population {
     /// The number of the next new Pod.
     next: u32,
     dice: Dice,
-    /// The Service and Pod at which a rolling restart is.
+    /// The Service and the Pod that a rolling restart replaces next.
     rolling: (u32, usize),
     /// The Services that gained a Pod and have not lost it yet.
     scaled: Vec<u32>,
@@ -188,7 +188,7 @@ impl Population {
         let pod = self.new_pod();
         let pods = &mut self.pods[service as usize];
         let Some(place) = pods.get_mut(position) else {
-            // A Service without endpoints gets its first one.
+            // Position 0 of an empty Service: the new Pod is its first endpoint.
             pods.push(pod);
             return self.changed(service, 0, &[pod], &[]);
         };

@@ -1,4 +1,4 @@
-//! Leads one proxy through a scenario.
+//! Measures one proxy in the phases of a scenario.
 
 use std::fmt::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -23,10 +23,10 @@ use crate::report::progress::StatusLine;
 /// The time limit for the first programming.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// The time limit for changes to arrive in the kernel after a phase.
+/// The time limit for the kernel to have all changes of a phase.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Without requests for so long, a proxy has no more to tell the kernel.
+/// A proxy that sends no request for this time has programmed everything.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// How long system calls are counted.
@@ -38,7 +38,7 @@ const ABSENCE: Duration = Duration::from_secs(10);
 /// The number of changes during an absence.
 const MISSED_CHANGES: u32 = 20;
 
-/// A proxy under test with its surroundings.
+/// A proxy under test with its API server and its tap.
 pub(super) struct Run<'a> {
     scenario: &'a Scenario,
     population: Population,
@@ -138,7 +138,7 @@ impl Run<'_> {
             if step.missed > 0 {
                 let missed = step.missed;
                 outcome.notes.push(format!(
-                    "{phase:?}: the kernel was not told of {missed} endpoints within {LATE:?}"
+                    "{phase:?}: the proxy sent no request for {missed} endpoints within {LATE:?}"
                 ));
             }
             outcome.steps.push(step);
@@ -183,7 +183,7 @@ impl Run<'_> {
         })
     }
 
-    /// Waits until the proxy tells the kernel nothing more, for example about drained endpoints.
+    /// Waits until the proxy sends no more requests, for example about drained endpoints.
     fn quiet(&self) {
         let deadline = Instant::now() + LATE;
         while now().saturating_sub(self.tap.last_request()) < QUIET && Instant::now() < deadline {
@@ -255,7 +255,8 @@ impl Run<'_> {
         }
         step.cost = self.cost(&before)?;
         step.connections = clients.map(Clients::stop);
-        // An endpoint of several virtual servers has arrived with the first of them.
+        // The tap finds an endpoint at its first virtual server. Wait for the requests of the
+        // others.
         self.quiet();
         step.is_correct = kernel::has_exactly(&self.population)?;
         Ok(step)
@@ -285,7 +286,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until all changes are in the kernel, and records the latencies.
+    /// Waits until the kernel has all changes, and records the latencies.
     fn arrive(&self, step: &mut Step) {
         let deadline = Instant::now() + LATE;
         while self.tap.missing() > 0 && Instant::now() < deadline {
@@ -310,12 +311,12 @@ impl Run<'_> {
         self.arrive(step);
         let found = self.tap.last_found().saturating_sub(back);
         step.caught_up_secs = (step.missed == 0).then_some(found.as_secs_f64());
-        // The changes waited for the server most of the time.
+        // These latencies would be the server's absence, not the proxy's work.
         step.latency = None;
         Ok(())
     }
 
-    /// Waits until the proxy works no more.
+    /// Waits until the proxy is idle.
     fn calm(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + LATE;
         let pause = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! What a run measures: the size of the cluster, and what happens in it.
+//! The scenario of a run: the size of the cluster, and its events.
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
@@ -34,15 +34,15 @@ pub(crate) enum Phase {
     Idle,
     /// Objects change at a steady rate.
     Churn,
-    /// The same for a short time under strace, which counts system calls.
+    /// Objects change under strace, for a short time; strace counts system calls.
     Calls,
     /// All watches end, and their resource versions are gone.
     Relist,
     /// All watches end, and can continue.
     Reset,
-    /// The API server is gone for a while in which objects change.
+    /// The API server refuses connections for 10 s. Objects change in this time.
     Outage,
-    /// The API server accepts requests and answers none for a while in which objects change.
+    /// The API server accepts requests and answers none for 10 s. Objects change in this time.
     Slow,
     /// Another program empties the kernel's table.
     Flush,
@@ -196,7 +196,8 @@ impl Scenario {
         };
         let kind = given.change.unwrap_or(row.change);
         let per_second = given.changes.unwrap_or(row.changes);
-        // A rolling restart takes as long as it takes to replace every Pod.
+        // A rolling restart ends with the last Pod, so its duration follows from the number of
+        // Pods.
         let secs = match kind {
             ChangeKind::Rolling => (shape.services * shape.endpoints).div_ceil(per_second.max(1)),
             _ => 30,

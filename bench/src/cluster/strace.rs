@@ -23,7 +23,7 @@ impl Trace {
             .stderr(Stdio::null())
             .spawn()
             .context("running strace (install the package strace)")?;
-        // Until it has attached to all threads.
+        // strace does not report when it has attached to all threads.
         std::thread::sleep(Duration::from_secs(1));
         Ok(Self { strace, output })
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::objects::NODE;
 use crate::process::{Cpu, Memory};
 
-/// The folders with programs that only root needs, which the lab's environment may lack.
+/// The standard folders of programs. The environment of the lab may lack those for root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A proxy to measure: its name in the report, and its command line.
@@ -20,7 +20,7 @@ pub(crate) struct Subject {
     pub(crate) name: String,
     /// Program and arguments, with [`PLACES`] in them.
     command: Vec<String>,
-    /// Which programs the name `iptables` stands for.
+    /// The programs behind the name `iptables`.
     iptables: Iptables,
 }
 

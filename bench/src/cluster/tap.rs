@@ -1,8 +1,7 @@
-//! Reads what a proxy tells the kernel: all netlink messages of a network namespace, with the
-//! kernel's timestamps.
+//! Reads all netlink messages of a network namespace, with the kernel's timestamps.
 //!
-//! The kernel copies each message to the device `nlmon0`. Nothing else tells so exactly when a change
-//! arrives in the kernel, and it is the same for every proxy. The messages are read every few
+//! The kernel copies each message to the device `nlmon0`. This shows the time at which a change
+//! arrives in the kernel, in the same way for every proxy. The messages are read every few
 //! milliseconds: a reader that wakes up for each would compete with the proxy for the processor.
 
 use std::collections::HashMap;
@@ -56,7 +55,7 @@ pub(crate) struct Tap {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What was read so far. Times are those since 1970.
+/// The messages read so far. Times count from 1970.
 #[derive(Debug, Default)]
 struct Tally {
     counts: Counts,
@@ -66,7 +65,7 @@ struct Tally {
     expected: HashMap<u32, Duration>,
     /// The time of the last message with an expected word.
     last_found: Duration,
-    /// The times between expectation and message.
+    /// The time from the expectation of each word to its message.
     latencies: Vec<Duration>,
 }
 
@@ -105,7 +104,7 @@ impl Tap {
         lock(&self.tally).expected.extend(words);
     }
 
-    /// Expects these words no more.
+    /// Stops expecting these words.
     pub(crate) fn forget(&self, words: &[u32]) {
         let mut tally = lock(&self.tally);
         for word in words {
@@ -118,7 +117,7 @@ impl Tap {
         lock(&self.tally).expected.len()
     }
 
-    /// Forgets the expected words that did not come, and returns their number.
+    /// Forgets the expected words without a message, and returns their number.
     pub(crate) fn give_up(&self) -> usize {
         std::mem::take(&mut lock(&self.tally).expected).len()
     }
@@ -147,7 +146,7 @@ impl Drop for Tap {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was printed by itself.
+            // The panic hook has printed the message of a panic already.
             let _ = thread.join();
         }
     }
@@ -194,7 +193,8 @@ impl Tally {
     }
 }
 
-/// Returns whether a word may be the end of a Pod's address; this is fast.
+/// Returns whether a word may be the end of a Pod's address. This runs for every word of every
+/// message.
 fn may_be_pod(word: u32) -> bool {
     matches!(word >> 23, 0x15 | 0x17)
 }

@@ -150,7 +150,7 @@ fn slow() -> Scenario {
     scenario
 }
 
-/// Sets the load. From this share of the run on, one server in four has half its speed.
+/// Sets the load, and halves the speed of one server in four from this share of the run on.
 pub(crate) fn with_slow_servers(mut scenario: Scenario, load: f64, from: f64) -> Scenario {
     scenario.load = load;
     for server in (2..scenario.servers.len()).step_by(4) {

@@ -157,7 +157,6 @@ impl<'a> Simulation<'a> {
         let step = self.script.last().map_or(f64::INFINITY, |&(at, _)| at);
         let first = departure.min(self.arrival.at).min(self.next_sample);
         let first = first.min(step).min(idle);
-        // Idle connections may outlast the run: they are counted as open in `finish`.
         let over = self.arrival.at.is_infinite() && departure.is_infinite();
         if over && self.next_sample.is_infinite() {
             return Ok(false);
@@ -388,13 +387,12 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// Adds connections of `node` that ended before the simulation starts. The node still counts the last
-/// ones.
+/// Adds connections of `node` that ended before the simulation starts. The node still counts the
+/// latest of them.
 ///
-/// The past of each node starts at a random time. If all nodes started at once, they would pick the
-/// same servers in step. With round robin this would last for the whole run, with other schedulers as
-/// long as the nodes have equal counts. Nodes that count ended connections would be in step again
-/// when they forget these.
+/// Each node's past starts at a random time. If all started at once, they would pick the same
+/// servers in step: with round robin for the whole run, with other schedulers as long as the nodes
+/// have equal counts. When the nodes forget ended connections, they would be in step again.
 ///
 /// If the run is shorter than the time after which nodes forget, the past is shorter, too.
 fn add_past(

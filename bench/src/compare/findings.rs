@@ -129,7 +129,8 @@ fn lowest_p99(chapter: &Chapter) -> Option<Finding> {
     if losing_fewest.len() < 2 {
         return None;
     }
-    // Runs with the same seed have the same arrivals, so a difference of one percent is significant.
+    // All schedulers get the same arrivals from the same seed, so a difference of one percent is
+    // significant.
     let winners: Vec<&str> = losing_fewest
         .iter()
         .filter(|row| row.latency_ms.p99 <= lowest * 1.01)

@@ -103,7 +103,8 @@ impl Node {
                 self.balancer.deactivated(id)?;
                 self.reset.push_back((at + AFTER_RESET, id));
             }
-            // The connection stays active: without an answer, the kernel keeps it in SYN_RECV.
+            // The kernel counts a connection in SYN_RECV as active, so it stays active until it is
+            // forgotten.
             End::Silence => self.unanswered.push_back((at + UNANSWERED, id)),
         }
         Ok(())

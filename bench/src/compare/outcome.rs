@@ -33,8 +33,8 @@ pub(crate) struct Outcome {
     pub(crate) loads: Loads,
     /// Consecutive connections of a client, without a change of the servers between them.
     pub(crate) undisturbed: Pairs,
-    /// Consecutive connections of a client with such a change between them. Pairs whose first server may
-    /// get no connections are excluded, because they must move.
+    /// Consecutive connections of a client with such a change between them. A pair whose first
+    /// server may get no connections is excluded: the client must move with every scheduler.
     pub(crate) after_change: Pairs,
     /// The number of present connections, integrated over time, in connection-seconds.
     pub(crate) area: f64,

@@ -1,9 +1,9 @@
 //! A scheduler that is not in the crate `schedulers`, written with its public API only.
 //!
-//! Peak EWMA with two choices draws two servers and picks the one with the lower expected latency: a
-//! moving average of its latencies times the connections it will have. Recent latencies count more, and a
-//! high one counts at once. The idea is that of Finagle's load balancers. Because two servers are drawn,
-//! independent nodes do not all pick the same one.
+//! Peak EWMA with two choices draws two servers and picks the one with the lower expected latency:
+//! the moving average of its latencies times the number of its connections, the new one included.
+//! Recent latencies count more, and a high one counts at once. The idea is that of Finagle's load
+//! balancers. The draw keeps independent nodes from all picking the same server.
 
 use std::time::Duration;
 

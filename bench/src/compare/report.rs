@@ -140,10 +140,11 @@ pub(crate) struct Row {
     pub(crate) peak: Option<f64>,
     /// The mean share of servers with at least one connection.
     pub(crate) busy: Option<f64>,
-    /// The share of connections with another server than the client's previous connection, although no
-    /// change happened between them.
+    /// The share of connections with another server than the client's previous connection, without
+    /// a change of the servers between the two.
     pub(crate) moved: Option<f64>,
-    /// The same share for pairs with a change between them. The previous server was still eligible.
+    /// The same share for pairs with a change between them. Only pairs whose previous server is
+    /// still eligible count.
     pub(crate) moved_after_change: Option<f64>,
     /// `spread` over time, in equal steps.
     pub(crate) spread_curve: Vec<Option<f64>>,

@@ -26,9 +26,9 @@ pub(crate) enum Health {
 
 /// A server, shared by all nodes.
 ///
-/// With [`Discipline::Sharing`] all connections progress at the same pace. The service *per connection* at
-/// which a connection will be complete is therefore known when it arrives, and later arrivals and
-/// departures do not change it. A heap of these values gives the next departure.
+/// With [`Discipline::Sharing`] all connections progress at the same pace. So the service *per
+/// connection* at which a connection will be complete is known at its arrival, and later arrivals
+/// and departures do not change it. A heap of these values gives the next departure.
 #[derive(Debug)]
 pub(crate) struct Station {
     discipline: Discipline,
@@ -37,8 +37,8 @@ pub(crate) struct Station {
     pub(crate) health: Health,
     running: BinaryHeap<Job>,
     waiting: VecDeque<(f64, Connection)>,
-    /// The seconds of one core that each running connection got from the last time the station was idle
-    /// until `updated`.
+    /// Seconds of one core per running connection, from the last time the station was idle until
+    /// `updated`.
     served: f64,
     updated: f64,
     /// Connections that stay open and do little, and the cores that they take in total.

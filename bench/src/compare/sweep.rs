@@ -1,7 +1,7 @@
 //! Compares schedulers that count connections with others, by number of nodes and of servers.
 //!
-//! Every node counts only its own connections. A single node sees all connections, so its result is the best
-//! that counting can achieve.
+//! Every node counts only its own connections. A single node sees all of them, so its result is the
+//! best that counting can achieve.
 
 use serde::Serialize;
 

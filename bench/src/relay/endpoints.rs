@@ -159,7 +159,7 @@ impl Endpoints {
     }
 }
 
-/// Returns what a client sent. Returns whether the connection goes on.
+/// Sends a client's bytes back. Returns whether the connection stays open.
 fn echo(stream: &mut TcpStream, buffer: &mut [u8]) -> bool {
     match stream.read(buffer) {
         Ok(0) => false,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::contestant::Contestant;
 
-/// Which of two figures is better.
+/// The better one of two figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Better {
@@ -14,7 +14,7 @@ pub(super) enum Better {
     More,
 }
 
-/// What a figure of ours must be, as a multiple of a peer's.
+/// The limit of a figure of ours, as a multiple of a peer's.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Target {

@@ -1,4 +1,4 @@
-//! What is measured of each relay.
+//! The measurements of each relay.
 
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ impl Task {
     }
 }
 
-/// What a relay did in one measurement.
+/// The work of a relay in one measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     /// Requests, connections, bytes or datagrams.

@@ -18,7 +18,7 @@ pub(super) struct Poller {
     epoll: OwnedFd,
 }
 
-/// What happened to a socket.
+/// The events of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ready {
     /// The number of the socket.

@@ -15,7 +15,7 @@ const COLOURS: usize = 6;
 /// A chart whose lines share both axes.
 #[derive(Clone, Debug)]
 pub(crate) struct Lines {
-    /// What the chart shows, for readers who cannot see it.
+    /// The chart in words, for readers who cannot see it.
     pub(crate) title: String,
     pub(crate) across: Axis,
     pub(crate) up: Axis,

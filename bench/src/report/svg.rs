@@ -91,7 +91,7 @@ pub(crate) struct Svg {
     body: String,
 }
 
-/// Which point of a text is at its position.
+/// The point of a text that is at its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Anchor {
     Start,

@@ -93,7 +93,8 @@ impl DataplaneFlags {
         Userspace::start(limits, inside(local_mode))
     }
 
-    /// Starts the relay that serves node ports at 127.0.0.1 beside IPVS; `None` if it is not asked for.
+    /// Starts the relay that serves node ports at 127.0.0.1 beside IPVS. Returns `None` if no
+    /// setting asks for it.
     pub(super) fn start_companion(&self) -> Result<Option<Userspace>, Failure> {
         if !self.has_localhost_node_ports(DataplaneKind::Ipvs) {
             return Ok(None);

@@ -202,6 +202,7 @@ impl Flags {
             service_addresses: form,
             ..self.plan(setup, DataplaneKind::Userspace)
         };
+        // Without packet rules: the relay itself decides which clients may connect.
         let proxier = Proxier::new(relay, plan, self.state.file())?;
         let (daemon, code) =
             self.run_daemon(proxier, DataplaneKind::Userspace, start, inbox, Ok)?;

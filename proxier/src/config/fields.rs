@@ -8,7 +8,7 @@ use super::{Configuration, Effect};
 pub struct Field {
     /// Its path, such as `ipvs.syncPeriod`.
     pub path: &'static str,
-    /// What it does in this program.
+    /// Its effect in this program.
     pub effect: Effect,
     /// Its place in the configuration.
     pub(crate) slot: fn(&mut Configuration) -> Slot<'_>,

@@ -85,6 +85,7 @@ impl ReadFile {
     fn walk(&mut self, path: &str, tree: &YamlNode) {
         let entries = match &tree.value {
             YamlValue::Map(entries) => entries,
+            // As in kube-proxy: an empty section keeps all defaults.
             YamlValue::Null => return,
             other => {
                 let place = self.origins.place(Some(tree.line), path);

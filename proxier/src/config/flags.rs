@@ -11,13 +11,13 @@ pub struct Flag {
     pub name: &'static str,
     /// Its name of one letter.
     pub short: Option<char>,
-    /// What its value is, for the help; empty for booleans, which need no value.
+    /// The kind of its value, for the help; empty for booleans, which need no value.
     pub value: &'static str,
     /// Its default, as kube-proxy's help has it; empty for a zero value.
     pub default: &'static str,
     /// One sentence for the help.
     pub help: &'static str,
-    /// What it sets.
+    /// The setting or action that it stands for.
     pub(crate) target: Target,
 }
 

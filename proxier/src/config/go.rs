@@ -59,6 +59,7 @@ impl GoDuration {
         if rest.is_empty() {
             return None;
         }
+        // The least duration has no positive counterpart in 64 bits.
         let mut total: i128 = 0;
         while !rest.is_empty() {
             let (value, after) = component(rest)?;
@@ -176,6 +177,7 @@ pub(crate) fn level(text: &str) -> Option<u32> {
 /// Parses one record of Go's `encoding/csv`: values may be quoted with `"`.
 pub(crate) fn words(text: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
+    // Like pflag: an empty text has no word, not an empty one.
     if text.is_empty() {
         return Some(words);
     }

@@ -134,6 +134,7 @@ impl Resolved {
         let ipvs_timeouts = timeouts(configuration, &mut invalid);
         SettingErrors::check(&invalid, &self.origins)?;
         let (Ok(scheduler), Ok(node_port_addresses)) = (scheduler, node_ports) else {
+            // Unreachable, because `check` has returned the errors of both.
             return Err(SettingErrors(Vec::new()));
         };
         let bit = configuration.iptables.masquerade_bit;
@@ -144,6 +145,7 @@ impl Resolved {
             node_port_addresses,
             exclude,
             local_mode: local_mode(configuration),
+            // At most one is set, because `normalize` clears that of the other mode.
             masquerade_all: configuration.iptables.masquerade_all
                 || configuration.nftables.masquerade_all,
             masquerade_bit: bit.unwrap_or(MarkBit::MASQUERADE),

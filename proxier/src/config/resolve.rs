@@ -16,7 +16,7 @@ pub(crate) struct Resolved {
     pub(crate) configuration: Configuration,
     /// The settings that only flags have.
     pub(crate) command: CommandFlags,
-    /// Where each setting was set.
+    /// The place that sets each setting.
     pub(crate) origins: Origins,
     /// Lines for the operator: settings without an effect, and why.
     pub notices: Vec<String>,

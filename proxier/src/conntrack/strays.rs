@@ -16,8 +16,8 @@ use ipvs_netlink as ipvs;
 use crate::observed::Observed;
 use crate::op::Op;
 
-/// How long after its removal an endpoint may have strays: the time of its slowest replies, plus the
-/// lifetime of an unanswered flow (`nf_conntrack_udp_timeout`, 30 s).
+/// The longest time after its removal in which an endpoint may have strays: the time of its slowest
+/// replies, plus the lifetime of an unanswered flow (`nf_conntrack_udp_timeout`, 30 s).
 const STRAY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// The maximum number of remembered endpoints. The strays of further endpoints are not deleted.

@@ -36,7 +36,8 @@ impl Gate {
     /// Returns whether the wait for Node objects begins.
     pub(super) fn event(&mut self, snapshot: &Snapshot) -> bool {
         let begins = snapshot.is_complete() && self.node_deadline.is_none();
-        // Not from the start of the process: while the API server does not answer, the Node is missing too.
+        // The wait does not begin at the start of the process: an API server that does not answer
+        // sends no Node.
         if begins {
             self.node_deadline = Some(clock::since_boot() + NODE_PATIENCE);
         }

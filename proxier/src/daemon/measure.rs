@@ -98,6 +98,8 @@ impl Meter {
                 .set(since_epoch(wall));
         });
         for (family, changed) in self.triggers.drain(..) {
+            // Another machine's clock set `changed`. If it is ahead of ours, the latency counts as
+            // 0.
             let latency = wall.duration_since(changed).unwrap_or_default();
             let family = family_name(family);
             histogram!("kubeproxy_network_programming_duration_seconds", "ip_family" => family)

@@ -78,6 +78,7 @@ enum LookResult {
 impl TakeoverProgress {
     /// Returns the step after a look at `now` that found `found`.
     fn advance(&mut self, found: &Leftovers, quiet: Duration, now: Duration) -> LookResult {
+        // A placeholder, so that the leftovers can be moved and need not be copied.
         let (next, result) = match std::mem::replace(self, Self::Contested) {
             Self::Contested => (Self::Contested, LookResult::Rest),
             Self::Removing(_) if found.is_empty() => (Self::Done, LookResult::ReportEnd),
@@ -236,7 +237,7 @@ impl Takeover {
         }
     }
 
-    /// Says what may be left of the iptables mode with iptables-legacy.
+    /// Logs the commands for chains that the iptables mode may have left in iptables-legacy.
     fn report_legacy(&mut self) {
         if std::mem::replace(&mut self.knows_legacy, true) {
             return;

@@ -4,7 +4,8 @@
 //!  endpoint ─▶ packet rule: a socket of the relay? ─ mark ─▶ routing rule ─▶ local route ─▶ the socket
 //! ```
 //!
-//! Without it, the kernel would forward the answers to the client, who did not ask this endpoint.
+//! Without it, the kernel would forward an answer to the client, which has no connection with this
+//! endpoint and resets it.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +15,11 @@ use crate::filter::MarkBit;
 use crate::model::Family;
 use crate::nftables::{Chain, Hook, Match, NewMark, Rule, RulesClient, Statement, Table};
 
-/// The table of the packet rule. Not the table of IPVS' rules: these may be of an earlier process that served
-/// with IPVS.
+/// The table of the packet rule. The table of IPVS' rules has another name: an earlier process that
+/// served with IPVS may have left it.
 pub const TABLE: &str = "ipvs-proxier-relay";
 
-/// The bit that IPVS' rules set on packets for this machine; it is set on no others.
+/// The bit that IPVS' rules set on packets for frontends. No packet of another kind has it.
 const MARK: MarkBit = MarkBit::INPUT_ACCEPT;
 
 /// After connection tracking (-200), before the kernel's destination NAT and the choice of the route.
@@ -31,7 +32,7 @@ pub(crate) struct AnswerPath {
     routes: AnswerRoutes,
 }
 
-/// What a removal found.
+/// The objects that a removal found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnswerPathParts {
     /// Whether the table existed.
@@ -78,6 +79,7 @@ impl AnswerPath {
 
     /// Removes everything, and returns what existed.
     pub(crate) fn remove(&mut self) -> Result<AnswerPathParts, Failure> {
+        // The reverse order of `restore`: no packet is marked once the routes are deleted.
         let has_table = self.rules.exists()?;
         if has_table {
             self.rules.delete()?;

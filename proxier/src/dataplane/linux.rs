@@ -98,10 +98,7 @@ impl Linux {
         self.rules.port()
     }
 
-    /// Returns whether the kernel supports packet rules for ARP.
-    ///
-    /// # Errors
-    /// Those of the kernel, except that it does not.
+    /// Returns the kernel's errors, except the one that means "not supported".
     pub fn supports_arp_rules(&mut self) -> Result<bool, Failure> {
         Ok(self.rules.supports_arp()?)
     }
@@ -166,7 +163,13 @@ impl Dataplane for Linux {
     }
 
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
-        Ok(virtual_servers::walk(&mut self.ipvs, each)?)
+        let mut order = revival::Listed::default();
+        virtual_servers::walk(&mut self.ipvs, &mut |server| {
+            order.push(&server.server.service.key);
+            each(server);
+        })?;
+        self.removal.learn_from_read(order);
+        Ok(())
     }
 
     fn shows_virtual_servers(
@@ -177,7 +180,10 @@ impl Dataplane for Linux {
         let Some(shown) = listing::look(expected, portion) else {
             return false;
         };
-        if let Err(error) = self.removal.learn(&mut self.ipvs, portion, &shown) {
+        if let Err(error) = self
+            .removal
+            .learn_from_look(&mut self.ipvs, portion, &shown)
+        {
             tracing::debug!("{error}; a flushed table may be repaired slowly");
         }
         true
@@ -192,6 +198,7 @@ impl Dataplane for Linux {
     }
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
+        // The generation is that of the namespace: the kernel returns one without our table, too.
         if !self.rules.exists()? {
             return Ok(None);
         }

@@ -107,6 +107,7 @@ impl Userspace {
 
     /// Closes all frontends and waits until the connections have ended, for at most `patience`.
     pub fn stop(mut self, patience: Duration) {
+        // In this order: connections need the way of answers until they end.
         self.relay.stop(patience);
         self.client_sources.remove();
     }
@@ -127,6 +128,8 @@ impl Userspace {
                 let server = self.servers.remove(&key);
                 let server = server.ok_or_else(|| Failure::kernel(Errno::SRCH, op))?;
                 self.terms.remove(&key);
+                // `Relay::close` keeps connections, as for a frontend without usable endpoints. The
+                // removal of their endpoints ends them.
                 server.pool.clear();
                 if let Some(listening) = server.listening {
                     self.relay.close(listening);
@@ -149,7 +152,8 @@ impl Userspace {
             Op::DeleteDestination(key, destination) => {
                 let removed = self.server(&key, op)?.pool.remove(socket(&destination));
                 let connections = removed.ok_or_else(|| Failure::kernel(Errno::NOENT, op))?;
-                // Usually they have ended: the workers need not search.
+                // Most removed endpoints have no connections left. Then the workers need not search
+                // for any.
                 if connections != Counts::default() {
                     self.relay.cut();
                 }
@@ -174,6 +178,8 @@ impl Userspace {
             Some(frontend) => {
                 let transport = transport(frontend.protocol)
                     .ok_or_else(|| Failure::kernel(Errno::PROTONOSUPPORT, op))?;
+                // `admit` has set the terms of the frontend. If they name a mark whose pool is not
+                // added yet, `apply` updates the route when it is.
                 let route = self.route(&service.key, &pool);
                 let opened = self.relay.open(transport, frontend.socket(), route);
                 let opened = opened.map_err(|error| unopened(&error, op))?;
@@ -298,6 +304,7 @@ impl Dataplane for Userspace {
         expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
         _: Portion,
     ) -> bool {
+        // No other program can change the state, which is in this process.
         *expected == self.state.virtual_servers
     }
 

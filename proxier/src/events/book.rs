@@ -1,4 +1,5 @@
-//! Which Event is written when: bounded in memory and rate, and never twice for the same notice.
+//! Decides which Event is written, and when. Memory and the rate of requests are bounded, and one
+//! notice has one Event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -146,6 +147,7 @@ impl EventBook {
     /// Records that another process, usually of another node, created the Event.
     pub(crate) fn exists(&mut self, notice: &Notice, now: Duration) {
         if let Some(entry) = self.entries.get_mut(notice) {
+            // `None` stays, because the notice is reported once.
             entry.due = entry.due.map(|_| now + self.times.other_period);
         }
     }

@@ -104,6 +104,7 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         Chain::at(
             "inside-output",
             BEFORE_IPVS_OUTPUT,
+            // Processes of this node are inside the cluster in every mode.
             [rule([goto(INSIDE_CHAIN)])],
         ),
         Chain::at("restore-output", AFTER_IPVS_OUTPUT, [restore_mark()]),
@@ -336,6 +337,8 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
     Chain::new(
         inside(mark),
         [
+            // Most packets have no mark. They need no element, because `restore` sets 0 without
+            // one.
             rule([Match::Marked.into(), remember]),
             rule([Statement::SetMark(NewMark::To(mark))]),
         ],

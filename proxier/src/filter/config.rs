@@ -13,8 +13,9 @@ pub struct FilterConfig {
     pub masquerade_all: bool,
     /// The bit of packet marks that means "masquerade" (`--iptables-masquerade-bit`).
     ///
-    /// It is set on packets of Services on their way through this node and cleared before they
-    /// leave. Packets that another program marks with it are masqueraded too.
+    /// It is set on packets of Services on their way through this node, and cleared before they
+    /// leave. Packets that another program marks with it are masqueraded too: the bit is
+    /// kube-proxy's, and plugins set it through KUBE-MARK-MASQ.
     pub masquerade_bit: MarkBit,
     /// How clients inside the cluster are recognised (`--detect-local-mode`).
     pub local_mode: LocalMode,

@@ -204,7 +204,7 @@ pub(crate) const ALL: &[Instrument] = &[
     metric!("ipvs_proxier_api_failures_total", Counter, ["objects"], NONE,
         "Failed lists and watches by kind of object"),
     metric!("ipvs_proxier_relay_connections_total", Counter, ["result"], BY_RESULT,
-        "Clients of the relay by what became of them"),
+        "Clients of the relay by result"),
     metric!("ipvs_proxier_relay_hidden_clients_total", Counter, [], ONE,
         "Connections to an endpoint of this node that did not answer to the client's address"),
     metric!("ipvs_proxier_relay_pauses_total", Counter, ["reason"], BY_REASON,

@@ -164,6 +164,7 @@ impl LedgerFile {
             text.clear();
             encode(records, &mut text)?;
             let file = self.open()?;
+            // Not synced to the disk: the records need to survive the process, but not a reboot.
             file.write_all(&text)?;
             let written = Identity::of(&file.metadata()?);
             self.last = Some(written);

@@ -59,6 +59,8 @@ impl LedgerLock {
     /// # Errors
     /// If the file cannot be removed.
     pub(crate) fn remove(self) -> io::Result<()> {
+        // Still locked. After the release, the file might be the one that another process has just
+        // locked.
         std::fs::remove_file(&self.path)
     }
 }

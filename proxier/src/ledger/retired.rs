@@ -83,14 +83,15 @@ impl Retired {
         timers.flatten().min()
     }
 
-    /// Retires a virtual server, and returns `true`. If it is retired already, it keeps its deadline, and
-    /// the result is `false`.
+    /// Retires a virtual server. Returns whether it was not retired; if it was, it keeps its
+    /// deadline.
     fn begin(&mut self, key: ipvs::ServiceKey, now: Duration, deadline: Duration) -> bool {
         let Entry::Vacant(new) = self.servers.entry(key) else {
             return false;
         };
         let mut count = count_timer();
         count.back_off(now);
+        // With a drain time of 0, nothing waits for the first count of connections.
         let drain = Drain {
             deadline,
             is_over: deadline <= now,

@@ -25,6 +25,7 @@ pub(super) fn assign(
     let mut requests: Vec<AddressRequest<'_>> = requests
         .filter_map(|(name, located)| AddressRequest::new(name, located, networks))
         .collect();
+    // Before any allocation, because a later Service may specify the address.
     for &address in requests.iter().flat_map(|request| &request.given) {
         ranges.iter_mut().for_each(|range| range.reserve(address));
     }

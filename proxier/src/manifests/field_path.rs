@@ -15,7 +15,7 @@ pub(super) struct Mistyped {
     pub(super) path: String,
     /// The value.
     pub(super) value: String,
-    /// What is wrong with it.
+    /// The fault.
     pub(super) message: String,
 }
 

@@ -142,6 +142,8 @@ impl RulesClient {
     /// Those of the kernel.
     pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
         for _ in 0..READS {
+            // Before the table: a transaction between the two reads is noticed, because the kernel
+            // refuses ours.
             self.generation = Some(self.base_generation()?);
             let Some(existing) = existing::read(&mut self.transport, &self.table, table)? else {
                 break;

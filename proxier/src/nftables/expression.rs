@@ -313,6 +313,8 @@ impl Expressions<'_, '_> {
         if self.family.replace(family) == Some(family) {
             return;
         }
+        // In FIRST, so only the first part of a key may need it: for a later part it would
+        // overwrite the first.
         self.load_meta(NFT_META_NFPROTO, FIRST);
         self.compare(Relation::Is, &[family_number(family)]);
     }

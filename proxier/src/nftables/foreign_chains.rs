@@ -273,6 +273,7 @@ impl ForeignChains {
     }
 
     fn delete(&mut self, chain: &ForeignChain, rules: &[(u64, String)]) -> Result<(), Error> {
+        // A transaction for each rule: in a common one, a rule that is gone would keep all others.
         for (handle, _) in rules {
             let refused = self.change(NFT_MSG_DELRULE, 0, |writer| {
                 chain.write(writer);

@@ -222,6 +222,7 @@ impl MarkChains {
                     }
                 }
                 // iptables-restore moves a comment from an expression to the userdata.
+                // Searched as bytes, because a comment has two places.
                 let has = |text: &str| {
                     let mut windows = message.payload.windows(text.len());
                     windows.any(|window| window == text.as_bytes())
@@ -240,6 +241,7 @@ impl MarkChains {
 
 /// Adds messages that create the chain, with its table, and append our rule.
 fn create(batch: &mut Batch, chain: MarkChain, mark: u32) -> Result<(), Error> {
+    // Without `NLM_F_EXCL`, the kernel accepts a table and a chain that exist.
     batch.push(message_type(NFT_MSG_NEWTABLE), NLM_F_CREATE, |writer| {
         chain.header(writer);
         writer.string(NFTA_TABLE_NAME, TABLE);

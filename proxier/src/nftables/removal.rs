@@ -132,6 +132,7 @@ impl RulesRemover {
             .map(|chain| chain.name.table())
             .collect();
         let mut rules = Vec::new();
+        // A jump cannot leave its table, so no rule of another table concerns the program's chains.
         for table in &tables {
             rules.extend(self.rules(table)?);
         }
@@ -169,6 +170,7 @@ impl RulesRemover {
             // All chains are emptied before the first is deleted: they jump to each other.
             for chain in &found.chains {
                 batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
+                    // Without a handle: all rules of the chain.
                     write_rules_of(writer, chain);
                 })?;
             }
@@ -204,6 +206,7 @@ fn select(program: &impl Belongings, chains: &[FoundChain], rules: &[FoundRule])
         if program.has_table(&table) {
             found.tables.insert(table);
         } else if !chain.is_base && program.has_chain(&chain.name) {
+            // A base chain stays, because other programs have rules in it.
             found.chains.insert(chain.name.clone());
         }
     }

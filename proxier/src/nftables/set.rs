@@ -182,6 +182,7 @@ struct Definition<'a>(&'a Set);
 impl fmt::Display for Definition<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Set { key, kind, .. } = self.0;
+        // nft's type of `ct id` is an integer without a length, which `type` cannot declare.
         let is_typeof = key.contains(&KeyType::ConnectionId);
         f.write_str(if is_typeof { "typeof " } else { "type " })?;
         write_joined(f, key, " . ")?;

@@ -112,6 +112,7 @@ impl RulesWatch {
                 Ok(true) => {}
                 Ok(false) => return Ok(changes),
                 Err(Error::AnswersLost) => {
+                    // The end of its transaction may be among the lost notifications.
                     self.transaction = SeenTransaction::default();
                     changes.push(Tampering::Unknown);
                 }
@@ -134,6 +135,7 @@ impl SeenTransaction {
             return [None, None];
         }
         let kind = notice.kind & 0xff;
+        // The last message of a transaction, and the only one that names its process.
         if kind == NFT_MSG_NEWGEN {
             let Self {
                 in_table,

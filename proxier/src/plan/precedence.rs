@@ -1,4 +1,4 @@
-//! Which Service gets a frontend that several ask for.
+//! The order in which Services get a contested frontend.
 
 use ipvs_netlink as ipvs;
 

@@ -140,6 +140,7 @@ impl RequirementsBuilder<'_> {
         let destinations = self.destinations(port, family);
         let of_family = |address: &&IpAddr| Family::from(**address) == family;
 
+        // In order of precedence, because `add` keeps the first virtual server of a frontend.
         for &address in service.cluster_ips.iter().filter(of_family) {
             let socket = SocketAddr::new(address, port.port);
             self.frontend(port, FrontendKind::ClusterIp, socket, &destinations);

@@ -1,7 +1,8 @@
-//! Answers of endpoints to clients, of which one system call sends many.
+//! Answers of endpoints to clients. One system call sends many of them.
 //!
-//! Each flow has a socket of its own to its endpoint, but the answers of all flows leave from the socket of their
-//! frontend. So they wait until the worker has handled all events that it was woken for.
+//! Each flow has a socket of its own to its endpoint, but the answers of all flows leave from the
+//! socket of their frontend. So answers wait until the worker has handled all events that woke it
+//! up.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;

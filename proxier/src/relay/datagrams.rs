@@ -20,7 +20,8 @@ use nix::sys::socket::{
 /// The maximum number of messages that are received at once.
 const MESSAGES: usize = 32;
 
-/// The number of messages that a new socket receives at once. With one, a socket that has one would be asked twice.
+/// The number of messages that a new socket asks for at once. With one, a socket with one message
+/// would be asked twice.
 const FEWEST: usize = 2;
 
 /// The maximum length of a message, in bytes.
@@ -38,7 +39,8 @@ pub(super) struct DatagramSocket {
     socket: UdpSocket,
     family: SocketFamily,
     delivery: Delivery,
-    /// The number of messages that are asked for at once: preparing for many costs, and most flows have one.
+    /// The number of messages to ask for at once. The headers of each cost time, and most flows
+    /// have one message.
     asked: usize,
 }
 

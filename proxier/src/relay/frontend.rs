@@ -39,6 +39,7 @@ impl InsideClients {
                 .networks
                 .iter()
                 .any(|networks| networks.contains(client))
+            // Last, because it takes a lock.
             || own().contains(&client)
     }
 }

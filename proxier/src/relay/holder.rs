@@ -29,6 +29,8 @@ impl Holder {
     ///
     /// `None` if the kernel lists no such socket. A socket that is bound but does not listen is in no list.
     pub(super) fn of(transport: Transport, address: SocketAddr) -> Option<Self> {
+        // Both files: a socket of both families is in the second one only, and takes IPv4 addresses
+        // too.
         let files = match transport {
             Transport::Tcp => ["tcp", "tcp6"],
             Transport::Udp => ["udp", "udp6"],
@@ -79,6 +81,7 @@ impl ListedSocket {
 
     fn takes(&self, transport: Transport, address: SocketAddr) -> bool {
         let is_same = self.local.ip().to_canonical() == address.ip();
+        // Not an accepted connection, which has its listener's port, too.
         let is_bound = transport == Transport::Udp || self.state == LISTENING;
         is_bound
             && self.local.port() == address.port()

@@ -76,7 +76,7 @@ impl Waiting {
     }
 }
 
-/// What the sink has accepted so far.
+/// The writes that the sink has accepted so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FirstWrites {
     #[default]

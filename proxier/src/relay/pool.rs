@@ -395,6 +395,7 @@ impl Lease {
     ///
     /// The last usable endpoint is never ejected.
     pub fn fail(self, now: Duration) {
+        // No deadlock: `state` is dropped before `self`, whose `drop` takes the lock again.
         let mut state = self.pool.lock();
         let PoolState {
             balancer,

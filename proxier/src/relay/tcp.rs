@@ -96,7 +96,7 @@ pub(super) struct Relaying {
     permit: Permit,
     up: Pipe,
     down: Pipe,
-    /// When bytes last passed, in seconds.
+    /// The time of the last bytes, in seconds since the start of the relay.
     pub(super) active_at: u32,
     has_nodelay: bool,
     has_keepalive: bool,

@@ -69,6 +69,8 @@ fn body(
     };
     let families = updated.iter().flat_map(|_| &view.process.families);
     let body = HealthBody {
+        // As kube-proxy: readers of a healthy proxy see no old time, even if no change comes for
+        // hours.
         last_updated: match is_passing {
             true => timestamp(Some(view.wall)),
             false => timestamp(updated),

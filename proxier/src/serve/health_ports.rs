@@ -177,6 +177,7 @@ impl Sockets {
             for place in places {
                 match self.open(place, port) {
                     Ok(()) => self.viewer.bind_failures().remove((place, port).into()),
+                    // Reported at the first attempt.
                     Err(_) => _ = self.failed.entry(port).or_default().insert(place),
                 }
             }

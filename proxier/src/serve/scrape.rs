@@ -68,6 +68,8 @@ impl Scraper {
 
     /// Returns the page. Blocks while the kernel is read.
     pub(super) fn page(&self, status: Option<&watch::Status>) -> AnswerBody {
+        // Held while the kernel is read, so that clients that scrape at the same time share one
+        // page.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((made, page)) = &state.page
             && made.elapsed() < MAX_AGE

@@ -109,8 +109,8 @@ fn text(view: &View<'_>) -> String {
     let kinds = view.watch.iter().flat_map(|status| status.kinds());
     for (kind, status) in kinds {
         let heard = match status.heard {
-            Some(heard) => format!("heard of {} s ago", heard.elapsed().as_secs()),
-            None => "never heard of".to_owned(),
+            Some(heard) => format!("last message {} s ago", heard.elapsed().as_secs()),
+            None => "no message yet".to_owned(),
         };
         let _ = write!(page, "{kind}: {:?}, {heard}", status.state);
         if let Some((when, why)) = &status.failed {

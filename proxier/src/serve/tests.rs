@@ -202,7 +202,7 @@ fn an_address_in_use_asks_for_the_end_once_with_hard_failures() {
         "FailedToStartProxierHealthcheck"
     );
     drop(taken);
-    // The other server goes on, and the failed one does not try again.
+    // The other server still answers, and the failed one does not try again.
     assert!(get(running.metrics, "/proxyMode").starts_with("HTTP/1.1 200"));
     assert!(end.recv_timeout(BIND_PAUSE + BIND_PAUSE / 5).is_err());
     assert!(TcpStream::connect(at).is_err());

@@ -27,11 +27,12 @@ impl<D: Dataplane> Proxier<D> {
             .collect()
     }
 
-    /// Returns what the kernel refuses, if that concerns the whole node: the packet rules, or more
-    /// than half of the planned virtual servers and addresses.
+    /// Returns the refusals of the kernel, if they concern the whole node: the packet rules, or
+    /// more than half of the planned virtual servers and addresses.
     ///
-    /// A few refused objects are the fault of their Services and do not make the node unhealthy. Every
-    /// node refuses them, so one bad Service would take all nodes out of their load balancers.
+    /// A few refused objects are the fault of their Services and do not make the node unhealthy:
+    /// every node refuses them, so one bad Service would take all nodes out of their load
+    /// balancers.
     pub fn refusal(&self) -> Option<String> {
         let rules = self.rules.as_ref();
         if rules.is_some_and(|rules| rules.retry.due().is_some()) {

@@ -49,7 +49,7 @@ impl<D: Dataplane> Proxier<D> {
                 rules.filter.retire(frontend);
             }
         }
-        // The connections ended with the virtual server, whichever program deleted it.
+        // Another program deleted the virtual server, and its connections with it.
         for key in &gone {
             self.ledger.end_retirement(key);
         }

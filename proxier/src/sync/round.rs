@@ -226,7 +226,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
     pub(super) fn compare(&mut self, extent: Extent) -> Ops {
-        // Taken for `All` too, which compares them with all others.
+        // Taken for `All` too, because its comparison includes them.
         let pending = std::mem::take(&mut self.kernel.pending);
         let territory = self.territory();
         let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
@@ -268,6 +268,7 @@ impl<D: Dataplane> Proxier<D> {
                 count += usize::from(self.ledger.own(key, &wanted.owner));
             }
         }
+        // After a start, insertions in order of the keys have left much spare memory.
         if count > self.ledger.owned().len() / 2 {
             self.ledger.pack();
         }

@@ -90,6 +90,7 @@ impl Schedulers {
         if !self.ask_again.is_due(now) {
             return;
         }
+        // `lacks` adds names without a limit.
         let asked = missing.iter().take(MAX_MISSING);
         let found: Vec<SchedulerName> = asked
             .filter(|name| dataplane.has_scheduler(**name) == Ok(Some(true)))

@@ -162,7 +162,7 @@ impl RequestFailure {
         }
     }
 
-    /// Returns how far the request came.
+    /// Returns the point at which the request failed.
     pub(super) fn reach(&self) -> Reach {
         match self {
             Self::NoServer(_) => Reach::NoServer,

@@ -1,4 +1,4 @@
-//! What all followers share.
+//! The connection, the queue and the interner of all followers.
 
 use std::sync::{Mutex, PoisonError};
 

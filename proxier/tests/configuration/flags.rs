@@ -98,7 +98,7 @@ const ACCEPTED: &[(&str, &str)] = &[
     ("--vmodule=a=1,b*=2", "logging.vmodule=[{\"filePattern\":\"a\",\"verbosity\":1},{\"filePattern\":\"b*\",\"verbosity\":2}]"),
 ];
 
-/// What the mode ipvs changes.
+/// The changes that the mode ipvs makes.
 const IPVS: &str = "mode=\"ipvs\" iptables.syncPeriod=\"0s\" iptables.minSyncPeriod=\"0s\" \
                     ipvs.syncPeriod=\"30s\" ipvs.minSyncPeriod=\"1s\"";
 

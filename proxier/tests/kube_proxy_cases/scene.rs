@@ -19,8 +19,9 @@
 //!
 //! Indented lines are the plan after the commands above them:
 //! 1. Virtual servers, ordered, with `from=` their source ranges, and their destinations: `*weight`
-//!    unless it is 1; `source=client` if these see clients' addresses; `none` without destinations; `none local` if a policy Local excludes all
-//!    endpoints. `inside ->` has the destinations for clients inside the cluster, under policy Local.
+//!    unless it is 1; `source=client` if these see clients' addresses; `none` without destinations;
+//!    `none local` if a policy Local excludes all endpoints. `inside ->` has the destinations for
+//!    clients inside the cluster, under policy Local.
 //! 2. Health checks, with the number of local endpoints.
 //! 3. Problems.
 //!

@@ -127,7 +127,7 @@ fn without_counts(listing: &str) -> String {
     words.join(" ")
 }
 
-/// Asserts what happens to the chains, called `chains`, of the firewall that `start` starts.
+/// Asserts the treatment of `chains`, the chains of the firewall that `start` starts.
 #[track_caller]
 fn opens_frontends_only(scene: &Scene, chains: &[&str], start: impl FnOnce(&Host)) {
     start(scene.client("node"));

@@ -1,4 +1,4 @@
-//! What clients observed with kube-proxy, and its comparison with our proxy.
+//! The observations of clients with kube-proxy, and their comparison with our proxy.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Clients, frontends and endpoints in one network, and the record of who answered.
+//! Clients, frontends and endpoints in one network, and the record of the endpoints that answered.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

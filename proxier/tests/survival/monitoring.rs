@@ -1,4 +1,4 @@
-//! What Prometheus makes of the program: kube-proxy's alerts and dashboard, and those of `deploy/`.
+//! The program in Prometheus: kube-proxy's alerts and dashboard, and those of `deploy/`.
 
 #[path = "monitoring/prometheus.rs"]
 mod prometheus;

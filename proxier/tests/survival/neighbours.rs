@@ -1,4 +1,4 @@
-//! `status` names other network programs by what they left in the kernel.
+//! `status` names other network programs by their traces in the kernel.
 //!
 //! The devices and chains have the names that these programs give them; the programs themselves do not run.
 

@@ -1,4 +1,4 @@
-//! Clients in a Pod, on the node and outside, who must notice nothing.
+//! Clients in a Pod, on the node and outside. A takeover must break none of their connections.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ const DATAGRAM: Transport = Transport::Datagram(2 * Client::ALL.len());
 /// The bounds of the pause after a question.
 const PACE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(100)];
 
-/// All connections, and what they saw so far.
+/// All connections, and their answers so far.
 pub(crate) struct Traffic {
     open: Vec<Open>,
     dialogues: Vec<Dialogue>,
@@ -159,8 +159,10 @@ impl Traffic {
     }
 }
 
-/// Asks, and pauses several times as long as that took: so clients leave some of the lab's one processor to
-/// the programs under test, on a slow machine too.
+/// Asks, then pauses for several times as long as the answer took.
+///
+/// So clients leave most of the lab's one processor to the programs under test, on a slow machine
+/// too.
 fn paced<T>(ask: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let answer = ask();

@@ -4,8 +4,8 @@ use super::programs::{Iptables, Ours};
 use super::scene::Scene;
 use super::services::Client;
 
-/// The clients whom all modes of kube-proxy serve: only in IPVS mode has the node routes to the external
-/// addresses.
+/// The clients that all modes of kube-proxy serve. Only in IPVS mode does the node have routes to
+/// the external addresses.
 const AWAY: [Client; 2] = [Client::Pod, Client::Outside];
 
 #[test]

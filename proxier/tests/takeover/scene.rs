@@ -114,7 +114,8 @@ impl Scene {
         let mut command = Command::new(self.assets.join("kube-proxy"));
         command.args(self.flags());
         command.arg(format!("--proxy-mode={mode}"));
-        // A sync runs about a hundred processes, so the default period leaves the clients more of the lab.
+        // A sync starts about a hundred processes. With the default period, they leave the clients
+        // more of the lab's processor.
         command.args(["--conntrack-max-per-core=0", "-v=2"]);
         command.env("PATH", self.path());
         Process::start("kube-proxy", command, &self.file("theirs.log"))
@@ -202,7 +203,7 @@ impl Scene {
         }
     }
 
-    /// Adds a Service, and waits until it is served: so long a service proxy needs for a change.
+    /// Adds a Service, and waits until it is served. A service proxy needs that long for a change.
     #[track_caller]
     pub(crate) fn await_new_service(&self) {
         for object in services::late() {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::scene::Scene;
 
-/// Who asks.
+/// The place of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Client {
     Pod,
@@ -27,7 +27,7 @@ impl Client {
     }
 }
 
-/// Which clients a frontend serves, and by which endpoints.
+/// The clients and the endpoints of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// All clients, by all endpoints.
@@ -159,7 +159,8 @@ impl Frontend {
         }
     }
 
-    /// Returns whether a service proxy that answers so has all its rules for this frontend.
+    /// Returns whether this answer proves that the service proxy has all its rules for this
+    /// frontend.
     pub(crate) fn is_complete(self, client: Client, answer: &Answer) -> bool {
         let is_masqueraded = self.policy == Policy::Cluster && client == Client::Outside;
         self.permits(client, answer)
@@ -192,7 +193,7 @@ pub(crate) fn objects() -> Vec<Value> {
     cluster.into_iter().chain(services).collect()
 }
 
-/// Where the Service of [`late`] is served.
+/// The address of the Service of [`late`].
 pub(crate) const LATE: &str = "10.96.2.7:80";
 
 /// Returns another Service and its endpoints.

@@ -1,4 +1,4 @@
-//! What clients saw.
+//! The results of the clients' connections.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,7 +49,7 @@ impl Tally {
         self.failures.lock().unwrap().push(what);
     }
 
-    /// Ends a phase, and says what happened in it since `before`: a number of answers and a time.
+    /// Ends a phase. Prints the number of answers since `before`, and the time since then.
     pub(crate) fn end(&self, phase: &str, before: (usize, Instant)) {
         let lost = self.unanswered.swap(0, Ordering::Relaxed);
         let answered = self.answered() - before.0;

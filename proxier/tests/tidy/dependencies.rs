@@ -1,4 +1,4 @@
-//! What each crate may depend on.
+//! The allowed dependencies of each crate.
 
 use super::{CRATES, assert_none, repository};
 

@@ -1,4 +1,4 @@
-//! Which module of `proxier` may use which.
+//! The allowed imports between the modules of `proxier`.
 
 use std::collections::BTreeSet;
 

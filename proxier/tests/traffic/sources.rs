@@ -1,4 +1,5 @@
-//! The userspace dataplane with the annotation `source-address`: what endpoints see.
+//! The userspace dataplane with the annotation `source-address`: the client addresses that
+//! endpoints see.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -83,7 +84,7 @@ const NOTHING: [&str; 0] = [];
 /// The routing rule and the route of each family, and the table.
 const COMPLETE: usize = 5;
 
-/// Returns what the node has of the path of answers, a line each.
+/// Returns the parts of the path of answers that the node has, one a line.
 fn traces(node: &Host) -> Vec<String> {
     let list = |argv: &[&str], part: &str| -> Vec<String> {
         let text = node.exec(argv);

@@ -20,7 +20,7 @@ pub(crate) struct Subject {
     pub(crate) load: Load,
 }
 
-/// What happens in addition to picks.
+/// The work in addition to picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Load {
     /// Nothing.

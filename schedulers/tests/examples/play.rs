@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schedulers::{Balancer, Flavour, Options, Registry, Request, ServerId};
 
-/// What happens after a pick.
+/// The action after a pick.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterPick {
     /// The counts stay as they are.

@@ -16,11 +16,11 @@ use crate::trace::{self, Connections, Event, Limits, Name, Pick, Scenario, Trace
 pub(crate) struct Mode {
     /// With an index or without.
     pub(crate) implementation: Implementation,
-    /// Where the counts and overload marks come from.
+    /// The source of the counts and overload marks.
     pub(crate) counting: Counting,
 }
 
-/// Where connection counts and overload marks come from.
+/// The source of connection counts and overload marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counting {
     /// From the trace.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What the guest reports about itself when it accepts jobs.
+/// The guest's report about itself when it accepts jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Greeting {
     /// The kernel's release, as `uname -r` prints it.

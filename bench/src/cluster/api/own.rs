@@ -19,7 +19,8 @@ pub(super) struct OwnApi {
 impl OwnApi {
     pub(super) fn start(population: &Population) -> anyhow::Result<Self> {
         let server = ApiServer::start_secure();
-        // Twenty seconds of 1,000 changes each; a real server keeps about 75.
+        // Enough for 20 s at 1,000 changes per second. A real server keeps the changes of about 75
+        // s.
         server.limit_history(20_000);
         let endpoint = SocketAddr::from((super::endpoint(population)?, PORT));
         Ok(Self {

@@ -17,7 +17,7 @@ pub(super) struct RealApi {
     plane: ControlPlane,
     /// The namespaces that exist.
     namespaces: BTreeSet<String>,
-    /// While the server is gone: the port to which it returns.
+    /// The port on which the server starts again; `None` while it runs.
     away_from: Option<u16>,
 }
 
@@ -72,7 +72,7 @@ impl Api for RealApi {
         without_server_fields(&mut object);
         let path = format!("{}/{}", collection(&key), key.name);
         let answer = match self.plane.ask(Method::PATCH, &path, &object) {
-            // A Service that grew has one more slice.
+            // A Service that grew needs another slice, which does not exist yet.
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 self.plane.ask(Method::POST, &collection(&key), &object)
             }

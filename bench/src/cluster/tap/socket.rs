@@ -1,4 +1,4 @@
-//! A packet socket that receives the netlink messages of its namespace that go to the kernel.
+//! A packet socket that receives all netlink messages to the kernel in its namespace.
 
 use std::io::IoSliceMut;
 use std::os::fd::AsRawFd as _;
@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 /// The room for messages that wait to be read, in bytes.
 const ROOM: usize = 256 << 20;
 
-/// The longest `send` of a proxy that is read whole.
+/// The greatest number of bytes that are read of one `send`.
 const LONGEST: usize = 8 << 20;
 
 // Instructions of include/uapi/linux/bpf_common.h.
@@ -35,7 +35,7 @@ pub(super) struct PacketSocket {
     control: Vec<u8>,
 }
 
-/// What one `send` handed to the kernel.
+/// The bytes of one `send` to the kernel.
 pub(super) struct Received<'a> {
     pub(super) bytes: &'a [u8],
     /// Since 1970.

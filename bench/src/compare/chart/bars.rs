@@ -10,8 +10,8 @@ const RIGHT: f64 = 70.0;
 const TOP: f64 = 30.0;
 const ROW: f64 = 20.0;
 
-/// Draws the share of connections that move after a change of the servers as bars, and the share that
-/// moves without a change as ticks. Returns `None` if no scenario step changed the servers.
+/// Draws the share of connections that move after a change of the servers as bars, and the share
+/// without a change as ticks. Returns `None` if no scenario step changed the servers.
 pub(crate) fn draw(chapter: &Chapter) -> Option<String> {
     let mut rows: Vec<(&Row, f64)> = chapter
         .rows

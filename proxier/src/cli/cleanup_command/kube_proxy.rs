@@ -35,6 +35,7 @@ impl Cleanup<'_> {
         keys.retain(|key| !is_excluded(key));
         let mut ops: Vec<Op> = keys.into_iter().map(Op::DeleteService).collect();
         if linux.addresses()?.carrier.is_some() {
+            // Its addresses end with it.
             ops.push(Op::DeleteCarrier);
         }
         Ok(ops)

@@ -46,6 +46,8 @@ pub(super) struct Addresses {
 impl Addresses {
     pub(super) fn open(form: ServiceAddresses, yield_devices: &[String]) -> Result<Self, Failure> {
         let transport = Transport::open(protocols::NETLINK_ROUTE)?;
+        // Otherwise the kernel ignores the table in a dump request, and sends the routes of all
+        // tables.
         transport.filter_dumps();
         Ok(Self {
             transport,
@@ -79,7 +81,7 @@ impl Addresses {
                 None => _ = machine.addresses.insert(entry.address),
             }
         }
-        // An address that another interface has too is the node's all the same.
+        // An address on a yielded device belongs to the node if another interface has it, too.
         let Machine {
             addresses, yielded, ..
         } = &mut machine;
@@ -103,6 +105,8 @@ impl Addresses {
         for entry in on_carrier {
             self.add_address(&entry, &mut found);
         }
+        // After the addresses, which decide whether a route on `lo` is in its place
+        // (`is_bridging`).
         for route in self.routes()? {
             self.add_route(route, index, &mut found);
         }
@@ -135,8 +139,8 @@ impl Addresses {
             Some((Some(device), _)) if device == route.device => {
                 found.addresses.push((address, source));
             }
-            // Our metric, but another device. No route can be added beside it. With itself as the source
-            // it differs from every desired one, so that it is replaced.
+            // Our metric, but another device: no route can be added beside it. A source that no
+            // plan contains makes it differ, so a `SetAddress` replaces it.
             Some(_) => found.addresses.push((address, Some(address))),
             None => _ = (found.leftovers).insert((address, AddressForm::Route(route.metric))),
         }
@@ -245,6 +249,7 @@ impl Addresses {
                 (Op::AddAddress(..) | Op::SetAddress(..), None) => {
                     push_address(&mut batch, RTM_NEWADDR, create, address, interface)?;
                 }
+                // No device: the route is on the carrier or on `lo`, and its metric identifies it.
                 (Op::DeleteLeftover(_, AddressForm::Route(metric)), _)
                 | (Op::DeleteAddress(_), Some((_, metric))) => {
                     let route = our_route(address, None, (None, metric));

@@ -90,6 +90,7 @@ impl AnswerRoutes {
 
     /// Removes all of them, and returns what existed.
     pub(crate) fn remove(&mut self) -> Result<Vec<AnswerRoute>> {
+        // Of each family, the rule comes before the route, so no rule leads to an empty table.
         let found = self.find()?;
         for &each in &found {
             let mark = self.mark;
@@ -151,7 +152,7 @@ impl AnswerRoutes {
     }
 }
 
-/// Ignores a refusal that says that nothing is to be done.
+/// Ignores the refusal `done`: the kernel already has the requested state.
 fn unless(result: Result<()>, done: Errno) -> Result<()> {
     match result {
         Err(error) if error.errno() == Some(done) => Ok(()),
@@ -179,6 +180,7 @@ fn write_rule(writer: &mut Writer<'_>, family: Family, mark: u32) {
     writer.header(&[family, 0, 0, 0, TABLE, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]);
     writer.u32(FRA_PRIORITY, PRIORITY);
     writer.u32(FRA_FWMARK, mark);
+    // The other bits of the mark belong to other programs.
     writer.u32(FRA_FWMASK, mark);
     writer.u8(FRA_PROTOCOL, OUR_PROTOCOL);
 }

@@ -127,6 +127,7 @@ fn push_preparation(batch: &mut Batch) -> Result<()> {
 /// Writes `struct ifinfomsg` that sets `flags`, and the name of the carrier.
 fn write_carrier(writer: &mut Writer<'_>, flags: u32) {
     let mut header = [0; 16];
+    // Flags, and which flags to change: the same bits, so that no other flag changes.
     header[8..12].copy_from_slice(&flags.to_ne_bytes());
     header[12..].copy_from_slice(&flags.to_ne_bytes());
     writer.header(&header);

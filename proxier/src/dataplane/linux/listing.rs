@@ -43,6 +43,7 @@ fn compare(
     let mut order = Vec::with_capacity(most);
     let mut is_limited = false;
     let is_at_end = listing::walk(source, |service, destinations| {
+        // The file lists the newest destination first; those of `expected` are sorted.
         destinations.sort_unstable_by_key(|destination| destination.key);
         // A firewall mark may be that of either address family.
         let mut candidates = service.key.candidates().filter(|key| !seen.contains(key));

@@ -59,11 +59,13 @@ pub(crate) fn addresses(
         let mut notices = Listener::open(protocols::NETLINK_ROUTE, &groups)?;
         notice_filter::attach(&notices, Subject::InterfaceAddresses, port)?;
         let mut addresses = Addresses::open(form, &yield_devices)?;
+        // Read after the socket is open, so that no change falls between them.
         let mut last = addresses.read_machine()?;
         let look: Look<()> = Box::new(move || {
             wait_for(&notices)?;
             std::thread::sleep(SETTLE_TIME);
             discard(&mut notices)?;
+            // Read after the notifications are discarded: a later change sends another one.
             let now = addresses.read_machine()?;
             let has_changed = now != last;
             last = now;
@@ -150,7 +152,7 @@ pub(crate) fn rules(
 struct Monitor<T, O> {
     /// The things that change, in the plural.
     what: &'static str,
-    /// What is reported after a time without notifications.
+    /// The report after a time without notifications.
     missed: T,
     open: O,
     look: Look<T>,

@@ -30,6 +30,20 @@ pub(super) struct RemovalOrder {
     keys: Vec<u32>,
 }
 
+/// Virtual servers in the order in which the kernel lists them: a hash of each key.
+#[derive(Debug, Default)]
+pub(super) struct Listed(Vec<u32>);
+
+impl Listed {
+    fn new<'a>(keys: impl IntoIterator<Item = &'a ServiceKey>) -> Self {
+        Self(keys.into_iter().map(hash).collect())
+    }
+
+    pub(super) fn push(&mut self, key: &ServiceKey) {
+        self.0.push(hash(key));
+    }
+}
+
 impl RemovalOrder {
     /// Returns whether an order was learnt.
     pub(super) fn is_known(&self) -> bool {
@@ -37,21 +51,30 @@ impl RemovalOrder {
     }
 
     /// Learns from a look that showed these virtual servers and no difference.
-    pub(super) fn learn(
+    pub(super) fn learn_from_look(
         &mut self,
         client: &mut ipvs::Client,
         portion: Portion,
         shown: &[ServiceKey],
     ) -> ipvs::Result<()> {
-        let shown: Vec<u32> = shown.iter().map(hash).collect();
+        let shown = Listed::new(shown);
         if portion == Portion::Whole {
-            self.keys = shown;
-        } else if !self.keys.starts_with(&shown) {
-            // The kernel has moved the virtual servers to a larger table.
+            self.keys = shown.0;
+        } else if !self.keys.starts_with(&shown.0) {
+            // Either the kernel has moved the virtual servers to a larger table, or a flush is under way.
             let entries = client.services()?;
-            self.keys = entries.iter().map(|it| hash(&it.service.key)).collect();
+            self.learn_from_read(Listed::new(entries.iter().map(|it| &it.service.key)));
         }
         Ok(())
+    }
+
+    /// Learns from a read of all virtual servers.
+    ///
+    /// A read after a flush, or while one is under way, shows fewer virtual servers and teaches nothing.
+    pub(super) fn learn_from_read(&mut self, read: Listed) {
+        if read.0.len() >= self.keys.len() {
+            self.keys = read.0;
+        }
     }
 
     /// Returns the positions of `ops`, all additions sorted by virtual server, in the order to apply them.
@@ -68,6 +91,8 @@ impl RemovalOrder {
                 (place, start..end)
             })
             .collect();
+        // A virtual server without a place is new, so the trash has none of its destinations: it
+        // comes last.
         of_servers.sort_by_key(|&(place, _)| Reverse(place));
         of_servers.into_iter().flat_map(|(_, ops)| ops).collect()
     }
@@ -96,6 +121,21 @@ mod tests {
         let address: std::net::SocketAddr = ([10, 128, 0, endpoint], 8080).into();
         let destination = ipvs::Destination::new(address.into(), 1);
         Op::AddDestination(server(to), destination)
+    }
+
+    #[test]
+    fn a_read_during_a_flush_does_not_replace_the_order() {
+        let read = |numbers: &[u8]| {
+            let servers: Vec<ServiceKey> = numbers.iter().map(|&number| server(number)).collect();
+            Listed::new(&servers)
+        };
+        let mut order = RemovalOrder::default();
+        order.learn_from_read(read(&[1, 2, 3]));
+        order.learn_from_read(read(&[1, 2]));
+        let ops = [1, 2, 3].map(|number| addition(number, 1));
+        assert_eq!(order.newest_first(&ops), [2, 1, 0]);
+        order.learn_from_read(read(&[3, 2, 1]));
+        assert_eq!(order.newest_first(&ops), [0, 1, 2]);
     }
 
     #[test]

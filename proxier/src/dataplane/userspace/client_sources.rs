@@ -20,14 +20,14 @@ pub(super) struct ClientSources {
     state: PathState,
 }
 
-/// What the kernel has of the path of answers.
+/// The path of answers in the kernel.
 #[derive(Debug, PartialEq, Eq)]
 enum PathState {
-    /// Perhaps that of an earlier process.
+    /// Not read yet. An earlier process may have left one.
     Unknown,
     Absent,
     Present(BTreeSet<Family>),
-    /// It could not be made for these families.
+    /// The kernel refused a part of it, for these families.
     Failed(BTreeSet<Family>),
 }
 
@@ -75,9 +75,11 @@ impl ClientSources {
         let families = self.frontends.iter().map(|key| key.family().into());
         let mut families: BTreeSet<Family> = families.collect();
         match &self.state {
-            // The plan asks for no address of a client until a check succeeds.
+            // Until a check succeeds, the plan lets no endpoint see clients' addresses
+            // (`can_keep_sources`).
             PathState::Failed(_) => {}
-            // Until the process stops: connections of before a change of the annotation need it.
+            // The path stays until the process stops: connections that began before an annotation
+            // changed need it.
             PathState::Present(present) if families.is_subset(present) => {}
             PathState::Present(present) => {
                 families.extend(present);
@@ -89,7 +91,7 @@ impl ClientSources {
         }
     }
 
-    /// Removes what the kernel has.
+    /// Removes the path from the kernel.
     pub(super) fn remove(&mut self) {
         let Some(path) = &mut self.path else {
             return;

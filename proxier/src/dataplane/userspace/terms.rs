@@ -1,4 +1,4 @@
-//! What the plan says of frontends beside their endpoints.
+//! The plan of frontends apart from their endpoints: admissions and options.
 
 use std::collections::{BTreeMap, BTreeSet};
 

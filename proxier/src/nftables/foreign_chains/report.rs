@@ -61,7 +61,7 @@ impl From<&Refusal> for RefusedRule {
     }
 }
 
-/// What an operator does to make our table mark packets for frontends.
+/// The operator's action that lets our table mark packets for frontends.
 pub(super) const START_AGAIN: &str = "start ipvs-proxier with `--input-drop=accept`";
 
 impl fmt::Display for DroppingChain {

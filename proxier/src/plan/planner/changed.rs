@@ -1,4 +1,4 @@
-//! What an update changes: the touched parts of the plan before it, compared with those after it.
+//! The changes of an update: the touched parts of the plan before it, compared with those after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

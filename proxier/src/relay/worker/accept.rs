@@ -49,6 +49,7 @@ impl Worker {
                 Err(_) => {}
             }
         }
+        // More clients may wait, and the kernel reports them only once.
         self.again.push(TokenTarget::Listener(key));
     }
 
@@ -105,6 +106,7 @@ impl Worker {
                     });
                 }
                 Err(error) if is_exhausted(&error) => {
+                    // The endpoint is not at fault, so it is not ejected.
                     self.budget.statistics().exhausted();
                     break;
                 }

@@ -24,7 +24,7 @@ omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 ";
 
-/// Where a control plane listens, and which addresses its Services have.
+/// The addresses and the port of a control plane, and the address ranges of its Services.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The address at which the server listens. Clients use 127.0.0.1.

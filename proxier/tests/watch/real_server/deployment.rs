@@ -80,7 +80,7 @@ fn deploy(path: &str) -> PathBuf {
 /// Checks manifests on the server without storing them; an unknown field is an error.
 const DRY_RUN: [&str; 5] = ["apply", "--dry-run=server", "--validate=strict", "-f", "-"];
 
-/// What every rendering creates.
+/// The objects that every rendering creates.
 const CREATED: [&str; 5] = [
     "serviceaccount/ipvs-proxier created",
     "clusterrole.rbac.authorization.k8s.io/ipvs-proxier created",
@@ -89,7 +89,7 @@ const CREATED: [&str; 5] = [
     "daemonset.apps/ipvs-proxier created",
 ];
 
-/// What the monitoring creates, by the chart and by kustomize.
+/// The objects that the monitoring creates, by the chart and by kustomize.
 const MONITORING: [&str; 3] = [
     "configmap/ipvs-proxier-dashboard created",
     "podmonitor.monitoring.coreos.com/ipvs-proxier created",
@@ -200,7 +200,7 @@ fn the_server_accepts_the_chart_with_any_values() {
     }
 }
 
-/// The overlay's patch of kube-proxy's DaemonSet, as kubeadm writes it, keeps the rest.
+/// The overlay's patch leaves all other parts of kube-proxy's DaemonSet as kubeadm writes them.
 fn kube_proxy_leaves_labelled_nodes(plane: &ControlPlane, kubectl: &Path) {
     let labels = json!({"k8s-app": "kube-proxy"});
     let daemon_set = json!({
