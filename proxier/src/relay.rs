@@ -34,6 +34,8 @@ mod kernel_pipe;
 mod pipe;
 mod pool;
 mod proxy_header;
+mod recent;
+mod refusal;
 mod source;
 mod statistics;
 mod tcp;
@@ -162,8 +164,8 @@ struct WorkerHandle {
 pub struct Listening {
     transport: Transport,
     shared: Arc<SharedFrontend>,
-    /// Bound, but not listening: reserves a TCP port while no endpoint is usable, and lets the kernel refuse
-    /// connections. `None` while there are listeners, and for UDP: a bound socket would receive datagrams.
+    /// Bound, but not listening: reserves the port while no endpoint is usable, and lets the kernel refuse
+    /// clients. `None` while there are listeners.
     reservation: Option<Socket>,
     /// The number of the open listeners; `None` while there are none.
     open: Option<u64>,
@@ -246,7 +248,7 @@ impl Relay {
         let mut listening = Listening {
             transport,
             shared: Arc::new(SharedFrontend::new(address, route)),
-            reservation: (transport == Transport::Tcp).then_some(bound),
+            reservation: reserve(bound, transport, address),
             open: None,
             _permit: permit,
         };
@@ -272,10 +274,9 @@ impl Relay {
         match (is_usable, listening.open) {
             (true, None) => self.listen(listening),
             (false, Some(number)) => {
-                if listening.transport == Transport::Tcp {
-                    // Before the listeners close, so that the port is never free.
-                    listening.reservation = Some(bind(Transport::Tcp, listening.shared.address())?);
-                }
+                // Before the listeners close, so that the port is never free.
+                let (transport, address) = (listening.transport, listening.shared.address());
+                listening.reservation = reserve(bind(transport, address)?, transport, address);
                 listening.open = None;
                 self.tell(|| RelayCommand::Close(number));
                 Ok(())
@@ -286,7 +287,11 @@ impl Relay {
 
     fn listen(&mut self, listening: &mut Listening) -> io::Result<()> {
         let address = listening.shared.address();
-        // The reservation becomes the first listener only when all others are bound: after an error it must
+        if listening.transport == Transport::Udp {
+            // Beside a connected socket, the kernel would choose among the listeners in a slower way.
+            listening.reservation = None;
+        }
+        // A reservation becomes the first listener only when all others are bound: after an error it must
         // still hold the port.
         let has_one = usize::from(listening.reservation.is_some());
         let sockets = (has_one..self.workers.len()).map(|_| bind(listening.transport, address));
@@ -368,6 +373,17 @@ impl Drop for Relay {
                 let _ = thread.join();
             }
         }
+    }
+}
+
+/// Makes a bound socket reserve its address, without receiving: the kernel refuses clients then.
+///
+/// `None` if it cannot, as for datagrams to an address that is not local yet.
+fn reserve(socket: Socket, transport: Transport, address: SocketAddr) -> Option<Socket> {
+    match transport {
+        Transport::Tcp => Some(socket),
+        // It would receive datagrams of its own address only, which none has.
+        Transport::Udp => socket.connect(&address.into()).is_ok().then_some(socket),
     }
 }
 

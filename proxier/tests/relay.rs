@@ -12,6 +12,8 @@ mod idle;
 mod limits;
 #[path = "relay/proxy_header.rs"]
 mod proxy_header;
+#[path = "relay/refused.rs"]
+mod refused;
 #[path = "relay/schedulers.rs"]
 mod registered;
 #[path = "relay/silence.rs"]
@@ -210,26 +212,6 @@ fn another_endpoint_serves_a_client_whose_endpoint_refuses() {
         assert_eq!(greeting(&mut connect(address)), 'a');
     }
     assert_eq!(relay.statistics().refusals(), 0);
-}
-
-#[test]
-fn an_endpoint_that_accepts_no_connection_is_left_in_time() {
-    // A listener with a full queue drops further SYNs, so it seems silent.
-    let silent = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    silent
-        .bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into())
-        .unwrap();
-    silent.listen(0).unwrap();
-    let silent_address = silent.local_addr().unwrap().as_socket().unwrap();
-    let _filling = TcpStream::connect(silent_address).unwrap();
-    let pool = pool("rr", None);
-    add(&pool, endpoint("a"));
-    add(&pool, silent_address);
-    let mut relay = relay();
-    let (address, _listening) = open(&mut relay, &pool);
-    for _ in 0..4 {
-        assert_eq!(greeting(&mut connect(address)), 'a');
-    }
 }
 
 #[test]

@@ -6,6 +6,8 @@
 mod limits;
 #[path = "userspace/node_ports.rs"]
 mod node_ports;
+#[path = "userspace/registered.rs"]
+mod registered;
 #[path = "userspace/scale.rs"]
 mod scale;
 #[path = "userspace/soak.rs"]

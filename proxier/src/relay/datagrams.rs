@@ -79,6 +79,14 @@ impl DatagramSocket {
         self.socket.as_fd()
     }
 
+    /// Sends one datagram to the peer of a connected socket.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub(super) fn send(&self, datagram: &[u8]) -> io::Result<()> {
+        self.socket.send(datagram).map(drop)
+    }
+
     /// Makes the socket receive whole trains from now on, if the kernel has `UDP_GRO`.
     fn take_trains(&mut self) {
         if setsockopt(&self.socket, UdpGroSegment, &true).is_ok() {
@@ -208,6 +216,10 @@ impl DatagramBatch {
         Ok(())
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.received.is_empty()
+    }
+
     /// Returns the datagrams in their order, in trains.
     pub(super) fn trains(&self) -> impl Iterator<Item = Train<'_>> {
         let mut next = 0;
@@ -261,6 +273,13 @@ impl Train<'_> {
             }
             _ => None,
         }
+    }
+
+    /// Returns the bytes of the first datagram.
+    pub(super) fn first(&self) -> &[u8] {
+        let from = self.start * LONGEST;
+        let length = self.messages.first().map_or(0, |it| it.length);
+        &self.buffer[from..from + length.min(self.size)]
     }
 
     /// Sends the train to `receiver`, or to the peer of a connected socket.
@@ -329,168 +348,4 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn socket(address: &str) -> UdpSocket {
-        UdpSocket::bind(address.parse().unwrap()).unwrap()
-    }
-
-    /// Returns a socket of the relay that has had many datagrams at once, and its address.
-    fn relay(address: &str) -> (DatagramSocket, SocketAddr) {
-        let socket = socket(address);
-        let address = socket.local_addr().unwrap();
-        let asked = MESSAGES;
-        let relay = DatagramSocket {
-            asked,
-            ..DatagramSocket::new(socket, address)
-        };
-        (relay, address)
-    }
-
-    /// Returns the lengths of the messages of each train.
-    fn lengths(batch: &DatagramBatch) -> Vec<Vec<usize>> {
-        let of = |train: Train<'_>| train.messages.iter().map(|it| it.length).collect();
-        batch.trains().map(of).collect()
-    }
-
-    /// Sends `count` datagrams of `size` bytes and one of `last` bytes as one train. Each has its number in
-    /// all its bytes.
-    fn send_train(socket: &UdpSocket, size: u8, count: u8, last: usize) {
-        let mut bytes: Vec<u8> = (0..count)
-            .flat_map(|number| vec![number; size.into()])
-            .collect();
-        bytes.extend(vec![count; last]);
-        let size = u16::from(size);
-        let control = [ControlMessage::UdpGsoSegments(&size)];
-        sendmsg::<()>(
-            socket.as_raw_fd(),
-            &[IoSlice::new(&bytes)],
-            &control,
-            MsgFlags::empty(),
-            None,
-        )
-        .unwrap();
-    }
-
-    #[test]
-    fn a_train_ends_with_a_shorter_datagram_and_before_a_longer_one_or_another_sender() {
-        let (mut receiver, address) = relay("127.0.0.1:0");
-        let (one, other) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-        for (sender, length) in [
-            (&one, 300),
-            (&one, 300),
-            (&one, 200),
-            (&one, 300),
-            (&one, 0),
-            (&one, 0),
-            (&one, 301),
-            (&other, 301),
-        ] {
-            sender.send_to(&vec![b'x'; length], address).unwrap();
-        }
-        let mut batch = DatagramBatch::new();
-        assert_eq!(
-            batch.receive(&mut receiver).unwrap(),
-            MoreDatagrams::Nothing
-        );
-        let expected: [&[usize]; 6] = [&[300, 300, 200], &[300], &[0], &[0], &[301], &[301]];
-        assert_eq!(lengths(&batch), expected);
-        let senders: Vec<_> = batch.trains().filter_map(|train| train.sender).collect();
-        assert_eq!(senders.last(), other.local_addr().ok().as_ref());
-        assert_eq!(senders.first(), one.local_addr().ok().as_ref());
-    }
-
-    #[test]
-    fn a_train_arrives_as_its_datagrams_in_both_families_whatever_their_size() {
-        let mut batch = DatagramBatch::new();
-        // The families take turns, because the kernel overwrites the space of addresses. Two of the last
-        // datagrams fill a train.
-        for (host, length) in [
-            ("[::1]:0", 1_200),
-            ("127.0.0.1:0", 1_200),
-            ("[::1]:0", 1),
-            ("127.0.0.1:0", 30_000),
-        ] {
-            let (client, endpoint) = (socket(host), socket(host));
-            let (mut relay, address) = relay(host);
-            client.connect(address).unwrap();
-            for number in 0..4 {
-                client.send(&vec![number; length]).unwrap();
-            }
-            batch.receive(&mut relay).unwrap();
-            for train in batch.trains() {
-                assert_eq!(train.sender, client.local_addr().ok());
-                train.send(&relay, endpoint.local_addr().ok()).unwrap();
-            }
-            let mut buffer = vec![0; LONGEST];
-            for number in 0..4 {
-                assert_eq!(endpoint.recv(&mut buffer).unwrap(), length);
-                assert_eq!(buffer[..length], vec![number; length]);
-            }
-            assert!(endpoint.recv(&mut buffer).is_err());
-        }
-    }
-
-    #[test]
-    fn after_a_long_train_the_next_ones_are_one_message_and_arrive_as_their_datagrams() {
-        let mut batch = DatagramBatch::new();
-        for host in ["127.0.0.1:0", "[::1]:0"] {
-            let (client, endpoint) = (socket(host), socket(host));
-            let (mut relay, address) = relay(host);
-            client.connect(address).unwrap();
-            let count = u8::try_from(LONG).unwrap();
-            send_train(&client, 100, count, 0);
-            batch.receive(&mut relay).unwrap();
-            assert_eq!(lengths(&batch), [vec![100; LONG]]);
-
-            send_train(&client, 100, count, 30);
-            client.send(&[b'x'; 100]).unwrap();
-            client.send(&[b'x'; 90]).unwrap();
-            client.send(&[]).unwrap();
-            send_train(&client, 20, 2, 0);
-            batch.receive(&mut relay).unwrap();
-            let expected: [&[usize]; 4] = [&[LONG * 100 + 30], &[100, 90], &[0], &[40]];
-            assert_eq!(lengths(&batch), expected);
-            for train in batch.trains() {
-                train.send(&relay, endpoint.local_addr().ok()).unwrap();
-            }
-            let mut buffer = vec![0; LONGEST];
-            for number in 0..count {
-                assert_eq!(endpoint.recv(&mut buffer).unwrap(), 100);
-                assert_eq!(buffer[..100], [number; 100]);
-            }
-            let mut others = std::iter::from_fn(|| endpoint.recv(&mut buffer).ok());
-            assert_eq!(
-                others.by_ref().collect::<Vec<_>>(),
-                [30, 100, 90, 0, 20, 20]
-            );
-        }
-    }
-
-    #[test]
-    fn a_socket_is_asked_for_more_messages_after_a_full_batch() {
-        let (sender, receiver) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-        let address = receiver.local_addr().unwrap();
-        let mut receiver = DatagramSocket::new(receiver, address);
-        sender.connect(address).unwrap();
-        let mut batch = DatagramBatch::new();
-        for (waiting, received) in [(1, vec![1]), (12, vec![2, 8, 2]), (33, vec![32, 1])] {
-            for number in 0..waiting {
-                // Datagrams of different sizes are no train.
-                sender
-                    .send(&vec![b'x'; usize::from(number % 2 == 0)])
-                    .unwrap();
-            }
-            for (at, count) in received.iter().enumerate() {
-                let is_last = at + 1 == received.len();
-                let expected = match is_last {
-                    true => MoreDatagrams::Nothing,
-                    false => MoreDatagrams::Perhaps,
-                };
-                assert_eq!(batch.receive(&mut receiver).unwrap(), expected);
-                assert_eq!(batch.received.len(), *count);
-            }
-        }
-    }
-}
+mod tests;

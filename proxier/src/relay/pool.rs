@@ -429,3 +429,6 @@ impl Drop for Lease {
         };
     }
 }
+
+#[cfg(test)]
+mod tests;

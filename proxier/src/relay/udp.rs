@@ -16,10 +16,13 @@ use super::budget::{Budget, PER_FLOW, Permit};
 use super::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use super::frontend::SharedFrontend;
 use super::pool::{ConnectionKind, Lease};
+use super::recent::{DatagramPlace, RecentDatagrams};
+use super::refusal::Refusals;
 use super::source;
+use super::tcp::ATTEMPTS;
 use super::worker::{is_exhausted, request};
 
-/// The number of batches that are received from a socket before the next socket gets its turn.
+/// The number of batches that are received from a socket before the next socket gets its moment.
 const TURNS: usize = 2;
 
 /// If the table is full, the least recent one of this number of arbitrary flows is removed.
@@ -30,10 +33,12 @@ const SAMPLES: usize = 8;
 pub(super) struct UdpFlows {
     sockets: Slab<Socket>,
     /// The flow of each client of each frontend.
-    index: HashMap<(usize, SocketAddr), usize>,
+    index: HashMap<FlowClient, usize>,
     /// The slot at which the next search for a flow to remove begins.
     hand: usize,
     answers: WaitingAnswers,
+    recent: RecentDatagrams,
+    refusals: Refusals,
     limits: RelayLimits,
     budget: Arc<Budget>,
     token: fn(usize) -> Token,
@@ -55,9 +60,33 @@ struct UdpFlow {
     socket: DatagramSocket,
     lease: Lease,
     permit: Permit,
-    client: SocketAddr,
-    frontend: usize,
+    from: FlowClient,
     active_at: Duration,
+    /// `None` from the endpoint's first answer on.
+    opening: Option<Opening>,
+}
+
+/// What another endpoint needs if the endpoint of a flow refuses its first datagram.
+#[derive(Debug)]
+struct Opening {
+    first: DatagramPlace,
+    /// The endpoints that refused it.
+    refused: Vec<SocketAddr>,
+}
+
+/// The worker at the time of an event.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment<'a> {
+    pub(super) registry: &'a Registry,
+    pub(super) now: Duration,
+}
+
+/// A client of a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FlowClient {
+    /// The key of the frontend's socket.
+    frontend: usize,
+    address: SocketAddr,
 }
 
 impl UdpFlows {
@@ -67,6 +96,8 @@ impl UdpFlows {
             index: HashMap::new(),
             hand: 0,
             answers: WaitingAnswers::new(),
+            recent: RecentDatagrams::new(),
+            refusals: Refusals::default(),
             limits,
             budget,
             token: |_| super::worker::WAKER,
@@ -104,13 +135,12 @@ impl UdpFlows {
     pub(super) fn receive(
         &mut self,
         key: usize,
-        registry: &Registry,
-        now: Duration,
+        moment: Moment<'_>,
         batch: &mut DatagramBatch,
     ) -> bool {
         match self.sockets.get(key) {
-            Some(Socket::Frontend { .. }) => self.receive_from_clients(key, registry, now, batch),
-            Some(Socket::UdpFlow(_)) => self.receive_from_endpoint(key, now, batch),
+            Some(Socket::Frontend { .. }) => self.receive_from_clients(key, moment, batch),
+            Some(Socket::UdpFlow(_)) => self.receive_from_endpoint(key, moment, batch),
             None => false,
         }
     }
@@ -118,8 +148,7 @@ impl UdpFlows {
     fn receive_from_clients(
         &mut self,
         key: usize,
-        registry: &Registry,
-        now: Duration,
+        moment: Moment<'_>,
         batch: &mut DatagramBatch,
     ) -> bool {
         for _ in 0..TURNS {
@@ -131,8 +160,9 @@ impl UdpFlows {
                 continue;
             };
             for train in batch.trains() {
-                if let Some(client) = train.sender {
-                    self.forward(key, client, registry, now, &train);
+                if let Some(address) = train.sender {
+                    let frontend = key;
+                    self.forward(FlowClient { frontend, address }, moment, &train);
                 }
             }
             if remaining == MoreDatagrams::Nothing {
@@ -143,85 +173,117 @@ impl UdpFlows {
     }
 
     /// Sends a client's datagrams to its endpoint.
-    fn forward(
-        &mut self,
-        frontend: usize,
-        client: SocketAddr,
-        registry: &Registry,
-        now: Duration,
-        train: &Train<'_>,
-    ) {
-        let flow = match self.index.get(&(frontend, client)) {
-            Some(&flow) => Some(flow),
-            None => self.open(frontend, client, registry, now),
-        };
-        let Some(flow) = flow else {
-            return;
-        };
-        let Some(Socket::UdpFlow(entry)) = self.sockets.get_mut(flow) else {
-            return;
-        };
-        entry.active_at = now;
-        if let Err(error) = train.send(&entry.socket, None)
-            && is_refused(&error)
-        {
-            self.give_up(flow, now);
+    fn forward(&mut self, from: FlowClient, moment: Moment<'_>, train: &Train<'_>) {
+        for _ in ATTEMPTS {
+            let Some((key, flow)) = self.flow(from, moment, train) else {
+                return;
+            };
+            match train.send(&flow.socket, None) {
+                // The error is that of an earlier datagram. This endpoint has not got these.
+                Err(error) if is_refused(&error) => self.give_up(key, moment),
+                _ => return,
+            }
         }
     }
 
-    /// Opens the flow of a new client. `None` if no endpoint serves it, so that its datagram is dropped.
-    fn open(
+    /// Returns the flow of a client, a new one if it has none. `None` if no endpoint serves it.
+    fn flow(
         &mut self,
-        frontend: usize,
-        client: SocketAddr,
-        registry: &Registry,
-        now: Duration,
-    ) -> Option<usize> {
-        let Some(Socket::Frontend { shared, .. }) = self.sockets.get(frontend) else {
+        from: FlowClient,
+        moment: Moment<'_>,
+        train: &Train<'_>,
+    ) -> Option<(usize, &mut UdpFlow)> {
+        let key = match self.index.get(&from) {
+            Some(&key) => key,
+            None => {
+                let first = self.recent.keep(train.first())?;
+                let refused = Vec::new();
+                self.open(from, moment, Opening { first, refused })?
+            }
+        };
+        let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
             return None;
         };
-        let shared = shared.clone();
+        flow.active_at = moment.now;
+        Some((key, flow))
+    }
+
+    /// Opens a flow to an endpoint that has not refused it. `None` if no endpoint is left, so that the client's
+    /// datagram is dropped.
+    fn open(
+        &mut self,
+        from: FlowClient,
+        moment: Moment<'_>,
+        mut opening: Opening,
+    ) -> Option<usize> {
+        let Some(Socket::Frontend { shared, .. }) = self.sockets.get(from.frontend) else {
+            return None;
+        };
+        let (shared, client) = (shared.clone(), from.address);
         if self.index.len() >= self.limits.udp_flows {
             self.evict();
         }
         let canonical = SocketAddr::new(client.ip().to_canonical(), client.port());
         let route = shared.route();
         let pool = route.pool_for(canonical.ip())?;
-        let request = request(shared.address(), canonical, now);
+        let request = request(shared.address(), canonical, moment.now);
         let permit = self.permit(&shared, canonical.ip())?;
-        let lease = pool.pick(&request, &[], ConnectionKind::Udp)?;
-        let endpoint = lease.address();
-        let is_shown = route.shows(canonical.ip(), endpoint.ip(), shared.address().ip());
-        let shown = is_shown.then_some(canonical.ip());
-        let mut socket = match bind(shown, endpoint) {
+        while opening.refused.len() < ATTEMPTS.len()
+            && let Some(lease) = pool.pick(&request, &opening.refused, ConnectionKind::Udp)
+        {
+            let endpoint = lease.address();
+            let is_shown = route.shows(canonical.ip(), endpoint.ip(), shared.address().ip());
+            let shown = is_shown.then_some(canonical.ip());
+            let mut socket = match self.connect(shown, endpoint) {
+                Ok(socket) => socket,
+                Err(error) if is_exhausted(&error) => return None,
+                // For example, no route leads to it.
+                Err(_) => {
+                    opening.refused.push(endpoint);
+                    lease.fail(moment.now);
+                    continue;
+                }
+            };
+            let entry = self.sockets.vacant_entry();
+            let key = entry.key();
+            moment
+                .registry
+                .register(&mut socket, (self.token)(key), Interest::READABLE)
+                .ok()?;
+            entry.insert(Socket::UdpFlow(UdpFlow {
+                socket: DatagramSocket::new(socket, endpoint),
+                lease,
+                permit,
+                from,
+                active_at: moment.now,
+                opening: Some(opening),
+            }));
+            self.index.insert(from, key);
+            return Some(key);
+        }
+        self.budget.statistics().refused();
+        let datagram = self.recent.get(opening.first).unwrap_or_default();
+        self.refusals
+            .send(shared.address(), client, datagram, moment.now);
+        None
+    }
+
+    /// Returns a socket that is connected to `endpoint`, from the address `shown` if that is possible.
+    fn connect(&mut self, shown: Option<IpAddr>, endpoint: SocketAddr) -> io::Result<UdpSocket> {
+        let socket = match bind(shown, endpoint) {
             Err(error) if is_exhausted(&error) => {
                 self.budget.statistics().exhausted();
                 self.evict();
                 bind(shown, endpoint)
             }
-            Err(_) if is_shown => {
+            Err(_) if shown.is_some() => {
                 self.budget.statistics().hidden();
                 bind(None, endpoint)
             }
             other => other,
-        }
-        .ok()?;
-        socket.connect(lease.address()).ok()?;
-        let entry = self.sockets.vacant_entry();
-        let key = entry.key();
-        registry
-            .register(&mut socket, (self.token)(key), Interest::READABLE)
-            .ok()?;
-        entry.insert(Socket::UdpFlow(UdpFlow {
-            socket: DatagramSocket::new(socket, lease.address()),
-            lease,
-            permit,
-            client,
-            frontend,
-            active_at: now,
-        }));
-        self.index.insert((frontend, client), key);
-        Some(key)
+        }?;
+        socket.connect(endpoint)?;
+        Ok(socket)
     }
 
     /// Takes a descriptor for a flow, from another flow if none is left.
@@ -238,7 +300,7 @@ impl UdpFlows {
     fn receive_from_endpoint(
         &mut self,
         key: usize,
-        now: Duration,
+        moment: Moment<'_>,
         batch: &mut DatagramBatch,
     ) -> bool {
         for _ in 0..TURNS {
@@ -248,15 +310,18 @@ impl UdpFlows {
             let remaining = match batch.receive(&mut flow.socket) {
                 Ok(remaining) => remaining,
                 Err(error) if is_refused(&error) => {
-                    self.give_up(key, now);
+                    self.give_up(key, moment);
                     return false;
                 }
                 Err(_) => continue,
             };
-            flow.active_at = now;
-            let (client, frontend) = (flow.client, flow.frontend);
+            flow.active_at = moment.now;
+            if !batch.is_empty() && flow.opening.take().is_some() {
+                flow.lease.succeed();
+            }
+            let client = flow.from;
             for train in batch.trains() {
-                self.answer(frontend, client, &train);
+                self.answer(client, &train);
             }
             if remaining == MoreDatagrams::Nothing {
                 return false;
@@ -266,18 +331,19 @@ impl UdpFlows {
     }
 
     /// Sends datagrams of an endpoint to the client, single ones with the next [`UdpFlows::send_answers`].
-    fn answer(&mut self, frontend: usize, client: SocketAddr, train: &Train<'_>) {
+    fn answer(&mut self, client: FlowClient, train: &Train<'_>) {
+        let FlowClient { frontend, address } = client;
         if self.answers.is_full() {
             self.send_answers();
         }
         if let Some(datagram) = train.single() {
-            return self.answers.add(frontend, client, datagram);
+            return self.answers.add(frontend, address, datagram);
         }
         // After the answers before it.
         self.send_answers();
         if let Some(Socket::Frontend { socket, .. }) = self.sockets.get(frontend) {
             // A full send buffer drops datagrams, as a full queue on the way does.
-            let _ = train.send(socket, Some(client));
+            let _ = train.send(socket, Some(address));
         }
     }
 
@@ -290,10 +356,27 @@ impl UdpFlows {
         });
     }
 
-    /// Removes a flow whose endpoint answered "port unreachable". The client's next datagram opens another one.
-    fn give_up(&mut self, key: usize, now: Duration) {
-        if let Some(flow) = self.remove(key) {
-            flow.lease.fail(now);
+    /// Removes a flow whose endpoint answered "port unreachable". Another endpoint gets the datagram that opened
+    /// it; of a flow that had answers, the client's next datagram.
+    fn give_up(&mut self, key: usize, moment: Moment<'_>) {
+        let Some(flow) = self.remove(key) else {
+            return;
+        };
+        let endpoint = flow.lease.address();
+        flow.lease.fail(moment.now);
+        let Some(mut opening) = flow.opening else {
+            return;
+        };
+        opening.refused.push(endpoint);
+        let first = opening.first;
+        // The old flow keeps no descriptor from the new one.
+        drop((flow.socket, flow.permit));
+        let opened = self.open(flow.from, moment, opening);
+        if let Some(Socket::UdpFlow(flow)) = opened.and_then(|key| self.sockets.get(key))
+            && let Some(datagram) = self.recent.get(first)
+        {
+            // Its error, if there is one, will be an event.
+            let _ = flow.socket.send(datagram);
         }
     }
 
@@ -304,7 +387,7 @@ impl UdpFlows {
         let Socket::UdpFlow(flow) = self.sockets.remove(key) else {
             return None;
         };
-        self.index.remove(&(flow.frontend, flow.client));
+        self.index.remove(&flow.from);
         Some(flow)
     }
 
@@ -345,7 +428,7 @@ impl UdpFlows {
         let is_closed = |socket: &Socket| matches!(socket, Socket::Frontend { number, .. } if *number == closed);
         let frontends = self.sockets.iter().filter(|(_, socket)| is_closed(socket));
         let frontends: Vec<usize> = frontends.map(|(key, _)| key).collect();
-        self.remove_if(|flow| frontends.contains(&flow.frontend));
+        self.remove_if(|flow| frontends.contains(&flow.from.frontend));
         for key in frontends {
             self.sockets.remove(key);
         }

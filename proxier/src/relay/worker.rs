@@ -25,7 +25,7 @@ use super::datagrams::DatagramBatch;
 use super::frontend::SharedFrontend;
 use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
 use super::transit::Transit;
-use super::udp::UdpFlows;
+use super::udp::{Moment, UdpFlows};
 
 mod accept;
 
@@ -232,10 +232,11 @@ impl Worker {
             TokenTarget::Side(_, key) => self.pump(key),
             TokenTarget::Listener(key) => self.accept(key),
             TokenTarget::Datagrams(key) => {
-                let has_more =
-                    self.flows
-                        .receive(key, self.poll.registry(), self.now, &mut self.batch);
-                if has_more {
+                let moment = Moment {
+                    registry: self.poll.registry(),
+                    now: self.now,
+                };
+                if self.flows.receive(key, moment, &mut self.batch) {
                     self.again.push(target);
                 }
             }

@@ -112,28 +112,92 @@ fn clients_are_refused_at_once_when_all_endpoints_are_gone() {
     assert!(start.elapsed() < Duration::from_secs(5));
 }
 
+/// An endpoint whose queue is full, so that its kernel drops the SYNs of further clients.
+struct Silent {
+    address: SocketAddr,
+    listener: TcpListener,
+    _filling: TcpStream,
+}
+
+impl Silent {
+    fn new() -> Self {
+        let socket =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        socket.bind(&any.into()).unwrap();
+        socket.listen(0).unwrap();
+        let listener = TcpListener::from(socket);
+        let address = listener.local_addr().unwrap();
+        Self {
+            address,
+            listener,
+            _filling: TcpStream::connect(address).unwrap(),
+        }
+    }
+
+    /// Empties the queue, so that the endpoint accepts clients.
+    fn wake(self) -> TcpListener {
+        let _ = self.listener.accept().unwrap();
+        self.listener
+    }
+}
+
 /// A lost SYN is repeated after a second, longer than the patience with an endpoint that has alternatives.
 #[test]
 fn the_only_endpoint_has_time_to_answer() {
-    let slow = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    slow.bind(&any.into()).unwrap();
-    slow.listen(0).unwrap();
-    let endpoint = slow.local_addr().unwrap().as_socket().unwrap();
-    // Its queue is full, so that the SYN is dropped.
-    let filling = TcpStream::connect(endpoint).unwrap();
+    let slow = Silent::new();
     let pool = pool("rr", None);
-    add(&pool, endpoint);
+    add(&pool, slow.address);
     let mut relay = relay();
     let (address, _listening) = open(&mut relay, &pool);
     let mut client = connect(address);
     std::thread::sleep(Duration::from_millis(600));
-    let listener = TcpListener::from(slow);
-    let _ = listener.accept().unwrap();
-    drop(filling);
-    let (mut server, _) = listener.accept().unwrap();
+    let (mut server, _) = slow.wake().accept().unwrap();
     server.write_all(b"s").unwrap();
     assert_eq!(greeting(&mut client), 's');
+}
+
+/// The kernel of the endpoint drops every SYN, so that only another endpoint can answer.
+#[test]
+fn a_silent_endpoint_is_left_for_the_next_one_and_gets_no_byte() {
+    let (silent, living) = (Silent::new(), endpoint("a"));
+    let pool = pool("rr", None);
+    add(&pool, living);
+    add(&pool, silent.address);
+    let mut relay = relay();
+    let (address, _listening) = open(&mut relay, &pool);
+    // One of two is for the silent one. The byte waits until an endpoint has accepted.
+    let mut clients = [connect(address), connect(address)];
+    for client in &mut clients {
+        client.write_all(b"?").unwrap();
+        assert_eq!([greeting(client), greeting(client)], ['a', '?']);
+    }
+    assert_eq!(pool.counts(silent.address), Default::default());
+    assert_eq!(pool.counts(living).active, 2);
+    assert_eq!(relay.statistics().refusals(), 0);
+    // The attempt that was given up never arrives; later ones do.
+    let address_of_silent = silent.address;
+    let listener = silent.wake();
+    listener.set_nonblocking(true).unwrap();
+    let mortal = Mortal {
+        address: address_of_silent,
+        listener: Some(listener),
+    };
+    eventually(|| answer(address, &mortal) == 'm');
+}
+
+#[test]
+fn silent_endpoints_are_tried_a_limited_number_of_times() {
+    let pool = pool("rr", None);
+    let silent = [(); 6].map(|()| Silent::new());
+    silent.iter().for_each(|it| add(&pool, it.address));
+    let mut relay = relay();
+    let (address, _listening) = open(&mut relay, &pool);
+    let reset = connect(address).read(&mut [0; 1]).unwrap_err();
+    assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(relay.statistics().refusals(), 1);
+    let counts = silent.iter().map(|it| pool.counts(it.address));
+    assert!(counts.clone().all(|it| it == Default::default()));
 }
 
 /// In batches, because a connection has four descriptors in this process.

@@ -5,10 +5,10 @@ use proxier::testing::relay::Handling;
 
 use super::*;
 
-/// Opens a frontend with a header for one endpoint. Returns its address, and the endpoint's listener.
+/// Opens a frontend for one endpoint, which gets a header of `version`. Returns its address, and the endpoint's listener.
 fn open_with_header(
     relay: &mut Relay,
-    version: ProxyProtocol,
+    version: Option<ProxyProtocol>,
 ) -> (SocketAddr, Listening, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pool = pool("rr", None);
@@ -16,7 +16,7 @@ fn open_with_header(
     let address = unused();
     let route = Route {
         handling: Handling {
-            proxy_protocol: Some(version),
+            proxy_protocol: version,
             idle: None,
         },
         ..route(&pool)
@@ -34,7 +34,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
 #[test]
 fn an_endpoint_learns_the_clients_address_before_the_first_byte() {
     let mut relay = relay();
-    let (address, _listening, listener) = open_with_header(&mut relay, ProxyProtocol::V1);
+    let (address, _listening, listener) = open_with_header(&mut relay, Some(ProxyProtocol::V1));
     let mut client = connect(address);
     let from = client.local_addr().unwrap();
     let mut server = accept(&listener);
@@ -57,7 +57,7 @@ fn an_endpoint_learns_the_clients_address_before_the_first_byte() {
 #[test]
 fn bytes_that_are_sent_at_once_follow_the_binary_header() {
     let mut relay = relay();
-    let (address, _listening, listener) = open_with_header(&mut relay, ProxyProtocol::V2);
+    let (address, _listening, listener) = open_with_header(&mut relay, Some(ProxyProtocol::V2));
     for _ in 0..50 {
         let mut client = connect(address);
         client.write_all(b"payload").unwrap();
@@ -72,39 +72,51 @@ fn bytes_that_are_sent_at_once_follow_the_binary_header() {
     }
 }
 
-/// Headers, damaged headers and halves of headers reach the client and the endpoint byte for byte.
-#[test]
-fn headers_from_clients_and_endpoints_are_payload() {
+/// Returns headers of both versions: whole, damaged at each byte, cut after each byte, and doubled.
+fn headers() -> Vec<Vec<u8>> {
     let v1 = b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n".to_vec();
     let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc0\0\x02\x02\0\x01\0\x02".to_vec();
-    let mut payloads = Vec::new();
+    let mut headers = Vec::new();
     for header in [v1, v2] {
         for cut in 0..header.len() {
-            payloads.push(header[..cut + 1].to_vec());
+            headers.push(header[..cut + 1].to_vec());
             let mut damaged = header.clone();
             damaged[cut] ^= 0x55;
-            payloads.push(damaged);
+            headers.push(damaged);
         }
-        payloads.push([header.clone(), header].concat());
+        headers.push([header.clone(), header].concat());
     }
-    let pool = pool("rr", None);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    add(&pool, listener.local_addr().unwrap());
+    assert!(headers.len() > 120);
+    headers
+}
+
+/// They reach the client and the endpoint byte for byte, whether or not the relay adds a header of its own.
+#[test]
+fn headers_from_clients_and_endpoints_are_payload() {
     let mut relay = relay();
-    let (plain, _listening) = open(&mut relay, &pool);
-    for payload in &payloads {
-        let mut client = connect(plain);
-        client.write_all(payload).unwrap();
-        client.shutdown(Shutdown::Write).unwrap();
-        let mut server = accept(&listener);
-        server.write_all(payload).unwrap();
-        let mut received = Vec::new();
-        server.read_to_end(&mut received).unwrap();
-        assert_eq!(received, *payload);
-        drop(server);
-        let mut answer = Vec::new();
-        client.read_to_end(&mut answer).unwrap();
-        assert_eq!(answer, *payload);
+    for (version, added) in [
+        (None, 0),
+        (
+            Some(ProxyProtocol::V1),
+            "PROXY TCP4 127.0.0.1 127.0.0.1 ".len(),
+        ),
+        (Some(ProxyProtocol::V2), 28),
+    ] {
+        let (address, _listening, listener) = open_with_header(&mut relay, version);
+        for payload in &headers() {
+            let mut client = connect(address);
+            client.write_all(payload).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            let mut server = accept(&listener);
+            server.write_all(payload).unwrap();
+            let mut received = Vec::new();
+            server.read_to_end(&mut received).unwrap();
+            let own = received.len() - payload.len();
+            assert!(own >= added && received.ends_with(payload), "{received:?}");
+            drop(server);
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).unwrap();
+            assert_eq!(answer, *payload);
+        }
     }
-    assert!(payloads.len() > 120);
 }
