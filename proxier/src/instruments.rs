@@ -193,7 +193,7 @@ mod tests {
         for series in [
             "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.001\"} 0",
             "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"16.384\"} 0",
-            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.25\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0\"} 0",
             "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"300\"} 0",
             "kubeproxy_proxy_healthz_total{code=\"200\"} 0",
             "ipvs_proxier_ops_total{op=\"add_destination\",result=\"failure\"} 0",

@@ -28,6 +28,7 @@ mod follower;
 mod json;
 mod next;
 mod query;
+mod redaction;
 mod resource;
 mod shared;
 mod status;

@@ -24,6 +24,12 @@ pub(crate) fn limits(size: usize) -> Options {
     }
 }
 
+/// Returns the line and the column of an error, counted from 1, if they are known.
+pub(crate) fn place(error: &Error) -> Option<(u64, u64)> {
+    let place = error.location()?;
+    Some((place.line(), place.column()))
+}
+
 /// Returns the line of an error, counted from 1, if it is known, and the reason.
 pub(crate) fn explain(error: &Error) -> (Option<u64>, String) {
     let line = error.location().map(|place| place.line());

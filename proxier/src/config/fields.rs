@@ -28,7 +28,7 @@ macro_rules! field {
 use Effect::{Differs, Nothing, Same};
 
 const WATCHES: Effect = Nothing(
-    "this program opens four watches and sends no other request, so it does not limit its requests",
+    "this program opens four watches and writes few Events, which have a limit of their own",
 );
 const JSON: Effect = Nothing("objects are always read as JSON");
 const OTHER_MODE: Effect = Differs(

@@ -53,7 +53,7 @@ fn latency() -> Vec<f64> {
     let seconds = (1..=59)
         .chain((60..=115).step_by(5))
         .chain((120..=300).step_by(30));
-    [0.25, 0.5]
+    [0.0, 0.25, 0.5]
         .into_iter()
         .chain(seconds.map(f64::from))
         .collect()

@@ -11,6 +11,7 @@ use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use secrecy::ExposeSecret as _;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower::ServiceBuilder;
@@ -395,6 +396,19 @@ async fn read(server: &ServerLocation) -> Result<Config, RequestFailure> {
     if let Some(master) = &server.master {
         config.cluster_url = parse_master(master)?;
     }
+    let token = config.auth_info.token.as_ref();
+    // kube panics at such a token.
+    if token.is_some_and(|token| http::HeaderValue::from_str(token.expose_secret()).is_err()) {
+        let why = "the kubeconfig's token has a character that no token has, such as a line break";
+        return Err(RequestFailure::Configuration(why.into()));
+    }
+    let authority = config.cluster_url.authority();
+    // The URL is a label of metrics.
+    if authority.is_some_and(|authority| authority.as_str().contains('@')) {
+        let why = "the URL of the API server has a user name, which is not supported: name the user \
+                   in a kubeconfig";
+        return Err(RequestFailure::Configuration(why.into()));
+    }
     Ok(config)
 }
 
@@ -417,8 +431,11 @@ fn parse_master(text: &str) -> Result<http::Uri, RequestFailure> {
         true => text.to_owned(),
         false => format!("http://{text}"),
     };
-    let wrong =
-        || RequestFailure::Configuration(format!("{text:?} is not the URL of an API server"));
+    let wrong = || {
+        // What precedes an @ may be a password.
+        let shown = text.rsplit('@').next().unwrap_or_default();
+        RequestFailure::Configuration(format!("{shown:?} is not the URL of an API server"))
+    };
     let uri: http::Uri = with_scheme.parse().map_err(|_| wrong())?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => Ok(uri),

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::backoff::Reach;
 use super::json::TooLong;
+use super::redaction;
 
 /// Why a list or watch request failed.
 #[derive(Debug)]
@@ -115,8 +116,11 @@ impl RequestFailure {
         io::ErrorKind::NetworkUnreachable,
     ];
 
-    /// Returns an error's message with those of all its sources.
+    /// Returns an error's message with those of all its sources, without credentials.
     pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+        if let Some(reason) = redaction::reason(error) {
+            return shorten(reason);
+        }
         let mut text = error.to_string();
         let mut next = error.source();
         while let Some(source) = next {

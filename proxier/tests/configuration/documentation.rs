@@ -105,14 +105,21 @@ fn completions_and_the_manual_page_have_each_flag() {
     let shell = clap_complete::Shell::Bash;
     clap_complete::generate(shell, &mut command, "ipvs-proxier", &mut completions);
     let completions = String::from_utf8(completions).unwrap();
-    let mut page = Vec::new();
-    let run = command.find_subcommand("run").unwrap().clone();
-    clap_mangen::Man::new(run).render(&mut page).unwrap();
-    let page = String::from_utf8(page).unwrap().replace("\\-", "-");
+    let run = command.find_subcommand("run").unwrap();
     for flag in &FLAGS {
-        let name = format!("--{}", flag.name);
-        let is_hidden = ["healthz-port", "metrics-port"].contains(&flag.name);
-        assert!(completions.contains(&name), "{name}");
-        assert!(is_hidden || page.contains(&name), "{name}");
+        let is_of_run = |argument: &clap::Arg| argument.get_long() == Some(flag.name);
+        assert!(run.get_arguments().any(is_of_run), "{}", flag.name);
+    }
+    for command in command.get_subcommands() {
+        let mut page = Vec::new();
+        let man = clap_mangen::Man::new(command.clone());
+        man.render(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap().replace("\\-", "-");
+        let has_name = |argument: &&clap::Arg| argument.get_long().is_some();
+        for argument in command.get_arguments().filter(has_name) {
+            let name = format!("--{}", argument.get_long().unwrap());
+            assert!(completions.contains(&name), "{name}");
+            assert!(argument.is_hide_set() || page.contains(&name), "{name}");
+        }
     }
 }

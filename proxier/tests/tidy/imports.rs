@@ -40,6 +40,7 @@ const MODULES: [(&str, &[&str]); 42] = [
             "model",
             "problem",
             "store",
+            "yaml",
         ],
     ),
     (

@@ -142,7 +142,11 @@ fn an_invalid_configuration_is_an_error_at_start() {
 }
 
 /// A kubeconfig with certificates in files, as kubelet's.
-fn secure_kubeconfig(directory: &Path, server: &ApiServer, authority: &str) -> WatchConfig {
+pub(crate) fn secure_kubeconfig(
+    directory: &Path,
+    server: &ApiServer,
+    authority: &str,
+) -> WatchConfig {
     let write = |name: &str, text: &str| {
         let file = directory.join(name);
         std::fs::write(&file, text).unwrap();

@@ -146,7 +146,7 @@ fn without_the_option_no_event_is_written() {
     assert_eq!(writes(&server), [] as [&str; 0]);
 }
 
-fn unused_port() -> u16 {
+pub(crate) fn unused_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap().port()
 }

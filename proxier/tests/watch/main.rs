@@ -7,9 +7,12 @@ mod credentials;
 mod events;
 mod follower;
 mod half_open;
+#[path = "../survival/http.rs"]
+mod http;
 mod lists;
 mod objects;
 mod outages;
 mod program;
 mod real_server;
+mod secrets;
 mod watches;

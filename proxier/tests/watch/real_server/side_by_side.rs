@@ -1,24 +1,29 @@
-//! The real kube-proxy and this program, in the same situations: their health answers are the same.
+//! The real kube-proxy and this program, in the same situations: their health answers and metrics are the
+//! same.
 //!
 //! Both follow one real API server inside a lab kernel, one after the other, at kube-proxy's default
 //! ports. `kube-proxy` must be in `KUBEBUILDER_ASSETS`, too.
 
+#[path = "side_by_side/metrics.rs"]
+mod metrics;
 #[path = "side_by_side/subject.rs"]
 mod subject;
 
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES};
+use crate::http;
 use subject::{Subject, ask};
 
 const HEALTHZ: &str = "127.0.0.1:10256";
 const METRICS: &str = "127.0.0.1:10249";
+const METRICS_PORT: u16 = 10_249;
 /// The Service's `healthCheckNodePort`, by family.
 const PORT: [&str; 2] = ["127.0.0.1:32123", "[::1]:32123"];
 
@@ -49,8 +54,14 @@ fn record_port_in_use(plane: &ControlPlane, subject: &mut Subject) {
 }
 
 fn slice(name: &str, family: &str, endpoints: &Value) -> Value {
+    let now = humantime::format_rfc3339(SystemTime::now()).to_string();
     json!({
-        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "lb"}},
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/service-name": "lb"},
+            // The programs measure the latency from then.
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": now},
+        },
         "addressType": family,
         "ports": [{"name": "a", "port": 8080}, {"name": "b", "port": 8081}],
         "endpoints": endpoints,
@@ -194,9 +205,10 @@ fn end_of_a_process_that_cannot_listen(
 }
 
 #[test]
-fn health_answers_are_those_of_kube_proxy() {
+fn health_answers_and_metrics_are_those_of_kube_proxy() {
     lab::test(|| {
-        let Some(plane) = ControlPlane::start("health_answers_are_those_of_kube_proxy") else {
+        let Some(plane) = ControlPlane::start("health_answers_and_metrics_are_those_of_kube_proxy")
+        else {
             return;
         };
         for line in [
@@ -235,10 +247,13 @@ fn health_answers_are_those_of_kube_proxy() {
         let run = |name, command: &dyn Fn() -> Command| {
             let mut subject = Subject::start(name, command(), file(name));
             play(&plane, &mut subject);
-            end_of_a_process_that_cannot_listen(&plane, subject, command())
+            let metrics = http::get(METRICS_PORT, "/metrics").unwrap();
+            let subject = end_of_a_process_that_cannot_listen(&plane, subject, command());
+            (subject, metrics)
         };
-        let ours = run("ipvs-proxier", &ours);
-        let theirs = run("kube-proxy", &theirs);
+        let (ours, our_metrics) = run("ipvs-proxier", &ours);
+        let (theirs, their_metrics) = run("kube-proxy", &theirs);
+        metrics::compare(&our_metrics, &their_metrics);
 
         assert!(theirs.record.contains("Weight: 2"), "{}", theirs.record);
         let mut request = "";
