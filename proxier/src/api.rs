@@ -30,7 +30,21 @@ pub(crate) use address::parse_address;
 pub(crate) use scalar::Scalar;
 pub(crate) use service::{ServiceSpec, parse_family};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
+
+/// Deserializes an object from the JSON of an API server.
+///
+/// # Errors
+/// If the text is not JSON, or a list or mapping is in the wrong place.
+pub fn from_json<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
+    match std::str::from_utf8(json) {
+        // One check of the whole text costs less than one of every string.
+        Ok(text) => serde_json::from_str(text),
+        // A field that no node needs may have other bytes.
+        Err(_) => serde_json::from_slice(json),
+    }
+}
 
 /// Deserializes `null` like a missing field, as the API server does.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>

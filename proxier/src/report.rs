@@ -213,30 +213,33 @@ fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
 /// An Op with the name of its Service port: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
 pub(crate) struct NamedOp<'a> {
     op: &'a Op,
-    name: Option<String>,
+    desired: &'a Desired,
+    owned: &'a Owned,
 }
 
 impl<'a> NamedOp<'a> {
     /// Finds the name in the desired state, or else in the ledger.
     ///
     /// A virtual server that `op` deletes is usually no longer desired; the ledger still names it.
-    pub(crate) fn new(op: &'a Op, desired: &Desired, owned: &Owned) -> Self {
-        let name = op
-            .service_key()
-            .and_then(|key| match desired.virtual_servers.get(&key) {
-                Some(server) => Some(server.owner.to_string()),
-                None => owned.name(&key).map(str::to_owned),
-            });
-        Self { op, name }
+    pub(crate) fn new(op: &'a Op, desired: &'a Desired, owned: &'a Owned) -> Self {
+        Self { op, desired, owned }
     }
 }
 
 impl fmt::Display for NamedOp<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.op.fmt(f)?;
-        match &self.name {
-            Some(name) => write!(f, " ({name})"),
-            None => Ok(()),
+        let Some(key) = self.op.service_key() else {
+            return Ok(());
+        };
+        // Only here, because most Ops are named for lines that are not written.
+        match (
+            self.desired.virtual_servers.get(&key),
+            self.owned.name(&key),
+        ) {
+            (Some(server), _) => write!(f, " ({})", server.owner),
+            (None, Some(name)) => write!(f, " ({name})"),
+            (None, None) => Ok(()),
         }
     }
 }

@@ -9,7 +9,9 @@ pub mod clock {
 
 pub mod api {
     //! Kubernetes objects as the API server sends them.
-    pub use crate::api::{ANNOTATIONS, EndpointSliceObject, NodeLabels, NodeObject, ServiceObject};
+    pub use crate::api::{
+        ANNOTATIONS, EndpointSliceObject, NodeLabels, NodeObject, ServiceObject, from_json,
+    };
 }
 
 pub mod config {

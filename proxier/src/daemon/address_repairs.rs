@@ -24,6 +24,9 @@ pub(super) fn line(applied: &Applied) -> Option<String> {
             None => device = Some(op),
         }
     }
+    if device.is_none() && addresses.is_empty() {
+        return None;
+    }
     // An address may be in two Ops: added in one form, deleted in another.
     addresses.dedup();
     let count = addresses.len();
@@ -31,14 +34,13 @@ pub(super) fn line(applied: &Applied) -> Option<String> {
     let etc = if count > SAMPLES { ", .." } else { "" };
     let samples = addresses[..count.min(SAMPLES)].join(", ");
     let addresses = format!("{count} service {noun} ({samples}{etc})");
-    match (device, count) {
-        (None, 0) => None,
-        (None, _) => Some(format!(
-            "repaired drift: another program changed {addresses}; programmed again"
-        )),
-        (Some(op), 0) => Some(format!("repaired drift: {op}")),
-        (Some(op), _) => Some(format!("repaired drift: {op}, and with it {addresses}")),
-    }
+    Some(match (device, count) {
+        (None, _) => {
+            format!("repaired drift: another program changed {addresses}; programmed again")
+        }
+        (Some(op), 0) => format!("repaired drift: {op}"),
+        (Some(op), _) => format!("repaired drift: {op}, and with it {addresses}"),
+    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! Kubernetes documentation of policy Local promises local endpoints or none. The annotations
 //! `topology-keys` and `weights` are this program's own.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
 use std::net::SocketAddr;
 
 use crate::model::{Endpoint, Family, Service, ServicePort, TopologyKey};
@@ -92,7 +92,7 @@ fn candidates<'a>(
     port: &ServicePort,
     family: Family,
 ) -> Vec<Candidate<'a>> {
-    let mut endpoints: BTreeMap<SocketAddr, &Endpoint> = BTreeMap::new();
+    let mut endpoints: Vec<Candidate<'a>> = Vec::new();
     for slice in snapshot.slices(&service.name) {
         // By name, because the slice has the endpoints' port number (`targetPort`), not the Service's.
         let listens = |listed: &&crate::model::SlicePort| {
@@ -100,16 +100,13 @@ fn candidates<'a>(
         };
         for listed in slice.ports.iter().filter(listens) {
             let of_family = |endpoint: &&Endpoint| Family::from(endpoint.address) == family;
-            for endpoint in slice.endpoints.iter().filter(of_family) {
-                let address = SocketAddr::new(endpoint.address, listed.port);
-                let known = endpoints.entry(address).or_insert(endpoint);
-                if rank(endpoint) > rank(known) {
-                    *known = endpoint;
-                }
-            }
+            let found = slice.endpoints.iter().filter(of_family);
+            endpoints.extend(found.map(|it| (SocketAddr::new(it.address, listed.port), it)));
         }
     }
-    endpoints.into_iter().collect()
+    endpoints.sort_by_key(|&(address, endpoint)| (address, Reverse(rank(endpoint))));
+    endpoints.dedup_by_key(|&mut (address, _)| address);
+    endpoints
 }
 
 /// Returns the usefulness of an endpoint's state; ready is highest.

@@ -187,11 +187,11 @@ pub(super) fn read<R: Resource>(
     json: &[u8],
     interner: &mut Interner,
 ) -> Result<Parsed<R::Object>, Problem> {
-    let error = match serde_json::from_slice::<R::Wire>(json) {
+    let error = match api::from_json::<R::Wire>(json) {
         Ok(wire) => return R::parse(&wire, interner),
         Err(error) => error,
     };
-    let head: Head<NameMetadata> = serde_json::from_slice(json).map_err(|_| {
+    let head: Head<NameMetadata> = api::from_json(json).map_err(|_| {
         // 512 bytes are enough to recognise the object in a log.
         let text = String::from_utf8_lossy(json.get(..512).unwrap_or(json));
         let message = match json.len() > MAX_OBJECT {
@@ -222,7 +222,7 @@ pub(super) fn read_added<R: Resource>(
     line: &[u8],
     interner: &mut Interner,
 ) -> Option<Parsed<R::Object>> {
-    let event: WatchEvent<R::Wire> = serde_json::from_slice(line).ok()?;
+    let event: WatchEvent<R::Wire> = api::from_json(line).ok()?;
     match event.event_type {
         EventType::Added => R::parse(&event.object, interner).ok(),
         _ => None,
