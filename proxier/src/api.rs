@@ -54,3 +54,20 @@ where
 {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Named {
+        name: String,
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf8_matter_only_in_fields_that_are_read() {
+        let named: Named = from_json(b"{\"other\": \"\xff\", \"name\": \"web\"}").unwrap();
+        assert_eq!(named.name, "web");
+        assert!(from_json::<Named>(b"{\"name\": \"\xff\"}").is_err());
+    }
+}

@@ -104,6 +104,31 @@ fn the_order_of_files_and_documents_does_not_change_the_plan() {
     assert_eq!(one, many);
 }
 
+/// An endpoint moves from one slice to another, which already knows that it is ready.
+#[test]
+fn of_an_endpoint_in_two_slices_the_better_state_counts() {
+    let slice = |name: &str, is_ready: bool| {
+        format!(
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: {name}, labels: {{kubernetes.io/service-name: web}}}}\n\
+             addressType: IPv4\nports: [{{port: 8080}}]\n\
+             endpoints: [{{addresses: [10.128.0.1], conditions: {{ready: {is_ready}}}}}]\n"
+        )
+    };
+    for (one, other) in [(true, false), (false, true), (false, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("web.yaml");
+        let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n\
+                       spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n";
+        let text = [service.to_owned(), slice("a", one), slice("b", other)].concat();
+        std::fs::write(&file, text).unwrap();
+        let (report, _) = plan(&["--manifests", file.to_str().unwrap()]);
+        let destinations = report["virtualServers"][0]["destinations"].as_array();
+        let count = destinations.map_or(0, Vec::len);
+        assert_eq!(count, usize::from(one || other), "{report}");
+    }
+}
+
 #[test]
 fn a_service_without_a_cluster_ip_gets_one_from_the_service_cidr() {
     let directory = tempfile::tempdir().unwrap();
