@@ -13,9 +13,9 @@
 //! * Our rules, for load balancers only: the kernel refuses the plan of the whole node, or the API server
 //!   rejects this node's requests, so that its view is outdated.
 //!
-//! An API server that does not answer makes no node unhealthy. It affects all nodes at once, and no endpoint
-//! changes without it. If nodes became unhealthy then, load balancers would lose all of them, although all
-//! serve.
+//! By default, an API server that does not answer makes no node unhealthy. It affects all nodes at once, and
+//! no endpoint changes without it. If nodes became unhealthy then, load balancers would lose all of them,
+//! although all serve. A limit is for clusters in which one node may lose its way to the API server.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Mutex, PoisonError};
@@ -30,6 +30,8 @@ pub struct Limits {
     pub kernel: Option<Duration>,
     /// How long the API server may reject this node's requests; `None` for ever.
     pub api: Option<Duration>,
+    /// How long the API server may send nothing, for whatever reason; `None` for ever.
+    pub silence: Option<Duration>,
 }
 
 impl Limits {
@@ -136,6 +138,13 @@ impl Facts {
                 "for {seconds} s, the API server rejects this node's requests: {rejection}"
             ));
         }
+        // A rejection is the better explanation.
+        if let (None, Some(age), Some(limit)) = (&api.rejection, api.age, limits.silence)
+            && age >= limit
+        {
+            let seconds = age.as_secs();
+            reasons.push(format!("for {seconds} s, the API server sends nothing"));
+        }
         HealthVerdict {
             is_fresh: !waiting.is_some_and(|since| is_over(since, limits.freshness)),
             is_node_eligible: self.node == NodeState::Staying,
@@ -206,6 +215,7 @@ mod tests {
         freshness: secs(60),
         kernel: Some(secs(60)),
         api: Some(secs(1_800)),
+        silence: None,
     };
 
     const fn secs(secs: u64) -> Duration {
@@ -294,6 +304,32 @@ mod tests {
             rejection: None,
         };
         assert!(facts.judge(&silent, &LIMITS, secs(200)).is_healthy());
+    }
+
+    #[test]
+    fn a_silent_server_makes_a_node_unhealthy_after_the_limit_for_it() {
+        let facts = programmed();
+        let limits = Limits {
+            silence: Some(secs(600)),
+            ..LIMITS
+        };
+        let verdict = |age, rejection: Option<&str>| {
+            let api = ApiView {
+                age: Some(secs(age)),
+                rejection: rejection.map(str::to_owned),
+            };
+            facts.judge(&api, &limits, secs(200)).reasons
+        };
+        assert_eq!(verdict(599, None), [""; 0]);
+        assert_eq!(
+            verdict(600, None),
+            ["for 600 s, the API server sends nothing"]
+        );
+        assert_eq!(
+            verdict(600, Some("403")),
+            [""; 0],
+            "the limit of rejections is longer"
+        );
     }
 
     #[test]

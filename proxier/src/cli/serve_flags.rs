@@ -28,6 +28,12 @@ pub(super) struct ServeFlags {
     #[arg(long, value_name = "DURATION", default_value = "30m")]
     healthz_api_timeout: DurationFlag,
 
+    /// How long the API server may send nothing (a change, or the bookmark of each minute) before /healthz
+    /// fails; each node adds up to the same time, by its name; 0 never, because an outage of the API
+    /// server would take all nodes out of all load balancers. kube-proxy has no such flag.
+    #[arg(long, value_name = "DURATION", default_value = "0")]
+    healthz_silence_timeout: DurationFlag,
+
     /// The most virtual servers (a Service has one per port and address) up to which each has metrics of
     /// its own; 0 for none. kube-proxy has no such flag.
     #[arg(long, value_name = "NUMBER", default_value = "1000")]
@@ -62,6 +68,9 @@ impl ServeFlags {
         // As in kube-proxy.
         let freshness = settings.sync_period * 2;
         let limit = |limit: Duration| (!limit.is_zero()).then_some(limit);
+        let of_api = |flag: DurationFlag| {
+            limit(flag.0).map(|limit| Limits::staggered(limit, &setup.plan.node_name))
+        };
         let kernel = self.healthz_kernel_timeout.map(|flag| flag.0);
         let configuration = Configuration {
             // Not the mode in the file: as `/proxyMode`, this names the mode in which the program runs.
@@ -76,8 +85,8 @@ impl ServeFlags {
             limits: Limits {
                 freshness,
                 kernel: limit(kernel.unwrap_or(freshness)),
-                api: limit(self.healthz_api_timeout.0)
-                    .map(|limit| Limits::staggered(limit, &setup.plan.node_name)),
+                api: of_api(self.healthz_api_timeout),
+                silence: of_api(self.healthz_silence_timeout),
             },
             process: ProcessInfo {
                 families: families(),

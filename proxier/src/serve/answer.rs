@@ -154,6 +154,7 @@ mod tests {
         freshness: Duration::from_secs(60),
         kernel: Some(Duration::from_secs(60)),
         api: None,
+        silence: None,
     };
 
     fn at(millis: u64) -> SystemTime {

@@ -63,6 +63,7 @@ fn start_with(healthz: SocketAddr, on_bind_failure: OnBindFailure) -> Running {
             freshness: Duration::from_secs(60),
             kernel: None,
             api: None,
+            silence: None,
         },
         process: ProcessInfo {
             families: vec![Family::V4],

@@ -1,12 +1,16 @@
 //! Servers that are unreachable, silent or deny access.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use api_server::ApiServer;
 use proxier::testing::watch::FollowState;
 
-use crate::follower::{Follower, config};
+use crate::events::unused_port;
+use crate::follower::{Follower, config, until};
+use crate::http;
 use crate::objects::{key, service};
+use crate::program::Program;
 
 #[test]
 fn an_outage_changes_no_object_and_the_watch_resumes() {
@@ -82,4 +86,45 @@ fn a_denied_optional_kind_is_empty_and_a_required_one_is_retried() {
         .iter()
         .filter(|request| request.path.ends_with("/servicecidrs"));
     assert_eq!(cidrs.count(), 1, "the next attempt follows minutes later");
+}
+
+/// The first bookmark of the test's API server would be sent later.
+#[test]
+fn a_server_that_sends_nothing_makes_the_node_unhealthy_only_with_a_limit() {
+    for (limit, has_reason) in [("1s", true), ("0", false)] {
+        let server = ApiServer::start();
+        server.apply(service("web", 80));
+        let (directory, health) = (tempfile::tempdir().unwrap(), unused_port());
+        let mut program = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+        program
+            .args(["run", "--dataplane=userspace", "--node-name=us"])
+            .arg(format!("--master={}", server.url()))
+            .arg(format!("--healthz-silence-timeout={limit}"))
+            .arg(format!("--healthz-bind-address=127.0.0.1:{health}"))
+            .arg(format!(
+                "--metrics-bind-address=127.0.0.1:{}",
+                unused_port()
+            ))
+            .arg("--state-file")
+            .arg(directory.path().join("state"))
+            .stderr(Stdio::null());
+        let _program = Program(program.spawn().unwrap());
+        let page = || http::get(health, "/healthz").unwrap_or_default();
+        let is_programmed = || {
+            let page = page();
+            (!page.is_empty() && !page.contains("not programmed yet")).then_some(())
+        };
+        until("programmed", is_programmed, page);
+        if has_reason {
+            let is_silent = || {
+                page()
+                    .contains("the API server sends nothing")
+                    .then_some(())
+            };
+            until("silent", is_silent, page);
+        } else {
+            std::thread::sleep(Duration::from_secs(3));
+            assert!(!page().contains("sends nothing"), "{}", page());
+        }
+    }
 }
