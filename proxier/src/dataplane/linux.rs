@@ -98,7 +98,10 @@ impl Linux {
         self.rules.port()
     }
 
-    /// Returns the kernel's errors, except the one that means "not supported".
+    /// Returns whether the kernel supports packet rules for ARP.
+    ///
+    /// # Errors
+    /// Those of the kernel, except the one that means "not supported".
     pub fn supports_arp_rules(&mut self) -> Result<bool, Failure> {
         Ok(self.rules.supports_arp()?)
     }

@@ -112,6 +112,15 @@ fn clients_are_refused_at_once_when_all_endpoints_are_gone() {
     assert!(start.elapsed() < Duration::from_secs(5));
 }
 
+/// Returns a listener whose queue has room for `backlog` connections and one more.
+fn listener(backlog: i32) -> TcpListener {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    socket.bind(&any.into()).unwrap();
+    socket.listen(backlog).unwrap();
+    socket.into()
+}
+
 /// An endpoint whose queue is full, so that its kernel drops the SYNs of further clients.
 struct Silent {
     address: SocketAddr,
@@ -121,12 +130,7 @@ struct Silent {
 
 impl Silent {
     fn new() -> Self {
-        let socket =
-            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        socket.bind(&any.into()).unwrap();
-        socket.listen(0).unwrap();
-        let listener = TcpListener::from(socket);
+        let listener = listener(0);
         let address = listener.local_addr().unwrap();
         Self {
             address,
@@ -317,12 +321,7 @@ fn changes_disturb_no_connection_of_another_endpoint() {
 
 /// An endpoint with one thread for all its connections; greets with `e`, and returns all bytes.
 fn echo() -> SocketAddr {
-    let listener =
-        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    listener.bind(&any.into()).unwrap();
-    listener.listen(4_096).unwrap();
-    let listener = TcpListener::from(listener);
+    let listener = listener(4_096);
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         let mut poll = mio::Poll::new().unwrap();
