@@ -8,14 +8,14 @@ use crate::model::Protocol;
 
 /// A key: one value, or several concatenated.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Form);
+pub struct Key(KeyForm);
 
 /// The form of a key.
 ///
 /// A large cluster has hundreds of thousands of keys, nearly all of the first two forms. They need no memory of
 /// their own. Equal keys have equal forms, because only [`Key::new`] chooses the form.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Form {
+enum KeyForm {
     One(Value),
     Frontend(IpAddr, Protocol, u16),
     Many(Box<[Value]>),
@@ -28,22 +28,22 @@ impl Key {
         let (first, second, third, fourth) =
             (parts.next(), parts.next(), parts.next(), parts.next());
         Self(match (first, second, third, fourth) {
-            (Some(only), None, ..) => Form::One(only),
+            (Some(only), None, ..) => KeyForm::One(only),
             (
                 Some(Value::V4(address)),
                 Some(Value::Protocol(protocol)),
                 Some(Value::Port(port)),
                 None,
-            ) => Form::Frontend(address.into(), protocol, port),
+            ) => KeyForm::Frontend(address.into(), protocol, port),
             (
                 Some(Value::V6(address)),
                 Some(Value::Protocol(protocol)),
                 Some(Value::Port(port)),
                 None,
-            ) => Form::Frontend(address.into(), protocol, port),
+            ) => KeyForm::Frontend(address.into(), protocol, port),
             _ => {
                 let all = [first, second, third, fourth];
-                Form::Many(all.into_iter().flatten().chain(parts).collect())
+                KeyForm::Many(all.into_iter().flatten().chain(parts).collect())
             }
         })
     }
@@ -51,12 +51,12 @@ impl Key {
     /// Returns its parts.
     fn parts(&self) -> impl Iterator<Item = Value> + '_ {
         let (few, many): ([Option<Value>; 3], &[Value]) = match &self.0 {
-            Form::One(only) => ([Some(*only), None, None], &[]),
-            Form::Frontend(address, protocol, port) => {
+            KeyForm::One(only) => ([Some(*only), None, None], &[]),
+            KeyForm::Frontend(address, protocol, port) => {
                 let (protocol, port) = (Value::Protocol(*protocol), Value::Port(*port));
                 ([Some((*address).into()), Some(protocol), Some(port)], &[])
             }
-            Form::Many(all) => ([None; 3], all),
+            KeyForm::Many(all) => ([None; 3], all),
         };
         few.into_iter().flatten().chain(many.iter().copied())
     }
@@ -65,7 +65,7 @@ impl Key {
     pub(super) fn encode(&self) -> Vec<u8> {
         // A frontend of IPv6 has 16 bytes, and twice 4 with padding.
         let mut bytes = Vec::with_capacity(24);
-        let is_concatenation = !matches!(self.0, Form::One(_));
+        let is_concatenation = !matches!(self.0, KeyForm::One(_));
         for part in self.parts() {
             part.encode(&mut bytes);
             if is_concatenation {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn the_key_of_a_frontend_needs_no_memory_of_its_own() {
         let key = Key::new(FRONTEND);
-        assert!(matches!(key.0, Form::Frontend(..)), "{key}");
+        assert!(matches!(key.0, KeyForm::Frontend(..)), "{key}");
         assert_eq!(key.to_string(), "10.96.0.1 . udp . 53");
         assert_eq!(key.encode(), [10, 96, 0, 1, 17, 0, 0, 0, 0, 53, 0, 0]);
         assert!(size_of::<Key>() <= 24);
