@@ -18,7 +18,7 @@
 //! calling thread's namespace, so the code under test runs on that node. [`Cluster`] is a complete
 //! network. Dropping a value deletes its part of the network.
 //!
-//! If a set-up fails, it panics with the reason. Links need `ip` of iproute2.
+//! A function that cannot set up its part panics with the reason. Links need `ip` of iproute2.
 
 mod answer;
 mod client;
