@@ -13,6 +13,7 @@ use super::affinity::Affinity;
 
 /// The first pause of an endpoint that does not accept connections; doubled after each further failure.
 const FIRST_EJECTION: Duration = Duration::from_secs(1);
+/// The longest pause. An endpoint that works again gets clients after it at the latest.
 const LAST_EJECTION: Duration = Duration::from_secs(60);
 
 /// The configuration of a pool.
