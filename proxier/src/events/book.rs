@@ -109,6 +109,7 @@ impl EventBook {
     pub(crate) fn next_due(&self) -> Option<Duration> {
         let waiting = self.entries.values().filter(|entry| entry.is_present);
         let first = waiting.filter_map(|entry| entry.due).min()?;
+        // A leaky bucket: `spent_until` is as far ahead of now as requests were sent too early.
         let burst = self.times.interval * (Self::BURST - 1);
         let rate = self.spent_until.saturating_sub(burst);
         Some(first.max(rate).max(self.paused_until))

@@ -48,6 +48,7 @@ impl Pool {
         let name = |claim: usize| claims[claim].as_ref();
         let mut numbers = vec![None; claims.len()];
         let mut waiting: Vec<usize> = (0..claims.len()).collect();
+        // By name, so that the order of the files does not change any number.
         waiting.sort_by_key(|&claim| name(claim));
         let high = self.size - self.low;
         for round in 0..ROUNDS {

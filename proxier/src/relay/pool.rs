@@ -380,6 +380,7 @@ impl Lease {
     /// Counts the connection as inactive from now on: one side sent its FIN.
     pub fn half_close(&mut self) {
         if std::mem::take(&mut self.is_active) {
+            // Fails if the endpoint was removed, and its counts with it. So do the calls in `drop`.
             let _ = self.pool.lock().balancer.deactivated(self.id);
         }
     }
