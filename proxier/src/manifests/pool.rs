@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use crate::stable_hash::{fnv1a, mix};
 
-/// The number of preferred numbers that a claim tries. After them it gets the next free number.
+/// The number of preferred numbers that a claim tries. After them it gets the next free number. In a pool that
+/// is half full, one claim in four billion needs that.
 const ROUNDS: u64 = 32;
 
 /// Numbers that are allocated by hashing the names of claims.

@@ -33,8 +33,6 @@ pub(super) fn age<'a>(
 ) -> (bool, Option<&'a str>, &'a ObjectName) {
     let service = snapshot.service(name);
     let created = service.and_then(|service| service.created.as_deref());
-    // Compared as text: the API server writes all times in UTC and in one format (RFC 3339), whose
-    // order is that of time.
     (created.is_none(), created, name)
 }
 
