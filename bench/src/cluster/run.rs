@@ -26,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(900);
 /// The time limit for the kernel to have all changes of a phase.
 const LATE: Duration = Duration::from_secs(60);
 
-/// A proxy that sends no request for this time has programmed everything.
+/// A proxy that sends no request for this time has programmed everything: kube-proxy pauses for up
+/// to 1 s between two rounds.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// How long system calls are counted.
@@ -68,6 +69,8 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     let population = Population::new(scenario.shape, scenario.seed);
     let node = population.node_addresses();
+    // The namespace has no real link: the dummy device carries the addresses of the node, and
+    // packets to Pods vanish in it.
     ip("link add node0 type dummy")?;
     ip("link set node0 up")?;
     for address in &node {
@@ -94,6 +97,7 @@ pub(super) fn measure(
     api.fill(&population, &|number| {
         progress.show(|| format!("{title}: {number} objects"));
     })?;
+    // Before the proxy starts: it may send its first message at once.
     tap.expect(population.words());
     let kubeconfig = api.kubeconfig(folder)?;
     let begin = now();
@@ -163,6 +167,8 @@ impl Run<'_> {
             std::thread::sleep(Duration::from_millis(100));
         }
         self.quiet();
+        // Discards the latencies of the first programming, which count from before the start of the
+        // proxy.
         self.tap.latencies();
         Ok(Start {
             programmed_secs: self
@@ -244,6 +250,7 @@ impl Run<'_> {
                 self.absence(&mut step)?;
             }
             Phase::Flush => {
+                // Before the flush: a proxy that watches the kernel repairs its table at once.
                 self.tap.expect(self.population.words());
                 let since = now();
                 kernel::flush()?;
@@ -253,6 +260,7 @@ impl Run<'_> {
                 step.latency = None;
             }
         }
+        // Before the wait below, which is no work of the phase.
         step.cost = self.cost(&before)?;
         step.connections = clients.map(Clients::stop);
         // The tap finds an endpoint at its first virtual server. Wait for the requests of the
@@ -268,6 +276,7 @@ impl Run<'_> {
         let all = u32::try_from(time.as_secs())?.saturating_mul(churn.per_second);
         let start = Instant::now();
         for number in 0..all {
+            // The time of each change is fixed in advance: a slow change must not lower the rate.
             let due = Duration::from_secs_f64(f64::from(number) / f64::from(churn.per_second));
             std::thread::sleep(due.saturating_sub(start.elapsed()));
             self.change(churn.kind)?;
@@ -278,6 +287,7 @@ impl Run<'_> {
 
     fn change(&mut self, kind: ChangeKind) -> anyhow::Result<()> {
         let change = self.population.change(kind);
+        // Before the API server has the change: a fast proxy could program it meanwhile.
         self.tap.forget(&change.removed);
         self.tap.expect(change.words);
         for object in change.objects {
@@ -384,6 +394,8 @@ impl Probe {
         };
         std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
+                // Shorter than the first retransmission of a SYN after 1 s, which would hide when
+                // the Service began to work.
                 if TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
                     *connected.lock().unwrap_or_else(PoisonError::into_inner) = Some(now());
                     return;

@@ -126,6 +126,7 @@ impl Subject {
         let log = folder.join("log");
         let process = Command::new(program)
             .args(arguments)
+            // The first `iptables` in PATH decides about the backend, so the links come first.
             .env("PATH", self.path(folder)?)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -158,6 +158,8 @@ impl Tally {
         while let Some(header) = bytes.get(..HEADER) {
             let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
             let flags = u16::from_ne_bytes([header[6], header[7]]);
+            // A length of 0 would loop for ever. A greater one than the rest occurs when a `send` did not
+            // fit into the buffer.
             let length = length.clamp(HEADER, bytes.len());
             let (message, rest) = bytes.split_at(length);
             if flags & NLM_F_REQUEST != 0 {
@@ -196,6 +198,7 @@ impl Tally {
 /// Returns whether a word may be the end of a Pod's address. This runs for every word of every
 /// message.
 fn may_be_pod(word: u32) -> bool {
+    // The upper nine bits of 10.128.0.0/9, and of the IPv6 Pods' b80:0/105 (`Family::pod_word`).
     matches!(word >> 23, 0x15 | 0x17)
 }
 

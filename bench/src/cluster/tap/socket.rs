@@ -59,6 +59,7 @@ impl PacketSocket {
             SockFilter::new(RETURN, 0, 0, u32::MAX),
             SockFilter::new(RETURN, 0, 0, 0),
         ])?;
+        // Forced past the limit `net.core.rmem_max`, which is 208 KiB by default.
         setsockopt(&socket, sockopt::RcvBufForce, &ROOM)?;
         setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
         setsockopt(&socket, sockopt::RxqOvfl, &1)?;
