@@ -82,6 +82,14 @@ const FIGURES: &[Figure] = &[
         let start = it.start?;
         Some(start.settled_secs / start.limit?.all())
     }),
+    figure!(
+        "  from its packet rules to its last request / limit",
+        Times,
+        |it| {
+            let start = it.start?;
+            Some((start.settled_secs - start.rules_secs?) / start.limit?.all())
+        }
+    ),
     figure!("  default/kubernetes works after", Secs, |it| it
         .start?
         .api_service_secs),
