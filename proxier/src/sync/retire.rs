@@ -127,11 +127,11 @@ impl<D: Dataplane> Proxier<D> {
     pub(super) fn release_orphans(&mut self) {
         let snapshot = &self.input.snapshot;
         let retired = self.ledger.retired();
-        let may_have_deleted = match &self.input.touched {
+        let may_have_deleted = || match &self.input.touched {
             Touched::All => true,
             Touched::Some(names) => names.iter().any(|name| !snapshot.has_service(name)),
         };
-        if retired.is_empty() || !may_have_deleted {
+        if retired.is_empty() || !may_have_deleted() {
             return;
         }
         let owned = self.ledger.owned();

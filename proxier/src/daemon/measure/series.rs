@@ -10,11 +10,11 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use crate::instruments::{FAMILIES, family_name};
 use crate::model::Family;
 
-/// A handle for each family.
+/// The series of each family.
 #[derive(Debug)]
-pub(super) struct PerFamily<T>([T; 2]);
+pub(super) struct FamilySeries<T>([T; 2]);
 
-impl<T> PerFamily<T> {
+impl<T> FamilySeries<T> {
     fn new(series: impl Fn(&'static str) -> T) -> Self {
         Self(FAMILIES.map(family_name).map(series))
     }
@@ -58,9 +58,9 @@ impl CounterTable {
     }
 }
 
-/// A number of changes: all of them, and those that wait for a round.
+/// The number of changes: of all, and of those that wait for a round.
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct ChangeSeries {
     pub(super) total: Counter,
     pub(super) pending: Gauge,
 }
@@ -68,23 +68,23 @@ pub(super) struct Changes {
 /// The series of events.
 #[derive(Debug)]
 pub(super) struct EventSeries {
-    pub(super) services: Changes,
-    pub(super) slices: Changes,
-    pub(super) last_queued: PerFamily<Gauge>,
+    pub(super) services: ChangeSeries,
+    pub(super) slices: ChangeSeries,
+    pub(super) last_queued: FamilySeries<Gauge>,
 }
 
 impl Default for EventSeries {
     fn default() -> Self {
         Self {
-            services: Changes {
+            services: ChangeSeries {
                 total: counter!("kubeproxy_sync_proxy_rules_service_changes_total"),
                 pending: gauge!("kubeproxy_sync_proxy_rules_service_changes_pending"),
             },
-            slices: Changes {
+            slices: ChangeSeries {
                 total: counter!("kubeproxy_sync_proxy_rules_endpoint_changes_total"),
                 pending: gauge!("kubeproxy_sync_proxy_rules_endpoint_changes_pending"),
             },
-            last_queued: PerFamily::new(
+            last_queued: FamilySeries::new(
                 |family| gauge!("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "ip_family" => family),
             ),
         }
@@ -96,9 +96,9 @@ impl Default for EventSeries {
 pub(super) struct RoundSeries {
     pub(super) rounds: CounterTable,
     pub(super) ops: CounterTable,
-    pub(super) duration: PerFamily<Histogram>,
-    pub(super) last: PerFamily<Gauge>,
-    pub(super) latency: PerFamily<Histogram>,
+    pub(super) duration: FamilySeries<Histogram>,
+    pub(super) last: FamilySeries<Gauge>,
+    pub(super) latency: FamilySeries<Histogram>,
     pub(super) virtual_servers: Gauge,
     pub(super) service_addresses: Gauge,
     pub(super) draining: Gauge,
@@ -109,13 +109,13 @@ impl Default for RoundSeries {
         Self {
             rounds: CounterTable::new("ipvs_proxier_rounds_total", ["extent", "result"]),
             ops: CounterTable::new("ipvs_proxier_ops_total", ["op", "result"]),
-            duration: PerFamily::new(
+            duration: FamilySeries::new(
                 |family| histogram!("kubeproxy_sync_proxy_rules_duration_seconds", "ip_family" => family),
             ),
-            last: PerFamily::new(
+            last: FamilySeries::new(
                 |family| gauge!("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "ip_family" => family),
             ),
-            latency: PerFamily::new(
+            latency: FamilySeries::new(
                 |family| histogram!("kubeproxy_network_programming_duration_seconds", "ip_family" => family),
             ),
             virtual_servers: gauge!("ipvs_proxier_virtual_servers"),
