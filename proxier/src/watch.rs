@@ -114,10 +114,6 @@ impl Default for Timeouts {
 
 /// A message to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are events; boxing each would cost more than it saves"
-)]
 pub enum WatchMessage {
     /// Objects changed. The first [`Reset`](crate::store::Update::Reset) of a kind is its first
     /// complete list.
@@ -359,6 +355,7 @@ impl Watch {
         let end = Instant::now() + limit;
         let is_writing = |thread: &JoinHandle<()>| !thread.is_finished() && Instant::now() < end;
         while self.thread.as_ref().is_some_and(is_writing) {
+            // Polled, because a `JoinHandle` cannot be joined with a time limit.
             std::thread::sleep(Duration::from_millis(10));
         }
     }

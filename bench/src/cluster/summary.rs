@@ -52,21 +52,44 @@ macro_rules! figure {
 }
 
 const FIGURES: &[Figure] = &[
-    figure!("first programming", Secs, |it| Some(
+    figure!("first programming", Secs, |it| Some(it.start?.settled_secs)),
+    figure!("  its first netlink request at", Secs, |it| {
+        it.start?.first_request_secs
+    }),
+    figure!("  the lists are sent at", Secs, |it| it.start?.lists_secs),
+    figure!("  it sends the packet rules at", Secs, |it| it
+        .start?
+        .rules_secs),
+    figure!("  it sends its first virtual server at", Secs, |it| it
+        .start?
+        .first_server_secs),
+    figure!("  it sends its last endpoint at", Secs, |it| Some(
         it.start?.programmed_secs
     )),
-    figure!("  until its last request", Secs, |it| Some(
-        it.start?.settled_secs
-    )),
-    figure!(
-        "  the limit: its virtual servers by bare netlink",
-        Secs,
-        |it| it.start?.limit_secs
-    ),
+    figure!("  the limit: the same requests alone", Secs, |it| {
+        Some(it.start?.limit?.all())
+    }),
+    figure!("    virtual servers and destinations", Secs, |it| {
+        Some(it.start?.limit?.servers_secs)
+    }),
+    figure!("    service addresses", Secs, |it| {
+        Some(it.start?.limit?.addresses_secs)
+    }),
+    figure!("    packet rules", Secs, |it| {
+        Some(it.start?.limit?.rules_secs)
+    }),
     figure!("  first programming / limit", Times, |it| {
         let start = it.start?;
-        Some(start.programmed_secs / start.limit_secs?)
+        Some(start.settled_secs / start.limit?.all())
     }),
+    figure!(
+        "  from its packet rules to its last request / limit",
+        Times,
+        |it| {
+            let start = it.start?;
+            Some((start.settled_secs - start.rules_secs?) / start.limit?.all())
+        }
+    ),
     figure!("  default/kubernetes works after", Secs, |it| it
         .start?
         .api_service_secs),
@@ -117,6 +140,9 @@ const FIGURES: &[Figure] = &[
         .cpu
         .children
         * 1e3)),
+    figure!("    all, beyond that of idle time", Millis, |it| {
+        Some(beyond_idle(it)? * 1e3)
+    }),
     figure!("  netlink requests per change", Number, |it| {
         each(it, |cost| cost.messages.requests as f64)
     }),
@@ -199,6 +225,18 @@ fn each(outcome: &Outcome, of: fn(&Cost) -> f64) -> Option<f64> {
     (step.changes > 0).then(|| of(&step.cost) / f64::from(step.changes))
 }
 
+/// Returns the CPU time of a change in seconds, without the proxy's CPU time when nothing changes.
+///
+/// A proxy's periodic look at the whole kernel table costs more in a larger cluster, but not because of the
+/// changes. Both phases should last a multiple of the period, 30 s by default.
+fn beyond_idle(outcome: &Outcome) -> Option<f64> {
+    let idle = cost(outcome, Phase::Idle)?;
+    let churn = step(outcome, Phase::Churn)?;
+    let idle_share = idle.cpu.all() / idle.secs;
+    let beyond = churn.cost.cpu.all() - idle_share * churn.cost.secs;
+    (churn.changes > 0).then(|| beyond / f64::from(churn.changes))
+}
+
 /// Converts KiB to megabytes (10^6 bytes).
 pub(super) fn megabytes(kib: u64) -> f64 {
     kib as f64 * 1024.0 / 1e6
@@ -241,9 +279,9 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 /// Returns how the cost of a change grows from the smallest to the largest number of Services, a sentence
-/// per proxy.
+/// per proxy. It needs the phases of idle time and changes.
 pub(super) fn growth(report: &Report) -> Vec<String> {
-    let cost = |it: &&Outcome| each(it, |cost| cost.cpu.all());
+    let cost = |it: &&Outcome| beyond_idle(it);
     let services = |it: &&Outcome| it.scenario.shape.services;
     let of_subject = |subject: &&str| {
         let of_subject = || report.outcomes.iter().filter(|it| it.subject == *subject);
@@ -256,7 +294,7 @@ pub(super) fn growth(report: &Report) -> Vec<String> {
         let is_growth = services(&small) < services(&large) && ratio.is_finite();
         is_growth.then(|| {
             format!(
-                "{subject}: CPU time per change at {} is {ratio:.2} times that at {}",
+                "{subject}: CPU time per change, beyond that of idle time, at {} is {ratio:.2} times that at {}",
                 large.scenario.size(),
                 small.scenario.size(),
             )

@@ -62,6 +62,7 @@ impl Meter {
                 gauge!("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
                     .set(self.slice_changes as f64);
                 // Only single changes: a relist also has objects that earlier rounds programmed.
+                // The first endpoint tells the family, because a slice has only one.
                 if let Update::Apply(parsed) = update
                     && let Some(slice) = &parsed.object
                     && let Some(changed) = slice.changed.filter(|changed| *changed > self.started)

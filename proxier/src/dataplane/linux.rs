@@ -248,6 +248,8 @@ impl Dataplane for Linux {
         }
         match self.flows.sweep(stale) {
             Err(error)
+                // nfnetlink answers EINVAL if the module is missing (`nfnetlink_rcv_msg`), and to
+                // malformed requests too.
                 if error.is_unsupported() || error.is_invalid() && self.flows.is_missing() =>
             {
                 self.next_sweep = now + CONNTRACK_PAUSE;

@@ -77,6 +77,8 @@ impl Userspace {
     pub fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
         let relay = Relay::start(limits).map_err(|error| failure(&error, "starting the relay"))?;
         let is_privileged = has_net_admin();
+        // A kernel without nfnetlink refuses the socket. Then endpoints see this node's address,
+        // and all else works.
         let answers = is_privileged.then(AnswerPath::open).transpose();
         Ok(Self {
             relay,
@@ -357,6 +359,7 @@ impl Dataplane for Userspace {
         for op in ops {
             let mut outcome = self.execute(op);
             if outcome.is_ok() {
+                // Recorded even if the update below fails: the pool itself has changed.
                 self.state.record(op);
                 if let Some(key) = op.service_key() {
                     // A new or deleted pool changes the routes that lead to it.
