@@ -5,31 +5,25 @@
 //! virtual servers are not here: [`crate::traffic`] reads them from the kernel at each scrape.
 
 mod process;
+mod recorder;
 mod table;
 
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-
+use recorder::Recorder;
 use table::ALL;
 pub(crate) use table::{FAMILIES, Instrument, InstrumentKind, family_name};
 
-/// Why the recorder could not be installed.
+/// Why the recorder could not be installed: this process has one already.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InstallError {
-    /// The table of metrics is invalid.
-    #[error("metrics: {0}")]
-    Table(#[from] BuildError),
-    /// This process has a recorder already.
-    #[error("metrics: this process has a recorder already")]
-    Installed,
-}
+#[error("metrics: this process has a recorder already")]
+pub(crate) struct AlreadyInstalled;
 
 /// Renders the recorded values.
 #[derive(Clone, Debug)]
 pub(crate) struct Exporter {
-    handle: PrometheusHandle,
+    recorder: Recorder,
     started: SystemTime,
 }
 
@@ -37,14 +31,11 @@ pub(crate) struct Exporter {
 ///
 /// # Errors
 /// If it does already.
-pub(crate) fn install(started: SystemTime) -> Result<Exporter, InstallError> {
-    let recorder = recorder()?;
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).map_err(|_| InstallError::Installed)?;
-    describe();
-    // Otherwise the first scrape would lack the descriptions.
-    handle.run_upkeep();
-    Ok(Exporter { handle, started })
+pub(crate) fn install(started: SystemTime) -> Result<Exporter, AlreadyInstalled> {
+    let recorder = Recorder::default();
+    metrics::set_global_recorder(recorder.clone()).map_err(|_| AlreadyInstalled)?;
+    begin();
+    Ok(Exporter { recorder, started })
 }
 
 impl Exporter {
@@ -52,7 +43,7 @@ impl Exporter {
     #[cfg(test)]
     pub(crate) fn local() -> Self {
         Self {
-            handle: recorder().unwrap().handle(),
+            recorder: Recorder::default(),
             started: SystemTime::now(),
         }
     }
@@ -60,29 +51,11 @@ impl Exporter {
     /// Returns all values in Prometheus' text format.
     pub(crate) fn render(&self) -> String {
         process::record(self.started);
-        let mut text = self.handle.render();
+        let mut text = String::new();
+        self.recorder.render(&mut text);
         process::write_cpu(&mut text);
         text
     }
-
-    /// Moves samples of histograms into their buckets.
-    ///
-    /// The recorder keeps each sample (16 bytes) until this or [`Exporter::render`], so it must be called
-    /// regularly: perhaps no server scrapes this process.
-    pub(crate) fn upkeep(&self) {
-        self.handle.run_upkeep();
-    }
-}
-
-fn recorder() -> Result<metrics_exporter_prometheus::PrometheusRecorder, BuildError> {
-    let mut builder = PrometheusBuilder::new();
-    for metric in ALL {
-        if let InstrumentKind::Histogram(buckets) = metric.kind {
-            let name = Matcher::Full(metric.name.to_owned());
-            builder = builder.set_buckets_for_metric(name, &buckets())?;
-        }
-    }
-    Ok(builder.build_recorder())
 }
 
 /// Appends the lines that precede the series of `metric`.
@@ -97,16 +70,10 @@ pub(crate) fn write_head(text: &mut String, metric: &Instrument) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// Describes all metrics, and sets those with known labels to 0: a missing series looks like a
-/// missing program.
-fn describe() {
+/// Sets the series with known labels to 0: a missing series looks like a missing program.
+fn begin() {
     for metric in ALL {
         let name = metric.name;
-        match metric.kind {
-            InstrumentKind::Counter => metrics::describe_counter!(name, metric.help),
-            InstrumentKind::Gauge => metrics::describe_gauge!(name, metric.help),
-            InstrumentKind::Histogram(_) => metrics::describe_histogram!(name, metric.help),
-        }
         for labels in metric.known {
             match metric.kind {
                 InstrumentKind::Counter => metrics::counter!(name, *labels).increment(0),
@@ -181,14 +148,13 @@ mod tests {
 
     #[test]
     fn every_known_series_is_there_before_anything_happens() {
-        let recorder = recorder().unwrap();
-        let handle = recorder.handle();
+        let recorder = Recorder::default();
         metrics::with_local_recorder(&recorder, || {
-            describe();
+            begin();
             process::record(SystemTime::now());
         });
-        handle.run_upkeep();
-        let mut text = handle.render();
+        let mut text = String::new();
+        recorder.render(&mut text);
         process::write_cpu(&mut text);
         for series in [
             "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.001\"} 0",

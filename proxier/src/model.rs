@@ -176,13 +176,12 @@ pub enum TrafficPolicy {
 pub struct Service {
     /// Its name.
     pub name: ObjectName,
-    /// `metadata.creationTimestamp` as RFC 3339 (UTC, whole seconds), whose text order is time
-    /// order. If two Services claim a frontend, the older one gets it.
-    pub created: Option<Box<str>>,
+    /// `metadata.creationTimestamp`. If two Services claim a frontend, the older one gets it.
+    pub created: Option<SystemTime>,
     /// Cluster IPs, at most one per family.
-    pub cluster_ips: Vec<IpAddr>,
+    pub cluster_ips: Box<[IpAddr]>,
     /// Its ports, in the object's order; (protocol, port) and names are unique.
-    pub ports: Vec<ServicePort>,
+    pub ports: Box<[ServicePort]>,
     /// The timeout of session affinity in seconds, 1 to 86,400; `None` without affinity.
     pub affinity_secs: Option<u32>,
     /// The endpoints of traffic to the cluster IPs.
@@ -190,12 +189,12 @@ pub struct Service {
     /// The endpoints of traffic to external IPs, load-balancer addresses and node ports.
     pub external_policy: TrafficPolicy,
     /// `spec.externalIPs` of the cluster IPs' families, without duplicates.
-    pub external_ips: Vec<IpAddr>,
+    pub external_ips: Box<[IpAddr]>,
     /// Addresses of `status.loadBalancer.ingress` with mode VIP, of the cluster IPs' families,
     /// without duplicates.
-    pub load_balancer_ips: Vec<IpAddr>,
+    pub load_balancer_ips: Box<[IpAddr]>,
     /// `spec.loadBalancerSourceRanges`; a family without a range accepts every source.
-    pub source_ranges: Vec<Cidr>,
+    pub source_ranges: Box<[Cidr]>,
     /// `spec.healthCheckNodePort`, if the type and the external policy require one.
     pub health_check_node_port: Option<u16>,
     /// The options of its annotations; `None` for most Services.
@@ -232,9 +231,9 @@ pub struct EndpointSlice {
     /// The Service's name, in the slice's namespace (label `kubernetes.io/service-name`).
     pub service: Arc<str>,
     /// The ports of every endpoint of the slice.
-    pub ports: Vec<SlicePort>,
+    pub ports: Box<[SlicePort]>,
     /// The endpoints, in the object's order.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Box<[Endpoint]>,
     /// The time of the change of a Pod or Service that caused the last change of these endpoints,
     /// if the annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it.
     pub changed: Option<SystemTime>,

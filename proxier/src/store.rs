@@ -1,19 +1,20 @@
 //! The snapshot of the cluster's objects, and the events that update it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::model::{Cidr, EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
-use crate::packed::pack;
 use crate::problem::Problem;
 
 mod interner;
 mod objects;
+mod slices_of;
 #[cfg(test)]
 mod tests;
 
 pub use interner::Interner;
 use objects::{Objects, Stored};
+use slices_of::SlicesOf;
 
 /// A parsed object with its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ impl Event {
             Update::Delete(_) => return,
         };
         for service in services.iter_mut().filter_map(|it| it.object.as_mut()) {
-            service.external_ips.clear();
+            service.external_ips = Box::default();
         }
     }
 }
@@ -113,8 +114,7 @@ impl Touched {
 pub struct Snapshot {
     services: Objects<Service>,
     slices: Objects<EndpointSlice>,
-    /// Slice names by their Service.
-    slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
+    slices_of: SlicesOf,
     node: Option<Node>,
     service_cidrs: Objects<ServiceCidr>,
     nodes: Objects<NodeLocation>,
@@ -150,15 +150,13 @@ impl Snapshot {
                         touched.add(service);
                     }
                     if old != new {
-                        old.iter()
-                            .for_each(|old| remove_slice(slices_of, old, name));
-                        new.into_iter()
-                            .for_each(|new| add_slice(slices_of, new, name));
+                        old.iter().for_each(|old| slices_of.remove(old, name));
+                        new.into_iter().for_each(|new| slices_of.add(new, name));
                     }
                 });
                 if is_all {
                     // A list fills the index by insertions, which leave its nodes half empty.
-                    pack(slices_of);
+                    slices_of.pack();
                 }
             }
             Event::Node(node) => {
@@ -218,11 +216,8 @@ impl Snapshot {
 
     /// Returns the slices of `service`, in order of names.
     pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> {
-        self.slices_of
-            .get(service)
-            .into_iter()
-            .flatten()
-            .filter_map(|name| self.slices.get(name))
+        let names = self.slices_of.names(service);
+        names.filter_map(|name| self.slices.get(&name))
     }
 
     /// Returns our own Node, once known.
@@ -273,30 +268,4 @@ fn needs_regions(service: Option<&Stored<Service>>) -> bool {
 
 fn service_of(slice: &Stored<EndpointSlice>) -> Option<ObjectName> {
     slice.object.as_ref().map(EndpointSlice::service_name)
-}
-
-fn add_slice(
-    slices_of: &mut BTreeMap<ObjectName, Vec<ObjectName>>,
-    service: ObjectName,
-    slice: &ObjectName,
-) {
-    let names = slices_of.entry(service).or_default();
-    // Sorted, so that plans do not depend on the order of events.
-    let at = names.partition_point(|name| name < slice);
-    // Most Services have one slice.
-    names.reserve_exact(1);
-    names.insert(at, slice.clone());
-}
-
-fn remove_slice(
-    slices_of: &mut BTreeMap<ObjectName, Vec<ObjectName>>,
-    service: &ObjectName,
-    slice: &ObjectName,
-) {
-    if let Some(names) = slices_of.get_mut(service) {
-        names.retain(|name| name != slice);
-        if names.is_empty() {
-            slices_of.remove(service);
-        }
-    }
 }

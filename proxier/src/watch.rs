@@ -114,10 +114,6 @@ impl Default for Timeouts {
 
 /// A message to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are events; boxing each would cost more than it saves"
-)]
 pub enum WatchMessage {
     /// Objects changed. The first [`Reset`](crate::store::Update::Reset) of a kind is its first
     /// complete list.

@@ -172,16 +172,17 @@ fn show_service(text: &mut String, service: &Service) {
         affinity_secs: None,
         internal_policy: Default::default(),
         external_policy: Default::default(),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        source_ranges: Box::default(),
         health_check_node_port: None,
         annotations: None,
     };
+    let time = |time| humantime::format_rfc3339_seconds(time).to_string();
     // Only the fields that differ from the default.
     let shown = |service: &Service| -> Vec<String> {
         vec![
-            format!("created {:?}", service.created),
+            format!("created {:?}", service.created.map(time)),
             format!("affinity {:?}", service.affinity_secs),
             format!("inside {:?}", service.internal_policy),
             format!("outside {:?}", service.external_policy),

@@ -284,7 +284,7 @@ impl Conformance {
             Change::AlterService(at) => {
                 let mut altered = service(at).clone();
                 if let (Some(object), Some(next)) = (&mut altered.object, &service(at + 1).object) {
-                    object.ports.truncate(1);
+                    object.ports = object.ports.iter().take(1).cloned().collect();
                     object.cluster_ips.clone_from(&next.cluster_ips);
                     object.external_ips.clone_from(&next.external_ips);
                 }
@@ -297,10 +297,12 @@ impl Conformance {
             Change::AlterSlice(at) => {
                 let mut altered = slice(at).clone();
                 if let Some(object) = &mut altered.object {
-                    object.endpoints.pop();
-                    for endpoint in &mut object.endpoints {
+                    let mut endpoints = object.endpoints.to_vec();
+                    endpoints.pop();
+                    for endpoint in &mut endpoints {
                         endpoint.is_ready = false;
                     }
+                    object.endpoints = endpoints.into();
                 }
                 Event::EndpointSlices(Update::Apply(altered))
             }

@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 
 use super::api::{Api, ApiKind};
 use super::clients::Clients;
+use super::limit::{Limit, Recording};
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::population::{ChangeKind, Population};
 use super::scenario::{Phase, Scenario};
@@ -33,6 +34,9 @@ const QUIET: Duration = Duration::from_secs(2);
 /// How long system calls are counted.
 const TRACED: Duration = Duration::from_secs(5);
 
+/// The memory that is touched before a start, in bytes: enough for 250,000 endpoints.
+const TOUCHED: usize = 1 << 30;
+
 /// How long the API server is gone or slow.
 const ABSENCE: Duration = Duration::from_secs(10);
 
@@ -49,6 +53,8 @@ pub(super) struct Run<'a> {
     progress: &'a StatusLine,
     title: String,
     begin: Duration,
+    /// The same moment as `begin`.
+    started: Instant,
 }
 
 /// The counters at the start of a phase.
@@ -68,6 +74,53 @@ pub(super) fn measure(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let population = Population::new(scenario.shape, scenario.seed);
+    let tap = prepare_node(&population)?;
+    let progress = StatusLine::new();
+    let title = format!(
+        "{}, {}, round {}",
+        scenario.name, subject.name, outcome.round
+    );
+    progress.show(|| format!("{title}: starting the API server"));
+    let mut api = api.start(&population)?;
+    api.fill(&population, &|number| {
+        progress.show(|| format!("{title}: {number} objects"));
+    })?;
+    // Before the proxy starts: it may send its first message at once.
+    tap.expect(population.words());
+    let kubeconfig = api.kubeconfig(folder)?;
+    subject.cache()?;
+    kernel::touch_memory(TOUCHED)?;
+    tap.record();
+    let (begin, started) = (now(), Instant::now());
+    let server = Cpu::of(std::process::id())?;
+    let proxy = subject.start(&kubeconfig, folder)?;
+    let probe = Probe::start(SocketAddr::from((population.api_service(), 443)));
+    let sampler = Sampler::start(proxy.id(), begin);
+    let mut run = Run {
+        scenario,
+        population,
+        tap,
+        api,
+        proxy,
+        progress: &progress,
+        title,
+        begin,
+        started,
+    };
+    let before = Before {
+        at: begin,
+        cpu: Cpu::default(),
+        server,
+        counts: Counts::default(),
+    };
+    let result = run.phases(before, &probe, outcome);
+    outcome.memory = sampler.stop();
+    progress.end();
+    result.with_context(|| format!("the log ends with\n{}", run.proxy.log()))
+}
+
+/// Gives the network namespace of the calling thread a node's addresses and a tap.
+fn prepare_node(population: &Population) -> anyhow::Result<Tap> {
     let node = population.node_addresses();
     // The namespace has no real link: the dummy device carries the addresses of the node, and
     // packets to Pods vanish in it.
@@ -86,45 +139,7 @@ pub(super) fn measure(
         let family = if address.is_ipv4() { "-4" } else { "-6" };
         ip(&format!("{family} route replace default dev node0"))?;
     }
-    let tap = Tap::open()?;
-    let progress = StatusLine::new();
-    let title = format!(
-        "{}, {}, round {}",
-        scenario.name, subject.name, outcome.round
-    );
-    progress.show(|| format!("{title}: starting the API server"));
-    let mut api = api.start(&population)?;
-    api.fill(&population, &|number| {
-        progress.show(|| format!("{title}: {number} objects"));
-    })?;
-    // Before the proxy starts: it may send its first message at once.
-    tap.expect(population.words());
-    let kubeconfig = api.kubeconfig(folder)?;
-    let begin = now();
-    let server = Cpu::of(std::process::id())?;
-    let proxy = subject.start(&kubeconfig, folder)?;
-    let probe = Probe::start(SocketAddr::from((population.api_service(), 443)));
-    let sampler = Sampler::start(proxy.id(), begin);
-    let mut run = Run {
-        scenario,
-        population,
-        tap,
-        api,
-        proxy,
-        progress: &progress,
-        title,
-        begin,
-    };
-    let before = Before {
-        at: begin,
-        cpu: Cpu::default(),
-        server,
-        counts: Counts::default(),
-    };
-    let result = run.phases(before, &probe, outcome);
-    outcome.memory = sampler.stop();
-    progress.end();
-    result.with_context(|| format!("the log ends with\n{}", run.proxy.log()))
+    Tap::open()
 }
 
 impl Run<'_> {
@@ -134,7 +149,12 @@ impl Run<'_> {
         probe: &Probe,
         outcome: &mut Outcome,
     ) -> anyhow::Result<()> {
-        outcome.start = Some(self.first_programming(&before, probe)?);
+        let (start, recording) = self.first_programming(&before, probe)?;
+        let start = outcome.start.insert(start);
+        match self.limit(recording) {
+            Ok(limit) => start.limit = Some(limit),
+            Err(error) => outcome.notes.push(format!("no limit: {error:#}")),
+        }
         for &phase in &self.scenario.phases {
             self.show(&format!("{phase:?}").to_lowercase());
             let step = self.phase(phase);
@@ -151,7 +171,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn first_programming(&mut self, before: &Before, probe: &Probe) -> anyhow::Result<Start> {
+    /// Waits until all endpoints are programmed. Returns the figures, without the limit, and the requests.
+    fn first_programming(
+        &mut self,
+        before: &Before,
+        probe: &Probe,
+    ) -> anyhow::Result<(Start, Recording)> {
         let endpoints = self.population.endpoints();
         let deadline = Instant::now() + PATIENCE;
         while self.tap.missing() > 0 {
@@ -170,23 +195,33 @@ impl Run<'_> {
         // Discards the latencies of the first programming, which count from before the start of the
         // proxy.
         self.tap.latencies();
-        Ok(Start {
-            programmed_secs: self
-                .tap
-                .last_found()
-                .saturating_sub(self.begin)
-                .as_secs_f64(),
-            settled_secs: self
-                .tap
-                .last_request()
-                .saturating_sub(self.begin)
-                .as_secs_f64(),
-            api_service_secs: probe
-                .connected()
-                .map(|at| at.saturating_sub(self.begin).as_secs_f64()),
+        let recording = self.tap.recorded();
+        let since = |at: Duration| at.saturating_sub(self.begin).as_secs_f64();
+        let listed = self.api.last_list();
+        let start = Start {
+            first_request_secs: self.tap.first_request().map(since),
+            lists_secs: listed.map(|at| at.saturating_duration_since(self.started).as_secs_f64()),
+            rules_secs: recording.most_rules().map(since),
+            first_server_secs: recording.first_server().map(since),
+            programmed_secs: since(self.tap.last_found()),
+            settled_secs: since(self.tap.last_request()),
+            api_service_secs: probe.connected().map(since),
             cost: self.cost(before)?,
-            limit_secs: kernel::limit()?.map(|limit| limit.as_secs_f64()),
-        })
+            limit: None,
+        };
+        Ok((start, recording))
+    }
+
+    /// Measures the limit in a new namespace that is prepared as this one was.
+    fn limit(&self, recording: Recording) -> anyhow::Result<Limit> {
+        let population = &self.population;
+        let limit = lab::in_fresh_network(|| {
+            let _tap = prepare_node(population)?;
+            recording.replay()
+        })?;
+        // The kernel frees the namespace in the background, which would disturb the next phase.
+        std::thread::sleep(Duration::from_secs(2));
+        limit
     }
 
     /// Waits until the proxy sends no more requests, for example about drained endpoints.

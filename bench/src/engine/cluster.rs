@@ -100,11 +100,12 @@ impl Cluster {
             object: Some(model::EndpointSlice {
                 name,
                 service: interner.intern(&service),
-                ports: vec![model::SlicePort {
+                ports: [model::SlicePort {
                     name: interner.intern("http"),
                     protocol: Protocol::Tcp,
                     port: 8080,
-                }],
+                }]
+                .into(),
                 endpoints: (0..self.endpoints)
                     .map(|pod| endpoint(pod, interner))
                     .collect(),
@@ -129,20 +130,21 @@ fn parsed_service(number: u32, interner: &mut Interner) -> Parsed<model::Service
         name: name.clone(),
         object: Some(model::Service {
             name,
-            created: Some("2026-01-01T00:00:00Z".into()),
-            cluster_ips: vec![Family::V4.cluster_ip(number)],
-            ports: vec![model::ServicePort {
+            created: Some(std::time::UNIX_EPOCH),
+            cluster_ips: [Family::V4.cluster_ip(number)].into(),
+            ports: [model::ServicePort {
                 name: interner.intern("http"),
                 protocol: Protocol::Tcp,
                 port: 80,
                 node_port: None,
-            }],
+            }]
+            .into(),
             affinity_secs: None,
             internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Cluster,
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            source_ranges: Vec::new(),
+            external_ips: Box::default(),
+            load_balancer_ips: Box::default(),
+            source_ranges: Box::default(),
             health_check_node_port: None,
             annotations: None,
         }),

@@ -131,7 +131,6 @@ impl EndpointSliceObject {
             return None;
         };
         let ports = slice_ports("ports", &self.ports, parser);
-        // The exact capacity, because endpoints are most of the snapshot's memory.
         let mut endpoints = Vec::with_capacity(self.endpoints.len());
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             endpoints.extend(endpoint.read(index, family, parser));
@@ -139,8 +138,8 @@ impl EndpointSliceObject {
         Some(model::EndpointSlice {
             name: name.clone(),
             service: parser.intern(service),
-            ports,
-            endpoints,
+            ports: ports.into(),
+            endpoints: endpoints.into(),
             // Only a metric uses it, so that an unreadable time is no Problem.
             changed: (self.metadata.annotations.trigger_time.as_str())
                 .and_then(|time| humantime::parse_rfc3339(time).ok()),

@@ -134,8 +134,8 @@ impl Subset {
             .map(|(family, endpoints)| model::EndpointSlice {
                 name: slice_name(name, index, family),
                 service: parser.intern(&name.name),
-                ports: ports.clone(),
-                endpoints,
+                ports: ports.as_slice().into(),
+                endpoints: endpoints.into(),
                 changed: None,
             })
             .collect()

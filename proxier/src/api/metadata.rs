@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::SystemTime;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
@@ -158,15 +159,17 @@ impl Metadata {
         Ok(ObjectName::new(interner.intern(""), interner.intern(name)))
     }
 
-    /// Returns `creationTimestamp` as text that sorts by time.
-    pub(super) fn created(&self, parser: &mut Parser<'_>) -> Option<Box<str>> {
+    /// Returns `creationTimestamp`.
+    pub(super) fn created(&self, parser: &mut Parser<'_>) -> Option<SystemTime> {
         let field = "metadata.creationTimestamp";
         let value = &self.creation_timestamp;
         let message = match value.as_str() {
             None if *value == Scalar::Absent => return None,
             None => "is not a string; ignored",
-            Some(text) if is_utc_second(text) => return Some(text.into()),
-            Some(_) => "is not a UTC time in whole seconds; ignored",
+            Some(text) => match humantime::parse_rfc3339(text) {
+                Ok(time) => return Some(time),
+                Err(_) => "is not an RFC 3339 time in UTC; ignored",
+            },
         };
         parser.problem(field, value, message);
         None
@@ -200,17 +203,4 @@ fn is_name_part(part: &str) -> bool {
         && part.bytes().all(is_letter)
         && !part.starts_with('-')
         && !part.ends_with('-')
-}
-
-/// Returns whether `text` is a time such as `2026-11-21T02:54:59Z`, the API server's only format.
-fn is_utc_second(text: &str) -> bool {
-    let pattern = b"dddd-dd-ddTdd:dd:ddZ";
-    text.len() == pattern.len()
-        && text
-            .bytes()
-            .zip(pattern)
-            .all(|(byte, &wanted)| match wanted {
-                b'd' => byte.is_ascii_digit(),
-                _ => byte == wanted,
-            })
 }

@@ -192,14 +192,15 @@ impl ServiceObject {
         Some(model::Service {
             name: name.clone(),
             created,
-            ports,
+            ports: ports.into(),
             affinity_secs,
             internal_policy,
             external_policy,
-            external_ips: addresses::external_ips(&spec.external_ips, &cluster_ips, parser),
-            load_balancer_ips: addresses::ingress_ips(ingress, &cluster_ips, parser),
-            cluster_ips,
-            source_ranges: addresses::source_ranges(&spec.load_balancer_source_ranges, parser),
+            external_ips: addresses::external_ips(&spec.external_ips, &cluster_ips, parser).into(),
+            load_balancer_ips: addresses::ingress_ips(ingress, &cluster_ips, parser).into(),
+            cluster_ips: cluster_ips.into(),
+            source_ranges: addresses::source_ranges(&spec.load_balancer_source_ranges, parser)
+                .into(),
             health_check_node_port: has_health_check
                 .then(|| self.health_check_node_port(parser))
                 .flatten(),

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::key::Key;
 use super::rule::Rule;
-use super::set::{Element, Key, Set};
+use super::set::{Element, Set};
 use super::table::Hook;
 
 /// A command that changes a table.

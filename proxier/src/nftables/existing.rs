@@ -15,9 +15,10 @@ use rustix::io::Errno;
 
 use super::expression::read_verdict;
 use super::hash;
+use super::key::Key;
 use super::message::{contents, message_type};
 use super::rule::{Rule, Verdict};
-use super::set::{Key, Set, SetKind};
+use super::set::{Set, SetKind};
 use super::sys::*;
 use super::table::{Chain, Table};
 

@@ -10,9 +10,10 @@ use ipvs_netlink::batch::Batch;
 
 use super::anonymous::anonymous_sets;
 use super::expression::write_rule;
+use super::key::Key;
 use super::message::{write_chain, write_element, write_set};
 use super::rule::{Rule, Verdict};
-use super::set::{Key, Set};
+use super::set::Set;
 use super::sys::*;
 use super::table::Chain;
 use crate::stable_hash::{fnv1a, mix};

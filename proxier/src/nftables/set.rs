@@ -5,9 +5,10 @@ use std::fmt::{self, Display as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::key::Key;
 use super::rule::Verdict;
 use super::sys::*;
-use super::value::{KeyType, Value};
+use super::value::KeyType;
 
 /// A set or a map.
 ///
@@ -64,56 +65,6 @@ impl SetKind {
     /// Returns whether nft calls it a map.
     pub(super) fn is_map(self) -> bool {
         self != Self::Set
-    }
-}
-
-/// A key: one value, or several concatenated.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Box<[Value]>);
-
-impl Key {
-    /// Returns the key with these parts.
-    pub fn new(parts: impl IntoIterator<Item = Value>) -> Self {
-        Self(parts.into_iter().collect())
-    }
-
-    /// Returns its parts.
-    pub fn parts(&self) -> &[Value] {
-        &self.0
-    }
-
-    /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
-    pub(super) fn encode(&self) -> Vec<u8> {
-        // A frontend of IPv6 has 16 bytes, and twice 4 with padding.
-        let mut bytes = Vec::with_capacity(24);
-        for part in &self.0 {
-            part.encode(&mut bytes);
-            if self.0.len() > 1 {
-                bytes.resize(bytes.len().next_multiple_of(4), 0);
-            }
-        }
-        bytes
-    }
-
-    /// Returns the key with these types and bytes; `None` if no key has them.
-    pub(super) fn decode(types: &[KeyType], mut bytes: &[u8]) -> Option<Self> {
-        let mut parts = Vec::with_capacity(types.len());
-        for part in types {
-            let (value, rest) = bytes.split_at_checked(part.length())?;
-            parts.push(Value::decode(*part, value)?);
-            let padding = match types.len() {
-                1 => 0,
-                _ => part.length().next_multiple_of(4) - part.length(),
-            };
-            bytes = rest.get(padding..)?;
-        }
-        bytes.is_empty().then(|| Self(parts.into()))
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_joined(f, &self.0, " . ")
     }
 }
 

@@ -5,8 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::command::{ARP, Command, INET};
+use super::key::Key;
 use super::rule::{Rule, Verdict};
-use super::set::{Element, Key, Set, write_element};
+use super::set::{Element, Set, write_element};
 
 /// A table of family `inet`, perhaps with a companion of family `arp`.
 ///

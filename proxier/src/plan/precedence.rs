@@ -1,5 +1,7 @@
 //! The order in which Services get a contested frontend.
 
+use std::time::SystemTime;
+
 use ipvs_netlink as ipvs;
 
 use super::{FrontendKind, VirtualServer};
@@ -14,7 +16,7 @@ use crate::store::Snapshot;
 pub(super) fn precedence<'a>(
     server: &'a VirtualServer,
     snapshot: &'a Snapshot,
-) -> (FrontendKind, (bool, Option<&'a str>, &'a ObjectName)) {
+) -> (FrontendKind, (bool, Option<SystemTime>, &'a ObjectName)) {
     // External IPs and load-balancer addresses have equal precedence.
     let kind = match server.kind {
         FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
@@ -30,9 +32,9 @@ pub(super) fn precedence<'a>(
 pub(super) fn age<'a>(
     name: &'a ObjectName,
     snapshot: &'a Snapshot,
-) -> (bool, Option<&'a str>, &'a ObjectName) {
+) -> (bool, Option<SystemTime>, &'a ObjectName) {
     let service = snapshot.service(name);
-    let created = service.and_then(|service| service.created.as_deref());
+    let created = service.and_then(|service| service.created);
     (created.is_none(), created, name)
 }
 

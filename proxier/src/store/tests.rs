@@ -7,8 +7,8 @@ fn slice(name: &str, service: &str) -> Parsed<EndpointSlice> {
         object: Some(EndpointSlice {
             name,
             service: service.into(),
-            ports: Vec::new(),
-            endpoints: Vec::new(),
+            ports: Box::default(),
+            endpoints: Box::default(),
             changed: None,
         }),
         problems: Vec::new(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -67,7 +68,7 @@ fn edit() -> impl Strategy<Value = Edit> {
 }
 
 /// Returns the external address with this number: few, so that Services conflict.
-fn external(last: Option<u8>) -> Vec<IpAddr> {
+fn external(last: Option<u8>) -> Box<[IpAddr]> {
     let address = |last| IpAddr::from([192, 0, 2, last]);
     last.map(address).into_iter().collect()
 }
@@ -125,16 +126,16 @@ fn service() -> impl Strategy<Value = Service> {
                     }
                 }
                 Service {
-                    created: Some(format!("2026-01-0{}T00:00:00Z", last + 1).into()),
+                    created: Some(UNIX_EPOCH + Duration::from_secs(last.into())),
                     name,
-                    cluster_ips,
-                    ports: service_ports,
+                    cluster_ips: cluster_ips.into(),
+                    ports: service_ports.into(),
                     affinity_secs: is_sticky.then_some(600),
                     internal_policy,
                     external_policy,
                     external_ips: external(external_ip),
-                    load_balancer_ips: Vec::new(),
-                    source_ranges: Vec::new(),
+                    load_balancer_ips: Box::default(),
+                    source_ranges: Box::default(),
                     health_check_node_port: None,
                     annotations: None,
                 }
@@ -165,11 +166,12 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
         EndpointSlice {
             name,
             service: service.into(),
-            ports: vec![
+            ports: [
                 port(0, Protocol::Tcp),
                 port(1, Protocol::Tcp),
                 port(0, Protocol::Udp),
-            ],
+            ]
+            .into(),
             endpoints: endpoints.into_iter().map(endpoint).collect(),
             changed: None,
         }
@@ -215,7 +217,8 @@ impl World {
             Change::KeepLocalEndpoints(name) => {
                 let slice = self.slices.get_mut(&name)?;
                 let is_local = |it: &Endpoint| it.location.node.as_deref() == Some("here");
-                slice.endpoints.retain(is_local);
+                let local = slice.endpoints.iter().filter(|&it| is_local(it));
+                slice.endpoints = local.cloned().collect();
                 Event::EndpointSlices(Update::Apply(parsed((&name, &*slice))))
             }
             Change::ApplySlice(slice) => {

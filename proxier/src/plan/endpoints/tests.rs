@@ -35,11 +35,12 @@ impl Scene {
             let slice = EndpointSlice {
                 name: name.clone(),
                 service: "web".into(),
-                ports: vec![SlicePort {
+                ports: [SlicePort {
                     name: "".into(),
                     protocol: Protocol::Tcp,
                     port: *port,
-                }],
+                }]
+                .into(),
                 endpoints: endpoints.iter().map(|words| endpoint(words)).collect(),
                 changed: None,
             };
@@ -121,19 +122,20 @@ fn service() -> Service {
     Service {
         name: ObjectName::new("default", "web"),
         created: None,
-        cluster_ips: vec![[10, 96, 0, 1].into()],
-        ports: vec![ServicePort {
+        cluster_ips: [[10, 96, 0, 1].into()].into(),
+        ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
             port: 80,
             node_port: None,
-        }],
+        }]
+        .into(),
         affinity_secs: None,
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
-        external_ips: vec![],
-        load_balancer_ips: vec![],
-        source_ranges: vec![],
+        external_ips: [].into(),
+        load_balancer_ips: [].into(),
+        source_ranges: [].into(),
         health_check_node_port: None,
         annotations: None,
     }
