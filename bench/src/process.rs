@@ -93,6 +93,18 @@ impl Cpu {
     }
 }
 
+/// Returns the number of page faults of a process.
+pub(crate) fn page_faults(process: u32) -> anyhow::Result<u64> {
+    let path = format!("/proc/{process}/stat");
+    let stat = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    // Fields 10 and 12 of proc(5): without and with a read of the file.
+    let faults = stat.rsplit_once(')').and_then(|(_, rest)| {
+        let mut fields = rest.split_whitespace().skip(7).step_by(2).take(2);
+        Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+    });
+    faults.with_context(|| format!("{path} has another format: {stat}"))
+}
+
 /// Returns the CPU time of this thread, system time included.
 ///
 /// Unlike the time of day, it excludes the time of other programs.
@@ -141,6 +153,13 @@ mod tests {
         assert_eq!((cpu.user, cpu.system, cpu.children), (1.5, 0.5, 4.0));
         assert_eq!(Cpu::parse("7 (a) S 1"), None);
         assert!(Cpu::of(std::process::id()).unwrap().all() >= 0.0);
+    }
+
+    #[test]
+    fn this_process_has_page_faults() {
+        let before = page_faults(std::process::id()).unwrap();
+        std::hint::black_box(vec![1_u8; 16 << 20]);
+        assert!(page_faults(std::process::id()).unwrap() > before);
     }
 
     #[test]

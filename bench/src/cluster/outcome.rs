@@ -53,6 +53,9 @@ pub(crate) struct Start {
     /// The time that the same requests take alone; `None` if the kernel refused them.
     #[serde(default)]
     pub(crate) limit: Option<Limit>,
+    /// Page faults of the process.
+    #[serde(default)]
+    pub(crate) page_faults: Option<u64>,
     pub(crate) cost: Cost,
 }
 

@@ -18,7 +18,7 @@ use super::scenario::{Phase, Scenario};
 use super::subject::{Proxy, Subject};
 use super::tap::{Counts, Tap, now};
 use super::{kernel, strace};
-use crate::process::{Cpu, Memory, ip};
+use crate::process::{Cpu, Memory, ip, page_faults};
 use crate::report::progress::StatusLine;
 
 /// The time limit for the first programming.
@@ -206,6 +206,7 @@ impl Run<'_> {
             programmed_secs: since(self.tap.last_found()),
             settled_secs: since(self.tap.last_request()),
             api_service_secs: probe.connected().map(since),
+            page_faults: Some(page_faults(self.proxy.id())?),
             cost: self.cost(before)?,
             limit: None,
         };

@@ -103,6 +103,9 @@ const FIGURES: &[Figure] = &[
     figure!("  CPU of API server and lab", Secs, |it| Some(
         it.start?.cost.server_cpu
     )),
+    figure!("  page faults", Number, |it| Some(
+        it.start?.page_faults? as f64
+    )),
     figure!("  netlink requests", Number, |it| Some(
         it.start?.cost.messages.requests as f64
     )),

@@ -256,6 +256,7 @@ impl Planner {
                 }
                 self.desired.virtual_servers.get(&key).cloned()
             };
+            let removed = removed.map(Box::new);
             previous.virtual_servers.entry(key).or_insert(removed);
         }
         if let Some(port) = footprint.health_port {
@@ -285,7 +286,13 @@ impl Planner {
         let mut keys = Vec::with_capacity(requirements.servers.len());
         for server in requirements.servers {
             let key = server.service.key;
-            let winner = || self.desired.virtual_servers.get(&key).cloned();
+            let winner = || {
+                self.desired
+                    .virtual_servers
+                    .get(&key)
+                    .cloned()
+                    .map(Box::new)
+            };
             previous.virtual_servers.entry(key).or_insert_with(winner);
             keys.push(key);
             // The winner is chosen only after all claims, because a later one may have precedence. Nearly

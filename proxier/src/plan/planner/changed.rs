@@ -54,7 +54,8 @@ impl Changed {
 /// of the same update.
 #[derive(Default)]
 pub(super) struct Previous {
-    pub(super) virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
+    /// Boxed, because the first plan adds all virtual servers, and then every entry is `None`.
+    pub(super) virtual_servers: BTreeMap<ipvs::ServiceKey, Option<Box<VirtualServer>>>,
     pub(super) addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
     pub(super) local_endpoints: BTreeMap<IpAddr, bool>,
     pub(super) health_checks: BTreeMap<u16, Option<HealthCheck>>,
@@ -82,7 +83,7 @@ impl Previous {
         let mut virtual_servers = BTreeSet::new();
         for (key, before) in self.virtual_servers {
             match (before, after.virtual_servers.get_mut(&key)) {
-                (Some(before), Some(now)) if before == *now => *now = before,
+                (Some(before), Some(now)) if *before == *now => *now = *before,
                 (None, None) => {}
                 _ => {
                     virtual_servers.insert(key);
