@@ -70,6 +70,11 @@ pub trait Dataplane {
     /// If they cannot be read whole.
     fn addresses(&mut self) -> Result<LocalAddresses, Failure>;
 
+    /// Returns whether the state serves clients while no process of ours runs.
+    fn serves_alone(&self) -> bool {
+        true
+    }
+
     /// Reads the state that [`crate::diff`] compares with `desired`.
     ///
     /// Destinations that equal the desired ones share their memory.

@@ -32,7 +32,10 @@ pub struct DeletionRules<'a> {
 pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Ops {
     let mut ops = Ops::default();
     for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
-        diff_pair(*key, wanted, found, rules, &mut ops);
+        match wanted {
+            Some(wanted) => diff_server(wanted, found, rules.drains, &mut ops),
+            None => diff_stale_server(*key, found, rules, &mut ops),
+        }
     }
     for (address, wanted, found) in joined(&desired.addresses, &observed.addresses) {
         // Nearly all addresses are equal and without leftovers, so this saves their lookups.
@@ -55,40 +58,38 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
     ops
 }
 
-/// Appends the Ops for one virtual server and its destinations.
+/// Appends the Ops for a desired virtual server and its destinations.
 ///
 /// # Cost
 /// Linear in its destinations.
 pub(crate) fn diff_server(
-    key: ipvs::ServiceKey,
-    desired: &Desired,
-    observed: &Observed,
-    rules: &DeletionRules<'_>,
+    wanted: &VirtualServer,
+    found: Option<&ObservedServer>,
+    drains: &Drains,
     ops: &mut Ops,
 ) {
-    let wanted = desired.virtual_servers.get(&key);
-    let found = observed.virtual_servers.get(&key);
-    diff_pair(key, wanted, found, rules, ops);
+    match found {
+        Some(found) => diff_kept_server(wanted, found, drains, ops),
+        None => {
+            ops.push(Op::AddService(wanted.service));
+            ops.push_destinations(wanted.service.key, &wanted.destinations);
+        }
+    }
 }
 
-fn diff_pair(
+/// Appends the Ops for a virtual server that is not desired.
+pub(crate) fn diff_stale_server(
     key: ipvs::ServiceKey,
-    wanted: Option<&VirtualServer>,
     found: Option<&ObservedServer>,
     rules: &DeletionRules<'_>,
     ops: &mut Ops,
 ) {
-    match (wanted, found) {
-        (Some(wanted), Some(found)) => diff_kept_server(wanted, found, rules.drains, ops),
-        (Some(wanted), None) => {
-            ops.push(Op::AddService(wanted.service));
-            ops.push_destinations(key, &wanted.destinations);
-        }
-        (None, Some(found)) if (rules.is_ours)(&key) => match rules.retired.keeps(&key) {
-            true => diff_retired_server(key, found, rules.drains, ops),
-            false => ops.push(Op::DeleteService(key)),
-        },
-        (None, _) => {}
+    let Some(found) = found.filter(|_| (rules.is_ours)(&key)) else {
+        return;
+    };
+    match rules.retired.keeps(&key) {
+        true => diff_retired_server(key, found, rules.drains, ops),
+        false => ops.push(Op::DeleteService(key)),
     }
 }
 

@@ -5,25 +5,31 @@
 //! virtual servers are not here: [`crate::traffic`] reads them from the kernel at each scrape.
 
 mod process;
-mod recorder;
 mod table;
 
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
-use recorder::Recorder;
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
 use table::ALL;
 pub(crate) use table::{FAMILIES, Instrument, InstrumentKind, family_name};
 
-/// Why the recorder could not be installed: this process has one already.
+/// Why the recorder could not be installed.
 #[derive(Debug, thiserror::Error)]
-#[error("metrics: this process has a recorder already")]
-pub(crate) struct AlreadyInstalled;
+pub(crate) enum InstallError {
+    /// The table of metrics is invalid.
+    #[error("metrics: {0}")]
+    Table(#[from] BuildError),
+    /// This process has a recorder already.
+    #[error("metrics: this process has a recorder already")]
+    Installed,
+}
 
 /// Renders the recorded values.
 #[derive(Clone, Debug)]
 pub(crate) struct Exporter {
-    recorder: Recorder,
+    handle: PrometheusHandle,
     started: SystemTime,
 }
 
@@ -31,11 +37,14 @@ pub(crate) struct Exporter {
 ///
 /// # Errors
 /// If it does already.
-pub(crate) fn install(started: SystemTime) -> Result<Exporter, AlreadyInstalled> {
-    let recorder = Recorder::default();
-    metrics::set_global_recorder(recorder.clone()).map_err(|_| AlreadyInstalled)?;
-    begin();
-    Ok(Exporter { recorder, started })
+pub(crate) fn install(started: SystemTime) -> Result<Exporter, InstallError> {
+    let recorder = recorder()?;
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|_| InstallError::Installed)?;
+    describe();
+    // Otherwise the first scrape would lack the descriptions.
+    handle.run_upkeep();
+    Ok(Exporter { handle, started })
 }
 
 impl Exporter {
@@ -43,7 +52,7 @@ impl Exporter {
     #[cfg(test)]
     pub(crate) fn local() -> Self {
         Self {
-            recorder: Recorder::default(),
+            handle: recorder().unwrap().handle(),
             started: SystemTime::now(),
         }
     }
@@ -51,11 +60,29 @@ impl Exporter {
     /// Returns all values in Prometheus' text format.
     pub(crate) fn render(&self) -> String {
         process::record(self.started);
-        let mut text = String::new();
-        self.recorder.render(&mut text);
+        let mut text = self.handle.render();
         process::write_cpu(&mut text);
         text
     }
+
+    /// Moves samples of histograms into their buckets.
+    ///
+    /// The recorder keeps each sample (16 bytes) until this or [`Exporter::render`], so it must be called
+    /// regularly: perhaps no server scrapes this process.
+    pub(crate) fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+}
+
+fn recorder() -> Result<metrics_exporter_prometheus::PrometheusRecorder, BuildError> {
+    let mut builder = PrometheusBuilder::new();
+    for metric in ALL {
+        if let InstrumentKind::Histogram(buckets) = metric.kind {
+            let name = Matcher::Full(metric.name.to_owned());
+            builder = builder.set_buckets_for_metric(name, &buckets())?;
+        }
+    }
+    Ok(builder.build_recorder())
 }
 
 /// Appends the lines that precede the series of `metric`.
@@ -70,10 +97,16 @@ pub(crate) fn write_head(text: &mut String, metric: &Instrument) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// Sets the series with known labels to 0: a missing series looks like a missing program.
-fn begin() {
+/// Describes all metrics, and sets those with known labels to 0: a missing series looks like a
+/// missing program.
+fn describe() {
     for metric in ALL {
         let name = metric.name;
+        match metric.kind {
+            InstrumentKind::Counter => metrics::describe_counter!(name, metric.help),
+            InstrumentKind::Gauge => metrics::describe_gauge!(name, metric.help),
+            InstrumentKind::Histogram(_) => metrics::describe_histogram!(name, metric.help),
+        }
         for labels in metric.known {
             match metric.kind {
                 InstrumentKind::Counter => metrics::counter!(name, *labels).increment(0),
@@ -148,13 +181,14 @@ mod tests {
 
     #[test]
     fn every_known_series_is_there_before_anything_happens() {
-        let recorder = Recorder::default();
+        let recorder = recorder().unwrap();
+        let handle = recorder.handle();
         metrics::with_local_recorder(&recorder, || {
-            begin();
+            describe();
             process::record(SystemTime::now());
         });
-        let mut text = String::new();
-        recorder.render(&mut text);
+        handle.run_upkeep();
+        let mut text = handle.render();
         process::write_cpu(&mut text);
         for series in [
             "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.001\"} 0",

@@ -10,7 +10,6 @@
 //! appends the queued records to the file. A process that starts replays the file through the same
 //! methods.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -115,15 +114,16 @@ impl Ledger {
         true
     }
 
-    /// Records each virtual server that is both desired and observed as owned.
+    /// Records each virtual server that is both desired and observed as owned, and begins the drains that
+    /// are not recorded.
     ///
-    /// All of them are recorded already, unless the file was lost. Without this, only those that need an Op
-    /// would be recorded again.
-    pub fn adopt(&mut self, desired: &Desired, observed: &Observed) {
+    /// All of them are recorded already, unless the file was lost.
+    pub fn adopt(&mut self, desired: &Desired, observed: &Observed, now: Duration) {
         let before = self.owned.len();
         for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
-            if let (Some(wanted), Some(_)) = (wanted, found) {
+            if let (Some(wanted), Some(found)) = (wanted, found) {
                 self.own(*key, &wanted.owner);
+                self.recognise_drains(wanted, found, now);
             }
         }
         // Only after the loss of the file: packing copies the whole map.
@@ -165,10 +165,8 @@ impl Ledger {
 
     /// Ends the retirement of a virtual server that is desired again, and the drains of its destinations
     /// that are desired again.
-    pub fn end_desired(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
-        let Some(wanted) = desired.virtual_servers.get(key) else {
-            return;
-        };
+    pub fn end_desired(&mut self, wanted: &VirtualServer) {
+        let key = &wanted.service.key;
         self.end_retirement(key);
         for destination in self.drains.of(key) {
             if wanted.has_destination(&destination) {
@@ -183,31 +181,6 @@ impl Ledger {
     /// restore the weight of a destination that is stale again.
     pub fn recognise_drains(
         &mut self,
-        key: &ipvs::ServiceKey,
-        desired: &Desired,
-        observed: &Observed,
-        now: Duration,
-    ) {
-        let wanted = desired.virtual_servers.get(key);
-        let found = observed.virtual_servers.get(key);
-        let (Some(wanted), Some(found)) = (wanted, found) else {
-            return;
-        };
-        self.recognise(key, wanted, found, now);
-    }
-
-    /// Does the same as [`Ledger::recognise_drains`] for all virtual servers.
-    pub fn recognise_all_drains(&mut self, desired: &Desired, observed: &Observed, now: Duration) {
-        for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
-            if let (Some(wanted), Some(found)) = (wanted, found) {
-                self.recognise(key, wanted, found, now);
-            }
-        }
-    }
-
-    fn recognise(
-        &mut self,
-        key: &ipvs::ServiceKey,
         wanted: &VirtualServer,
         found: &ObservedServer,
         now: Duration,
@@ -218,7 +191,8 @@ impl Ledger {
         }
         for destination in found.destinations.iter() {
             if destination.weight == 0 && !wanted.has_destination(&destination.key) {
-                self.drain(*key, destination.key, now, now + wanted.drain);
+                let deadline = now + wanted.drain;
+                self.drain(wanted.service.key, destination.key, now, deadline);
             }
         }
     }
@@ -289,9 +263,9 @@ impl Ledger {
         self.owned.pack();
     }
 
-    /// Returns the virtual servers whose connections are to be counted at `now`.
-    pub fn due(&self, now: Duration) -> BTreeSet<ipvs::ServiceKey> {
-        self.drains.due(now).chain(self.retired.due(now)).collect()
+    /// Returns the virtual servers whose connections are to be counted at `now`. One may appear twice.
+    pub fn due(&self, now: Duration) -> impl Iterator<Item = ipvs::ServiceKey> + '_ {
+        self.drains.due(now).chain(self.retired.due(now))
     }
 
     /// Returns when to try a flush again, or to count connections.

@@ -79,6 +79,27 @@ impl ObservedServer {
         self.destinations.iter().any(|it| it.weight > 0)
     }
 
+    /// Records that `op`, which changes this virtual server or a destination of it, took effect.
+    pub(crate) fn record(&mut self, op: &Op) {
+        match *op {
+            Op::SetService(service) => self.service = service,
+            Op::AddDestination(_, destination) | Op::SetDestination(_, destination) => {
+                let position = self.position(destination.key);
+                self.destinations.change(|destinations| match position {
+                    Ok(index) => destinations[index] = destination,
+                    Err(index) => destinations.insert(index, destination),
+                });
+            }
+            Op::DeleteDestination(_, destination) => {
+                if let Ok(index) = self.position(destination) {
+                    self.destinations
+                        .change(|destinations| destinations.remove(index));
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Returns the index of a destination; as an error, the index at which to insert it.
     pub(crate) fn position(&self, key: ipvs::DestinationKey) -> Result<usize, usize> {
         let order = |destination: &ipvs::Destination| destination.key;
@@ -237,30 +258,15 @@ impl Observed {
                 let server = ObservedServer::empty(service);
                 self.virtual_servers.insert(service.key, server);
             }
-            Op::SetService(service) => {
-                if let Some(server) = self.virtual_servers.get_mut(&service.key) {
-                    server.service = service;
-                }
-            }
             Op::DeleteService(key) => {
                 self.virtual_servers.remove(&key);
             }
-            Op::AddDestination(key, destination) | Op::SetDestination(key, destination) => {
+            Op::SetService(ipvs::Service { key, .. })
+            | Op::AddDestination(key, _)
+            | Op::SetDestination(key, _)
+            | Op::DeleteDestination(key, _) => {
                 if let Some(server) = self.virtual_servers.get_mut(&key) {
-                    let position = server.position(destination.key);
-                    server.destinations.change(|destinations| match position {
-                        Ok(index) => destinations[index] = destination,
-                        Err(index) => destinations.insert(index, destination),
-                    });
-                }
-            }
-            Op::DeleteDestination(key, destination) => {
-                if let Some(server) = self.virtual_servers.get_mut(&key)
-                    && let Ok(index) = server.position(destination)
-                {
-                    server
-                        .destinations
-                        .change(|destinations| destinations.remove(index));
+                    server.record(op);
                 }
             }
             Op::AddAddress(address, source) | Op::SetAddress(address, source) => {

@@ -160,6 +160,7 @@ async fn serve(mut config: ServeConfig, sources: Sources) {
         server(healthz, Site::Health),
         server(metrics, Site::Metrics),
         health_ports::run(&health_ports, &view),
+        view.maintain(),
     );
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::dataplane::{Dataplane, Failure};
 use crate::filter::{Filter, FilterConfig};
-use crate::ledger::{self, Ledger, LedgerFile};
+use crate::ledger::{self, Ledger, LedgerFile, Territory};
 use crate::model::Cidr;
 use crate::observed::Observed;
 use crate::op::Op;
@@ -24,6 +24,7 @@ use crate::retry::Retries;
 use crate::store::{Event, Snapshot, Touched};
 
 mod applied;
+mod compare;
 mod flows;
 mod health;
 mod kernel;
@@ -77,6 +78,16 @@ struct Input {
     other_problems: BTreeMap<&'static str, Vec<Problem>>,
     /// Whether to drop `spec.externalIPs` of received Services.
     ignores_external_ips: bool,
+}
+
+impl Input {
+    /// Returns the address ranges that decide about ownership.
+    fn territory(&self, excluded: &[Cidr]) -> Territory {
+        Territory {
+            ours: self.snapshot.service_ranges().collect(),
+            excluded: excluded.to_vec(),
+        }
+    }
 }
 
 /// The changes that a round would make.
@@ -176,14 +187,17 @@ impl<D: Dataplane> Proxier<D> {
         Ok(self.is_complete())
     }
 
-    /// Returns whether the kernel has anything of ours: packet rules, service addresses, or owned
+    /// Returns whether the kernel serves with anything of ours: packet rules, service addresses, or owned
     /// virtual servers.
     fn finds_own_state(&mut self) -> Result<bool, Failure> {
+        if !self.dataplane.serves_alone() {
+            return Ok(false);
+        }
         if self.dataplane.rules_generation()?.is_some() || self.dataplane.addresses()?.have_ours() {
             return Ok(true);
         }
         // Last, because it costs three system calls per virtual server.
-        let territory = self.territory();
+        let territory = self.input.territory(&self.excluded);
         let owned = self.ledger.owned();
         let mut has_owned = false;
         self.dataplane.virtual_servers(&mut |found| {
@@ -308,7 +322,7 @@ impl<D: Dataplane> Proxier<D> {
     pub fn preview(&mut self, now: Duration) -> Result<Preview, Error> {
         self.read_back(now)?;
         Ok(Preview {
-            ops: self.compare(Extent::All).iter().collect(),
+            ops: self.compare(Extent::All, now).iter().collect(),
             changes_rules: self.filter().is_some_and(|filter| !filter.is_in_step()),
         })
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::observed::Observed;
+use crate::observed::ObservedServer;
 use crate::op::Op;
 
 /// The longest time after its removal in which an endpoint may have strays: the time of its slowest
@@ -52,15 +52,14 @@ struct Returned {
 }
 
 impl Strays {
-    /// Records an Op that took effect at `now`; `known` is the kernel's state before it.
-    pub(crate) fn record(&mut self, op: &Op, known: &Observed, now: Duration) {
+    /// Records an Op that took effect at `now`; its virtual server was `known` before.
+    pub(crate) fn record(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
         match *op {
             Op::DeleteDestination(key, endpoint) if may_be_udp(&key) => {
                 self.remove_endpoint((endpoint.address, endpoint.port).into(), now);
             }
             Op::DeleteService(key) if may_be_udp(&key) => {
-                let server = known.virtual_servers.get(&key);
-                let endpoints = server.iter().flat_map(|server| &*server.destinations);
+                let endpoints = known.into_iter().flat_map(|server| &*server.destinations);
                 for endpoint in endpoints {
                     self.remove_endpoint((endpoint.key.address, endpoint.key.port).into(), now);
                 }
@@ -165,19 +164,19 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn record(strays: &mut Strays, op: &Op, now: Duration) {
-        strays.record(op, &Observed::default(), now);
+        strays.record(op, None, now);
     }
 
     #[test]
     fn deleting_a_virtual_server_removes_all_its_endpoints() {
         let udp = key(ipvs::Protocol::Udp);
-        let mut known = Observed::default();
         let service = ipvs::Service::new(udp, "rr".parse().unwrap());
-        for op in [Op::AddService(service), add(udp, 1), add(udp, 2)] {
+        let mut known = ObservedServer::empty(service);
+        for op in [add(udp, 1), add(udp, 2)] {
             known.record(&op);
         }
         let mut strays = Strays::default();
-        strays.record(&Op::DeleteService(udp), &known, SECOND);
+        strays.record(&Op::DeleteService(udp), Some(&known), SECOND);
         record(&mut strays, &add(udp, 2), 2 * SECOND);
         assert_eq!(strays.due(2 * SECOND), BTreeSet::from([endpoint(2)]));
     }

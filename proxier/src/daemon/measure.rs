@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use metrics::{counter, gauge, histogram};
+use metrics::{counter, gauge};
 
 use crate::dataplane::Dataplane;
 use crate::instruments::{FAMILIES, family_name};
@@ -13,6 +13,10 @@ use crate::plan::{Availability, Scope, VirtualServer};
 use crate::problem::Problem;
 use crate::store::{Event, Update};
 use crate::sync::{Applied, Extent, Proxier};
+
+mod series;
+
+use series::{EventSeries, RoundSeries};
 
 /// The maximum number of changes that wait for a round and are measured. It bounds memory while rounds fail.
 const MAX_TRIGGERS: usize = 10_000;
@@ -30,6 +34,8 @@ pub(super) struct Meter {
     /// The number of Problems by kind of object. A kind stays when its last Problem is solved, so that its
     /// gauge becomes 0.
     problem_kinds: BTreeMap<String, usize>,
+    of_events: EventSeries,
+    of_rounds: RoundSeries,
 }
 
 impl Default for Meter {
@@ -40,6 +46,8 @@ impl Default for Meter {
             service_changes: 0,
             slice_changes: 0,
             problem_kinds: BTreeMap::new(),
+            of_events: EventSeries::default(),
+            of_rounds: RoundSeries::default(),
         }
     }
 }
@@ -47,20 +55,19 @@ impl Default for Meter {
 impl Meter {
     /// Records an event.
     pub(super) fn event(&mut self, event: &Event) {
+        let series = &self.of_events;
         match event {
             Event::Services(update) => {
                 let changes = size(update);
                 self.service_changes += changes;
-                counter!("kubeproxy_sync_proxy_rules_service_changes_total").increment(changes);
-                gauge!("kubeproxy_sync_proxy_rules_service_changes_pending")
-                    .set(self.service_changes as f64);
+                series.services.total.increment(changes);
+                series.services.pending.set(self.service_changes as f64);
             }
             Event::EndpointSlices(update) => {
                 let changes = size(update);
                 self.slice_changes += changes;
-                counter!("kubeproxy_sync_proxy_rules_endpoint_changes_total").increment(changes);
-                gauge!("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
-                    .set(self.slice_changes as f64);
+                series.slices.total.increment(changes);
+                series.slices.pending.set(self.slice_changes as f64);
                 // Only single changes: a relist also has objects that earlier rounds programmed.
                 // The first endpoint tells the family, because a slice has only one.
                 if let Update::Apply(parsed) = update
@@ -75,10 +82,9 @@ impl Meter {
             Event::Node(_) | Event::ServiceCidrs(_) | Event::Nodes(_) => {}
         }
         let now = since_epoch(SystemTime::now());
-        by_family(|family| {
-            gauge!("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "ip_family" => family)
-                .set(now);
-        });
+        for last_queued in series.last_queued.both() {
+            last_queued.set(now);
+        }
     }
 
     /// Records a round that did not fail as a whole.
@@ -91,31 +97,35 @@ impl Meter {
     ) {
         let wall = SystemTime::now();
         let has_failed = applied.failures().next().is_some();
-        count_round(extent, has_failed);
-        by_family(|family| {
-            histogram!("kubeproxy_sync_proxy_rules_duration_seconds", "ip_family" => family)
-                .record(took.as_secs_f64());
-            gauge!("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "ip_family" => family)
-                .set(since_epoch(wall));
-        });
+        self.count_round(extent, has_failed);
+        let series = &mut self.of_rounds;
+        for duration in series.duration.both() {
+            duration.record(took.as_secs_f64());
+        }
+        for last in series.last.both() {
+            last.set(since_epoch(wall));
+        }
         for (family, changed) in self.triggers.drain(..) {
             // Another machine's clock set `changed`. If it is ahead of ours, the latency counts as
             // 0.
             let latency = wall.duration_since(changed).unwrap_or_default();
-            let family = family_name(family);
-            histogram!("kubeproxy_network_programming_duration_seconds", "ip_family" => family)
-                .record(latency.as_secs_f64());
+            series.latency.of(family).record(latency.as_secs_f64());
         }
         (self.service_changes, self.slice_changes) = (0, 0);
-        gauge!("kubeproxy_sync_proxy_rules_service_changes_pending").set(0.0);
-        gauge!("kubeproxy_sync_proxy_rules_endpoint_changes_pending").set(0.0);
-        count_ops(applied);
+        self.of_events.services.pending.set(0.0);
+        self.of_events.slices.pending.set(0.0);
+        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+            let values = [kind(&op), result(outcome.is_ok())];
+            series.ops.with(values).increment(1);
+        }
         count_failures(applied);
         let desired = proxier.desired();
-        gauge!("ipvs_proxier_virtual_servers").set(desired.virtual_servers.len() as f64);
-        gauge!("ipvs_proxier_service_addresses").set(desired.addresses.len() as f64);
+        let servers = desired.virtual_servers.len();
+        series.virtual_servers.set(servers as f64);
+        let addresses = desired.addresses.len();
+        series.service_addresses.set(addresses as f64);
         let draining = proxier.ledger().drains().iter().count();
-        gauge!("ipvs_proxier_draining_destinations").set(draining as f64);
+        series.draining.set(draining as f64);
         if extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
             count_plan(desired.virtual_servers.values());
@@ -124,9 +134,18 @@ impl Meter {
     }
 
     /// Records a round that failed as a whole.
-    pub(super) fn failed_round(&self, extent: Extent) {
-        count_round(extent, true);
+    pub(super) fn failed_round(&mut self, extent: Extent) {
+        self.count_round(extent, true);
         counter!("ipvs_proxier_failures_total", "part" => "read").increment(1);
+    }
+
+    fn count_round(&mut self, extent: Extent, has_failed: bool) {
+        let extent = match extent {
+            Extent::All => "all",
+            Extent::Pending => "pending",
+        };
+        let values = [extent, result(!has_failed)];
+        self.of_rounds.rounds.with(values).increment(1);
     }
 
     /// Records the number of Problems of each kind of object.
@@ -190,37 +209,14 @@ fn size<T>(update: &Update<T>) -> u64 {
     }
 }
 
-/// Records a value for both families, because a round programs both.
-fn by_family(record: impl Fn(&'static str)) {
-    FAMILIES.map(family_name).into_iter().for_each(record);
-}
-
 fn since_epoch(time: SystemTime) -> f64 {
     let time = time.duration_since(SystemTime::UNIX_EPOCH);
     time.unwrap_or_default().as_secs_f64()
 }
 
-fn count_round(extent: Extent, has_failed: bool) {
-    let extent = match extent {
-        Extent::All => "all",
-        Extent::Pending => "pending",
-    };
-    let result = if has_failed { "failure" } else { "success" };
-    counter!("ipvs_proxier_rounds_total", "extent" => extent, "result" => result).increment(1);
-}
-
-fn count_ops(applied: &Applied) {
-    let mut counts: BTreeMap<(&str, bool), u64> = BTreeMap::new();
-    for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
-        *counts.entry((kind(&op), outcome.is_ok())).or_default() += 1;
-    }
-    for ((op, is_ok), count) in counts {
-        let result = if is_ok { "success" } else { "failure" };
-        counter!("ipvs_proxier_ops_total", "op" => op, "result" => result).increment(count);
-        if !is_ok {
-            counter!("ipvs_proxier_failures_total", "part" => "ops").increment(count);
-        }
-    }
+/// Returns the value of label `result`.
+fn result(is_ok: bool) -> &'static str {
+    if is_ok { "success" } else { "failure" }
 }
 
 fn kind(op: &Op) -> &'static str {
@@ -242,15 +238,20 @@ fn kind(op: &Op) -> &'static str {
 
 fn count_failures(applied: &Applied) {
     let fail = |part| counter!("ipvs_proxier_failures_total", "part" => part).increment(1);
+    let refused = applied.outcomes.iter().filter(|outcome| outcome.is_err());
+    match refused.count() as u64 {
+        0 => {}
+        count => counter!("ipvs_proxier_failures_total", "part" => "ops").increment(count),
+    }
     if let Some(Err(_)) = &applied.rules {
         fail("rules");
-        by_family(|family| {
+        for family in FAMILIES.map(family_name) {
             counter!(
                 "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
                 "ip_family" => family
             )
             .increment(1);
-        });
+        }
     }
     match &applied.flows {
         Some(Ok(swept)) => {

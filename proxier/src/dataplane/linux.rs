@@ -1,6 +1,7 @@
 //! The Linux kernel, through netlink sockets: IPVS, rtnetlink, nf_tables and conntrack.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -147,6 +148,11 @@ impl AddressTable {
     /// Reads the machine's own addresses.
     pub(super) fn read_machine(&mut self) -> Result<Machine, Failure> {
         self.0.read_machine()
+    }
+
+    /// Reads our routes, each with its preferred source.
+    pub(super) fn read_routes(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+        Ok(self.0.read()?.addresses)
     }
 
     /// Applies an Op that concerns an address. Needs `CAP_NET_ADMIN`.

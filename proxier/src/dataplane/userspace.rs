@@ -8,7 +8,7 @@
 //!
 //! A virtual server with an address is an [`EndpointPool`] and a listening frontend. One with a firewall mark
 //! is a pool only: it serves the clients inside the cluster at the frontends whose admission names the mark.
-//! Nothing outlives the process, so each start creates everything again.
+//! Only the routes that make addresses local outlive the process. Each start creates everything else again.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -323,10 +323,20 @@ impl Dataplane for Userspace {
     }
 
     fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
+        let mut addresses = self.state.addresses.clone();
+        if self.is_privileged {
+            // Other programs can delete our routes, and an earlier process may have left some.
+            addresses.retain(|address, _| address.is_loopback());
+            addresses.extend(self.machine.read_routes()?);
+        }
         Ok(LocalAddresses {
-            addresses: self.state.addresses.clone(),
+            addresses,
             ..LocalAddresses::default()
         })
+    }
+
+    fn serves_alone(&self) -> bool {
+        false
     }
 
     fn admit(&mut self, desired: &Desired, changed: &Changed) {

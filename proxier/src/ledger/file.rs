@@ -21,6 +21,9 @@ const SLACK: usize = 1_000;
 /// The number of records that are encoded at a time, so that the buffer stays small.
 const RECORDS_AT_A_TIME: usize = 1_000;
 
+/// The length of a typical record. Only the first size of the buffer depends on it.
+const RECORD_LENGTH: usize = 160;
+
 /// The file that stores a [`super::Ledger`].
 #[derive(Debug)]
 pub struct LedgerFile {
@@ -161,7 +164,8 @@ impl LedgerFile {
     }
 
     fn try_append(&mut self, records: &[Record]) -> io::Result<()> {
-        let mut text = Vec::new();
+        let most = records.len().min(RECORDS_AT_A_TIME);
+        let mut text = Vec::with_capacity(most * RECORD_LENGTH);
         for records in records.chunks(RECORDS_AT_A_TIME) {
             text.clear();
             encode(records, &mut text)?;

@@ -38,7 +38,7 @@ impl Owned {
     }
 
     /// Returns whether a virtual server is owned and serves `owner`.
-    pub(super) fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+    pub(crate) fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
         let Some(name) = self.name(key) else {
             return false;
         };

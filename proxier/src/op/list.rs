@@ -64,9 +64,12 @@ impl Ops {
         self.groups.iter().flat_map(OpGroup::ops)
     }
 
-    /// Returns the virtual servers that the Ops change, in order. A virtual server may appear several times.
-    pub(crate) fn service_keys(&self) -> impl Iterator<Item = ipvs::ServiceKey> + '_ {
-        self.groups.iter().filter_map(OpGroup::service_key)
+    /// Returns the virtual servers that the Ops create, in order.
+    pub(crate) fn created(&self) -> impl Iterator<Item = ipvs::ServiceKey> + '_ {
+        self.groups.iter().filter_map(|group| match group {
+            OpGroup::One(Op::AddService(service)) => Some(service.key),
+            _ => None,
+        })
     }
 
     /// Removes the Ops for which `keep` is false. Of the destinations of a new virtual server, it gets the

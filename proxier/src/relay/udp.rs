@@ -252,7 +252,7 @@ impl UdpFlows {
                 .register(&mut socket, (self.token)(key), Interest::READABLE)
                 .ok()?;
             entry.insert(Socket::UdpFlow(UdpFlow {
-                socket: DatagramSocket::new(socket, endpoint),
+                socket: DatagramSocket::connected(socket, endpoint),
                 lease,
                 permit,
                 from,

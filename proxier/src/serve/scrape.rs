@@ -96,6 +96,11 @@ impl Scraper {
         body
     }
 
+    /// See [`Exporter::upkeep`].
+    pub(super) fn upkeep(&self) {
+        self.exporter.upkeep();
+    }
+
     /// Reads the counters of virtual servers, or returns why they are missing; `None` if they are switched
     /// off.
     fn traffic(&self, reader: &mut Option<CounterReader>) -> Result<Option<Traffic>, String> {

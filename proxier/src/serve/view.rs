@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::request::Parts;
 
@@ -15,6 +15,9 @@ use crate::health::{ApiView, Facts, HealthVerdict, Limits};
 use crate::model::Family;
 use crate::plan::HealthCheck;
 use crate::watch;
+
+/// How often samples of histograms move into their buckets.
+const UPKEEP_PAUSE: Duration = Duration::from_secs(5);
 
 /// The facts about the process that `/statusz` and `/configz` show.
 #[derive(Clone, Debug)]
@@ -83,6 +86,14 @@ impl Viewer {
             // Reading the kernel blocks, and must not delay the answers to probes.
             let page = tokio::task::spawn_blocking(move || scraper.page(watch.as_ref()));
             page.await.map_or(answer, answer::metrics_page)
+        }
+    }
+
+    /// Makes room for new samples of histograms, for ever.
+    pub(super) async fn maintain(&self) {
+        loop {
+            tokio::time::sleep(UPKEEP_PAUSE).await;
+            self.scraper.upkeep();
         }
     }
 

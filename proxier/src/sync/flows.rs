@@ -7,7 +7,7 @@ use ipvs_netlink as ipvs;
 
 use crate::conntrack::{Stale, Strays, Swept};
 use crate::dataplane::{Dataplane, Failure};
-use crate::observed::Observed;
+use crate::observed::ObservedServer;
 use crate::op::Op;
 use crate::plan::Desired;
 use crate::timer::Timer;
@@ -39,9 +39,9 @@ impl Default for Flows {
 }
 
 impl Flows {
-    /// Notes the flows that `op` makes stale. It took effect at `now`; `observed` is the state before.
-    pub(super) fn note(&mut self, op: &Op, observed: &Observed, now: Duration) {
-        self.strays.record(op, observed, now);
+    /// Notes the flows that `op` makes stale. It took effect at `now`; its virtual server was `known` before.
+    pub(super) fn note(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
+        self.strays.record(op, known, now);
         if let Some(key) = op.service_key().filter(|_| Stale::may_result_from(op)) {
             self.unswept.insert(key, *op);
         }

@@ -121,15 +121,6 @@ impl KernelState {
         self.glances = 0;
         Ok(())
     }
-
-    /// Shares the memory of a virtual server's destinations with the plan if they are equal.
-    pub(super) fn share(&mut self, key: &ipvs_netlink::ServiceKey, desired: &Desired) {
-        let wanted = desired.virtual_servers.get(key);
-        let observed = self.observed.virtual_servers.get_mut(key);
-        if let (Some(wanted), Some(observed)) = (wanted, observed) {
-            observed.destinations.share(&wanted.destinations);
-        }
-    }
 }
 
 /// Returns `n` if every nth resync looks at the whole table: 1 up to [`LOOKS_PER_RESYNC`].

@@ -19,27 +19,18 @@ use crate::plan::{self, Changed};
 use crate::store::Touched;
 
 impl<D: Dataplane> Proxier<D> {
-    /// Retires the stale virtual servers among `keys` whose Service exists, and guards their frontends.
+    /// Retires the virtual servers among `stale` whose Service exists, and guards their frontends.
     ///
     /// Ends the retirement of a virtual server whose Service was deleted.
-    pub(super) fn retire(&mut self, keys: Vec<ipvs::ServiceKey>, now: Duration) {
-        let desired = &self.planner.desired().virtual_servers;
-        let observed = &self.kernel.observed.virtual_servers;
-        let is_stale = |key: &ipvs::ServiceKey| !desired.contains_key(key);
-        let stale: Vec<_> = keys.into_iter().filter(is_stale).collect();
-        if stale.is_empty() {
-            return;
-        }
-        let (found, gone): (Vec<_>, Vec<_>) = stale
-            .into_iter()
-            .partition(|key| observed.contains_key(key));
-        let territory = self.territory();
-        for key in found {
-            let drain = match territory.is_ours(&key, self.ledger.owned()) {
+    pub(super) fn retire(&mut self, stale: &[ipvs::ServiceKey], now: Duration) {
+        let territory = self.input.territory(&self.excluded);
+        for &key in stale {
+            let is_found = self.kernel.observed.virtual_servers.contains_key(&key);
+            let drain = match is_found && territory.is_ours(&key, self.ledger.owned()) {
                 true => self.drain_time(&key),
                 false => Duration::ZERO,
             };
-            // The Ops of this round delete it, if it is ours.
+            // Another program deleted it, and its connections with it, or the Ops of this round do.
             if drain.is_zero() {
                 self.ledger.end_retirement(&key);
                 continue;
@@ -49,13 +40,9 @@ impl<D: Dataplane> Proxier<D> {
                 rules.filter.retire(frontend);
             }
         }
-        // Another program deleted the virtual server, and its connections with it.
-        for key in &gone {
-            self.ledger.end_retirement(key);
-        }
     }
 
-    /// Returns every virtual server that is, or may become, retired.
+    /// Returns every stale virtual server, observed or retired.
     pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
         let desired = &self.planner.desired().virtual_servers;
         let all = joined(desired, &self.kernel.observed.virtual_servers);
@@ -140,11 +127,11 @@ impl<D: Dataplane> Proxier<D> {
     pub(super) fn release_orphans(&mut self) {
         let snapshot = &self.input.snapshot;
         let retired = self.ledger.retired();
-        let may_have_deleted = match &self.input.touched {
+        let may_have_deleted = || match &self.input.touched {
             Touched::All => true,
             Touched::Some(names) => names.iter().any(|name| !snapshot.has_service(name)),
         };
-        if retired.is_empty() || !may_have_deleted {
+        if retired.is_empty() || !may_have_deleted() {
             return;
         }
         let owned = self.ledger.owned();

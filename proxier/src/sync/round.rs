@@ -20,13 +20,10 @@ use super::kernel::address_drift;
 use super::node::node_port_addresses;
 use super::{Applied, Error, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
-use crate::diff::{DeletionRules, diff, diff_address, diff_carrier, diff_server, sort};
 use crate::frontend::Frontend;
-use crate::ledger::Territory;
-use crate::model::ObjectName;
 use crate::op::{AddressForm, Op, Ops};
 use crate::plan::Changed;
-use crate::store::{Snapshot, Touched};
+use crate::store::Touched;
 
 /// How much a round compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +44,7 @@ impl<D: Dataplane> Proxier<D> {
             Extent::Pending => self.read_due(now)?,
         };
         tracing::trace!("round: planned and read");
-        let mut ops = self.compare(extent);
+        let mut ops = self.compare(extent, now);
         tracing::trace!(ops = ops.len(), "round: compared");
         self.own(&ops, now);
         tracing::trace!("round: owned");
@@ -107,12 +104,13 @@ impl<D: Dataplane> Proxier<D> {
         let desired = self.planner.desired();
         let observed = &self.kernel.observed.virtual_servers;
         for key in &changed.virtual_servers {
-            self.ledger.end_desired(key, desired);
+            let Some(wanted) = desired.virtual_servers.get(key) else {
+                continue;
+            };
+            self.ledger.end_desired(wanted);
             // A frontend may pass from one Service to another without an Op. The ledger must name its present
             // Service, because the deletion of that Service deletes the virtual server at once.
-            if let Some(wanted) = desired.virtual_servers.get(key)
-                && observed.contains_key(key)
-            {
+            if !self.ledger.owned().is_for(key, &wanted.owner) && observed.contains_key(key) {
                 self.ledger.own(*key, &wanted.owner);
             }
         }
@@ -142,13 +140,13 @@ impl<D: Dataplane> Proxier<D> {
         let draining = self.ledger.drains().virtual_servers().copied();
         let draining: Vec<_> = draining.chain(retired).collect();
         for key in &draining {
-            self.ledger.end_desired(key, desired);
+            if let Some(wanted) = desired.virtual_servers.get(key) {
+                self.ledger.end_desired(wanted);
+            }
         }
-        let observed = &self.kernel.observed;
-        self.ledger.adopt(desired, observed);
-        self.ledger.recognise_all_drains(desired, observed, now);
+        self.ledger.adopt(desired, &self.kernel.observed, now);
         // Before the check of the rules, because the guards of retired frontends are rules.
-        self.retire(self.retirable(), now);
+        self.retire(&self.retirable(), now);
         ours.extend(&self.keep_addresses());
         if let Some(rules) = &mut self.rules {
             rules.check(&mut self.dataplane, &self.ledger)?;
@@ -181,7 +179,9 @@ impl<D: Dataplane> Proxier<D> {
         // The retry timers are cleared already, so after a failed read no timer names the remaining keys.
         // Then the next round reads everything.
         self.kernel.is_known = false;
-        for key in &self.ledger.due(now) | &retries.virtual_servers {
+        let mut due = retries.virtual_servers;
+        due.extend(self.ledger.due(now));
+        for key in due {
             let found = self.dataplane.virtual_server(&key)?;
             self.ledger.count(&key, found.as_ref(), now);
             self.count_retired(&key, found.as_ref(), now)?;
@@ -194,17 +194,7 @@ impl<D: Dataplane> Proxier<D> {
         }
         self.kernel.is_known = true;
         self.kernel.pending.addresses.extend(retries.addresses);
-        let drifted = self.read_addresses()?;
-        let desired = self.planner.desired();
-        let observed = &self.kernel.observed;
-        for key in &self.kernel.pending.virtual_servers {
-            self.ledger.recognise_drains(key, desired, observed, now);
-        }
-        let pending = &self.kernel.pending.virtual_servers;
-        self.retire(pending.iter().copied().collect(), now);
-        let kept = self.keep_addresses();
-        self.kernel.pending.extend(&kept);
-        Ok(drifted)
+        self.read_addresses()
     }
 
     /// Reads the service addresses if another program may have changed any. Returns the drift.
@@ -232,46 +222,12 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
-    pub(super) fn compare(&mut self, extent: Extent) -> Ops {
-        // Taken for `All` too, because its comparison includes them.
-        let pending = std::mem::take(&mut self.kernel.pending);
-        let territory = self.territory();
-        let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
-        let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
-        let rules = DeletionRules {
-            is_ours: &is_ours,
-            drains: self.ledger.drains(),
-            retired: self.ledger.retired(),
-        };
-        let mut ops = Ops::default();
-        match extent {
-            Extent::All => ops = diff(desired, observed, &rules),
-            Extent::Pending => {
-                for &key in &pending.virtual_servers {
-                    diff_server(key, desired, observed, &rules, &mut ops);
-                }
-                for &address in &pending.addresses {
-                    diff_address(address, desired, observed, &mut ops);
-                }
-                diff_carrier(desired, observed, &mut ops);
-            }
-        }
-        if ops.len() > 1 {
-            sort(&mut ops, &first_addresses(&self.input.snapshot));
-        }
-        ops
-    }
-
-    /// Records the desired virtual servers that `ops` create or change as owned.
+    /// Records the virtual servers that `ops` create as owned. The desired ones that exist are recorded
+    /// already ([`crate::ledger::Ledger::adopt`]).
     fn own(&mut self, ops: &Ops, now: Duration) {
         let desired = self.planner.desired();
-        let (mut last, mut count) = (None, 0);
-        for key in ops.service_keys() {
-            // The Ops of a virtual server follow each other.
-            if last.replace(key) == Some(key) {
-                continue;
-            }
+        let mut count = 0;
+        for key in ops.created() {
             if let Some(wanted) = desired.virtual_servers.get(&key) {
                 count += usize::from(self.ledger.own(key, &wanted.owner));
             }
@@ -291,11 +247,11 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// If the kernel refuses them, removes the Ops that create frontends that need rules.
     fn tighten_rules(&mut self, ops: &mut Ops, now: Duration) -> Option<Result<(), Failure>> {
-        let territory = self.territory();
         let rules = self.rules.as_mut()?;
-        let desired = self.planner.desired();
         // The removal of a frontend changes the rules. So if none changed, no frontend needs a guard.
         if !rules.filter.is_in_step() {
+            let territory = self.input.territory(&self.excluded);
+            let desired = self.planner.desired();
             let servers = self.kernel.observed.virtual_servers.keys();
             let stale = servers.filter(|key| !desired.virtual_servers.contains_key(key));
             let stale = stale.filter(|key| territory.is_ours(key, self.ledger.owned()));
@@ -376,30 +332,56 @@ impl<D: Dataplane> Proxier<D> {
         let mut outcomes = outcomes.iter();
         // The Ops of a virtual server follow each other. Those of addresses have no key.
         for run in ops.chunk_by(|one, next| one.service_key() == next.service_key()) {
+            let mut effective = Vec::with_capacity(run.len());
             for (op, outcome) in run.iter().zip(&mut outcomes) {
                 match outcome {
-                    Ok(()) => self.learn_success(op, now),
+                    Ok(()) => effective.push(op),
                     Err(failure) => self.learn_failure(op, failure, now),
                 }
             }
-            if let Some(key) = run.first().and_then(Op::service_key) {
-                self.kernel.share(&key, self.planner.desired());
+            match run.first().and_then(Op::service_key) {
+                Some(key) => self.learn_server(key, &effective, now),
+                None => effective.iter().for_each(|op| self.learn_address(op, now)),
             }
         }
     }
 
-    fn learn_success(&mut self, op: &Op, now: Duration) {
-        match *op {
-            Op::SetDestination(key, destination) => {
-                let wanted = self.planner.desired().virtual_servers.get(&key);
-                let stale = wanted.filter(|wanted| !wanted.has_destination(&destination.key));
-                if let Some(server) = stale {
-                    let deadline = now + server.drain;
-                    self.ledger.drain(key, destination.key, now, deadline);
+    /// Records `ops`, which changed the virtual server `key`.
+    fn learn_server(&mut self, key: ipvs::ServiceKey, ops: &[&Op], now: Duration) {
+        let wanted = self.planner.desired().virtual_servers.get(&key);
+        let mut found = self.kernel.observed.virtual_servers.get_mut(&key);
+        for &op in ops {
+            self.flows.note(op, found.as_deref(), now);
+            match *op {
+                Op::SetDestination(_, destination) => {
+                    if let Some(wanted) = wanted
+                        && !wanted.has_destination(&destination.key)
+                    {
+                        let deadline = now + wanted.drain;
+                        self.ledger.drain(key, destination.key, now, deadline);
+                    }
                 }
+                Op::DeleteDestination(_, destination) => self.ledger.end(&key, &destination),
+                Op::DeleteService(_) => self.ledger.disown(&key),
+                _ => {}
             }
-            Op::DeleteDestination(key, destination) => self.ledger.end(&key, &destination),
-            Op::DeleteService(key) => self.ledger.disown(&key),
+            match (op, &mut found) {
+                (Op::AddService(_) | Op::DeleteService(_), _) => {
+                    self.kernel.observed.record(op);
+                    found = self.kernel.observed.virtual_servers.get_mut(&key);
+                }
+                (_, Some(found)) => found.record(op),
+                (_, None) => {}
+            }
+        }
+        if let (Some(wanted), Some(found)) = (wanted, found) {
+            found.destinations.share(&wanted.destinations);
+        }
+    }
+
+    /// Records `op`, which changed an address or the carrier.
+    fn learn_address(&mut self, op: &Op, now: Duration) {
+        match *op {
             Op::AddAddress(address, _) => self.succeed_leftovers(address, now),
             Op::DeleteLeftover(_, AddressForm::Address) => {
                 // The routes on `lo` move to the carrier only after its last address is deleted, because the
@@ -409,7 +391,6 @@ impl<D: Dataplane> Proxier<D> {
             }
             _ => {}
         }
-        self.flows.note(op, &self.kernel.observed, now);
         self.kernel.observed.record(op);
     }
 
@@ -454,24 +435,4 @@ impl<D: Dataplane> Proxier<D> {
             Extent::Pending => Ok(()),
         }
     }
-
-    /// Returns the address ranges that decide about ownership.
-    pub(super) fn territory(&self) -> Territory {
-        Territory {
-            ours: self.input.snapshot.service_ranges().collect(),
-            excluded: self.excluded.clone(),
-        }
-    }
-}
-
-/// Returns the addresses that are programmed before all others.
-///
-/// These are the cluster IPs of the API server, through which processes of this node, perhaps this one
-/// too, reach it.
-pub(super) fn first_addresses(snapshot: &Snapshot) -> BTreeSet<IpAddr> {
-    let api_server = ObjectName::new("default", "kubernetes");
-    let service = snapshot.service(&api_server).into_iter();
-    service
-        .flat_map(|service| service.cluster_ips.iter().copied())
-        .collect()
 }

@@ -181,6 +181,7 @@ impl Node {
             assert_eq!(*wanted.destinations, *found.destinations, "{key}");
             assert_eq!(wanted.service, found.service);
         }
+        self.assert_owned();
         self.assert_rules();
     }
 
@@ -217,7 +218,16 @@ impl Node {
             });
             assert!(wanted.destinations.iter().eq(serving), "{key}");
         }
+        self.assert_owned();
         self.assert_rules();
+    }
+
+    /// Asserts that the ledger names the Service port of every desired virtual server.
+    fn assert_owned(&self) {
+        let owned = self.proxier.ledger().owned();
+        for (key, wanted) in &self.proxier.desired().virtual_servers {
+            assert_eq!(owned.name(key), Some(&*wanted.owner.to_string()), "{key}");
+        }
     }
 
     /// Opens TCP connections to the destination that accepts them at `index`, modulo their number.
