@@ -22,7 +22,8 @@ const MAX_SHARE: u128 = 1_000;
 /// netlink.
 const CYCLE: Duration = Duration::from_secs(100 * 60);
 
-/// The number of measurements, of which the shortest counts.
+/// The number of measurements, of which the shortest counts: other programs of the host only add
+/// time.
 const TIMES: usize = 2;
 
 /// Durations, each the shortest of several.

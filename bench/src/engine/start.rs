@@ -52,6 +52,8 @@ pub(crate) struct Start {
 ///
 /// The measurement runs in the network namespace of the calling thread.
 pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
+    // Accepts nothing: the kernel completes the handshake, and no more is needed to see that a
+    // client can connect.
     let _server = TcpListener::bind(SocketAddr::from((NODE_ADDRESS, API_PORT)))?;
     let mut interner = Interner::default();
     let mut events = cluster.events(&mut interner)?;

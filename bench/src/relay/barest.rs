@@ -222,6 +222,8 @@ impl Barest {
 fn shared(kind: SocketType, address: Ipv4Addr, port: u16) -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::INET, kind, flags, None)?;
+    // The kernel spreads connections and datagrams over the sockets, so workers share no state and
+    // no lock.
     sockopt::set_socket_reuseport(&socket, true)?;
     rustix::net::bind(&socket, &SocketAddrV4::new(address, port))?;
     Ok(socket)

@@ -163,6 +163,7 @@ impl Endpoints {
 fn echo(stream: &mut TcpStream, buffer: &mut [u8]) -> bool {
     match stream.read(buffer) {
         Ok(0) => false,
+        // Always fits into the send buffer: a client waits for this answer before its next request.
         Ok(length) => stream.write_all(&buffer[..length]).is_ok(),
         Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
