@@ -30,6 +30,7 @@ use subject::{KubeProxy, Subject};
 mod api;
 mod clients;
 mod kernel;
+mod limit;
 mod machine;
 pub(crate) mod objects;
 mod outcome;

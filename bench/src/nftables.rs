@@ -138,6 +138,7 @@ impl Flags {
         client.apply(&rules.take_commands())?;
         let element = start.elapsed();
 
+        // A read that finds a difference would also write, and its time would not be comparable.
         let generation = client.generation();
         let start = Instant::now();
         client.restore(rules.table())?;

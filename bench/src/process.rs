@@ -39,6 +39,7 @@ impl Memory {
     /// Makes the present resident memory of a process its peak.
     pub(crate) fn reset_peak(process: u32) -> anyhow::Result<()> {
         let path = format!("/proc/{process}/clear_refs");
+        // 5 resets the peak and leaves the pages alone (proc(5)).
         std::fs::write(&path, "5").with_context(|| format!("writing {path}"))
     }
 }
@@ -65,6 +66,7 @@ impl Cpu {
     fn parse(stat: &str) -> Option<Self> {
         /// User-Mode Linux and all common kernels count in units of 10 ms.
         const TICKS: f64 = 100.0;
+        // From the last bracket: the name may contain brackets and spaces.
         let (_, rest) = stat.rsplit_once(')')?;
         let times = rest.split_whitespace().skip(11).take(4);
         let times: Result<Vec<f64>, _> = times.map(str::parse).collect();

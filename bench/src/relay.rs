@@ -5,10 +5,10 @@
 //!    └─────────── this process ───────────────┘
 //! ```
 //!
-//! All of them run at the same time, in a network namespace of their own where that is permitted. In each
-//! round they get each load one after the other, in changing order, so that a disturbance of the machine
-//! seldom hits one only. The CPU time is that of the contestant's processes; what the kernel does for a
-//! packet on the loopback device counts for the process that sends it.
+//! The contestants run all the time, in a network namespace of their own where the machine permits it.
+//! Each round applies each load to one contestant after the other, in changing order, so that a slow
+//! moment of the machine rarely hits a single contestant. The CPU time is that of the contestant's
+//! processes. On the loopback device, the kernel accounts the work for a packet to the sending process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -104,7 +104,8 @@ impl Flags {
         if self.loads.is_empty() {
             self.loads = measure::Task::ALL.to_vec();
         }
-        // A relay has two descriptors of each connection; so has this process.
+        // A relay has two descriptors for each connection, and so does this process: the client's
+        // and the endpoint's.
         let most = (descriptors.saturating_sub(500) / 2).min(8_000);
         let idle = self.idle.unwrap_or(most);
         let report = match lab::in_fresh_network(|| self.compete(idle)) {
@@ -123,7 +124,7 @@ impl Flags {
         })
     }
 
-    /// Starts everything, and runs the rounds.
+    /// Starts the endpoints and the contestants, and runs the rounds.
     fn compete(&self, idle: usize) -> anyhow::Result<Report> {
         let processors = std::thread::available_parallelism()?.get();
         let (for_relays, for_load) = divide_processors(self.workers)?;
@@ -164,7 +165,7 @@ impl Flags {
     }
 }
 
-/// Raises the limit of descriptors as far as it can be, and returns it.
+/// Raises the limit of descriptors to the hard limit, and returns it.
 fn raise_descriptors() -> anyhow::Result<usize> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(
@@ -179,7 +180,8 @@ fn raise_descriptors() -> anyhow::Result<usize> {
     }))
 }
 
-/// Returns the processors for the relays and those for the load: other ones if there are enough.
+/// Returns the processors for the relays and those for the load; disjoint if the machine has
+/// enough.
 fn divide_processors(workers: usize) -> anyhow::Result<(CpuSet, CpuSet)> {
     let all = sched_getaffinity(None)?;
     let numbers: Vec<usize> = (0..CpuSet::MAX_CPU)

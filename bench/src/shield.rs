@@ -198,6 +198,7 @@ impl Switch {
         };
         let mut without = shields(whole);
         let with = without.clone();
+        // The sets stay: rules of other chains refer to them.
         without.chains.clear();
         ensure!(with.chains.len() == 2, "the table has no shield");
         Ok(Self {

@@ -8,8 +8,8 @@
 //! * *keys*: in the order of keys, which has nothing to do with the order of removal;
 //! * *oldest*: the virtual server that was removed first comes first;
 //! * *newest*: the virtual server that was removed last comes first;
-//! * *later*: the same by the kernel's list after the virtual servers were added again. Linux 7.2 has given
-//!   its table another order then.
+//! * *later*: as *newest*, but in the order of the kernel's list after the virtual servers were added again.
+//!   In Linux 7.2 that list has another order than before the removal.
 //!
 //! A flush removes the virtual servers in the order in which the kernel listed them before.
 
@@ -26,7 +26,7 @@ use crate::figures;
 use crate::inside;
 use crate::netlink;
 
-/// A measurement ends after this time, with as many destinations as were added.
+/// The time limit of a measurement. Its result counts the destinations that were added until then.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The destinations that are added between two looks at the clock.

@@ -78,6 +78,8 @@ impl<'a> Writer<'a> {
 
     /// Appends an attribute that contains the attributes that `content` writes.
     pub fn nested(&mut self, kind: u16, content: impl FnOnce(&mut Self)) {
+        // Strict parsers (`nla_parse_nested`, Linux 5.2) reject a nested attribute without the
+        // flag.
         let start = self.begin(kind | NLA_F_NESTED);
         content(self);
         self.end(start, kind);

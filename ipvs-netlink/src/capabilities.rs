@@ -61,6 +61,7 @@ impl Capabilities {
         // reports the same attributes then.
         service.scheduler = schedulers.first().copied();
         client.add_service(&service)?;
+        // Deleted before an error returns: the node must not keep the probe's virtual server.
         let attributes = probe_attributes(client, key);
         client.delete_service(&key)?;
         let (service_attributes, destination_attributes) = attributes?;

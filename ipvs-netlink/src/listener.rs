@@ -58,6 +58,7 @@ impl Listener {
             sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER)
                 .map_err(Error::socket("setting the receive buffer"))?;
         }
+        // Joined after the queue is enlarged: the first burst would overflow the default size.
         for &group in groups {
             socket.add_membership(group).map_err(failed)?;
         }
@@ -86,6 +87,7 @@ impl Listener {
             }
         };
         if length > self.buffer.len() {
+            // The end of the datagram is lost, as if the queue had been full.
             return Err(Error::AnswersLost);
         }
         // Any process may send a datagram to this socket; only the kernel's port is 0.

@@ -301,7 +301,7 @@ fn read_decimal(word: &[u8]) -> Option<u32> {
 }
 
 impl ListedKey {
-    /// Returns the keys of which the file shows one like this.
+    /// Returns the keys that the file shows like this one: a mark has one key of each family.
     pub fn candidates(self) -> impl Iterator<Item = ServiceKey> {
         let keys = match self {
             Self::Address(key) => [Some(key), None],

@@ -109,6 +109,8 @@ impl Transport {
             source,
         };
         let mut socket = Socket::new(protocol).map_err(failed)?;
+        // Bound now: an unbound socket gets its port only at the first send, and `port` is needed
+        // before.
         socket.bind_auto().map_err(failed)?;
         // The kernel adds a text to an error, and quotes only the header of the rejected request.
         socket.set_ext_ack(true).map_err(failed)?;
@@ -237,6 +239,8 @@ impl Transport {
     ) -> Result<T> {
         let mut batch = self.single(kind, 0, body)?;
         let first = self.next_sequence(1);
+        // Without NLM_F_ACK: the data are the answer, and an acknowledgement behind them would stay
+        // queued.
         batch.number(0, first, false);
         self.send(&batch.bytes)?;
         self.scratch = batch;
@@ -450,6 +454,8 @@ impl Transport {
 
     fn receive_with(&mut self, flags: RecvFlags) -> Result<Option<usize>> {
         loop {
+            // MSG_TRUNC returns the datagram's true length; without it a datagram that was cut
+            // looks whole.
             let flags = flags | RecvFlags::TRUNC;
             let received = recvfrom(self.socket.as_fd(), &mut self.buffer[..], flags);
             let (_, length, sender) = match received {
@@ -499,6 +505,8 @@ fn chunk_end(batch: &Batch, first: usize) -> usize {
     let start = batch.start(first);
     let most = batch.len().min(first + REQUESTS_PER_SEND);
     let fitting = batch.ends[first..most].partition_point(|&end| end - start <= BYTES_PER_SEND);
+    // A request above BYTES_PER_SEND is sent alone; without the minimum the caller would loop
+    // forever.
     first + fitting.max(1)
 }
 

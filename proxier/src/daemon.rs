@@ -426,6 +426,7 @@ impl<D: Dataplane> Daemon<D> {
                 self.fail(&error, now)
             }
         };
+        // After `end_round`, which clears it: this round did not repair that change yet.
         self.has_tampering |= are_changed;
         has_succeeded
     }
@@ -460,6 +461,7 @@ impl<D: Dataplane> Daemon<D> {
         self.last_round = Some(now);
         self.retry.reset();
         if extent == Extent::All {
+            // From the beginning of the round, so that a slow resync does not stretch the period.
             self.next_resync = now + self.periods.sync;
         }
         self.publisher.end(&mut self.proxier, clock::since_boot());

@@ -70,6 +70,11 @@ pub trait Dataplane {
     /// If they cannot be read whole.
     fn addresses(&mut self) -> Result<LocalAddresses, Failure>;
 
+    /// Returns whether the state serves clients while no process of ours runs.
+    fn serves_alone(&self) -> bool {
+        true
+    }
+
     /// Reads the state that [`crate::diff`] compares with `desired`.
     ///
     /// Destinations that equal the desired ones share their memory.
@@ -136,7 +141,7 @@ pub trait Dataplane {
     /// If the kernel refuses. Some flows may be deleted then.
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure>;
 
-    /// Takes over from the plan which clients may use the changed frontends.
+    /// Copies the admissions of the changed frontends from the plan.
     ///
     /// Only for a dataplane that decides about clients itself. With IPVS, packet rules decide.
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
@@ -165,7 +170,7 @@ pub trait Dataplane {
 /// The portion of the kernel's virtual servers that a look compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
-    /// A few, wherever the kernel's table begins. It shows that the table was flushed.
+    /// The first few in the kernel's order. They show that the table was flushed.
     Beginning,
     /// All.
     Whole,

@@ -117,6 +117,7 @@ impl HealthVerdict {
 impl Facts {
     /// Returns the verdict at `now`, in time since boot.
     pub fn judge(&self, api: &ApiView, limits: &Limits, now: Duration) -> HealthVerdict {
+        // The earlier one: a round that never ends is a failure even if no change waits behind it.
         let waiting = [self.queued, self.busy].into_iter().flatten().min();
         let is_over = |since: Duration, limit| now.saturating_sub(since) >= limit;
         let mut reasons = Vec::new();

@@ -126,6 +126,7 @@ impl Ledger {
                 self.recognise_drains(wanted, found, now);
             }
         }
+        // Only after the loss of the file: packing copies the whole map.
         if self.owned.len() > 2 * before {
             self.pack();
         }

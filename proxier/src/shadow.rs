@@ -30,7 +30,7 @@ mod server;
 
 pub(crate) use audit::Finding;
 use cause::ChangeCause;
-use change::Change;
+use change::{Change, ChangeKind};
 use rule::DocumentedRule;
 
 /// The values that a comparison refers to.
@@ -135,8 +135,8 @@ fn has_foreign_carrier(observed: &Observed) -> bool {
 #[derive(Default)]
 struct Collected {
     /// The change by virtual server and reason. [`Change::absorb`] adds the destinations of later Ops.
-    servers: BTreeMap<(Affected, ipvs::ServiceKey, ChangeCause, &'static str), Change>,
-    addresses: BTreeMap<(Affected, ChangeCause, &'static str), Change>,
+    servers: BTreeMap<(Affected, ipvs::ServiceKey, ChangeCause, ChangeKind), Change>,
+    addresses: BTreeMap<(Affected, ChangeCause, ChangeKind), Change>,
 }
 
 impl Collected {
@@ -147,7 +147,7 @@ impl Collected {
                 (true, Some(address)) => user_of(address, view.desired()),
                 _ => Affected::Node,
             };
-            let known = self.addresses.entry((subject, cause, change.verb()));
+            let known = self.addresses.entry((subject, cause, change.kind()));
             known
                 .and_modify(|known| known.absorb(&change))
                 .or_insert(change);
@@ -158,7 +158,7 @@ impl Collected {
             Affected::Service(server.owner.service.clone())
         });
         for (cause, change) in server::changes(op, &key, view) {
-            let reason = (subject.clone(), key, cause, change.verb());
+            let reason = (subject.clone(), key, cause, change.kind());
             let known = self.servers.entry(reason);
             known
                 .and_modify(|known| known.absorb(&change))

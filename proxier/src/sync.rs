@@ -187,9 +187,12 @@ impl<D: Dataplane> Proxier<D> {
         Ok(self.is_complete())
     }
 
-    /// Returns whether the kernel has anything of ours: packet rules, service addresses, or owned
+    /// Returns whether the kernel serves with anything of ours: packet rules, service addresses, or owned
     /// virtual servers.
     fn finds_own_state(&mut self) -> Result<bool, Failure> {
+        if !self.dataplane.serves_alone() {
+            return Ok(false);
+        }
         if self.dataplane.rules_generation()?.is_some() || self.dataplane.addresses()?.have_ours() {
             return Ok(true);
         }

@@ -121,6 +121,9 @@ pub fn desired_settings(
     let mut set = |name| settings.push(once(File::Sysctl(name), DesiredValue::Exactly(1)));
     set("net/ipv4/ip_forward");
     if config.strict_arp {
+        // kube-proxy's values. With 1, the node answers only for addresses of the device that was
+        // asked, and service addresses are on another one. With 2, it asks with an address of the
+        // sending device, so neighbours learn no service address.
         set("net/ipv4/conf/all/arp_ignore");
         let announce = File::Sysctl("net/ipv4/conf/all/arp_announce");
         settings.push(once(announce, DesiredValue::Exactly(2)));

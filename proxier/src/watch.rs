@@ -355,6 +355,7 @@ impl Watch {
         let end = Instant::now() + limit;
         let is_writing = |thread: &JoinHandle<()>| !thread.is_finished() && Instant::now() < end;
         while self.thread.as_ref().is_some_and(is_writing) {
+            // Polled, because a `JoinHandle` cannot be joined with a time limit.
             std::thread::sleep(Duration::from_millis(10));
         }
     }

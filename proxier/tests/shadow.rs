@@ -299,6 +299,20 @@ fn a_destination_of_weight_0_with_a_ready_endpoint_is_found() {
 }
 
 #[test]
+fn each_new_weight_has_a_line_of_its_own() {
+    let weights = "ipvs-proxier.io/weights";
+    let web = web().annotation(weights, "10.244.1.2:5, *:3");
+    let (lines, _) = verdict(&web_table(), &[web, slice()]);
+    let line = |address, weight| {
+        format!(
+            "TCP 10.96.1.1:80: change the weight of destination {address}:8080 from 1 to {weight}, because the \
+             annotation {weights} says so"
+        )
+    };
+    assert_eq!(lines, [line("10.244.2.2", 3), line("10.244.1.2", 5)]);
+}
+
+#[test]
 fn a_missing_frontend_and_one_without_a_service_are_found() {
     let table = BTreeMap::from([(
         "TCP 10.96.1.9:80".to_owned(),

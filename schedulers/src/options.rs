@@ -156,6 +156,7 @@ impl MhTable {
     /// Returns the number of slots.
     pub fn slots(self) -> u32 {
         match self.index {
+            // `primes` of `ip_vs_mh.c`: each is the greatest prime below a power of two.
             8 => 251,
             9 => 509,
             10 => 1021,

@@ -235,6 +235,7 @@ impl Servers {
         } else {
             (&mut server.active, &mut server.inactive)
         };
+        // Saturates as in `closed`: `set_connections` may have lowered the counts meanwhile.
         *from = from.saturating_sub(1);
         *to = to.saturating_add(1);
         Ok(())
@@ -244,6 +245,8 @@ impl Servers {
         let flavour = self.flavour;
         let server = self.get_mut(id)?;
         let count = server.count_mut(active);
+        // A caller that closes more connections than it opened must not turn 0 into four billion,
+        // which would keep the server in use for ever.
         *count = count.saturating_sub(1);
         let connections = server.connections();
         server.overloaded = server

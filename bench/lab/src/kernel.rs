@@ -81,7 +81,7 @@ impl Flavour {
     }
 }
 
-/// The action of [`build`] if the kernel exists.
+/// The action of [`build()`] if the kernel exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rebuild {
     /// Returns the existing kernel.

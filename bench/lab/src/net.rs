@@ -14,11 +14,11 @@
 //! ```
 //!
 //! A [`Host`] is a network namespace. A [`Node`] is a host with links to others: pods, other nodes,
-//! clients, each at the end of a veth pair, with routes between all of them. [`node`] returns the
+//! clients, each at the end of a veth pair, with routes between all of them. [`node()`] returns the
 //! calling thread's namespace, so the code under test runs on that node. [`Cluster`] is a complete
 //! network. Dropping a value deletes its part of the network.
 //!
-//! If a set-up fails, it panics with the reason. Links need `ip` of iproute2.
+//! A function that cannot set up its part panics with the reason. Links need `ip` of iproute2.
 
 mod answer;
 mod client;

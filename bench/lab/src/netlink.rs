@@ -1,6 +1,6 @@
-//! The netlink requests of the lab itself: find IPVS, set `lo` up, read the state of a link.
+//! The netlink requests of the lab itself: look up IPVS, set `lo` up, read the state of a link.
 //!
-//! They do not use `ipvs-netlink`, because the lab must work while that crate is broken.
+//! They do not use `ipvs-netlink`: the lab must work while that crate is broken.
 
 use std::io;
 
@@ -36,8 +36,8 @@ pub(crate) fn has_generic_family(name: &str) -> io::Result<bool> {
 
 /// Returns whether `device` of the calling thread's network namespace passes packets.
 ///
-/// The kernel's link watch sets the flag some time after the device is up, and packets are lost until
-/// then.
+/// The kernel's link watch sets the flag (`IFF_RUNNING`) some time after the device is up. Packets
+/// are lost until then.
 pub(crate) fn is_running(device: &str) -> io::Result<bool> {
     let mut body = vec![0; 16];
     put_text(&mut body, IFLA_IFNAME, device)?;

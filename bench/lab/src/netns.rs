@@ -35,7 +35,8 @@ impl Namespace {
         on_thread("namespace", enter_new, Self::current)?
     }
 
-    /// Returns a path of the namespace for other processes, valid as long as this value.
+    /// Returns a path by which other processes can open the namespace, valid while this value
+    /// exists.
     pub(crate) fn path(&self) -> String {
         format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd())
     }

@@ -1,8 +1,8 @@
 //! The messages between host and guest.
 //!
 //! All messages share one byte stream: a socket on the host, a serial line in the guest. Each
-//! message is a frame that names its job. So each job has its own stdin, stdout and stderr, and the
-//! end of a job's file does not end the line.
+//! message is a frame with the number of its job, so each job has its own stdin, stdout and stderr,
+//! and the end of a job's stdin does not end the line.
 //!
 //! ```text
 //!  job: u32 | kind: u8 | length: u32 | body        little endian

@@ -1,6 +1,7 @@
 //! The API server of a run.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
@@ -71,6 +72,9 @@ pub(crate) trait Api {
     fn set_slow(&mut self) -> anyhow::Result<()>;
 
     fn resume(&mut self) -> anyhow::Result<()>;
+
+    /// Returns when the last list was complete; `None` if the server does not tell.
+    fn last_list(&self) -> Option<Instant>;
 }
 
 /// Returns the first address of the node.

@@ -83,6 +83,7 @@ impl Clients {
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
+    // Otherwise Nagle's algorithm could hold a byte back until the previous one is acknowledged.
     stream.set_nodelay(true)?;
     is_answered(&mut stream)?;
     Ok(stream)

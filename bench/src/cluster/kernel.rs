@@ -1,15 +1,16 @@
 //! Compares the kernel's tables with the cluster between the phases of a run, and empties them.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use ipvs_netlink::{Change, Client, DestinationEntry};
+use ipvs_netlink::Client;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::population::Population;
-use crate::netlink::limit;
 
 /// Returns whether the virtual servers have exactly the endpoints of the cluster.
 ///
@@ -38,39 +39,18 @@ pub(crate) fn has_exactly(population: &Population) -> anyhow::Result<Option<bool
     Ok(Some(expected.is_subset(&programmed) && extra.all(is_node)))
 }
 
-/// Programs the virtual servers of this namespace in a new one, and returns the time it took.
+/// Touches the lab kernel's memory.
 ///
-/// `None` without virtual servers. The messages are prepared, so no proxy can program these virtual
-/// servers in less time.
-pub(crate) fn limit() -> anyhow::Result<Option<Duration>> {
-    let table = Client::open()?.table()?;
-    if table.is_empty() {
-        return Ok(None);
+/// The host gives a page, and clears it, when the lab kernel first uses it. That took 15 % of the first
+/// programming, and nothing of the limit, which is measured last. A node's memory needs no such gift.
+pub(crate) fn touch_memory(bytes: usize) -> anyhow::Result<()> {
+    let mut file = File::from(memfd_create("touched", MemfdFlags::empty())?);
+    // Through a file, because a fault for each page would take seconds.
+    let piece = vec![0; 1 << 20];
+    for _ in 0..bytes / piece.len() {
+        file.write_all(&piece)?;
     }
-    let changes: Vec<Change> = table
-        .into_iter()
-        .flat_map(|(entry, destinations)| {
-            let key = entry.service.key;
-            let destinations = destinations.into_iter();
-            let add = move |it: DestinationEntry| Change::AddDestination(key, it.destination);
-            std::iter::once(Change::AddService(entry.service)).chain(destinations.map(add))
-        })
-        .collect();
-    let measured = lab::in_fresh_network(|| {
-        let mut client = Client::open()?;
-        let taken = limit::program(client.family(), &changes)?;
-        let mut programmed = 0_usize;
-        client.walk(|_, destinations| programmed += 1 + destinations.len())?;
-        ensure!(
-            programmed == changes.len(),
-            "the kernel accepted {programmed} of {} messages",
-            changes.len()
-        );
-        Ok(taken)
-    })?;
-    // The kernel frees the namespace in the background, which would disturb the next phase.
-    std::thread::sleep(Duration::from_secs(2));
-    measured.map(Some)
+    Ok(())
 }
 
 /// Returns the last four bytes of an address.

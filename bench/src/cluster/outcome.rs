@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::clients::Connections;
+use super::limit::Limit;
 use super::scenario::Scenario;
 use super::tap::Counts;
 use crate::process::{Cpu, Memory};
@@ -28,19 +29,30 @@ pub(crate) struct Outcome {
     pub(crate) notes: Vec<String>,
 }
 
-/// The first programming.
+/// The first programming. All times are in seconds from the start of the process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
-    /// Seconds from the start of the process until the request for the last endpoint.
-    pub(crate) programmed_secs: f64,
-    /// Seconds until the last request of the first programming.
-    pub(crate) settled_secs: f64,
-    /// Seconds until a client on the node can connect to `default/kubernetes`.
-    pub(crate) api_service_secs: Option<f64>,
-    /// Seconds to program the same virtual servers by prepared messages over netlink; `None` if the
-    /// proxy has none.
+    /// Until the first netlink request.
     #[serde(default)]
-    pub(crate) limit_secs: Option<f64>,
+    pub(crate) first_request_secs: Option<f64>,
+    /// Until the API server has sent the lists; `None` for an API server that does not tell.
+    #[serde(default)]
+    pub(crate) lists_secs: Option<f64>,
+    /// Until the largest transaction of packet rules is sent.
+    #[serde(default)]
+    pub(crate) rules_secs: Option<f64>,
+    /// Until the first virtual server is sent after these rules.
+    #[serde(default)]
+    pub(crate) first_server_secs: Option<f64>,
+    /// Until the request for the last endpoint.
+    pub(crate) programmed_secs: f64,
+    /// Until the last request of the first programming.
+    pub(crate) settled_secs: f64,
+    /// Until a client on the node can connect to `default/kubernetes`.
+    pub(crate) api_service_secs: Option<f64>,
+    /// The time that the same requests take alone; `None` if the kernel refused them.
+    #[serde(default)]
+    pub(crate) limit: Option<Limit>,
     pub(crate) cost: Cost,
 }
 

@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 
 use super::api::{Api, ApiKind};
 use super::clients::Clients;
+use super::limit::{Limit, Recording};
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::population::{ChangeKind, Population};
 use super::scenario::{Phase, Scenario};
@@ -26,11 +27,15 @@ const PATIENCE: Duration = Duration::from_secs(900);
 /// The time limit for the kernel to have all changes of a phase.
 const LATE: Duration = Duration::from_secs(60);
 
-/// A proxy that sends no request for this time has programmed everything.
+/// A proxy that sends no request for this time has programmed everything: kube-proxy pauses for up
+/// to 1 s between two rounds.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// How long system calls are counted.
 const TRACED: Duration = Duration::from_secs(5);
+
+/// The memory that is touched before a start, in bytes: enough for 250,000 endpoints.
+const TOUCHED: usize = 1 << 30;
 
 /// How long the API server is gone or slow.
 const ABSENCE: Duration = Duration::from_secs(10);
@@ -48,6 +53,8 @@ pub(super) struct Run<'a> {
     progress: &'a StatusLine,
     title: String,
     begin: Duration,
+    /// The same moment as `begin`.
+    started: Instant,
 }
 
 /// The counters at the start of a phase.
@@ -67,7 +74,56 @@ pub(super) fn measure(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     let population = Population::new(scenario.shape, scenario.seed);
+    let tap = prepare_node(&population)?;
+    let progress = StatusLine::new();
+    let title = format!(
+        "{}, {}, round {}",
+        scenario.name, subject.name, outcome.round
+    );
+    progress.show(|| format!("{title}: starting the API server"));
+    let mut api = api.start(&population)?;
+    api.fill(&population, &|number| {
+        progress.show(|| format!("{title}: {number} objects"));
+    })?;
+    // Before the proxy starts: it may send its first message at once.
+    tap.expect(population.words());
+    let kubeconfig = api.kubeconfig(folder)?;
+    subject.cache()?;
+    kernel::touch_memory(TOUCHED)?;
+    tap.record();
+    let (begin, started) = (now(), Instant::now());
+    let server = Cpu::of(std::process::id())?;
+    let proxy = subject.start(&kubeconfig, folder)?;
+    let probe = Probe::start(SocketAddr::from((population.api_service(), 443)));
+    let sampler = Sampler::start(proxy.id(), begin);
+    let mut run = Run {
+        scenario,
+        population,
+        tap,
+        api,
+        proxy,
+        progress: &progress,
+        title,
+        begin,
+        started,
+    };
+    let before = Before {
+        at: begin,
+        cpu: Cpu::default(),
+        server,
+        counts: Counts::default(),
+    };
+    let result = run.phases(before, &probe, outcome);
+    outcome.memory = sampler.stop();
+    progress.end();
+    result.with_context(|| format!("the log ends with\n{}", run.proxy.log()))
+}
+
+/// Gives the network namespace of the calling thread a node's addresses and a tap.
+fn prepare_node(population: &Population) -> anyhow::Result<Tap> {
     let node = population.node_addresses();
+    // The namespace has no real link: the dummy device carries the addresses of the node, and
+    // packets to Pods vanish in it.
     ip("link add node0 type dummy")?;
     ip("link set node0 up")?;
     for address in &node {
@@ -83,44 +139,7 @@ pub(super) fn measure(
         let family = if address.is_ipv4() { "-4" } else { "-6" };
         ip(&format!("{family} route replace default dev node0"))?;
     }
-    let tap = Tap::open()?;
-    let progress = StatusLine::new();
-    let title = format!(
-        "{}, {}, round {}",
-        scenario.name, subject.name, outcome.round
-    );
-    progress.show(|| format!("{title}: starting the API server"));
-    let mut api = api.start(&population)?;
-    api.fill(&population, &|number| {
-        progress.show(|| format!("{title}: {number} objects"));
-    })?;
-    tap.expect(population.words());
-    let kubeconfig = api.kubeconfig(folder)?;
-    let begin = now();
-    let server = Cpu::of(std::process::id())?;
-    let proxy = subject.start(&kubeconfig, folder)?;
-    let probe = Probe::start(SocketAddr::from((population.api_service(), 443)));
-    let sampler = Sampler::start(proxy.id(), begin);
-    let mut run = Run {
-        scenario,
-        population,
-        tap,
-        api,
-        proxy,
-        progress: &progress,
-        title,
-        begin,
-    };
-    let before = Before {
-        at: begin,
-        cpu: Cpu::default(),
-        server,
-        counts: Counts::default(),
-    };
-    let result = run.phases(before, &probe, outcome);
-    outcome.memory = sampler.stop();
-    progress.end();
-    result.with_context(|| format!("the log ends with\n{}", run.proxy.log()))
+    Tap::open()
 }
 
 impl Run<'_> {
@@ -130,7 +149,12 @@ impl Run<'_> {
         probe: &Probe,
         outcome: &mut Outcome,
     ) -> anyhow::Result<()> {
-        outcome.start = Some(self.first_programming(&before, probe)?);
+        let (start, recording) = self.first_programming(&before, probe)?;
+        let start = outcome.start.insert(start);
+        match self.limit(recording) {
+            Ok(limit) => start.limit = Some(limit),
+            Err(error) => outcome.notes.push(format!("no limit: {error:#}")),
+        }
         for &phase in &self.scenario.phases {
             self.show(&format!("{phase:?}").to_lowercase());
             let step = self.phase(phase);
@@ -147,7 +171,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn first_programming(&mut self, before: &Before, probe: &Probe) -> anyhow::Result<Start> {
+    /// Waits until all endpoints are programmed. Returns the figures, without the limit, and the requests.
+    fn first_programming(
+        &mut self,
+        before: &Before,
+        probe: &Probe,
+    ) -> anyhow::Result<(Start, Recording)> {
         let endpoints = self.population.endpoints();
         let deadline = Instant::now() + PATIENCE;
         while self.tap.missing() > 0 {
@@ -163,24 +192,36 @@ impl Run<'_> {
             std::thread::sleep(Duration::from_millis(100));
         }
         self.quiet();
+        // Discards the latencies of the first programming, which count from before the start of the
+        // proxy.
         self.tap.latencies();
-        Ok(Start {
-            programmed_secs: self
-                .tap
-                .last_found()
-                .saturating_sub(self.begin)
-                .as_secs_f64(),
-            settled_secs: self
-                .tap
-                .last_request()
-                .saturating_sub(self.begin)
-                .as_secs_f64(),
-            api_service_secs: probe
-                .connected()
-                .map(|at| at.saturating_sub(self.begin).as_secs_f64()),
+        let recording = self.tap.recorded();
+        let since = |at: Duration| at.saturating_sub(self.begin).as_secs_f64();
+        let listed = self.api.last_list();
+        let start = Start {
+            first_request_secs: self.tap.first_request().map(since),
+            lists_secs: listed.map(|at| at.saturating_duration_since(self.started).as_secs_f64()),
+            rules_secs: recording.most_rules().map(since),
+            first_server_secs: recording.first_server().map(since),
+            programmed_secs: since(self.tap.last_found()),
+            settled_secs: since(self.tap.last_request()),
+            api_service_secs: probe.connected().map(since),
             cost: self.cost(before)?,
-            limit_secs: kernel::limit()?.map(|limit| limit.as_secs_f64()),
-        })
+            limit: None,
+        };
+        Ok((start, recording))
+    }
+
+    /// Measures the limit in a new namespace that is prepared as this one was.
+    fn limit(&self, recording: Recording) -> anyhow::Result<Limit> {
+        let population = &self.population;
+        let limit = lab::in_fresh_network(|| {
+            let _tap = prepare_node(population)?;
+            recording.replay()
+        })?;
+        // The kernel frees the namespace in the background, which would disturb the next phase.
+        std::thread::sleep(Duration::from_secs(2));
+        limit
     }
 
     /// Waits until the proxy sends no more requests, for example about drained endpoints.
@@ -244,6 +285,7 @@ impl Run<'_> {
                 self.absence(&mut step)?;
             }
             Phase::Flush => {
+                // Before the flush: a proxy that watches the kernel repairs its table at once.
                 self.tap.expect(self.population.words());
                 let since = now();
                 kernel::flush()?;
@@ -253,6 +295,7 @@ impl Run<'_> {
                 step.latency = None;
             }
         }
+        // Before the wait below, which is no work of the phase.
         step.cost = self.cost(&before)?;
         step.connections = clients.map(Clients::stop);
         // The tap finds an endpoint at its first virtual server. Wait for the requests of the
@@ -268,6 +311,7 @@ impl Run<'_> {
         let all = u32::try_from(time.as_secs())?.saturating_mul(churn.per_second);
         let start = Instant::now();
         for number in 0..all {
+            // The time of each change is fixed in advance: a slow change must not lower the rate.
             let due = Duration::from_secs_f64(f64::from(number) / f64::from(churn.per_second));
             std::thread::sleep(due.saturating_sub(start.elapsed()));
             self.change(churn.kind)?;
@@ -278,6 +322,7 @@ impl Run<'_> {
 
     fn change(&mut self, kind: ChangeKind) -> anyhow::Result<()> {
         let change = self.population.change(kind);
+        // Before the API server has the change: a fast proxy could program it meanwhile.
         self.tap.forget(&change.removed);
         self.tap.expect(change.words);
         for object in change.objects {
@@ -384,6 +429,8 @@ impl Probe {
         };
         std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
+                // Shorter than the first retransmission of a SYN after 1 s, which would hide when
+                // the Service began to work.
                 if TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
                     *connected.lock().unwrap_or_else(PoisonError::into_inner) = Some(now());
                     return;

@@ -30,6 +30,7 @@ impl Trace {
 
     /// Detaches, and returns the number of calls.
     pub(crate) fn stop(mut self) -> anyhow::Result<u64> {
+        // At SIGINT strace detaches and writes its table; SIGKILL would lose the table.
         kill_process(Pid::from_child(&self.strace), Signal::INT)?;
         self.strace.wait()?;
         let summary = std::fs::read_to_string(&self.output)?;

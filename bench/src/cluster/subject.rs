@@ -106,6 +106,17 @@ impl Subject {
         })
     }
 
+    /// Reads the program once, so that it is in the page cache, as on a node that has just unpacked it.
+    pub(crate) fn cache(&self) -> anyhow::Result<()> {
+        let program = self.command.first().context("a command without program")?;
+        // A name without a path is found by PATH, and stays uncached.
+        if Path::new(program).is_absolute() {
+            let mut file = File::open(program).with_context(|| format!("opening {program}"))?;
+            std::io::copy(&mut file, &mut std::io::sink())?;
+        }
+        Ok(())
+    }
+
     /// Starts the proxy in the namespace of the calling thread.
     pub(crate) fn start(&self, kubeconfig: &Path, folder: &Path) -> anyhow::Result<Proxy> {
         let fill = |word: &String| {
@@ -126,6 +137,7 @@ impl Subject {
         let log = folder.join("log");
         let process = Command::new(program)
             .args(arguments)
+            // The first `iptables` in PATH decides about the backend, so the links come first.
             .env("PATH", self.path(folder)?)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -52,21 +52,44 @@ macro_rules! figure {
 }
 
 const FIGURES: &[Figure] = &[
-    figure!("first programming", Secs, |it| Some(
+    figure!("first programming", Secs, |it| Some(it.start?.settled_secs)),
+    figure!("  its first netlink request at", Secs, |it| {
+        it.start?.first_request_secs
+    }),
+    figure!("  the lists are sent at", Secs, |it| it.start?.lists_secs),
+    figure!("  it sends the packet rules at", Secs, |it| it
+        .start?
+        .rules_secs),
+    figure!("  it sends its first virtual server at", Secs, |it| it
+        .start?
+        .first_server_secs),
+    figure!("  it sends its last endpoint at", Secs, |it| Some(
         it.start?.programmed_secs
     )),
-    figure!("  until its last request", Secs, |it| Some(
-        it.start?.settled_secs
-    )),
-    figure!(
-        "  the limit: its virtual servers by bare netlink",
-        Secs,
-        |it| it.start?.limit_secs
-    ),
+    figure!("  the limit: the same requests alone", Secs, |it| {
+        Some(it.start?.limit?.all())
+    }),
+    figure!("    virtual servers and destinations", Secs, |it| {
+        Some(it.start?.limit?.servers_secs)
+    }),
+    figure!("    service addresses", Secs, |it| {
+        Some(it.start?.limit?.addresses_secs)
+    }),
+    figure!("    packet rules", Secs, |it| {
+        Some(it.start?.limit?.rules_secs)
+    }),
     figure!("  first programming / limit", Times, |it| {
         let start = it.start?;
-        Some(start.programmed_secs / start.limit_secs?)
+        Some(start.settled_secs / start.limit?.all())
     }),
+    figure!(
+        "  from its packet rules to its last request / limit",
+        Times,
+        |it| {
+            let start = it.start?;
+            Some((start.settled_secs - start.rules_secs?) / start.limit?.all())
+        }
+    ),
     figure!("  default/kubernetes works after", Secs, |it| it
         .start?
         .api_service_secs),

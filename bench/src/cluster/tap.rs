@@ -10,8 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use rustix::process::setpriority_process;
+use rustix::thread::gettid;
 use serde::{Deserialize, Serialize};
 
+use super::limit::{Recording, Request};
 use crate::process::ip;
 use socket::PacketSocket;
 
@@ -19,6 +22,9 @@ mod socket;
 
 /// The pause between two readings.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// The nice value of a thread that runs when no other wants to.
+const LOWEST_PRIORITY: i32 = 19;
 
 const HEADER: usize = 16;
 const NLM_F_REQUEST: u16 = 1;
@@ -59,12 +65,16 @@ pub(crate) struct Tap {
 #[derive(Debug, Default)]
 struct Tally {
     counts: Counts,
+    /// The time of the first request; `None` before it.
+    first_request: Option<Duration>,
     /// The time of the last request that is not for a whole table.
     last_request: Duration,
     /// Words that are expected, and since when.
     expected: HashMap<u32, Duration>,
     /// The time of the last message with an expected word.
     last_found: Duration,
+    /// The requests since [`Tap::record`]; `None` if they are not kept.
+    recording: Option<Recording>,
     /// The time from the expectation of each word to its message.
     latencies: Vec<Duration>,
 }
@@ -81,10 +91,14 @@ impl Tap {
         let thread = std::thread::Builder::new()
             .name("tap".into())
             .spawn(move || {
+                // Otherwise the reader took a quarter of the time of a proxy that sends many messages. The
+                // kernel keeps them until the proxy waits. If this fails, the reader costs more.
+                let _ = setpriority_process(Some(gettid()), LOWEST_PRIORITY);
                 while !stops.load(Ordering::Relaxed) {
                     while let Some(received) = socket.receive() {
                         let mut tally = lock(&writes);
                         tally.counts.lost = tally.counts.lost.max(received.lost);
+                        tally.keep(received.protocol, received.bytes, received.time);
                         tally.read(received.bytes, received.time);
                     }
                     std::thread::sleep(PAUSE);
@@ -127,8 +141,23 @@ impl Tap {
         std::mem::take(&mut lock(&self.tally).latencies)
     }
 
+    /// Keeps all requests for changes from now on.
+    pub(crate) fn record(&self) {
+        lock(&self.tally).recording = Some(Recording::default());
+    }
+
+    /// Ends [`Tap::record`] and returns the requests.
+    pub(crate) fn recorded(&self) -> Recording {
+        lock(&self.tally).recording.take().unwrap_or_default()
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         lock(&self.tally).counts
+    }
+
+    /// Returns the time of the first request.
+    pub(crate) fn first_request(&self) -> Option<Duration> {
+        lock(&self.tally).first_request
     }
 
     /// Returns the time of the last message with an expected word.
@@ -158,9 +187,12 @@ impl Tally {
         while let Some(header) = bytes.get(..HEADER) {
             let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
             let flags = u16::from_ne_bytes([header[6], header[7]]);
+            // A length of 0 would loop for ever. A greater one than the rest occurs when a `send` did not
+            // fit into the buffer.
             let length = length.clamp(HEADER, bytes.len());
             let (message, rest) = bytes.split_at(length);
             if flags & NLM_F_REQUEST != 0 {
+                self.first_request.get_or_insert(time);
                 self.counts.bytes += length as u64;
                 if flags & NLM_F_DUMP == NLM_F_DUMP {
                     self.counts.dumps += 1;
@@ -172,6 +204,15 @@ impl Tally {
             }
             let padding = length.next_multiple_of(4) - length;
             bytes = rest.get(padding..).unwrap_or_default();
+        }
+    }
+
+    /// Adds the bytes of one `send` to the recording, if one runs.
+    fn keep(&mut self, protocol: u16, bytes: &[u8], time: Duration) {
+        if let Some(recording) = &mut self.recording
+            && let Some(request) = Request::of(protocol, bytes, time)
+        {
+            recording.push(request);
         }
     }
 
@@ -196,6 +237,7 @@ impl Tally {
 /// Returns whether a word may be the end of a Pod's address. This runs for every word of every
 /// message.
 fn may_be_pod(word: u32) -> bool {
+    // The upper nine bits of 10.128.0.0/9, and of the IPv6 Pods' b80:0/105 (`Family::pod_word`).
     matches!(word >> 23, 0x15 | 0x17)
 }
 

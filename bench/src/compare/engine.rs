@@ -98,6 +98,7 @@ impl<'a> Simulation<'a> {
             let options = Options {
                 implementation: Implementation::Indexed,
                 // Each node has its own seed: with a common one, all nodes would draw the same servers.
+                // The seeds of two runs differ by 1, so there is room for 65,536 nodes between them.
                 seed: seed.wrapping_mul(0x1_0000).wrapping_add(number),
                 ..Options::default()
             };
@@ -390,9 +391,9 @@ impl<'a> Simulation<'a> {
 /// Adds connections of `node` that ended before the simulation starts. The node still counts the
 /// latest of them.
 ///
-/// Each node's past starts at a random time. If all started at once, they would pick the same
-/// servers in step: with round robin for the whole run, with other schedulers as long as the nodes
-/// have equal counts. When the nodes forget ended connections, they would be in step again.
+/// Each node's past starts at a random time. If all started at once, they would pick in step, the same
+/// server at the same time: with round robin for the whole run, with other schedulers until the counts of
+/// the nodes differ. Nodes that forget the connections of this past would be in step once more.
 ///
 /// If the run is shorter than the time after which nodes forget, the past is shorter, too.
 fn add_past(
@@ -402,6 +403,8 @@ fn add_past(
     horizon: f64,
     seed: u64,
 ) -> Result<(), Error> {
+    // Streams apart from those of `Source`, whose connections stay the same whatever the past
+    // draws.
     let mut random = Random::new(seed, 0x1_0000_0000 + u64::from(number));
     let clients = scenario.workload.clients / scenario.nodes;
     let pause = f64::from(scenario.nodes) / scenario.rate();

@@ -120,6 +120,8 @@ impl Source {
         Arrival {
             at: self.now,
             client: self.clients.draw(&mut self.names),
+            // Linux's default range of client ports, `net.ipv4.ip_local_port_range`: 32,768 to
+            // 60,999.
             client_port: u16::try_from(32_768 + self.names.below(28_232)).unwrap_or_default(),
             destination: self.destinations.draw(&mut self.names),
             demand: self.demand(),

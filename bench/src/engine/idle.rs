@@ -18,7 +18,8 @@ use super::{Flags, daemon};
 /// Maximum CPU time of an idle node, in millionths of a processor.
 const MAX_SHARE: u128 = 1_000;
 
-/// The time after which the kinds of resyncs repeat, at 10,000 x 10: one reads all over netlink.
+/// The kinds of resyncs repeat after this time at 10,000 x 10. One of them reads everything over
+/// netlink.
 const CYCLE: Duration = Duration::from_secs(100 * 60);
 
 /// The number of measurements, of which the shortest counts.

@@ -22,7 +22,7 @@ fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<[Memory; 2]> {
     daemon.programmed(cluster)?;
     std::thread::sleep(Duration::from_secs(1));
     let programmed = daemon.memory()?;
-    // Three periods, and one second more.
+    // Three resyncs of 5 s each, and one second for the last of them to end.
     std::thread::sleep(Duration::from_secs(16));
     Ok([programmed, daemon.memory()?])
 }

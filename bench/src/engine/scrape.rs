@@ -47,7 +47,7 @@ fn measure(program: &Path, cluster: Cluster) -> anyhow::Result<Figures> {
     daemon.programmed(cluster)?;
     std::thread::sleep(PAUSE);
     let before = daemon.memory()?;
-    // The cost of doing nothing is subtracted.
+    // An idle daemon costs a little too, which is subtracted.
     let begin = daemon.cpu()?;
     std::thread::sleep(PAUSE * TIMES);
     let idle = daemon.cpu()? - begin;

@@ -1,5 +1,5 @@
-//! The barest relay: epoll, read, write. No limits, no schedulers, no timeouts: the practical limit of a relay
-//! that copies through user space.
+//! The barest relay: epoll, read and write, without limits, schedulers or timeouts. Its cost is the
+//! lowest that a relay which copies through user space can have.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -46,11 +46,12 @@ struct Half {
     stream: TcpStream,
     /// The key of the connection's other socket.
     other: usize,
-    /// Bytes that this socket did not accept yet.
+    /// The bytes that this socket has not accepted yet.
     pending: Vec<u8>,
     has_ended: bool,
 }
 
+// Edge-triggered and never modified: a connection costs no `epoll_ctl` after its start.
 const BOTH: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
 
 impl Barest {

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::endpoints::ECHO;
 
-/// How long a relay has to start.
+/// The time within which a relay must accept connections.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A relay.
@@ -44,7 +44,8 @@ impl fmt::Display for Contestant {
 }
 
 impl Contestant {
-    /// Returns the address at which it listens; the configurations of the peers name it, too.
+    /// Returns the address at which the relay listens. The configuration files of the peers name
+    /// it, too.
     pub(super) fn address(self) -> Ipv4Addr {
         match self {
             Self::Barest => Ipv4Addr::new(127, 0, 0, 11),
@@ -78,7 +79,7 @@ impl Contestant {
         matches!(self, Self::Haproxy | Self::Nginx)
     }
 
-    /// Returns the Debian packages without which it does not run.
+    /// Returns the Debian packages that the relay needs and the machine lacks.
     fn missing(self) -> &'static [&'static str] {
         let has = |path: &str| Path::new(path).exists();
         match self {
@@ -200,7 +201,8 @@ impl Running {
         let mut nanos = 0;
         for process in self.processes()? {
             for task in fs::read_dir(format!("/proc/{process}/task"))? {
-                // Its first number is the time on a processor.
+                // The first number is the time on a processor, in nanoseconds. `stat` has it in
+                // ticks of 10 ms only.
                 let statistics = fs::read_to_string(task?.path().join("schedstat"))?;
                 let time = statistics.split_whitespace().next();
                 nanos += time.context("an empty schedstat")?.parse::<u64>()?;
@@ -221,7 +223,7 @@ impl Running {
         Ok(bytes)
     }
 
-    /// Returns its process and the children of that.
+    /// Returns the relay's process and its children: the workers of nginx are processes.
     fn processes(&self) -> anyhow::Result<Vec<u32>> {
         let own = self.child.id();
         let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children"))?;
@@ -234,7 +236,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // nginx must end its workers itself, so it cannot be killed.
+        // After SIGKILL the workers of nginx would keep running; on SIGTERM nginx ends them.
         if let Some(process) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(process, Signal::TERM);
         }

@@ -22,10 +22,10 @@ pub(super) const SOURCE: u16 = 7002;
 /// The port whose datagrams are echoed.
 pub(super) const DATAGRAMS: u16 = 7003;
 
-/// How often the thread looks whether it is over.
+/// The interval in which the thread checks whether the benchmark is over.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// The bytes that a source writes at once.
+/// The bytes that a source writes in one system call.
 const CHUNK: usize = 256 * 1024;
 
 /// The sockets of all endpoints, by descriptor.
@@ -65,7 +65,7 @@ impl Endpoints {
         Ok(endpoints)
     }
 
-    /// Serves until `is_over`.
+    /// Serves until `is_over` is true.
     pub(super) fn serve(mut self, is_over: &AtomicBool) -> io::Result<()> {
         let mut events = Vec::new();
         while !is_over.load(Ordering::Relaxed) {
@@ -81,7 +81,7 @@ impl Endpoints {
         if let EndpointSocket::EchoListener(listener) | EndpointSocket::SourceListener(listener) =
             &socket
         {
-            // The backlog of std is too short for thousands of connections.
+            // std listens with a backlog of 128; thousands of clients connect at once.
             rustix::net::listen(listener, 4_096)?;
         }
         self.add(socket)

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::contestant::Contestant;
 
-/// The better one of two figures.
+/// Which of two figures is the better one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Better {
@@ -14,16 +14,16 @@ pub(super) enum Better {
     More,
 }
 
-/// The limit of a figure of ours, as a multiple of a peer's.
+/// The limits of our figure; `None`: no limit.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Target {
     pub(super) better: Better,
-    /// Compared with the better peer.
+    /// As a multiple of the better peer's figure.
     pub(super) peer: Option<f64>,
-    /// Compared with the barest relay.
+    /// As a multiple of the barest relay's figure.
     pub(super) barest: Option<f64>,
-    /// Not compared.
+    /// In the figure's own unit.
     pub(super) absolute: Option<f64>,
 }
 
@@ -77,8 +77,8 @@ impl Figure {
         Spread::of(self.values.get(&contestant)?)
     }
 
-    /// Returns the ratio of ours to another relay, round by round: neighbours in time share the
-    /// disturbances of the machine.
+    /// Returns the ratio of our figure to another relay's, computed round by round: two
+    /// measurements of one round meet the same state of the machine.
     pub(super) fn ratio(&self, to: Contestant) -> Option<Spread> {
         let ours = self.values.get(&Contestant::Ours)?.iter();
         let ratios = ours.zip(self.values.get(&to)?);

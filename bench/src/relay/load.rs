@@ -1,4 +1,4 @@
-//! The load: clients that keep a relay busy and count what they get.
+//! The load: clients that keep a relay busy and count its answers.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
@@ -15,12 +15,12 @@ pub(super) mod transfers;
 /// The bytes of a request and of its answer.
 const MESSAGE: [u8; 128] = [b'x'; 128];
 
-/// How long clients wait for events at once.
+/// The longest wait for events, after which a load checks whether its time is over.
 const CHECK: Duration = Duration::from_millis(20);
 
 /// Clients of one relay.
 pub(super) trait Load {
-    /// Goes on for `length`; returns how many units were completed.
+    /// Works for `length` and returns the number of completed units.
     fn run(&mut self, length: Duration) -> anyhow::Result<u64>;
 }
 

@@ -13,7 +13,7 @@ use super::load::requests::Requests;
 use super::load::transfers::Transfers;
 use super::load::{Latency, Load, idle, latency};
 
-/// The part of a measurement that is thrown away at its beginning.
+/// The first part of a measurement, which does not count: connections are opened, buffers grow.
 const WARM_UP: Duration = Duration::from_millis(250);
 
 /// The kind of a load.
@@ -87,7 +87,7 @@ pub(super) fn work(running: &Running, task: Task, length: Duration) -> anyhow::R
     })
 }
 
-/// Returns the latency of a request at a relay; `None`: straight to an endpoint.
+/// Returns the latency of a request through a relay; `None`: directly to an endpoint.
 pub(super) fn latency_of(
     contestant: Option<Contestant>,
     length: Duration,
@@ -96,7 +96,7 @@ pub(super) fn latency_of(
     latency(SocketAddrV4::new(address, ECHO), length)
 }
 
-/// Returns the resident memory, in bytes, that a relay has more for each of many idle connections.
+/// Returns the resident memory of a relay per idle connection, in bytes.
 pub(super) fn memory(running: &Running, connections: usize) -> anyhow::Result<f64> {
     let address = SocketAddrV4::new(running.contestant().address(), ECHO);
     let before = running.resident()?;

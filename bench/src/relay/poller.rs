@@ -9,7 +9,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
-/// The events that are taken at once.
+/// The maximum number of events per system call.
 const EVENTS: usize = 256;
 
 /// A set of sockets to wait for.
@@ -53,7 +53,7 @@ impl Poller {
 pub(super) fn ready(event: &Event) -> Ready {
     let (data, flags) = (event.data, event.flags);
     Ready {
-        // The keys were numbers of this type.
+        // `add` converted the key from this type.
         key: usize::try_from(data.u64()).unwrap_or(usize::MAX),
         flags,
     }

@@ -10,7 +10,7 @@ use super::measure::{self, Task};
 /// A microsecond in seconds.
 const MICRO: f64 = 1e-6;
 
-/// The relays that run, and what is known of them.
+/// The running relays, and the figures that do not belong to a load.
 #[derive(Debug)]
 pub(super) struct Rounds {
     running: Vec<Running>,
@@ -24,7 +24,7 @@ struct LoadFigures {
     task: Task,
     rate: Figure,
     cost: Figure,
-    /// The units of a rate and of a cost.
+    /// The factors by which rate and cost are divided for display.
     scale: (f64, f64),
 }
 
@@ -123,7 +123,7 @@ impl Rounds {
     /// Runs all rounds, and returns the figures.
     pub(super) fn run(mut self, flags: &Flags, idle: usize) -> anyhow::Result<Vec<Figure>> {
         let length = Duration::from_secs_f64(flags.seconds);
-        // First of all: later, relays reuse the memory of earlier connections.
+        // Measured first: later, a relay would reuse the memory of earlier connections.
         for running in &self.running {
             eprintln!("{}: {idle} idle connections", running.contestant());
             let bytes = measure::memory(running, idle)?;

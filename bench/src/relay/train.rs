@@ -1,6 +1,6 @@
 //! Trains of datagrams: several of one size and one destination, in one system call (GSO and GRO).
 //!
-//! They keep the load generator cheaper than the relays.
+//! With trains the load generator costs less than the relays, so the relays decide the rate.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddrV4, UdpSocket};
@@ -12,7 +12,7 @@ use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt,
 };
 
-/// The bytes of a train, at most.
+/// The maximum length of a train in bytes.
 pub(super) const MAX_BYTES: usize = 65_536;
 
 /// A received train.

@@ -140,6 +140,7 @@ impl Client {
             Err(error) if error.is_scheduler_missing() => Ok(false),
             Err(error) if error.errno() == Some(Errno::INVAL) => Ok(true),
             Err(error) => Err(error),
+            // No known kernel accepts the prefix; one that does has created the virtual server.
             Ok(()) => self.delete_service(&key).map(|()| true),
         }
     }

@@ -103,6 +103,7 @@ impl Client {
         let services = self.services()?;
         let mut destinations = Vec::new();
         for entry in &services {
+            // If the virtual server was deleted meanwhile, the kernel answers with an empty dump.
             self.destinations_into(&entry.service.key, &mut destinations)?;
             each(entry, &destinations);
         }

@@ -146,6 +146,7 @@ impl ServiceObject {
     }
 
     fn read(&self, name: &model::ObjectName, parser: &mut Parser<'_>) -> Option<model::Service> {
+        // Whatever the label's value: kube-proxy's selector requires its absence.
         if !self.has_addresses() || self.metadata.labels.service_proxy_name != Scalar::Absent {
             return None;
         }

@@ -7,7 +7,8 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::config::{self, Effect, FLAGS, Flag, FlagValues, Resolved};
 
-/// The longest configuration file that is read, in bytes.
+/// The greatest number of bytes that are read of a configuration file: more than the parser
+/// accepts, so that it reports a file that is too long.
 const MAX_LENGTH: u64 = 2 << 20;
 
 /// The values of kube-proxy's flags, in the order of [`FLAGS`]; repeated ones in that of the command line.

@@ -276,6 +276,8 @@ impl Flags {
         let config = (self.serve).config(setup, resolved, scraper, on_bind_failure);
         let _servers = serve::start(config, sources).context("starting the HTTP servers")?;
         daemon.run(&inbox.messages);
+        // Relaxed suffices, also below: the message that ended `run` was sent after the flag was
+        // set.
         if inbox.has_bind_failure.load(Ordering::Relaxed) {
             daemon.report_end();
             return Ok((daemon, ExitCode::FAILURE));

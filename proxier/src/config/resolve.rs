@@ -84,6 +84,7 @@ fn from_flags(flags: &FlagValues) -> Resolved {
     configuration.nftables.sync_period = configuration.iptables.sync_period;
     configuration.nftables.min_sync_period = configuration.iptables.min_sync_period;
     configuration.nftables.masquerade_all = configuration.iptables.masquerade_all;
+    // As kube-proxy's `Complete`: a file that it writes has the addresses as they were given.
     if flags.command.write_config_to.is_empty() {
         let command = &flags.command;
         let healthz = &mut configuration.healthz_bind_address;

@@ -54,6 +54,8 @@ impl Gate {
     /// Returns when the first round is due, in time since boot; `None` while it waits.
     pub(super) fn opens(&self, snapshot: &Snapshot) -> Option<Duration> {
         if !snapshot.is_complete() {
+            // Manifests may stay incomplete, so `pass` decides by the kernel's state. An incomplete
+            // list of the API server only needs more time.
             let may_try = self.has_manifests && !self.is_rejected;
             return may_try.then_some(Duration::ZERO);
         }

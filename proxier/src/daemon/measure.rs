@@ -69,6 +69,7 @@ impl Meter {
                 series.slices.total.increment(changes);
                 series.slices.pending.set(self.slice_changes as f64);
                 // Only single changes: a relist also has objects that earlier rounds programmed.
+                // The first endpoint tells the family, because a slice has only one.
                 if let Update::Apply(parsed) = update
                     && let Some(slice) = &parsed.object
                     && let Some(changed) = slice.changed.filter(|changed| *changed > self.started)

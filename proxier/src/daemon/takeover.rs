@@ -178,6 +178,8 @@ impl Takeover {
     /// Removes the leftovers, unless there is a sign of kube-proxy. Returns when to look again.
     fn remove(&mut self, found: Leftovers, now: Duration) -> Duration {
         let refusal = match signs::find(&self.ports) {
+            // It would write its rules again within its sync period, so a removal would only
+            // disturb traffic.
             Some(sign) => format!(
                 "kube-proxy seems to run beside this program ({sign}), so its chains and ipsets stay; stop \
                  it on this node"

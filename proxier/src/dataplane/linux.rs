@@ -1,6 +1,7 @@
 //! The Linux kernel, through netlink sockets: IPVS, rtnetlink, nf_tables and conntrack.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -149,6 +150,11 @@ impl AddressTable {
         self.0.read_machine()
     }
 
+    /// Reads our routes, each with its preferred source.
+    pub(super) fn read_routes(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+        Ok(self.0.read()?.addresses)
+    }
+
     /// Applies an Op that concerns an address. Needs `CAP_NET_ADMIN`.
     pub(super) fn apply(&mut self, op: &Op) -> Result<(), Failure> {
         let outcomes = self.0.apply(std::slice::from_ref(op));
@@ -242,6 +248,8 @@ impl Dataplane for Linux {
         }
         match self.flows.sweep(stale) {
             Err(error)
+                // nfnetlink answers EINVAL if the module is missing (`nfnetlink_rcv_msg`), and to
+                // malformed requests too.
                 if error.is_unsupported() || error.is_invalid() && self.flows.is_missing() =>
             {
                 self.next_sweep = now + CONNTRACK_PAUSE;

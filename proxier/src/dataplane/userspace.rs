@@ -8,7 +8,7 @@
 //!
 //! A virtual server with an address is an [`EndpointPool`] and a listening frontend. One with a firewall mark
 //! is a pool only: it serves the clients inside the cluster at the frontends whose admission names the mark.
-//! Nothing outlives the process, so each start creates everything again.
+//! Only the routes that make addresses local outlive the process. Each start creates everything else again.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -77,6 +77,8 @@ impl Userspace {
     pub fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
         let relay = Relay::start(limits).map_err(|error| failure(&error, "starting the relay"))?;
         let is_privileged = has_net_admin();
+        // A kernel without nfnetlink refuses the socket. Then endpoints see this node's address,
+        // and all else works.
         let answers = is_privileged.then(AnswerPath::open).transpose();
         Ok(Self {
             relay,
@@ -321,10 +323,20 @@ impl Dataplane for Userspace {
     }
 
     fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
+        let mut addresses = self.state.addresses.clone();
+        if self.is_privileged {
+            // Other programs can delete our routes, and an earlier process may have left some.
+            addresses.retain(|address, _| address.is_loopback());
+            addresses.extend(self.machine.read_routes()?);
+        }
         Ok(LocalAddresses {
-            addresses: self.state.addresses.clone(),
+            addresses,
             ..LocalAddresses::default()
         })
+    }
+
+    fn serves_alone(&self) -> bool {
+        false
     }
 
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
@@ -347,6 +359,7 @@ impl Dataplane for Userspace {
         for op in ops {
             let mut outcome = self.execute(op);
             if outcome.is_ok() {
+                // Recorded even if the update below fails: the pool itself has changed.
                 self.state.record(op);
                 if let Some(key) = op.service_key() {
                     // A new or deleted pool changes the routes that lead to it.

@@ -22,6 +22,8 @@ pub struct EventTimes {
 impl Default for EventTimes {
     fn default() -> Self {
         Self {
+            // Each count extends the life of the Event by an hour, so a few counts may fail before
+            // the Event of a lasting notice disappears.
             period: Duration::from_secs(15 * 60),
             other_period: Duration::from_secs(65 * 60),
             interval: Duration::from_secs(10),
@@ -84,7 +86,8 @@ impl EventBook {
         for entry in self.entries.values_mut() {
             entry.is_present = false;
         }
-        // After that time, the Event of an absent notice needs no memory.
+        // After that time, the Event of an absent notice needs no memory. A notice without a time was
+        // reported once and stays, so that it is not reported again.
         self.entries.retain(|notice, entry| {
             present.contains(notice) || entry.due.is_none_or(|due| due > now)
         });
@@ -109,6 +112,7 @@ impl EventBook {
     pub(crate) fn next_due(&self) -> Option<Duration> {
         let waiting = self.entries.values().filter(|entry| entry.is_present);
         let first = waiting.filter_map(|entry| entry.due).min()?;
+        // A leaky bucket: `spent_until` is as far ahead of now as requests were sent too early.
         let burst = self.times.interval * (Self::BURST - 1);
         let rate = self.spent_until.saturating_sub(burst);
         Some(first.max(rate).max(self.paused_until))

@@ -25,6 +25,7 @@ const AFTER_IPVS_INPUT: Hook = Hook::Input(101);
 const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
 /// After connection tracking (-200), and before other programs' destination NAT (-100).
 const OUTPUT: Hook = Hook::Output(-110);
+/// With other programs' filters (`NF_IP_PRI_FILTER`), so that theirs may drop before ours reject.
 const INPUT: Hook = Hook::Input(0);
 /// After source NAT, where masquerading needs the bit.
 const LEAVING: Hook = Hook::Postrouting(300);

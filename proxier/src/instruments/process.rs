@@ -49,6 +49,7 @@ pub(super) fn write_cpu(text: &mut String) {
     for metric in METRICS {
         write_head(text, metric);
         let seconds = ticks as f64 / TICKS_PER_SECOND;
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "{} {seconds}", metric.name);
     }
 }

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use super::record::Record;
 use crate::dataplane::Failure;
 
-/// The file is rewritten if it has more lines than this number and twice the needed lines.
+/// The number of lines above twice the needed ones at which the file is rewritten.
+///
+/// Without it, the file of a small cluster would be rewritten after every few changes.
 const SLACK: usize = 1_000;
 
 /// The number of records that are encoded at a time, so that the buffer stays small.

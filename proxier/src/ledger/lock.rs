@@ -82,6 +82,7 @@ fn open(path: &Path) -> io::Result<Result<File, String>> {
             let mut pid = String::new();
             file.read_to_string(&mut pid)?;
             let pid = pid.trim();
+            // The other process has locked the file and not written its number yet.
             let known = if pid.is_empty() {
                 "of unknown number"
             } else {

@@ -84,6 +84,7 @@ fn wanted_families(
         families.extend([Family::V4, Family::V6]);
     }
     let main = families.first().copied();
+    // The first family stays first: it decides the type of `spec.clusterIP`.
     families.sort_by_key(|&family| (Some(family) != main, family));
     families.dedup();
     families

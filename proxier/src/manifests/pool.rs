@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use crate::stable_hash::{fnv1a, mix};
 
-/// The number of preferred numbers that a claim tries. After them it gets the next free number.
+/// The number of preferred numbers that a claim tries. After them it gets the next free number. In a pool that
+/// is half full, one claim in four billion needs that.
 const ROUNDS: u64 = 32;
 
 /// Numbers that are allocated by hashing the names of claims.
@@ -48,6 +49,7 @@ impl Pool {
         let name = |claim: usize| claims[claim].as_ref();
         let mut numbers = vec![None; claims.len()];
         let mut waiting: Vec<usize> = (0..claims.len()).collect();
+        // By name, so that the order of the files does not change any number.
         waiting.sort_by_key(|&claim| name(claim));
         let high = self.size - self.low;
         for round in 0..ROUNDS {

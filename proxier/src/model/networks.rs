@@ -33,6 +33,7 @@ impl Networks {
                 continue;
             }
             merged.push(network);
+            // Two halves that are joined may become half of a still larger network.
             while let [.., low, high] = merged[..]
                 && let Some(both) = joined(low, high)
             {

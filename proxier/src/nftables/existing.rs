@@ -76,6 +76,7 @@ fn read_family(
         return Ok(None);
     }
     for set in table.sets.values_mut() {
+        // Packets fill these sets, so no plan has their elements.
         if matches!(set.kind, SetKind::Learned { .. }) {
             continue;
         }

@@ -74,6 +74,8 @@ impl Expressions<'_, '_> {
                 self.load(*data, SECOND);
                 self.expression("dynset", |data| {
                     data.string(NFTA_DYNSET_SET_NAME, map);
+                    // Not `add`, which would not renew the timeout of a connection that is known
+                    // already.
                     data.u32_be(NFTA_DYNSET_OP, NFT_DYNSET_OP_UPDATE);
                     data.u32_be(NFTA_DYNSET_SREG_KEY, FIRST.number());
                     data.u32_be(NFTA_DYNSET_SREG_DATA, SECOND.number());
@@ -187,6 +189,7 @@ impl Expressions<'_, '_> {
             Match::ArpRequest => {
                 self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_OPERATION, 2, FIRST);
                 self.compare(Relation::Is, &ARPOP_REQUEST.to_be_bytes());
+                // Behind hardware addresses of another length, the IP addresses are elsewhere.
                 self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_HARDWARE_LENGTH, 1, FIRST);
                 self.compare(Relation::Is, &[ETH_ALEN]);
             }
@@ -289,6 +292,7 @@ impl Expressions<'_, '_> {
             }
             Selector::Protocol => self.load_meta(NFT_META_L4PROTO, register),
             Selector::DestinationPort => {
+                // TCP, UDP and SCTP have the destination port at the same place.
                 self.load_payload(NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, register);
             }
             Selector::TcpDestinationPort => {

@@ -254,6 +254,7 @@ impl ForeignChains {
         accepted: Accepted,
     ) -> Result<Option<Refusal>, Error> {
         let refused = insert_best(chain, |syntax| {
+            // Without NLM_F_APPEND the kernel puts the rule first: a drop before it would be final.
             self.change(NFT_MSG_NEWRULE, NLM_F_CREATE, |writer| {
                 chain.write(writer);
                 accept_rule::write(writer, accepted, syntax);

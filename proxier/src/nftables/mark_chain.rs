@@ -251,6 +251,7 @@ fn create(batch: &mut Batch, chain: MarkChain, mark: u32) -> Result<(), Error> {
         writer.string(NFTA_CHAIN_TABLE, TABLE);
         writer.string(NFTA_CHAIN_NAME, MARK_CHAIN);
     })?;
+    // Created with the chain in one transaction: a plugin never meets a chain that sets nothing.
     let flags = NLM_F_CREATE | NLM_F_APPEND;
     batch.push(message_type(NFT_MSG_NEWRULE), flags, |writer| {
         chain.of_rule(writer);

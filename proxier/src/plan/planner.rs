@@ -331,6 +331,8 @@ impl Planner {
             return;
         };
         claims.extend(self.desired.virtual_servers.remove(&key));
+        // All are sorted, not only the winner found: the order of the losers must not depend on
+        // that of the events.
         claims.sort_by(|one, other| precedence(one, snapshot).cmp(&precedence(other, snapshot)));
         let mut claims = claims.into_iter();
         if let Some(winner) = claims.next() {

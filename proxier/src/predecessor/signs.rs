@@ -68,6 +68,7 @@ fn listener(ports: &[u16]) -> Option<Sign> {
 /// Returns the inodes of the sockets of this program: of this process, and of others that are visible.
 fn own_sockets() -> BTreeSet<u64> {
     let this = std::iter::once(PathBuf::from("/proc/self"));
+    // During an update the process of the old Pod may still listen at the same ports.
     let folders = this.chain(processes(OWN_NAME));
     let entries = folders.flat_map(|folder| std::fs::read_dir(folder.join("fd")));
     let targets = entries

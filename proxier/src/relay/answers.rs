@@ -88,6 +88,7 @@ fn send(socket: &DatagramSocket, answers: &[WaitingAnswer], bytes: &[u8]) {
     let mut rest = messages.as_mut_slice();
     while !rest.is_empty() {
         let done = match sendmmsg(socket.descriptor(), rest, SendFlags::DONTWAIT) {
+            // At least one, so that the loop ends whatever the kernel returns.
             Ok(sent) => sent.max(1),
             Err(Errno::AGAIN | Errno::NOBUFS) => return,
             // The kernel stops at the first datagram that it refuses, for example because no route leads to its

@@ -48,6 +48,8 @@ impl Budget {
     pub(super) fn new(limit: usize, statistics: Arc<Statistics>) -> Self {
         Self {
             limit,
+            // Under a limit of 1,024, the default of many systems, a full reserve would leave the
+            // relay nothing.
             total: limit - RESERVE.min(limit / 8),
             listening: AtomicUsize::new(0),
             connected: AtomicUsize::new(0),
@@ -76,6 +78,7 @@ impl Budget {
         let (most, _) = self.listeners();
         let taken = self
             .listening
+            // Relaxed here and below: the counts guard no other memory.
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                 Some(used + count).filter(|&used| used <= most)
             });

@@ -13,7 +13,7 @@ use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::UdpGroSegment;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg,
+    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, recv, recvmmsg,
     recvmsg, sendmsg, setsockopt,
 };
 
@@ -24,8 +24,15 @@ const MESSAGES: usize = 32;
 /// would be asked twice.
 const FEWEST: usize = 2;
 
+/// A socket that gets less than this part of the messages it asks for asks for fewer.
+const PART: usize = 8;
+
 /// The maximum length of a message, in bytes.
 const LONGEST: usize = 64 * 1024;
+
+/// The distance of messages in the buffer. At multiples of 64 KiB, all of them would compete for a few lines
+/// of the processor's caches.
+const STRIDE: usize = LONGEST + 192;
 
 /// The maximum length of a train, in bytes: an IPv6 packet without its headers.
 const LONGEST_TRAIN: usize = 65_487;
@@ -38,6 +45,8 @@ const LONG: usize = 8;
 pub(super) struct DatagramSocket {
     socket: UdpSocket,
     family: SocketFamily,
+    /// The sender of all messages of a connected socket.
+    peer: Option<SocketAddr>,
     delivery: Delivery,
     /// The number of messages to ask for at once. The headers of each cost time, and most flows
     /// have one message.
@@ -70,8 +79,17 @@ impl DatagramSocket {
                 SocketAddr::V4(_) => SocketFamily::V4,
                 SocketAddr::V6(_) => SocketFamily::V6,
             },
+            peer: None,
             delivery: Delivery::Datagrams,
             asked: FEWEST,
+        }
+    }
+
+    /// Returns the socket, which is connected to `peer`.
+    pub(super) fn connected(socket: UdpSocket, peer: SocketAddr) -> Self {
+        Self {
+            peer: Some(peer),
+            ..Self::new(socket, peer)
         }
     }
 
@@ -133,7 +151,7 @@ pub(super) enum MoreDatagrams {
 impl DatagramBatch {
     pub(super) fn new() -> Self {
         Self {
-            buffer: vec![0; MESSAGES * LONGEST].into(),
+            buffer: vec![0; MESSAGES * STRIDE].into(),
             received: Vec::with_capacity(MESSAGES),
             v4: MultiHeaders::preallocate(MESSAGES, None),
             v6: MultiHeaders::preallocate(MESSAGES, None),
@@ -147,9 +165,12 @@ impl DatagramBatch {
     /// Those of the socket. Nothing was received then.
     pub(super) fn receive(&mut self, socket: &mut DatagramSocket) -> io::Result<MoreDatagrams> {
         self.received.clear();
-        let received = match socket.delivery {
-            Delivery::Datagrams => self.receive_datagrams(socket),
-            Delivery::Trains => self.receive_trains(socket),
+        let received = match (socket.delivery, socket.peer) {
+            (Delivery::Datagrams, Some(peer)) if socket.asked == FEWEST => {
+                self.receive_few(socket, peer)
+            }
+            (Delivery::Datagrams, _) => self.receive_datagrams(socket),
+            (Delivery::Trains, _) => self.receive_trains(socket),
         };
         match received {
             Err(error) if error != Errno::EAGAIN && self.received.is_empty() => {
@@ -168,10 +189,28 @@ impl DatagramBatch {
         };
         // epoll(7): after fewer messages than requested, the socket is drained.
         if self.received.len() < asked {
+            if self.received.len() <= socket.asked / PART {
+                socket.asked = FEWEST.max(socket.asked / 4);
+            }
             return Ok(MoreDatagrams::Nothing);
         }
         socket.asked = MESSAGES.min(asked * 4);
         Ok(MoreDatagrams::Perhaps)
+    }
+
+    /// Receives with a call for each message. For one message and none after it, two such calls cost less than
+    /// one `recvmmsg`, which copies headers and addresses.
+    fn receive_few(&mut self, socket: &DatagramSocket, peer: SocketAddr) -> Result<(), Errno> {
+        for chunk in self.buffer.chunks_mut(STRIDE).take(FEWEST) {
+            let flags = MsgFlags::MSG_DONTWAIT;
+            let length = recv(socket.socket.as_raw_fd(), &mut chunk[..LONGEST], flags)?;
+            self.received.push(ReceivedMessage {
+                length,
+                size: length,
+                sender: Some(peer),
+            });
+        }
+        Ok(())
     }
 
     fn receive_datagrams(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
@@ -179,9 +218,11 @@ impl DatagramBatch {
             SocketFamily::V4 => &mut self.v4,
             SocketFamily::V6 => &mut self.v6,
         };
-        let mut chunks = self.buffer.chunks_mut(LONGEST);
-        let mut slices: [[IoSliceMut<'_>; 1]; MESSAGES] =
-            std::array::from_fn(|_| [IoSliceMut::new(chunks.next().unwrap_or_default())]);
+        let mut chunks = self.buffer.chunks_mut(STRIDE);
+        let mut slices: [[IoSliceMut<'_>; 1]; MESSAGES] = std::array::from_fn(|_| {
+            let chunk = chunks.next().unwrap_or_default();
+            [IoSliceMut::new(&mut chunk[..LONGEST])]
+        });
         let (from, flags) = (socket.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
         let asked = &mut slices[..socket.asked];
         let messages = recvmmsg(from, headers, asked, flags, None)?;
@@ -195,8 +236,8 @@ impl DatagramBatch {
     }
 
     fn receive_trains(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
-        for chunk in self.buffer.chunks_mut(LONGEST) {
-            let mut slices = [IoSliceMut::new(chunk)];
+        for chunk in self.buffer.chunks_mut(STRIDE) {
+            let mut slices = [IoSliceMut::new(&mut chunk[..LONGEST])];
             let message = recvmsg::<SockaddrStorage>(
                 socket.socket.as_raw_fd(),
                 &mut slices,
@@ -268,7 +309,7 @@ impl Train<'_> {
     pub(super) fn single(&self) -> Option<&[u8]> {
         match self.messages {
             [message] if !message.is_train() => {
-                let from = self.start * LONGEST;
+                let from = self.start * STRIDE;
                 self.buffer.get(from..from + message.length)
             }
             _ => None,
@@ -277,7 +318,7 @@ impl Train<'_> {
 
     /// Returns the bytes of the first datagram.
     pub(super) fn first(&self) -> &[u8] {
-        let from = self.start * LONGEST;
+        let from = self.start * STRIDE;
         let length = self.messages.first().map_or(0, |it| it.length);
         &self.buffer[from..from + length.min(self.size)]
     }
@@ -291,10 +332,14 @@ impl Train<'_> {
         socket: &DatagramSocket,
         receiver: Option<SocketAddr>,
     ) -> io::Result<()> {
+        if let (Some(datagram), None) = (self.single(), receiver) {
+            // Without the headers of `sendmsg`.
+            return socket.send(datagram);
+        }
         let receiver = receiver.map(SockaddrStorage::from);
         let mut slices = [IoSlice::new(&[]); MESSAGES];
         for (slice, (place, message)) in slices.iter_mut().zip((self.start..).zip(self.messages)) {
-            let from = place * LONGEST;
+            let from = place * STRIDE;
             *slice = IoSlice::new(&self.buffer[from..from + message.length]);
         }
         let slices = &slices[..self.messages.len()];

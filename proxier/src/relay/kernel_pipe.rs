@@ -89,6 +89,7 @@ impl KernelPipes {
     pub(super) fn put(&mut self, pipe: KernelPipe) {
         match pipe.is_empty() {
             true => self.free.push(pipe),
+            // Its bytes would reach the next connection that uses the pipe.
             false => self.room += 1,
         }
     }

@@ -13,6 +13,7 @@ use super::affinity::Affinity;
 
 /// The first pause of an endpoint that does not accept connections; doubled after each further failure.
 const FIRST_EJECTION: Duration = Duration::from_secs(1);
+/// The longest pause. An endpoint that works again gets clients after it at the latest.
 const LAST_EJECTION: Duration = Duration::from_secs(60);
 
 /// The configuration of a pool.
@@ -379,6 +380,7 @@ impl Lease {
     /// Counts the connection as inactive from now on: one side sent its FIN.
     pub fn half_close(&mut self) {
         if std::mem::take(&mut self.is_active) {
+            // Fails if the endpoint was removed, and its counts with it. So do the calls in `drop`.
             let _ = self.pool.lock().balancer.deactivated(self.id);
         }
     }

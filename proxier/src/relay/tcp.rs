@@ -236,6 +236,7 @@ impl Relaying {
         if std::mem::replace(&mut self.has_keepalive, true) {
             return;
         }
+        // A dead side is found after two minutes, long before the idle timeout of 15.
         let probes = TcpKeepalive::new()
             .with_time(Duration::from_secs(60))
             .with_interval(Duration::from_secs(15))

@@ -42,6 +42,7 @@ impl Transit {
 
     /// Counts the bytes that wait in a pipe.
     pub(super) fn count(&mut self, before: usize, after: usize) {
+        // In this order, because `held` includes `before`: the difference alone may be negative.
         self.held = self.held + after - before;
     }
 

@@ -100,6 +100,7 @@ impl UdpFlows {
             refusals: Refusals::default(),
             limits,
             budget,
+            // `listen` replaces it, and no flow exists before.
             token: |_| super::worker::WAKER,
         }
     }
@@ -251,7 +252,7 @@ impl UdpFlows {
                 .register(&mut socket, (self.token)(key), Interest::READABLE)
                 .ok()?;
             entry.insert(Socket::UdpFlow(UdpFlow {
-                socket: DatagramSocket::new(socket, endpoint),
+                socket: DatagramSocket::connected(socket, endpoint),
                 lease,
                 permit,
                 from,
@@ -276,6 +277,8 @@ impl UdpFlows {
                 self.evict();
                 bind(shown, endpoint)
             }
+            // `IP_TRANSPARENT` needs a privilege. An endpoint that sees this node is better than
+            // none.
             Err(_) if shown.is_some() => {
                 self.budget.statistics().hidden();
                 bind(None, endpoint)
@@ -313,6 +316,7 @@ impl UdpFlows {
                     self.give_up(key, moment);
                     return false;
                 }
+                // Other ICMP errors may pass, such as an unreachable host while routes change.
                 Err(_) => continue,
             };
             flow.active_at = moment.now;

@@ -215,6 +215,7 @@ impl Worker {
         }
         match TokenTarget::of(event.token()) {
             TokenTarget::Side(side, key) => {
+                // A failed socket counts as ready: the next read or write returns its error.
                 let failed = event.is_error();
                 let ready = Readiness {
                     can_read: event.is_readable() || event.is_read_closed() || failed,
@@ -352,6 +353,8 @@ impl Worker {
                         self.poll
                             .registry()
                             .register(&mut socket, token, Interest::READABLE);
+                    // Otherwise the socket closes, and the kernel gives its clients to the other
+                    // workers.
                     if registered.is_ok() {
                         entry.insert(Listener {
                             number,
@@ -373,6 +376,7 @@ impl Worker {
                 Ok(RelayCommand::Cut) => self.cut(),
                 Ok(RelayCommand::Stop(at)) => {
                     self.listeners.clear();
+                    // A flow has no end for which to wait.
                     self.flows.clear();
                     self.stop_at = Some(at);
                 }

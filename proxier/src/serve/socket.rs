@@ -22,6 +22,7 @@ pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     }
     let all = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
     match open(all, false) {
+        // If the port is in use, listening in IPv4 alone would hide the conflict.
         Err(error) if error.kind() != io::ErrorKind::AddrInUse && address.is_ipv4() => {
             open(address, false)
         }

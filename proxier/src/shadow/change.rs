@@ -52,9 +52,12 @@ pub(crate) enum Change {
     WriteRules,
 }
 
+/// A verb, and the weights before and after a change of weights.
+pub(super) type ChangeKind = (&'static str, [u32; 2]);
+
 impl Change {
-    /// Returns the kind of change.
-    pub(super) fn verb(&self) -> &'static str {
+    /// Returns the words that name the change.
+    fn verb(&self) -> &'static str {
         match self {
             Self::AddServer(_) => "add the virtual server",
             Self::DeleteServer => "delete the virtual server",
@@ -75,7 +78,16 @@ impl Change {
         }
     }
 
-    /// Adds the destinations or addresses of `other`, which has the same verb.
+    /// Returns what two changes have in common if they may become one: the verb, and the weights.
+    pub(super) fn kind(&self) -> ChangeKind {
+        let weights = match self {
+            Self::SetWeight { before, after, .. } => [*before, *after],
+            _ => [0, 0],
+        };
+        (self.verb(), weights)
+    }
+
+    /// Adds the destinations or addresses of `other`, which has the same kind.
     pub(super) fn absorb(&mut self, other: &Self) {
         match self {
             Self::AddServer(mine)

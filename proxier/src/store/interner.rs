@@ -9,6 +9,7 @@ use crate::model::Location;
 /// endpoints the node has.
 #[derive(Debug, Default)]
 pub struct Interner {
+    /// Never shrinks: a removed Service or node leaves only its name here.
     texts: HashSet<Arc<str>>,
     /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
     locations: HashMap<Arc<str>, Vec<Arc<Location>>>,

@@ -71,6 +71,7 @@ impl Flows {
                 self.retry.reset();
             }
             Err(_) => {
+                // Otherwise they stay due, and rounds would follow each other without a pause.
                 self.strays.postpone(stale.returned(), now + RETRY);
                 self.retry.back_off(now);
             }

@@ -35,6 +35,7 @@ impl<D: Dataplane> Proxier<D> {
     /// balancers.
     pub fn refusal(&self) -> Option<String> {
         let rules = self.rules.as_ref();
+        // The retry timer runs exactly while the last write of rules failed.
         if rules.is_some_and(|rules| rules.retry.due().is_some()) {
             return Some("the kernel refuses the packet rules".to_owned());
         }

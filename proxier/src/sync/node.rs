@@ -10,7 +10,7 @@ use crate::plan::Machine;
 use crate::problem::Problem;
 use crate::store::Snapshot;
 
-/// How many nodes of a similar name a Problem lists.
+/// The maximum number of similarly named nodes in a Problem.
 const SAMPLES: usize = 3;
 
 /// Returns the Problem that the Node `name` does not exist.

@@ -320,6 +320,7 @@ impl<D: Dataplane> Proxier<D> {
             outcomes.extend(results);
         }
         self.retries.settle();
+        // After a start: insertions in order of the keys leave the nodes of the map half empty.
         if ops.len() > self.kernel.observed.virtual_servers.len() {
             self.kernel.observed.pack();
         }
@@ -424,6 +425,8 @@ impl<D: Dataplane> Proxier<D> {
     /// Writes the ledger's queued records. A resync also checks the file and compacts it.
     fn record(&mut self, extent: Extent, now: Duration) -> Result<(), Failure> {
         if extent == Extent::All {
+            // One stat(2) a period. A flush of new records checks too, but a quiet cluster has
+            // none.
             self.ledger.check_file();
         }
         self.ledger.flush(now)?;

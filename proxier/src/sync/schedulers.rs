@@ -121,6 +121,7 @@ impl Schedulers {
         missing: &mut BTreeSet<SchedulerName>,
         now: Duration,
     ) -> bool {
+        // Otherwise `ask` would not ask for it again when it is loaded.
         self.available.remove(&name);
         let is_new = missing.insert(name);
         if is_new {

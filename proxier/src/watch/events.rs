@@ -143,7 +143,8 @@ impl<'a> EventWriter<'a> {
             Regarding::EndpointSlice(_) => "endpointslices",
             _ => "services",
         };
-        // Names of objects need no encoding.
+        // Names of objects need no encoding. Version 0: the server's cache answers, and a UID never
+        // changes.
         let path = format!(
             "{root}/namespaces/{}/{plural}?fieldSelector=metadata.name%3D{}&resourceVersion=0",
             name.namespace, name.name

@@ -1,5 +1,8 @@
 //! Endpoints get the header of the PROXY protocol; bytes of endpoints are payload.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 use proxier::testing::model::ProxyProtocol;
 use proxier::testing::relay::Handling;
 
@@ -119,4 +122,85 @@ fn headers_from_clients_and_endpoints_are_payload() {
             assert_eq!(answer, *payload);
         }
     }
+}
+
+/// Returns what an endpoint or a client may write at once: parts of headers, their signatures, lengths that are
+/// wrong, and other bytes.
+fn write() -> impl Strategy<Value = Vec<u8>> {
+    let text = "PROXY (TCP4|TCP6|UNKNOWN|SCTP) [0-9.:a-f]{0,40} [0-9.:a-f]{0,40} [0-9]{0,6} [0-9]{0,6}\r?\n";
+    let address = (
+        any::<u8>(),
+        any::<u8>(),
+        any::<u16>(),
+        vec(any::<u8>(), 0..300),
+    );
+    let binary = address.prop_map(|(command, family, length, bytes)| {
+        let signature = b"\r\n\r\n\0\r\nQUIT\n".to_vec();
+        [
+            signature,
+            vec![command, family],
+            length.to_be_bytes().to_vec(),
+            bytes,
+        ]
+        .concat()
+    });
+    let known = proptest::sample::select(headers());
+    let part = prop_oneof![
+        text.prop_map(String::into_bytes),
+        binary,
+        known,
+        vec(any::<u8>(), 0..40),
+    ];
+    vec(part, 1..3).prop_map(|parts| parts.concat())
+}
+
+/// Writes each of `writes` with a call of its own.
+fn write_all(mut stream: &TcpStream, writes: &[Vec<u8>]) {
+    for bytes in writes {
+        stream.write_all(bytes).unwrap();
+    }
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+#[test]
+fn random_headers_from_clients_and_endpoints_are_payload() {
+    let mut relay = relay();
+    let versions = [None, Some(ProxyProtocol::V1), Some(ProxyProtocol::V2)];
+    let frontends = versions.map(|version| open_with_header(&mut relay, version));
+    let config = Config {
+        cases: 200,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let case = (0..frontends.len(), vec(write(), 0..4), vec(write(), 0..4));
+    let result = TestRunner::new(config).run(&case, |(frontend, asked, answered)| {
+        let (address, _listening, listener) = &frontends[frontend];
+        let client = connect(*address);
+        let local = client.local_addr().unwrap();
+        write_all(&client, &asked);
+        let server = accept(listener);
+        write_all(&server, &answered);
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        { &server }.read_to_end(&mut up).unwrap();
+        { &client }.read_to_end(&mut down).unwrap();
+        let own = match versions[frontend] {
+            None => Vec::new(),
+            Some(ProxyProtocol::V1) => format!(
+                "PROXY TCP4 127.0.0.1 127.0.0.1 {} {}\r\n",
+                local.port(),
+                address.port()
+            )
+            .into_bytes(),
+            Some(ProxyProtocol::V2) => [
+                &b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\x7f\0\0\x01\x7f\0\0\x01"[..],
+                &local.port().to_be_bytes(),
+                &address.port().to_be_bytes(),
+            ]
+            .concat(),
+        };
+        prop_assert_eq!(up, [own, asked.concat()].concat());
+        prop_assert_eq!(down, answered.concat());
+        Ok(())
+    });
+    result.unwrap();
 }

@@ -245,3 +245,45 @@ fn connections_outlive_a_change_of_the_annotation_and_nothing_is_left_at_the_end
         assert_eq!(traces(&cluster.node), NOTHING);
     });
 }
+
+/// Returns the service addresses that are local.
+fn local_addresses(node: &Host) -> Vec<String> {
+    let routes = node.exec(&["ip", "route", "show", "table", "local", "dev", "lo"]);
+    let words = routes.lines().filter_map(|line| line.split(' ').nth(1));
+    let ours = words.filter(|address| address.starts_with("10.96."));
+    ours.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_deleted_address_returns_and_a_new_process_takes_over_those_of_a_killed_one() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let proxier = Proxier::new(&[]);
+        write(&proxier, "metadata:\n");
+        let relay = Relay::start(&proxier);
+        let is_served = || cluster.ext.ask_tcp("10.96.1.1:80").source().is_some();
+        relay.until("nothing is served", is_served);
+        let before = local_addresses(&cluster.node);
+        assert!(before.contains(&"10.96.1.1".to_owned()), "{before:?}");
+        let delete = ["ip", "route", "delete", "local", "10.96.1.1", "dev", "lo"];
+        cluster.node.exec(&delete);
+        relay.until("the address does not return", || {
+            local_addresses(&cluster.node) == before && is_served()
+        });
+        let lines = relay.log();
+        assert!(!lines.contains("ERROR"), "{lines}");
+        drop(relay);
+
+        // A Service that is gone meanwhile needs no address. What the process cannot read does not keep it from
+        // serving the rest, because no other one does.
+        let [web, remote, _, slice] = services("metadata:\n");
+        proxier.write(&[&web, &remote, &slice, "kind: [Service"]);
+        let relay = Relay::start(&proxier);
+        relay.until("nothing is served", is_served);
+        relay.until("the address stays", || {
+            !local_addresses(&cluster.node).contains(&"10.96.1.4".to_owned())
+        });
+        let log = relay.log();
+        assert!(!log.contains("add address"), "an Op failed: {log}");
+    });
+}

@@ -1,5 +1,10 @@
 //! The process has no descriptor left; options of annotations; the page of metrics.
 
+use ipvs_netlink as ipvs;
+use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::userspace::Userspace;
+use proxier::testing::op::Op;
+use proxier::testing::relay::{InsideClients, RelayLimits};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use super::*;
@@ -63,7 +68,97 @@ fn clients_wait_while_no_descriptor_is_left_and_are_served_afterwards() {
     });
 }
 
-/// Returns the bytes that the endpoint of a Service with these annotations gets.
+/// What this thread logs.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// Returns the lines since the last call.
+    fn take(&self) -> Vec<String> {
+        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
+        let text = String::from_utf8(bytes).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+/// The Op that adds the frontend with this number, and the one that deletes it.
+fn frontend(number: u8) -> [Op; 2] {
+    let key = ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Tcp,
+        address: [127, 79, 0, number].into(),
+        port: 8_079,
+    };
+    let service = ipvs::Service::new(key, "rr".parse().unwrap());
+    [Op::AddService(service), Op::DeleteService(key)]
+}
+
+#[test]
+fn the_limit_of_frontends_is_said_before_it_is_hit_and_once_each_time() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    // 66 frontends of one worker: three quarters of the descriptors that are no reserve.
+    let limits = RelayLimits {
+        workers: 1,
+        files: 100,
+        ..RelayLimits::default()
+    };
+    let mut userspace = Userspace::start(limits, InsideClients::default()).unwrap();
+    let mut apply = |op: Op| userspace.apply(&[op]).remove(0);
+    for warned_at in [53, 53] {
+        for number in 0..66 {
+            apply(frontend(number)[0]).unwrap();
+            let lines = log.take();
+            // Fewer than a fifth, 13, are left.
+            assert_eq!(
+                lines.len(),
+                usize::from(number == warned_at),
+                "{number}: {lines:?}"
+            );
+            for line in lines {
+                for words in [
+                    " WARN ",
+                    "54 frontends listen, and only 12 more can",
+                    "the process may open 100 files",
+                    "ulimit -Hn, LimitNOFILE=",
+                    "--userspace-workers",
+                ] {
+                    assert!(line.contains(words), "{line}");
+                }
+            }
+        }
+        let refused = apply(frontend(66)[0]).unwrap_err();
+        assert!(refused.message.contains("100 files"), "{}", refused.message);
+        // A few that come and go at the limit are no news.
+        for number in 50..66 {
+            apply(frontend(number)[1]).unwrap();
+        }
+        for number in 50..66 {
+            apply(frontend(number)[0]).unwrap();
+        }
+        assert_eq!(log.take(), [""; 0]);
+        for number in 0..66 {
+            apply(frontend(number)[1]).unwrap();
+        }
+        // The first one after a fifth of all became free ends the silence.
+        assert_eq!(log.take(), [""; 0]);
+    }
+}
+
 #[test]
 fn annotations_add_headers_and_end_idle_connections() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -74,3 +74,90 @@ fn neither_memory_nor_descriptors_grow() {
     assert!(grown < GROWTH_KIB, "{grown} KiB after {late} connections");
     assert!(late > 100);
 }
+
+/// The flows of a round of datagrams.
+const FLOWS: u16 = 3_000;
+
+/// Asks until an answer returns: datagrams may be lost.
+fn wait_for_answer(client: &UdpSocket) {
+    let short = Duration::from_millis(500);
+    client.set_read_timeout(Some(short)).unwrap();
+    eventually("an answer returns", || {
+        let sent = client.send(b"question");
+        sent.is_ok() && client.recv(&mut [0; 64]).is_ok()
+    });
+}
+
+/// Opens flows of every kind. Each has a client of its own.
+fn datagrams(port: u16) {
+    for number in 0..FLOWS {
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect((SERVICE, port)).unwrap();
+        match number % 4 {
+            0 => wait_for_answer(&client),
+            // Its answer finds no client.
+            1 => drop(client.send(b"question").unwrap()),
+            2 => drop(client.send(b"").unwrap()),
+            _ => {
+                for _ in 0..20 {
+                    let _ = client.send(&[b'x'; 1_000]);
+                }
+            }
+        }
+    }
+}
+
+/// Starts an endpoint that returns each datagram. Returns its port.
+fn datagram_endpoint() -> u16 {
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 2_048];
+        loop {
+            // An error is that of a client that closed its socket.
+            if let Ok((length, client)) = server.recv_from(&mut buffer) {
+                let _ = server.send_to(&buffer[..length], client);
+            }
+        }
+    });
+    port
+}
+
+/// Rounds of equal load, so that each needs as many flows at a time as the first one.
+#[test]
+fn flows_leave_neither_memory_nor_descriptors() {
+    const IDLE: &str = "ipvs-proxier.io/idle-timeout: \"1\"";
+    let socket = UdpSocket::bind((SERVICE, 0)).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    drop(socket);
+    let (a, b, refusing) = (datagram_endpoint(), datagram_endpoint(), unused_port());
+    let rounds = match std::env::var("SOAK_SECS") {
+        // Idle flows are looked for every 10 s.
+        Ok(seconds) => (seconds.parse::<u64>().unwrap() / 12).max(3),
+        Err(_) => 3,
+    };
+    let daemon = Daemon::start(&manifest("UDP", port, &[a, b], IDLE));
+    let first = UdpSocket::bind("127.0.0.1:0").unwrap();
+    first.connect((SERVICE, port)).unwrap();
+    wait_for_answer(&first);
+    let flows = || daemon.metric("ipvs_proxier_relay_files{of=\"connections\"}");
+    let before = daemon.files();
+    let mut memory = Vec::new();
+    let mut most = 0.0_f64;
+    for round in 0..rounds {
+        datagrams(port);
+        most = most.max(flows());
+        // Endpoints come and go meanwhile, one of which refuses all datagrams.
+        let endpoints = [[a, b], [b, refusing], [a, refusing]];
+        let place = usize::try_from(round).unwrap() % endpoints.len();
+        daemon.apply(&manifest("UDP", port, &endpoints[place], IDLE));
+        eventually("flows end", || {
+            flows() == 0.0 && daemon.files() <= before + 2
+        });
+        memory.push(resident_kib(&daemon));
+    }
+    eprintln!("{rounds} rounds of {FLOWS} flows, at most {most} at a time: {memory:?} KiB");
+    assert!(most > 0.0);
+    let grown = memory[memory.len() - 1].saturating_sub(memory[0]);
+    assert!(grown < GROWTH_KIB, "{memory:?} KiB");
+}

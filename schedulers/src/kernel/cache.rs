@@ -43,7 +43,9 @@ struct Entry<T> {
     value: T,
 }
 
+/// The kernel's table has 1024 chains (`CONFIG_IP_VS_LBLC_TAB_BITS`).
 const CHAIN_BITS: u32 = 10;
+/// How often the kernel's timer fires (`CHECK_EXPIRE_INTERVAL`).
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Every 30th round is a full collection (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_ROUND: u32 = 30;
@@ -173,6 +175,8 @@ impl<T> Cache<T> {
         let goal = ((self.counted - MANY) * 4 / 3).min(MANY / 2);
         let mut collected = 0;
         for _ in 0..self.chains.len() {
+            // Starts after the chain where the last round stopped, so that every chain gets its
+            // turn.
             self.rover = (self.rover + 1) % self.chains.len();
             collected += self.collect_chain(self.rover, now, EARLY);
             if collected >= goal {
@@ -194,6 +198,7 @@ impl<T> Cache<T> {
 /// Returns the last time before `now` at which a timer fires that first fires at `first`.
 fn last_round(first: Duration, now: Duration) -> Duration {
     const NANOSECOND: Duration = Duration::from_nanos(1);
+    // A request at the very time of a round comes first, so only earlier rounds count.
     let rounds = (now - first - NANOSECOND).as_secs() / INTERVAL.as_secs();
     first + seconds(rounds * INTERVAL.as_secs())
 }

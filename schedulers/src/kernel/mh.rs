@@ -136,6 +136,8 @@ impl Mh {
             .map(|(id, server)| Candidate {
                 id,
                 position: hash(OFFSET_KEY, server) % slots,
+                // From 1 to M - 1: with a prime M every such distance visits all slots before one
+                // repeats.
                 skip: hash(SKIP_KEY, server) % (slots - 1) + 1,
                 turn: turn(server),
             })
@@ -198,6 +200,7 @@ impl Scheduler for Mh {
         // offset that starts at the client's slot.
         (0..slots.divisor)
             .map(|offset| slot(slots.remainder(offset + slot_of_client)))
+            // The kernel gives up at the first empty slot: then the whole table is empty.
             .map_while(|slot| self.table[slot as usize])
             .find(|&id| is_eligible(servers, id))
     }

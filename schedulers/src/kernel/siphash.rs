@@ -22,6 +22,7 @@ impl Key {
 pub(super) fn siphash13(Key(k0, k1): Key, message: u32) -> u32 {
     // The only block: the message, and its length in the highest byte.
     let block = 4 << 56 | u64::from(message);
+    // The constants of SipHash's definition: the ASCII letters "somepseudorandomlygeneratedbytes".
     let mut state = [
         k0 ^ 0x736f_6d65_7073_6575,
         k1 ^ 0x646f_7261_6e64_6f6d,

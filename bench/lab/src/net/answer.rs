@@ -18,7 +18,7 @@ pub enum Answer {
     },
     /// The port is closed: a TCP reset or an ICMP port unreachable arrived.
     Refused,
-    /// Nothing arrived within the time that a client waits.
+    /// No answer arrived within the client's time limit.
     Timeout,
     /// There is no route, or ICMP reported that the address is unreachable or prohibited.
     Unreachable,

@@ -17,11 +17,12 @@ use rustix::{
 use super::{Answer, sctp};
 use crate::cost::patience;
 
-/// Returns the source port of a connection or dialogue that stays open, another one each time.
+/// Returns the source port for a connection or dialogue that stays open; the ports take turns.
 ///
-/// The kernel chooses the ports of single questions from 32,768. IPVS keeps a client's port towards the
-/// endpoint: if two connections of a client had one port, at two frontends with the same endpoint, the
-/// endpoint would see one connection, and the older one would get no answer any more.
+/// The kernel chooses the ports of single questions from 32,768 on. IPVS keeps the client's port
+/// towards the endpoint. If one client had connections with the same port at two frontends with a
+/// common endpoint, the endpoint would see one connection, and the older one would get no more
+/// answers.
 fn lasting_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 11_000;
@@ -30,7 +31,7 @@ fn lasting_port() -> u16 {
     FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT
 }
 
-/// Calls `bind` with one wildcard address after the other until the port is free.
+/// Calls `bind` with wildcard addresses of different ports until one is free.
 fn bind_lasting<T>(
     family: AddressFamily,
     bind: impl Fn(SocketAddr) -> io::Result<T>,
@@ -60,7 +61,7 @@ pub(super) fn unspecified(family: AddressFamily, port: u16) -> SocketAddr {
     (address, port).into()
 }
 
-/// Connects the stream socket within this time.
+/// Connects a stream socket; fails with `TimedOut` after `patience`.
 pub(super) fn connect_within(
     socket: OwnedFd,
     address: SocketAddr,
@@ -86,7 +87,7 @@ pub(super) fn connect_within(
 pub struct Connection {
     stream: BufReader<TcpStream>,
     greeting: Answer,
-    /// How long an answer may take.
+    /// The time limit for an answer.
     limit: Duration,
 }
 
@@ -142,7 +143,8 @@ impl Connection {
         }
     }
 
-    /// Closes the connection with a reset. The kernel forgets it after seconds instead of minutes.
+    /// Closes the connection with a reset. Conntrack then deletes its entry after seconds, not
+    /// minutes.
     ///
     /// # Panics
     /// If the socket refuses the option `SO_LINGER`.
@@ -192,7 +194,7 @@ pub fn ask_udp(address: SocketAddr) -> Answer {
     }
 }
 
-/// A UDP socket that asks one address, as often as wanted.
+/// A UDP socket that asks one address repeatedly.
 #[derive(Debug)]
 pub struct UdpClient(UdpSocket);
 
@@ -213,7 +215,8 @@ impl UdpClient {
         self.ask_within(PATIENCE)
     }
 
-    /// Sends one datagram and returns the next answer of this time, which may be that of an earlier one.
+    /// Sends one datagram and returns the next answer within `limit`, possibly the late answer to
+    /// an earlier datagram.
     pub fn ask_within(&mut self, limit: Duration) -> Answer {
         let mut exchange = || -> io::Result<Answer> {
             self.0.send(b"?\n")?;
@@ -236,7 +239,8 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// The number of further reads after the limit.
 ///
-/// If the host stops the lab for longer than the limit, that time is over before the server ran.
+/// If the machine stops the lab for longer than the limit, the limit is over before the server
+/// could answer.
 const EXTRA_READS: u32 = 20;
 /// The time that each further read waits.
 const EXTRA_READ: Duration = Duration::from_millis(10);

@@ -95,7 +95,7 @@ impl Cluster {
         cluster
     }
 
-    /// The addresses of `node`, one of which masqueraded connections have.
+    /// The addresses of `node`; a masqueraded connection has one of them as its source.
     pub const NODE_ADDRESSES: [&str; 6] = [
         "172.18.0.2",
         "203.0.113.1",

@@ -24,7 +24,7 @@ pub struct Host {
     name: String,
     pub(super) namespace: Arc<Namespace>,
     servers: Mutex<Vec<JoinHandle<()>>>,
-    /// Servers poll this reading end. It is ready when the writing end is closed.
+    /// The reading end, which all servers poll: it becomes ready when the writing end is closed.
     stop: PipeReader,
     stopper: Option<PipeWriter>,
 }
@@ -98,8 +98,8 @@ impl Host {
 
     /// Serves SCTP `port` like [`serve_tcp`](Self::serve_tcp).
     ///
-    /// A host with several addresses of a family sends all of them to its clients, which may then use
-    /// another one.
+    /// A host with several addresses of one family reports all of them to its clients, which may
+    /// then use any of them.
     #[track_caller]
     pub fn serve_sctp(&self, port: u16) {
         for family in [AddressFamily::INET, AddressFamily::INET6] {
@@ -158,7 +158,7 @@ impl Host {
         self.run(|| Connection::open(address))
     }
 
-    /// Opens a TCP connection to `address`, on which each answer may take as long as `limit`.
+    /// Opens a TCP connection to `address` with the time limit `limit` for each answer.
     ///
     /// # Errors
     ///

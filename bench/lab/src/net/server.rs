@@ -47,8 +47,10 @@ pub(super) fn sctp(
     connections(name, TcpListener::from(socket), stop)
 }
 
-/// Serves all clients of `listener` until `stop` is closed, all on one thread: a thread for each client
-/// costs a User-Mode Linux with ptrace more than all else that a short connection does.
+/// Serves all clients of `listener` on one thread until `stop` is closed.
+///
+/// A thread per client would cost more than the rest of a short connection: on User-Mode Linux with
+/// ptrace, starting a thread is expensive.
 fn connections(name: &str, listener: TcpListener, stop: &PipeReader) -> io::Result<JoinHandle<()>> {
     listener.set_nonblocking(true)?;
     let (name, stop) = (name.to_owned(), stop.try_clone()?);

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use api_server::{ApiServer, tls};
 use serde_json::{Value, json};
@@ -92,5 +93,9 @@ impl Api for OwnApi {
     fn resume(&mut self) -> anyhow::Result<()> {
         self.server.resume();
         Ok(())
+    }
+
+    fn last_list(&self) -> Option<Instant> {
+        self.server.last_list()
     }
 }

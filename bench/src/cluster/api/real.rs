@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use api_server::Key;
@@ -117,6 +118,10 @@ impl Api for RealApi {
             self.plane.start_server();
         }
         Ok(())
+    }
+
+    fn last_list(&self) -> Option<Instant> {
+        None
     }
 }
 

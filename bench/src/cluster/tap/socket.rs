@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
+use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
 /// The room for messages that wait to be read, in bytes.
@@ -38,6 +38,8 @@ pub(super) struct PacketSocket {
 /// The bytes of one `send` to the kernel.
 pub(super) struct Received<'a> {
     pub(super) bytes: &'a [u8],
+    /// The netlink protocol, such as `NETLINK_ROUTE`.
+    pub(super) protocol: u16,
     /// Since 1970.
     pub(super) time: Duration,
     /// The number of packets so far that found no room.
@@ -59,6 +61,7 @@ impl PacketSocket {
             SockFilter::new(RETURN, 0, 0, u32::MAX),
             SockFilter::new(RETURN, 0, 0, 0),
         ])?;
+        // Forced past the limit `net.core.rmem_max`, which is 208 KiB by default.
         setsockopt(&socket, sockopt::RcvBufForce, &ROOM)?;
         setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
         setsockopt(&socket, sockopt::RxqOvfl, &1)?;
@@ -73,7 +76,8 @@ impl PacketSocket {
     pub(super) fn receive(&mut self) -> Option<Received<'_>> {
         let mut parts = [IoSliceMut::new(&mut self.buffer)];
         let (flags, control) = (MsgFlags::MSG_DONTWAIT, Some(&mut *self.control));
-        let message = recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, control, flags).ok()?;
+        let message =
+            recvmsg::<LinkAddr>(self.socket.as_raw_fd(), &mut parts, control, flags).ok()?;
         let (mut time, mut lost) = (Duration::ZERO, 0);
         for control in message.cmsgs().ok()? {
             match control {
@@ -83,7 +87,10 @@ impl PacketSocket {
             }
         }
         let length = message.bytes;
+        // `__netlink_deliver_tap_skb` stores the protocol in network order.
+        let protocol = message.address.map_or(u16::MAX, |from| from.protocol());
         Some(Received {
+            protocol: u16::from_be(protocol),
             bytes: &self.buffer[..length],
             time,
             lost,

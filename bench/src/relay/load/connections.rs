@@ -42,7 +42,7 @@ impl Connections {
         })
     }
 
-    /// Goes on with one client. Returns whether its connection is complete.
+    /// Continues with one client and returns whether its connection is complete.
     fn proceed(&mut self, Ready { key, flags }: Ready) -> anyhow::Result<bool> {
         let client = &mut self.clients[key];
         if flags.contains(EventFlags::OUT) && !client.has_asked {
@@ -88,7 +88,7 @@ fn dial(address: SocketAddrV4, poller: &Poller, key: usize) -> io::Result<Client
         Ok(()) | Err(Errno::INPROGRESS) => {}
         Err(error) => return Err(error.into()),
     }
-    // Edge-triggered: a connection that can be written to must not report it for ever.
+    // Edge-triggered: a writable connection would otherwise be reported at every wait.
     let events = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
     poller.add(&socket, key, events)?;
     Ok(Client {

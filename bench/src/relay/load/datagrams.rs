@@ -17,13 +17,13 @@ const LOST: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub(in crate::relay) struct Traffic {
     clients: usize,
-    /// The datagrams of a client that are on their way, at most. All of them fit into the receive buffer
-    /// of one socket, so that no relay has to lose any.
+    /// The maximum number of unanswered datagrams of a client. All of them fit the receive buffer
+    /// of one socket, so a relay need not drop any.
     window: usize,
     size: u16,
 }
 
-/// Many clients with a question each.
+/// Many clients with one unanswered datagram each.
 pub(in crate::relay) const QUESTIONS: Traffic = Traffic {
     clients: 64,
     window: 1,

@@ -7,10 +7,10 @@ use anyhow::Context as _;
 
 use super::{connect, exchange};
 
-/// How long a relay has to become quiet.
+/// The time after which a relay has no more work for the new connections.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Opens connections with one request each, waits, and calls `look` while all of them are open.
+/// Opens connections with one request each, waits, and calls `look` while all are open.
 pub(in crate::relay) fn hold<T>(
     address: SocketAddrV4,
     connections: usize,

@@ -14,15 +14,15 @@ use crate::relay::poller::{Poller, ready};
 /// The number of connections.
 const CONNECTIONS: usize = 4;
 
-/// The bytes that are read at once.
+/// The bytes that a client reads in one system call.
 const CHUNK: usize = 1 << 20;
 
-/// Clients that read and throw away.
+/// Clients that read and discard.
 #[derive(Debug)]
 pub(in crate::relay) struct Transfers {
     poller: Poller,
     clients: Vec<TcpStream>,
-    /// Never written: the kernel throws the bytes away (`MSG_TRUNC`), so that clients cost little.
+    /// Never written: the kernel discards the bytes (`MSG_TRUNC`), so a client costs little.
     unused: Vec<u8>,
 }
 

@@ -239,6 +239,8 @@ impl Addresses {
             };
             let create = match op {
                 Op::AddAddress(..) => NLM_F_CREATE | NLM_F_EXCL,
+                // Without CREATE, replacing a route that was deleted since the read would fail with
+                // ENOENT.
                 _ => NLM_F_CREATE | NLM_F_REPLACE,
             };
             match (*op, self.place(address, carrier)) {
@@ -332,6 +334,7 @@ fn push_address(
 ) -> ipvs::Result<()> {
     let mut entry = InterfaceAddress::single(address, interface);
     if is_on_every_machine(address) {
+        // The kernel deletes an address only with its own prefix length (`inet6_addr_del`).
         entry.prefix_length = LINK_LOCAL_LENGTH;
     }
     batch.push(kind, flags, |writer| {

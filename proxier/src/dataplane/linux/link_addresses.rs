@@ -25,6 +25,7 @@ pub(super) fn read() -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
     )?;
     let mut links = BTreeMap::new();
     for (link, address) in addresses {
+        // The kernel takes the first one too (`inet_select_addr`).
         links.entry(link).or_insert(address);
     }
     Ok(links)

@@ -166,6 +166,7 @@ where
 
     /// Returns a monitor that opens its sockets again if that fails now.
     fn open_or_retry(what: &'static str, missed: T, mut open: O) -> Self {
+        // A failed start is treated as a failed look: `run` logs it, and opens again.
         let look = open().unwrap_or_else(|failure| Box::new(move || Err(failure.clone())));
         Self::with(what, missed, open, look)
     }

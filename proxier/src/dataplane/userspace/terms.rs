@@ -43,6 +43,7 @@ impl AllTerms {
     }
 
     pub(super) fn set(&mut self, key: ipvs::ServiceKey, terms: Terms) {
+        // The previous terms may name another mark.
         self.remove(&key);
         if let Some(mark) = mark_of(&key, &terms) {
             self.marked.entry(mark).or_default().insert(key);

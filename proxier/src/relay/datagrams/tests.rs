@@ -139,27 +139,44 @@ fn after_a_long_train_the_next_ones_are_one_message_and_arrive_as_their_datagram
 }
 
 #[test]
-fn a_socket_is_asked_for_more_messages_after_a_full_batch() {
-    let (sender, receiver) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-    let address = receiver.local_addr().unwrap();
-    let mut receiver = DatagramSocket::new(receiver, address);
-    sender.connect(address).unwrap();
-    let mut batch = DatagramBatch::new();
-    for (waiting, received) in [(1, vec![1]), (12, vec![2, 8, 2]), (33, vec![32, 1])] {
-        for number in 0..waiting {
-            // Datagrams of different sizes are no train.
-            sender
-                .send(&vec![b'x'; usize::from(number % 2 == 0)])
-                .unwrap();
-        }
-        for (at, count) in received.iter().enumerate() {
-            let is_last = at + 1 == received.len();
-            let expected = match is_last {
-                true => MoreDatagrams::Nothing,
-                false => MoreDatagrams::Perhaps,
-            };
-            assert_eq!(batch.receive(&mut receiver).unwrap(), expected);
-            assert_eq!(batch.received.len(), *count);
+fn a_socket_is_asked_for_as_many_messages_as_it_had() {
+    for is_connected in [false, true] {
+        let (sender, receiver) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let address = receiver.local_addr().unwrap();
+        let peer = sender.local_addr().unwrap();
+        sender.connect(address).unwrap();
+        let mut receiver = match is_connected {
+            false => DatagramSocket::new(receiver, address),
+            true => {
+                receiver.connect(peer).unwrap();
+                DatagramSocket::connected(receiver, peer)
+            }
+        };
+        let mut batch = DatagramBatch::new();
+        for (waiting, received) in [
+            (1, vec![1]),
+            (12, vec![2, 8, 2]),
+            (33, vec![8, 25]),
+            (1, vec![1]),
+            (1, vec![1]),
+            (12, vec![2, 8, 2]),
+        ] {
+            for number in 0..waiting {
+                // Datagrams of different sizes are no train.
+                sender
+                    .send(&vec![b'x'; usize::from(number % 2 == 0)])
+                    .unwrap();
+            }
+            for (at, count) in received.iter().enumerate() {
+                let is_last = at + 1 == received.len();
+                let expected = match is_last {
+                    true => MoreDatagrams::Nothing,
+                    false => MoreDatagrams::Perhaps,
+                };
+                assert_eq!(batch.receive(&mut receiver).unwrap(), expected);
+                assert_eq!(batch.received.len(), *count, "{is_connected} {waiting}");
+                assert!(batch.trains().all(|train| train.sender == Some(peer)));
+            }
         }
     }
 }

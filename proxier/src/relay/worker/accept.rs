@@ -173,6 +173,7 @@ impl Worker {
                 let header = relaying.header();
                 self.transit.count(0, header);
                 self.connections[key] = Relayed::Relaying(relaying);
+                // Otherwise the first event of the client's socket does it.
                 if ready.can_read || header > 0 {
                     self.pump(key);
                 }

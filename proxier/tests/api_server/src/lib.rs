@@ -170,12 +170,19 @@ struct State {
     behaviour: Behaviour,
     canned: BTreeMap<String, Vec<CannedResponse>>,
     requests: Vec<Request>,
+    /// When the end of a list was last passed to its connection.
+    last_list: Option<Instant>,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic in another thread fails the test anyway, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a list is complete.
+    fn end_list(&self) {
+        self.lock().last_list = Some(Instant::now());
     }
 }
 
@@ -210,6 +217,7 @@ impl ApiServer {
                 behaviour: Behaviour::default(),
                 canned: BTreeMap::new(),
                 requests: Vec::new(),
+                last_list: None,
             }),
         });
         let control = Control {
@@ -341,6 +349,11 @@ impl ApiServer {
     /// Returns all requests so far, in order of arrival.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.lock().requests.clone()
+    }
+
+    /// Returns when the last list, streamed or not, was complete.
+    pub fn last_list(&self) -> Option<Instant> {
+        self.shared.lock().last_list
     }
 }
 

@@ -66,6 +66,8 @@ async fn accept(
             _ = outages.wait_for(|control| !control.is_listening) => true,
             accepted = listener.accept() => {
                 if let Ok((stream, _)) = accepted {
+                    // As Go's servers do. Fails only if the client is gone.
+                    let _ = stream.set_nodelay(true);
                     let secure = acceptor.clone();
                     tokio::spawn(serve_stream(stream, secure, shared.clone(), control.clone()));
                 }
@@ -200,7 +202,7 @@ fn answer(
             }
         }
     } else {
-        list(&request, kind, &selector, &mut state)
+        list(&request, kind, &selector, &mut state, shared)
     }
 }
 
@@ -253,6 +255,7 @@ fn list(
     kind: Kind,
     selector: &Selector,
     state: &mut State,
+    shared: &Arc<Shared>,
 ) -> Response<BodyReceiver> {
     let limit = request.parameter("limit").parse().unwrap_or(0);
     let rest = match (request.parameter("continue"), version(request)) {
@@ -299,7 +302,11 @@ fn list(
         "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{metadata},\"items\":["
     );
     let (client, pieces) = answer::body_channel();
-    tokio::spawn(send_list(head, objects, form, client));
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        send_list(head, objects, form, client).await;
+        shared.end_list();
+    });
     answer::with_head(StatusCode::OK, pieces)
 }
 

@@ -50,6 +50,10 @@ impl Watch {
         if self.marks_initial {
             let annotations = json!({"k8s.io/initial-events-end": "true"});
             lines.push_str(&self.bookmark(annotations));
+            if send(&mut lines, &mut control, &client).await.is_err() {
+                return;
+            }
+            shared.end_list();
         }
         loop {
             if !lines.is_empty() && send(&mut lines, &mut control, &client).await.is_err() {

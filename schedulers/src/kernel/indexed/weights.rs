@@ -87,6 +87,7 @@ impl Weights {
         if weight == 0 {
             return;
         }
+        // At the head of its group, which takes constant time: the order in a group has no meaning.
         let next = self.groups.insert(weight, slot).unwrap_or(NIL);
         self.members[index] = Member {
             weight,
