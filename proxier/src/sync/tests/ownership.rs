@@ -52,3 +52,20 @@ fn a_ledger_that_another_program_removes_is_written_anew() {
     receive(&mut next, &[node()]);
     assert_removed(&mut next, START);
 }
+
+#[test]
+fn the_ledger_names_the_service_to_which_a_frontend_passed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = serving(&directory.path().join("ledger"));
+    let key = ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Udp,
+        address: [198, 51, 100, 5].into(),
+        port: 53,
+    };
+    let owner = |proxier: &Fake| proxier.ledger().owned().name(&key).map(str::to_owned);
+    assert_eq!(owner(&proxier).as_deref(), Some("default/ranged:dns"));
+    let other = open_service("other", "10.96.3.2", "198.51.100.5");
+    receive(&mut proxier, &[node(), other]);
+    proxier.sync(START).unwrap();
+    assert_eq!(owner(&proxier).as_deref(), Some("default/other:dns"));
+}
