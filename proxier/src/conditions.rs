@@ -250,6 +250,7 @@ impl Lasting {
         if seen.samples.len() < SAMPLES {
             seen.samples.push(text);
         }
+        // One hash more than the limit, by which `learn` sees that there are too many.
         if seen.hashes.len() <= MAX_OBJECTS {
             seen.hashes.insert(hash);
         }

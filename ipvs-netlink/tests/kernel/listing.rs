@@ -25,7 +25,7 @@ fn listed() -> Vec<(ListedService, Vec<ListedDestination>)> {
 }
 
 /// Reads the file until it lists `length` virtual servers: on Linux 6.1 it may omit some while another
-/// test, whose network namespace is another, has some.
+/// test in another network namespace has some.
 fn whole_listing(length: usize) -> Vec<(ListedService, Vec<ListedDestination>)> {
     let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
     loop {

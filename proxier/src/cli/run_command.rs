@@ -81,7 +81,7 @@ pub(super) struct Flags {
 /// Whether Events are written.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum EventsFlag {
-    /// Write Events. The API server's Events need the verbs create and patch.
+    /// Write Events, for which this program's role needs the verbs create and patch.
     #[default]
     On,
     /// Write none.

@@ -32,7 +32,8 @@ const WATCHES: Effect = Nothing(
 );
 const JSON: Effect = Nothing("objects are always read as JSON");
 const OTHER_MODE: Effect = Differs(
-    "used only if mode is this section's: the file's mode decides which section has the periods",
+    "used only if mode names its section, but the flags --ipvs-sync-period and --ipvs-min-sync-period \
+     count in every mode",
 );
 const NFTABLES: Effect = Nothing("a setting of kube-proxy's nftables mode");
 const WINDOWS: Effect = Nothing("a setting of kube-proxy on Windows");
@@ -67,7 +68,7 @@ pub const FIELDS: [Field; 60] = [
     field!("featureGates", GATES, Gates, feature_gates),
     field!("healthzBindAddress", Same, AddressPort, healthz_bind_address),
     field!("hostnameOverride", Same, Text, hostname_override),
-    field!("iptables.localhostNodePorts", Nothing("node ports on loopback addresses exist in kube-proxy's iptables mode only"), OptionalBool, iptables.localhost_node_ports),
+    field!("iptables.localhostNodePorts", Nothing("kube-proxy uses it in its iptables mode only; --localhost-nodeports is this program's flag for such node ports"), OptionalBool, iptables.localhost_node_ports),
     field!("iptables.masqueradeAll", Differs("used unless mode is nftables, whose section has a field of its own"), Bool, iptables.masquerade_all),
     field!("iptables.masqueradeBit", Same, OptionalInteger, iptables.masquerade_bit),
     field!("iptables.minSyncPeriod", OTHER_MODE, Duration, iptables.min_sync_period),
@@ -90,7 +91,7 @@ pub const FIELDS: [Field; 60] = [
     field!("logging.vmodule", VMODULE, Patterns, logging.vmodule),
     field!("metricsBindAddress", Same, AddressPort, metrics_bind_address),
     field!("mode", MODE, Text, mode),
-    field!("nftables.masqueradeAll", OTHER_MODE, Bool, nftables.masquerade_all),
+    field!("nftables.masqueradeAll", Differs("used only if mode is nftables"), Bool, nftables.masquerade_all),
     field!("nftables.masqueradeBit", NFTABLES, OptionalInteger, nftables.masquerade_bit),
     field!("nftables.minSyncPeriod", OTHER_MODE, Duration, nftables.min_sync_period),
     field!("nftables.syncPeriod", OTHER_MODE, Duration, nftables.sync_period),
@@ -112,8 +113,9 @@ const BIND: Effect = Differs(
      object",
 );
 const GATES: Effect = Differs(
-    "another value of a locked gate is rejected as in kube-proxy. LoggingAlphaOptions permits \
-     logging.options, LoggingBetaOptions the format json, AllowServiceExternalIPs external IPs of Services; every other gate has no effect",
+    "a locked gate accepts only its locked value, as in kube-proxy. LoggingAlphaOptions permits \
+     logging.options, LoggingBetaOptions permits the format json, and AllowServiceExternalIPs permits \
+     external IPs of Services. All other gates have no effect",
 );
 const VERBOSITY: Effect = Differs(
     "0 to 3 log information, warnings and errors; 4 adds debug lines, 5 and more trace lines. The \

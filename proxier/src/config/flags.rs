@@ -91,8 +91,9 @@ const VERSION: Effect = Differs(
     "kube-proxy accepts its own version as a value, too; this program rejects every version",
 );
 const DEPRECATED_PORT: Effect = Differs(
-    "deprecated: as in kube-proxy, it counts only without --config and without --write-config-to, \
-     and only 0 (no server) or a port for an address that lacks one matters",
+    "deprecated, and as in kube-proxy it counts only without --config and without \
+     --write-config-to: 0 removes the server's address, which the metrics server does not permit, and \
+     another port completes an address without one",
 );
 
 // One row a line is easier to compare with kube-proxy's help than rustfmt's six.

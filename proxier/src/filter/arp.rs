@@ -176,6 +176,7 @@ impl Ruleset {
                 verdict: Some(Verdict::Goto(sender(address))),
             })
         };
+        // In any order: `Table::difference` puts the commands into the one that the kernel accepts.
         for gone in old.iter().filter(|(link, _)| !links.contains_key(*link)) {
             if let Some(element) = element(gone) {
                 table.remove_element(ARP_SENDERS, element.key);

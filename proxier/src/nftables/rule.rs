@@ -67,6 +67,9 @@ pub enum Statement {
         data: Selector,
     },
     /// Changes the connection's source to an address of the outgoing interface and a random port.
+    ///
+    /// Random, as in kube-proxy: two processors that look for the next free port at the same time find the
+    /// same one, and the kernel then drops the packet of one of them.
     Masquerade {
         /// The range of the port.
         ports: RangeInclusive<u16>,

@@ -49,6 +49,7 @@ impl SetKind {
         match self {
             Self::Set => 0,
             Self::Verdicts => NFT_SET_MAP,
+            // `EVAL` is nft's `dynamic`. Without it, no rule may add an element.
             Self::Learned { .. } => NFT_SET_MAP | NFT_SET_TIMEOUT | NFT_SET_EVAL,
         }
     }

@@ -198,6 +198,8 @@ impl Table {
         let mut commands = Vec::new();
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
+            // A changed chain loses all rules and gets its new ones later: single rules could be
+            // replaced only by their handles, which this table does not know.
             if !chain.rules.is_empty() && after.is_none_or(|after| after != chain) {
                 commands.push(Command::FlushChain(chain.name.clone()));
             }

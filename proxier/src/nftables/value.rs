@@ -85,6 +85,7 @@ impl Value {
     /// Returns the value of an interface's name; `None` if the kernel accepts no such name.
     pub fn interface(name: &str) -> Option<Self> {
         let mut bytes = [0; IFNAMSIZ];
+        // The kernel's limit includes the NUL at the end of the name.
         let is_name = !name.is_empty() && name.len() < IFNAMSIZ;
         bytes
             .get_mut(..name.len())?
