@@ -110,10 +110,23 @@ impl Budget {
         count: usize,
     ) -> Option<Permit> {
         let free = self.free();
-        let most = free * SHARE;
-        if free < count || frontend.descriptors() >= most {
+        if free < count || frontend.descriptors() >= free * SHARE {
             return None;
         }
+        self.admit_accepted(frontend, client, count)
+    }
+
+    /// As [`Budget::admit`], for a client that was accepted because the frontend had room.
+    ///
+    /// Another worker may have taken that room meanwhile. The client is not reset then: a connection beyond the
+    /// share for each worker does no harm.
+    pub(super) fn admit_accepted(
+        self: &Arc<Self>,
+        frontend: &Arc<SharedFrontend>,
+        client: IpAddr,
+        count: usize,
+    ) -> Option<Permit> {
+        let most = self.free().max(count) * SHARE;
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         match clients.entry(client) {
             Entry::Occupied(held) if *held.get() >= most => return None,
@@ -188,5 +201,53 @@ impl Drop for Permit {
                 held.remove();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use schedulers::Options;
+
+    use super::super::{EndpointPool, PoolConfig, Route};
+    use super::*;
+
+    #[test]
+    fn a_client_that_was_accepted_is_not_reset_if_another_worker_took_the_room() {
+        let budget = Arc::new(Budget::new(100, Arc::new(Statistics::new(100))));
+        let config = PoolConfig {
+            scheduler: "rr".to_owned(),
+            options: Options::default(),
+            affinity: None,
+        };
+        let pool = Arc::new(EndpointPool::new(&config, Duration::ZERO).unwrap());
+        let frontend = SharedFrontend::new((Ipv4Addr::LOCALHOST, 80).into(), Route::to(pool));
+        let frontend = Arc::new(frontend);
+        let client = |host: u8| IpAddr::from([127, 1, 0, host]);
+        let mut held = Vec::new();
+        while budget.has_room(&frontend) {
+            let host = held.len().to_le_bytes()[0];
+            held.extend(budget.admit(&frontend, client(host), PER_CONNECTION));
+        }
+        // Eight ninths of 88.
+        assert_eq!(held.len(), 40);
+        let late = client(200);
+        assert!(budget.admit(&frontend, late, PER_CONNECTION).is_none());
+        let admitted = budget.admit_accepted(&frontend, late, PER_CONNECTION);
+        assert!(admitted.is_some());
+        held.extend(admitted);
+        // A client's own share holds.
+        let greedy = client(201);
+        let more = std::iter::from_fn(|| budget.admit_accepted(&frontend, greedy, PER_CONNECTION));
+        held.extend(more.take(40));
+        assert!(
+            budget
+                .admit_accepted(&frontend, greedy, PER_CONNECTION)
+                .is_none()
+        );
+        drop(held);
+        assert!(budget.admit(&frontend, greedy, PER_CONNECTION).is_some());
     }
 }

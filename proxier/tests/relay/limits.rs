@@ -39,8 +39,9 @@ fn a_frontend_with_many_connections_leaves_room_for_others() {
     let mut waiting = clients;
     let served: Vec<TcpStream> = waiting.extract_if(.., is_greeted).collect();
     let count = served.len();
-    // 175 of 200 descriptors, 4 of them for listeners: eight ninths of 171 for this frontend.
-    assert_eq!(count, 76);
+    // 175 of 200 descriptors, 4 of them for listeners: eight ninths of 171 for this frontend. The second worker may
+    // accept one more meanwhile.
+    assert!((76..=77).contains(&count), "{count}");
     assert_eq!(greeting(&mut connect_from(MODEST, other)), 'a');
     // The waiting clients are served when others leave.
     drop(served);

@@ -65,7 +65,7 @@ impl Worker {
         let client_address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let permit = self
             .budget
-            .admit(&frontend, client_address.ip(), PER_CONNECTION);
+            .admit_accepted(&frontend, client_address.ip(), PER_CONNECTION);
         let Some(permit) = permit else {
             self.budget.statistics().over_share();
             return reset(&client);
