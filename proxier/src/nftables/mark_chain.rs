@@ -221,15 +221,10 @@ impl MarkChains {
                         handle = Some(u64::from_be_bytes(attribute.array()?));
                     }
                 }
-                // iptables-restore moves a comment from an expression to the userdata.
-                // Searched as bytes, because a comment has two places.
-                let has = |text: &str| {
-                    let mut windows = message.payload.windows(text.len());
-                    windows.any(|window| window == text.as_bytes())
-                };
+                let found = found_comment(message.payload);
                 match handle {
-                    Some(handle) if has(&ours) => rules.ours = Some(handle),
-                    Some(handle) if has(COMMENT) => rules.stale.push(handle),
+                    Some(handle) if found == Some(ours.as_bytes()) => rules.ours = Some(handle),
+                    Some(handle) if found.is_some() => rules.stale.push(handle),
                     _ => rules.others += 1,
                 }
                 Ok(())
@@ -302,6 +297,17 @@ const COMMENT: &str = "ipvs-proxier sets mark ";
 
 fn comment(mark: u32) -> String {
     format!("{COMMENT}{mark:#x}")
+}
+
+/// Returns the comment of a rule of ours.
+///
+/// A comment has two places: iptables-restore moves it from an expression to the userdata. So it is searched
+/// as bytes, to the NUL at its end: the comment of the mark 0x4 begins that of 0x4000.
+fn found_comment(rule: &[u8]) -> Option<&[u8]> {
+    let start = memchr::memmem::find(rule, COMMENT.as_bytes())?;
+    let rest = &rule[start..];
+    let end = memchr::memchr(0, rest).unwrap_or(rest.len());
+    Some(&rest[..end])
 }
 
 /// Returns the commands that create the chain in the legacy tables `nat` that are in use.

@@ -63,12 +63,15 @@ fn portmap_with_an_external_mark_chain_succeeds_and_a_pod_reaches_its_own_host_p
         hairpin_works(&scene);
 
         // Another bit replaces the rule; a missing rule returns.
-        let mut others = MarkChains::open(0x10000).unwrap();
-        assert_eq!(others.apply().written.len(), 2);
-        let replaced = rule.replace("0x4000", "0x10000");
-        assert_eq!(listed(node)[1], replaced);
-        assert_eq!(chains.apply().written.len(), 2);
-        assert_eq!(listed(node), lines);
+        // The number of one begins with that of the other.
+        for other in [0x10000, 0x4] {
+            let mut others = MarkChains::open(other).unwrap();
+            assert_eq!(others.apply().written.len(), 2, "{other:#x}");
+            let replaced = rule.replace("0x4000", &format!("{other:#x}"));
+            assert_eq!(listed(node)[1], replaced);
+            assert_eq!(chains.apply().written.len(), 2, "{other:#x}");
+            assert_eq!(listed(node), lines);
+        }
         for program in PROGRAMS {
             node.exec(&[program, "-t", "nat", "-F", "KUBE-MARK-MASQ"]);
         }

@@ -85,7 +85,7 @@ impl AnswerRoutes {
         let added = self.transport.request(RTM_NEWRULE, flags, doing, |writer| {
             write_rule(writer, family, mark)
         });
-        unless(added, Errno::EXIST)
+        unless(added, &[Errno::EXIST])
     }
 
     /// Removes all of them, and returns what existed.
@@ -107,7 +107,9 @@ impl AnswerRoutes {
                     })
                 }
             };
-            unless(deleted, Errno::NOENT)?;
+            // Another program may have deleted it since `find`: the kernel lacks a rule with ENOENT, a route
+            // with ESRCH.
+            unless(deleted, &[Errno::NOENT, Errno::SRCH])?;
         }
         Ok(found)
     }
@@ -152,10 +154,10 @@ impl AnswerRoutes {
     }
 }
 
-/// Ignores the refusal `done`: the kernel already has the requested state.
-fn unless(result: Result<()>, done: Errno) -> Result<()> {
+/// Ignores a refusal in `done`: the kernel already has the requested state.
+fn unless(result: Result<()>, done: &[Errno]) -> Result<()> {
     match result {
-        Err(error) if error.errno() == Some(done) => Ok(()),
+        Err(error) if error.errno().is_some_and(|it| done.contains(&it)) => Ok(()),
         other => other,
     }
 }
