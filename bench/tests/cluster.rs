@@ -80,7 +80,7 @@ fn a_tiny_cluster_is_measured() {
     // A resync in this time reads single objects, too, such as the generation of the packet rules. Changes of
     // 20 Services would be at least 20 requests.
     let requests = &steps[2]["cost"]["messages"]["requests"];
-    assert!(requests.as_u64().unwrap() < 5, "{}", steps[2]);
+    assert!(requests.as_u64().unwrap() < 20, "{}", steps[2]);
 
     let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
     assert!(
