@@ -155,7 +155,8 @@ impl Flags {
         tracing::info!("programming IPVS for node {}", setup.plan.node_name);
         // These monitors start before the first round reads the kernel, so that no change between the two is
         // lost.
-        self.monitor(&linux, &inbox.sender)?;
+        let (form, devices) = (self.node.service_addresses.into(), &self.node.yield_devices);
+        send_changes_of_addresses(form, devices, linux.addresses_port(), &inbox.sender)?;
         let (rules, rules_port) = (inbox.sender.clone(), linux.rules_port());
         let settings = &setup.settings;
         let mark = packets.masquerade_bit.mark();
@@ -200,10 +201,8 @@ impl Flags {
         tracing::info!("relaying for node {}", setup.plan.node_name);
         // The form that needs no device, which this process may not be permitted to create.
         let form = ServiceAddresses::Loopback;
-        let addresses = inbox.sender.clone();
-        monitor::addresses(form, &[], relay.addresses_port(), move || {
-            addresses.send(Message::MachineChanged).is_ok()
-        })?;
+        let port = relay.addresses_port();
+        send_changes_of_addresses(form, &[], port, &inbox.sender)?;
         let plan = PlanConfig {
             service_addresses: form,
             ..self.plan(setup, DataplaneKind::Userspace)
@@ -325,22 +324,6 @@ impl Flags {
             dry_run: self.dry_run,
         };
         flags.run(cleanup_command::CleanupScope::OursAndKubeProxys)
-    }
-
-    /// Starts threads that send a message when another program changes addresses or local routes.
-    fn monitor(&self, linux: &Linux, listener: &SyncSender<Message>) -> anyhow::Result<()> {
-        let addresses = listener.clone();
-        let devices = &self.node.yield_devices;
-        let port = linux.addresses_port();
-        monitor::addresses(
-            self.node.service_addresses.into(),
-            devices,
-            port,
-            move || addresses.send(Message::MachineChanged).is_ok(),
-        )?;
-        let routes = listener.clone();
-        monitor::local_routes(port, move || routes.send(Message::AddressesChanged).is_ok())?;
-        Ok(())
     }
 }
 
@@ -474,5 +457,23 @@ fn stop_on_signals(listener: SyncSender<Message>) -> anyhow::Result<()> {
             }
         }
     });
+    Ok(())
+}
+
+/// Starts threads that send a message when another program changes addresses or local routes.
+///
+/// `port` is the netlink port of our own changes.
+fn send_changes_of_addresses(
+    form: ServiceAddresses,
+    yield_devices: &[String],
+    port: u32,
+    listener: &SyncSender<Message>,
+) -> anyhow::Result<()> {
+    let addresses = listener.clone();
+    monitor::addresses(form, yield_devices, port, move || {
+        addresses.send(Message::MachineChanged).is_ok()
+    })?;
+    let routes = listener.clone();
+    monitor::local_routes(port, move || routes.send(Message::AddressesChanged).is_ok())?;
     Ok(())
 }

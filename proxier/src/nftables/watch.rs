@@ -149,8 +149,8 @@ impl SeenTransaction {
         }
         self.in_foreign |= match kind {
             NFT_MSG_NEWCHAIN => foreign_chains::may_drop(notice.payload),
-            // New rules are not watched: behind ours, at the head of the chain, they change
-            // nothing.
+            // New rules are not watched: most are behind ours, which is at the head of the chain. The next
+            // resync finds one that drops before it.
             NFT_MSG_DELRULE => foreign_chains::author(notice.payload).is_some(),
             _ => false,
         };

@@ -118,8 +118,8 @@ impl Budget {
 
     /// As [`Budget::admit`], for a client that was accepted because the frontend had room.
     ///
-    /// Another worker may have taken that room meanwhile. The client is not reset then: a connection beyond the
-    /// share for each worker does no harm.
+    /// Another worker may have taken that room meanwhile. The client is not reset then, so each worker may exceed
+    /// the share by one connection. The descriptors come from the reserve.
     pub(super) fn admit_accepted(
         self: &Arc<Self>,
         frontend: &Arc<SharedFrontend>,

@@ -24,7 +24,7 @@ const MESSAGES: usize = 32;
 /// would be asked twice.
 const FEWEST: usize = 2;
 
-/// A socket that gets less than this part of the messages it asks for asks for fewer.
+/// A socket asks for fewer messages after it got at most one of so many that it asked for.
 const PART: usize = 8;
 
 /// The maximum length of a message, in bytes.
@@ -200,6 +200,8 @@ impl DatagramBatch {
 
     /// Receives with a call for each message. For one message and none after it, two such calls cost less than
     /// one `recvmmsg`, which copies headers and addresses.
+    ///
+    /// An error after the first message is dropped: the endpoint's answer to the next message has it again.
     fn receive_few(&mut self, socket: &DatagramSocket, peer: SocketAddr) -> Result<(), Errno> {
         for chunk in self.buffer.chunks_mut(STRIDE).take(FEWEST) {
             let flags = MsgFlags::MSG_DONTWAIT;

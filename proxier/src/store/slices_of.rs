@@ -12,11 +12,11 @@ pub(super) struct SlicesOf(BTreeMap<ObjectName, Names>);
 
 /// Names in the namespace of the Service; never none.
 ///
-/// Nearly all Services have one slice. It needs no memory of its own.
+/// Nearly all Services have one slice for each address family, and one slice needs no memory of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Names {
     One(Arc<str>),
-    Many(Vec<Arc<str>>),
+    Many(Box<[Arc<str>]>),
 }
 
 impl Names {
@@ -69,7 +69,7 @@ impl SlicesOf {
                 self.0.remove(&service);
             }
             Err(names) => {
-                self.0.insert(service, Names::Many(names));
+                self.0.insert(service, Names::Many(names.into()));
             }
         }
     }

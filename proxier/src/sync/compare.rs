@@ -52,6 +52,8 @@ impl<D: Dataplane> Proxier<D> {
             };
             let found = observed.virtual_servers.get(key);
             if let Some(found) = found {
+                // It may be new to us: another program created it, and our own request for it failed.
+                self.ledger.own(*key, &wanted.owner);
                 self.ledger.recognise_drains(wanted, found, now);
             }
             diff_server(wanted, found, self.ledger.drains(), &mut ops);

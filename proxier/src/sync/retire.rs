@@ -30,7 +30,8 @@ impl<D: Dataplane> Proxier<D> {
                 true => self.drain_time(&key),
                 false => Duration::ZERO,
             };
-            // Another program deleted it, and its connections with it, or the Ops of this round do.
+            // Another program deleted it, and its connections with it; or the Ops of this round do, if it is
+            // ours.
             if drain.is_zero() {
                 self.ledger.end_retirement(&key);
                 continue;
@@ -42,7 +43,7 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    /// Returns every stale virtual server, observed or retired.
+    /// Returns every stale virtual server, observed or retired. Retirements of desired ones must have ended.
     pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
         let desired = &self.planner.desired().virtual_servers;
         let all = joined(desired, &self.kernel.observed.virtual_servers);

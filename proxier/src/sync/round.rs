@@ -222,8 +222,7 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    /// Records the virtual servers that `ops` create as owned. The desired ones that exist are recorded
-    /// already ([`crate::ledger::Ledger::adopt`]).
+    /// Records the virtual servers that `ops` create as owned. The comparison has recorded those that exist.
     fn own(&mut self, ops: &Ops, now: Duration) {
         let desired = self.planner.desired();
         let mut count = 0;

@@ -22,7 +22,7 @@ struct Relay {
 impl Relay {
     fn start(proxier: &Proxier) -> Self {
         let mut command = proxier.command("run");
-        command.args(["--dataplane=userspace", "--ipvs-sync-period=1s"]);
+        command.args(["--dataplane=userspace", "--ipvs-sync-period=1h"]);
         command.args(["--ipvs-min-sync-period=0s", "--cluster-cidr=10.244.0.0/16"]);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
