@@ -17,29 +17,44 @@ use rustix::{
 use super::{Answer, sctp};
 use crate::cost::patience;
 
-/// Returns the source port for a connection or dialogue that stays open; the ports take turns.
+/// Source ports that take turns.
 ///
-/// The kernel chooses the ports of single questions from 32,768 on. IPVS keeps the client's port
-/// towards the endpoint. If one client had connections with the same port at two frontends with a
-/// common endpoint, the endpoint would see one connection, and the older one would get no more
-/// answers.
-fn lasting_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    const FIRST: u16 = 11_000;
-    // The node ports begin at 30,000.
-    const COUNT: u16 = 19_000;
-    FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT
+/// IPVS keeps the client's port towards the endpoint, and remembers a connection for minutes after its end. If a
+/// client used one port at two frontends with a common endpoint, or at a frontend and at the endpoint itself,
+/// the answers to the one would be taken for answers to the other. The kernel chooses equal ports now and then.
+struct Ports {
+    next: AtomicU16,
+    first: u16,
+    count: u16,
 }
 
-/// Calls `bind` with wildcard addresses of different ports until one is free.
-fn bind_lasting<T>(
-    family: AddressFamily,
-    bind: impl Fn(SocketAddr) -> io::Result<T>,
-) -> io::Result<T> {
-    loop {
-        match bind(unspecified(family, lasting_port())) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
-            other => return other,
+/// The ports of connections and dialogues that stay open. The node ports begin at 30,000.
+static LASTING: Ports = Ports::of(11_000, 19_000);
+
+/// The ports of single questions.
+static BRIEF: Ports = Ports::of(32_768, 28_000);
+
+impl Ports {
+    const fn of(first: u16, count: u16) -> Self {
+        Self {
+            next: AtomicU16::new(0),
+            first,
+            count,
+        }
+    }
+
+    /// Calls `bind` with wildcard addresses of different ports until one is free.
+    fn bind<T>(
+        &self,
+        family: AddressFamily,
+        bind: impl Fn(SocketAddr) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            let port = self.first + self.next.fetch_add(1, Ordering::Relaxed) % self.count;
+            match bind(unspecified(family, port)) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+                other => return other,
+            }
         }
     }
 }
@@ -97,20 +112,21 @@ impl Connection {
     }
 
     pub(super) fn open_within(address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
-        let family = family(address);
-        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
-        let socket =
-            socket_with(family, kind, flags, Some(ipproto::TCP)).map_err(io::Error::from)?;
-        bind_lasting(family, |from| Ok(rustix::net::bind(&socket, &from)?))?;
-        Self::over(connect_within(socket, address, patience(limit))?, limit)
+        Self::open_from(&LASTING, address, limit)
     }
 
     /// Opens a connection that is closed after its greeting.
     fn open_briefly(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(
-            TcpStream::connect_timeout(&address, patience(PATIENCE))?,
-            PATIENCE,
-        )
+        Self::open_from(&BRIEF, address, PATIENCE)
+    }
+
+    fn open_from(ports: &Ports, address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
+        let family = family(address);
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let socket =
+            socket_with(family, kind, flags, Some(ipproto::TCP)).map_err(io::Error::from)?;
+        ports.bind(family, |from| Ok(rustix::net::bind(&socket, &from)?))?;
+        Self::over(connect_within(socket, address, patience(limit))?, limit)
     }
 
     pub(super) fn open_sctp(address: SocketAddr) -> Result<Self, Answer> {
@@ -188,7 +204,7 @@ fn greeting(connection: Result<Connection, Answer>) -> Answer {
 
 /// Sends one UDP datagram to `address` from the calling thread's namespace and returns the answer.
 pub fn ask_udp(address: SocketAddr) -> Answer {
-    match UdpClient::from(unspecified(family(address), 0), address) {
+    match BRIEF.bind(family(address), |from| UdpClient::from(from, address)) {
         Ok(mut client) => client.ask(),
         Err(error) => error.into(),
     }
@@ -200,7 +216,7 @@ pub struct UdpClient(UdpSocket);
 
 impl UdpClient {
     pub(super) fn open(address: SocketAddr) -> io::Result<Self> {
-        bind_lasting(family(address), |from| Self::from(from, address))
+        LASTING.bind(family(address), |from| Self::from(from, address))
     }
 
     fn from(from: SocketAddr, address: SocketAddr) -> io::Result<Self> {
