@@ -57,18 +57,14 @@ pub(crate) struct Cpu {
 
 impl Cpu {
     pub(crate) fn of(process: u32) -> anyhow::Result<Self> {
-        let path = format!("/proc/{process}/stat");
-        let stat = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        Self::parse(&stat).with_context(|| format!("{path} has another format: {stat}"))
+        read_stat(process, Self::parse)
     }
 
     /// Reads the fields 14 to 17 of proc(5), which follow the name in brackets.
     fn parse(stat: &str) -> Option<Self> {
         /// User-Mode Linux and all common kernels count in units of 10 ms.
         const TICKS: f64 = 100.0;
-        // From the last bracket: the name may contain brackets and spaces.
-        let (_, rest) = stat.rsplit_once(')')?;
-        let times = rest.split_whitespace().skip(11).take(4);
+        let times = fields(stat, 14)?.take(4);
         let times: Result<Vec<f64>, _> = times.map(str::parse).collect();
         let &[user, system, child_user, child_system] = times.ok()?.as_slice() else {
             return None;
@@ -95,14 +91,25 @@ impl Cpu {
 
 /// Returns the number of page faults of a process.
 pub(crate) fn page_faults(process: u32) -> anyhow::Result<u64> {
+    read_stat(process, |stat| {
+        // Fields 10 and 12 of proc(5): without and with a read of the file.
+        let mut faults = fields(stat, 10)?.step_by(2);
+        Some(faults.next()?.parse::<u64>().ok()? + faults.next()?.parse::<u64>().ok()?)
+    })
+}
+
+/// Reads `/proc/PROCESS/stat` with `parse`.
+fn read_stat<T>(process: u32, parse: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
     let path = format!("/proc/{process}/stat");
     let stat = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    // Fields 10 and 12 of proc(5): without and with a read of the file.
-    let faults = stat.rsplit_once(')').and_then(|(_, rest)| {
-        let mut fields = rest.split_whitespace().skip(7).step_by(2).take(2);
-        Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
-    });
-    faults.with_context(|| format!("{path} has another format: {stat}"))
+    parse(&stat).with_context(|| format!("{path} has another format: {stat}"))
+}
+
+/// Returns the fields of proc(5) from number `first` on, at least 3, the first one behind the name.
+fn fields(stat: &str, first: usize) -> Option<impl Iterator<Item = &str>> {
+    // From the last bracket: the name may contain brackets and spaces.
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_whitespace().skip(first - 3))
 }
 
 /// Returns the CPU time of this thread, system time included.
