@@ -52,7 +52,8 @@ impl<D: Dataplane> Proxier<D> {
             };
             let found = observed.virtual_servers.get(key);
             if let Some(found) = found {
-                // It may be new to us: another program created it, and our own request for it failed.
+                // It may have passed from another Service, or another program created it. The ledger must
+                // name its present Service, whose deletion deletes the virtual server at once.
                 self.ledger.own(*key, &wanted.owner);
                 self.ledger.recognise_drains(wanted, found, now);
             }

@@ -102,16 +102,9 @@ impl<D: Dataplane> Proxier<D> {
         }
         self.untaken.extend(&changed);
         let desired = self.planner.desired();
-        let observed = &self.kernel.observed.virtual_servers;
         for key in &changed.virtual_servers {
-            let Some(wanted) = desired.virtual_servers.get(key) else {
-                continue;
-            };
-            self.ledger.end_desired(wanted);
-            // A frontend may pass from one Service to another without an Op. The ledger must name its present
-            // Service, because the deletion of that Service deletes the virtual server at once.
-            if !self.ledger.owned().is_for(key, &wanted.owner) && observed.contains_key(key) {
-                self.ledger.own(*key, &wanted.owner);
+            if let Some(wanted) = desired.virtual_servers.get(key) {
+                self.ledger.end_desired(wanted);
             }
         }
         self.dataplane.admit(desired, &changed);
