@@ -123,7 +123,7 @@ impl Ledger {
         for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
             if let (Some(wanted), Some(found)) = (wanted, found) {
                 self.own(*key, &wanted.owner);
-                self.recognise_drains(wanted, found, now);
+                self.recognise_drains(*key, wanted, found, now);
             }
         }
         // Only after the loss of the file: packing copies the whole map.
@@ -165,8 +165,7 @@ impl Ledger {
 
     /// Ends the retirement of a virtual server that is desired again, and the drains of its destinations
     /// that are desired again.
-    pub fn end_desired(&mut self, wanted: &VirtualServer) {
-        let key = &wanted.service.key;
+    pub fn end_desired(&mut self, key: &ipvs::ServiceKey, wanted: &VirtualServer) {
         self.end_retirement(key);
         for destination in self.drains.of(key) {
             if wanted.has_destination(&destination) {
@@ -181,6 +180,7 @@ impl Ledger {
     /// restore the weight of a destination that is stale again.
     pub fn recognise_drains(
         &mut self,
+        key: ipvs::ServiceKey,
         wanted: &VirtualServer,
         found: &ObservedServer,
         now: Duration,
@@ -191,8 +191,8 @@ impl Ledger {
         }
         for destination in found.destinations.iter() {
             if destination.weight == 0 && !wanted.has_destination(&destination.key) {
-                let deadline = now + wanted.drain;
-                self.drain(wanted.service.key, destination.key, now, deadline);
+                let deadline = now + wanted.profile.drain;
+                self.drain(key, destination.key, now, deadline);
             }
         }
     }

@@ -158,7 +158,7 @@ impl std::str::FromStr for Cidr {
 pub struct InvalidCidr;
 
 /// The endpoints that may serve traffic (`internalTrafficPolicy`, `externalTrafficPolicy`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TrafficPolicy {
     /// All endpoints of the cluster.
     #[default]

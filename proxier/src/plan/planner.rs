@@ -18,11 +18,13 @@ use crate::store::{Snapshot, Touched};
 
 mod changed;
 mod footprint;
+mod profiles;
 mod shared;
 
 pub use changed::Changed;
 use changed::Previous;
 use footprint::Footprint;
+use profiles::Profiles;
 use shared::SharedAddresses;
 
 /// The up-to-date plan of a node.
@@ -48,6 +50,7 @@ pub struct Planner {
     /// The addresses at which several Services have a local endpoint.
     shared_endpoints: SharedAddresses,
     health_ports: HealthPorts,
+    profiles: Profiles,
     /// Problems of the configuration and of the Node object.
     common_problems: Vec<Problem>,
 }
@@ -72,6 +75,7 @@ impl Planner {
             kept_addresses: BTreeSet::new(),
             shared_endpoints: SharedAddresses::default(),
             health_ports: HealthPorts::default(),
+            profiles: Profiles::default(),
             common_problems: Vec::new(),
         }
     }
@@ -295,8 +299,8 @@ impl Planner {
         footprint: Footprint,
         context: &Context<'_>,
     ) {
-        for server in requirements.servers {
-            let key = server.service.key;
+        for (key, mut server) in requirements.servers {
+            self.profiles.share(&mut server.profile);
             // The winner is chosen only after all claims, because a later one may have precedence. Nearly
             // always the frontend is free.
             match self.desired.virtual_servers.entry(key) {

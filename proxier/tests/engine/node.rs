@@ -179,7 +179,7 @@ impl Node {
         for (key, wanted) in &desired.virtual_servers {
             let found = &state.virtual_servers[key];
             assert_eq!(*wanted.destinations, *found.destinations, "{key}");
-            assert_eq!(wanted.service, found.service);
+            assert_eq!(wanted.profile.definition, found.definition);
         }
         self.assert_owned();
         self.assert_rules();
@@ -235,12 +235,12 @@ impl Node {
         let state = self.kernel.state();
         let servers = self.proxier.desired().virtual_servers.iter();
         // Only TCP drains.
-        let tcp = servers.filter(|(_, wanted)| !wanted.drain.is_zero());
-        let found = tcp.filter_map(|(key, _)| state.virtual_servers.get(key));
-        let accepting = found.flat_map(|found| {
+        let tcp = servers.filter(|(_, wanted)| !wanted.profile.drain.is_zero());
+        let found = tcp.filter_map(|(key, _)| state.virtual_servers.get_key_value(key));
+        let accepting = found.flat_map(|(key, found)| {
             let destinations = found.destinations.iter();
             let accepting = destinations.filter(|destination| destination.weight > 0);
-            accepting.map(|destination| (found.service.key, destination.key))
+            accepting.map(|destination| (*key, destination.key))
         });
         let accepting: Vec<_> = accepting.collect();
         if let Some(&(key, destination)) = accepting.get(index % accepting.len().max(1)) {

@@ -13,12 +13,12 @@ pub(super) enum Footprint {
     /// One virtual server at an address that is local for it, and nothing else. Nearly all Services have
     /// such a footprint, which needs no memory of its own.
     Single([ipvs::ServiceKey; 1]),
-    Other(Box<Parts>),
+    Other(Box<FootprintParts>),
 }
 
 /// The parts of any footprint.
 #[derive(Clone, Debug)]
-pub(super) struct Parts {
+pub(super) struct FootprintParts {
     keys: Box<[ipvs::ServiceKey]>,
     addresses: Box<[IpAddr]>,
     pub(super) local_endpoints: Box<[IpAddr]>,
@@ -33,18 +33,18 @@ impl Footprint {
         let local_endpoints = std::mem::take(&mut requirements.local_endpoints);
         let problems = std::mem::take(&mut requirements.problems);
         let health_port = requirements.health_check.as_ref().map(|&(port, _)| port);
-        if let [server] = &requirements.servers[..]
-            && let Some(address) = server.service.key.address()
+        if let [(key, _)] = requirements.servers[..]
+            && let Some(address) = key.address()
             && addresses == [address]
             && local_endpoints.is_empty()
             && problems.is_empty()
             && health_port.is_none()
         {
-            return Self::Single([server.service.key]);
+            return Self::Single([key]);
         }
         let servers = requirements.servers.iter();
-        Self::Other(Box::new(Parts {
-            keys: servers.map(|server| server.service.key).collect(),
+        Self::Other(Box::new(FootprintParts {
+            keys: servers.map(|&(key, _)| key).collect(),
             addresses: addresses.into(),
             local_endpoints: local_endpoints.into_iter().collect(),
             health_port,
@@ -68,7 +68,7 @@ impl Footprint {
     }
 
     /// Returns all parts; `None` if there are only a virtual server and its address.
-    pub(super) fn parts(&self) -> Option<&Parts> {
+    pub(super) fn parts(&self) -> Option<&FootprintParts> {
         match self {
             Self::Single(_) => None,
             Self::Other(parts) => Some(parts),
