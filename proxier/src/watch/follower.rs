@@ -375,9 +375,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                 let gone: Head<NameMetadata> =
                     serde_json::from_slice(json).map_err(|error| malformed("a deletion", error))?;
                 let version = head.ok().map(|head| head.metadata.resource_version);
-                let name = self
-                    .shared
-                    .with_interner(|interner| gone.metadata.object_name(interner));
+                let name = gone.metadata.object_name();
                 Ok(ParsedEvent::Change(Update::Delete(name), version))
             }
             EventType::Bookmark => {

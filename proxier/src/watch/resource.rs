@@ -172,8 +172,8 @@ impl Resource for Nodes {
 
 impl NameMetadata {
     /// Converts to the model's name.
-    pub(super) fn object_name(self, interner: &mut Interner) -> ObjectName {
-        ObjectName::new(interner.intern(&self.namespace), self.name)
+    pub(super) fn object_name(&self) -> ObjectName {
+        ObjectName::new(&self.namespace, &self.name)
     }
 }
 
@@ -200,7 +200,7 @@ pub(super) fn read<R: Resource>(
         };
         Problem::new(R::KIND, "", text, message)
     })?;
-    let name = head.metadata.object_name(interner);
+    let name = head.metadata.object_name();
     let object = format!("{} {name}", R::KIND);
     let problem = Problem::new(
         object,
