@@ -71,10 +71,7 @@ pub(crate) fn diff_server(
 ) {
     match found {
         Some(found) => diff_kept_server(key, wanted, found, drains, ops),
-        None => {
-            ops.push(Op::AddService(wanted.profile.definition.at(key)));
-            ops.push_destinations(key, &wanted.destinations);
-        }
+        None => ops.push_server(key, &wanted.profile.definition, &wanted.destinations),
     }
 }
 

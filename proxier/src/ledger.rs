@@ -110,7 +110,7 @@ impl Ledger {
         if self.owned.is_for(&key, owner) {
             return false;
         }
-        self.insert(key, owner.to_string().into());
+        self.insert(key, owner.clone());
         true
     }
 
@@ -283,7 +283,7 @@ impl Ledger {
 
     fn rewrite(&mut self) -> Result<(), Error> {
         let owned = self.owned.iter();
-        let owned = owned.filter_map(|(key, service)| Record::own(*key, service.into()));
+        let owned = owned.filter_map(|(key, service)| Record::own(*key, service.clone()));
         let drains = self.drains.iter();
         let drains = drains.filter_map(|(key, destination, drain)| {
             Record::drain(key, destination, drain.deadline)
@@ -327,7 +327,7 @@ impl Ledger {
         }
     }
 
-    fn insert(&mut self, key: ipvs::ServiceKey, service: Box<str>) {
+    fn insert(&mut self, key: ipvs::ServiceKey, service: ServicePortName) {
         let record = Record::own(key, service.clone());
         self.owned.insert(key, service);
         self.enqueue(record);

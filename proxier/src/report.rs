@@ -238,7 +238,7 @@ impl fmt::Display for NamedOp<'_> {
         // Only here, because most Ops are named for lines that are not written.
         match (
             self.desired.virtual_servers.get(&key),
-            self.owned.name(&key),
+            self.owned.owner(&key),
         ) {
             (Some(server), _) => write!(f, " ({})", server.owner),
             (None, Some(name)) => write!(f, " ({name})"),
@@ -280,7 +280,8 @@ fn write_table(
         let persistence = persistence_secs(&service);
         let options = persistence.map(|seconds| format!("persistent {seconds}s"));
         let options = options.unwrap_or_default();
-        let name = ledger.owned().name(key).unwrap_or("(foreign)");
+        let owner = ledger.owned().owner(key);
+        let name = owner.map_or("(foreign)".to_owned(), ToString::to_string);
         let scheduler = scheduler(&service);
         let retired = Remaining("retired", ledger.retired().get(key), now);
         writeln!(

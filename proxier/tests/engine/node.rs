@@ -226,7 +226,7 @@ impl Node {
     fn assert_owned(&self) {
         let owned = self.proxier.ledger().owned();
         for (key, wanted) in &self.proxier.desired().virtual_servers {
-            assert_eq!(owned.name(key), Some(&*wanted.owner.to_string()), "{key}");
+            assert_eq!(owned.owner(key), Some(&wanted.owner), "{key}");
         }
     }
 
@@ -259,11 +259,8 @@ impl Node {
                 let owner = |it: &&Service| it.name == *name;
                 before.services().any(|it| owner(&it)) && after.services().any(|it| owner(&it))
             };
-            let owner = owned.name(&key).map(|name| {
-                let (namespace, rest) = name.split_once('/').unwrap();
-                ObjectName::new(namespace, rest.split(':').next().unwrap())
-            });
-            let is_deleted = owner.as_ref().is_some_and(|owner| !exists(owner));
+            let owner = owned.owner(&key);
+            let is_deleted = owner.is_some_and(|owner| !exists(&owner.service));
             assert!(is_deleted, "{destination} of {key} of {owner:?}");
         }
     }

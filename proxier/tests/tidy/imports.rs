@@ -23,8 +23,8 @@ const MODULES: [(&str, &[&str]); 43] = [
     ("health", &[]),
     ("frontend", &["model"]),
     ("relay", &["model"]),
-    ("op", &[]),
     ("definition", &[]),
+    ("op", &["definition"]),
     ("observed", &["definition", "op", "packed"]),
     ("instruments", &["model"]),
     // Input.
@@ -69,7 +69,7 @@ const MODULES: [(&str, &[&str]); 43] = [
     ("predecessor", &["ipset", "model", "nftables"]),
     (
         "conntrack",
-        &["definition", "frontend", "model", "observed", "op", "plan"],
+        &["frontend", "model", "observed", "op", "plan"],
     ),
     (
         "filter",
