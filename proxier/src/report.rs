@@ -281,7 +281,7 @@ fn write_table(
         let options = persistence.map(|seconds| format!("persistent {seconds}s"));
         let options = options.unwrap_or_default();
         let owner = ledger.owned().owner(key);
-        let name = owner.map_or("(foreign)".to_owned(), ToString::to_string);
+        let name = owner.map_or_else(|| "(foreign)".to_owned(), ToString::to_string);
         let scheduler = scheduler(&service);
         let retired = Remaining("retired", ledger.retired().get(key), now);
         writeln!(
