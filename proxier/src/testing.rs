@@ -144,6 +144,11 @@ pub mod shadow {
     }
 }
 
+pub mod split_map {
+    //! Ordered maps with short keys for IPv4.
+    pub use crate::split_map::{SplitKey, SplitMap};
+}
+
 pub mod store {
     //! The snapshot of the API objects.
     pub use crate::store::{Event, Interner, Parsed, Snapshot, Touched, Update};
