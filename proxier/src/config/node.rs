@@ -10,11 +10,12 @@ use ipvs_netlink as ipvs;
 use super::origin::{InvalidSetting, SettingErrors};
 use super::resolve::Resolved;
 use super::validate::network_of;
-use super::{Configuration, GoDuration, gates};
+use super::{ClientConnectionSection, Configuration, GoDuration, gates};
 use crate::filter::{LocalMode, MarkBit};
 use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
 use crate::sysctl::{Conntrack, SysctlConfig};
+use crate::watch::Encoding;
 
 /// The settings that commands use. Every value is valid.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +48,8 @@ pub(crate) struct NodeSettings {
     pub(crate) kubeconfig: Option<PathBuf>,
     /// The address of the API server, which overrides the file's.
     pub(crate) master: Option<String>,
+    /// The preferred encoding of the API server's lists and watches.
+    pub(crate) encoding: Encoding,
     /// The HTTP servers.
     pub(crate) servers: ServerAddresses,
     /// The value for `/proc/self/oom_score_adj`.
@@ -159,6 +162,7 @@ impl Resolved {
                 path => Some(path.into()),
             },
             master: Some(self.command.master.clone()).filter(|url| !url.is_empty()),
+            encoding: encoding(&configuration.client_connection),
             servers: ServerAddresses {
                 healthz: Self::server(&configuration.healthz_bind_address),
                 metrics: Self::server(&configuration.metrics_bind_address),
@@ -190,6 +194,16 @@ impl Resolved {
         }
         [sync, min_sync].map(GoDuration::to_duration)
     }
+}
+
+/// Returns the first encoding that the list of accepted types names or, without a list, the type of
+/// requests, as in client-go. JSON if they name neither encoding.
+fn encoding(connection: &ClientConnectionSection) -> Encoding {
+    let types = match &*connection.accept_content_types {
+        "" => &connection.content_type,
+        list => list,
+    };
+    Encoding::of_media_types(types).unwrap_or(Encoding::Json)
 }
 
 fn name(text: &str) -> Option<Arc<str>> {

@@ -16,7 +16,9 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower::ServiceBuilder;
 
+use super::encoding::Encoding;
 use super::failure::{ApiRefusal, RequestFailure};
+use super::object::EncodedObject;
 use super::{ServerLocation, Timeouts};
 
 /// The longest error response that is read, in bytes.
@@ -281,6 +283,7 @@ const USER_AGENT: &str = concat!("ipvs-proxier/", env!("CARGO_PKG_VERSION"));
 
 /// A response whose body is still arriving.
 pub(super) struct ResponseStream {
+    encoding: Encoding,
     retry_after: Option<Duration>,
     body: Body,
 }
@@ -291,9 +294,15 @@ impl ResponseStream {
         let retry_after = response.headers().get(header::RETRY_AFTER);
         let secs = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
         Self {
+            encoding: Encoding::of_response(response.headers()),
             retry_after: secs.map(Duration::from_secs),
             body: response.into_body(),
         }
+    }
+
+    /// Returns the encoding of the body.
+    pub(super) fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     /// Returns the next bytes of the body, or `None` at its end. Fails if none arrive within `bound`.
@@ -336,7 +345,8 @@ impl ResponseStream {
     async fn refusal(mut self, status: StatusCode, bound: Duration) -> ApiRefusal {
         // If the body does not arrive, the status code alone is enough to choose the next request.
         let text = self.text(MAX_ERROR_BODY, bound).await.unwrap_or_default();
-        ApiRefusal::read(Some(status.as_u16()), &text, self.retry_after)
+        let body = EncodedObject::of_body(self.encoding, &text);
+        ApiRefusal::read(Some(status.as_u16()), body, self.retry_after)
     }
 }
 
