@@ -139,7 +139,7 @@ impl Notice {
             // Events of cluster-scoped objects are in this namespace.
             Regarding::Node => ("default", node_name),
             Regarding::Service(name) | Regarding::EndpointSlice(name) => {
-                (&*name.namespace, &*name.name)
+                (name.namespace(), name.name())
             }
         };
         // A name has at most 253 characters.
@@ -158,12 +158,12 @@ impl Notice {
                 "apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_name,
             }),
             Regarding::Service(name) => json!({
-                "apiVersion": "v1", "kind": "Service", "namespace": &*name.namespace,
-                "name": &*name.name,
+                "apiVersion": "v1", "kind": "Service", "namespace": name.namespace(),
+                "name": name.name(),
             }),
             Regarding::EndpointSlice(name) => json!({
                 "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "namespace": &*name.namespace, "name": &*name.name,
+                "namespace": name.namespace(), "name": name.name(),
             }),
         };
         if let Some(uid) = uid {

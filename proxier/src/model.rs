@@ -22,30 +22,49 @@ pub use networks::Networks;
 pub use protocol::Protocol;
 
 /// The name of an object; prints as `namespace/name`, or `name` if it is cluster-scoped.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectName {
-    /// The namespace; empty for cluster-scoped objects, such as Nodes.
-    pub namespace: Arc<str>,
-    /// The name inside the namespace.
-    pub name: Arc<str>,
-}
+///
+/// Ordered by namespace, then by name.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName(
+    /// The namespace, NUL and the name: one allocation, and its order is that of the two parts, because no
+    /// valid name contains a character below `-`.
+    Arc<str>,
+);
 
 impl ObjectName {
-    /// Returns the name of the object `name` in `namespace`.
-    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
+    /// Returns the name of the object `name` in `namespace`, which is empty for cluster-scoped objects, such
+    /// as Nodes.
+    pub fn new(namespace: impl AsRef<str>, name: impl AsRef<str>) -> Self {
+        Self([namespace.as_ref(), name.as_ref()].join("\0").into())
+    }
+
+    /// Returns the namespace; empty for cluster-scoped objects.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+
+    /// Returns the name inside the namespace.
+    pub fn name(&self) -> &str {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        self.0.split_once('\0').unwrap_or(("", &self.0))
     }
 }
 
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.namespace {
-            "" => f.write_str(&self.name),
-            namespace => write!(f, "{namespace}/{}", self.name),
+        match self.parts() {
+            ("", name) => f.write_str(name),
+            (namespace, name) => write!(f, "{namespace}/{name}"),
         }
+    }
+}
+
+impl fmt::Debug for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
     }
 }
 
@@ -229,7 +248,7 @@ pub struct EndpointSlice {
     /// The slice's name.
     pub name: ObjectName,
     /// The Service's name, in the slice's namespace (label `kubernetes.io/service-name`).
-    pub service: Arc<str>,
+    pub service: Box<str>,
     /// The ports of every endpoint of the slice.
     pub ports: Box<[SlicePort]>,
     /// The endpoints, in the object's order.
@@ -242,10 +261,7 @@ pub struct EndpointSlice {
 impl EndpointSlice {
     /// Returns the Service of the endpoints.
     pub fn service_name(&self) -> ObjectName {
-        ObjectName {
-            namespace: self.name.namespace.clone(),
-            name: self.service.clone(),
-        }
+        ObjectName::new(self.name.namespace(), &self.service)
     }
 }
 

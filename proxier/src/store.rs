@@ -1,7 +1,6 @@
 //! The snapshot of the cluster's objects, and the events that update it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use crate::model::{Cidr, EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
 use crate::problem::Problem;
@@ -232,8 +231,8 @@ impl Snapshot {
     }
 
     /// Returns the region of the node `name`, if known.
-    pub fn region(&self, name: &Arc<str>) -> Option<&str> {
-        let key = ObjectName::new("", name.clone());
+    pub fn region(&self, name: &str) -> Option<&str> {
+        let key = ObjectName::new("", name);
         self.nodes.get(&key)?.region.as_deref()
     }
 

@@ -93,13 +93,12 @@ impl Cluster {
                 hints: None,
             }
         };
-        let namespace = interner.intern(&namespace(number));
-        let name = ObjectName::new(namespace, slice_name(number));
+        let name = ObjectName::new(namespace(number), slice_name(number));
         Parsed {
             name: name.clone(),
             object: Some(model::EndpointSlice {
                 name,
-                service: interner.intern(&service),
+                service: service.into(),
                 ports: [model::SlicePort {
                     name: interner.intern("http"),
                     protocol: Protocol::Tcp,
@@ -124,8 +123,7 @@ impl Cluster {
 }
 
 fn parsed_service(number: u32, interner: &mut Interner) -> Parsed<model::Service> {
-    let namespace = interner.intern(&namespace(number));
-    let name = ObjectName::new(namespace, interner.intern(&name(number)));
+    let name = ObjectName::new(namespace(number), name(number));
     Parsed {
         name: name.clone(),
         object: Some(model::Service {

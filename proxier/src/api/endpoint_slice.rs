@@ -90,7 +90,7 @@ impl EndpointSliceObject {
     /// # Errors
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::EndpointSlice>, Problem> {
-        let name = self.metadata.object_name("EndpointSlice", interner)?;
+        let name = self.metadata.object_name("EndpointSlice")?;
         let kind = "EndpointSlice";
         Ok(Parser::parse(kind, name, interner, |name, parser| {
             self.read(name, parser)
@@ -139,7 +139,7 @@ impl EndpointSliceObject {
         }
         Some(model::EndpointSlice {
             name: name.clone(),
-            service: parser.intern(service),
+            service: service.into(),
             ports: ports.into(),
             endpoints: endpoints.into(),
             // Only a metric uses it, so that an unreadable time is no Problem.

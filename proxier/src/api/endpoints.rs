@@ -133,7 +133,7 @@ impl Subset {
             .filter(|(_, endpoints)| !endpoints.is_empty())
             .map(|(family, endpoints)| model::EndpointSlice {
                 name: slice_name(name, index, family),
-                service: parser.intern(&name.name),
+                service: name.name().into(),
                 ports: ports.as_slice().into(),
                 endpoints: endpoints.into(),
                 changed: None,
@@ -161,8 +161,6 @@ impl SubsetAddress {
 }
 
 fn slice_name(endpoints: &ObjectName, subset: usize, family: &str) -> ObjectName {
-    ObjectName {
-        namespace: endpoints.namespace.clone(),
-        name: format!("{}-mirrored-{subset}-{family}", endpoints.name).into(),
-    }
+    let name = format!("{}-mirrored-{subset}-{family}", endpoints.name());
+    ObjectName::new(endpoints.namespace(), name)
 }

@@ -15,7 +15,6 @@ use super::parser::Parser;
 use super::scalar::Scalar;
 use crate::model::ObjectName;
 use crate::problem::Problem;
-use crate::store::Interner;
 
 /// The annotation of an object that serves only as the lock of a leader election.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
@@ -127,11 +126,7 @@ impl Metadata {
     ///
     /// # Errors
     /// If the API server would reject the name or the namespace.
-    pub(crate) fn object_name(
-        &self,
-        kind: &str,
-        interner: &mut Interner,
-    ) -> Result<ObjectName, Problem> {
+    pub(crate) fn object_name(&self, kind: &str) -> Result<ObjectName, Problem> {
         let is_default = self.namespace.is_blank();
         let namespace = if is_default {
             Some("default")
@@ -142,12 +137,7 @@ impl Metadata {
             let message = "is not a DNS label; the object is skipped";
             return Err(self.problem(kind, "metadata.namespace", &self.namespace, message));
         };
-        let name = self.valid_name(kind)?;
-        Ok(ObjectName {
-            // A cluster has few namespaces and many objects: only the namespace is worth sharing.
-            namespace: interner.intern(namespace),
-            name: name.into(),
-        })
+        Ok(ObjectName::new(namespace, self.valid_name(kind)?))
     }
 
     /// Returns the name without its namespace.
@@ -168,14 +158,8 @@ impl Metadata {
     ///
     /// # Errors
     /// If the API server would reject the name.
-    pub(crate) fn cluster_object_name(
-        &self,
-        kind: &str,
-        interner: &mut Interner,
-    ) -> Result<ObjectName, Problem> {
-        let name = self.valid_name(kind)?;
-        // Interned, because the locations of endpoints contain the names of nodes too.
-        Ok(ObjectName::new(interner.intern(""), interner.intern(name)))
+    pub(crate) fn cluster_object_name(&self, kind: &str) -> Result<ObjectName, Problem> {
+        Ok(ObjectName::new("", self.valid_name(kind)?))
     }
 
     /// Returns `creationTimestamp`.

@@ -78,11 +78,11 @@ impl NodeObject {
     /// # Errors
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Node>, Problem> {
-        let name = self.metadata.cluster_object_name("Node", interner)?;
+        let name = self.metadata.cluster_object_name("Node")?;
         let labels = &self.metadata.labels;
         Ok(Parser::parse("Node", name, interner, |name, parser| {
             Some(model::Node {
-                name: name.name.clone(),
+                name: parser.intern(name.name()),
                 addresses: self.addresses(parser),
                 zone: zone_or_region("zone", &labels.zone, parser),
                 region: zone_or_region("region", &labels.region, parser),
@@ -151,11 +151,11 @@ impl NodeLabels {
     /// # Errors
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::NodeLocation>, Problem> {
-        let name = self.metadata.cluster_object_name("Node", interner)?;
+        let name = self.metadata.cluster_object_name("Node")?;
         let region = &self.metadata.labels.region;
         Ok(Parser::parse("Node", name, interner, |name, parser| {
             Some(model::NodeLocation {
-                name: name.name.clone(),
+                name: parser.intern(name.name()),
                 region: zone_or_region("region", region, parser),
             })
         }))

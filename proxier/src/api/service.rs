@@ -127,7 +127,7 @@ impl ServiceObject {
     /// # Errors
     /// If the object has no valid name.
     pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Service>, Problem> {
-        let name = self.metadata.object_name("Service", interner)?;
+        let name = self.metadata.object_name("Service")?;
         Ok(Parser::parse("Service", name, interner, |name, parser| {
             self.read(name, parser)
         }))

@@ -61,14 +61,14 @@ impl ServiceCidrObject {
         &self,
         interner: &mut Interner,
     ) -> Result<Parsed<model::ServiceCidr>, Problem> {
-        let name = self.metadata.cluster_object_name("ServiceCIDR", interner)?;
+        let name = self.metadata.cluster_object_name("ServiceCIDR")?;
         Ok(Parser::parse(
             "ServiceCIDR",
             name,
             interner,
             |name, parser| {
                 Some(model::ServiceCidr {
-                    name: name.name.clone(),
+                    name: name.name().into(),
                     ranges: parser.networks("spec.cidrs", &self.spec.cidrs),
                 })
             },

@@ -43,10 +43,10 @@ impl Owned {
             return false;
         };
         // Every change of a virtual server calls this, so it compares without formatting `owner`.
-        let namespace = name.strip_prefix(&*owner.service.namespace);
+        let namespace = name.strip_prefix(owner.service.namespace());
         let service = namespace
             .and_then(|rest| rest.strip_prefix('/'))
-            .and_then(|rest| rest.strip_prefix(&*owner.service.name));
+            .and_then(|rest| rest.strip_prefix(owner.service.name()));
         match service {
             Some("") => owner.port.is_empty(),
             Some(rest) => rest.strip_prefix(':') == Some(&*owner.port),

@@ -84,27 +84,25 @@ impl Inventory {
     }
 
     fn add(&mut self, object: Object, source: &Source) -> Result<(), Problem> {
-        let interner = &mut self.interner;
         match object {
             Object::Service(service) => {
-                let name = service.metadata.object_name("Service", interner)?;
+                let name = service.metadata.object_name("Service")?;
                 insert(&mut self.services, "Service", name, *service, source);
             }
             Object::Endpoints(endpoints) => {
-                let name = endpoints.metadata.object_name("Endpoints", interner)?;
+                let name = endpoints.metadata.object_name("Endpoints")?;
                 insert(&mut self.endpoints, "Endpoints", name, endpoints, source);
             }
             Object::Node(node) => {
-                let name = node.metadata.cluster_object_name("Node", interner)?;
+                let name = node.metadata.cluster_object_name("Node")?;
                 insert(&mut self.nodes, "Node", name, node, source);
             }
             // Most of a cluster's data is slices, so they are reduced to the model at once.
             Object::EndpointSlice(slice) => {
-                let mut parsed = slice.parse(interner)?;
-                let namespace = &parsed.name.namespace;
+                let mut parsed = slice.parse(&mut self.interner)?;
+                let namespace = parsed.name.namespace();
                 if let Some(service) = slice.mirrored_service() {
-                    self.mirrored
-                        .insert(ObjectName::new(namespace.clone(), service));
+                    self.mirrored.insert(ObjectName::new(namespace, service));
                 }
                 if let Some(earlier) = self.slices.get(&parsed.name) {
                     parsed

@@ -91,8 +91,8 @@ pub(super) fn service(name: &ObjectName, local_endpoints: usize, is_healthy: boo
     format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": {},\n\t\t\"name\": {}\n\t}},\n\t\"localEndpoints\": \
          {local_endpoints},\n\t\"serviceProxyHealthy\": {is_healthy}\n}}",
-        quoted(&name.namespace),
-        quoted(&name.name)
+        quoted(name.namespace()),
+        quoted(name.name())
     )
 }
 

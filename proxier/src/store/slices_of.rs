@@ -33,7 +33,7 @@ impl SlicesOf {
     pub(super) fn names(&self, service: &ObjectName) -> impl Iterator<Item = ObjectName> {
         let found = self.0.get_key_value(service);
         found.into_iter().flat_map(|(service, names)| {
-            let name = |name: &Arc<str>| ObjectName::new(service.namespace.clone(), name.clone());
+            let name = |name: &Arc<str>| ObjectName::new(service.namespace(), name);
             names.all().iter().map(name)
         })
     }
@@ -44,8 +44,8 @@ impl SlicesOf {
             Some(names) => names.all().to_vec(),
             None => Vec::new(),
         };
-        if let Err(at) = names.binary_search(&slice.name) {
-            names.insert(at, slice.name.clone());
+        if let Err(at) = names.binary_search_by(|name| (**name).cmp(slice.name())) {
+            names.insert(at, slice.name().into());
         }
         self.set(service, names);
     }
@@ -55,7 +55,7 @@ impl SlicesOf {
         let Some(names) = self.0.get(service) else {
             return;
         };
-        let others = names.all().iter().filter(|&name| *name != slice.name);
+        let others = names.all().iter().filter(|&name| **name != *slice.name());
         let others = others.cloned().collect();
         self.set(service.clone(), others);
     }

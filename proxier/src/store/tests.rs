@@ -19,7 +19,7 @@ fn names(snapshot: &Snapshot, service: &str) -> Vec<String> {
     let service = ObjectName::new("default", service);
     snapshot
         .slices(&service)
-        .map(|slice| slice.name.name.to_string())
+        .map(|slice| slice.name.name().to_owned())
         .collect()
 }
 
@@ -28,7 +28,7 @@ fn apply(snapshot: &mut Snapshot, change: Update<EndpointSlice>) -> Vec<String> 
     let mut touched = Touched::none();
     snapshot.apply(Event::EndpointSlices(change), &mut touched);
     match touched {
-        Touched::Some(names) => names.iter().map(|name| name.name.to_string()).collect(),
+        Touched::Some(names) => names.iter().map(|name| name.name().to_owned()).collect(),
         Touched::All => vec!["all".to_owned()],
     }
 }

@@ -248,8 +248,8 @@ fn labels(key: &ipvs::ServiceKey, owner: &Owner) -> String {
     format!(
         "namespace=\"{}\",service=\"{}\",port=\"{}\",frontend=\"{frontend}\",address=\"{address}\",\
          protocol=\"{protocol}\"",
-        escaped(&owner.port.service.namespace),
-        escaped(&owner.port.service.name),
+        escaped(owner.port.service.namespace()),
+        escaped(owner.port.service.name()),
         escaped(&owner.port.port)
     )
 }

@@ -147,7 +147,8 @@ impl<'a> EventWriter<'a> {
         // changes.
         let path = format!(
             "{root}/namespaces/{}/{plural}?fieldSelector=metadata.name%3D{}&resourceVersion=0",
-            name.namespace, name.name
+            name.namespace(),
+            name.name()
         );
         let accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
         let mut response = self.connection.get(&path, accept).await?;

@@ -368,8 +368,9 @@ impl<'a, R: Resource> Follower<'a, R> {
             }),
             EventType::Deleted => {
                 // Only the name is needed, so an object with malformed content can be deleted.
-                let name = self.shared.with_interner(|interner| object.name(interner));
-                let name = name.map_err(|error| malformed("a deletion", error))?;
+                let name = object
+                    .name()
+                    .map_err(|error| malformed("a deletion", error))?;
                 let version = version.ok().map(|version| version.resource_version);
                 Ok(ParsedEvent::Change(Update::Delete(name), version))
             }

@@ -63,7 +63,7 @@ impl<'a> EncodedObject<'a> {
             Err(_) if self.bytes().len() > MAX_OBJECT => DecodeError::TooLarge,
             Err(error) => error,
         };
-        let Ok(name) = self.name(interner) else {
+        let Ok(name) = self.name() else {
             let message = format!("has no readable name: {error}; skipped");
             return Err(Problem::new(R::KIND, "", self.excerpt(), message));
         };
@@ -77,11 +77,11 @@ impl<'a> EncodedObject<'a> {
     }
 
     /// Returns the object's name. It is readable although the rest of the object may not be.
-    pub(super) fn name(self, interner: &mut Interner) -> Result<ObjectName, DecodeError> {
+    pub(super) fn name(self) -> Result<ObjectName, DecodeError> {
         let NameMetadata { namespace, name } = self.metadata()?;
         match name.is_empty() {
             true => Err(DecodeError::Nameless),
-            false => Ok(ObjectName::new(interner.intern(&namespace), name)),
+            false => Ok(ObjectName::new(&namespace, &name)),
         }
     }
 
