@@ -252,7 +252,8 @@ mod tests {
 
     /// Returns a field with bytes; lengths below 128 only.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-        [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
+        let length = u8::try_from(bytes.len()).unwrap();
+        [&[number << 3 | 2, length], bytes].concat()
     }
 
     /// Returns a list with two items, an empty one, and fields that are skipped.

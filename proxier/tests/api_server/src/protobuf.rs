@@ -95,11 +95,14 @@ fn put_number(to: &mut Vec<u8>, number: u32, value: u64) {
 }
 
 fn put_varint(to: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        to.push((value & 0x7f) as u8 | 0x80);
+    loop {
+        let [low, ..] = value.to_le_bytes();
         value >>= 7;
+        if value == 0 {
+            return to.push(low);
+        }
+        to.push(low | 0x80);
     }
-    to.push(value as u8);
 }
 
 /// Appends the magic number, and the envelope of a message of `length` bytes, which must follow.
