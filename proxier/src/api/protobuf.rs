@@ -330,7 +330,7 @@ mod tests {
             "2026-03-20T18:27:12Z"
         );
         assert_eq!(time(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "-1");
-        assert_eq!(time(b"\x08\x80\xd2\xb3\xfb\xaf\x07"), "253402300800");
+        assert_eq!(time(b"\x08\x80\x83\xd1\xff\xaf\x07"), "253402300800");
     }
 
     #[test]

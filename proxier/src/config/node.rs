@@ -10,7 +10,7 @@ use ipvs_netlink as ipvs;
 use super::origin::{InvalidSetting, SettingErrors};
 use super::resolve::Resolved;
 use super::validate::network_of;
-use super::{ClientConnectionSection, Configuration, GoDuration, gates};
+use super::{Configuration, GoDuration, gates};
 use crate::filter::{LocalMode, MarkBit};
 use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
@@ -162,7 +162,7 @@ impl Resolved {
                 path => Some(path.into()),
             },
             master: Some(self.command.master.clone()).filter(|url| !url.is_empty()),
-            encoding: encoding(&configuration.client_connection),
+            encoding: configuration.client_connection.encoding(),
             servers: ServerAddresses {
                 healthz: Self::server(&configuration.healthz_bind_address),
                 metrics: Self::server(&configuration.metrics_bind_address),
@@ -194,16 +194,6 @@ impl Resolved {
         }
         [sync, min_sync].map(GoDuration::to_duration)
     }
-}
-
-/// Returns the first encoding that the list of accepted types names or, without a list, the type of
-/// requests, as in client-go. JSON if they name neither encoding.
-fn encoding(connection: &ClientConnectionSection) -> Encoding {
-    let types = match &*connection.accept_content_types {
-        "" => &connection.content_type,
-        list => list,
-    };
-    Encoding::of_media_types(types).unwrap_or(Encoding::Json)
 }
 
 fn name(text: &str) -> Option<Arc<str>> {
