@@ -68,7 +68,7 @@ impl Inner {
             };
             let key = Key::new([(**address).into()]);
             let set = rules.as_ref().and_then(|rules| rules.sets.get(set));
-            set.is_none_or(|set| !set.elements.contains_key(&key))
+            set.is_none_or(|set| !set.contains(&key))
         };
         let open = state.addresses.keys().filter(is_open);
         self.open.extend(open);
@@ -166,7 +166,9 @@ impl Kernel {
         let state = &self.0.borrow().kernel.state;
         foreign().iter().all(|service| {
             let found = state.virtual_servers.get(&service.key);
-            found.is_some_and(|found| found.service == *service && found.destinations.len() == 1)
+            found.is_some_and(|found| {
+                found.definition.at(service.key) == *service && found.destinations.len() == 1
+            })
         })
     }
 
