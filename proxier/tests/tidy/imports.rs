@@ -145,7 +145,10 @@ const MODULES: [(&str, &[&str]); 44] = [
         ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
-    ("config", &["filter", "model", "plan", "sysctl", "yaml"]),
+    (
+        "config",
+        &["filter", "model", "plan", "sysctl", "watch", "yaml"],
+    ),
     // The HTTP servers.
     (
         "serve",
