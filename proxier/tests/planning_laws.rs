@@ -378,11 +378,20 @@ proptest! {
             fresh.apply(event, &mut Touched::none());
         }
         if is_relisted {
-            prop_assert_eq!(&snapshot, &fresh);
+            prop_assert_eq!(content(&snapshot), content(&fresh));
         }
         let from_scratch = desired(&fresh, &machine, planner.config());
         prop_assert_eq!((planner.desired().clone(), planner.problems(&snapshot)), from_scratch);
     }
+}
+
+/// Returns all Services of a snapshot, each with its slices.
+fn content(snapshot: &Snapshot) -> Vec<(Service, Vec<EndpointSlice>)> {
+    let slices = |service: &Service| snapshot.slices(&service.name).collect();
+    let services = snapshot.services();
+    services
+        .map(|service| (service.clone(), slices(&service)))
+        .collect()
 }
 
 /// Asserts that the destinations are the endpoints that the traffic policy, the endpoints' states and
@@ -432,7 +441,7 @@ fn assert_destinations(server: &VirtualServer, snapshot: &Snapshot) {
         let selected = listening
             .iter()
             .filter(|(_, endpoint)| is_permitted(endpoint) && test(endpoint));
-        selected.map(|&(address, _)| address).collect()
+        selected.map(|(address, _)| *address).collect()
     };
     let (ready, last_resort) = (of(&is_ready), of(&is_last_resort));
     let candidates = if ready.is_empty() {
@@ -460,11 +469,11 @@ fn assert_destinations(server: &VirtualServer, snapshot: &Snapshot) {
 }
 
 /// Returns the endpoints of the port of `owner`, in any state, with their addresses.
-fn listening<'a>(
+fn listening(
     owner: &ServicePortName,
     server: &VirtualServer,
-    snapshot: &'a Snapshot,
-) -> Vec<(SocketAddr, &'a Endpoint)> {
+    snapshot: &Snapshot,
+) -> Vec<(SocketAddr, Endpoint)> {
     let service = snapshot.service(&owner.service).unwrap();
     let port = service
         .ports
@@ -474,12 +483,10 @@ fn listening<'a>(
     let is_v6 = server.service.key.family() == ipvs_netlink::Family::V6;
     let mut found = Vec::new();
     for slice in snapshot.slices(&owner.service) {
+        let endpoints = || slice.endpoints.iter().cloned();
         for listed in &slice.ports {
             if listed.name == port.name && listed.protocol == port.protocol {
-                let of_family = slice
-                    .endpoints
-                    .iter()
-                    .filter(|e| e.address.is_ipv6() == is_v6);
+                let of_family = endpoints().filter(|e| e.address.is_ipv6() == is_v6);
                 found.extend(of_family.map(|e| (SocketAddr::new(e.address, listed.port), e)));
             }
         }

@@ -100,8 +100,8 @@ impl Planner {
             Touched::Some(names) => names,
             Touched::All => {
                 // A deleted Service has only a footprint, which must be withdrawn.
-                let all = snapshot.services().map(|service| &service.name);
-                all.chain(self.footprints.keys()).cloned().collect()
+                let all = snapshot.service_names();
+                all.chain(self.footprints.keys().cloned()).collect()
             }
         };
         // A full update continues even without Services, because it renews the common problems.
@@ -222,8 +222,8 @@ impl Planner {
         }
         for name in names {
             if let Some(service) = context.snapshot.service(name) {
-                let requirements = requirements(service, context);
-                self.claim(service, requirements, context, &mut previous);
+                let requirements = requirements(&service, context);
+                self.claim(&service, requirements, context, &mut previous);
             }
         }
         for &key in previous.virtual_servers.keys() {

@@ -1,3 +1,7 @@
+mod encoding;
+
+use std::collections::BTreeMap;
+
 use super::*;
 
 fn slice(name: &str, service: &str) -> Parsed<EndpointSlice> {

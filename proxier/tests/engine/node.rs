@@ -256,8 +256,8 @@ impl Node {
         for (key, destination) in self.kernel.take_lost() {
             let after = self.proxier.snapshot();
             let exists = |name: &ObjectName| {
-                let owner = |it: &&Service| it.name == *name;
-                before.services().any(|it| owner(&it)) && after.services().any(|it| owner(&it))
+                let owner = |it: Service| it.name == *name;
+                before.services().any(owner) && after.services().any(owner)
             };
             let owner = owned.name(&key).map(|name| {
                 let (namespace, rest) = name.split_once('/').unwrap();
