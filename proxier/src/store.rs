@@ -11,6 +11,7 @@ mod encoding;
 mod interner;
 mod key;
 mod kinds;
+mod list;
 mod objects;
 mod shared;
 #[cfg(test)]
@@ -18,6 +19,8 @@ mod tests;
 
 use encoded::Encoded;
 pub use interner::Interner;
+pub use kinds::ObjectKind;
+pub use list::ObjectList;
 use objects::Objects;
 use shared::SharedValues;
 
@@ -45,7 +48,7 @@ pub enum Update<T> {
     Delete(ObjectName),
     /// Replaces all objects of the kind: an object that the list lacks is deleted. A relist is one
     /// such update.
-    Reset(Vec<Parsed<T>>),
+    Reset(ObjectList<T>),
     /// Adds or replaces these objects and deletes none: the list is known to be incomplete.
     Merge(Vec<Parsed<T>>),
 }
@@ -72,13 +75,16 @@ impl Event {
         let Self::Services(update) = self else {
             return;
         };
-        let services = match update {
-            Update::Apply(service) => std::slice::from_mut(service),
-            Update::Reset(services) | Update::Merge(services) => services,
-            Update::Delete(_) => return,
+        let edit = |service: &mut Parsed<Service>| {
+            if let Some(service) = &mut service.object {
+                service.external_ips = Box::default();
+            }
         };
-        for service in services.iter_mut().filter_map(|it| it.object.as_mut()) {
-            service.external_ips = Box::default();
+        match update {
+            Update::Apply(service) => edit(service),
+            Update::Merge(services) => services.iter_mut().for_each(edit),
+            Update::Reset(services) => services.edit(edit),
+            Update::Delete(_) => {}
         }
     }
 }

@@ -113,7 +113,7 @@ fn objects(loaded: &Loaded) -> (&[Parsed<Service>], &[Parsed<EndpointSlice>], Op
 
 fn list_of<T: std::fmt::Debug>(update: &Update<T>, is_whole: bool) -> &[Parsed<T>] {
     match update {
-        Update::Reset(all) if is_whole => all,
+        Update::Reset(all) if is_whole => all.iter().collect(),
         Update::Merge(some) if !is_whole => some,
         other => panic!("{other:#?}"),
     }

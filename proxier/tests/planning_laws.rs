@@ -260,8 +260,8 @@ impl Conformance {
         let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);
         for event in loaded.events {
             match event {
-                Event::Services(Update::Reset(all)) => services = all,
-                Event::EndpointSlices(Update::Reset(all)) => slices = all,
+                Event::Services(Update::Reset(all)) => services = all.iter().collect(),
+                Event::EndpointSlices(Update::Reset(all)) => slices = all.iter().collect(),
                 Event::Node(own) => node = Some(own),
                 other => panic!("{other:?}"),
             }
@@ -313,7 +313,7 @@ impl Conformance {
                 }
                 Event::EndpointSlices(Update::Apply(moved))
             }
-            Change::RelistWithoutServices => Event::Services(Update::Reset(Vec::new())),
+            Change::RelistWithoutServices => Event::Services(Update::Reset(Vec::new().into())),
             Change::MergeServices(at, count) => {
                 Event::Services(Update::Merge(part(&self.services, at, count)))
             }
@@ -357,9 +357,9 @@ proptest! {
         }
         snapshot.apply(Event::Node(cluster.node.clone()), &mut touched);
         if is_relisted {
-            let all = Update::Reset(cluster.slices.clone());
+            let all = Update::Reset(cluster.slices.clone().into());
             snapshot.apply(Event::EndpointSlices(all), &mut touched);
-            let all = Update::Reset(cluster.services.clone());
+            let all = Update::Reset(cluster.services.clone().into());
             snapshot.apply(Event::Services(all), &mut touched);
         } else {
             for at in 0..cluster.services.len().max(cluster.slices.len()) {
@@ -372,8 +372,8 @@ proptest! {
         let mut fresh = Snapshot::default();
         for event in [
             Event::Node(cluster.node.clone()),
-            Event::Services(Update::Reset(cluster.services.clone())),
-            Event::EndpointSlices(Update::Reset(cluster.slices.clone())),
+            Event::Services(Update::Reset(cluster.services.clone().into())),
+            Event::EndpointSlices(Update::Reset(cluster.slices.clone().into())),
         ] {
             fresh.apply(event, &mut Touched::none());
         }

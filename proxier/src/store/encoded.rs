@@ -3,7 +3,9 @@
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
-use super::encoding::{ObjectReader, ObjectWriter, push_bytes, take_bytes, take_number};
+use super::encoding::{
+    ObjectReader, ObjectWriter, push_bytes, push_number, take_bytes, take_number,
+};
 use super::key::{self, ObjectKey};
 use super::kinds::ObjectKind;
 use super::shared::SharedValues;
@@ -11,7 +13,7 @@ use crate::model::ObjectName;
 
 /// An object at rest in one allocation: its key, the numbers of its shared values, its content.
 ///
-/// Ordered by key, so that a set of encoded is a map. The numbers are apart from the content, so that they
+/// Ordered by key, so that a set of them is a map. The numbers are apart from the content, so that they
 /// can be released without the kind of the object. An object of which this node uses no part has no content.
 #[derive(Clone, Debug)]
 pub(super) struct Encoded(Box<[u8]>);
@@ -32,13 +34,47 @@ impl Encoded {
             object.map_or("", T::group),
             T::usual_group(name.name()),
         );
-        // The two lengths take a byte each in most objects.
-        let length = key.len() + writer.numbers.len() + writer.content.len() + 2;
-        let mut bytes = Vec::with_capacity(length);
-        push_bytes(&mut bytes, &key);
-        push_bytes(&mut bytes, &writer.numbers);
-        bytes.extend_from_slice(&writer.content);
+        Self::of(&key, &writer.numbers, &writer.content)
+    }
+
+    /// Returns an object with these [`bytes`](Self::bytes).
+    pub(super) fn copied(bytes: &[u8]) -> Self {
         Self(bytes.into())
+    }
+
+    /// Returns an object with these [`bytes`](Self::bytes), after a change of the numbers `from` one table to
+    /// another. Each of its shared values gets a user there.
+    pub(super) fn renumbered(bytes: &[u8], from: &SharedValues, to: &mut SharedValues) -> Self {
+        let (key, mut before, content) = parts(bytes);
+        let mut numbers = Vec::with_capacity(before.len() + 2);
+        while let Some(number) = take_number(&mut before) {
+            let value = u32::try_from(number)
+                .ok()
+                .and_then(|number| from.get(number));
+            if let Some(value) = value {
+                push_number(&mut numbers, to.acquire(value.clone()).into());
+            }
+        }
+        Self::of(key, &numbers, content)
+    }
+
+    fn of(key: &[u8], numbers: &[u8], content: &[u8]) -> Self {
+        // The two lengths take a byte each in most objects.
+        let mut bytes = Vec::with_capacity(key.len() + numbers.len() + content.len() + 2);
+        push_bytes(&mut bytes, key);
+        push_bytes(&mut bytes, numbers);
+        bytes.extend_from_slice(content);
+        Self(bytes.into())
+    }
+
+    /// Returns the bytes of the object, which can be moved.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Returns whether this node uses a part of the object.
+    pub(super) fn has_content(&self) -> bool {
+        !parts(&self.0).2.is_empty()
     }
 
     /// Decodes the object, whose name is `name`; `None` if this node uses no part of it.
@@ -47,7 +83,7 @@ impl Encoded {
         name: ObjectName,
         shared: &SharedValues,
     ) -> Option<T> {
-        let (key, numbers, content) = self.parts();
+        let (key, numbers, content) = parts(&self.0);
         if content.is_empty() {
             return None;
         }
@@ -67,7 +103,7 @@ impl Encoded {
 
     /// Returns the object's group as a name in its namespace; `None` if this node uses no part of the object.
     pub(super) fn group(&self) -> Option<ObjectName> {
-        let (key, _, content) = self.parts();
+        let (key, _, content) = parts(&self.0);
         (!content.is_empty()).then(|| ObjectKey::of(key).group_name())
     }
 
@@ -78,25 +114,20 @@ impl Encoded {
 
     /// Returns the number of each use of a shared value.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
-        let (_, mut numbers, _) = self.parts();
+        let (_, mut numbers, _) = parts(&self.0);
         std::iter::from_fn(move || u32::try_from(take_number(&mut numbers)?).ok())
-    }
-
-    /// Returns whether both are the same object with the same content.
-    pub(super) fn equals(&self, other: &Self) -> bool {
-        self.0 == other.0
     }
 
     fn key(&self) -> &[u8] {
         take_bytes(&mut &*self.0).unwrap_or_default()
     }
+}
 
-    fn parts(&self) -> (&[u8], &[u8], &[u8]) {
-        let mut rest = &*self.0;
-        let key = take_bytes(&mut rest).unwrap_or_default();
-        let numbers = take_bytes(&mut rest).unwrap_or_default();
-        (key, numbers, rest)
-    }
+/// Returns key, numbers and content.
+fn parts(mut bytes: &[u8]) -> (&[u8], &[u8], &[u8]) {
+    let key = take_bytes(&mut bytes).unwrap_or_default();
+    let numbers = take_bytes(&mut bytes).unwrap_or_default();
+    (key, numbers, bytes)
 }
 
 impl Borrow<[u8]> for Encoded {

@@ -11,7 +11,7 @@ use super::shared::{SharedValue, SharedValues};
 use crate::model::{Cidr, Location, ObjectName};
 
 /// A value that can be part of a [`Encoded`](super::encoded::Encoded).
-pub(super) trait Encode: Sized {
+pub trait Encode: Sized {
     fn write(&self, to: &mut ObjectWriter<'_>);
 
     /// Reads a value; `None` if the bytes are not those of one.
@@ -19,7 +19,7 @@ pub(super) trait Encode: Sized {
 }
 
 /// An object that is being encoded.
-pub(super) struct ObjectWriter<'a> {
+pub struct ObjectWriter<'a> {
     shared: &'a mut SharedValues,
     pub(super) numbers: Vec<u8>,
     pub(super) content: Vec<u8>,
@@ -59,7 +59,7 @@ impl<'a> ObjectWriter<'a> {
 }
 
 /// An object that is being decoded.
-pub(super) struct ObjectReader<'a> {
+pub struct ObjectReader<'a> {
     /// The object's name.
     pub(super) name: ObjectName,
     /// The object's group.

@@ -4,13 +4,13 @@ use std::time::SystemTime;
 
 use super::encoding::{Encode, ObjectReader, ObjectWriter, encode_enum, encode_struct};
 use crate::model::{
-    Annotations, Endpoint, EndpointSlice, Hints, NodeLocation, Protocol, ProxyProtocol,
+    Annotations, Endpoint, EndpointSlice, Hints, Node, NodeLocation, Protocol, ProxyProtocol,
     SchedulerFlags, Service, ServiceCidr, ServicePort, SlicePort, SourceAddress, TopologyKey,
     TrafficPolicy, Weights,
 };
 
 /// A kind of objects that the store keeps.
-pub(super) trait ObjectKind: Encode {
+pub trait ObjectKind: Encode {
     /// Returns the group of the object: objects of a group are found together.
     fn group(&self) -> &str {
         ""
@@ -25,6 +25,7 @@ pub(super) trait ObjectKind: Encode {
 impl ObjectKind for Service {}
 impl ObjectKind for ServiceCidr {}
 impl ObjectKind for NodeLocation {}
+impl ObjectKind for Node {}
 
 /// Slices are grouped by their Service.
 impl ObjectKind for EndpointSlice {
@@ -205,6 +206,14 @@ impl Encode for ServiceCidr {
     }
 }
 
+encode_struct!(Node {
+    name,
+    addresses,
+    zone,
+    region,
+    pod_cidrs,
+    is_leaving
+});
 encode_struct!(ServicePort {
     name,
     protocol,

@@ -31,6 +31,19 @@ struct Stored {
     problems: Box<[Problem]>,
 }
 
+impl Stored {
+    /// Returns whether nothing of the object can be used because of its problems.
+    fn is_unusable(&self) -> bool {
+        !self.problems.is_empty() && !self.encoded.has_content()
+    }
+}
+
+impl PartialEq for Stored {
+    fn eq(&self, other: &Self) -> bool {
+        self.encoded.bytes() == other.encoded.bytes() && self.problems == other.problems
+    }
+}
+
 /// A change of one object.
 pub(super) struct ObjectChange<'a> {
     pub(super) name: &'a ObjectName,
@@ -112,12 +125,15 @@ impl<T: ObjectKind> Objects<T> {
             Update::Reset(all) => {
                 // Each object passes from one set to the other, so a relist needs no memory of its own.
                 let mut before = std::mem::take(self);
-                for new in all {
-                    match before.take(&new.name) {
-                        Some(old) => self.put(Some(old), new, shared, &mut differs),
-                        // The last of several objects with one name wins.
-                        None => self.replace(new, shared, &mut differs),
-                    }
+                for (bytes, problems) in all.entries() {
+                    let new = Stored {
+                        encoded: Encoded::renumbered(bytes, all.shared(), shared),
+                        problems: problems.into(),
+                    };
+                    let name = new.encoded.name();
+                    // The last of several objects with one name wins.
+                    let old = before.take(&name).or_else(|| self.take(&name));
+                    self.put(&name, old, new, shared, &mut differs);
                 }
                 for old in before.encoded {
                     remove(&old.name(), old, shared, &mut differs);
@@ -134,51 +150,49 @@ impl<T: ObjectKind> Objects<T> {
         shared: &mut SharedValues,
         differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
     ) {
+        let stored = Stored {
+            encoded: Encoded::encode(&new.name, new.object.as_ref(), shared),
+            problems: new.problems.into(),
+        };
         let old = self.take(&new.name);
-        self.put(old, new, shared, differs);
+        self.put(&new.name, old, stored, shared, differs);
     }
 
     /// Adds `new`, which replaces `old`.
     fn put(
         &mut self,
+        name: &ObjectName,
         old: Option<Stored>,
-        new: Parsed<T>,
+        mut new: Stored,
         shared: &mut SharedValues,
         differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
     ) {
-        let name = new.name;
-        let encoded = match &old {
+        if let Some(old) = &old
+            && new.is_unusable()
+        {
             // The object still exists in the cluster, so its clients must still be served.
-            Some(old) if new.object.is_none() && !new.problems.is_empty() => {
-                old.encoded
-                    .numbers()
-                    .for_each(|number| shared.acquire_again(number));
-                old.encoded.clone()
-            }
-            _ => Encoded::encode(&name, new.object.as_ref(), shared),
-        };
-        let is_known = old
-            .as_ref()
-            .is_some_and(|old| old.encoded.equals(&encoded) && *old.problems == *new.problems);
-        let old = old.map(|old| old.encoded);
-        if !is_known {
+            let numbers = old.encoded.numbers();
+            numbers.for_each(|number| shared.acquire_again(number));
+            new.encoded = old.encoded.clone();
+        }
+        if old.as_ref() != Some(&new) {
             let change = ObjectChange {
-                name: &name,
-                old: old.as_ref(),
-                new: Some(&encoded),
+                name,
+                old: old.as_ref().map(|old| &old.encoded),
+                new: Some(&new.encoded),
             };
             differs(change, shared);
         }
         if let Some(old) = old {
-            release(&old, shared);
+            release(&old.encoded, shared);
         }
-        if let Some(group) = encoded.unusual_group() {
+        if let Some(group) = new.encoded.unusual_group() {
             self.unusual_groups.insert(name.clone(), group.into());
         }
         if !new.problems.is_empty() {
-            self.problems.insert(name, new.problems.into());
+            self.problems.insert(name.clone(), new.problems);
         }
-        self.encoded.insert(encoded);
+        self.encoded.insert(new.encoded);
     }
 
     fn take(&mut self, name: &ObjectName) -> Option<Stored> {

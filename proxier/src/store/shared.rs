@@ -19,7 +19,7 @@ pub(super) enum SharedValue {
 ///
 /// # Invariant
 /// Equal values have the same number as long as an object has it, so that equal objects are equal bytes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SharedValues {
     numbers: RapidHashMap<SharedValue, u32>,
     /// By number. Numbers of values without users are given again, so that deleted nodes leave nothing.
@@ -27,7 +27,7 @@ pub(super) struct SharedValues {
     unused: Vec<u32>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct UsedValue {
     value: Option<SharedValue>,
     /// How many times the objects at rest have it.

@@ -7,7 +7,7 @@ use super::json::MAX_OBJECT;
 use crate::api;
 use crate::model::{self, ObjectName};
 use crate::problem::Problem;
-use crate::store::{Event, Interner, Parsed, Update};
+use crate::store::{Event, Interner, ObjectKind, Parsed, Update};
 
 /// Media type of complete objects in JSON.
 pub(super) const FULL_OBJECTS: &str = "application/json";
@@ -23,7 +23,7 @@ pub(super) trait Resource: Send + 'static {
     /// The type of its objects on the wire.
     type Wire: DeserializeOwned;
     /// The type of its objects in the model.
-    type Object: Send;
+    type Object: ObjectKind + Send;
 
     /// The kind's name.
     const KIND: &'static str;
@@ -120,7 +120,8 @@ impl Resource for OwnNode {
                 problems.clear();
                 Some(node)
             }
-            Update::Reset(all) | Update::Merge(all) => all.into_iter().next(),
+            Update::Reset(all) => all.iter().next(),
+            Update::Merge(all) => all.into_iter().next(),
             Update::Delete(_) => None,
         }?;
         problems.extend(node.problems);

@@ -153,7 +153,7 @@ pub(crate) fn brief<T>(change: &Update<T>) -> String {
     match change {
         Update::Apply(parsed) => format!("apply {}", name(parsed)),
         Update::Delete(gone) => format!("delete {gone}"),
-        Update::Reset(all) => format!("reset [{}]", names(all)),
+        Update::Reset(all) => format!("reset [{}]", names(&all.iter().collect::<Vec<_>>())),
         Update::Merge(some) => format!("merge [{}]", names(some)),
     }
 }
