@@ -29,6 +29,7 @@ use subject::{KubeProxy, Subject};
 
 mod api;
 mod clients;
+mod datagram;
 mod kernel;
 mod limit;
 mod machine;

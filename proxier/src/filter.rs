@@ -77,9 +77,8 @@ pub struct Filter {
     config: FilterConfig,
     node: NodeFacts,
     links: LinkAddresses,
+    /// It records its changes if the kernel has the ruleset, except for these changes.
     ruleset: Ruleset,
-    /// Whether the kernel has the ruleset, except for pending commands.
-    is_in_step: bool,
 }
 
 /// The write that gives the kernel the ruleset.
@@ -102,7 +101,6 @@ impl Filter {
             config,
             node,
             links: LinkAddresses::new(),
-            is_in_step: false,
         }
     }
 
@@ -120,7 +118,7 @@ impl Filter {
     ///
     /// `false` if the kernel's rules are unknown: the next write is the whole table.
     pub fn is_in_step(&self) -> bool {
-        self.is_in_step
+        self.ruleset.is_recording()
     }
 
     /// Updates the rules to the plan, which differs from that of the last call in `changed`.
@@ -140,7 +138,6 @@ impl Filter {
         if changed.virtual_servers.len() > desired.virtual_servers.len() / 2 {
             self.ruleset.pack();
         }
-        self.forget_unless_in_step();
     }
 
     /// Sets the addresses with which the node sends ARP requests, by link.
@@ -148,14 +145,12 @@ impl Filter {
         if self.links != *links {
             self.links.clone_from(links);
             self.ruleset.set_links(links);
-            self.forget_unless_in_step();
         }
     }
 
     /// Marks the kernel's rules as unknown, so that the next write is the whole table.
     pub fn distrust(&mut self) {
-        self.is_in_step = false;
-        self.ruleset.forget_commands();
+        self.ruleset.stop_recording();
     }
 
     /// Marks the rules as written if their fingerprint is `fingerprint`, which the kernel's rules have.
@@ -180,7 +175,6 @@ impl Filter {
         for address in addresses {
             self.ruleset.guard_address(address);
         }
-        self.forget_unless_in_step();
     }
 
     /// Rejects new connections to the frontend of a retired virtual server until [`Filter::release`].
@@ -191,7 +185,6 @@ impl Filter {
         if has_rules(&frontend) {
             self.ruleset.replace_guard(frontend);
         }
-        self.forget_unless_in_step();
     }
 
     /// Removes the guards that are not needed in the state `observed`. Returns whether there were any.
@@ -210,18 +203,14 @@ impl Filter {
         };
         let may_release_address =
             |address: &IpAddr| !observed.has_address(*address) || machine.has(address);
-        let has_released = self
-            .ruleset
-            .release(may_release_frontend, may_release_address);
-        self.forget_unless_in_step();
-        has_released
+        (self.ruleset).release(may_release_frontend, may_release_address)
     }
 
     /// Returns the write that is needed now; `None` if the kernel has all rules.
     ///
     /// The caller reports the result by [`Filter::written`] or [`Filter::distrust`].
     pub fn pending(&mut self) -> Option<Write> {
-        if !self.is_in_step {
+        if !self.is_in_step() {
             return Some(Write::Table);
         }
         let commands = self.ruleset.take_commands();
@@ -230,8 +219,7 @@ impl Filter {
 
     /// Notes that the kernel has all rules as they are now.
     pub fn written(&mut self) {
-        self.is_in_step = true;
-        self.ruleset.forget_commands();
+        self.ruleset.record();
     }
 
     fn update(&mut self, desired: &Desired, changed: &Changed) {
@@ -262,17 +250,9 @@ impl Filter {
     }
 
     fn rebuild(&mut self, desired: &Desired) {
-        self.is_in_step = false;
         self.ruleset = Ruleset::on(&self.config, &self.node);
         self.ruleset.set_links(&self.links);
         self.update(desired, &Changed::of_whole(desired));
-    }
-
-    /// Drops the pending commands if the next write is the whole table, because then they only cost memory.
-    fn forget_unless_in_step(&mut self) {
-        if !self.is_in_step {
-            self.ruleset.forget_commands();
-        }
     }
 }
 
@@ -287,4 +267,25 @@ fn ruled(key: &ipvs::ServiceKey) -> Option<Frontend> {
 /// connect.
 fn has_rules(frontend: &Frontend) -> bool {
     !frontend.address.is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_recorded_only_if_the_kernel_has_the_rules_before_them() {
+        let address = |last| IpAddr::from([10, 96, 0, last]);
+        let mut filter = Filter::new(FilterConfig::default());
+        filter.guard([], [address(1)]);
+        assert_eq!(filter.ruleset.take_commands(), []);
+        assert_eq!(filter.pending(), Some(Write::Table));
+        filter.written();
+        filter.guard([], [address(2)]);
+        assert!(matches!(filter.pending(), Some(Write::Commands(commands)) if commands.len() == 1));
+        filter.guard([], [address(3)]);
+        filter.distrust();
+        filter.trust(filter.fingerprint());
+        assert_eq!(filter.pending(), None);
+    }
 }

@@ -140,7 +140,9 @@ pub mod shadow {
 
 pub mod store {
     //! The snapshot of the API objects.
-    pub use crate::store::{Event, Interner, ObjectKind, ObjectList, Parsed, Snapshot, Touched, Update};
+    pub use crate::store::{
+        Event, Interner, ObjectKind, ObjectList, Parsed, Snapshot, Touched, Update,
+    };
 }
 
 pub mod sync {

@@ -12,12 +12,15 @@
 //! [`MOST_REQUESTS`], and only the last asks for an answer; a transaction of packet rules stays one datagram.
 //! All bytes are prepared before the measurement, and the tap listens as it did to the proxy.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use netlink_sys::{Socket, SocketAddr, protocols};
 use nix::sys::socket::MsgFlags;
 use serde::{Deserialize, Serialize};
+
+use super::datagram::{HEADER, messages};
 
 /// Requests per datagram; `ipvs-netlink` sends the same number.
 const MOST_REQUESTS: usize = 128;
@@ -29,7 +32,6 @@ const MOST_BYTES: usize = 64 << 10;
 const ROOM: usize = 16 << 20;
 
 /// The sizes of `struct nlmsghdr`, and of it together with `struct nfgenmsg`.
-const HEADER: usize = 16;
 const NETFILTER_HEADER: usize = 20;
 
 const NLM_F_ACK: u16 = 4;
@@ -166,7 +168,7 @@ fn merge(requests: Vec<Request>) -> Vec<Datagram> {
         if request.part == Part::Rules {
             let mut bytes = request.bytes;
             forget_generation(&mut bytes);
-            let requests = starts(&bytes).len();
+            let requests = messages(&bytes).count();
             datagrams.push(Datagram {
                 part: Part::Rules,
                 bytes,
@@ -174,10 +176,8 @@ fn merge(requests: Vec<Request>) -> Vec<Datagram> {
             });
             continue;
         }
-        let mut rest = starts(&request.bytes);
-        rest.push(request.bytes.len());
-        for ends in rest.windows(2) {
-            let message = &request.bytes[ends[0]..ends[1]];
+        for place in messages(&request.bytes) {
+            let message = &request.bytes[place];
             match datagrams.last_mut() {
                 Some(last)
                     if last.part == request.part
@@ -200,23 +200,11 @@ fn merge(requests: Vec<Request>) -> Vec<Datagram> {
     datagrams
 }
 
-/// Returns where each message of a datagram starts.
-fn starts(bytes: &[u8]) -> Vec<usize> {
-    let mut starts = Vec::new();
-    let mut at = 0;
-    while let Some(length) = bytes.get(at..at + 4).and_then(|bytes| bytes.first_chunk()) {
-        let length = u32::from_ne_bytes(*length) as usize;
-        starts.push(at);
-        at += length.max(HEADER).next_multiple_of(4);
-    }
-    starts
-}
-
 /// Makes the last message the only one that asks for an answer.
 fn acknowledge_last(bytes: &mut [u8]) {
-    let starts = starts(bytes);
-    for &start in &starts {
-        let is_last = starts.last() == Some(&start);
+    let places: Vec<_> = messages(bytes).collect();
+    for &Range { start, end } in &places {
+        let is_last = end == bytes.len();
         let flags = word(bytes, start + 6).unwrap_or_default() & !NLM_F_ACK;
         put(
             bytes,
@@ -351,7 +339,7 @@ mod tests {
         let sizes: Vec<usize> = datagrams.iter().map(|it| it.requests).collect();
         assert_eq!(sizes, [128, 72]);
         let bytes = &datagrams[1].bytes;
-        let flags = starts(bytes).into_iter().map(|at| word(bytes, at + 6));
+        let flags = messages(bytes).map(|place| word(bytes, place.start + 6));
         let asking: Vec<usize> = (0..)
             .zip(flags)
             .filter(|(_, flags)| flags.unwrap() & NLM_F_ACK != 0)

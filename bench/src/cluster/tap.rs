@@ -14,6 +14,7 @@ use rustix::process::setpriority_process;
 use rustix::thread::gettid;
 use serde::{Deserialize, Serialize};
 
+use super::datagram::messages;
 use super::limit::{Recording, Request};
 use crate::process::ip;
 use socket::PacketSocket;
@@ -26,7 +27,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The nice value of a thread that runs when no other wants to.
 const LOWEST_PRIORITY: i32 = 19;
 
-const HEADER: usize = 16;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 
@@ -183,27 +183,22 @@ impl Drop for Tap {
 
 impl Tally {
     /// Reads the messages of one `send`.
-    fn read(&mut self, mut bytes: &[u8], time: Duration) {
-        while let Some(header) = bytes.get(..HEADER) {
-            let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
-            let flags = u16::from_ne_bytes([header[6], header[7]]);
-            // A length of 0 would loop for ever. A greater one than the rest occurs when a `send` did not
-            // fit into the buffer.
-            let length = length.clamp(HEADER, bytes.len());
-            let (message, rest) = bytes.split_at(length);
-            if flags & NLM_F_REQUEST != 0 {
-                self.first_request.get_or_insert(time);
-                self.counts.bytes += length as u64;
-                if flags & NLM_F_DUMP == NLM_F_DUMP {
-                    self.counts.dumps += 1;
-                } else {
-                    self.counts.requests += 1;
-                    self.last_request = self.last_request.max(time);
-                    self.find(message, time);
-                }
+    fn read(&mut self, bytes: &[u8], time: Duration) {
+        for place in messages(bytes) {
+            let message = &bytes[place];
+            let flags = u16::from_ne_bytes([message[6], message[7]]);
+            if flags & NLM_F_REQUEST == 0 {
+                continue;
             }
-            let padding = length.next_multiple_of(4) - length;
-            bytes = rest.get(padding..).unwrap_or_default();
+            self.first_request.get_or_insert(time);
+            self.counts.bytes += message.len() as u64;
+            if flags & NLM_F_DUMP == NLM_F_DUMP {
+                self.counts.dumps += 1;
+            } else {
+                self.counts.requests += 1;
+                self.last_request = self.last_request.max(time);
+                self.find(message, time);
+            }
         }
     }
 
@@ -253,6 +248,7 @@ fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::datagram::HEADER;
     use super::*;
 
     fn message(flags: u16, body: &[u8]) -> Vec<u8> {

@@ -20,7 +20,7 @@ const MAX_SHARE: u128 = 1_000;
 
 /// The kinds of resyncs repeat after this time at 10,000 x 10. One of them reads everything over
 /// netlink.
-const CYCLE: Duration = Duration::from_secs(100 * 60);
+const CYCLE: Duration = Duration::from_secs(140 * 60);
 
 /// The number of measurements, of which the shortest counts: other programs of the host only add
 /// time.

@@ -97,7 +97,7 @@ impl Ruleset {
     ) -> bool {
         let frontends = self.guards.frontends.iter().copied();
         let frontends: Vec<Frontend> = frontends
-            .filter(|frontend| may_release_frontend(frontend, self.frontend(frontend)))
+            .filter(|frontend| may_release_frontend(frontend, self.frontend(frontend).as_ref()))
             .collect();
         let addresses = self.guards.addresses.iter().copied();
         let addresses: Vec<IpAddr> = addresses.filter(may_release_address).collect();

@@ -5,19 +5,20 @@ use std::convert::identity;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::admission::Parts;
+use super::admission::{Parts, key};
 use super::arp::{self, ArpFacts};
 use super::chains::{firewall_mark, skeleton};
 use super::config::{FilterConfig, NodeFacts};
 use super::guards::Guards;
 use super::input_accept;
 use super::names::{
-    GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES, inside,
+    FRONTENDS, GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES,
+    inside,
 };
-use super::tracked::{Replaced, TrackedTable};
+use super::tracked::{Changes, TrackedTable};
 use crate::frontend::Frontend;
-use crate::model::Node;
-use crate::nftables::{Chain, Command, Element, Key, Table, Value, hash};
+use crate::model::{Node, TrafficPolicy};
+use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, hash};
 use crate::packed::pack;
 use crate::plan::{Admission, Availability, Scope};
 
@@ -32,16 +33,19 @@ pub struct Ruleset {
     node_addresses: Vec<IpAddr>,
     /// Whether packets for frontends get the bit that our rules in chains of other programs accept.
     marks_input: bool,
-    frontends: BTreeMap<Frontend, Admission>,
+    /// The admissions of the frontends, except [`PLAIN`]: nearly all frontends have it, and the table shows
+    /// them.
+    special: BTreeMap<Frontend, Admission>,
     /// The number of frontends with each firewall mark.
     marks: BTreeMap<u32, usize>,
-    /// The number of frontends with endpoints at each address.
-    pingable: BTreeMap<IpAddr, usize>,
+    /// The number of frontends with endpoints at each address, beside the first: nearly all addresses have
+    /// one, and the table shows it.
+    more_pingable: BTreeMap<IpAddr, usize>,
     table: Table,
     /// The sum of the hashes of all parts of the table.
     fingerprint: Fingerprint,
-    replaced: Replaced,
-    replaced_arp: Replaced,
+    /// `None` if they are not recorded.
+    changes: Option<Changes>,
     pub(super) guards: Guards,
     /// The facts behind the companion of family `arp`; `None` without one.
     pub(super) arp: Option<ArpFacts>,
@@ -53,6 +57,15 @@ pub struct Ruleset {
 /// change of one part costs only the hashes of that part.
 pub(crate) type Fingerprint = u64;
 
+/// The admission of a cluster IP that all clients may use.
+const PLAIN: Admission = Admission {
+    scope: Scope::Internal,
+    policy: TrafficPolicy::Cluster,
+    endpoints: Availability::Usable,
+    source_ranges: None,
+    inside_mark: None,
+};
+
 /// Returns the hashes of a table's chains and of its sets without elements.
 fn definitions(table: &Table) -> Vec<u64> {
     let sets = table.sets.values().map(hash::set);
@@ -60,11 +73,14 @@ fn definitions(table: &Table) -> Vec<u64> {
 }
 
 impl Ruleset {
-    /// Returns the ruleset of `node` without Services.
+    /// Returns the ruleset of `node` without Services. It records its changes.
     pub fn new(config: &FilterConfig, node: Option<&Node>) -> Self {
-        Self::on(config, &NodeFacts::of(node))
+        let mut rules = Self::on(config, &NodeFacts::of(node));
+        rules.record();
+        rules
     }
 
+    /// Returns the ruleset of a node without Services. It does not record its changes.
     pub(super) fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
         let mut table = skeleton(config, node);
         table.arp = config.hides_arp.then(|| Box::new(arp::table(node)));
@@ -76,11 +92,10 @@ impl Ruleset {
             marks_input: config.input_accept_bit.is_some(),
             fingerprint: hashes.fold(0, Fingerprint::wrapping_add),
             table,
-            frontends: BTreeMap::new(),
+            special: BTreeMap::new(),
             marks: BTreeMap::new(),
-            pingable: BTreeMap::new(),
-            replaced: Replaced::default(),
-            replaced_arp: Replaced::default(),
+            more_pingable: BTreeMap::new(),
+            changes: None,
             guards: Guards::default(),
             arp: config.hides_arp.then(ArpFacts::default),
         }
@@ -97,49 +112,66 @@ impl Ruleset {
     }
 
     /// Returns the admission of `frontend`; `None` if it is not desired.
-    pub(super) fn frontend(&self, frontend: &Frontend) -> Option<&Admission> {
-        self.frontends.get(frontend)
+    pub(super) fn frontend(&self, frontend: &Frontend) -> Option<Admission> {
+        let special = self.special.get(frontend).cloned();
+        special.or_else(|| {
+            let frontends = FRONTENDS.of(frontend.family());
+            let is_plain = self.table.has_element(frontends, &key(frontend));
+            is_plain.then_some(PLAIN)
+        })
     }
 
-    /// Returns the commands for the changes since the last call, in an order that the kernel accepts.
+    /// Records the changes from now on, and forgets those so far.
+    pub(super) fn record(&mut self) {
+        self.changes = Some(Changes::default());
+    }
+
+    /// Forgets the changes, and records none until [`Ruleset::record`].
+    ///
+    /// The changes of a start are the whole table, and take more memory than it.
+    pub(super) fn stop_recording(&mut self) {
+        self.changes = None;
+    }
+
+    /// Returns whether the changes are recorded.
+    pub(super) fn is_recording(&self) -> bool {
+        self.changes.is_some()
+    }
+
+    /// Returns the commands for the recorded changes, in an order that the kernel accepts, and forgets the
+    /// changes.
     pub fn take_commands(&mut self) -> Vec<Command> {
-        let replaced = std::mem::take(&mut self.replaced);
-        let (mut old, mut new) = replaced.parts(&self.table);
-        if let Some(arp) = &self.table.arp {
-            let replaced = std::mem::take(&mut self.replaced_arp);
-            let (old_arp, new_arp) = replaced.parts(arp);
+        let Some(Changes { inet, arp }) = self.changes.as_mut().map(std::mem::take) else {
+            return Vec::new();
+        };
+        let (mut old, mut new) = inet.parts(&self.table);
+        if let Some(table) = &self.table.arp {
+            let (old_arp, new_arp) = arp.parts(table);
             old.arp = Some(Box::new(old_arp));
             new.arp = Some(Box::new(new_arp));
         }
         old.difference(&new)
     }
 
-    /// Forgets the commands for the changes so far.
-    pub(super) fn forget_commands(&mut self) {
-        self.replaced = Replaced::default();
-        self.replaced_arp = Replaced::default();
-    }
-
     /// Frees the memory that many insertions in order of the keys left unused.
     pub(super) fn pack(&mut self) {
-        pack(&mut self.frontends);
-        pack(&mut self.pingable);
-        for set in self.table.sets.values_mut() {
-            pack(&mut set.elements);
-        }
+        pack(&mut self.special);
+        pack(&mut self.more_pingable);
+        self.table.sets.values_mut().for_each(Set::pack);
     }
 
     /// Sets the admission of a frontend; `None` removes the frontend.
     ///
     /// A guard that the frontend no longer needs stays until it is released.
     pub fn set_frontend(&mut self, frontend: Frontend, admission: Option<Admission>) {
-        let old = match &admission {
-            Some(admission) => self.frontends.insert(frontend, admission.clone()),
-            None => self.frontends.remove(&frontend),
-        };
+        let old = self.frontend(&frontend);
         if old == admission {
             return;
         }
+        match admission.clone().filter(|admission| *admission != PLAIN) {
+            Some(special) => self.special.insert(frontend, special),
+            None => self.special.remove(&frontend),
+        };
         let guarded = GUARDED.of(frontend.family());
         if let Some(old) = old {
             for (set, element) in self.parts(&frontend, &old).elements {
@@ -246,13 +278,20 @@ impl Ruleset {
             self.count_arp(count, frontend.address);
         }
         if admission.endpoints != Availability::None {
-            let key = || Key::new([frontend.address.into()]);
-            let set = PINGABLE.of(frontend.family());
-            match count.apply(&mut self.pingable, frontend.address) {
-                Some(SharedPart::Add) => self.add_element(set, key().into()),
-                Some(SharedPart::Remove) => self.remove_element(set, key()),
-                None => {}
+            self.count_pingable(frontend.address, count);
+        }
+    }
+
+    /// Counts a frontend with endpoints at `address`.
+    fn count_pingable(&mut self, address: IpAddr, count: Count) {
+        let set = PINGABLE.of(address.into());
+        let key = Key::new([address.into()]);
+        match count {
+            Count::Up if !self.table.has_element(set, &key) => self.add_element(set, key.into()),
+            Count::Down if !self.more_pingable.contains_key(&address) => {
+                self.remove_element(set, key);
             }
+            Count::Up | Count::Down => drop(count.apply(&mut self.more_pingable, address)),
         }
     }
 
@@ -276,7 +315,7 @@ impl Ruleset {
     fn inet(&mut self) -> TrackedTable<'_> {
         TrackedTable {
             table: &mut self.table,
-            replaced: &mut self.replaced,
+            replaced: self.changes.as_mut().map(|changes| &mut changes.inet),
             fingerprint: &mut self.fingerprint,
             in_family: identity,
         }
@@ -286,7 +325,7 @@ impl Ruleset {
     pub(super) fn arp_table(&mut self) -> Option<TrackedTable<'_>> {
         Some(TrackedTable {
             table: self.table.arp.as_deref_mut()?,
-            replaced: &mut self.replaced_arp,
+            replaced: self.changes.as_mut().map(|changes| &mut changes.arp),
             fingerprint: &mut self.fingerprint,
             in_family: hash::in_arp,
         })

@@ -4,19 +4,27 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::ruleset::Fingerprint;
-use crate::nftables::{Chain, Element, Key, Set, Table, Verdict, hash};
+use crate::nftables::{Chain, Element, Key, Table, Verdict, hash};
 
 /// A table that is open for changes.
 pub(super) struct TrackedTable<'a> {
     pub(super) table: &'a mut Table,
-    pub(super) replaced: &'a mut Replaced,
+    /// `None` if the changes are not recorded.
+    pub(super) replaced: Option<&'a mut Replaced>,
     /// The fingerprint of the tables of both families.
     pub(super) fingerprint: &'a mut Fingerprint,
     /// Maps the hash of a part to its hash in this family, so that equal parts of two families differ.
     pub(super) in_family: fn(u64) -> u64,
 }
 
-/// The parts that changed since the last write, as they were then.
+/// The changes of both tables since the last write.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Changes {
+    pub(super) inet: Replaced,
+    pub(super) arp: Replaced,
+}
+
+/// The parts of a table that changed since the last write, as they were then.
 ///
 /// `None` is a part that did not exist.
 #[derive(Clone, Debug, Default)]
@@ -35,8 +43,7 @@ impl TrackedTable<'_> {
         };
         let name = set.name.clone();
         let added = hash::element(&name, &key, verdict.as_ref());
-        let old = set.elements.insert(key.clone(), verdict);
-        let old = old.map(|verdict| Element {
+        let old = set.insert(Element {
             key: key.clone(),
             verdict,
         });
@@ -50,8 +57,7 @@ impl TrackedTable<'_> {
             return;
         };
         let name = set.name.clone();
-        let old = set.elements.remove_entry(&key);
-        let old = old.map(|(key, verdict)| Element { key, verdict });
+        let old = set.remove(key.clone());
         self.note_element(name, key, old);
     }
 
@@ -60,8 +66,10 @@ impl TrackedTable<'_> {
         if let Some(old) = &old {
             self.subtract_hash(hash::element(&set, &old.key, old.verdict.as_ref()));
         }
-        // Only the first note since the last write: it has the element that the kernel has.
-        self.replaced.elements.entry((set, key)).or_insert(old);
+        if let Some(replaced) = &mut self.replaced {
+            // Only the first note since the last write: it has the element that the kernel has.
+            replaced.elements.entry((set, key)).or_insert(old);
+        }
     }
 
     /// Adds or replaces a chain.
@@ -84,7 +92,9 @@ impl TrackedTable<'_> {
         if let Some(old) = &old {
             self.subtract_hash(hash::chain(old));
         }
-        self.replaced.chains.entry(name).or_insert(old);
+        if let Some(replaced) = &mut self.replaced {
+            replaced.chains.entry(name).or_insert(old);
+        }
     }
 
     fn add_hash(&mut self, hash: u64) {
@@ -119,13 +129,13 @@ impl Replaced {
             let Some(set) = table.sets.get(&name) else {
                 continue;
             };
-            let new_element = set.elements.get(&key);
-            let new_element = new_element.map(|verdict| (key, verdict.clone()));
-            let old_element = old_element.map(|element| (element.key, element.verdict));
+            let new_element = set.get(key);
             for (table, element) in [(&mut old, old_element), (&mut new, new_element)] {
-                let empty = || Set::new(set.name.clone(), set.key.clone(), set.kind);
-                let part = table.sets.entry(name.clone()).or_insert_with(empty);
-                part.elements.extend(element);
+                let part = table.sets.entry(name.clone());
+                let part = part.or_insert_with(|| set.without_elements());
+                element
+                    .into_iter()
+                    .for_each(|element| drop(part.insert(element)));
             }
         }
         for (name, old_chain) in self.chains {

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::elements::Element;
 use super::key::Key;
 use super::rule::Rule;
-use super::set::{Element, Set};
+use super::set::Set;
 use super::table::Hook;
 
 /// A command that changes a table.

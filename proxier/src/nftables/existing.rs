@@ -5,7 +5,6 @@
 //! (`nf_tables_commit_chain_prepare` does not touch chains that are deleted). So packets are rejected
 //! that both tables accept. Changing the rules of a kept chain has no such moment.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipvs_netlink::Error;
@@ -13,11 +12,12 @@ use ipvs_netlink::attr::{Attribute, Writer, find};
 use ipvs_netlink::transport::Transport;
 use rustix::io::Errno;
 
+use super::elements::Element;
 use super::expression::read_verdict;
 use super::hash;
 use super::key::Key;
 use super::message::{contents, message_type};
-use super::rule::{Rule, Verdict};
+use super::rule::Rule;
 use super::set::{Set, SetKind};
 use super::sys::*;
 use super::table::{Chain, Table};
@@ -80,10 +80,10 @@ fn read_family(
         if matches!(set.kind, SetKind::Learned { .. }) {
             continue;
         }
-        let Some(elements) = reader.elements(set)? else {
-            return Ok(None);
-        };
-        set.elements = elements;
+        match reader.with_elements(set)? {
+            Some(found) => *set = found,
+            None => return Ok(None),
+        }
     }
     Ok(Some(table))
 }
@@ -124,8 +124,6 @@ pub(super) fn userdata(rule: &Rule) -> [u8; 10] {
     bytes[2..].copy_from_slice(&hash::rule(rule).to_be_bytes());
     bytes
 }
-
-type Elements = BTreeMap<Key, Option<Verdict>>;
 
 struct Reader<'a> {
     transport: &'a mut Transport,
@@ -208,11 +206,11 @@ impl Reader<'_> {
         Ok(true)
     }
 
-    /// Reads the elements of `set`; `None` if the set cannot have one of them.
-    fn elements(&mut self, set: &Set) -> Result<Option<Elements>, Error> {
+    /// Returns `set` with its elements; `None` if such a set of ours cannot have one of them.
+    fn with_elements(&mut self, set: &Set) -> Result<Option<Set>, Error> {
         let (table, name) = (self.table, &set.name);
         let family = self.family;
-        let mut found = Some(Elements::new());
+        let mut found = Some(set.without_elements());
         // Not by `list`: a second copy of the elements of a large table would double the memory.
         self.transport.dump(
             message_type(NFT_MSG_GETSETELEM),
@@ -222,13 +220,13 @@ impl Reader<'_> {
                 writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
                 writer.string(NFTA_SET_ELEM_LIST_SET, name);
             },
-            |found| *found = Some(Elements::new()),
+            |found| *found = Some(set.without_elements()),
             &mut found,
             |found, message| {
                 let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
                 for element in list.iter().flat_map(Attribute::nested) {
                     match (read_element(&element?, set)?, &mut *found) {
-                        (Some((key, data)), Some(found)) => drop(found.insert(key, data)),
+                        (Some(element), Some(found)) => drop(found.insert(element)),
                         _ => *found = None,
                     }
                 }
@@ -337,16 +335,13 @@ fn read_set(payload: &[u8], wanted: &Table) -> Result<ExistingSet, Error> {
     let limits = timeout.zip(size.map(|size| size.u32_be()).transpose()?);
     let wanted = wanted.filter(|set| set.kind.limits() == limits);
     Ok(match wanted {
-        Some(set) => ExistingSet::Wanted(Set::new(set.name.clone(), set.key.clone(), set.kind)),
+        Some(set) => ExistingSet::Wanted(set.without_elements()),
         None => ExistingSet::Other,
     })
 }
 
 /// Reads an element of `set`; `None` if such a set of ours cannot have it.
-fn read_element(
-    element: &Attribute<'_>,
-    set: &Set,
-) -> Result<Option<(Key, Option<Verdict>)>, Error> {
+fn read_element(element: &Attribute<'_>, set: &Set) -> Result<Option<Element>, Error> {
     let (mut key, mut data) = (None, None);
     for part in element.nested() {
         let part = part?;
@@ -362,5 +357,7 @@ fn read_element(
         (SetKind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
         _ => None,
     };
-    Ok(key.zip(verdict))
+    Ok(key
+        .zip(verdict)
+        .map(|(key, verdict)| Element { key, verdict }))
 }

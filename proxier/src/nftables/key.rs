@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use smallvec::SmallVec;
+
 use super::value::{KeyType, Value};
 use crate::model::Protocol;
 
@@ -62,9 +64,8 @@ impl Key {
     }
 
     /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
-    pub(super) fn encode(&self) -> Vec<u8> {
-        // A frontend of IPv6 has 16 bytes, and twice 4 with padding.
-        let mut bytes = Vec::with_capacity(24);
+    pub(super) fn encode(&self) -> SmallVec<[u8; 32]> {
+        let mut bytes = SmallVec::new();
         let is_concatenation = !matches!(self.0, KeyForm::One(_));
         for part in self.parts() {
             part.encode(&mut bytes);
@@ -135,7 +136,7 @@ mod tests {
         let key = Key::new(FRONTEND);
         assert!(matches!(key.0, KeyForm::Frontend(..)), "{key}");
         assert_eq!(key.to_string(), "10.96.0.1 . udp . 53");
-        assert_eq!(key.encode(), [10, 96, 0, 1, 17, 0, 0, 0, 0, 53, 0, 0]);
+        assert_eq!(key.encode()[..], [10, 96, 0, 1, 17, 0, 0, 0, 0, 53, 0, 0]);
         assert!(size_of::<Key>() <= 24);
     }
 }

@@ -337,11 +337,7 @@ pub(super) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32
 /// Writes the type number and the length of a key.
 pub(super) fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[KeyType]) {
     writer.u32_be(NFTA_SET_KEY_TYPE, number);
-    let length = |part: &KeyType| match key.len() {
-        1 => part.length(),
-        _ => part.length().next_multiple_of(4),
-    };
-    let length: usize = key.iter().map(length).sum();
+    let length = KeyType::length_of_key(key);
     writer.u32_be(NFTA_SET_KEY_LEN, u32::try_from(length).unwrap_or(u32::MAX));
 }
 

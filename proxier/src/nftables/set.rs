@@ -1,12 +1,11 @@
 //! Sets and maps.
 
-use std::collections::BTreeMap;
-use std::fmt::{self, Display as _};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::elements::{Element, Elements};
 use super::key::Key;
-use super::rule::Verdict;
 use super::sys::*;
 use super::value::KeyType;
 
@@ -23,8 +22,8 @@ pub struct Set {
     pub key: Box<[KeyType]>,
     /// The data of its elements.
     pub kind: SetKind,
-    /// Its elements; empty if packets add them ([`SetKind::Learned`]).
-    pub elements: BTreeMap<Key, Option<Verdict>>,
+    /// Empty if packets add the elements ([`SetKind::Learned`]).
+    elements: Elements,
 }
 
 /// The data that the elements of a set have.
@@ -68,48 +67,72 @@ impl SetKind {
     }
 }
 
-/// An element of a set or of a verdict map.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Element {
-    /// Its key.
-    pub key: Key,
-    /// Its verdict; `None` in a set.
-    pub verdict: Option<Verdict>,
-}
-
-/// An element of a set, which has no verdict.
-impl From<Key> for Element {
-    fn from(key: Key) -> Self {
-        Self { key, verdict: None }
-    }
-}
-
-impl fmt::Display for Element {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_element(f, &self.key, self.verdict.as_ref())
-    }
-}
-
-pub(super) fn write_element(
-    f: &mut fmt::Formatter<'_>,
-    key: &Key,
-    verdict: Option<&Verdict>,
-) -> fmt::Result {
-    match verdict {
-        Some(verdict) => write!(f, "{key} : {verdict}"),
-        None => key.fmt(f),
-    }
-}
-
 impl Set {
     /// Returns a set or map without elements.
     pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[KeyType]>>, kind: SetKind) -> Self {
+        let key = key.into();
         Self {
             name: name.into(),
-            key: key.into(),
+            elements: Elements::new(kind, &key),
+            key,
             kind,
-            elements: BTreeMap::new(),
         }
+    }
+
+    /// Returns a set with the same definition and without elements.
+    pub(crate) fn without_elements(&self) -> Self {
+        Self::new(self.name.clone(), self.key.clone(), self.kind)
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// Returns whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns whether an element has this key.
+    pub fn contains(&self, key: &Key) -> bool {
+        self.elements.has_key(key)
+    }
+
+    /// Returns the element with this key.
+    pub(crate) fn get(&self, key: Key) -> Option<Element> {
+        self.elements.get(key)
+    }
+
+    /// Adds an element. Returns the element with the same key that it replaces.
+    pub fn insert(&mut self, element: Element) -> Option<Element> {
+        self.elements.insert(element)
+    }
+
+    /// Removes and returns the element with this key.
+    pub fn remove(&mut self, key: Key) -> Option<Element> {
+        self.elements.remove(key)
+    }
+
+    /// Returns the elements in the order of their keys' bytes.
+    pub fn elements(&self) -> impl Iterator<Item = Element> + '_ {
+        self.elements.missing_in(None, &self.key)
+    }
+
+    /// Returns the elements that `other` lacks or has with other verdicts; all if there is no other set.
+    ///
+    /// The keys of both sets have the same types.
+    pub(super) fn missing_in<'a>(
+        &'a self,
+        other: Option<&'a Self>,
+    ) -> impl Iterator<Item = Element> + 'a {
+        let other = other.map(|other| &other.elements);
+        self.elements.missing_in(other, &self.key)
+    }
+
+    /// Frees the memory that the growth of the set left unused.
+    pub(crate) fn pack(&mut self) {
+        self.elements.pack();
     }
 
     /// Returns whether `other` has the same name, key types and kind.

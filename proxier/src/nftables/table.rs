@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::command::{ARP, Command, INET};
 use super::key::Key;
-use super::rule::{Rule, Verdict};
-use super::set::{Element, Set, write_element};
+use super::rule::Rule;
+use super::set::Set;
 
 /// A table of family `inet`, perhaps with a companion of family `arp`.
 ///
@@ -161,7 +161,7 @@ impl Table {
     /// Returns whether the table has a set `set` with an element `key`.
     pub fn has_element(&self, set: &str, key: &Key) -> bool {
         let set = self.sets.get(set);
-        set.is_some_and(|set| set.elements.contains_key(key))
+        set.is_some_and(|set| set.contains(key))
     }
 
     /// Returns the commands that create the table, in an order that the kernel accepts.
@@ -208,11 +208,8 @@ impl Table {
             let after = wanted.sets.get(&set.name);
             let after = after.filter(|after| after.is_defined_as(set));
             // Deleted and added again: the kernel refuses another verdict for an existing key.
-            for (key, verdict) in &set.elements {
-                if after.and_then(|after| after.elements.get(key)) != Some(verdict) {
-                    commands.push(Command::DeleteElement(set.name.clone(), key.clone()));
-                }
-            }
+            let stale = set.missing_in(after);
+            commands.extend(stale.map(|it| Command::DeleteElement(set.name.clone(), it.key)));
         }
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
@@ -247,18 +244,8 @@ impl Table {
         let new_chains = wanted.chains.values();
         let new_chains = new_chains.filter(move |chain| !is_kept(chain));
         let elements = wanted.sets.values().flat_map(move |set| {
-            let before = kept_set(set);
-            let is_new = move |(key, verdict): &(&Key, &Option<Verdict>)| {
-                before.and_then(|before| before.elements.get(*key)) != Some(*verdict)
-            };
-            let new = set.elements.iter().filter(is_new);
-            new.map(|(key, verdict)| {
-                let element = Element {
-                    key: key.clone(),
-                    verdict: verdict.clone(),
-                };
-                Command::AddElement(set.name.clone(), element)
-            })
+            let new = set.missing_in(kept_set(set));
+            new.map(|element| Command::AddElement(set.name.clone(), element))
         });
         let changed = wanted.chains.values();
         let changed = changed.filter(|chain| self.chains.get(&chain.name) != Some(*chain));
@@ -267,10 +254,7 @@ impl Table {
             rules.map(|rule| Command::AddRule(chain.name.clone(), rule.clone()))
         });
         new_sets
-            .map(|set| {
-                let empty = Set::new(set.name.clone(), set.key.clone(), set.kind);
-                Command::AddSet(Arc::new(empty))
-            })
+            .map(|set| Command::AddSet(Arc::new(set.without_elements())))
             .chain(new_chains.map(|chain| Command::AddChain(chain.name.clone(), chain.hook)))
             .chain(elements)
             .chain(rules)
@@ -294,13 +278,12 @@ impl Table {
             Command::DeleteSet(name) => drop(self.sets.remove(name)),
             Command::AddElement(set, element) => {
                 if let Some(set) = self.sets.get_mut(set) {
-                    set.elements
-                        .insert(element.key.clone(), element.verdict.clone());
+                    set.insert(element.clone());
                 }
             }
             Command::DeleteElement(set, key) => {
                 if let Some(set) = self.sets.get_mut(set) {
-                    set.elements.remove(key);
+                    set.remove(key.clone());
                 }
             }
             Command::AddChain(name, hook) => self.add_chain(Chain {
@@ -381,15 +364,15 @@ fn write_set(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
     for line in set.definition().to_string().split("; ") {
         writeln!(f, "\t\t{line}")?;
     }
-    for (index, (key, verdict)) in set.elements.iter().enumerate() {
+    for (index, element) in set.elements().enumerate() {
         f.write_str(if index == 0 {
             "\t\telements = { "
         } else {
             ",\n\t\t\t     "
         })?;
-        write_element(f, key, verdict.as_ref())?;
+        write!(f, "{element}")?;
     }
-    if !set.elements.is_empty() {
+    if !set.is_empty() {
         writeln!(f, " }}")?;
     }
     writeln!(f, "\t}}")

@@ -48,6 +48,16 @@ impl KeyType {
             Self::Protocol => 1,
         }
     }
+
+    /// Returns the number of bytes of a key with these types. In a concatenation, each part is padded to a
+    /// multiple of 4.
+    pub(super) fn length_of_key(types: &[Self]) -> usize {
+        let length = |part: &Self| match types.len() {
+            1 => part.length(),
+            _ => part.length().next_multiple_of(4),
+        };
+        types.iter().map(length).sum()
+    }
 }
 
 impl fmt::Display for KeyType {
@@ -94,14 +104,14 @@ impl Value {
     }
 
     /// Appends the bytes that the kernel compares: marks in host order, the rest in network order.
-    pub(super) fn encode(self, bytes: &mut Vec<u8>) {
+    pub(super) fn encode(self, bytes: &mut impl Extend<u8>) {
         match self {
-            Self::V4(address) => bytes.extend_from_slice(&address.octets()),
-            Self::V6(address) => bytes.extend_from_slice(&address.octets()),
-            Self::Protocol(protocol) => bytes.push(protocol.number()),
-            Self::Port(port) => bytes.extend_from_slice(&port.to_be_bytes()),
-            Self::Mark(mark) => bytes.extend_from_slice(&mark.to_ne_bytes()),
-            Self::Interface(name) => bytes.extend_from_slice(&name),
+            Self::V4(address) => bytes.extend(address.octets()),
+            Self::V6(address) => bytes.extend(address.octets()),
+            Self::Protocol(protocol) => bytes.extend([protocol.number()]),
+            Self::Port(port) => bytes.extend(port.to_be_bytes()),
+            Self::Mark(mark) => bytes.extend(mark.to_ne_bytes()),
+            Self::Interface(name) => bytes.extend(name),
         }
     }
 

@@ -19,9 +19,9 @@ const READ_PERIOD: Duration = Duration::from_secs(600);
 
 /// The number of virtual servers and destinations at which a resync may look on average.
 ///
-/// A look at one takes about two microseconds. So the looks at any number of them take less than 0.1 % of
-/// a processor at the default period of 30 s.
-const LOOKS_PER_RESYNC: usize = 12_000;
+/// A look at one takes about two microseconds. So the looks at any number of them take about half of the
+/// 0.1 % of a processor that an idle node may use at the default period of 30 s.
+const LOOKS_PER_RESYNC: usize = 8_000;
 
 /// The observed state of the kernel, and the parts of it that may differ from the plan.
 #[derive(Debug)]

@@ -68,7 +68,7 @@ impl Inner {
             };
             let key = Key::new([(**address).into()]);
             let set = rules.as_ref().and_then(|rules| rules.sets.get(set));
-            set.is_none_or(|set| !set.elements.contains_key(&key))
+            set.is_none_or(|set| !set.contains(&key))
         };
         let open = state.addresses.keys().filter(is_open);
         self.open.extend(open);

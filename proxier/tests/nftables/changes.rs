@@ -92,15 +92,16 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
         source_ranges,
         proptest::option::of(1..3_u32),
     );
-    proptest::option::of(
-        frontend.prop_map(|(scope, policy, endpoints, list, inside_mark)| Admission {
-            scope,
-            policy,
-            endpoints,
-            source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
-            inside_mark,
-        }),
-    )
+    let any = frontend.prop_map(|(scope, policy, endpoints, list, inside_mark)| Admission {
+        scope,
+        policy,
+        endpoints,
+        source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
+        inside_mark,
+    });
+    // The admission of most frontends, which a ruleset remembers only by its elements.
+    let most = Just(admission(Scope::Internal, TrafficPolicy::Cluster));
+    proptest::option::of(prop_oneof![1 => most, 2 => any])
 }
 
 /// Returns a configuration whose tables have all optional parts.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
 use proxier::testing::problem::Problem;
-use proxier::testing::store::{Event, Parsed, Update};
+use proxier::testing::store::{Event, ObjectKind, Parsed, Update};
 use proxier::testing::watch::{
     self, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
 };
@@ -142,7 +142,7 @@ pub(crate) fn config(server: &ApiServer) -> WatchConfig {
 
 /// Returns an update as text: `reset [a/b, a/c?]`, `apply a/b` or `delete a/b`. An object without
 /// content is marked with `?`, and an object with problems with `!`.
-pub(crate) fn brief<T>(change: &Update<T>) -> String {
+pub(crate) fn brief<T: ObjectKind>(change: &Update<T>) -> String {
     let name = |parsed: &Parsed<T>| {
         let mut text = parsed.name.to_string();
         text.extend(parsed.object.is_none().then_some('?'));

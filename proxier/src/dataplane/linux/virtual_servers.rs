@@ -54,7 +54,7 @@ fn counted(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> C
 /// The number of Ops in one call of the client: it bounds the memory for their conversion.
 ///
 /// A multiple of the client's 128 requests in a datagram, so that every datagram but the last is full.
-const CHUNK_OPS: usize = 4_096;
+const CHUNK_OPS: usize = 1_024;
 
 /// Applies `ops`, which must all concern virtual servers, and appends their outcomes.
 ///
@@ -94,15 +94,21 @@ fn apply_run(
     outcomes: &mut [Outcome],
 ) -> ipvs::Result<()> {
     let mut order = order.into_iter();
+    // All calls use the same memory: musl returns it to the kernel whenever it is freed.
+    let (mut positions, mut changes): (Vec<usize>, Vec<Change>) = Default::default();
     loop {
-        let positions: Vec<usize> = order.by_ref().take(CHUNK_OPS).collect();
+        positions.clear();
+        positions.extend(order.by_ref().take(CHUNK_OPS));
         if positions.is_empty() {
             return Ok(());
         }
-        let changes = positions
-            .iter()
-            .filter_map(|&position| change(&ops[position]));
-        let changes: Vec<Change> = changes.collect();
+        changes.clear();
+        changes.reserve(positions.len());
+        changes.extend(
+            positions
+                .iter()
+                .filter_map(|&position| change(&ops[position])),
+        );
         let results = client.apply(&changes)?;
         for (&position, result) in positions.iter().zip(results) {
             outcomes[position] = result.map_err(|error| Box::new(Failure::from(*error)));

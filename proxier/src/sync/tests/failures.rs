@@ -72,7 +72,8 @@ fn a_resync_repairs_rules_that_another_program_changed() {
     let mut proxier = serving(&directory.path().join("ledger"));
     let kernel = &mut proxier.dataplane;
     let rules = kernel.rules.as_mut().unwrap();
-    rules.sets.values_mut().for_each(|set| set.elements.clear());
+    let sets = rules.sets.values_mut();
+    sets.for_each(|set| *set = set.without_elements());
     kernel.rules_generation += 1;
     proxier.resync(START).unwrap();
     assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(&proxier)));

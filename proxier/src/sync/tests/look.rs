@@ -83,7 +83,7 @@ fn serving_many(ledger: &Path) -> Fake {
     let mut events = events(&manifests);
     for event in &mut events {
         if let Event::EndpointSlices(Update::Reset(slices)) = event {
-            slices.edit(|slice| multiply(slice, 4_000));
+            slices.edit(|slice| multiply(slice, 2_700));
         }
     }
     let mut proxier = proxier(FakeKernel::default(), ledger);

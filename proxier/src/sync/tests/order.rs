@@ -46,8 +46,8 @@ fn a_frontend_that_cannot_be_deleted_delays_no_other() {
     assert_eq!(applied.failures().count(), 1);
     assert_eq!(proxier.dataplane.state.addresses.len(), 1);
     assert_guarded(&proxier);
-    let elements = &proxier.dataplane.rules.as_ref().unwrap().sets["service-addresses-4"].elements;
-    assert_eq!(elements.len(), 1);
+    let addresses = &proxier.dataplane.rules.as_ref().unwrap().sets["service-addresses-4"];
+    assert_eq!(addresses.len(), 1);
     assert_removed(&mut proxier, 2 * START);
 }
 
