@@ -122,7 +122,7 @@ impl Touched {
 
 /// The cluster's objects, as far as this node uses them.
 ///
-/// Nearly all objects rest most of the time, so they are encoded, which takes a fifth of their memory, and are
+/// Nearly all objects rest most of the time, so they are encoded, which takes a quarter of the memory, and are
 /// decoded when a Service is planned.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
