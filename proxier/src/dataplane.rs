@@ -86,11 +86,10 @@ pub trait Dataplane {
         let mut servers = Vec::new();
         self.virtual_servers(&mut |found| {
             let mut server = found.server;
-            let key = server.service.key;
-            if let Some(wanted) = desired.virtual_servers.get(&key) {
-                server.destinations.share(&wanted.destinations);
+            if let Some(wanted) = desired.virtual_servers.get(&found.key) {
+                server.share(&wanted.profile.definition, &wanted.destinations);
             }
-            servers.push((key, server));
+            servers.push((found.key, server));
         })?;
         let mut observed = Observed {
             virtual_servers: servers.into_iter().collect(),

@@ -33,7 +33,7 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
     let mut ops = Ops::default();
     for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
         match wanted {
-            Some(wanted) => diff_server(wanted, found, rules.drains, &mut ops),
+            Some(wanted) => diff_server(*key, wanted, found, rules.drains, &mut ops),
             None => diff_stale_server(*key, found, rules, &mut ops),
         }
     }
@@ -63,17 +63,15 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
 /// # Cost
 /// Linear in its destinations.
 pub(crate) fn diff_server(
+    key: ipvs::ServiceKey,
     wanted: &VirtualServer,
     found: Option<&ObservedServer>,
     drains: &Drains,
     ops: &mut Ops,
 ) {
     match found {
-        Some(found) => diff_kept_server(wanted, found, drains, ops),
-        None => {
-            ops.push(Op::AddService(wanted.service));
-            ops.push_destinations(wanted.service.key, &wanted.destinations);
-        }
+        Some(found) => diff_kept_server(key, wanted, found, drains, ops),
+        None => ops.push_server(key, &wanted.profile.definition, &wanted.destinations),
     }
 }
 
@@ -147,13 +145,15 @@ pub fn sort(ops: &mut Ops, first: &BTreeSet<IpAddr>) {
 
 /// Appends the Ops for a virtual server that is both desired and observed.
 fn diff_kept_server(
+    key: ipvs::ServiceKey,
     wanted: &VirtualServer,
     found: &ObservedServer,
     drains: &Drains,
     ops: &mut Ops,
 ) {
-    if wanted.service != found.service {
-        ops.push(Op::SetService(wanted.service));
+    let definition = &wanted.profile.definition;
+    if *definition != found.definition {
+        ops.push(Op::SetService(definition.at(key)));
     }
     if found.destinations.are(&wanted.destinations) {
         return;
@@ -161,7 +161,6 @@ fn diff_kept_server(
     // Both sides are sorted by key. Walking them in parallel needs neither a map nor lookups.
     let mut left = wanted.destinations.iter().peekable();
     let mut right = found.destinations.iter().peekable();
-    let key = wanted.service.key;
     loop {
         let order = match (left.peek(), right.peek()) {
             (None, None) => return,
@@ -176,7 +175,7 @@ fn diff_kept_server(
             }
             Ordering::Greater => {
                 let stale = right.next();
-                ops.extend(stale.and_then(|&stale| removal_step(wanted, stale, drains)));
+                ops.extend(stale.and_then(|&stale| removal_step(key, wanted, stale, drains)));
             }
             Ordering::Equal => {
                 let (wanted, found) = (left.next(), right.next());
@@ -209,10 +208,14 @@ fn diff_retired_server(
 }
 
 /// Returns the next Op for a stale destination; `None` while it drains.
-fn removal_step(server: &VirtualServer, stale: ipvs::Destination, drains: &Drains) -> Option<Op> {
-    let key = server.service.key;
+fn removal_step(
+    key: ipvs::ServiceKey,
+    server: &VirtualServer,
+    stale: ipvs::Destination,
+    drains: &Drains,
+) -> Option<Op> {
     let drain = drains.get(&key, &stale.key);
-    if drain.is_some_and(|drain| drain.is_over) || server.drain.is_zero() {
+    if drain.is_some_and(|drain| drain.is_over) || server.profile.drain.is_zero() {
         return Some(Op::DeleteDestination(key, stale.key));
     }
     let draining = ipvs::Destination { weight: 0, ..stale };

@@ -110,7 +110,7 @@ impl Ledger {
         if self.owned.is_for(&key, owner) {
             return false;
         }
-        self.insert(key, owner.to_string().into());
+        self.insert(key, owner.clone());
         true
     }
 
@@ -123,7 +123,7 @@ impl Ledger {
         for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
             if let (Some(wanted), Some(found)) = (wanted, found) {
                 self.own(*key, &wanted.owner);
-                self.recognise_drains(wanted, found, now);
+                self.recognise_drains(*key, wanted, found, now);
             }
         }
         // Only after the loss of the file: packing copies the whole map.
@@ -165,8 +165,7 @@ impl Ledger {
 
     /// Ends the retirement of a virtual server that is desired again, and the drains of its destinations
     /// that are desired again.
-    pub fn end_desired(&mut self, wanted: &VirtualServer) {
-        let key = &wanted.service.key;
+    pub fn end_desired(&mut self, key: &ipvs::ServiceKey, wanted: &VirtualServer) {
         self.end_retirement(key);
         for destination in self.drains.of(key) {
             if wanted.has_destination(&destination) {
@@ -181,6 +180,7 @@ impl Ledger {
     /// restore the weight of a destination that is stale again.
     pub fn recognise_drains(
         &mut self,
+        key: ipvs::ServiceKey,
         wanted: &VirtualServer,
         found: &ObservedServer,
         now: Duration,
@@ -191,8 +191,8 @@ impl Ledger {
         }
         for destination in found.destinations.iter() {
             if destination.weight == 0 && !wanted.has_destination(&destination.key) {
-                let deadline = now + wanted.drain;
-                self.drain(wanted.service.key, destination.key, now, deadline);
+                let deadline = now + wanted.profile.drain;
+                self.drain(key, destination.key, now, deadline);
             }
         }
     }
@@ -283,7 +283,7 @@ impl Ledger {
 
     fn rewrite(&mut self) -> Result<(), Error> {
         let owned = self.owned.iter();
-        let owned = owned.filter_map(|(key, service)| Record::own(*key, service.into()));
+        let owned = owned.filter_map(|(key, service)| Record::own(*key, service.clone()));
         let drains = self.drains.iter();
         let drains = drains.filter_map(|(key, destination, drain)| {
             Record::drain(key, destination, drain.deadline)
@@ -327,7 +327,7 @@ impl Ledger {
         }
     }
 
-    fn insert(&mut self, key: ipvs::ServiceKey, service: Box<str>) {
+    fn insert(&mut self, key: ipvs::ServiceKey, service: ServicePortName) {
         let record = Record::own(key, service.clone());
         self.owned.insert(key, service);
         self.enqueue(record);

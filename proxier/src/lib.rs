@@ -28,6 +28,7 @@ mod config;
 mod conntrack;
 mod daemon;
 mod dataplane;
+mod definition;
 mod diff;
 mod events;
 mod filter;

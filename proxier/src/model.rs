@@ -89,6 +89,18 @@ impl fmt::Display for ServicePortName {
     }
 }
 
+/// Parses `namespace/name:port`. Without a slash, the namespace is empty.
+impl From<&str> for ServicePortName {
+    fn from(text: &str) -> Self {
+        let (service, port) = text.split_once(':').unwrap_or((text, ""));
+        let (namespace, name) = service.split_once('/').unwrap_or(("", service));
+        Self {
+            service: ObjectName::new(namespace, name),
+            port: port.into(),
+        }
+    }
+}
+
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
@@ -187,7 +199,7 @@ impl std::str::FromStr for Cidr {
 pub struct InvalidCidr;
 
 /// The endpoints that may serve traffic (`internalTrafficPolicy`, `externalTrafficPolicy`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TrafficPolicy {
     /// All endpoints of the cluster.
     #[default]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
+use crate::definition::ServerDefinition;
 use crate::op::{AddressForm, Op};
 use crate::packed::pack;
 
@@ -56,22 +57,34 @@ pub struct Carrier {
     pub is_ready: bool,
 }
 
-/// A virtual server in the kernel.
+/// A virtual server in the kernel. Its key is that of its entry in [`Observed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedServer {
     /// Scheduler, flags and affinity.
-    pub service: ipvs::Service,
+    pub definition: Arc<ServerDefinition>,
     /// Its destinations, ordered by key, each key once.
     pub destinations: Destinations,
 }
 
 impl ObservedServer {
     /// Returns a virtual server without destinations.
-    pub fn empty(service: ipvs::Service) -> Self {
+    pub fn empty(service: &ipvs::Service) -> Self {
         Self {
-            service,
+            definition: Arc::new(ServerDefinition::of(service)),
             destinations: Destinations::default(),
         }
+    }
+
+    /// Shares the memory of the desired definition and destinations, as far as they are equal.
+    pub(crate) fn share(
+        &mut self,
+        definition: &Arc<ServerDefinition>,
+        destinations: &Arc<[ipvs::Destination]>,
+    ) {
+        if self.definition == *definition {
+            self.definition.clone_from(definition);
+        }
+        self.destinations.share(destinations);
     }
 
     /// Returns whether any destination has a weight above 0.
@@ -82,7 +95,7 @@ impl ObservedServer {
     /// Records that `op`, which changes this virtual server or a destination of it, took effect.
     pub(crate) fn record(&mut self, op: &Op) {
         match *op {
-            Op::SetService(service) => self.service = service,
+            Op::SetService(service) => self.definition = Arc::new(ServerDefinition::of(&service)),
             Op::AddDestination(_, destination) | Op::SetDestination(_, destination) => {
                 let position = self.position(destination.key);
                 self.destinations.change(|destinations| match position {
@@ -180,6 +193,8 @@ impl Eq for Destinations {}
 /// A virtual server with the connections of its destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountedServer {
+    /// Its key.
+    pub key: ipvs::ServiceKey,
     /// The virtual server.
     pub server: ObservedServer,
     /// The connections of its destinations, in the same order.
@@ -203,6 +218,11 @@ impl Connections {
 }
 
 impl CountedServer {
+    /// Returns its key, scheduler, flags and affinity.
+    pub fn service(&self) -> ipvs::Service {
+        self.server.definition.at(self.key)
+    }
+
     /// Returns the connections of a destination; `None` if it does not exist.
     pub fn connections_of(&self, key: &ipvs::DestinationKey) -> Option<Connections> {
         let index = self.server.position(*key).ok()?;
@@ -255,7 +275,7 @@ impl Observed {
     pub fn record(&mut self, op: &Op) {
         match *op {
             Op::AddService(service) => {
-                let server = ObservedServer::empty(service);
+                let server = ObservedServer::empty(&service);
                 self.virtual_servers.insert(service.key, server);
             }
             Op::DeleteService(key) => {

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use crate::definition::ServerDefinition;
 use crate::model::{Protocol, ServicePortName};
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
@@ -118,16 +119,23 @@ impl Machine {
     }
 }
 
-/// A desired virtual server.
+/// A desired virtual server. Its key is that of its entry in [`Desired`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Key, scheduler, flags and affinity.
-    pub service: ipvs::Service,
+    /// What it has in common with others. Virtual servers with equal profiles share their memory.
+    pub profile: Arc<Profile>,
     /// Its destinations, ordered by key, each key once. Frontends of a Service port with the same
     /// destinations share their memory.
     pub destinations: Arc<[ipvs::Destination]>,
     /// The Service port that it serves.
     pub owner: ServicePortName,
+}
+
+/// The properties of a virtual server that most others of the cluster have too.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Profile {
+    /// Scheduler, flags and affinity.
+    pub definition: Arc<ServerDefinition>,
     /// The kind of its frontend.
     pub kind: FrontendKind,
     /// How long a removed destination may keep its connections.
@@ -194,10 +202,16 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Returns the inside mark of `server`, if it has one.
-    pub fn mark(&self, server: &VirtualServer) -> Option<u32> {
-        let family = server.service.key.family();
-        let mark = server.admission.as_ref()?.inside_mark?;
+    /// Returns the inside mark of the virtual server `key`, if it has one.
+    pub fn mark(&self, key: &ipvs::ServiceKey) -> Option<u32> {
+        let server = self.virtual_servers.get(key)?;
+        self.mark_of(key, server)
+    }
+
+    /// As [`Desired::mark`], for a caller that has the virtual server.
+    fn mark_of(&self, key: &ipvs::ServiceKey, server: &VirtualServer) -> Option<u32> {
+        let family = key.family();
+        let mark = server.profile.admission.as_ref()?.inside_mark?;
         let key = ipvs::ServiceKey::Mark { family, mark };
         // A mark is a hash, so that two Service ports may have the same one. Only the owner of the
         // mark's virtual server uses it: packets of the other port would reach the owner's endpoints.
@@ -208,7 +222,7 @@ impl Desired {
     /// Returns the virtual servers that must not exist without packet rules, and their addresses.
     pub fn needing_rules(&self) -> (BTreeSet<ipvs::ServiceKey>, BTreeSet<IpAddr>) {
         let needs_rules = |server: &VirtualServer| {
-            let admission = server.admission.as_ref();
+            let admission = server.profile.admission.as_ref();
             admission.is_some_and(Admission::needs_rules)
         };
         let needing = self.virtual_servers.iter();
@@ -221,9 +235,9 @@ impl Desired {
     /// Returns the admission of the virtual server `key`, for the packet filter.
     pub fn admission(&self, key: &ipvs::ServiceKey) -> Option<Admission> {
         let server = self.virtual_servers.get(key)?;
-        let admission = server.admission.clone()?;
+        let admission = server.profile.admission.clone()?;
         Some(Admission {
-            inside_mark: self.mark(server),
+            inside_mark: self.mark_of(key, server),
             ..admission
         })
     }

@@ -36,7 +36,7 @@ impl KernelTable {
     pub(crate) fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
         let mut virtual_servers = BTreeMap::new();
         dataplane.virtual_servers(&mut |found| {
-            virtual_servers.insert(found.server.service.key, found);
+            virtual_servers.insert(found.key, found);
         })?;
         Ok(Self {
             virtual_servers,
@@ -106,25 +106,28 @@ struct ProblemEntry {
 impl JsonReport {
     /// Reports the desired state.
     pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
-        let servers = desired.virtual_servers.values();
-        let servers = servers.map(|server| (&server.service, &*server.destinations));
+        let servers = desired.virtual_servers.iter();
+        let servers = servers.map(|(key, server)| {
+            let service = server.profile.definition.at(*key);
+            (service, &*server.destinations)
+        });
         Self::new(servers, &desired.addresses, problems, None)
     }
 
     /// Reports the observed state.
     pub(crate) fn observed(observed: &KernelTable, ledger: &Ledger) -> Self {
-        let servers = observed.virtual_servers.values().map(|it| &it.server);
-        let servers = servers.map(|server| (&server.service, &*server.destinations));
+        let servers = observed.virtual_servers.values();
+        let servers = servers.map(|found| (found.service(), &*found.server.destinations));
         Self::new(servers, &observed.local.addresses, &[], Some(ledger))
     }
 
     fn new<'a>(
-        servers: impl Iterator<Item = (&'a ipvs::Service, &'a [ipvs::Destination])>,
+        servers: impl Iterator<Item = (ipvs::Service, &'a [ipvs::Destination])>,
         addresses: &BTreeMap<IpAddr, Option<IpAddr>>,
         problems: &[Problem],
         ledger: Option<&Ledger>,
     ) -> Self {
-        let servers = servers.filter_map(|(service, all)| ServerEntry::new(service, all, ledger));
+        let servers = servers.filter_map(|(service, all)| ServerEntry::new(&service, all, ledger));
         let (virtual_servers, firewall_marks) =
             servers.partition(|server| matches!(server.key, KeyEntry::Address { .. }));
         Self {
@@ -235,7 +238,7 @@ impl fmt::Display for NamedOp<'_> {
         // Only here, because most Ops are named for lines that are not written.
         match (
             self.desired.virtual_servers.get(&key),
-            self.owned.name(&key),
+            self.owned.owner(&key),
         ) {
             (Some(server), _) => write!(f, " ({})", server.owner),
             (None, Some(name)) => write!(f, " ({name})"),
@@ -273,12 +276,13 @@ fn write_table(
         "Destination", "Forward", "Weight", "Active", "Inactive"
     )?;
     for (key, found) in &observed.virtual_servers {
-        let server = &found.server;
-        let persistence = persistence_secs(&server.service);
+        let service = found.service();
+        let persistence = persistence_secs(&service);
         let options = persistence.map(|seconds| format!("persistent {seconds}s"));
         let options = options.unwrap_or_default();
-        let name = ledger.owned().name(key).unwrap_or("(foreign)");
-        let scheduler = scheduler(&server.service);
+        let owner = ledger.owned().owner(key);
+        let name = owner.map_or_else(|| "(foreign)".to_owned(), ToString::to_string);
+        let scheduler = scheduler(&service);
         let retired = Remaining("retired", ledger.retired().get(key), now);
         writeln!(
             text,

@@ -220,11 +220,6 @@ impl Snapshot {
         self.services.all(&self.shared)
     }
 
-    /// Returns the names of all Services, also of those of which this node uses no part.
-    pub(crate) fn service_names(&self) -> impl Iterator<Item = ObjectName> {
-        self.services.names()
-    }
-
     /// Returns the Service `name`.
     pub fn service(&self, name: &ObjectName) -> Option<Service> {
         self.services.get(name, &self.shared)

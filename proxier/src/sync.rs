@@ -201,7 +201,7 @@ impl<D: Dataplane> Proxier<D> {
         let owned = self.ledger.owned();
         let mut has_owned = false;
         self.dataplane.virtual_servers(&mut |found| {
-            has_owned |= territory.is_ours(&found.server.service.key, owned);
+            has_owned |= territory.is_ours(&found.key, owned);
         })?;
         Ok(has_owned)
     }

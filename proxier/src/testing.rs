@@ -54,6 +54,11 @@ pub mod dataplane {
     }
 }
 
+pub mod definition {
+    //! Virtual servers without their keys.
+    pub use crate::definition::ServerDefinition;
+}
+
 pub mod diff {
     //! From desired and observed state to Ops.
     pub use crate::diff::{DeletionRules, diff, sort};
@@ -114,7 +119,8 @@ pub mod plan {
     //! The desired state.
     pub use crate::plan::{
         Admission, Availability, Changed, Desired, FrontendKind, Machine, NodePortAddresses,
-        PlanConfig, Planner, RelayOptions, Scope, ServiceAddresses, VirtualServer, desired,
+        PlanConfig, Planner, Profile, RelayOptions, Scope, ServiceAddresses, VirtualServer,
+        desired,
     };
 }
 

@@ -53,7 +53,7 @@ impl From<&VirtualServer> for Owner {
     fn from(server: &VirtualServer) -> Self {
         Self {
             port: server.owner.clone(),
-            kind: server.kind,
+            kind: server.profile.kind,
             destinations: server.destinations.len(),
         }
     }
@@ -128,25 +128,32 @@ pub(crate) fn destinations(owners: &BTreeMap<ipvs::ServiceKey, Owner>) -> usize 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
+    use crate::definition::ServerDefinition;
     use crate::model::ObjectName;
-    use crate::plan::RelayOptions;
+    use crate::plan::{Profile, RelayOptions};
 
     #[test]
     fn there_are_names_up_to_the_limit() {
-        let server = |key, kind| VirtualServer {
-            service: ipvs::Service::new(key, "rr".parse().unwrap()),
-            destinations: [].into(),
-            owner: ServicePortName {
-                service: ObjectName::new("ns", "web"),
-                port: "http".into(),
-            },
-            kind,
-            drain: Duration::ZERO,
-            admission: None,
-            relay: RelayOptions::default(),
+        let server = |key, kind| {
+            let service = ipvs::Service::new(key, "rr".parse().unwrap());
+            VirtualServer {
+                profile: Arc::new(Profile {
+                    definition: Arc::new(ServerDefinition::of(&service)),
+                    kind,
+                    drain: Duration::ZERO,
+                    admission: None,
+                    relay: RelayOptions::default(),
+                }),
+                destinations: [].into(),
+                owner: ServicePortName {
+                    service: ObjectName::new("ns", "web"),
+                    port: "http".into(),
+                },
+            }
         };
         let key = ipvs::ServiceKey::Address {
             protocol: ipvs::Protocol::Tcp,

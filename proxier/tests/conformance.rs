@@ -151,8 +151,10 @@ fn services_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
         ],
     );
     let observed = kernel.observe(&Desired::default()).unwrap();
-    assert_eq!(observed.virtual_servers[&rr.key].service, sticky);
-    assert_eq!(observed.virtual_servers[&v6.key].service, v6);
+    for service in [sticky, v6] {
+        let found = &observed.virtual_servers[&service.key];
+        assert_eq!(found.definition.at(service.key), service);
+    }
     check(
         kernel,
         &[

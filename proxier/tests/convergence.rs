@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -11,12 +12,13 @@ use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
+use proxier::testing::definition::ServerDefinition;
 use proxier::testing::diff::{self, DeletionRules};
 use proxier::testing::ledger::{Drains, Retired};
 use proxier::testing::model::{ObjectName, ServicePortName};
 use proxier::testing::observed::Observed;
 use proxier::testing::op::Op;
-use proxier::testing::plan::{Desired, FrontendKind, RelayOptions, VirtualServer};
+use proxier::testing::plan::{Desired, FrontendKind, Profile, RelayOptions, VirtualServer};
 
 /// Returns keys with few addresses and ports, so that random states overlap.
 fn key() -> impl Strategy<Value = ipvs::ServiceKey> {
@@ -58,13 +60,15 @@ fn virtual_server(
         port: "".into(),
     };
     VirtualServer {
-        service,
+        profile: Arc::new(Profile {
+            definition: Arc::new(ServerDefinition::of(&service)),
+            kind: FrontendKind::ClusterIp,
+            drain: Duration::ZERO,
+            admission: None,
+            relay: RelayOptions::default(),
+        }),
         destinations: weights.into_iter().map(destination).collect(),
         owner,
-        kind: FrontendKind::ClusterIp,
-        drain: Duration::ZERO,
-        admission: None,
-        relay: RelayOptions::default(),
     }
 }
 
@@ -120,7 +124,8 @@ fn matches(desired: &Desired, state: &Observed) -> bool {
     desired.addresses == state.addresses
         && desired.virtual_servers.iter().all(|(key, wanted)| {
             state.virtual_servers.get(key).is_some_and(|found| {
-                wanted.service == found.service && *wanted.destinations == *found.destinations
+                wanted.profile.definition == found.definition
+                    && *wanted.destinations == *found.destinations
             })
         })
 }

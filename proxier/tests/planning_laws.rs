@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use ipvs_netlink::ServiceKey;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -194,8 +195,8 @@ proptest! {
         commands.iter().for_each(|command| scene.command(command));
         scene.plan();
         let desired = scene.planner.as_ref().unwrap().desired();
-        for server in desired.virtual_servers.values() {
-            assert_destinations(server, &scene.snapshot);
+        for (key, server) in &desired.virtual_servers {
+            assert_destinations(key, server, &scene.snapshot);
         }
     }
 }
@@ -396,9 +397,9 @@ fn content(snapshot: &Snapshot) -> Vec<(Service, Vec<EndpointSlice>)> {
 
 /// Asserts that the destinations are the endpoints that the traffic policy, the endpoints' states and
 /// the annotations of the Service permit.
-fn assert_destinations(server: &VirtualServer, snapshot: &Snapshot) {
+fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snapshot) {
     let service = snapshot.service(&server.owner.service).unwrap();
-    let policy = match server.kind {
+    let policy = match server.profile.kind {
         FrontendKind::ClusterIp => service.internal_policy,
         FrontendKind::Inside => TrafficPolicy::Cluster,
         _ => service.external_policy,
@@ -410,7 +411,7 @@ fn assert_destinations(server: &VirtualServer, snapshot: &Snapshot) {
         ),
         None => (false, false),
     };
-    let listening = listening(&server.owner, server, snapshot);
+    let listening = listening(key, &server.owner, snapshot);
     let destinations: BTreeSet<SocketAddr> = server
         .destinations
         .iter()
@@ -470,8 +471,8 @@ fn assert_destinations(server: &VirtualServer, snapshot: &Snapshot) {
 
 /// Returns the endpoints of the port of `owner`, in any state, with their addresses.
 fn listening(
+    key: &ServiceKey,
     owner: &ServicePortName,
-    server: &VirtualServer,
     snapshot: &Snapshot,
 ) -> Vec<(SocketAddr, Endpoint)> {
     let service = snapshot.service(&owner.service).unwrap();
@@ -480,7 +481,7 @@ fn listening(
         .iter()
         .find(|port| port.name == owner.port)
         .unwrap();
-    let is_v6 = server.service.key.family() == ipvs_netlink::Family::V6;
+    let is_v6 = key.family() == ipvs_netlink::Family::V6;
     let mut found = Vec::new();
     for slice in snapshot.slices(&owner.service) {
         let endpoints = || slice.endpoints.iter().cloned();

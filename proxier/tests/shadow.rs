@@ -45,7 +45,11 @@ fn key(frontend: &str) -> ipvs::ServiceKey {
 }
 
 /// Returns a virtual server: `rr persistent=600`, and `10.244.1.2:8080 masq w=1` for each destination.
-fn server(frontend: &str, scheduler: &str, destinations: &BTreeSet<String>) -> ObservedServer {
+fn server(
+    frontend: &str,
+    scheduler: &str,
+    destinations: &BTreeSet<String>,
+) -> (ipvs::ServiceKey, ObservedServer) {
     let (name, affinity) = scheduler
         .split_once(" persistent=")
         .unwrap_or((scheduler, ""));
@@ -61,10 +65,9 @@ fn server(frontend: &str, scheduler: &str, destinations: &BTreeSet<String>) -> O
     };
     let mut destinations: Vec<_> = destinations.iter().map(destination).collect();
     destinations.sort_by_key(|destination| destination.key);
-    ObservedServer {
-        service,
-        destinations: destinations.into(),
-    }
+    let mut server = ObservedServer::empty(&service);
+    server.destinations = destinations.into();
+    (service.key, server)
 }
 
 /// Returns a kernel that kube-proxy left: virtual servers, and their addresses on `kube-ipvs0`.
@@ -78,16 +81,13 @@ fn kernel(table: &Table) -> FakeKernel {
         is_ready: false,
     });
     for (frontend, (scheduler, destinations)) in table {
-        let server = server(frontend, scheduler, destinations);
-        let address = server.service.key.address().unwrap();
+        let (key, server) = server(frontend, scheduler, destinations);
+        let address = key.address().unwrap();
         if !addresses.contains(&address) {
             let leftover = (address, AddressForm::Address);
             kernel.state.leftovers.insert(leftover);
         }
-        kernel
-            .state
-            .virtual_servers
-            .insert(server.service.key, server);
+        kernel.state.virtual_servers.insert(key, server);
     }
     kernel
 }

@@ -336,7 +336,7 @@ impl<'a> Cleanup<'a> {
     fn check_left(&mut self) -> anyhow::Result<ExitCode> {
         let mut left = BTreeSet::new();
         let linux = self.proxier.dataplane();
-        linux.virtual_servers(&mut |found| _ = left.insert(found.server.service.key))?;
+        linux.virtual_servers(&mut |found| _ = left.insert(found.key))?;
         if left.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }

@@ -57,11 +57,11 @@ impl Stale {
         // The kernel tracks a flow to a mark's virtual server with the address that the client
         // used, so the frontends of the mark are needed. `desired` no longer names those of a
         // deleted mark: each frontend without a mark may have been one.
-        let wanted = desired.virtual_servers.values();
-        let used: BTreeSet<u32> = wanted.filter_map(|it| desired.mark(it)).collect();
+        let wanted = desired.virtual_servers.keys();
+        let used: BTreeSet<u32> = wanted.filter_map(|key| desired.mark(key)).collect();
         let is_gone = marks.iter().any(|mark| !used.contains(mark));
-        for (key, server) in &desired.virtual_servers {
-            let mark = desired.mark(server);
+        for key in desired.virtual_servers.keys() {
+            let mark = desired.mark(key);
             if mark.map_or(is_gone, |mark| marks.contains(&mark)) {
                 stale.add(key, desired);
             }
@@ -87,8 +87,7 @@ impl Stale {
             return;
         };
         let server = desired.virtual_servers.get(key);
-        let mark = server.and_then(|server| desired.mark(server));
-        let inside = mark.and_then(|mark| {
+        let inside = desired.mark(key).and_then(|mark| {
             let family = key.family();
             let key = ipvs::ServiceKey::Mark { family, mark };
             desired.virtual_servers.get(&key)
@@ -179,8 +178,9 @@ mod tests {
 
     use super::super::flow::{Handle, Tuple};
     use super::*;
+    use crate::definition::ServerDefinition;
     use crate::model::{ObjectName, ServicePortName};
-    use crate::plan::{FrontendKind, RelayOptions, VirtualServer};
+    use crate::plan::{FrontendKind, Profile, RelayOptions, VirtualServer};
 
     fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
         let client = "10.244.1.4:5000".parse().unwrap();
@@ -216,17 +216,20 @@ mod tests {
     fn desired(servers: &[(ipvs::ServiceKey, &[&str])]) -> Desired {
         let mut desired = Desired::default();
         for (key, endpoints) in servers {
+            let service = ipvs::Service::new(*key, "rr".parse().unwrap());
             let server = VirtualServer {
-                service: ipvs::Service::new(*key, "rr".parse().unwrap()),
+                profile: Arc::new(Profile {
+                    definition: Arc::new(ServerDefinition::of(&service)),
+                    kind: FrontendKind::ClusterIp,
+                    drain: Duration::ZERO,
+                    admission: None,
+                    relay: RelayOptions::default(),
+                }),
                 destinations: endpoints.iter().map(|it| destination(it)).collect(),
                 owner: ServicePortName {
                     service: ObjectName::new("default", "dns"),
                     port: Arc::from(""),
                 },
-                kind: FrontendKind::ClusterIp,
-                drain: Duration::ZERO,
-                admission: None,
-                relay: RelayOptions::default(),
             };
             desired.virtual_servers.insert(*key, server);
         }

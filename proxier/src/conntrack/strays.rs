@@ -171,7 +171,7 @@ mod tests {
     fn deleting_a_virtual_server_removes_all_its_endpoints() {
         let udp = key(ipvs::Protocol::Udp);
         let service = ipvs::Service::new(udp, "rr".parse().unwrap());
-        let mut known = ObservedServer::empty(service);
+        let mut known = ObservedServer::empty(&service);
         for op in [add(udp, 1), add(udp, 2)] {
             known.record(&op);
         }

@@ -9,7 +9,7 @@ use crate::dataplane::Dataplane;
 use crate::instruments::{FAMILIES, family_name};
 use crate::model::{Family, TrafficPolicy};
 use crate::op::Op;
-use crate::plan::{Availability, Scope, VirtualServer};
+use crate::plan::{Availability, Desired, Scope};
 use crate::problem::Problem;
 use crate::store::{Event, Update};
 use crate::sync::{Applied, Extent, Proxier};
@@ -128,7 +128,7 @@ impl Meter {
         series.draining.set(draining as f64);
         if extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
-            count_plan(desired.virtual_servers.values());
+            count_plan(desired);
             self.problems(&proxier.problems());
         }
     }
@@ -167,12 +167,12 @@ impl Meter {
 }
 
 /// Records the metrics that need a walk over the plan.
-fn count_plan<'a>(servers: impl Iterator<Item = &'a VirtualServer>) {
+fn count_plan(desired: &Desired) {
     let mut destinations = 0;
     let mut remote_only = BTreeMap::new();
-    for server in servers {
+    for (key, server) in &desired.virtual_servers {
         destinations += server.destinations.len();
-        let Some(admission) = &server.admission else {
+        let Some(admission) = &server.profile.admission else {
             continue;
         };
         if admission.policy == TrafficPolicy::Local
@@ -182,7 +182,7 @@ fn count_plan<'a>(servers: impl Iterator<Item = &'a VirtualServer>) {
                 Scope::Internal => "internal",
                 Scope::External | Scope::NodePort => "external",
             };
-            let family = Family::from(server.service.key.family());
+            let family = Family::from(key.family());
             let services: &mut BTreeSet<_> = remote_only.entry((policy, family)).or_default();
             services.insert(&server.owner.service);
         }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
@@ -71,8 +72,8 @@ impl Dataplane for FakeKernel {
 
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         self.reads += 1;
-        for server in self.state.virtual_servers.values() {
-            each(self.counted(server));
+        for (key, server) in &self.state.virtual_servers {
+            each(self.counted(key, server));
         }
         Ok(())
     }
@@ -86,9 +87,10 @@ impl Dataplane for FakeKernel {
         let shown = |server: &ObservedServer| {
             let mut shown = server.clone();
             let flags = ipvs::ServiceFlags::PERSISTENT | ipvs::ServiceFlags::ONE_PACKET;
-            let bits = server.service.flags.bits() & flags.bits();
-            shown.service.flags = ipvs::ServiceFlags::from_bits(bits);
-            shown.service.engine = None;
+            let definition = Arc::make_mut(&mut shown.definition);
+            let bits = definition.flags.bits() & flags.bits();
+            definition.flags = ipvs::ServiceFlags::from_bits(bits);
+            definition.engine = None;
             shown.destinations.change(|destinations| {
                 for destination in destinations {
                     let ipvs::Destination { key, weight, .. } = *destination;
@@ -114,7 +116,7 @@ impl Dataplane for FakeKernel {
             return Err(Failure::kernel(Errno::NOBUFS, format!("reading {key}")));
         }
         let server = self.state.virtual_servers.get(key);
-        Ok(server.map(|server| self.counted(server)))
+        Ok(server.map(|server| self.counted(key, server)))
     }
 
     fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
@@ -179,12 +181,13 @@ impl Dataplane for FakeKernel {
 }
 
 impl FakeKernel {
-    fn counted(&self, server: &ObservedServer) -> CountedServer {
+    fn counted(&self, key: &ipvs::ServiceKey, server: &ObservedServer) -> CountedServer {
         let connections = |destination: &ipvs::Destination| {
-            let key = (server.service.key, destination.key);
+            let key = (*key, destination.key);
             self.connections.get(&key).copied().unwrap_or_default()
         };
         CountedServer {
+            key: *key,
             server: server.clone(),
             connections: server.destinations.iter().map(connections).collect(),
         }

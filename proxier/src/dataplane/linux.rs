@@ -174,7 +174,7 @@ impl Dataplane for Linux {
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         let mut order = revival::ServerOrder::default();
         virtual_servers::walk(&mut self.ipvs, &mut |server| {
-            order.push(&server.server.service.key);
+            order.push(&server.key);
             each(server);
         })?;
         self.removal.learn_from_read(order);

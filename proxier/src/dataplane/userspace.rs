@@ -267,11 +267,8 @@ impl Userspace {
         }
     }
 
-    fn counted(&self, server: &ObservedServer) -> CountedServer {
-        let pool = self
-            .servers
-            .get(&server.service.key)
-            .map(|server| &server.pool);
+    fn counted(&self, key: &ipvs::ServiceKey, server: &ObservedServer) -> CountedServer {
+        let pool = self.servers.get(key).map(|server| &server.pool);
         let count = |destination: &ipvs::Destination| {
             let counts = pool.map(|pool| pool.counts(socket(&destination.key)));
             let counts = counts.unwrap_or_default();
@@ -281,6 +278,7 @@ impl Userspace {
             }
         };
         CountedServer {
+            key: *key,
             server: server.clone(),
             connections: server.destinations.iter().map(count).collect(),
         }
@@ -311,15 +309,15 @@ impl Dataplane for Userspace {
     }
 
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
-        for server in self.state.virtual_servers.values() {
-            each(self.counted(server));
+        for (key, server) in &self.state.virtual_servers {
+            each(self.counted(key, server));
         }
         Ok(())
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
         let server = self.state.virtual_servers.get(key);
-        Ok(server.map(|server| self.counted(server)))
+        Ok(server.map(|server| self.counted(key, server)))
     }
 
     fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
@@ -347,7 +345,7 @@ impl Dataplane for Userspace {
                 // The restrictions of a removed frontend hold until its virtual server is deleted.
                 continue;
             };
-            let options = server.relay;
+            let options = server.profile.relay;
             self.terms.set(*key, Terms { admission, options });
             // Only opening a listener can fail, and the frontend of an Op is updated again after it.
             let _ = self.update(key);

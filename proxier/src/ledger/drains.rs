@@ -214,12 +214,11 @@ mod tests {
 
     fn found(last: u8, active: u32, inactive: u32) -> CountedServer {
         let scheduler = ipvs::SchedulerName::new("rr").unwrap();
-        let destinations = vec![ipvs::Destination::new(destination(last), 0)];
+        let mut server = ObservedServer::empty(&ipvs::Service::new(KEY, scheduler));
+        server.destinations = vec![ipvs::Destination::new(destination(last), 0)].into();
         CountedServer {
-            server: ObservedServer {
-                service: ipvs::Service::new(KEY, scheduler),
-                destinations: destinations.into(),
-            },
+            key: KEY,
+            server,
             connections: vec![Connections { active, inactive }],
         }
     }

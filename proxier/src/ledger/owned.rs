@@ -7,79 +7,63 @@ use std::collections::BTreeMap;
 
 use ipvs_netlink as ipvs;
 
-use crate::model::{Cidr, ObjectName, ServicePortName};
+use crate::model::{Cidr, ServicePortName};
 use crate::packed::pack;
 
 /// The virtual servers that were created or adopted, each with the Service port that it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
-    names: BTreeMap<ipvs::ServiceKey, Box<str>>,
+    owners: BTreeMap<ipvs::ServiceKey, ServicePortName>,
 }
 
 impl Owned {
-    /// Returns the Service port of an owned virtual server, as `namespace/name:port`.
-    pub fn name(&self, key: &ipvs::ServiceKey) -> Option<&str> {
-        self.names.get(key).map(|name| &**name)
-    }
-
     /// Returns the Service port of an owned virtual server.
-    pub(crate) fn owner(&self, key: &ipvs::ServiceKey) -> Option<ServicePortName> {
-        let (namespace, rest) = self.name(key)?.split_once('/')?;
-        let (service, port) = rest.split_once(':').unwrap_or((rest, ""));
-        Some(ServicePortName {
-            service: ObjectName::new(namespace, service),
-            port: port.into(),
-        })
+    pub fn owner(&self, key: &ipvs::ServiceKey) -> Option<&ServicePortName> {
+        self.owners.get(key)
     }
 
     /// Returns whether a virtual server is owned.
     pub fn contains(&self, key: &ipvs::ServiceKey) -> bool {
-        self.names.contains_key(key)
+        self.owners.contains_key(key)
     }
 
-    /// Returns whether a virtual server is owned and serves `owner`.
-    pub(crate) fn is_for(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
-        let Some(name) = self.name(key) else {
-            return false;
-        };
-        // Every change of a virtual server calls this, so it compares without formatting `owner`.
-        let namespace = name.strip_prefix(owner.service.namespace());
-        let service = namespace
-            .and_then(|rest| rest.strip_prefix('/'))
-            .and_then(|rest| rest.strip_prefix(owner.service.name()));
-        match service {
-            Some("") => owner.port.is_empty(),
-            Some(rest) => rest.strip_prefix(':') == Some(&*owner.port),
-            None => false,
+    /// Returns whether a virtual server is owned and serves `owner`. Shares the memory of `owner` then: a
+    /// name that was read from the file has its own.
+    pub(super) fn is_for(&mut self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+        let known = self.owners.get_mut(key).filter(|known| *known == owner);
+        if let Some(known) = known {
+            known.clone_from(owner);
+            return true;
         }
+        false
     }
 
-    pub(super) fn insert(&mut self, key: ipvs::ServiceKey, service: Box<str>) {
-        self.names.insert(key, service);
+    pub(super) fn insert(&mut self, key: ipvs::ServiceKey, owner: ServicePortName) {
+        self.owners.insert(key, owner);
     }
 
     /// Removes a virtual server. Returns whether it was owned.
     pub(super) fn remove(&mut self, key: &ipvs::ServiceKey) -> bool {
-        self.names.remove(key).is_some()
+        self.owners.remove(key).is_some()
     }
 
     /// Returns the number of owned virtual servers.
     pub fn len(&self) -> usize {
-        self.names.len()
+        self.owners.len()
     }
 
     /// Returns whether no virtual server is owned.
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.owners.is_empty()
     }
 
     pub(super) fn pack(&mut self) {
-        pack(&mut self.names);
+        pack(&mut self.owners);
     }
 
     /// Returns every owned virtual server with its Service port, in order of the keys.
-    pub fn iter(&self) -> impl Iterator<Item = (&ipvs::ServiceKey, &str)> {
-        self.names.iter().map(|(key, name)| (key, &**name))
+    pub fn iter(&self) -> impl Iterator<Item = (&ipvs::ServiceKey, &ServicePortName)> {
+        self.owners.iter()
     }
 }
 
@@ -125,7 +109,7 @@ mod tests {
             mark: 7,
         };
         let mut owned = Owned::default();
-        owned.insert(recorded, "a/b".into());
+        owned.insert(recorded, ServicePortName::from("a/b"));
         for (scenario, excluded, key, is_ours) in [
             ("recorded", "10.96.7.0/24", recorded, true),
             ("recorded and excluded", "0.0.0.0/0", recorded, false),

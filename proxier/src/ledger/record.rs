@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::WrittenRules;
 use crate::filter::Fingerprint;
 use crate::frontend::LedgerKey;
+use crate::model::ServicePortName;
 
 /// One change of the ledger.
 ///
@@ -20,7 +21,8 @@ pub(crate) enum Record {
     Own {
         server: LedgerKey,
         /// The Service port that it serves, as `namespace/name:port`.
-        service: Box<str>,
+        #[serde(serialize_with = "write_name", deserialize_with = "read_name")]
+        service: ServicePortName,
     },
     /// A virtual server is deleted.
     Disown { server: LedgerKey },
@@ -55,7 +57,7 @@ impl Record {
     /// Returns the record of an owned virtual server; `None` if the key is neither an address nor a mark.
     ///
     /// IPVS has no third kind, but [`ipvs::ServiceKey`] is non-exhaustive.
-    pub(super) fn own(key: ipvs::ServiceKey, service: Box<str>) -> Option<Self> {
+    pub(super) fn own(key: ipvs::ServiceKey, service: ServicePortName) -> Option<Self> {
         let server = LedgerKey::new(key)?;
         Some(Self::Own { server, service })
     }
@@ -104,4 +106,12 @@ impl From<WrittenRules> for Record {
             fingerprint: rules.fingerprint,
         }
     }
+}
+
+fn write_name<S: Serializer>(name: &ServicePortName, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(name)
+}
+
+fn read_name<'de, D: Deserializer<'de>>(from: D) -> Result<ServicePortName, D::Error> {
+    Ok(String::deserialize(from)?.as_str().into())
 }

@@ -34,8 +34,9 @@ fn open(path: &Path) -> Ledger {
     Ledger::open(LedgerFile::new(path)).unwrap()
 }
 
-fn names(ledger: &Ledger) -> Vec<&str> {
-    ledger.owned.iter().map(|(_, name)| name).collect()
+fn names(ledger: &Ledger) -> Vec<String> {
+    let owners = ledger.owned.iter().map(|(_, owner)| owner);
+    owners.map(ServicePortName::to_string).collect()
 }
 
 fn drain(ledger: &mut Ledger, last: u8, until: u64) {

@@ -29,7 +29,7 @@ pub struct Annotations {
 }
 
 /// A version of the PROXY protocol: a header before a client's first byte, with the client's address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProxyProtocol {
     /// A line of text.
     V1,
@@ -38,7 +38,7 @@ pub enum ProxyProtocol {
 }
 
 /// The source address of a relay's connections to endpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceAddress {
     /// The address of this node.
     #[default]

@@ -8,7 +8,7 @@ use super::{Cidr, Family};
 /// A set of addresses of one family, as ordered and disjoint networks.
 ///
 /// Two networks that are the halves of a larger one are merged, so equal sets are equal values.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Networks {
     family: Family,
     networks: Box<[Cidr]>,

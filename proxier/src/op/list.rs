@@ -7,10 +7,11 @@ use std::sync::Arc;
 use ipvs_netlink as ipvs;
 
 use super::{Op, Stage};
+use crate::definition::ServerDefinition;
 
 /// The Ops of a round, in order.
 ///
-/// The destinations of a new virtual server share the memory of the plan. At a start with 10,000 x 10, a
+/// Those of a start take little memory, because they share that of the plan. At a start with 10,000 x 10, a
 /// vector of all 120,001 Ops would be most of the peak of memory.
 #[derive(Clone, Default)]
 pub struct Ops {
@@ -22,28 +23,43 @@ pub struct Ops {
 /// One Op, or several that follow each other.
 #[derive(Clone, Debug)]
 enum OpGroup {
-    One(Op),
+    /// The addition of a virtual server.
+    Service(ipvs::ServiceKey, Arc<ServerDefinition>),
     /// Additions of these destinations, of which there is at least one.
     Destinations(ipvs::ServiceKey, Arc<[ipvs::Destination]>),
+    /// The addition of an address with its source.
+    Address(IpAddr, Option<IpAddr>),
+    /// Any other Op. Boxed, because the groups of a start are of the other kinds, and half as large.
+    Other(Box<Op>),
 }
 
 impl Ops {
     /// Appends an Op.
     pub fn push(&mut self, op: Op) {
-        self.groups.push(OpGroup::One(op));
         self.count += 1;
+        self.groups.push(match op {
+            Op::AddService(service) => {
+                let definition = Arc::new(ServerDefinition::of(&service));
+                OpGroup::Service(service.key, definition)
+            }
+            Op::AddAddress(address, source) => OpGroup::Address(address, source),
+            other => OpGroup::Other(Box::new(other)),
+        });
     }
 
-    /// Appends the additions of `destinations` to the virtual server `key`.
+    /// Appends the addition of a virtual server and its destinations.
     ///
-    /// [`Ops::sort`] keeps them together. So no other Op may add a destination to `key`.
-    pub fn push_destinations(
+    /// [`Ops::sort`] keeps the destinations together. So no other Op may add a destination to `key`.
+    pub fn push_server(
         &mut self,
         key: ipvs::ServiceKey,
+        definition: &Arc<ServerDefinition>,
         destinations: &Arc<[ipvs::Destination]>,
     ) {
+        self.count += 1 + destinations.len();
+        let group = OpGroup::Service(key, definition.clone());
+        self.groups.push(group);
         if !destinations.is_empty() {
-            self.count += destinations.len();
             let group = OpGroup::Destinations(key, destinations.clone());
             self.groups.push(group);
         }
@@ -67,7 +83,7 @@ impl Ops {
     /// Returns the virtual servers that the Ops create, in order.
     pub(crate) fn created(&self) -> impl Iterator<Item = ipvs::ServiceKey> + '_ {
         self.groups.iter().filter_map(|group| match group {
-            OpGroup::One(Op::AddService(service)) => Some(service.key),
+            OpGroup::Service(key, _) => Some(*key),
             _ => None,
         })
     }
@@ -75,10 +91,8 @@ impl Ops {
     /// Removes the Ops for which `keep` is false. Of the destinations of a new virtual server, it gets the
     /// first only.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Op) -> bool) {
-        self.groups.retain(|group| match group {
-            OpGroup::One(op) => keep(op),
-            OpGroup::Destinations(..) => group.ops().next().is_none_or(|op| keep(&op)),
-        });
+        self.groups
+            .retain(|group| group.ops().next().is_none_or(|op| keep(&op)));
         self.count = self.groups.iter().map(OpGroup::count).sum();
     }
 
@@ -109,8 +123,10 @@ impl Ops {
 impl OpGroup {
     fn ops(&self) -> impl Iterator<Item = Op> + '_ {
         let (one, all) = match self {
-            Self::One(op) => (Some(*op), None),
+            Self::Service(key, definition) => (Some(Op::AddService(definition.at(*key))), None),
             Self::Destinations(key, all) => (None, Some((key, all))),
+            Self::Address(address, source) => (Some(Op::AddAddress(*address, *source)), None),
+            Self::Other(op) => (Some(**op), None),
         };
         let all = all.into_iter();
         let all = all.flat_map(|(key, all)| all.iter().map(|&it| Op::AddDestination(*key, it)));
@@ -119,36 +135,40 @@ impl OpGroup {
 
     fn count(&self) -> usize {
         match self {
-            Self::One(_) => 1,
             Self::Destinations(_, all) => all.len(),
+            _ => 1,
         }
     }
 
     fn stage(&self) -> Stage {
         match self {
-            Self::One(op) => op.stage(),
+            Self::Service(..) => Stage::Services,
             Self::Destinations(..) => Stage::Destinations,
+            Self::Address(..) => Stage::Addresses,
+            Self::Other(op) => op.stage(),
         }
     }
 
     fn service_key(&self) -> Option<ipvs::ServiceKey> {
         match self {
-            Self::One(op) => op.service_key(),
-            Self::Destinations(key, _) => Some(*key),
+            Self::Service(key, _) | Self::Destinations(key, _) => Some(*key),
+            Self::Address(..) => None,
+            Self::Other(op) => op.service_key(),
         }
     }
 
     fn address(&self) -> Option<IpAddr> {
         match self {
-            Self::One(op) => op.address(),
-            Self::Destinations(key, _) => key.address(),
+            Self::Service(key, _) | Self::Destinations(key, _) => key.address(),
+            Self::Address(address, _) => Some(*address),
+            Self::Other(op) => op.address(),
         }
     }
 
     fn destination_key(&self) -> Option<ipvs::DestinationKey> {
         match self {
-            Self::One(op) => op.destination_key(),
-            Self::Destinations(..) => None,
+            Self::Other(op) => op.destination_key(),
+            _ => None,
         }
     }
 }
@@ -202,11 +222,15 @@ mod tests {
         let mut ops = Ops::default();
         ops.push(Op::AddAddress([10, 96, 0, 1].into(), None));
         let all: Arc<[_]> = (1..=3).map(destination).collect();
-        ops.push_destinations(key(2), &all);
-        ops.push_destinations(key(3), &Arc::default());
+        let service = |number| ipvs::Service::new(key(number), "rr".parse().unwrap());
+        let definition = Arc::new(ServerDefinition::of(&service(2)));
+        ops.push_server(key(3), &definition, &Arc::default());
+        ops.push_server(key(2), &definition, &all);
         ops.push(add(1, 9));
         ops.sort(|_, _| false);
         let sorted = [
+            Op::AddService(service(2)),
+            Op::AddService(service(3)),
             add(1, 9),
             add(2, 1),
             add(2, 2),
@@ -214,14 +238,14 @@ mod tests {
             Op::AddAddress([10, 96, 0, 1].into(), None),
         ];
         assert_eq!(ops, sorted);
-        assert_eq!(ops.len(), 5);
-        for most in 1..=6 {
+        assert_eq!(ops.len(), 7);
+        for most in 1..=8 {
             let parts: Vec<Vec<Op>> = ops.parts(most).collect();
             assert_eq!(parts.concat(), sorted);
             assert!(parts.iter().all(|part| part.len() <= most));
         }
         ops.retain(|op| op.service_key() != Some(key(2)));
-        assert_eq!(ops, [sorted[0], sorted[4]]);
-        assert_eq!(ops.len(), 2);
+        assert_eq!(ops, [sorted[1], sorted[2], sorted[6]]);
+        assert_eq!(ops.len(), 3);
     }
 }

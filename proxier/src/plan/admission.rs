@@ -3,7 +3,7 @@
 use crate::model::{Networks, TrafficPolicy};
 
 /// The clients that may use a frontend, and the treatment of their packets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Admission {
     /// The kind of frontend, as far as it decides rules.
     pub scope: Scope,
@@ -32,7 +32,7 @@ impl Admission {
 }
 
 /// The side of the cluster boundary from which clients use a frontend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// A cluster IP.
     Internal,

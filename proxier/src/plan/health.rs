@@ -41,6 +41,11 @@ impl HealthPorts {
         }
     }
 
+    /// Returns the claimed ports.
+    pub(super) fn ports(&self) -> impl Iterator<Item = u16> + '_ {
+        self.claims.keys().copied()
+    }
+
     /// Returns the health check to serve at `port`: the oldest Service's.
     pub(super) fn winner(&self, port: u16, snapshot: &Snapshot) -> Option<&HealthCheck> {
         let claims = self.claims.get(&port)?.iter();

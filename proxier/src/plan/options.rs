@@ -6,6 +6,7 @@ use ipvs_netlink as ipvs;
 
 use super::context::Context;
 use super::{PlanConfig, RelayOptions};
+use crate::definition::ServerDefinition;
 use crate::model::{Annotations, SchedulerFlags, Service, Weights};
 use crate::problem::Problem;
 
@@ -89,16 +90,20 @@ impl ServerOptions {
         }
     }
 
-    /// Returns the definition of the virtual server `key`.
-    pub(super) fn service(&self, key: ipvs::ServiceKey) -> ipvs::Service {
-        let mut service = ipvs::Service::new(key, self.scheduler);
-        service.flags = service.flags | self.flags;
+    /// Returns the definition of the virtual servers of `family`.
+    pub(super) fn definition(&self, family: ipvs::Family) -> ServerDefinition {
         // IPVS calls session affinity persistence.
-        if let Some(seconds) = self.affinity_secs {
-            service.flags = service.flags | ipvs::ServiceFlags::PERSISTENT;
-            service.timeout_secs = seconds;
+        let affinity = match self.affinity_secs {
+            Some(_) => ipvs::ServiceFlags::PERSISTENT,
+            None => ipvs::ServiceFlags::NONE,
+        };
+        ServerDefinition {
+            scheduler: Some(self.scheduler),
+            flags: self.flags | affinity,
+            timeout_secs: self.affinity_secs.unwrap_or_default(),
+            client_mask: ipvs::ClientMask::host(family),
+            engine: None,
         }
-        service
     }
 }
 

@@ -11,17 +11,21 @@ use super::health::HealthPorts;
 use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
 use super::{Desired, Machine, PlanConfig, VirtualServer};
-use crate::model::{ObjectName, Service};
+use crate::model::ObjectName;
 use crate::packed::pack;
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
 
 mod changed;
-mod users;
+mod footprint;
+mod profiles;
+mod shared;
 
 pub use changed::Changed;
-use changed::{LocalAddress, Previous};
-use users::Users;
+use changed::Previous;
+use footprint::Footprint;
+use profiles::Profiles;
+use shared::SharedAddresses;
 
 /// The up-to-date plan of a node.
 ///
@@ -39,25 +43,16 @@ pub struct Planner {
     faulty: BTreeSet<ObjectName>,
     /// Virtual servers that lost their frontend to another Service.
     losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
-    /// The number of Services that require each local address. A kept address has one user more.
-    address_users: Users,
+    /// The local addresses that several Services require. A kept address has one user more.
+    shared_addresses: SharedAddresses,
     /// The addresses that stay local even if no Service requires them.
     kept_addresses: BTreeSet<IpAddr>,
-    /// The number of Services with a local endpoint at each address.
-    local_endpoint_users: Users,
+    /// The addresses at which several Services have a local endpoint.
+    shared_endpoints: SharedAddresses,
     health_ports: HealthPorts,
+    profiles: Profiles,
     /// Problems of the configuration and of the Node object.
     common_problems: Vec<Problem>,
-}
-
-/// The parts of the plan that one Service required.
-#[derive(Clone, Debug)]
-struct Footprint {
-    keys: Box<[ipvs::ServiceKey]>,
-    addresses: Box<[IpAddr]>,
-    local_endpoints: Box<[IpAddr]>,
-    health_port: Option<u16>,
-    problems: Box<[Problem]>,
 }
 
 impl Planner {
@@ -76,10 +71,11 @@ impl Planner {
             footprints: BTreeMap::new(),
             faulty: BTreeSet::new(),
             losers: BTreeMap::new(),
-            address_users: Users::default(),
+            shared_addresses: SharedAddresses::default(),
             kept_addresses: BTreeSet::new(),
-            local_endpoint_users: Users::default(),
+            shared_endpoints: SharedAddresses::default(),
             health_ports: HealthPorts::default(),
+            profiles: Profiles::default(),
             common_problems: Vec::new(),
         }
     }
@@ -89,43 +85,10 @@ impl Planner {
     /// # Cost
     /// Proportional to the touched Services and their endpoints, times the logarithm of all.
     pub fn update(&mut self, snapshot: &Snapshot, machine: &Machine, touched: Touched) -> Changed {
-        let touched = if self.machine == *machine {
-            touched
-        } else {
-            self.machine = machine.clone();
-            Touched::All
-        };
-        let is_all = touched == Touched::All;
-        let names: BTreeSet<ObjectName> = match touched {
-            Touched::Some(names) => names,
-            Touched::All => {
-                // A deleted Service has only a footprint, which must be withdrawn.
-                let all = snapshot.service_names();
-                all.chain(self.footprints.keys().cloned()).collect()
-            }
-        };
-        // A full update continues even without Services, because it renews the common problems.
-        if names.is_empty() && !is_all {
-            return Changed::default();
+        match touched {
+            Touched::Some(names) if self.machine == *machine => self.replan(&names, snapshot),
+            _ => self.replan_all(snapshot, machine),
         }
-        // Moved out of `self`, because the context borrows it while `plan` borrows `self`. Not cloned,
-        // because a node may have thousands of addresses.
-        let machine = std::mem::take(&mut self.machine);
-        let config = self.config.clone();
-        let context = Context::new(snapshot, &machine, &config);
-        let changed = self.plan(&names, &context);
-        if is_all {
-            self.common_problems = context.problems();
-            // After a full update nearly every entry is new, so the maps have much spare memory. After a
-            // partial update, packing would cost more than it saves.
-            pack(&mut self.desired.virtual_servers);
-            pack(&mut self.desired.addresses);
-            pack(&mut self.footprints);
-            self.address_users.pack();
-        }
-        drop(context);
-        self.machine = machine;
-        changed
     }
 
     /// Returns the operator's choices.
@@ -150,7 +113,9 @@ impl Planner {
     pub fn problems(&self, snapshot: &Snapshot) -> Vec<Problem> {
         let faulty = self.faulty.iter();
         let footprints = faulty.filter_map(|name| self.footprints.get(name));
-        let of_services = footprints.flat_map(|footprint| &footprint.problems);
+        let of_services = footprints
+            .filter_map(Footprint::parts)
+            .flat_map(|parts| &parts.problems);
         let mut problems: Vec<Problem> = snapshot
             .problems()
             .chain(of_services)
@@ -185,116 +150,157 @@ impl Planner {
             return Changed::default();
         }
         let before = std::mem::replace(&mut self.kept_addresses, kept);
-        for address in &self.kept_addresses - &before {
-            self.address_users.add(address);
-        }
         let mut previous = Previous::default();
+        previous.note_addresses(&self.desired, self.kept_addresses.union(&before).copied());
         for address in &before - &self.kept_addresses {
-            self.release_address(address, &mut previous);
+            self.release_address(address);
         }
         let (machine, config) = (self.machine.clone(), self.config.clone());
-        self.plan_kept(&Context::new(snapshot, &machine, &config), &mut previous);
+        let context = Context::new(snapshot, &machine, &config);
+        for address in &self.kept_addresses - &before {
+            self.require_address(address, &context);
+        }
+        self.renew_kept(&context);
         previous.compare(&mut self.desired)
     }
 
-    fn plan_kept(&mut self, context: &Context<'_>, previous: &mut Previous) {
+    /// Renews the sources of the kept addresses, which may have changed with the node.
+    fn renew_kept(&mut self, context: &Context<'_>) {
         for &address in &self.kept_addresses {
-            make_local(&mut self.desired, address, context, previous);
+            let source = context.source(address);
+            self.desired.addresses.insert(address, source);
         }
     }
 
-    /// Removes one user of an address. Removes the address if it was the last user.
-    fn release_address(&mut self, address: IpAddr, previous: &mut Previous) {
-        if self.address_users.remove(address) {
-            let removed = self.desired.addresses.remove(&address);
-            let removed = removed.map(LocalAddress::new);
-            previous.addresses.entry(address).or_insert(removed);
+    /// Adds a user of an address, which is local from now on.
+    fn require_address(&mut self, address: IpAddr, context: &Context<'_>) {
+        let source = context.source(address);
+        if self.desired.addresses.insert(address, source).is_some() {
+            self.shared_addresses.add_user(address);
         }
     }
 
-    fn plan(&mut self, names: &BTreeSet<ObjectName>, context: &Context<'_>) -> Changed {
+    /// Removes a user of an address. Removes the address if it was the only user.
+    fn release_address(&mut self, address: IpAddr) {
+        if self.shared_addresses.remove_user(address) {
+            self.desired.addresses.remove(&address);
+        }
+    }
+
+    /// Plans everything anew, and compares with the plan before.
+    fn replan_all(&mut self, snapshot: &Snapshot, machine: &Machine) -> Changed {
+        let config = self.config.clone();
+        let context = Context::new(snapshot, machine, &config);
+        let empty = Self {
+            machine: machine.clone(),
+            ..Self::new(config.clone())
+        };
+        let before = std::mem::replace(self, empty);
+        for &address in &before.kept_addresses {
+            self.require_address(address, &context);
+        }
+        self.kept_addresses = before.kept_addresses;
+        for service in snapshot.services() {
+            let mut requirements = requirements(&service, &context);
+            let footprint = Footprint::take(&mut requirements);
+            self.claim(&service.name, requirements, footprint, &context);
+        }
+        let contested: Vec<ipvs::ServiceKey> = self.losers.keys().copied().collect();
+        for key in contested {
+            self.resolve(key, snapshot);
+        }
+        let ports: Vec<u16> = self.health_ports.ports().collect();
+        for port in ports {
+            self.choose_health_check(port, snapshot);
+        }
+        self.common_problems = context.problems();
+        // Nearly every entry is new, so the maps have much spare memory. After a partial update, packing
+        // would cost more than it saves.
+        pack(&mut self.desired.virtual_servers);
+        pack(&mut self.desired.addresses);
+        pack(&mut self.footprints);
+        Changed::between(before.desired, &mut self.desired)
+    }
+
+    /// Plans the Services `names` anew.
+    fn replan(&mut self, names: &BTreeSet<ObjectName>, snapshot: &Snapshot) -> Changed {
+        if names.is_empty() {
+            return Changed::default();
+        }
+        // Moved out of `self`, because the context borrows it while `self` changes. Not cloned, because a
+        // node may have thousands of addresses.
+        let machine = std::mem::take(&mut self.machine);
+        let config = self.config.clone();
+        let context = Context::new(snapshot, &machine, &config);
         let mut previous = Previous::default();
-        // The source of a kept address may have changed with the node.
-        self.plan_kept(context, &mut previous);
+        previous.note_addresses(&self.desired, self.kept_addresses.iter().copied());
+        self.renew_kept(&context);
         // All withdrawals come before all claims: a frontend may move between two touched Services.
         for name in names {
-            self.withdraw(name, &mut previous);
+            if let Some(footprint) = self.footprints.remove(name) {
+                previous.note(&self.desired, &footprint);
+                self.withdraw(name, &footprint);
+            }
         }
         for name in names {
-            if let Some(service) = context.snapshot.service(name) {
-                let requirements = requirements(&service, context);
-                self.claim(&service, requirements, context, &mut previous);
+            if let Some(service) = snapshot.service(name) {
+                let mut requirements = requirements(&service, &context);
+                let footprint = Footprint::take(&mut requirements);
+                previous.note(&self.desired, &footprint);
+                self.claim(&service.name, requirements, footprint, &context);
             }
         }
         for &key in previous.virtual_servers.keys() {
-            self.resolve(key, context.snapshot);
+            self.resolve(key, snapshot);
         }
         for &port in previous.health_checks.keys() {
-            let checks = &mut self.desired.health_checks;
-            match self.health_ports.winner(port, context.snapshot) {
-                Some(winner) => checks.insert(port, winner.clone()),
-                None => checks.remove(&port),
-            };
+            self.choose_health_check(port, snapshot);
         }
+        drop(context);
+        self.machine = machine;
         previous.compare(&mut self.desired)
     }
 
-    /// Removes the requirements of `name` from the plan.
-    fn withdraw(&mut self, name: &ObjectName, previous: &mut Previous) {
-        let Some(footprint) = self.footprints.remove(name) else {
+    /// Removes the requirements of `name`, which are `footprint`, from the plan.
+    fn withdraw(&mut self, name: &ObjectName, footprint: &Footprint) {
+        self.faulty.remove(name);
+        for &key in footprint.keys() {
+            if let Entry::Occupied(winner) = self.desired.virtual_servers.entry(key)
+                && winner.get().owner.service == *name
+            {
+                winner.remove();
+            } else if let Some(losers) = self.losers.get_mut(&key) {
+                losers.retain(|server| server.owner.service != *name);
+            }
+        }
+        for address in footprint.addresses() {
+            self.release_address(address);
+        }
+        let Some(parts) = footprint.parts() else {
             return;
         };
-        self.faulty.remove(name);
-        for key in footprint.keys {
-            let is_winner = |server: &VirtualServer| server.owner.service == *name;
-            let winner = self.desired.virtual_servers.get(&key);
-            let removed = if winner.is_some_and(is_winner) {
-                self.desired.virtual_servers.remove(&key)
-            } else {
-                if let Some(losers) = self.losers.get_mut(&key) {
-                    losers.retain(|server| server.owner.service != *name);
-                }
-                self.desired.virtual_servers.get(&key).cloned()
-            };
-            let removed = removed.map(Box::new);
-            previous.virtual_servers.entry(key).or_insert(removed);
-        }
-        if let Some(port) = footprint.health_port {
-            let check = || self.desired.health_checks.get(&port).cloned();
-            previous.health_checks.entry(port).or_insert_with(check);
+        if let Some(port) = parts.health_port {
             self.health_ports.withdraw(port, name);
         }
-        for address in footprint.addresses {
-            self.release_address(address, previous);
-        }
-        for address in footprint.local_endpoints {
-            if self.local_endpoint_users.remove(address) {
-                let removed = self.desired.local_endpoints.remove(&address);
-                previous.local_endpoints.entry(address).or_insert(removed);
+        for &address in &parts.local_endpoints {
+            if self.shared_endpoints.remove_user(address) {
+                self.desired.local_endpoints.remove(&address);
             }
         }
     }
 
-    /// Adds the requirements of `service`; [`Self::resolve`] chooses the winners afterwards.
+    /// Adds the requirements of the Service `name`, which are also in `footprint`.
+    ///
+    /// [`Self::resolve`] chooses the winners afterwards.
     fn claim(
         &mut self,
-        service: &Service,
+        name: &ObjectName,
         requirements: Requirements,
+        footprint: Footprint,
         context: &Context<'_>,
-        previous: &mut Previous,
     ) {
-        let mut keys = Vec::with_capacity(requirements.servers.len());
-        for server in requirements.servers {
-            let key = server.service.key;
-            let winner = || {
-                self.desired
-                    .virtual_servers
-                    .get(&key)
-                    .cloned()
-                    .map(Box::new)
-            };
-            previous.virtual_servers.entry(key).or_insert_with(winner);
-            keys.push(key);
+        for (key, mut server) in requirements.servers {
+            self.profiles.share(&mut server.profile);
             // The winner is chosen only after all claims, because a later one may have precedence. Nearly
             // always the frontend is free.
             match self.desired.virtual_servers.entry(key) {
@@ -304,32 +310,32 @@ impl Planner {
                 Entry::Occupied(_) => self.losers.entry(key).or_default().push(server),
             }
         }
-        for &address in &requirements.addresses {
-            self.address_users.add(address);
-            make_local(&mut self.desired, address, context, previous);
-        }
-        for &address in &requirements.local_endpoints {
-            self.local_endpoint_users.add(address);
-            let was_known = !self.desired.local_endpoints.insert(address);
-            previous.local_endpoints.entry(address).or_insert(was_known);
-        }
-        let health_port = requirements.health_check.as_ref().map(|&(port, _)| port);
         if let Some((port, check)) = requirements.health_check {
-            let known = || self.desired.health_checks.get(&port).cloned();
-            previous.health_checks.entry(port).or_insert_with(known);
             self.health_ports.claim(port, check);
         }
-        if !requirements.problems.is_empty() {
-            self.faulty.insert(service.name.clone());
+        for address in footprint.addresses() {
+            self.require_address(address, context);
         }
-        let footprint = Footprint {
-            keys: keys.into(),
-            addresses: requirements.addresses.into(),
-            local_endpoints: requirements.local_endpoints.into_iter().collect(),
-            health_port,
-            problems: requirements.problems.into(),
+        if let Some(parts) = footprint.parts() {
+            for &address in &parts.local_endpoints {
+                if !self.desired.local_endpoints.insert(address) {
+                    self.shared_endpoints.add_user(address);
+                }
+            }
+            if !parts.problems.is_empty() {
+                self.faulty.insert(name.clone());
+            }
+        }
+        self.footprints.insert(name.clone(), footprint);
+    }
+
+    /// Gives a health-check port to the Service with the highest precedence.
+    fn choose_health_check(&mut self, port: u16, snapshot: &Snapshot) {
+        let checks = &mut self.desired.health_checks;
+        match self.health_ports.winner(port, snapshot) {
+            Some(winner) => checks.insert(port, winner.clone()),
+            None => checks.remove(&port),
         };
-        self.footprints.insert(service.name.clone(), footprint);
     }
 
     /// Gives a contested frontend to the claim with the highest precedence.
@@ -349,16 +355,4 @@ impl Planner {
             self.losers.insert(key, claims.collect());
         }
     }
-}
-
-/// Adds an address to the plan, with the source that it has on this node.
-fn make_local(
-    desired: &mut Desired,
-    address: IpAddr,
-    context: &Context<'_>,
-    previous: &mut Previous,
-) {
-    let replaced = desired.addresses.insert(address, context.source(address));
-    let replaced = replaced.map(LocalAddress::new);
-    previous.addresses.entry(address).or_insert(replaced);
 }

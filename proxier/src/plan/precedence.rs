@@ -18,7 +18,7 @@ pub(super) fn precedence<'a>(
     snapshot: &Snapshot,
 ) -> (FrontendKind, (bool, Option<SystemTime>, &'a ObjectName)) {
     // External IPs and load-balancer addresses have equal precedence.
-    let kind = match server.kind {
+    let kind = match server.profile.kind {
         FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
         other => other,
     };
@@ -46,7 +46,7 @@ pub(super) fn conflict(
 ) -> Problem {
     Problem::new(
         format_args!("Service {}", loser.owner.service),
-        loser.kind.field(),
+        loser.profile.kind.field(),
         key,
         format!(
             "is a frontend of Service {} already; this Service does not get it",

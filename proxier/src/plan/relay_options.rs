@@ -8,7 +8,7 @@ const PROXY_PROTOCOL: &str = "metadata.annotations[ipvs-proxier.io/proxy-protoco
 pub(super) const SOURCE_ADDRESS: &str = "metadata.annotations[ipvs-proxier.io/source-address]";
 
 /// How the connections of a frontend are relayed. Without a relay, each option has its default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RelayOptions {
     /// How endpoints learn the address of a TCP client.
     pub proxy_protocol: Option<ProxyProtocol>,

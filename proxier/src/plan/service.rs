@@ -12,7 +12,7 @@ use super::endpoints::{EndpointSets, SelectedEndpoint};
 use super::health::HealthCheck;
 use super::options::ServerOptions;
 use super::relay_options::SOURCE_ADDRESS;
-use super::{Admission, Availability, FrontendKind, Scope, VirtualServer};
+use super::{Admission, Availability, FrontendKind, Profile, Scope, VirtualServer};
 use crate::frontend::Frontend;
 use crate::model::{
     EndpointSlice, Family, Networks, Protocol, Service, ServicePort, ServicePortName,
@@ -24,7 +24,7 @@ use crate::problem::Problem;
 #[derive(Debug, Default)]
 pub(super) struct Requirements {
     /// Virtual servers, each key once.
-    pub(super) servers: Vec<VirtualServer>,
+    pub(super) servers: Vec<(ipvs::ServiceKey, VirtualServer)>,
     /// Addresses to make local, each once.
     pub(super) addresses: Vec<IpAddr>,
     /// Addresses of endpoints on this node.
@@ -166,7 +166,8 @@ impl RequirementsBuilder<'_> {
         if let Some(mark) = destinations.mark {
             let family = family.into();
             let key = ipvs::ServiceKey::Mark { family, mark };
-            self.add(self.virtual_server(port, FrontendKind::Inside, key, destinations.cluster));
+            let profile = self.profile(port, FrontendKind::Inside, family, None);
+            self.add(port, key, profile, destinations.cluster);
         }
     }
 
@@ -255,11 +256,9 @@ impl RequirementsBuilder<'_> {
             protocol: port.protocol,
             port: socket.port(),
         };
-        let selected = destinations_of_policy.clone();
-        self.add(VirtualServer {
-            admission: Some(admission),
-            ..self.virtual_server(port, kind, frontend.into(), selected)
-        });
+        let key = ipvs::ServiceKey::from(frontend);
+        let profile = self.profile(port, kind, key.family(), Some(admission));
+        self.add(port, key, profile, destinations_of_policy.clone());
     }
 
     /// Reports that `device` has `address`, once for each address.
@@ -301,7 +300,8 @@ impl RequirementsBuilder<'_> {
             local_endpoints.contains(&address) && !is_of_node
         };
         // With policy Local for clients outside, clients inside reach all endpoints whatever the operator does.
-        let frontends = servers.iter().filter(|it| it.kind != FrontendKind::Inside);
+        let frontends = servers.iter().map(|(_, server)| server);
+        let frontends = frontends.filter(|it| it.profile.kind != FrontendKind::Inside);
         let mut destinations = frontends.flat_map(|server| &*server.destinations);
         if !destinations.all(is_pod_here) {
             let message = "has no effect for endpoints on other nodes, nor for processes of this node: their answers to a \
@@ -316,33 +316,41 @@ impl RequirementsBuilder<'_> {
         }
     }
 
-    /// Adds a virtual server, unless the Service has one with the same key.
+    /// Adds a virtual server of `port`, unless the Service has one with the same key.
     ///
     /// An external IP may equal a load-balancer address of the same Service.
-    fn add(&mut self, server: VirtualServer) {
+    fn add(
+        &mut self,
+        port: &ServicePort,
+        key: ipvs::ServiceKey,
+        profile: Profile,
+        destinations: Arc<[ipvs::Destination]>,
+    ) {
         // A Service has few virtual servers, so a search costs less than a set of keys.
-        let key = server.service.key;
-        let servers = &mut self.requirements.servers;
-        if servers.iter().all(|known| known.service.key != key) {
-            servers.push(server);
+        let servers = &self.requirements.servers;
+        if servers.iter().any(|(known, _)| *known == key) {
+            return;
         }
+        let server = VirtualServer {
+            profile: Arc::new(profile),
+            destinations,
+            owner: self.owner(port),
+        };
+        self.requirements.servers.push((key, server));
     }
 
-    /// Returns a virtual server without admission.
-    fn virtual_server(
+    fn profile(
         &self,
         port: &ServicePort,
         kind: FrontendKind,
-        key: ipvs::ServiceKey,
-        destinations: Arc<[ipvs::Destination]>,
-    ) -> VirtualServer {
-        VirtualServer {
-            service: self.options.service(key),
-            destinations,
-            owner: self.owner(port),
+        family: ipvs::Family,
+        admission: Option<Admission>,
+    ) -> Profile {
+        Profile {
+            definition: Arc::new(self.options.definition(family)),
             kind,
             drain: self.drain(port),
-            admission: None,
+            admission,
             relay: self.options.relay.on(port.protocol),
         }
     }

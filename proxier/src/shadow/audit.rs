@@ -111,9 +111,9 @@ impl InsideFrontends {
         let mut inside: BTreeMap<_, Vec<_>> = BTreeMap::new();
         let servers = &view.desired().virtual_servers;
         for (key, server) in servers {
-            let is_external =
-                [FrontendKind::ExternalIp, FrontendKind::LoadBalancer].contains(&server.kind);
-            let Some(mark) = view.desired().mark(server).filter(|_| is_external) else {
+            let is_external = [FrontendKind::ExternalIp, FrontendKind::LoadBalancer]
+                .contains(&server.profile.kind);
+            let Some(mark) = view.desired().mark(key).filter(|_| is_external) else {
                 continue;
             };
             let mark = ipvs::ServiceKey::Mark {
@@ -171,7 +171,7 @@ fn rewritten_sources(view: &Compared<'_>) -> Vec<Finding> {
         let is_marked =
             frontend.is_some_and(|frontend| marked.contains(&(frontend.protocol, frontend.port)));
         let is_observed = view.observed.virtual_servers.contains_key(key);
-        if server.kind == FrontendKind::ClusterIp && is_marked && is_observed {
+        if server.profile.kind == FrontendKind::ClusterIp && is_marked && is_observed {
             found.entry(&server.owner.service).or_default().push(*key);
         }
     }

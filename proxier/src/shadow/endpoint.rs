@@ -9,7 +9,7 @@ use crate::plan::VirtualServer;
 
 /// Returns why `server` gets the destination `key`.
 pub(super) fn selected(
-    server: &VirtualServer,
+    server: (&ipvs::ServiceKey, &VirtualServer),
     key: ipvs::DestinationKey,
     view: &Compared<'_>,
 ) -> ChangeCause {
@@ -21,24 +21,28 @@ pub(super) fn selected(
 
 /// Returns why `server` must not have the destination `key`.
 pub(super) fn rejected(
-    server: &VirtualServer,
+    (frontend, server): (&ipvs::ServiceKey, &VirtualServer),
     key: ipvs::DestinationKey,
     view: &Compared<'_>,
 ) -> ChangeCause {
-    let Some(endpoint) = listed(server, key, view) else {
-        let mut losers = view.planner.losers(&server.service.key);
+    let Some(endpoint) = listed((frontend, server), key, view) else {
+        let mut losers = view.planner.losers(frontend);
         let rival = losers.find(|loser| loser.has_destination(&key));
         return rival.map_or(ChangeCause::Unlisted, |rival| {
             ChangeCause::Contested(rival.owner.service.clone())
         });
     };
     // The reasons in the planner's order: it applies the policy before it looks at states and locations.
-    let policy = server.admission.as_ref().map(|admission| admission.policy);
+    let policy = server
+        .profile
+        .admission
+        .as_ref()
+        .map(|admission| admission.policy);
     let node_name = &view.planner.config().node_name;
     if policy == Some(TrafficPolicy::Local) && !endpoint.is_on(node_name) {
         return match server.destinations.is_empty() {
-            true => ChangeCause::NoLocalEndpoint(server.kind),
-            false => ChangeCause::NotLocal(server.kind, endpoint.location.node.clone()),
+            true => ChangeCause::NoLocalEndpoint(server.profile.kind),
+            false => ChangeCause::NotLocal(server.profile.kind, endpoint.location.node.clone()),
         };
     }
     if !endpoint.is_ready {
@@ -57,12 +61,12 @@ pub(super) fn rejected(
 
 /// Returns the endpoint of `server`'s Service port at `key`. If it is listed twice, its better state counts.
 fn listed(
-    server: &VirtualServer,
+    (frontend, server): (&ipvs::ServiceKey, &VirtualServer),
     key: ipvs::DestinationKey,
     view: &Compared<'_>,
 ) -> Option<Endpoint> {
     // A firewall mark has no protocol; its port's name identifies the port.
-    let protocol = Frontend::of(&server.service.key).map(|frontend| frontend.protocol);
+    let protocol = Frontend::of(frontend).map(|frontend| frontend.protocol);
     let slices = view.snapshot.slices(&server.owner.service);
     let listens = |slice: &EndpointSlice| {
         slice.ports.iter().any(|port| {

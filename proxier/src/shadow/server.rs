@@ -3,6 +3,7 @@
 use ipvs_netlink as ipvs;
 
 use super::{Change, ChangeCause, Compared, endpoint};
+use crate::definition::ServerDefinition;
 use crate::op::Op;
 use crate::plan::{FrontendKind, VirtualServer};
 
@@ -29,29 +30,38 @@ pub(super) fn changes(
         Some(found.destinations[index].weight)
     };
     match *op {
-        Op::SetService(after) => properties(&found.service, &after, server, view),
+        Op::SetService(after) => properties(
+            &found.definition,
+            &ServerDefinition::of(&after),
+            server,
+            view,
+        ),
         Op::AddDestination(_, to) => {
-            let cause = endpoint::selected(server, to.key, view);
+            let cause = endpoint::selected((key, server), to.key, view);
             vec![(cause, Change::AddDestinations(vec![to.key]))]
         }
         Op::SetDestination(_, to) if server.has_destination(&to.key) => {
             let before = weight_of(to.key).unwrap_or_default();
-            vec![kept(server, to, before, view)]
+            vec![kept((key, server), to, before, view)]
         }
         // A stale destination: it drains first (weight 0), or is deleted at once.
-        Op::SetDestination(_, ipvs::Destination { key, .. }) | Op::DeleteDestination(_, key) => {
-            let change = match weight_of(key) {
+        Op::SetDestination(_, ipvs::Destination { key: stale, .. })
+        | Op::DeleteDestination(_, stale) => {
+            let change = match weight_of(stale) {
                 Some(0) => Change::RemoveDrained,
                 _ => Change::RemoveDestinations,
             };
-            vec![(endpoint::rejected(server, key, view), change(vec![key]))]
+            vec![(
+                endpoint::rejected((key, server), stale, view),
+                change(vec![stale]),
+            )]
         }
         _ => Vec::new(),
     }
 }
 
 fn added(server: &VirtualServer) -> (ChangeCause, Change) {
-    let cause = match server.kind {
+    let cause = match server.profile.kind {
         FrontendKind::Inside => ChangeCause::InsideClients,
         kind => ChangeCause::Requested(kind),
     };
@@ -61,7 +71,7 @@ fn added(server: &VirtualServer) -> (ChangeCause, Change) {
 
 /// Returns the change of a destination that stays.
 fn kept(
-    server: &VirtualServer,
+    (key, server): (&ipvs::ServiceKey, &VirtualServer),
     to: ipvs::Destination,
     before: u32,
     view: &Compared<'_>,
@@ -79,7 +89,7 @@ fn kept(
     };
     // kube-proxy sets weight 0 only for endpoints that it removes, so an endpoint was selected again.
     let cause = match (before, annotates(server, view, |all| all.weights.is_some())) {
-        (0, _) => endpoint::selected(server, to.key, view),
+        (0, _) => endpoint::selected((key, server), to.key, view),
         (_, true) => ChangeCause::Annotation("weights"),
         (_, false) => ChangeCause::NoWeights,
     };
@@ -88,8 +98,8 @@ fn kept(
 
 /// Returns the properties in which a virtual server differs.
 fn properties(
-    before: &ipvs::Service,
-    after: &ipvs::Service,
+    before: &ServerDefinition,
+    after: &ServerDefinition,
     server: &VirtualServer,
     view: &Compared<'_>,
 ) -> Vec<(ChangeCause, Change)> {
@@ -104,20 +114,21 @@ fn properties(
             changes.push((cause, change));
         }
     };
-    let scheduler = |service: &ipvs::Service| {
+    let scheduler = |service: &ServerDefinition| {
         let name = service.scheduler.as_ref();
         name.map_or("none", ipvs::SchedulerName::as_str).to_owned()
     };
     let affinity =
-        |service: &ipvs::Service| match service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
+        |service: &ServerDefinition| match service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
             true => format!("{} s", service.timeout_secs),
             false => "none".to_owned(),
         };
-    let flags = |service: &ipvs::Service| {
+    let flags = |service: &ServerDefinition| {
         let others = service.flags.without(ipvs::ServiceFlags::PERSISTENT);
         format!("{:#x}", others.bits())
     };
-    let rest = |service: &ipvs::Service| format!("{:?}, {:?}", service.client_mask, service.engine);
+    let rest =
+        |service: &ServerDefinition| format!("{:?}, {:?}", service.client_mask, service.engine);
     let cause = match annotates(server, view, |all| all.scheduler.is_some()) {
         true => ChangeCause::Annotation("scheduler"),
         false => ChangeCause::Setting("--ipvs-scheduler"),

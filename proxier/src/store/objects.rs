@@ -77,11 +77,6 @@ impl<T: ObjectKind> Objects<T> {
         self.encoded.is_empty()
     }
 
-    /// Returns the names of all objects, also of those of which this node uses no part.
-    pub(super) fn names(&self) -> impl Iterator<Item = ObjectName> {
-        self.encoded.iter().map(Encoded::name)
-    }
-
     pub(super) fn all(&self, shared: &SharedValues) -> impl Iterator<Item = T> {
         let all = self.encoded.iter();
         all.filter_map(|encoded| encoded.decode(encoded.name(), shared))

@@ -55,9 +55,9 @@ impl<D: Dataplane> Proxier<D> {
                 // It may have passed from another Service, or another program created it. The ledger must
                 // name its present Service, whose deletion deletes the virtual server at once.
                 self.ledger.own(*key, &wanted.owner);
-                self.ledger.recognise_drains(wanted, found, now);
+                self.ledger.recognise_drains(*key, wanted, found, now);
             }
-            diff_server(wanted, found, self.ledger.drains(), &mut ops);
+            diff_server(*key, wanted, found, self.ledger.drains(), &mut ops);
         }
         self.compare_stale(&stale, &mut ops, now);
         let kept = self.keep_addresses();

@@ -81,7 +81,7 @@ impl<D: Dataplane> Proxier<D> {
             let is_used = found.is_some_and(|found| !found.destinations.is_empty());
             is_used || self.inside(key).is_some()
         };
-        if !snapshot.has_service(&owner.service) || !is_tcp(key, &owner) || !has_servers() {
+        if !snapshot.has_service(&owner.service) || !is_tcp(key, owner) || !has_servers() {
             return Duration::ZERO;
         }
         let config = self.planner.config();
@@ -93,7 +93,7 @@ impl<D: Dataplane> Proxier<D> {
     fn inside(&self, key: &ipvs::ServiceKey) -> Option<ipvs::ServiceKey> {
         let address = key.address()?;
         let owner = self.ledger.owned().owner(key)?;
-        let mark = tcp_mark(&owner, address.into());
+        let mark = tcp_mark(owner, address.into());
         let family = key.family();
         let inside = ipvs::ServiceKey::Mark { family, mark };
         let observed = &self.kernel.observed.virtual_servers;

@@ -104,7 +104,7 @@ impl<D: Dataplane> Proxier<D> {
         let desired = self.planner.desired();
         for key in &changed.virtual_servers {
             if let Some(wanted) = desired.virtual_servers.get(key) {
-                self.ledger.end_desired(wanted);
+                self.ledger.end_desired(key, wanted);
             }
         }
         self.dataplane.admit(desired, &changed);
@@ -134,7 +134,7 @@ impl<D: Dataplane> Proxier<D> {
         let draining: Vec<_> = draining.chain(retired).collect();
         for key in &draining {
             if let Some(wanted) = desired.virtual_servers.get(key) {
-                self.ledger.end_desired(wanted);
+                self.ledger.end_desired(key, wanted);
             }
         }
         self.ledger.adopt(desired, &self.kernel.observed, now);
@@ -349,7 +349,7 @@ impl<D: Dataplane> Proxier<D> {
                     if let Some(wanted) = wanted
                         && !wanted.has_destination(&destination.key)
                     {
-                        let deadline = now + wanted.drain;
+                        let deadline = now + wanted.profile.drain;
                         self.ledger.drain(key, destination.key, now, deadline);
                     }
                 }
@@ -367,7 +367,7 @@ impl<D: Dataplane> Proxier<D> {
             }
         }
         if let (Some(wanted), Some(found)) = (wanted, found) {
-            found.destinations.share(&wanted.destinations);
+            found.share(&wanted.profile.definition, &wanted.destinations);
         }
     }
 

@@ -59,7 +59,7 @@ impl Schedulers {
     ) -> bool {
         let keys = changed.virtual_servers.iter();
         let servers = keys.filter_map(|key| desired.virtual_servers.get(key));
-        let wanted = servers.filter_map(|server| server.service.scheduler);
+        let wanted = servers.filter_map(|server| server.profile.definition.scheduler);
         let is_new =
             |name: &SchedulerName| !self.available.contains(name) && !missing.contains(name);
         let new: BTreeSet<SchedulerName> = wanted.filter(is_new).collect();

@@ -166,7 +166,9 @@ impl Kernel {
         let state = &self.0.borrow().kernel.state;
         foreign().iter().all(|service| {
             let found = state.virtual_servers.get(&service.key);
-            found.is_some_and(|found| found.service == *service && found.destinations.len() == 1)
+            found.is_some_and(|found| {
+                found.definition.at(service.key) == *service && found.destinations.len() == 1
+            })
         })
     }
 

@@ -179,7 +179,7 @@ impl Node {
         for (key, wanted) in &desired.virtual_servers {
             let found = &state.virtual_servers[key];
             assert_eq!(*wanted.destinations, *found.destinations, "{key}");
-            assert_eq!(wanted.service, found.service);
+            assert_eq!(wanted.profile.definition, found.definition);
         }
         self.assert_owned();
         self.assert_rules();
@@ -226,7 +226,7 @@ impl Node {
     fn assert_owned(&self) {
         let owned = self.proxier.ledger().owned();
         for (key, wanted) in &self.proxier.desired().virtual_servers {
-            assert_eq!(owned.name(key), Some(&*wanted.owner.to_string()), "{key}");
+            assert_eq!(owned.owner(key), Some(&wanted.owner), "{key}");
         }
     }
 
@@ -235,12 +235,12 @@ impl Node {
         let state = self.kernel.state();
         let servers = self.proxier.desired().virtual_servers.iter();
         // Only TCP drains.
-        let tcp = servers.filter(|(_, wanted)| !wanted.drain.is_zero());
-        let found = tcp.filter_map(|(key, _)| state.virtual_servers.get(key));
-        let accepting = found.flat_map(|found| {
+        let tcp = servers.filter(|(_, wanted)| !wanted.profile.drain.is_zero());
+        let found = tcp.filter_map(|(key, _)| state.virtual_servers.get_key_value(key));
+        let accepting = found.flat_map(|(key, found)| {
             let destinations = found.destinations.iter();
             let accepting = destinations.filter(|destination| destination.weight > 0);
-            accepting.map(|destination| (found.service.key, destination.key))
+            accepting.map(|destination| (*key, destination.key))
         });
         let accepting: Vec<_> = accepting.collect();
         if let Some(&(key, destination)) = accepting.get(index % accepting.len().max(1)) {
@@ -259,11 +259,8 @@ impl Node {
                 let owner = |it: Service| it.name == *name;
                 before.services().any(owner) && after.services().any(owner)
             };
-            let owner = owned.name(&key).map(|name| {
-                let (namespace, rest) = name.split_once('/').unwrap();
-                ObjectName::new(namespace, rest.split(':').next().unwrap())
-            });
-            let is_deleted = owner.as_ref().is_some_and(|owner| !exists(owner));
+            let owner = owned.owner(&key);
+            let is_deleted = owner.is_some_and(|owner| !exists(&owner.service));
             assert!(is_deleted, "{destination} of {key} of {owner:?}");
         }
     }

@@ -417,7 +417,9 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
         .virtual_servers
         .iter()
         .filter(|(key, _)| matches!(key, ipvs::ServiceKey::Address { .. }));
-    let mut lines: Vec<String> = addresses.map(|(_, server)| line(server, desired)).collect();
+    let mut lines: Vec<String> = addresses
+        .map(|(key, server)| line(key, server, desired))
+        .collect();
     for (port, check) in &desired.health_checks {
         let counts = &check.local_endpoints;
         let counts = counts
@@ -439,10 +441,10 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
     lines
 }
 
-fn line(server: &VirtualServer, desired: &Desired) -> String {
-    let service = &server.service;
-    let mut line = service.key.to_string();
-    match service.scheduler {
+fn line(key: &ipvs::ServiceKey, server: &VirtualServer, desired: &Desired) -> String {
+    let (profile, definition) = (&server.profile, &server.profile.definition);
+    let mut line = key.to_string();
+    match definition.scheduler {
         Some(scheduler) if scheduler.as_str() == "rr" => {}
         Some(scheduler) => line += &format!(" {scheduler}"),
         None => line += " unscheduled",
@@ -451,24 +453,22 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
         (ipvs::ServiceFlags::SCHED1, "fallback"),
         (ipvs::ServiceFlags::SCHED2, "port"),
     ] {
-        if service.flags.contains(flag) {
+        if definition.flags.contains(flag) {
             line += &format!(" {word}");
         }
     }
-    if service.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
-        line += &format!(" affinity={}", service.timeout_secs);
+    if definition.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
+        line += &format!(" affinity={}", definition.timeout_secs);
     }
     use ipvs::ServiceKey::Address;
-    let drains =
-        !matches!(service.key, Address { protocol, .. } if protocol != ipvs::Protocol::Tcp);
-    let usual = if drains { DRAIN } else { Duration::ZERO };
-    if server.drain != usual {
-        line += &format!(" drain={}", server.drain.as_secs());
+    let drains = !matches!(key, Address { protocol, .. } if *protocol != ipvs::Protocol::Tcp);
+    if profile.drain != if drains { DRAIN } else { Duration::ZERO } {
+        line += &format!(" drain={}", profile.drain.as_secs());
     }
-    if server.relay.source == SourceAddress::Client {
+    if profile.relay.source == SourceAddress::Client {
         line += " source=client";
     }
-    let admission = server.admission.as_ref().unwrap();
+    let admission = profile.admission.as_ref().unwrap();
     if let Some(ranges) = &admission.source_ranges {
         line += &format!(" from={ranges}");
     }
@@ -476,8 +476,8 @@ fn line(server: &VirtualServer, desired: &Desired) -> String {
     if admission.endpoints == Availability::RemoteOnly {
         line += " local";
     }
-    if let Some(mark) = desired.mark(server) {
-        let family = service.key.family();
+    let family = key.family();
+    if let Some(mark) = desired.mark(key) {
         let inside = &desired.virtual_servers[&ipvs::ServiceKey::Mark { family, mark }];
         line += &format!("; inside ->{}", destinations(inside));
     }

@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 42] = [
+const MODULES: [(&str, &[&str]); 43] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -23,8 +23,9 @@ const MODULES: [(&str, &[&str]); 42] = [
     ("health", &[]),
     ("frontend", &["model"]),
     ("relay", &["model"]),
-    ("op", &[]),
-    ("observed", &["op", "packed"]),
+    ("definition", &[]),
+    ("op", &["definition"]),
+    ("observed", &["definition", "op", "packed"]),
     ("instruments", &["model"]),
     // Input.
     ("store", &["model", "packed", "problem"]),
@@ -48,7 +49,17 @@ const MODULES: [(&str, &[&str]); 42] = [
         &["api", "model", "problem", "stable_hash", "store", "yaml"],
     ),
     // Decisions: pure.
-    ("plan", &["frontend", "model", "packed", "problem", "store"]),
+    (
+        "plan",
+        &[
+            "definition",
+            "frontend",
+            "model",
+            "packed",
+            "problem",
+            "store",
+        ],
+    ),
     ("retry", &["op", "plan", "timer"]),
     ("traffic", &["instruments", "model", "plan"]),
     // The kernel.
@@ -73,6 +84,7 @@ const MODULES: [(&str, &[&str]); 42] = [
             "clock",
             "conditions",
             "conntrack",
+            "definition",
             "filter",
             "frontend",
             "model",
@@ -106,7 +118,14 @@ const MODULES: [(&str, &[&str]); 42] = [
     (
         "shadow",
         &[
-            "frontend", "ledger", "model", "observed", "op", "plan", "store",
+            "definition",
+            "frontend",
+            "ledger",
+            "model",
+            "observed",
+            "op",
+            "plan",
+            "store",
         ],
     ),
     (

@@ -31,7 +31,7 @@ impl Cleanup<'_> {
         };
         let mut keys = BTreeSet::new();
         let linux = self.proxier.dataplane();
-        linux.virtual_servers(&mut |found| _ = keys.insert(found.server.service.key))?;
+        linux.virtual_servers(&mut |found| _ = keys.insert(found.key))?;
         keys.retain(|key| !is_excluded(key));
         let mut ops: Vec<Op> = keys.into_iter().map(Op::DeleteService).collect();
         if linux.addresses()?.carrier.is_some() {

@@ -49,7 +49,7 @@ fn compare(
         let mut candidates = service.key.candidates().filter(|key| !seen.contains(key));
         let found = candidates.find(|key| {
             let server = expected.get(key);
-            server.is_some_and(|it| is_shown(it, service, destinations, ticks_per_second))
+            server.is_some_and(|it| is_shown(*key, it, service, destinations, ticks_per_second))
         });
         let is_expected = found.is_some_and(|key| seen.insert(key));
         order.extend(found);
@@ -62,13 +62,14 @@ fn compare(
 
 /// Returns whether the file lists `server` like this.
 fn is_shown(
+    key: ipvs::ServiceKey,
     server: &ObservedServer,
     service: &ListedService,
     destinations: &[ListedDestination],
     ticks_per_second: u32,
 ) -> bool {
     let own = &server.destinations;
-    service.shows(&server.service, ticks_per_second)
+    service.shows(&server.definition.at(key), ticks_per_second)
         && own.len() == destinations.len()
         && (own.iter().zip(destinations)).all(|(own, listed)| listed.shows(own))
 }
@@ -80,16 +81,19 @@ mod tests {
 
     const HEADING: &str = "IP Virtual Server version 1.2.1 (size=4096)\n";
 
-    fn server(key: ipvs::ServiceKey, destinations: &[(&str, u32)]) -> ObservedServer {
+    fn server(
+        key: ipvs::ServiceKey,
+        destinations: &[(&str, u32)],
+    ) -> (ipvs::ServiceKey, ObservedServer) {
         let destination = |&(address, weight): &(&str, u32)| {
             let address: std::net::SocketAddr = address.parse().unwrap();
             ipvs::Destination::new(address.into(), weight)
         };
         let destinations: Vec<_> = destinations.iter().map(destination).collect();
-        ObservedServer {
-            service: ipvs::Service::new(key, "rr".parse().unwrap()),
-            destinations: Destinations::from(destinations),
-        }
+        let service = ipvs::Service::new(key, "rr".parse().unwrap());
+        let mut server = ObservedServer::empty(&service);
+        server.destinations = Destinations::from(destinations);
+        (key, server)
     }
 
     fn expected() -> BTreeMap<ipvs::ServiceKey, ObservedServer> {
@@ -105,8 +109,7 @@ mod tests {
             server(v4, &[]),
             server(v6, &[]),
         ];
-        let by_key = servers.map(|server| (server.service.key, server));
-        by_key.into_iter().collect()
+        servers.into()
     }
 
     const TCP: &str = "TCP  0A600001:0050 rr  \n";
@@ -181,7 +184,7 @@ mod tests {
             address: [10, 96, 0, number].into(),
             port: 80,
         };
-        let expected: BTreeMap<_, _> = (1..=9).map(|it| (key(it), server(key(it), &[]))).collect();
+        let expected: BTreeMap<_, _> = (1..=9).map(|it| server(key(it), &[])).collect();
         let line =
             |number: u8, scheduler: &str| format!("TCP  0A6000{number:02X}:0050 {scheduler}  \n");
         let listed = |scheduler_of: fn(u8) -> &'static str| {

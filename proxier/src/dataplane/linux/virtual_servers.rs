@@ -1,10 +1,13 @@
 //! Virtual servers and destinations in the kernel.
 
+use std::sync::Arc;
+
 use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
 
 use super::revival::{self, RemovalOrder};
 use crate::dataplane::{Failure, Outcome};
+use crate::definition::ServerDefinition;
 use crate::observed::{Connections, CountedServer, ObservedServer};
 use crate::op::Op;
 
@@ -43,8 +46,9 @@ fn counted(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> C
     };
     let destinations: Vec<_> = entries.iter().map(|entry| entry.destination).collect();
     CountedServer {
+        key: service.key,
         server: ObservedServer {
-            service,
+            definition: Arc::new(ServerDefinition::of(&service)),
             destinations: destinations.into(),
         },
         connections: entries.iter().map(connections).collect(),

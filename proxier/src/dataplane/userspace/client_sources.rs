@@ -67,7 +67,8 @@ impl ClientSources {
         }
         for key in &changed.virtual_servers {
             let server = desired.virtual_servers.get(key);
-            match server.is_some_and(|server| server.relay.source == SourceAddress::Client) {
+            match server.is_some_and(|server| server.profile.relay.source == SourceAddress::Client)
+            {
                 true => self.frontends.insert(*key),
                 false => self.frontends.remove(key),
             };

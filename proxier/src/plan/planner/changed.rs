@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
+use super::Footprint;
 use crate::plan::health::HealthCheck;
 use crate::plan::{Desired, VirtualServer};
 
@@ -35,8 +36,29 @@ impl Changed {
         }
     }
 
+    /// Returns the changes from the plan `before` to `after`.
+    ///
+    /// Puts back the old value of an unchanged virtual server, because the observed state may share its
+    /// memory, and then compares by addresses in memory.
+    pub(super) fn between(before: Desired, after: &mut Desired) -> Self {
+        let endpoints = before.local_endpoints;
+        let endpoints = endpoints.symmetric_difference(&after.local_endpoints);
+        Self {
+            local_endpoints: endpoints.copied().collect(),
+            virtual_servers: differences(before.virtual_servers, &mut after.virtual_servers),
+            addresses: differences(before.addresses, &mut after.addresses),
+            health_checks: differences(before.health_checks, &mut after.health_checks),
+            carrier: false,
+        }
+    }
+
     /// Adds the changes of `other`.
     pub fn extend(&mut self, other: &Self) {
+        // After a start, a copy takes less time and memory than insertions in order of the keys.
+        if *self == Self::default() {
+            self.clone_from(other);
+            return;
+        }
         let keys = &other.virtual_servers;
         self.virtual_servers.extend(keys.iter().copied());
         self.addresses.extend(other.addresses.iter().copied());
@@ -48,42 +70,89 @@ impl Changed {
     }
 }
 
+/// Returns the keys of which `before` and `after` have different values. Puts back equal old values.
+fn differences<K: Ord + Copy, V: PartialEq>(
+    before: BTreeMap<K, V>,
+    after: &mut BTreeMap<K, V>,
+) -> BTreeSet<K> {
+    let new = after.keys().filter(|key| !before.contains_key(key));
+    let mut keys: BTreeSet<K> = new.copied().collect();
+    for (key, old) in before {
+        match after.get_mut(&key) {
+            Some(now) if *now == old => *now = old,
+            _ => _ = keys.insert(key),
+        }
+    }
+    keys
+}
+
 /// The touched parts of the plan before an update; `None` if the plan did not have them.
 ///
 /// Only the first value of a key is recorded (`or_insert`), because later values are intermediate states
 /// of the same update.
 #[derive(Default)]
 pub(super) struct Previous {
-    /// Boxed, because the first plan adds all virtual servers, and then every entry is `None`.
-    pub(super) virtual_servers: BTreeMap<ipvs::ServiceKey, Option<Box<VirtualServer>>>,
-    pub(super) addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
-    pub(super) local_endpoints: BTreeMap<IpAddr, bool>,
+    pub(super) virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
+    addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
+    local_endpoints: BTreeMap<IpAddr, bool>,
     pub(super) health_checks: BTreeMap<u16, Option<HealthCheck>>,
 }
 
 /// A planned address. A type of its own, because `Option<Option<IpAddr>>` would hide the difference between
 /// an address without a source and no address.
 #[derive(PartialEq, Eq)]
-pub(super) struct LocalAddress {
+struct LocalAddress {
     source: Option<IpAddr>,
 }
 
 impl LocalAddress {
-    pub(super) fn new(source: Option<IpAddr>) -> Self {
+    fn new(source: Option<IpAddr>) -> Self {
         Self { source }
     }
 }
 
 impl Previous {
+    /// Notes the parts of the plan that a Service with this footprint touches.
+    pub(super) fn note(&mut self, desired: &Desired, footprint: &Footprint) {
+        for &key in footprint.keys() {
+            let before = || desired.virtual_servers.get(&key).cloned();
+            self.virtual_servers.entry(key).or_insert_with(before);
+        }
+        self.note_addresses(desired, footprint.addresses());
+        let Some(parts) = footprint.parts() else {
+            return;
+        };
+        for &address in &parts.local_endpoints {
+            let before = || desired.local_endpoints.contains(&address);
+            self.local_endpoints.entry(address).or_insert_with(before);
+        }
+        if let Some(port) = parts.health_port {
+            let before = || desired.health_checks.get(&port).cloned();
+            self.health_checks.entry(port).or_insert_with(before);
+        }
+    }
+
+    /// Notes local addresses.
+    pub(super) fn note_addresses(
+        &mut self,
+        desired: &Desired,
+        addresses: impl Iterator<Item = IpAddr>,
+    ) {
+        for address in addresses {
+            let before = || desired.addresses.get(&address).copied();
+            let before = || before().map(LocalAddress::new);
+            self.addresses.entry(address).or_insert_with(before);
+        }
+    }
+
     /// Returns the parts of the plan that changed.
     ///
-    /// Puts back the old value of an unchanged virtual server, because the observed state may share the
-    /// memory of its destinations, and then compares them by their addresses in memory.
+    /// Puts back old values as [`Changed::between`] does.
     pub(super) fn compare(self, after: &mut Desired) -> Changed {
         let mut virtual_servers = BTreeSet::new();
         for (key, before) in self.virtual_servers {
             match (before, after.virtual_servers.get_mut(&key)) {
-                (Some(before), Some(now)) if *before == *now => *now = *before,
+                (Some(before), Some(now)) if before == *now => *now = before,
                 (None, None) => {}
                 _ => {
                     virtual_servers.insert(key);

@@ -62,10 +62,10 @@ fn the_ledger_names_the_service_to_which_a_frontend_passed() {
         address: [198, 51, 100, 5].into(),
         port: 53,
     };
-    let owner = |proxier: &Fake| proxier.ledger().owned().name(&key).map(str::to_owned);
-    assert_eq!(owner(&proxier).as_deref(), Some("default/ranged:dns"));
+    let owner = |proxier: &Fake| proxier.ledger().owned().owner(&key).cloned();
+    assert_eq!(owner(&proxier), Some("default/ranged:dns".into()));
     let other = open_service("other", "10.96.3.2", "198.51.100.5");
     receive(&mut proxier, &[node(), other]);
     proxier.sync(START).unwrap();
-    assert_eq!(owner(&proxier).as_deref(), Some("default/other:dns"));
+    assert_eq!(owner(&proxier), Some("default/other:dns".into()));
 }

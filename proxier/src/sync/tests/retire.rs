@@ -263,9 +263,9 @@ fn an_undone_edit_serves_the_frontend_again() {
         edited.edit(&[after]);
         edited.edit(&[before]);
         assert!(edited.stale().iter().all(|(key, _)| key != server));
-        let mut servers = edited.proxier.dataplane.state.virtual_servers.values();
-        let again = servers.find(|it| it.service.key.to_string() == server);
-        let weights = again.unwrap().destinations.iter().map(|it| it.weight);
+        let mut servers = edited.proxier.dataplane.state.virtual_servers.iter();
+        let again = servers.find(|(key, _)| key.to_string() == server);
+        let weights = again.unwrap().1.destinations.iter().map(|it| it.weight);
         assert!(weights.eq([1, 1]));
         edited.close_connections();
         edited.assert_settled();

@@ -23,7 +23,7 @@ fn cluster() -> Vec<Manifest> {
 fn schedulers(proxier: &Fake) -> BTreeMap<String, usize> {
     let mut count = BTreeMap::new();
     for server in proxier.dataplane.state.virtual_servers.values() {
-        let scheduler = server.service.scheduler.unwrap();
+        let scheduler = server.definition.scheduler.unwrap();
         *count.entry(scheduler.to_string()).or_default() += 1;
     }
     count
