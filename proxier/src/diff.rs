@@ -31,16 +31,19 @@ pub struct DeletionRules<'a> {
 /// Linear in the size of both sides.
 pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Ops {
     let mut ops = Ops::default();
-    for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
+    for (key, wanted, found) in joined(
+        desired.virtual_servers.iter(),
+        observed.virtual_servers.iter(),
+    ) {
         match wanted {
-            Some(wanted) => diff_server(*key, wanted, found, rules.drains, &mut ops),
-            None => diff_stale_server(*key, found, rules, &mut ops),
+            Some(wanted) => diff_server(key, wanted, found, rules.drains, &mut ops),
+            None => diff_stale_server(key, found, rules, &mut ops),
         }
     }
-    for (address, wanted, found) in joined(&desired.addresses, &observed.addresses) {
+    for (address, wanted, found) in joined(desired.addresses.iter(), observed.addresses.iter()) {
         // Nearly all addresses are equal and without leftovers, so this saves their lookups.
         if wanted != found || !observed.leftovers.is_empty() {
-            diff_address(*address, desired, observed, &mut ops);
+            diff_address(address, desired, observed, &mut ops);
         }
     }
     // The addresses that only leftovers have, which the walk above has missed.

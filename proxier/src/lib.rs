@@ -55,6 +55,7 @@ mod report;
 mod retry;
 mod serve;
 mod shadow;
+mod split_map;
 mod stable_hash;
 mod store;
 mod sync;

@@ -9,15 +9,15 @@ use ipvs_netlink as ipvs;
 
 use crate::definition::ServerDefinition;
 use crate::op::{AddressForm, Op};
-use crate::packed::pack;
+use crate::split_map::SplitMap;
 
 /// The observed state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Every virtual server of the network namespace, owned or foreign.
-    pub virtual_servers: BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    pub virtual_servers: SplitMap<ipvs::ServiceKey, ObservedServer>,
     /// Our service addresses in the configured form, each with its preferred source.
-    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    pub addresses: SplitMap<IpAddr, Option<IpAddr>>,
     /// Our service addresses in other forms. A service address may have several forms.
     pub leftovers: BTreeSet<(IpAddr, AddressForm)>,
     /// The device `kube-ipvs0`; `None` if it does not exist.
@@ -31,7 +31,7 @@ pub struct Observed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalAddresses {
     /// As [`Observed::addresses`].
-    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    pub addresses: SplitMap<IpAddr, Option<IpAddr>>,
     /// As [`Observed::leftovers`].
     pub leftovers: BTreeSet<(IpAddr, AddressForm)>,
     /// As [`Observed::carrier`].
@@ -267,8 +267,8 @@ impl Observed {
 
     /// Frees the memory that many insertions in order of the keys left unused.
     pub(crate) fn pack(&mut self) {
-        pack(&mut self.virtual_servers);
-        pack(&mut self.addresses);
+        self.virtual_servers.pack();
+        self.addresses.pack();
     }
 
     /// Records that `op` took effect.

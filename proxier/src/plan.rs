@@ -20,6 +20,7 @@ use ipvs_netlink as ipvs;
 use crate::definition::ServerDefinition;
 use crate::model::{Protocol, ServicePortName};
 use crate::problem::Problem;
+use crate::split_map::SplitMap;
 use crate::store::{Snapshot, Touched};
 
 mod admission;
@@ -190,9 +191,9 @@ impl FrontendKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// All virtual servers.
-    pub virtual_servers: BTreeMap<ipvs::ServiceKey, VirtualServer>,
+    pub virtual_servers: SplitMap<ipvs::ServiceKey, VirtualServer>,
     /// All service addresses to make local, each with its preferred source, if any.
-    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    pub addresses: SplitMap<IpAddr, Option<IpAddr>>,
     /// Whether service addresses need the device `kube-ipvs0`, even if there are none now.
     pub needs_carrier: bool,
     /// The addresses of endpoints on this node.
@@ -227,7 +228,7 @@ impl Desired {
         };
         let needing = self.virtual_servers.iter();
         let needing = needing.filter(|(_, server)| needs_rules(server));
-        let keys: BTreeSet<_> = needing.map(|(key, _)| *key).collect();
+        let keys: BTreeSet<_> = needing.map(|(key, _)| key).collect();
         let addresses = keys.iter().filter_map(ipvs::ServiceKey::address).collect();
         (keys, addresses)
     }

@@ -14,6 +14,7 @@ use crate::observed::{CountedServer, LocalAddresses};
 use crate::op::Op;
 use crate::plan::Desired;
 use crate::problem::Problem;
+use crate::split_map::SplitMap;
 
 mod comparison;
 
@@ -108,7 +109,7 @@ impl JsonReport {
     pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
         let servers = desired.virtual_servers.iter();
         let servers = servers.map(|(key, server)| {
-            let service = server.profile.definition.at(*key);
+            let service = server.profile.definition.at(key);
             (service, &*server.destinations)
         });
         Self::new(servers, &desired.addresses, problems, None)
@@ -123,7 +124,7 @@ impl JsonReport {
 
     fn new<'a>(
         servers: impl Iterator<Item = (ipvs::Service, &'a [ipvs::Destination])>,
-        addresses: &BTreeMap<IpAddr, Option<IpAddr>>,
+        addresses: &SplitMap<IpAddr, Option<IpAddr>>,
         problems: &[Problem],
         ledger: Option<&Ledger>,
     ) -> Self {
@@ -133,7 +134,7 @@ impl JsonReport {
         Self {
             virtual_servers,
             firewall_marks,
-            addresses: addresses.keys().copied().collect(),
+            addresses: addresses.keys().collect(),
             problems: problems.iter().map(ProblemEntry::from).collect(),
         }
     }
@@ -305,7 +306,7 @@ fn write_table(
     }
     let local = &observed.local;
     writeln!(text, "\nService addresses ({}):", local.addresses.len())?;
-    for (address, source) in &local.addresses {
+    for (address, source) in local.addresses.iter() {
         match source {
             Some(source) => writeln!(text, "  {address} source {source}")?,
             None => writeln!(text, "  {address}")?,

@@ -10,7 +10,8 @@ pub mod clock {
 pub mod api {
     //! Kubernetes objects as the API server sends them.
     pub use crate::api::{
-        ANNOTATIONS, EndpointSliceObject, NodeLabels, NodeObject, ServiceObject, from_json,
+        ANNOTATIONS, EndpointSliceObject, FromProtobuf, NodeLabels, NodeObject, ProtobufError,
+        ServiceObject, from_json, from_protobuf,
     };
 }
 
@@ -144,6 +145,11 @@ pub mod shadow {
     }
 }
 
+pub mod split_map {
+    //! Ordered maps with short keys for IPv4.
+    pub use crate::split_map::{SplitKey, SplitMap};
+}
+
 pub mod store {
     //! The snapshot of the API objects.
     pub use crate::store::{
@@ -164,7 +170,8 @@ pub mod sysctl {
 pub mod watch {
     //! The client of the API server.
     pub use crate::watch::{
-        FollowState, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage, start,
+        Encoding, FollowState, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
+        start,
     };
 }
 

@@ -249,13 +249,13 @@ impl<D: Dataplane> Proxier<D> {
             let stale = stale.filter(|key| territory.is_ours(key, self.ledger.owned()));
             let observed = &self.kernel.observed;
             let leftovers = observed.leftovers.iter().map(|&(address, _)| address);
-            let addresses = observed.addresses.keys().copied().chain(leftovers);
+            let addresses = observed.addresses.keys().chain(leftovers);
             let addresses = addresses
                 .filter(|address| !self.machine.has(address))
                 .filter(|address| !desired.addresses.contains_key(address));
             rules
                 .filter
-                .guard(stale.filter_map(Frontend::of), addresses);
+                .guard(stale.filter_map(|key| Frontend::of(&key)), addresses);
         }
         // Guards that no Op of this round needs: removing them in the same transaction saves a second one.
         rules.filter.release(&self.kernel.observed, &self.machine);

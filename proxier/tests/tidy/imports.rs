@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 43] = [
+const MODULES: [(&str, &[&str]); 44] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -17,6 +17,7 @@ const MODULES: [(&str, &[&str]); 43] = [
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
+    ("split_map", &["packed"]),
     ("stable_hash", &[]),
     ("timer", &[]),
     ("yaml", &[]),
@@ -25,7 +26,7 @@ const MODULES: [(&str, &[&str]); 43] = [
     ("relay", &["model"]),
     ("definition", &[]),
     ("op", &["definition"]),
-    ("observed", &["definition", "op", "packed"]),
+    ("observed", &["definition", "op", "split_map"]),
     ("instruments", &["model"]),
     // Input.
     ("store", &["model", "packed", "problem"]),
@@ -57,11 +58,12 @@ const MODULES: [(&str, &[&str]); 43] = [
             "model",
             "packed",
             "problem",
+            "split_map",
             "store",
         ],
     ),
     ("retry", &["op", "plan", "timer"]),
-    ("traffic", &["instruments", "model", "plan"]),
+    ("traffic", &["instruments", "model", "plan", "split_map"]),
     // The kernel.
     ("sysctl", &[]),
     ("nftables", &["model", "stable_hash"]),
@@ -93,6 +95,7 @@ const MODULES: [(&str, &[&str]); 43] = [
             "op",
             "plan",
             "relay",
+            "split_map",
             "timer",
         ],
     ),
@@ -106,8 +109,8 @@ const MODULES: [(&str, &[&str]); 43] = [
             "joined",
             "model",
             "observed",
-            "packed",
             "plan",
+            "split_map",
             "timer",
         ],
     ),
@@ -138,10 +141,14 @@ const MODULES: [(&str, &[&str]); 43] = [
             "plan",
             "problem",
             "shadow",
+            "split_map",
         ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
-    ("config", &["filter", "model", "plan", "sysctl", "yaml"]),
+    (
+        "config",
+        &["filter", "model", "plan", "sysctl", "watch", "yaml"],
+    ),
     // The HTTP servers.
     (
         "serve",
@@ -174,6 +181,7 @@ const MODULES: [(&str, &[&str]); 43] = [
             "plan",
             "problem",
             "retry",
+            "split_map",
             "store",
             "timer",
         ],

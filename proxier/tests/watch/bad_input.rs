@@ -87,7 +87,7 @@ fn malformed_responses_are_retried() {
     }
     let follower = Follower::start(&server);
     for expected in [
-        "malformed response: a line of a watch: EOF",
+        "malformed response: an event of a watch: EOF",
         "502: <html>Bad Gateway</html>",
         "connection lost: ",
         "429",
