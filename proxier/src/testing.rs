@@ -157,7 +157,9 @@ pub mod split_map {
 
 pub mod store {
     //! The snapshot of the API objects.
-    pub use crate::store::{Event, Interner, Parsed, Snapshot, Touched, Update};
+    pub use crate::store::{
+        Event, Interner, ObjectKind, ObjectList, Parsed, Snapshot, Touched, Update,
+    };
 }
 
 pub mod sync {

@@ -205,7 +205,8 @@ fn count_plan(desired: &Desired) {
 fn size<T>(update: &Update<T>) -> u64 {
     match update {
         Update::Apply(_) | Update::Delete(_) => 1,
-        Update::Reset(all) | Update::Merge(all) => all.len() as u64,
+        Update::Reset(all) => all.len() as u64,
+        Update::Merge(some) => some.len() as u64,
     }
 }
 

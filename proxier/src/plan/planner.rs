@@ -200,7 +200,7 @@ impl Planner {
         }
         self.kept_addresses = before.kept_addresses;
         for service in snapshot.services() {
-            let mut requirements = requirements(service, &context);
+            let mut requirements = requirements(&service, &context);
             let footprint = Footprint::take(&mut requirements);
             self.claim(&service.name, requirements, footprint, &context);
         }
@@ -243,7 +243,7 @@ impl Planner {
         }
         for name in names {
             if let Some(service) = snapshot.service(name) {
-                let mut requirements = requirements(service, &context);
+                let mut requirements = requirements(&service, &context);
                 let footprint = Footprint::take(&mut requirements);
                 previous.note(&self.desired, &footprint);
                 self.claim(&service.name, requirements, footprint, &context);

@@ -16,7 +16,8 @@ use super::{Admission, Availability, FrontendKind, Profile, Scope, VirtualServer
 use crate::destinations::Destinations;
 use crate::frontend::Frontend;
 use crate::model::{
-    Family, Networks, Protocol, Service, ServicePort, ServicePortName, SourceAddress, TrafficPolicy,
+    EndpointSlice, Family, Networks, Protocol, Service, ServicePort, ServicePortName,
+    SourceAddress, TrafficPolicy,
 };
 use crate::problem::Problem;
 
@@ -41,11 +42,13 @@ pub(super) struct Requirements {
 /// replan one Service alone.
 pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirements {
     let mut requirements = Requirements::default();
+    let slices: Vec<EndpointSlice> = context.snapshot.slices(&service.name).collect();
     if let Some(port) = service.health_check_node_port {
-        requirements.health_check = Some((port, health_check(service, context)));
+        requirements.health_check = Some((port, health_check(service, &slices, context)));
     }
     let mut builder = RequirementsBuilder {
         service,
+        slices: &slices,
         context,
         options: ServerOptions::of(service, context, &mut requirements.problems),
         requirements,
@@ -77,12 +80,12 @@ fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
 ///
 /// Selects the endpoints a second time. Keeping them would be more code, and few Services have a
 /// health-check port.
-fn health_check(service: &Service, context: &Context<'_>) -> HealthCheck {
+fn health_check(service: &Service, slices: &[EndpointSlice], context: &Context<'_>) -> HealthCheck {
     let topology = context.topology();
     let count = |family| {
         let mut addresses = BTreeSet::new();
         for port in &service.ports {
-            let sets = EndpointSets::of(context.snapshot, service, port, family, &topology);
+            let sets = EndpointSets::of(slices, service, port, family, &topology);
             if sets.is_local_ready {
                 let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
                 addresses.extend(serving.map(|endpoint| endpoint.address.ip()));
@@ -107,6 +110,7 @@ fn addresses(service: &Service) -> impl Iterator<Item = &IpAddr> {
 /// Collects the requirements of one Service.
 struct RequirementsBuilder<'a> {
     service: &'a Service,
+    slices: &'a [EndpointSlice],
     context: &'a Context<'a>,
     options: ServerOptions,
     requirements: Requirements,
@@ -170,7 +174,7 @@ impl RequirementsBuilder<'_> {
 
     fn destinations(&mut self, port: &ServicePort, family: Family) -> PortDestinations {
         let topology = self.context.topology();
-        let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &topology);
+        let sets = EndpointSets::of(self.slices, self.service, port, family, &topology);
         // A mark is needed even if both sets are equal. If it disappeared with the last remote
         // endpoint, the kernel would reset the connections through its virtual server.
         let needs_mark = self.has_local_external(port, family);

@@ -87,7 +87,7 @@ impl<D: Dataplane> Proxier<D> {
         }
         let config = self.planner.config();
         let service = snapshot.service(&owner.service);
-        service.map_or(config.drain, |service| plan::drain(service, config))
+        service.map_or(config.drain, |service| plan::drain(&service, config))
     }
 
     /// Returns the observed virtual server of this frontend's inside mark; `None` if there is none.

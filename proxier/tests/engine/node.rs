@@ -256,8 +256,8 @@ impl Node {
         for (key, destination) in self.kernel.take_lost() {
             let after = self.proxier.snapshot();
             let exists = |name: &ObjectName| {
-                let owner = |it: &&Service| it.name == *name;
-                before.services().any(|it| owner(&it)) && after.services().any(|it| owner(&it))
+                let owner = |it: Service| it.name == *name;
+                before.services().any(owner) && after.services().any(owner)
             };
             let owner = owned.owner(&key);
             let is_deleted = owner.is_some_and(|owner| !exists(&owner.service));

@@ -83,7 +83,7 @@ fn serving_many(ledger: &Path) -> Fake {
     let mut events = events(&manifests);
     for event in &mut events {
         if let Event::EndpointSlices(Update::Reset(slices)) = event {
-            slices.iter_mut().for_each(|slice| multiply(slice, 2_700));
+            slices.edit(|slice| multiply(slice, 2_700));
         }
     }
     let mut proxier = proxier(FakeKernel::default(), ledger);
