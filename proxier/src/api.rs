@@ -6,7 +6,8 @@
 //! model decides what the fields mean and replaces bad values. The rules are those of kube-proxy and,
 //! for bad values, of the API server's validation and defaulting.
 //!
-//! The types do not depend on files: JSON of the API server and manifests are parsed by the same code.
+//! The types do not depend on files or encodings: JSON and protobuf of the API server, and manifests,
+//! are parsed by the same code.
 
 mod address;
 pub(crate) mod annotations;
@@ -15,6 +16,7 @@ mod endpoints;
 mod metadata;
 mod node;
 mod parser;
+pub(crate) mod protobuf;
 mod scalar;
 mod service;
 mod service_cidr;
@@ -23,6 +25,7 @@ pub use annotations::ANNOTATIONS;
 pub use endpoint_slice::EndpointSliceObject;
 pub(crate) use endpoints::Endpoints;
 pub use node::{NodeLabels, NodeObject};
+pub use protobuf::{FromProtobuf, ProtobufError, from_protobuf};
 pub use service::ServiceObject;
 pub(crate) use service_cidr::ServiceCidrObject;
 

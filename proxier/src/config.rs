@@ -17,6 +17,7 @@
 
 use std::collections::BTreeMap;
 
+mod encoding;
 mod fields;
 mod file;
 mod flags;

@@ -10,7 +10,8 @@ pub mod clock {
 pub mod api {
     //! Kubernetes objects as the API server sends them.
     pub use crate::api::{
-        ANNOTATIONS, EndpointSliceObject, NodeLabels, NodeObject, ServiceObject, from_json,
+        ANNOTATIONS, EndpointSliceObject, FromProtobuf, NodeLabels, NodeObject, ProtobufError,
+        ServiceObject, from_json, from_protobuf,
     };
 }
 
@@ -57,6 +58,11 @@ pub mod dataplane {
 pub mod definition {
     //! Virtual servers without their keys.
     pub use crate::definition::ServerDefinition;
+}
+
+pub mod destinations {
+    //! Destinations of a virtual server.
+    pub use crate::destinations::Destinations;
 }
 
 pub mod diff {
@@ -144,6 +150,11 @@ pub mod shadow {
     }
 }
 
+pub mod split_map {
+    //! Ordered maps with short keys for IPv4.
+    pub use crate::split_map::{SplitKey, SplitMap};
+}
+
 pub mod store {
     //! The snapshot of the API objects.
     pub use crate::store::{Event, Interner, Parsed, Snapshot, Touched, Update};
@@ -162,7 +173,8 @@ pub mod sysctl {
 pub mod watch {
     //! The client of the API server.
     pub use crate::watch::{
-        FollowState, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage, start,
+        Encoding, FollowState, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
+        start,
     };
 }
 

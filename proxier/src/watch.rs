@@ -1,10 +1,12 @@
 //! A client that lists and watches the API server.
 //!
 //! ```text
-//!  API server ──JSON──▶ connection ──bytes──▶ json ──object──▶ resource ──▶ Message ──▶ the daemon
-//!     list, watch        kube's client,       splits objects   parses one    bounded
-//!                        tokens, timeouts     as they arrive   into model    channel
+//!  API server ──▶ connection ──bytes──▶ body ───────────▶ object ─────▶ Message ──▶ the daemon
+//!   list, watch   kube's client,        splits objects    decodes and  bounded
+//!                 tokens, timeouts      as they arrive    parses one   channel
 //! ```
+//!
+//! Responses are in Kubernetes' protobuf, or in JSON: each says which ([`Encoding`]).
 //!
 //! A follower per kind lists the objects once and then watches them, over its own connection. A
 //! list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
@@ -21,12 +23,14 @@
 //! All of it runs on one thread. If the receiver falls behind, the followers stop reading.
 
 mod backoff;
+mod body;
 mod connection;
+mod encoding;
 mod events;
 mod failure;
 mod follower;
-mod json;
 mod next;
+mod object;
 mod query;
 mod redaction;
 mod resource;
@@ -51,6 +55,7 @@ use crate::events::{EventBook, EventTimes, Notice};
 use crate::problem::Problem;
 use crate::store::Event;
 
+pub use self::encoding::Encoding;
 pub use self::status::{FollowState, Status};
 
 pub(crate) use self::status::StatusReader;
@@ -62,6 +67,8 @@ pub struct WatchConfig {
     pub server: ServerLocation,
     /// The name of our own Node; if empty, no Node is followed.
     pub node_name: String,
+    /// The preferred encoding of responses.
+    pub encoding: Encoding,
     /// Time limits.
     pub timeouts: Timeouts,
     /// When Events are written; `None` writes none.
@@ -230,6 +237,7 @@ async fn follow<M: From<WatchMessage>>(
     let (sender, receiver) = mpsc::channel(1);
     let shared = Shared {
         connection,
+        encoding: config.encoding,
         timeouts: config.timeouts,
         messages: sender,
         interner: Mutex::default(),

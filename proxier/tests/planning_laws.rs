@@ -195,8 +195,8 @@ proptest! {
         commands.iter().for_each(|command| scene.command(command));
         scene.plan();
         let desired = scene.planner.as_ref().unwrap().desired();
-        for (key, server) in &desired.virtual_servers {
-            assert_destinations(key, server, &scene.snapshot);
+        for (key, server) in desired.virtual_servers.iter() {
+            assert_destinations(&key, server, &scene.snapshot);
         }
     }
 }
@@ -412,6 +412,7 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
     assert!(
         server
             .destinations
+            .iter()
             .is_sorted_by_key(|destination| destination.key),
         "{server:?}"
     );

@@ -1,5 +1,7 @@
 //! EndpointSlices on the wire.
 
+mod protobuf;
+
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::{Arguments, Display};

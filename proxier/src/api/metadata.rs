@@ -1,5 +1,7 @@
 //! The metadata of objects.
 
+mod protobuf;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::time::SystemTime;
@@ -84,21 +86,38 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<AnnotationMap, A::Error> {
         let mut read = AnnotationMap::default();
         while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-            if name == LEADER {
-                read.leader = map.next_value()?;
-            } else if name == TRIGGER_TIME {
-                read.trigger_time = map.next_value()?;
-            } else if let Some(ours) = name.strip_prefix(PREFIX) {
-                // As serde's derived code does for duplicate fields.
-                if read.ours.iter().any(|(earlier, _)| **earlier == *ours) {
-                    return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
-                }
-                read.ours.push((ours.into(), map.next_value()?));
-            } else {
-                map.next_value::<IgnoredAny>()?;
+            // As serde's derived code does for duplicate fields.
+            if read.has_ours(&name) {
+                return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+            }
+            match read.place(&name) {
+                Some(place) => *place = map.next_value()?,
+                None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
         Ok(read)
+    }
+}
+
+impl AnnotationMap {
+    /// Returns whether the map has this annotation of ours.
+    fn has_ours(&self, name: &str) -> bool {
+        let name = name.strip_prefix(PREFIX);
+        name.is_some_and(|name| self.ours.iter().any(|(known, _)| **known == *name))
+    }
+
+    /// Returns the place of an annotation's value; `None` if the proxy does not use the annotation.
+    fn place(&mut self, name: &str) -> Option<&mut Scalar> {
+        match name {
+            LEADER => return Some(&mut self.leader),
+            TRIGGER_TIME => return Some(&mut self.trigger_time),
+            _ => {}
+        }
+        let name = name.strip_prefix(PREFIX)?;
+        // Of two with one name the last counts, as in Go's decoder of protobuf.
+        self.ours.retain(|(known, _)| **known != *name);
+        self.ours.push((name.into(), Scalar::Absent));
+        self.ours.last_mut().map(|(_, value)| value)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Nodes on the wire.
 
+mod protobuf;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 

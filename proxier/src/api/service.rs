@@ -2,6 +2,7 @@
 
 mod addresses;
 mod ports;
+mod protobuf;
 
 use std::collections::BTreeMap;
 

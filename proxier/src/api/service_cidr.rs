@@ -5,6 +5,7 @@ use serde::Deserialize;
 use super::metadata::Metadata;
 use super::or_default;
 use super::parser::Parser;
+use super::protobuf::{FromProtobuf, ProtobufError, ProtobufField};
 use super::scalar::Scalar;
 use crate::model;
 use crate::problem::Problem;
@@ -25,6 +26,27 @@ pub(crate) struct ServiceCidrObject {
 struct ServiceCidrSpec {
     #[serde(deserialize_with = "or_default")]
     cidrs: Vec<Scalar>,
+}
+
+/// The numbers are those of `networking/v1/generated.proto` of `k8s.io/api`.
+impl FromProtobuf for ServiceCidrObject {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => field.merge(&mut self.metadata)?,
+            2 => field.merge(&mut self.spec)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl FromProtobuf for ServiceCidrSpec {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        if field.number == 1 {
+            self.cidrs.push(field.exact_text()?);
+        }
+        Ok(())
+    }
 }
 
 impl ServiceCidrObject {

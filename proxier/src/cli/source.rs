@@ -56,6 +56,7 @@ impl SourceFlags {
                 master: settings.master.clone(),
             },
             node_name: node_name.to_string(),
+            encoding: settings.encoding,
             timeouts: watch::Timeouts::default(),
             events,
         };

@@ -30,7 +30,10 @@ use Effect::{Differs, Nothing, Same};
 const WATCHES: Effect = Nothing(
     "this program opens four watches and writes few Events, which have a limit of their own",
 );
-const JSON: Effect = Nothing("objects are always read as JSON");
+const ENCODING: Effect = Differs(
+    "chooses between JSON and protobuf for lists and watches; Events are always JSON, and a type that \
+     is neither means JSON",
+);
 const OTHER_MODE: Effect = Differs(
     "used only if mode names its section, but the flags --ipvs-sync-period and --ipvs-min-sync-period \
      count in every mode",
@@ -47,9 +50,9 @@ pub(super) const UNBUFFERED: Effect =
 pub const FIELDS: [Field; 60] = [
     field!("bindAddress", BIND, Address, bind_address),
     field!("bindAddressHardFail", Same, Bool, bind_address_hard_fail),
-    field!("clientConnection.acceptContentTypes", JSON, Text, client_connection.accept_content_types),
+    field!("clientConnection.acceptContentTypes", ENCODING, Text, client_connection.accept_content_types),
     field!("clientConnection.burst", WATCHES, Integer, client_connection.burst),
-    field!("clientConnection.contentType", JSON, Text, client_connection.content_type),
+    field!("clientConnection.contentType", ENCODING, Text, client_connection.content_type),
     field!("clientConnection.kubeconfig", Same, Text, client_connection.kubeconfig),
     field!("clientConnection.qps", WATCHES, Float, client_connection.qps),
     field!("clusterCIDR", Same, Commas, cluster_cidr),

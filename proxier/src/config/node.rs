@@ -15,6 +15,7 @@ use crate::filter::{LocalMode, MarkBit};
 use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
 use crate::sysctl::{Conntrack, SysctlConfig};
+use crate::watch::Encoding;
 
 /// The settings that commands use. Every value is valid.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +48,8 @@ pub(crate) struct NodeSettings {
     pub(crate) kubeconfig: Option<PathBuf>,
     /// The address of the API server, which overrides the file's.
     pub(crate) master: Option<String>,
+    /// The preferred encoding of the API server's lists and watches.
+    pub(crate) encoding: Encoding,
     /// The HTTP servers.
     pub(crate) servers: ServerAddresses,
     /// The value for `/proc/self/oom_score_adj`.
@@ -159,6 +162,7 @@ impl Resolved {
                 path => Some(path.into()),
             },
             master: Some(self.command.master.clone()).filter(|url| !url.is_empty()),
+            encoding: configuration.client_connection.encoding(),
             servers: ServerAddresses {
                 healthz: Self::server(&configuration.healthz_bind_address),
                 metrics: Self::server(&configuration.metrics_bind_address),

@@ -214,7 +214,8 @@ fn without_effect(configuration: &Configuration, origins: &Origins) -> Vec<Strin
     notices
 }
 
-/// Returns lines about settings that another mode of kube-proxy would use, and about feature gates.
+/// Returns lines about settings that another mode of kube-proxy would use, about feature gates, and
+/// about unknown content types.
 fn mode_notices(configuration: &Configuration, origins: &Origins) -> Vec<String> {
     let mut notices = Vec::new();
     let (section, ..) = configuration.periods();
@@ -253,6 +254,7 @@ fn mode_notices(configuration: &Configuration, origins: &Origins) -> Vec<String>
             gates.join(", ")
         ));
     }
+    notices.extend(configuration.client_connection.encoding_notice(origins));
     notices
 }
 

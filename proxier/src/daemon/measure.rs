@@ -170,7 +170,7 @@ impl Meter {
 fn count_plan(desired: &Desired) {
     let mut destinations = 0;
     let mut remote_only = BTreeMap::new();
-    for (key, server) in &desired.virtual_servers {
+    for (key, server) in desired.virtual_servers.iter() {
         destinations += server.destinations.len();
         let Some(admission) = &server.profile.admission else {
             continue;

@@ -75,7 +75,7 @@ pub(super) fn node_port_addresses(
     }
     let ports = snapshot.services().flat_map(|service| &service.ports);
     let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
-    let serving = owned.iter().filter_map(|(key, _)| match *key {
+    let serving = owned.iter().filter_map(|(key, _)| match key {
         ipvs::ServiceKey::Address { address, port, .. } if node_ports.contains(&port) => {
             Some(address)
         }

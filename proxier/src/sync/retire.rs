@@ -46,8 +46,9 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns every stale virtual server, observed or retired. Retirements of desired ones must have ended.
     pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
         let desired = &self.planner.desired().virtual_servers;
-        let all = joined(desired, &self.kernel.observed.virtual_servers);
-        let stale = all.filter_map(|(key, wanted, _)| wanted.is_none().then_some(*key));
+        let observed = &self.kernel.observed.virtual_servers;
+        let all = joined(desired.iter(), observed.iter());
+        let stale = all.filter_map(|(key, wanted, _)| wanted.is_none().then_some(key));
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         retired.chain(stale).collect()
     }

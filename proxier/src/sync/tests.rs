@@ -156,7 +156,7 @@ fn rules_from_scratch(proxier: &Fake) -> Table {
 fn assert_guarded(proxier: &Fake) {
     let state = &proxier.dataplane.state;
     for address in state.addresses.keys() {
-        assert!(is_rejected(proxier, *address), "{address}");
+        assert!(is_rejected(proxier, address), "{address}");
     }
     let load_balancer = ipvs::ServiceKey::Address {
         protocol: ipvs::Protocol::Udp,

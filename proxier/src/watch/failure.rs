@@ -8,8 +8,11 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::backoff::Reach;
-use super::json::TooLong;
+use super::body::{NotAList, TooLong};
+use super::object::EncodedObject;
 use super::redaction;
+use crate::api::protobuf::ProtobufField;
+use crate::api::{FromProtobuf, ProtobufError};
 
 /// Why a list or watch request failed.
 #[derive(Debug)]
@@ -32,6 +35,12 @@ pub(super) enum RequestFailure {
 
 impl From<TooLong> for RequestFailure {
     fn from(error: TooLong) -> Self {
+        Self::Malformed(error.to_string())
+    }
+}
+
+impl From<NotAList> for RequestFailure {
+    fn from(error: NotAList) -> Self {
         Self::Malformed(error.to_string())
     }
 }
@@ -60,12 +69,16 @@ impl ApiRefusal {
     /// `code` is the HTTP status of the response. It is `None` for an event, whose `Status` has a code.
     /// Parsing cannot fail: text of another form, such as an HTTP proxy's error page, becomes the
     /// message.
-    pub(super) fn read(code: Option<u16>, body: &[u8], retry_after: Option<Duration>) -> Self {
-        let status: StatusObject = serde_json::from_slice(body).unwrap_or_default();
+    pub(super) fn read(
+        code: Option<u16>,
+        body: EncodedObject<'_>,
+        retry_after: Option<Duration>,
+    ) -> Self {
+        let status: StatusObject = body.decode().unwrap_or_default();
         let details = status.details.unwrap_or_default();
         let message = match status.message {
             Some(message) => message,
-            None => String::from_utf8_lossy(body).trim().to_owned(),
+            None => String::from_utf8_lossy(body.bytes()).trim().to_owned(),
         };
         let mut causes = details.causes.unwrap_or_default().into_iter();
         // In Go's types, 0 stands for an absent value.
@@ -135,9 +148,9 @@ impl RequestFailure {
         shorten(text)
     }
 
-    /// Returns the failure of a watch's `ERROR` event with the object `json`.
-    pub(super) fn refused_midway(json: &[u8]) -> Self {
-        Self::Refused(ApiRefusal::read(None, json, None))
+    /// Returns the failure of a watch's `ERROR` event with the object `status`.
+    pub(super) fn refused_midway(status: EncodedObject<'_>) -> Self {
+        Self::Refused(ApiRefusal::read(None, status, None))
     }
 
     /// Returns the server's error, if the server returned one.
@@ -239,9 +252,46 @@ struct Details {
     causes: Option<Vec<Cause>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Cause {
     reason: Option<String>,
+}
+
+impl FromProtobuf for StatusObject {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        match field.number {
+            3 => self.message = Some(field.str()?.to_owned()),
+            4 => self.reason = Some(field.str()?.to_owned()),
+            5 => field.merge(self.details.get_or_insert_default())?,
+            6 => self.code = u16::try_from(field.number()?).ok(),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl FromProtobuf for Details {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        match field.number {
+            4 => {
+                let causes = self.causes.get_or_insert_default();
+                causes.push(field.message()?);
+            }
+            5 => self.retry_after_seconds = u64::try_from(field.number()?).ok(),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl FromProtobuf for Cause {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        // The field is called `type` in Go.
+        if field.number == 1 {
+            self.reason = Some(field.str()?.to_owned());
+        }
+        Ok(())
+    }
 }
 
 fn shorten(mut text: String) -> String {
@@ -264,24 +314,27 @@ mod tests {
     fn api_errors_are_classified() {
         let expired = br#"{"kind":"Status","status":"RequestFailure","code":410,"reason":"Expired",
             "message":"too old resource version: 1 (7)"}"#;
-        let refusal = ApiRefusal::read(None, expired, None);
+        let read = |code, body, retry_after| {
+            ApiRefusal::read(code, EncodedObject::Json(body), retry_after)
+        };
+        let refusal = read(None, expired, None);
         assert!(refusal.is_gone() && !refusal.is_too_new() && !refusal.is_invalid());
         let text = RequestFailure::Refused(refusal).to_string();
         assert_eq!(text, "410 Expired: too old resource version: 1 (7)");
 
         let too_new = br#"{"code":504,"reason":"Timeout","message":"Timeout: x",
             "details":{"causes":[{"reason":"ResourceVersionTooLarge"}],"retryAfterSeconds":1}}"#;
-        let refusal = ApiRefusal::read(Some(504), too_new, None);
+        let refusal = read(Some(504), too_new, None);
         assert!(refusal.is_too_new() && !refusal.is_gone());
         assert_eq!(refusal.retry_after, Some(Duration::from_secs(1)));
 
         let page = "<html>é".repeat(1_000);
-        let refusal = ApiRefusal::read(Some(502), page.as_bytes(), Some(Duration::from_secs(9)));
+        let refusal = read(Some(502), page.as_bytes(), Some(Duration::from_secs(9)));
         assert_eq!(refusal.code, 502);
         assert_eq!(refusal.retry_after, Some(Duration::from_secs(9)));
         assert!(refusal.message.len() < 310 && refusal.message.starts_with("<html>"));
         // A field of the wrong type does not hide the status code.
-        let refusal = ApiRefusal::read(Some(401), br#"{"code":"x"}"#, None);
+        let refusal = read(Some(401), br#"{"code":"x"}"#, None);
         assert!(refusal.is_unauthorized());
     }
 }

@@ -3,19 +3,17 @@
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use serde_json::value::RawValue;
 use tracing::Level;
 
 use super::WatchMessage;
 use super::backoff::{Backoff, random_between};
+use super::body::{ListBody, WatchBody};
 use super::connection::ResponseStream;
 use super::failure::{ApiRefusal, RequestFailure};
-use super::json::{LineSplitter, ListSplitter};
 use super::next::{Next, blames_stream};
+use super::object::{DecodeError, EncodedEvent, EncodedObject, EventType, ListVersion};
 use super::query::{Query, Since};
-use super::resource::{
-    self, EventType, Head, ListEnvelope, NameMetadata, Resource, VersionMetadata, WatchEvent,
-};
+use super::resource::Resource;
 use super::shared::Shared;
 use super::status::{Entry, FollowState};
 use crate::clock;
@@ -46,7 +44,7 @@ pub(super) struct Follower<'a, R> {
     resource: PhantomData<R>,
 }
 
-/// A parsed line of a watch.
+/// A parsed event of a watch.
 enum ParsedEvent<T> {
     /// A change, and its resource version if that is readable.
     Change(Update<T>, Option<String>),
@@ -206,22 +204,16 @@ impl<'a, R: Resource> Follower<'a, R> {
         &mut self,
         query: &Query,
         objects: &mut Vec<Parsed<R::Object>>,
-    ) -> Result<resource::ListVersion, RequestFailure> {
-        let (_, accept) = R::ACCEPT;
+    ) -> Result<ListVersion, RequestFailure> {
+        let accept = self.shared.accept::<R>().list;
         let bound = self.shared.timeouts.response;
         let mut answer = self.shared.connection.get(query.as_str(), accept).await?;
-        let mut splitter = ListSplitter::default();
+        let mut body = ListBody::new(answer.encoding());
         while let Some(bytes) = answer.next(bound).await? {
-            splitter
-                .push(&bytes, |json| objects.extend(self.read(json)))
-                .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
+            body.push(&bytes, |object| objects.extend(self.read(object)))?;
         }
         self.entry.record_contact();
-        let envelope = splitter.finish();
-        let envelope = envelope.map_err(|error| RequestFailure::Malformed(error.to_string()))?;
-        let list: ListEnvelope = serde_json::from_slice(&envelope)
-            .map_err(|error| RequestFailure::Malformed(format!("a list: {error}")))?;
-        Ok(list.metadata)
+        body.finish()
     }
 
     /// Lists all objects over a watch, and continues with the changes of that watch.
@@ -273,7 +265,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     }
 
     async fn open(&self, query: &Query) -> Result<ResponseStream, RequestFailure> {
-        let (accept, _) = R::ACCEPT;
+        let accept = self.shared.accept::<R>().watch;
         self.shared.connection.get(query.as_str(), accept).await
     }
 
@@ -283,7 +275,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         mut answer: ResponseStream,
         mut initial: Option<Vec<Parsed<R::Object>>>,
     ) -> Result<(), RequestFailure> {
-        let mut splitter = LineSplitter::default();
+        let mut body = WatchBody::new(answer.encoding());
         loop {
             // A list arrives without pauses; a watch may be silent until the next bookmark.
             let bound = match initial {
@@ -294,13 +286,13 @@ impl<'a, R: Resource> Follower<'a, R> {
                 break;
             };
             self.entry.record_contact();
-            let mut lines = splitter.lines(&bytes);
-            while let Some(line) = lines.next()? {
+            let mut rest = &*bytes;
+            while let Some(event) = body.next(&mut rest)? {
                 let Some(objects) = &mut initial else {
-                    self.follow(line).await?;
+                    self.follow(event).await?;
                     continue;
                 };
-                if let Some(version) = self.add_initial(line, objects)? {
+                if let Some(version) = self.add_initial(event, objects)? {
                     let objects = std::mem::take(objects);
                     initial = None;
                     self.complete(objects, version).await;
@@ -314,22 +306,22 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
-    /// Adds the object of one line of a streaming list. Returns the list's resource version if the line
-    /// ends it.
+    /// Adds the object of one event of a streaming list. Returns the list's resource version if the
+    /// event ends it.
     fn add_initial(
         &mut self,
-        line: &[u8],
+        event: EncodedEvent<'_>,
         objects: &mut Vec<Parsed<R::Object>>,
     ) -> Result<Option<String>, RequestFailure> {
-        // One pass over the text of nearly all lines; `parse_event` needs three.
+        // One pass over the text of nearly all events; `parse_event` needs three.
         let added = self
             .shared
-            .with_interner(|interner| resource::read_added::<R>(line, interner));
+            .with_interner(|interner| event.read_added::<R>(interner));
         if let Some(added) = added {
             objects.push(added);
             return Ok(None);
         }
-        match self.parse_event(line)? {
+        match self.parse_event(event)? {
             ParsedEvent::Change(change, _) => apply_to_list(objects, change),
             ParsedEvent::Complete(version) => return Ok(Some(version)),
             ParsedEvent::Progress(_) | ParsedEvent::Nothing => {}
@@ -337,9 +329,9 @@ impl<'a, R: Resource> Follower<'a, R> {
         Ok(None)
     }
 
-    /// Sends the change of one line of a watch.
-    async fn follow(&mut self, line: &[u8]) -> Result<(), RequestFailure> {
-        match self.parse_event(line)? {
+    /// Sends the change of one event of a watch.
+    async fn follow(&mut self, event: EncodedEvent<'_>) -> Result<(), RequestFailure> {
+        match self.parse_event(event)? {
             ParsedEvent::Change(change, version) => {
                 self.entry.record_change();
                 self.send(change).await;
@@ -354,48 +346,50 @@ impl<'a, R: Resource> Follower<'a, R> {
         Ok(())
     }
 
-    /// Parses one line of a watch.
-    fn parse_event(&mut self, line: &[u8]) -> Result<ParsedEvent<R::Object>, RequestFailure> {
-        let malformed =
-            |what: &str, error| RequestFailure::Malformed(format!("{what} of a watch: {error}"));
-        let WatchEvent::<&RawValue> { event_type, object } =
-            serde_json::from_slice(line).map_err(|error| malformed("a line", error))?;
-        let json = object.get().as_bytes();
-        let head = serde_json::from_slice::<Head<VersionMetadata>>(json);
+    /// Parses one event of a watch.
+    fn parse_event(
+        &mut self,
+        event: EncodedEvent<'_>,
+    ) -> Result<ParsedEvent<R::Object>, RequestFailure> {
+        let malformed = |what: &str, error: DecodeError| {
+            RequestFailure::Malformed(format!("{what} of a watch: {error}"))
+        };
+        let (event_type, object) = event
+            .split()
+            .map_err(|error| malformed("an event", error))?;
+        let version = object.version();
         match event_type {
-            EventType::Added | EventType::Modified => Ok(match self.read(json) {
+            EventType::Added | EventType::Modified => Ok(match self.read(object) {
                 Some(parsed) => {
-                    let version = head.ok().map(|head| head.metadata.resource_version);
+                    let version = version.ok().map(|version| version.resource_version);
                     ParsedEvent::Change(Update::Apply(parsed), version)
                 }
                 None => ParsedEvent::Nothing,
             }),
             EventType::Deleted => {
                 // Only the name is needed, so an object with malformed content can be deleted.
-                let gone: Head<NameMetadata> =
-                    serde_json::from_slice(json).map_err(|error| malformed("a deletion", error))?;
-                let version = head.ok().map(|head| head.metadata.resource_version);
-                let name = gone.metadata.object_name();
+                let name = object
+                    .name()
+                    .map_err(|error| malformed("a deletion", error))?;
+                let version = version.ok().map(|version| version.resource_version);
                 Ok(ParsedEvent::Change(Update::Delete(name), version))
             }
             EventType::Bookmark => {
-                let version = head
-                    .map_err(|error| malformed("a bookmark", error))?
-                    .metadata;
+                let version = version.map_err(|error| malformed("a bookmark", error))?;
                 Ok(match version.ends_initial_events() {
                     true => ParsedEvent::Complete(version.resource_version),
                     false => ParsedEvent::Progress(version.resource_version),
                 })
             }
-            EventType::Error => Err(RequestFailure::refused_midway(json)),
+            EventType::Error => Err(RequestFailure::refused_midway(object)),
         }
     }
 
     /// Parses one object. If its name is unreadable, records a problem and returns `None`.
-    fn read(&mut self, json: &[u8]) -> Option<Parsed<R::Object>> {
+    fn read(&mut self, object: EncodedObject<'_>) -> Option<Parsed<R::Object>> {
         let read = self
             .shared
-            .with_interner(|interner| resource::read::<R>(json, interner));
+            .with_interner(|interner| object.read::<R>(interner));
         match read {
             Ok(parsed) => Some(parsed),
             Err(problem) => {

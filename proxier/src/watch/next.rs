@@ -49,10 +49,12 @@ mod tests {
     use std::time::Duration;
 
     use super::super::failure::ApiRefusal;
+    use super::super::object::EncodedObject;
     use super::*;
 
     fn refused(code: u16, body: &str) -> RequestFailure {
-        RequestFailure::Refused(ApiRefusal::read(Some(code), body.as_bytes(), None))
+        let body = EncodedObject::Json(body.as_bytes());
+        RequestFailure::Refused(ApiRefusal::read(Some(code), body, None))
     }
 
     #[test]

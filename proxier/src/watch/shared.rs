@@ -5,12 +5,16 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::mpsc;
 
 use super::connection::Connection;
+use super::encoding::{AcceptHeaders, Encoding};
+use super::resource::Resource;
 use super::{Timeouts, WatchMessage};
 use crate::store::Interner;
 
 /// The values that all followers share.
 pub(super) struct Shared {
     pub(super) connection: Connection,
+    /// The preferred encoding of responses.
+    pub(super) encoding: Encoding,
     pub(super) timeouts: Timeouts,
     pub(super) messages: mpsc::Sender<WatchMessage>,
     pub(super) interner: Mutex<SharedInterner>,
@@ -25,6 +29,11 @@ pub(super) struct SharedInterner {
 }
 
 impl Shared {
+    /// Returns the `Accept` headers of requests for a kind.
+    pub(super) fn accept<R: Resource>(&self) -> AcceptHeaders {
+        R::FORM.accept(self.encoding)
+    }
+
     /// Calls `work` with the interner.
     pub(super) fn with_interner<T>(&self, work: impl FnOnce(&mut Interner) -> T) -> T {
         let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);

@@ -191,7 +191,7 @@ fn canned(status: u16, body: &str) -> CannedResponse {
     CannedResponse {
         status,
         headers: Vec::new(),
-        body: body.to_owned(),
+        body: body.into(),
         breaks_connection: false,
     }
 }

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use api_server::{ApiServer, tls};
-use proxier::testing::watch::{self, ServerLocation, Timeouts, WatchConfig, WatchMessage};
+use proxier::testing::watch::{
+    self, Encoding, ServerLocation, Timeouts, WatchConfig, WatchMessage,
+};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, until};
@@ -30,6 +32,7 @@ pub(crate) fn with_kubeconfig(path: &Path) -> WatchConfig {
             master: None,
         },
         node_name: "us".into(),
+        encoding: Encoding::Protobuf,
         timeouts: Timeouts::default(),
         events: None,
     }

@@ -8,7 +8,7 @@ use api_server::ApiServer;
 use proxier::testing::problem::Problem;
 use proxier::testing::store::{Event, Parsed, Update};
 use proxier::testing::watch::{
-    self, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
+    self, Encoding, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
 };
 
 /// The time limit of every wait. It is long because other tests may occupy both cores.
@@ -135,6 +135,7 @@ pub(crate) fn config(server: &ApiServer) -> WatchConfig {
             master: Some(server.url()),
         },
         node_name: "us".into(),
+        encoding: Encoding::Protobuf,
         timeouts: Timeouts::default(),
         events: None,
     }

@@ -14,5 +14,6 @@ mod objects;
 mod outages;
 mod program;
 mod real_server;
+mod recorded;
 mod secrets;
 mod watches;

@@ -52,7 +52,7 @@ pub(crate) fn response(status: u16, body: &str) -> CannedResponse {
     CannedResponse {
         status,
         headers: Vec::new(),
-        body: body.to_owned(),
+        body: body.into(),
         breaks_connection: false,
     }
 }

@@ -10,6 +10,7 @@
 
 mod control_plane;
 mod deployment;
+mod recording;
 mod shadow;
 mod side_by_side;
 

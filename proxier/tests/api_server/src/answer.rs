@@ -7,10 +7,11 @@ use std::time::Duration;
 use hyper::body::{Body, Bytes, Frame};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::CannedResponse;
+use crate::form::Encoding;
 
 /// A body whose pieces arrive through a channel.
 pub(crate) struct BodyReceiver {
@@ -54,31 +55,43 @@ pub(crate) fn body_channel() -> (mpsc::Sender<Piece>, BodyReceiver) {
     (sender, BodyReceiver { receiver })
 }
 
-/// Returns a complete JSON response.
-pub(crate) fn json(status: StatusCode, body: String) -> Response<BodyReceiver> {
+/// Returns a complete response.
+pub(crate) fn whole(
+    status: StatusCode,
+    media_type: &'static str,
+    body: Vec<u8>,
+) -> Response<BodyReceiver> {
     let (sender, pieces) = body_channel();
     // Cannot fail: the channel is new and has room.
     let _ = sender.try_send(Ok(body.into()));
-    with_head(status, pieces)
+    with_head(status, media_type, pieces)
 }
 
-/// Returns a JSON response with the body `pieces`.
-pub(crate) fn with_head(status: StatusCode, pieces: BodyReceiver) -> Response<BodyReceiver> {
+/// Returns a response with the body `pieces`.
+pub(crate) fn with_head(
+    status: StatusCode,
+    media_type: &'static str,
+    pieces: BodyReceiver,
+) -> Response<BodyReceiver> {
     let mut response = Response::new(pieces);
     *response.status_mut() = status;
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(CONTENT_TYPE, json);
+    let media_type = HeaderValue::from_static(media_type);
+    response.headers_mut().insert(CONTENT_TYPE, media_type);
     response
 }
 
 /// Returns an error response with a `Status` object.
-pub(crate) fn refusal(code: u16, message: &str) -> Response<BodyReceiver> {
-    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    json(status, status_object(code, message))
+pub(crate) fn refusal(encoding: Encoding, status: &Value) -> Response<BodyReceiver> {
+    let code = status["code"]
+        .as_u64()
+        .and_then(|code| u16::try_from(code).ok());
+    let code = code.and_then(|code| StatusCode::from_u16(code).ok());
+    let code = code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    whole(code, encoding.content_type(), encoding.status(status))
 }
 
 /// Returns a `Status` object of a failure.
-pub(crate) fn status_object(code: u16, message: &str) -> String {
+pub(crate) fn status_object(code: u16, message: &str) -> Value {
     let reason = match code {
         400 => "BadRequest",
         401 => "Unauthorized",
@@ -99,11 +112,10 @@ pub(crate) fn status_object(code: u16, message: &str) -> String {
         "reason": reason,
         "code": code,
     })
-    .to_string()
 }
 
 /// Returns the `Status` object for a resource version that the server has not reached.
-pub(crate) fn too_large(asked: u64, current: u64) -> String {
+pub(crate) fn too_large(asked: u64, current: u64) -> Value {
     let message = format!("Too large resource version: {asked}, current: {current}");
     json!({
         "kind": "Status",
@@ -118,7 +130,6 @@ pub(crate) fn too_large(asked: u64, current: u64) -> String {
         },
         "code": 504,
     })
-    .to_string()
 }
 
 /// Returns the response that a test defined.
@@ -134,7 +145,7 @@ pub(crate) fn canned(canned: CannedResponse) -> Response<BodyReceiver> {
         }
     });
     let status = StatusCode::from_u16(canned.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = with_head(status, pieces);
+    let mut response = with_head(status, "application/json", pieces);
     for (name, value) in canned.headers {
         let name = hyper::header::HeaderName::try_from(name);
         if let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) {

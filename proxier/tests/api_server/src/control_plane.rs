@@ -8,13 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use http::{Method, Request};
+use http_body_util::BodyExt as _;
 use kube::Client;
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::tls;
+use crate::{CannedResponse, tls};
 
 /// Records each request once it is answered, without its body.
 const AUDIT_POLICY: &str = "\
@@ -264,6 +266,29 @@ impl ControlPlane {
             .expect("a path");
         let client = self.client.as_ref().expect("a server that was started");
         self.runtime.block_on(client.request_text(request))
+    }
+
+    /// Requests `path` as administrator with this `Accept` header. Returns the response as it is.
+    ///
+    /// # Panics
+    /// If there is no response, or `path` is no path.
+    pub fn fetch(&self, path: &str, accept: &str) -> CannedResponse {
+        let request = Request::get(path).header("Accept", accept);
+        let request = request.body(Body::empty()).expect("a path");
+        let client = self.client.as_ref().expect("a server that was started");
+        self.runtime.block_on(async {
+            let response = client.send(request).await.expect("a response");
+            let (head, body) = response.into_parts();
+            let media_type = head.headers.get("Content-Type").expect("a type");
+            let media_type = media_type.to_str().expect("text");
+            let body = body.collect().await.expect("the whole body");
+            CannedResponse {
+                status: head.status.as_u16(),
+                headers: vec![("Content-Type".into(), media_type.into())],
+                body: body.to_bytes().into(),
+                breaks_connection: false,
+            }
+        })
     }
 
     /// Compacts the database to its current revision.

@@ -2,7 +2,7 @@
 //!
 //! It serves HTTP on a loopback port and implements reading: lists with pages, label and field
 //! selectors, watches with bookmarks and time limits, streaming lists, expired resource versions,
-//! bearer tokens. The test supplies the objects and injects failures: [`ApiServer::refuse`],
+//! bearer tokens, JSON and protobuf. The test supplies the objects and injects failures: [`ApiServer::refuse`],
 //! [`ApiServer::freeze`], [`ApiServer::compact`], [`ApiServer::configure`]. [`control_plane`] starts a real
 //! server.
 //!
@@ -16,8 +16,11 @@
 
 mod answer;
 pub mod control_plane;
+mod form;
 mod manifest;
 mod objects;
+mod protobuf;
+mod schema;
 mod selector;
 mod serve;
 mod stream;
@@ -69,6 +72,8 @@ pub struct Behaviour {
     pub tokens: Option<Vec<String>>,
     /// The HTTP status with which requests for a kind (`services`) are rejected.
     pub refused: BTreeMap<String, u16>,
+    /// Whether protobuf is spoken; if not, requests for it get JSON.
+    pub speaks_protobuf: bool,
     /// If set, watches end at once with an `ERROR` event of this status code.
     pub watch_error: Option<u16>,
 }
@@ -80,6 +85,7 @@ impl Default for Behaviour {
             bookmark_every: Duration::from_secs(60),
             tokens: None,
             refused: BTreeMap::new(),
+            speaks_protobuf: true,
             watch_error: None,
         }
     }
@@ -93,7 +99,7 @@ pub struct CannedResponse {
     /// Headers besides those of the HTTP framing.
     pub headers: Vec<(String, String)>,
     /// The body.
-    pub body: String,
+    pub body: Vec<u8>,
     /// Whether the connection breaks after the body, before the end of the response.
     pub breaks_connection: bool,
 }

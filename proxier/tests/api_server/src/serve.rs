@@ -1,6 +1,5 @@
 //! Connections and requests.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
@@ -13,16 +12,17 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{self, BodyReceiver, PIECE_SIZE, Piece, refusal, status_object, too_large};
+use crate::form::{Encoding, Form};
 use crate::objects::{Kind, Object, Rest};
 use crate::selector::Selector;
-use crate::stream::{Watch, error_line};
+use crate::stream::Watch;
 use crate::{Control, Request, Scheme, Shared, State, tls};
 
 /// Serves until the server is dropped.
@@ -163,13 +163,15 @@ fn answer(
     if let Some(answers) = prescribed.filter(|answers| !answers.is_empty()) {
         return answer::canned(answers.remove(0));
     }
+    let encoding = Encoding::of_request(&request, &state.behaviour);
+    let refuse = |code, message: &str| refusal(encoding, &status_object(code, message));
     if let Some(tokens) = &state.behaviour.tokens
         && certificate == Certificate::None
     {
         let token = request.authorization.as_deref().unwrap_or("");
         let token = token.strip_prefix("Bearer ").unwrap_or("");
         if !tokens.iter().any(|known| known == token) {
-            return refusal(401, "Unauthorized");
+            return refuse(401, "Unauthorized");
         }
     }
     if request.method == "POST"
@@ -178,72 +180,43 @@ fn answer(
             .starts_with("/apis/events.k8s.io/v1/namespaces/")
     {
         // Accepted and forgotten: a request to change the Event gets 404, as after its time to live.
-        return answer::json(StatusCode::CREATED, "{}".into());
+        return answer::whole(StatusCode::CREATED, "application/json", b"{}".into());
     }
     let Some(kind) = Kind::at(&request.path) else {
-        return refusal(404, "the server could not find the requested resource");
+        return refuse(404, "the server could not find the requested resource");
     };
     if let Some(&code) = state.behaviour.refused.get(kind.plural) {
-        return refusal(code, &format!("{} are refused", kind.plural));
+        return refuse(code, &format!("{} are refused", kind.plural));
     }
     let (labels, fields) = ("labelSelector", "fieldSelector");
     let selector = Selector::parse(request.parameter(labels), request.parameter(fields));
     let selector = match selector {
         Ok(selector) => selector,
-        Err(message) => return refusal(400, &message),
+        Err(message) => return refuse(400, &message),
     };
+    let form = Form::of_request(&request, &state.behaviour, kind);
     if request.is_watch() {
-        match watch(&request, kind, selector, &state) {
+        let media_type = encoding.watch_content_type();
+        match watch(&request, (kind, form), selector, &state) {
             Err(refused) => refused,
             Ok(watch) => {
                 let (client, pieces) = answer::body_channel();
                 tokio::spawn(watch.run(shared.clone(), control.clone(), client));
-                answer::with_head(StatusCode::OK, pieces)
+                answer::with_head(StatusCode::OK, media_type, pieces)
             }
         }
     } else {
-        list(&request, kind, &selector, &mut state, shared)
-    }
-}
-
-/// The form of objects in a response: complete, or only metadata.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Form {
-    Whole,
-    Metadata,
-}
-
-impl Form {
-    fn of_request(request: &Request) -> Self {
-        let accept = request.accept.as_deref().unwrap_or("");
-        match accept.contains("as=PartialObjectMetadata") {
-            true => Self::Metadata,
-            false => Self::Whole,
-        }
-    }
-
-    /// Returns the object in this form.
-    pub(crate) fn of(self, object: &Object) -> Cow<'_, str> {
-        match self {
-            Self::Whole => Cow::Borrowed(&object.json),
-            Self::Metadata => Cow::Owned(
-                json!({
-                    "kind": "PartialObjectMetadata",
-                    "apiVersion": "meta.k8s.io/v1",
-                    "metadata": object.value()["metadata"],
-                })
-                .to_string(),
-            ),
-        }
+        list(&request, (kind, form), &selector, &mut state, shared)
     }
 }
 
 /// Returns the resource version of a request, if it has one.
-fn version(request: &Request) -> Result<Option<u64>, Response<BodyReceiver>> {
+fn version(request: &Request, encoding: Encoding) -> Result<Option<u64>, Response<BodyReceiver>> {
     match request.parameter("resourceVersion") {
         "" => Ok(None),
         text => {
-            let invalid = |_| refusal(400, &format!("invalid resource version {text:?}"));
+            let message = format!("invalid resource version {text:?}");
+            let invalid = |_| refusal(encoding, &status_object(400, &message));
             text.parse().map(Some).map_err(invalid)
         }
     }
@@ -252,18 +225,21 @@ fn version(request: &Request) -> Result<Option<u64>, Response<BodyReceiver>> {
 /// Responds to a list.
 fn list(
     request: &Request,
-    kind: Kind,
+    (kind, form): (Kind, Form),
     selector: &Selector,
     state: &mut State,
     shared: &Arc<Shared>,
 ) -> Response<BodyReceiver> {
     let limit = request.parameter("limit").parse().unwrap_or(0);
-    let rest = match (request.parameter("continue"), version(request)) {
+    let rest = match (
+        request.parameter("continue"),
+        version(request, form.encoding),
+    ) {
         (_, Err(refused)) => return refused,
         ("", Ok(asked)) => {
             let current = state.objects.revision();
             if let Some(asked) = asked.filter(|&asked| asked > current) {
-                return answer::json(StatusCode::GATEWAY_TIMEOUT, too_large(asked, current));
+                return refusal(form.encoding, &too_large(asked, current));
             }
             let objects = state.objects.of_kind(kind.plural);
             let objects = objects.filter(|object| selector.matches(&object.selectable));
@@ -274,7 +250,10 @@ fn list(
         }
         (token, Ok(_)) => match state.objects.rest(token) {
             Some(rest) => rest,
-            None => return refusal(410, "The provided continue parameter is too old"),
+            None => {
+                let status = status_object(410, "The provided continue parameter is too old");
+                return refusal(form.encoding, &status);
+            }
         },
     };
     // A real server ignores the limit of a list that its cache serves.
@@ -293,71 +272,60 @@ fn list(
         });
         metadata["continue"] = json!(token);
     }
-    let form = Form::of_request(request);
-    let (kind, api_version) = match form {
-        Form::Whole => (kind.name, kind.api_version),
-        Form::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
-    };
-    let head = format!(
-        "{{\"kind\":\"{kind}List\",\"apiVersion\":\"{api_version}\",\"metadata\":{metadata},\"items\":["
-    );
     let (client, pieces) = answer::body_channel();
     let shared = shared.clone();
     tokio::spawn(async move {
-        send_list(head, objects, form, client).await;
+        send_list(form, &metadata, objects, client).await;
         shared.end_list();
     });
-    answer::with_head(StatusCode::OK, pieces)
+    answer::with_head(StatusCode::OK, form.encoding.content_type(), pieces)
 }
 
 /// Sends a list in pieces, so that a large one is never in memory as a whole.
 async fn send_list(
-    head: String,
-    objects: Vec<Arc<Object>>,
     form: Form,
+    metadata: &Value,
+    objects: Vec<Arc<Object>>,
     client: mpsc::Sender<Piece>,
 ) {
-    let mut text = head;
+    let mut list = form.list_head(metadata, &objects);
     for (index, object) in objects.iter().enumerate() {
-        if index > 0 {
-            text.push(',');
-        }
-        text.push_str(&form.of(object));
-        if text.len() >= PIECE_SIZE {
-            let piece = Bytes::from(std::mem::take(&mut text));
+        form.put_item(&mut list, index, object);
+        if list.len() >= PIECE_SIZE {
+            let piece = Bytes::from(std::mem::take(&mut list));
             if client.send(Ok(piece)).await.is_err() {
                 return;
             }
         }
     }
-    text.push_str("]}\n");
+    form.put_end(&mut list);
     // Fails if the client closes the connection, which it may do at any time.
-    let _ = client.send(Ok(Bytes::from(text))).await;
+    let _ = client.send(Ok(Bytes::from(list))).await;
 }
 
 /// Returns the response of a watch, or an error response if the request is invalid.
 fn watch(
     request: &Request,
-    kind: Kind,
+    (kind, form): (Kind, Form),
     selector: Selector,
     state: &State,
 ) -> Result<Watch, Response<BodyReceiver>> {
-    let asked = version(request)?;
+    let asked = version(request, form.encoding)?;
     let current = state.objects.revision();
+    let encoding = form.encoding;
     let is_list = request.parameter("sendInitialEvents") == "true";
     let has_match = !request.parameter("resourceVersionMatch").is_empty();
     if is_list && !state.behaviour.streams_lists {
         let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
                        unless the WatchList feature gate is enabled";
-        return Err(refusal(422, message));
+        return Err(refusal(encoding, &status_object(422, message)));
     }
     if has_match != is_list {
         let message = "resourceVersionMatch: Forbidden: only together with sendInitialEvents";
-        return Err(refusal(422, message));
+        return Err(refusal(encoding, &status_object(422, message)));
     }
     if let Some(asked) = asked.filter(|&asked| asked > current) {
-        let refused = too_large(asked, current);
-        return Err(answer::json(StatusCode::GATEWAY_TIMEOUT, refused));
+        return Err(refusal(encoding, &too_large(asked, current)));
     }
     let from = asked.filter(|&asked| asked > 0 && !is_list);
     if let Some(from) = from.filter(|&from| !state.objects.remembers(from)) {
@@ -367,8 +335,9 @@ fn watch(
             &format!("too old resource version: {from} ({current})"),
         );
         // Cannot fail: the channel is new and has room.
-        let _ = client.try_send(Ok(Bytes::from(error_line(&gone))));
-        return Err(answer::with_head(StatusCode::OK, pieces));
+        let _ = client.try_send(Ok(Bytes::from(encoding.error(&gone))));
+        let media_type = encoding.watch_content_type();
+        return Err(answer::with_head(StatusCode::OK, media_type, pieces));
     }
     let initial = match from {
         Some(_) => Vec::new(),
@@ -381,9 +350,9 @@ fn watch(
     let wants_bookmarks = request.parameter("allowWatchBookmarks") == "true";
     let secs = request.parameter("timeoutSeconds").parse().unwrap_or(3_600);
     Ok(Watch {
-        kind,
+        plural: kind.plural,
         selector,
-        form: Form::of_request(request),
+        form,
         revision: from.unwrap_or(current),
         initial,
         marks_initial: is_list && wants_bookmarks,

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Bytes;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval_at, sleep_until};
 
 use crate::answer::{PIECE_SIZE, Piece, status_object};
-use crate::objects::{Change, Kind, Object};
+use crate::form::Form;
+use crate::objects::{Change, Object};
 use crate::selector::Selector;
-use crate::serve::Form;
 use crate::{Control, Shared};
 
 /// An accepted watch.
 pub(crate) struct Watch {
-    pub(crate) kind: Kind,
+    pub(crate) plural: &'static str,
     pub(crate) selector: Selector,
     pub(crate) form: Form,
     /// The revision up to which changes were sent.
@@ -40,34 +40,36 @@ impl Watch {
         let end = Instant::now() + self.time;
         let every = self.bookmarks.unwrap_or(Duration::from_secs(86_400));
         let mut bookmarks = interval_at(Instant::now() + every, every);
-        let mut lines = String::new();
+        let mut events = Vec::new();
         for object in std::mem::take(&mut self.initial) {
-            lines.push_str(&self.event("ADDED", &object));
-            if lines.len() >= PIECE_SIZE && send(&mut lines, &mut control, &client).await.is_err() {
+            events.extend(self.form.event("ADDED", &object));
+            if events.len() >= PIECE_SIZE && send(&mut events, &mut control, &client).await.is_err()
+            {
                 return;
             }
         }
         if self.marks_initial {
             let annotations = json!({"k8s.io/initial-events-end": "true"});
-            lines.push_str(&self.bookmark(annotations));
-            if send(&mut lines, &mut control, &client).await.is_err() {
+            events.extend(self.bookmark(annotations));
+            if send(&mut events, &mut control, &client).await.is_err() {
                 return;
             }
             shared.end_list();
         }
         loop {
-            if !lines.is_empty() && send(&mut lines, &mut control, &client).await.is_err() {
+            if !events.is_empty() && send(&mut events, &mut control, &client).await.is_err() {
                 return;
             }
             let error = shared.lock().behaviour.watch_error;
             if let Some(code) = error {
-                lines = error_line(&status_object(code, "as the test wants it"));
-                let _ = client.send(Ok(Bytes::from(lines))).await;
+                let status = status_object(code, "as the test wants it");
+                let event = self.form.encoding.error(&status);
+                let _ = client.send(Ok(Bytes::from(event))).await;
                 return;
             }
             let (changes, is_behind, newest) = {
                 let objects = &shared.lock().objects;
-                let changes = objects.next_changes(self.kind.plural, self.revision);
+                let changes = objects.next_changes(self.plural, self.revision);
                 (
                     changes,
                     objects.is_behind(self.revision),
@@ -75,14 +77,15 @@ impl Watch {
                 )
             };
             if is_behind {
-                lines = error_line(&status_object(410, "too old resource version"));
-                let _ = client.send(Ok(Bytes::from(lines))).await;
+                let status = status_object(410, "too old resource version");
+                let event = self.form.encoding.error(&status);
+                let _ = client.send(Ok(Bytes::from(event))).await;
                 return;
             }
             if let Some(last) = changes.last() {
                 self.revision = last.revision;
                 for change in &changes {
-                    lines.extend(self.line(change));
+                    events.extend(self.event(change).unwrap_or_default());
                 }
                 continue;
             }
@@ -96,67 +99,51 @@ impl Watch {
                 }
                 () = client.closed() => return,
                 changed = control.changed() => if changed.is_err() { return },
-                _ = bookmarks.tick() => lines = self.bookmark(json!({})),
+                _ = bookmarks.tick() => events = self.bookmark(Value::Null),
             }
         }
     }
 
     /// Returns the event of a change for this watch's selectors, if it has one.
-    fn line(&self, change: &Change) -> Option<String> {
+    fn event(&self, change: &Change) -> Option<Vec<u8>> {
         let sees = |object: &&Arc<Object>| self.selector.matches(&object.selectable);
         let before = change.old.as_ref().filter(sees);
         let after = change.new.as_ref().filter(sees);
         Some(match (before, after) {
             (None, None) => return None,
-            (None, Some(new)) => self.event("ADDED", new),
-            (Some(_), Some(new)) => self.event("MODIFIED", new),
+            (None, Some(new)) => self.form.event("ADDED", new),
+            (Some(_), Some(new)) => self.form.event("MODIFIED", new),
             (Some(old), None) => {
                 // A real server sends the last matching state with the version of the change.
-                self.event("DELETED", &old.at(change.revision))
+                self.form
+                    .event("DELETED", &Arc::new(old.at(change.revision)))
             }
         })
     }
 
-    fn event(&self, what: &str, object: &Object) -> String {
-        let object = self.form.of(object);
-        format!("{{\"type\":\"{what}\",\"object\":{object}}}\n")
-    }
-
-    fn bookmark(&self, annotations: serde_json::Value) -> String {
-        let Kind {
-            name, api_version, ..
-        } = self.kind;
-        let mut object = json!({
-            "kind": name,
-            "apiVersion": api_version,
-            "metadata": {"resourceVersion": self.revision.to_string(), "creationTimestamp": null},
-        });
-        if annotations.as_object().is_some_and(|all| !all.is_empty()) {
-            object["metadata"]["annotations"] = annotations;
-        }
-        format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n")
+    fn bookmark(&self, annotations: Value) -> Vec<u8> {
+        self.form.bookmark(&json!({
+            "resourceVersion": self.revision.to_string(),
+            "creationTimestamp": null,
+            "annotations": annotations,
+        }))
     }
 }
 
-/// Sends `lines` and empties them. A frozen server sends nothing until `resume`.
+/// Sends `events` and empties them. A frozen server sends nothing until `resume`.
 ///
 /// # Errors
 /// If the client has disconnected or the server was dropped.
 async fn send(
-    lines: &mut String,
+    events: &mut Vec<u8>,
     control: &mut watch::Receiver<Control>,
     client: &mpsc::Sender<Piece>,
 ) -> Result<(), Disconnected> {
     let waited = control.wait_for(|control| !control.is_frozen).await;
     waited.map_err(|_| Disconnected)?;
-    let piece = Bytes::from(std::mem::take(lines));
+    let piece = Bytes::from(std::mem::take(events));
     client.send(Ok(piece)).await.map_err(|_| Disconnected)
 }
 
 /// The watch has no reader any more.
 struct Disconnected;
-
-/// Returns the last line of a failing watch.
-pub(crate) fn error_line(status: &str) -> String {
-    format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n")
-}

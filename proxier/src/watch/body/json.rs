@@ -1,13 +1,8 @@
-//! Splits responses into objects while their bytes arrive; memory never holds a whole response.
+//! Bodies in JSON.
 
 use memchr::{memchr, memchr2};
 
-/// The largest object that is accepted, in bytes: ten times etcd's request limit of 1.5 MiB, since
-/// JSON is larger than the stored protobuf.
-pub(super) const MAX_OBJECT: usize = 16 << 20;
-
-/// The largest accepted size of a list without its items, in bytes.
-const MAX_ENVELOPE: usize = 1 << 20;
+use super::{KEPT, MAX_ENVELOPE, MAX_OBJECT, NotAList, TooLong};
 
 /// Splits a list into the elements of `items` while its bytes arrive.
 ///
@@ -15,7 +10,7 @@ const MAX_ENVELOPE: usize = 1 << 20;
 /// end of an element by its brackets and does not parse the element. So a malformed element whose brackets
 /// match affects no other element. An element larger than [`MAX_OBJECT`] is truncated.
 #[derive(Debug, Default)]
-pub(super) struct ListSplitter {
+pub(in crate::watch) struct ListSplitter {
     /// The number of open brackets.
     depth: usize,
     /// Set inside a string: whether its next character is escaped.
@@ -35,11 +30,6 @@ enum Escape {
     No,
     Next,
 }
-
-/// The response is not a list, or it exceeds a limit.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a list: {0}")]
-pub(super) struct NotAList(pub(super) &'static str);
 
 impl ListSplitter {
     /// Consumes the next bytes of the response and calls `each` with every element they complete.
@@ -77,7 +67,7 @@ impl ListSplitter {
                         self.keep(tail);
                         each(&self.element);
                         self.element.clear();
-                        self.element.shrink_to(LineSplitter::KEPT);
+                        self.element.shrink_to(KEPT);
                     }
                     start = 0;
                 }
@@ -100,7 +90,7 @@ impl ListSplitter {
 
     /// Appends to the open element and truncates it one byte above [`MAX_OBJECT`].
     fn keep(&mut self, bytes: &[u8]) {
-        // The byte above the limit shows `resource::read` that the element was too large.
+        // The byte above the limit shows the reader of the element that the element was too large.
         let room = (MAX_OBJECT + 1).saturating_sub(self.element.len());
         self.element
             .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
@@ -157,37 +147,46 @@ impl ListSplitter {
 ///
 /// Buffers only the incomplete line. All other lines stay where they arrived.
 #[derive(Debug, Default)]
-pub(super) struct LineSplitter {
+pub(in crate::watch) struct LineSplitter {
     /// The line that is incomplete, or that was returned last.
     partial: Vec<u8>,
     /// Whether `partial` was returned.
     is_returned: bool,
 }
 
-/// The lines that the bytes of [`LineSplitter::lines`] complete.
-pub(super) struct Lines<'a> {
-    splitter: &'a mut LineSplitter,
-    rest: &'a [u8],
-}
-
-/// A line is longer than twice [`MAX_OBJECT`].
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a line of a watch is too long")]
-pub(super) struct TooLong;
-
 impl LineSplitter {
-    /// The capacity that the buffer of an incomplete object keeps, in bytes.
+    /// Takes the next complete line that is not blank off the front of `rest`.
     ///
-    /// A watch may be silent for minutes after a large object. Without this, each of the five watches
-    /// would keep the capacity of its largest object.
-    const KEPT: usize = 64 << 10;
-
-    /// Consumes the next bytes. The caller must take all lines, the last of which may stay incomplete.
-    pub(super) fn lines<'a>(&'a mut self, bytes: &'a [u8]) -> Lines<'a> {
-        Lines {
-            splitter: self,
-            rest: bytes,
+    /// Returns `None` if the rest is an incomplete line, which is kept.
+    pub(super) fn next<'a, 'b: 'a>(
+        &'a mut self,
+        rest: &mut &'b [u8],
+    ) -> Result<Option<&'a [u8]>, TooLong> {
+        loop {
+            if std::mem::take(&mut self.is_returned) {
+                self.partial.clear();
+                self.partial.shrink_to(KEPT);
+            }
+            let Some(end) = memchr(b'\n', rest) else {
+                self.keep(std::mem::take(rest))?;
+                return Ok(None);
+            };
+            let (line, after) = rest.split_at(end);
+            *rest = after.get(1..).unwrap_or_default();
+            if self.partial.is_empty() {
+                if !line.trim_ascii().is_empty() {
+                    return Ok(Some(line));
+                }
+                continue;
+            }
+            self.keep(line)?;
+            self.is_returned = true;
+            if !self.partial.trim_ascii().is_empty() {
+                break;
+            }
         }
+        // After the loop, because the compiler rejects a conditional return of what `self` owns in it.
+        Ok(Some(&self.partial))
     }
 
     /// Appends to the incomplete line.
@@ -197,34 +196,6 @@ impl LineSplitter {
         }
         self.partial.extend_from_slice(bytes);
         Ok(())
-    }
-}
-
-impl Lines<'_> {
-    /// Returns the next complete line that is not blank.
-    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, TooLong> {
-        let splitter = &mut *self.splitter;
-        loop {
-            if std::mem::take(&mut splitter.is_returned) {
-                splitter.partial.clear();
-                splitter.partial.shrink_to(LineSplitter::KEPT);
-            }
-            let Some(end) = memchr(b'\n', self.rest) else {
-                splitter.keep(std::mem::take(&mut self.rest))?;
-                return Ok(None);
-            };
-            let (line, rest) = self.rest.split_at(end);
-            self.rest = rest.get(1..).unwrap_or_default();
-            splitter.is_returned = !splitter.partial.is_empty();
-            if splitter.is_returned {
-                splitter.keep(line)?;
-                if !splitter.partial.trim_ascii().is_empty() {
-                    return Ok(Some(&splitter.partial));
-                }
-            } else if !line.trim_ascii().is_empty() {
-                return Ok(Some(line));
-            }
-        }
     }
 }
 
@@ -301,8 +272,8 @@ mod tests {
             let mut splitter = LineSplitter::default();
             let mut lines = Vec::new();
             for bytes in text.as_bytes().chunks(size) {
-                let mut found = splitter.lines(bytes);
-                while let Some(line) = found.next().unwrap() {
+                let mut rest = bytes;
+                while let Some(line) = splitter.next(&mut rest).unwrap() {
                     lines.push(String::from_utf8(line.to_vec()).unwrap());
                 }
             }
@@ -315,10 +286,10 @@ mod tests {
         let mut splitter = LineSplitter::default();
         let long = [vec![b'x'; 1 << 20], b"\nab".to_vec()].concat();
         for _ in 0..3 {
-            let mut lines = splitter.lines(&long);
-            while lines.next().unwrap().is_some() {}
+            let mut rest = long.as_slice();
+            while splitter.next(&mut rest).unwrap().is_some() {}
             assert_eq!(splitter.partial, b"ab");
-            assert!(splitter.partial.capacity() <= LineSplitter::KEPT);
+            assert!(splitter.partial.capacity() <= KEPT);
         }
     }
 
@@ -326,7 +297,7 @@ mod tests {
     fn an_endless_line_is_rejected() {
         let mut splitter = LineSplitter::default();
         let bytes = vec![b'x'; 1 << 20];
-        let refused = (0..100).find(|_| splitter.lines(&bytes).next().is_err());
+        let refused = (0..100).find(|_| splitter.next(&mut bytes.as_slice()).is_err());
         assert_eq!(refused, Some((2 * MAX_OBJECT) >> 20));
     }
 }

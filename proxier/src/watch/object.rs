@@ -1,0 +1,381 @@
+//! Objects and events of a response that are not parsed yet.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::body::{MAX_OBJECT, unwrap_object};
+use super::encoding::Encoding;
+use super::resource::Resource;
+use crate::api::protobuf::{ProtobufField, first_field};
+use crate::api::{self, FromProtobuf, ProtobufError};
+use crate::model::ObjectName;
+use crate::problem::Problem;
+use crate::store::{Interner, Parsed};
+
+/// An object as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum EncodedObject<'a> {
+    /// Its text.
+    Json(&'a [u8]),
+    /// Its message, without magic number and envelope.
+    Protobuf(&'a [u8]),
+}
+
+/// Why an object or an event cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DecodeError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Protobuf(#[from] ProtobufError),
+    #[error("it is larger than {} MiB", MAX_OBJECT >> 20)]
+    TooLarge,
+    #[error("it has no name")]
+    Nameless,
+    #[error("an event of an unknown type")]
+    EventType,
+}
+
+impl<'a> EncodedObject<'a> {
+    /// Returns the object that is the whole body of a response.
+    ///
+    /// A body without Kubernetes' magic number is read as JSON, which it may be.
+    pub(super) fn of_body(encoding: Encoding, body: &'a [u8]) -> Self {
+        match encoding {
+            Encoding::Json => Self::Json(body),
+            Encoding::Protobuf => unwrap_object(body).map_or(Self::Json(body), Self::Protobuf),
+        }
+    }
+
+    /// Parses the object.
+    ///
+    /// An object of the wrong form becomes a [`Parsed`] with only a name and a Problem.
+    ///
+    /// # Errors
+    /// If even the name cannot be read.
+    pub(super) fn read<R: Resource>(
+        self,
+        interner: &mut Interner,
+    ) -> Result<Parsed<R::Object>, Problem> {
+        let error = match self.decode::<R::Wire>() {
+            Ok(wire) => return R::parse(&wire, interner),
+            Err(_) if self.bytes().len() > MAX_OBJECT => DecodeError::TooLarge,
+            Err(error) => error,
+        };
+        let Ok(name) = self.name() else {
+            let message = format!("has no readable name: {error}; skipped");
+            return Err(Problem::new(R::KIND, "", self.excerpt(), message));
+        };
+        let object = format!("{} {name}", R::KIND);
+        let message = format!("cannot be read: {error}; its last readable state stays in use");
+        Ok(Parsed {
+            name,
+            object: None,
+            problems: vec![Problem::new(object, "", "", message)],
+        })
+    }
+
+    /// Returns the object's name. It is readable although the rest of the object may not be.
+    pub(super) fn name(self) -> Result<ObjectName, DecodeError> {
+        let NameMetadata { namespace, name } = self.metadata()?;
+        match name.is_empty() {
+            true => Err(DecodeError::Nameless),
+            false => Ok(ObjectName::new(&namespace, &name)),
+        }
+    }
+
+    /// Returns the object's resource version.
+    pub(super) fn version(self) -> Result<VersionMetadata, DecodeError> {
+        self.metadata()
+    }
+
+    /// Decodes the object.
+    pub(super) fn decode<T: DeserializeOwned + FromProtobuf>(self) -> Result<T, DecodeError> {
+        Ok(match self {
+            Self::Json(json) => api::from_json(json)?,
+            Self::Protobuf(message) => api::from_protobuf(message)?,
+        })
+    }
+
+    fn metadata<M: DeserializeOwned + FromProtobuf>(self) -> Result<M, DecodeError> {
+        Ok(match self {
+            Self::Json(json) => api::from_json::<Head<M>>(json)?.metadata,
+            Self::Protobuf(message) => api::from_protobuf(first_field(message, METADATA)?)?,
+        })
+    }
+
+    pub(super) fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::Json(bytes) | Self::Protobuf(bytes) => bytes,
+        }
+    }
+
+    /// Returns the beginning of the object, enough to recognise it in a log.
+    fn excerpt(self) -> String {
+        let bytes = self.bytes();
+        let first = bytes.get(..512).unwrap_or(bytes);
+        match self {
+            Self::Json(_) => String::from_utf8_lossy(first).into_owned(),
+            Self::Protobuf(_) => first.escape_ascii().to_string(),
+        }
+    }
+}
+
+/// An event of a watch as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum EncodedEvent<'a> {
+    /// A line.
+    Json(&'a [u8]),
+    /// A frame without its length.
+    Protobuf(&'a [u8]),
+}
+
+impl<'a> EncodedEvent<'a> {
+    /// Parses an event of a streaming list in one pass, if it adds an object without faults.
+    ///
+    /// `None`: the event must be parsed step by step.
+    pub(super) fn read_added<R: Resource>(
+        self,
+        interner: &mut Interner,
+    ) -> Option<Parsed<R::Object>> {
+        let (event_type, wire) = match self {
+            Self::Json(line) => {
+                let event: WatchEvent<R::Wire> = api::from_json(line).ok()?;
+                (event.event_type, event.object)
+            }
+            Self::Protobuf(_) => {
+                let (event_type, object) = self.split().ok()?;
+                (event_type, object.decode().ok()?)
+            }
+        };
+        match event_type {
+            EventType::Added => R::parse(&wire, interner).ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns the type of the event, and its object.
+    pub(super) fn split(self) -> Result<(EventType, EncodedObject<'a>), DecodeError> {
+        match self {
+            Self::Json(line) => {
+                let event: WatchEvent<&RawValue> = serde_json::from_slice(line)?;
+                let json = event.object.get().as_bytes();
+                Ok((event.event_type, EncodedObject::Json(json)))
+            }
+            Self::Protobuf(frame) => {
+                // `meta.k8s.io/v1` `WatchEvent`, and `runtime.RawExtension` in it.
+                let event_type = EventType::of_bytes(first_field(frame, 1)?);
+                let event_type = event_type.ok_or(DecodeError::EventType)?;
+                let object = unwrap_object(first_field(first_field(frame, 2)?, 1)?)?;
+                Ok((event_type, EncodedObject::Protobuf(object)))
+            }
+        }
+    }
+}
+
+/// One line of a watch in JSON.
+///
+/// The type of the object depends on that of the event. So an object that may be of any type is
+/// unparsed text.
+#[derive(Deserialize)]
+struct WatchEvent<T> {
+    /// The type of the event.
+    #[serde(rename = "type")]
+    event_type: EventType,
+    /// The object.
+    object: T,
+}
+
+/// The type of a watch event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(super) enum EventType {
+    /// The object is new, or it matches the selectors now.
+    Added,
+    /// The object changed.
+    Modified,
+    /// The object was deleted, or it no longer matches the selectors.
+    Deleted,
+    /// All changes up to the object's resource version were sent.
+    Bookmark,
+    /// The watch failed; the object is a `Status`.
+    Error,
+}
+
+impl EventType {
+    fn of_bytes(name: &[u8]) -> Option<Self> {
+        Some(match name {
+            b"ADDED" => Self::Added,
+            b"MODIFIED" => Self::Modified,
+            b"DELETED" => Self::Deleted,
+            b"BOOKMARK" => Self::Bookmark,
+            b"ERROR" => Self::Error,
+            _ => return None,
+        })
+    }
+}
+
+/// The number of `metadata` in each object and list.
+const METADATA: u32 = 1;
+
+/// An object reduced to its metadata.
+#[derive(Deserialize)]
+struct Head<M> {
+    metadata: M,
+}
+
+/// The namespace and name from an object's metadata.
+#[derive(Default, Deserialize)]
+struct NameMetadata {
+    #[serde(default)]
+    namespace: String,
+    name: String,
+}
+
+impl FromProtobuf for NameMetadata {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        match field.number {
+            1 => field.str()?.clone_into(&mut self.name),
+            3 => field.str()?.clone_into(&mut self.namespace),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The resource version from an object's metadata, and the mark that ends a streaming list.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct VersionMetadata {
+    pub(super) resource_version: String,
+    #[serde(default)]
+    annotations: Option<BookmarkAnnotations>,
+}
+
+#[derive(Deserialize)]
+struct BookmarkAnnotations {
+    #[serde(rename = "k8s.io/initial-events-end")]
+    initial_events_end: Option<String>,
+}
+
+impl FromProtobuf for VersionMetadata {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        match field.number {
+            6 => field.str()?.clone_into(&mut self.resource_version),
+            12 => {
+                if let ("k8s.io/initial-events-end", value) = field.entry()? {
+                    let initial_events_end = Some(value.to_owned());
+                    self.annotations = Some(BookmarkAnnotations { initial_events_end });
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl VersionMetadata {
+    /// Returns whether this bookmark ends the initial objects of a streaming list.
+    pub(super) fn ends_initial_events(&self) -> bool {
+        let annotation = self.annotations.as_ref();
+        annotation.and_then(|all| all.initial_events_end.as_deref()) == Some("true")
+    }
+}
+
+/// A list's metadata.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListVersion {
+    pub(super) resource_version: String,
+    #[serde(default)]
+    pub(super) r#continue: Option<String>,
+}
+
+impl ListVersion {
+    /// Reads the metadata of a list without items.
+    pub(super) fn of_json(list: &[u8]) -> Result<Self, DecodeError> {
+        let list: Head<Self> = serde_json::from_slice(list)?;
+        Ok(list.metadata)
+    }
+
+    /// Reads the metadata.
+    pub(super) fn of_protobuf(metadata: &[u8]) -> Result<Self, DecodeError> {
+        Ok(api::from_protobuf(metadata)?)
+    }
+}
+
+impl FromProtobuf for ListVersion {
+    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+        match field.number {
+            2 => field.str()?.clone_into(&mut self.resource_version),
+            3 => self.r#continue = Some(field.str()?.to_owned()),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::resource::Services;
+    use super::*;
+
+    #[test]
+    fn an_unreadable_object_keeps_its_name() {
+        let mut interner = Interner::default();
+        let json = br#"{"metadata":{"namespace":"a","name":"b"},"spec":{"ports":{"x":1}}}"#;
+        let mut read = |json| EncodedObject::Json(json).read::<Services>(&mut interner);
+        let parsed = read(json).unwrap();
+        assert_eq!(parsed.name, ObjectName::new("a", "b"));
+        assert_eq!(parsed.object, None);
+        let text = parsed.problems[0].to_string();
+        assert!(text.starts_with("Service a/b: cannot be read: "), "{text}");
+
+        for json in ["[1]", "{}", r#"{"metadata":{"name":["x"]}}"#, "{\"meta"] {
+            let problem = read(json.as_bytes()).unwrap_err();
+            assert_eq!(problem.object, "Service");
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_damaged_behind_its_metadata_keeps_its_name() {
+        let mut interner = Interner::default();
+        let mut read =
+            |message: &[u8]| EncodedObject::Protobuf(message).read::<Services>(&mut interner);
+        // Metadata with the name "b" and the namespace "a"; then a spec.
+        let metadata = b"\x0a\x06\x0a\x01b\x1a\x01a";
+        for (spec, why) in [
+            // Cut off after two of nine bytes.
+            (b"\x12\x09\x0a\x01".as_slice(), "ends within a field"),
+            // A cluster IP that is a number, and one that is not UTF-8.
+            (b"\x12\x02\x18\x07", "field 3 has the wrong type"),
+            (b"\x12\x03\x1a\x01\xff", "field 3 is not UTF-8"),
+            (
+                b"\x12\x0b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+                "overlong number",
+            ),
+            (b"\x12\x01\x07", "invalid field key"),
+        ] {
+            let parsed = read(&[metadata, spec].concat()).unwrap();
+            assert_eq!(parsed.name, ObjectName::new("a", "b"));
+            assert_eq!(parsed.object, None);
+            let text = parsed.problems[0].to_string();
+            assert!(text.starts_with("Service a/b: cannot be read: "), "{text}");
+            assert!(text.contains(why), "{text}");
+        }
+        for message in [b"".as_slice(), b"\x0a\x06\x0a\x01", b"\x0a\x03\x1a\x01a"] {
+            let problem = read(message).unwrap_err();
+            assert_eq!(problem.object, "Service");
+        }
+    }
+
+    #[test]
+    fn a_bookmark_marks_the_end_of_the_initial_events() {
+        let version = |json: &str| EncodedObject::Json(json.as_bytes()).version().unwrap();
+        let end = r#"{"metadata":{"resourceVersion":"7","creationTimestamp":null,
+            "annotations":{"k8s.io/initial-events-end":"true"}}}"#;
+        assert!(version(end).ends_initial_events());
+        assert!(!version(r#"{"metadata":{"resourceVersion":"7"}}"#).ends_initial_events());
+    }
+}
