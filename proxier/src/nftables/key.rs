@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use smallvec::SmallVec;
+
 use super::value::{KeyBytes, KeyType, Value};
 use crate::model::Protocol;
 
@@ -77,7 +79,7 @@ impl Key {
 
     /// Returns the key with these types and bytes; `None` if no key has them.
     pub(super) fn decode(types: &[KeyType], mut bytes: &[u8]) -> Option<Self> {
-        let mut parts = Vec::with_capacity(types.len());
+        let mut parts = SmallVec::<[Value; 3]>::new();
         for part in types {
             let (value, rest) = bytes.split_at_checked(part.length())?;
             parts.push(Value::decode(*part, value)?);
