@@ -6,7 +6,6 @@
 //! * [`userspace`]: a relay in this process instead of IPVS.
 //! * [`companion`]: a real kernel, with a relay for loopback addresses.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use ipvs_netlink as ipvs;
@@ -17,6 +16,7 @@ use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
+use crate::split_map::SplitMap;
 
 pub(crate) mod answer_path;
 pub(crate) mod companion;
@@ -54,7 +54,7 @@ pub trait Dataplane {
     /// persistence engine, thresholds and tunnel parameters.
     fn shows_virtual_servers(
         &mut self,
-        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool;
 
@@ -82,19 +82,16 @@ pub trait Dataplane {
     /// # Errors
     /// If any part cannot be read whole.
     fn observe(&mut self, desired: &Desired) -> Result<Observed, Failure> {
-        // Collecting fills the nodes of the map. Insertions in order would leave each half empty.
-        let mut servers = Vec::new();
+        let mut observed = Observed::default();
+        let servers = &mut observed.virtual_servers;
         self.virtual_servers(&mut |found| {
             let mut server = found.server;
             if let Some(wanted) = desired.virtual_servers.get(&found.key) {
                 server.share(&wanted.profile.definition, &wanted.destinations);
             }
-            servers.push((found.key, server));
+            servers.insert(found.key, server);
         })?;
-        let mut observed = Observed {
-            virtual_servers: servers.into_iter().collect(),
-            ..Observed::default()
-        };
+        servers.pack();
         observed.replace_addresses(self.addresses()?);
         Ok(observed)
     }

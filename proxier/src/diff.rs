@@ -31,16 +31,19 @@ pub struct DeletionRules<'a> {
 /// Linear in the size of both sides.
 pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Ops {
     let mut ops = Ops::default();
-    for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
+    for (key, wanted, found) in joined(
+        desired.virtual_servers.iter(),
+        observed.virtual_servers.iter(),
+    ) {
         match wanted {
-            Some(wanted) => diff_server(*key, wanted, found, rules.drains, &mut ops),
-            None => diff_stale_server(*key, found, rules, &mut ops),
+            Some(wanted) => diff_server(key, wanted, found, rules.drains, &mut ops),
+            None => diff_stale_server(key, found, rules, &mut ops),
         }
     }
-    for (address, wanted, found) in joined(&desired.addresses, &observed.addresses) {
+    for (address, wanted, found) in joined(desired.addresses.iter(), observed.addresses.iter()) {
         // Nearly all addresses are equal and without leftovers, so this saves their lookups.
         if wanted != found || !observed.leftovers.is_empty() {
-            diff_address(*address, desired, observed, &mut ops);
+            diff_address(address, desired, observed, &mut ops);
         }
     }
     // The addresses that only leftovers have, which the walk above has missed.
@@ -171,16 +174,16 @@ fn diff_kept_server(
         match order {
             Ordering::Less => {
                 let new = left.next();
-                ops.extend(new.map(|&destination| Op::AddDestination(key, destination)));
+                ops.extend(new.map(|destination| Op::AddDestination(key, destination)));
             }
             Ordering::Greater => {
                 let stale = right.next();
-                ops.extend(stale.and_then(|&stale| removal_step(key, wanted, stale, drains)));
+                ops.extend(stale.and_then(|stale| removal_step(key, wanted, stale, drains)));
             }
             Ordering::Equal => {
                 let (wanted, found) = (left.next(), right.next());
-                let changed = wanted.filter(|&wanted| Some(wanted) != found);
-                ops.extend(changed.map(|&destination| Op::SetDestination(key, destination)));
+                let changed = wanted.filter(|wanted| Some(*wanted) != found);
+                ops.extend(changed.map(|destination| Op::SetDestination(key, destination)));
             }
         }
     }
@@ -193,7 +196,7 @@ fn diff_retired_server(
     drains: &Drains,
     ops: &mut Ops,
 ) {
-    for &destination in found.destinations.iter() {
+    for destination in found.destinations.iter() {
         let drain = drains.get(&key, &destination.key);
         if drain.is_some_and(|drain| drain.is_over) {
             ops.push(Op::DeleteDestination(key, destination.key));

@@ -120,10 +120,13 @@ impl Ledger {
     /// All of them are recorded already, unless the file was lost.
     pub fn adopt(&mut self, desired: &Desired, observed: &Observed, now: Duration) {
         let before = self.owned.len();
-        for (key, wanted, found) in joined(&desired.virtual_servers, &observed.virtual_servers) {
+        for (key, wanted, found) in joined(
+            desired.virtual_servers.iter(),
+            observed.virtual_servers.iter(),
+        ) {
             if let (Some(wanted), Some(found)) = (wanted, found) {
-                self.own(*key, &wanted.owner);
-                self.recognise_drains(*key, wanted, found, now);
+                self.own(key, &wanted.owner);
+                self.recognise_drains(key, wanted, found, now);
             }
         }
         // Only after the loss of the file: packing copies the whole map.
@@ -283,7 +286,7 @@ impl Ledger {
 
     fn rewrite(&mut self) -> Result<(), Error> {
         let owned = self.owned.iter();
-        let owned = owned.filter_map(|(key, service)| Record::own(*key, service.clone()));
+        let owned = owned.filter_map(|(key, service)| Record::own(key, service.clone()));
         let drains = self.drains.iter();
         let drains = drains.filter_map(|(key, destination, drain)| {
             Record::drain(key, destination, drain.deadline)

@@ -49,7 +49,8 @@ impl ObjectName {
     }
 
     fn parts(&self) -> (&str, &str) {
-        self.0.split_once('\0').unwrap_or(("", &self.0))
+        let end = memchr::memchr(0, self.0.as_bytes());
+        end.map_or(("", &self.0), |end| (&self.0[..end], &self.0[end + 1..]))
     }
 }
 
@@ -136,7 +137,16 @@ impl Cidr {
             return Err(InvalidCidr);
         }
         let network: IpNetwork = text.parse().map_err(|_| InvalidCidr)?;
-        IpNetwork::new(network.network(), network.prefix())
+        Self::new(network.ip(), network.prefix())
+    }
+
+    /// Returns the network of `prefix_len` bits that contains `address`.
+    ///
+    /// # Errors
+    /// If the family has fewer bits.
+    pub(crate) fn new(address: IpAddr, prefix_len: u8) -> Result<Self, InvalidCidr> {
+        let network = IpNetwork::new(address, prefix_len).map_err(|_| InvalidCidr)?;
+        IpNetwork::new(network.network(), prefix_len)
             .map(Self)
             .map_err(|_| InvalidCidr)
     }
@@ -266,7 +276,8 @@ pub struct EndpointSlice {
     /// The endpoints, in the object's order.
     pub endpoints: Box<[Endpoint]>,
     /// The time of the change of a Pod or Service that caused the last change of these endpoints,
-    /// if the annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it.
+    /// if the annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it. A
+    /// [`Snapshot`](crate::store::Snapshot) does not keep it.
     pub changed: Option<SystemTime>,
 }
 

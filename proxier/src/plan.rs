@@ -18,8 +18,10 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use crate::definition::ServerDefinition;
+use crate::destinations::Destinations;
 use crate::model::{Protocol, ServicePortName};
 use crate::problem::Problem;
+use crate::split_map::SplitMap;
 use crate::store::{Snapshot, Touched};
 
 mod admission;
@@ -124,9 +126,8 @@ impl Machine {
 pub struct VirtualServer {
     /// What it has in common with others. Virtual servers with equal profiles share their memory.
     pub profile: Arc<Profile>,
-    /// Its destinations, ordered by key, each key once. Frontends of a Service port with the same
-    /// destinations share their memory.
-    pub destinations: Arc<[ipvs::Destination]>,
+    /// Its destinations. Frontends of a Service port with the same destinations share their memory.
+    pub destinations: Destinations,
     /// The Service port that it serves.
     pub owner: ServicePortName,
 }
@@ -149,8 +150,7 @@ pub struct Profile {
 impl VirtualServer {
     /// Returns whether `key` is one of the destinations.
     pub fn has_destination(&self, key: &ipvs::DestinationKey) -> bool {
-        let order = |destination: &ipvs::Destination| destination.key;
-        self.destinations.binary_search_by_key(key, order).is_ok()
+        self.destinations.find(key).is_some()
     }
 }
 
@@ -190,9 +190,9 @@ impl FrontendKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// All virtual servers.
-    pub virtual_servers: BTreeMap<ipvs::ServiceKey, VirtualServer>,
+    pub virtual_servers: SplitMap<ipvs::ServiceKey, VirtualServer>,
     /// All service addresses to make local, each with its preferred source, if any.
-    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
+    pub addresses: SplitMap<IpAddr, Option<IpAddr>>,
     /// Whether service addresses need the device `kube-ipvs0`, even if there are none now.
     pub needs_carrier: bool,
     /// The addresses of endpoints on this node.
@@ -227,7 +227,7 @@ impl Desired {
         };
         let needing = self.virtual_servers.iter();
         let needing = needing.filter(|(_, server)| needs_rules(server));
-        let keys: BTreeSet<_> = needing.map(|(key, _)| *key).collect();
+        let keys: BTreeSet<_> = needing.map(|(key, _)| key).collect();
         let addresses = keys.iter().filter_map(ipvs::ServiceKey::address).collect();
         (keys, addresses)
     }

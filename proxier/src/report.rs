@@ -9,11 +9,13 @@ use ipvs_netlink as ipvs;
 use serde::Serialize;
 
 use crate::dataplane::{Dataplane, Failure};
+use crate::destinations::Destinations;
 use crate::ledger::{Drain, Ledger, Owned};
 use crate::observed::{CountedServer, LocalAddresses};
 use crate::op::Op;
 use crate::plan::Desired;
 use crate::problem::Problem;
+use crate::split_map::SplitMap;
 
 mod comparison;
 
@@ -108,8 +110,8 @@ impl JsonReport {
     pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
         let servers = desired.virtual_servers.iter();
         let servers = servers.map(|(key, server)| {
-            let service = server.profile.definition.at(*key);
-            (service, &*server.destinations)
+            let service = server.profile.definition.at(key);
+            (service, &server.destinations)
         });
         Self::new(servers, &desired.addresses, problems, None)
     }
@@ -117,13 +119,13 @@ impl JsonReport {
     /// Reports the observed state.
     pub(crate) fn observed(observed: &KernelTable, ledger: &Ledger) -> Self {
         let servers = observed.virtual_servers.values();
-        let servers = servers.map(|found| (found.service(), &*found.server.destinations));
+        let servers = servers.map(|found| (found.service(), &found.server.destinations));
         Self::new(servers, &observed.local.addresses, &[], Some(ledger))
     }
 
     fn new<'a>(
-        servers: impl Iterator<Item = (ipvs::Service, &'a [ipvs::Destination])>,
-        addresses: &BTreeMap<IpAddr, Option<IpAddr>>,
+        servers: impl Iterator<Item = (ipvs::Service, &'a Destinations)>,
+        addresses: &SplitMap<IpAddr, Option<IpAddr>>,
         problems: &[Problem],
         ledger: Option<&Ledger>,
     ) -> Self {
@@ -133,7 +135,7 @@ impl JsonReport {
         Self {
             virtual_servers,
             firewall_marks,
-            addresses: addresses.keys().copied().collect(),
+            addresses: addresses.keys().collect(),
             problems: problems.iter().map(ProblemEntry::from).collect(),
         }
     }
@@ -143,7 +145,7 @@ impl ServerEntry {
     /// Returns `None` for a kind of key that this report does not know.
     fn new(
         service: &ipvs::Service,
-        destinations: &[ipvs::Destination],
+        destinations: &Destinations,
         ledger: Option<&Ledger>,
     ) -> Option<Self> {
         let key = match service.key {
@@ -165,7 +167,8 @@ impl ServerEntry {
             },
             _ => return None,
         };
-        let drain_of = |destination| ledger?.drains().get(&service.key, destination);
+        let drain_of =
+            |destination: &ipvs::DestinationKey| ledger?.drains().get(&service.key, destination);
         let destinations = destinations.iter().map(|destination| DestinationEntry {
             address: destination.key.address,
             port: destination.key.port,
@@ -305,7 +308,7 @@ fn write_table(
     }
     let local = &observed.local;
     writeln!(text, "\nService addresses ({}):", local.addresses.len())?;
-    for (address, source) in &local.addresses {
+    for (address, source) in local.addresses.iter() {
         match source {
             Some(source) => writeln!(text, "  {address} source {source}")?,
             None => writeln!(text, "  {address}")?,

@@ -199,7 +199,7 @@ fn user_of(address: IpAddr, desired: &Desired) -> Affected {
                 port,
             })
         };
-        desired.virtual_servers.range(key(0)..=key(u16::MAX))
+        desired.virtual_servers.range(key(0), key(u16::MAX))
     };
     // Several Services may share an external IP. One is enough to say who needs the address.
     let mut users = Protocol::ALL.into_iter().flat_map(servers);
@@ -260,14 +260,14 @@ impl Summary {
         let touched: BTreeSet<_> = ops.iter().filter_map(Op::service_key).collect();
         let mut summary = Self::default();
         for key in desired.keys() {
-            match (observed.contains_key(key), touched.contains(key)) {
+            match (observed.contains_key(&key), touched.contains(&key)) {
                 (false, _) => summary.added += 1,
                 (true, true) => summary.changed += 1,
                 (true, false) => summary.same += 1,
             }
         }
         for key in observed.keys().filter(|key| !desired.contains_key(key)) {
-            match (touched.contains(key), view.retired.contains(key)) {
+            match (touched.contains(&key), view.retired.contains(&key)) {
                 (true, _) => summary.deleted += 1,
                 (false, false) => summary.foreign += 1,
                 // Retired: it is deleted when its connections have ended, by a later round.

@@ -1,19 +1,28 @@
 //! The snapshot of the cluster's objects, and the events that update it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::model::{Cidr, EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
 use crate::problem::Problem;
 
+mod encoded;
+mod encoding;
 mod interner;
+mod key;
+mod kinds;
+mod list;
 mod objects;
-mod slices_of;
+mod shared;
 #[cfg(test)]
 mod tests;
 
+use encoded::Encoded;
 pub use interner::Interner;
-use objects::{Objects, Stored};
-use slices_of::SlicesOf;
+pub use kinds::ObjectKind;
+pub use list::ObjectList;
+use objects::Objects;
+use shared::SharedValues;
 
 /// A parsed object with its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +48,7 @@ pub enum Update<T> {
     Delete(ObjectName),
     /// Replaces all objects of the kind: an object that the list lacks is deleted. A relist is one
     /// such update.
-    Reset(Vec<Parsed<T>>),
+    Reset(ObjectList<T>),
     /// Adds or replaces these objects and deletes none: the list is known to be incomplete.
     Merge(Vec<Parsed<T>>),
 }
@@ -66,13 +75,16 @@ impl Event {
         let Self::Services(update) = self else {
             return;
         };
-        let services = match update {
-            Update::Apply(service) => std::slice::from_mut(service),
-            Update::Reset(services) | Update::Merge(services) => services,
-            Update::Delete(_) => return,
+        let edit = |service: &mut Parsed<Service>| {
+            if let Some(service) = &mut service.object {
+                service.external_ips = Box::default();
+            }
         };
-        for service in services.iter_mut().filter_map(|it| it.object.as_mut()) {
-            service.external_ips = Box::default();
+        match update {
+            Update::Apply(service) => edit(service),
+            Update::Merge(services) => services.iter_mut().for_each(edit),
+            Update::Reset(services) => services.edit(edit),
+            Update::Delete(_) => {}
         }
     }
 }
@@ -109,18 +121,22 @@ impl Touched {
 }
 
 /// The cluster's objects, as far as this node uses them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+///
+/// Nearly all objects rest most of the time, so they are encoded, which takes a quarter of the memory, and are
+/// decoded when a Service is planned.
+#[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     services: Objects<Service>,
+    /// In groups: those of one Service.
     slices: Objects<EndpointSlice>,
-    slices_of: SlicesOf,
     node: Option<Node>,
     service_cidrs: Objects<ServiceCidr>,
     nodes: Objects<NodeLocation>,
+    shared: SharedValues,
     services_listed: bool,
     slices_listed: bool,
-    /// The number of Services that need the regions of other nodes.
-    services_needing_regions: usize,
+    /// The Services whose plan depends on the regions of other nodes.
+    needing_regions: BTreeSet<ObjectName>,
 }
 
 impl Snapshot {
@@ -131,32 +147,29 @@ impl Snapshot {
         match event {
             Event::Services(change) => {
                 self.services_listed |= matches!(change, Update::Reset(_));
-                let needing = &mut self.services_needing_regions;
-                self.services.update(change, |name, old, new| {
-                    touched.add(name);
-                    *needing -= usize::from(needs_regions(old));
-                    *needing += usize::from(needs_regions(new));
-                });
+                let needing = &mut self.needing_regions;
+                self.services
+                    .update(change, &mut self.shared, |change, shared| {
+                        let name = change.name;
+                        touched.add(name);
+                        let new = change.new;
+                        let new = new.and_then(|new| new.decode::<Service>(name.clone(), shared));
+                        match new.is_some_and(|new| new.needs_regions()) {
+                            true => needing.insert(name.clone()),
+                            false => needing.remove(name),
+                        };
+                    });
             }
             Event::EndpointSlices(change) => {
-                let is_all = matches!(change, Update::Reset(_));
-                self.slices_listed |= is_all;
-                let slices_of = &mut self.slices_of;
-                self.slices.update(change, |name, old, new| {
-                    let (old, new) = (old.and_then(service_of), new.and_then(service_of));
-                    // A slice may pass from one Service to another. Both plans change then.
-                    for service in [&old, &new].into_iter().flatten() {
-                        touched.add(service);
-                    }
-                    if old != new {
-                        old.iter().for_each(|old| slices_of.remove(old, name));
-                        new.into_iter().for_each(|new| slices_of.add(new, name));
-                    }
+                self.slices_listed |= matches!(change, Update::Reset(_));
+                self.slices.update(change, &mut self.shared, |change, _| {
+                    // A slice may pass from one Service to another, and has another key then. Both plans
+                    // change.
+                    let left = change.old.filter(|old| Some(*old) != change.new);
+                    let both = left.into_iter().chain(change.new);
+                    let services = both.filter_map(Encoded::group);
+                    services.for_each(|service| touched.add(&service));
                 });
-                if is_all {
-                    // A list fills the index by insertions, which leave its nodes half empty.
-                    slices_of.pack();
-                }
             }
             Event::Node(node) => {
                 let before = self.node.as_ref();
@@ -167,13 +180,17 @@ impl Snapshot {
                 self.node = Some(node);
             }
             // No plan depends on these ranges. They only decide about ownership, at the next resync.
-            Event::ServiceCidrs(change) => self.service_cidrs.update(change, |_, _, _| ()),
+            Event::ServiceCidrs(change) => {
+                self.service_cidrs
+                    .update(change, &mut self.shared, |_, _| ());
+            }
             Event::Nodes(change) => {
                 let mut moved = false;
-                self.nodes.update(change, |_, _, _| moved = true);
+                self.nodes
+                    .update(change, &mut self.shared, |_, _| moved = true);
                 if moved {
-                    let affected = self.services().filter(|service| service.needs_regions());
-                    affected.for_each(|service| touched.add(&service.name));
+                    let affected = self.needing_regions.iter();
+                    affected.for_each(|service| touched.add(service));
                 }
             }
         }
@@ -199,13 +216,13 @@ impl Snapshot {
     }
 
     /// Returns all Services, in order of names.
-    pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services.all()
+    pub fn services(&self) -> impl Iterator<Item = Service> {
+        self.services.all(&self.shared)
     }
 
     /// Returns the Service `name`.
-    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
-        self.services.get(name)
+    pub fn service(&self, name: &ObjectName) -> Option<Service> {
+        self.services.get(name, &self.shared)
     }
 
     /// Returns whether the Service `name` exists, even if this node uses no part of it.
@@ -213,10 +230,12 @@ impl Snapshot {
         self.services.has(name)
     }
 
-    /// Returns the slices of `service`, in order of names.
-    pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> {
-        let names = self.slices_of.names(service);
-        names.filter_map(|name| self.slices.get(&name))
+    /// Returns the slices of `service`, in an order that depends on their names only.
+    pub fn slices<'a>(
+        &'a self,
+        service: &ObjectName,
+    ) -> impl Iterator<Item = EndpointSlice> + use<'a> {
+        self.slices.group(service, &self.shared)
     }
 
     /// Returns our own Node, once known.
@@ -231,20 +250,20 @@ impl Snapshot {
     }
 
     /// Returns the region of the node `name`, if known.
-    pub fn region(&self, name: &str) -> Option<&str> {
-        let key = ObjectName::new("", name);
-        self.nodes.get(&key)?.region.as_deref()
+    pub fn region(&self, name: &str) -> Option<Arc<str>> {
+        let name = ObjectName::new("", name);
+        self.nodes.get(&name, &self.shared)?.region
     }
 
     /// Returns the ranges of cluster IPs that the API server lists.
     pub fn service_ranges(&self) -> impl Iterator<Item = Cidr> + '_ {
-        let cidrs = self.service_cidrs.all();
-        cidrs.flat_map(|cidr| cidr.ranges.iter().copied())
+        let cidrs = self.service_cidrs.all(&self.shared);
+        cidrs.flat_map(|cidr| cidr.ranges)
     }
 
     /// Returns whether a Service needs the locations of other nodes.
     pub fn needs_other_nodes(&self) -> bool {
-        self.services_needing_regions > 0
+        !self.needing_regions.is_empty()
     }
 
     /// Returns the problems of all objects, in order of names within a kind.
@@ -258,13 +277,4 @@ impl Snapshot {
         let nodes = self.nodes.problems();
         services.chain(slices).chain(cidrs).chain(nodes)
     }
-}
-
-fn needs_regions(service: Option<&Stored<Service>>) -> bool {
-    let service = service.and_then(|parsed| parsed.object.as_ref());
-    service.is_some_and(Service::needs_regions)
-}
-
-fn service_of(slice: &Stored<EndpointSlice>) -> Option<ObjectName> {
-    slice.object.as_ref().map(EndpointSlice::service_name)
 }

@@ -60,6 +60,11 @@ pub mod definition {
     pub use crate::definition::ServerDefinition;
 }
 
+pub mod destinations {
+    //! Destinations of a virtual server.
+    pub use crate::destinations::Destinations;
+}
+
 pub mod diff {
     //! From desired and observed state to Ops.
     pub use crate::diff::{DeletionRules, diff, sort};
@@ -145,9 +150,16 @@ pub mod shadow {
     }
 }
 
+pub mod split_map {
+    //! Ordered maps with short keys for IPv4.
+    pub use crate::split_map::{SplitKey, SplitMap};
+}
+
 pub mod store {
     //! The snapshot of the API objects.
-    pub use crate::store::{Event, Interner, Parsed, Snapshot, Touched, Update};
+    pub use crate::store::{
+        Event, Interner, ObjectKind, ObjectList, Parsed, Snapshot, Touched, Update,
+    };
 }
 
 pub mod sync {

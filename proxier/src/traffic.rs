@@ -19,6 +19,7 @@ use ipvs_netlink as ipvs;
 
 use crate::model::ServicePortName;
 use crate::plan::{FrontendKind, VirtualServer};
+use crate::split_map::SplitMap;
 
 #[cfg(test)]
 pub(crate) use text::METRICS;
@@ -72,7 +73,7 @@ impl Owners {
     pub fn follow(
         &self,
         changed: &BTreeSet<ipvs::ServiceKey>,
-        planned: &BTreeMap<ipvs::ServiceKey, VirtualServer>,
+        planned: &SplitMap<ipvs::ServiceKey, VirtualServer>,
     ) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut known.planned, planned.len());
@@ -80,7 +81,7 @@ impl Owners {
             known.owners = BTreeMap::new();
         } else if before > self.limit {
             // Changes above the limit were not followed.
-            let all = planned.iter().map(|(key, server)| (*key, server.into()));
+            let all = planned.iter().map(|(key, server)| (key, server.into()));
             known.owners = all.collect();
         } else {
             for key in changed {
@@ -133,6 +134,7 @@ mod tests {
 
     use super::*;
     use crate::definition::ServerDefinition;
+    use crate::destinations::Destinations;
     use crate::model::ObjectName;
     use crate::plan::{Profile, RelayOptions};
 
@@ -148,7 +150,7 @@ mod tests {
                     admission: None,
                     relay: RelayOptions::default(),
                 }),
-                destinations: [].into(),
+                destinations: Destinations::default(),
                 owner: ServicePortName {
                     service: ObjectName::new("ns", "web"),
                     port: "http".into(),
@@ -165,7 +167,7 @@ mod tests {
             mark: 9,
         };
         let owners = Owners::new(1);
-        let mut planned = BTreeMap::from([(key, server(key, FrontendKind::ClusterIp))]);
+        let mut planned = SplitMap::from_iter([(key, server(key, FrontendKind::ClusterIp))]);
         owners.follow(&[key].into(), &planned);
         assert!(owners.read().unwrap().contains_key(&key));
 

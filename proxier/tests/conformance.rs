@@ -87,17 +87,8 @@ fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Dataplane) {
 /// Deletes everything but the carrier, for the next case.
 fn clear(kernel: &mut dyn Dataplane) {
     let observed = kernel.observe(&Desired::default()).unwrap();
-    let mut ops: Vec<Op> = observed
-        .addresses
-        .keys()
-        .map(|&ip| Op::DeleteAddress(ip))
-        .collect();
-    ops.extend(
-        observed
-            .virtual_servers
-            .keys()
-            .map(|&key| Op::DeleteService(key)),
-    );
+    let mut ops: Vec<Op> = observed.addresses.keys().map(Op::DeleteAddress).collect();
+    ops.extend(observed.virtual_servers.keys().map(Op::DeleteService));
     assert_eq!(errnos(&kernel.apply(&ops)), vec![None; ops.len()]);
     let left = kernel.observe(&Desired::default()).unwrap();
     assert!(left.virtual_servers.is_empty() && left.addresses.is_empty());
@@ -235,8 +226,8 @@ fn addresses_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
     );
     let observed = kernel.observe(&Desired::default()).unwrap();
     assert_eq!(
-        observed.addresses.into_iter().collect::<Vec<_>>(),
-        [(v4, None), (v6, None)]
+        observed.addresses.iter().collect::<Vec<_>>(),
+        [(v4, &None), (v6, &None)]
     );
     check(
         kernel,

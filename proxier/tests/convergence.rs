@@ -95,7 +95,7 @@ fn address(key: &ipvs::ServiceKey) -> IpAddr {
 }
 
 fn keys(desired: &Desired) -> BTreeSet<ipvs::ServiceKey> {
-    desired.virtual_servers.keys().copied().collect()
+    desired.virtual_servers.keys().collect()
 }
 
 /// Returns the ordered Ops that lead to `desired`. The virtual servers in `owned` are ours, and no
@@ -123,9 +123,9 @@ fn programmed(desired: &Desired) -> FakeKernel {
 fn matches(desired: &Desired, state: &Observed) -> bool {
     desired.addresses == state.addresses
         && desired.virtual_servers.iter().all(|(key, wanted)| {
-            state.virtual_servers.get(key).is_some_and(|found| {
+            state.virtual_servers.get(&key).is_some_and(|found| {
                 wanted.profile.definition == found.definition
-                    && *wanted.destinations == *found.destinations
+                    && wanted.destinations == found.destinations
             })
         })
 }
@@ -157,7 +157,7 @@ proptest! {
         prop_assert!(kernel.apply(&ops).iter().all(Result::is_ok));
         prop_assert!(matches(&after, &kernel.state));
         // Foreign virtual servers stay; owned ones that are stale are deleted.
-        let left: BTreeSet<_> = kernel.state.virtual_servers.keys().copied().collect();
+        let left: BTreeSet<_> = kernel.state.virtual_servers.keys().collect();
         prop_assert_eq!(left, &keys(&after) | &(&keys(&before) & &foreign));
     }
 
@@ -182,7 +182,7 @@ proptest! {
             }
             // Without a virtual server, connections to a local address would reach the node's daemons.
             for local in kernel.state.addresses.keys() {
-                let has_virtual_server = kernel.state.virtual_servers.keys().any(|key| address(key) == *local);
+                let has_virtual_server = kernel.state.virtual_servers.keys().any(|key| address(&key) == local);
                 prop_assert!(has_virtual_server, "{local} after {op}");
             }
         }

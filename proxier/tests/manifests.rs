@@ -12,7 +12,7 @@ use proxier::testing::manifests::{self, Loaded, Options};
 use proxier::testing::model;
 use proxier::testing::model::{EndpointSlice, Node, Service};
 use proxier::testing::problem::Problem;
-use proxier::testing::store::{Event, Parsed, Update};
+use proxier::testing::store::{Event, ObjectKind, Parsed, Update};
 
 #[path = "manifests/assigned.rs"]
 mod assigned;
@@ -91,7 +91,13 @@ fn problems(loaded: &Loaded) -> Vec<String> {
     all.map(Problem::to_string).collect()
 }
 
-fn objects(loaded: &Loaded) -> (&[Parsed<Service>], &[Parsed<EndpointSlice>], Option<&Node>) {
+fn objects(
+    loaded: &Loaded,
+) -> (
+    Vec<Parsed<Service>>,
+    Vec<Parsed<EndpointSlice>>,
+    Option<&Node>,
+) {
     let (services, slices, rest) = match &loaded.events[..] {
         [
             Event::Services(services),
@@ -111,10 +117,13 @@ fn objects(loaded: &Loaded) -> (&[Parsed<Service>], &[Parsed<EndpointSlice>], Op
     }
 }
 
-fn list_of<T: std::fmt::Debug>(update: &Update<T>, is_whole: bool) -> &[Parsed<T>] {
+fn list_of<T: ObjectKind + Clone + std::fmt::Debug>(
+    update: &Update<T>,
+    is_whole: bool,
+) -> Vec<Parsed<T>> {
     match update {
-        Update::Reset(all) if is_whole => all,
-        Update::Merge(some) if !is_whole => some,
+        Update::Reset(all) if is_whole => all.iter().collect(),
+        Update::Merge(some) if !is_whole => some.clone(),
         other => panic!("{other:#?}"),
     }
 }

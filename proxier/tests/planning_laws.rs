@@ -195,8 +195,8 @@ proptest! {
         commands.iter().for_each(|command| scene.command(command));
         scene.plan();
         let desired = scene.planner.as_ref().unwrap().desired();
-        for (key, server) in &desired.virtual_servers {
-            assert_destinations(key, server, &scene.snapshot);
+        for (key, server) in desired.virtual_servers.iter() {
+            assert_destinations(&key, server, &scene.snapshot);
         }
     }
 }
@@ -261,8 +261,8 @@ impl Conformance {
         let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);
         for event in loaded.events {
             match event {
-                Event::Services(Update::Reset(all)) => services = all,
-                Event::EndpointSlices(Update::Reset(all)) => slices = all,
+                Event::Services(Update::Reset(all)) => services = all.iter().collect(),
+                Event::EndpointSlices(Update::Reset(all)) => slices = all.iter().collect(),
                 Event::Node(own) => node = Some(own),
                 other => panic!("{other:?}"),
             }
@@ -314,7 +314,7 @@ impl Conformance {
                 }
                 Event::EndpointSlices(Update::Apply(moved))
             }
-            Change::RelistWithoutServices => Event::Services(Update::Reset(Vec::new())),
+            Change::RelistWithoutServices => Event::Services(Update::Reset(Vec::new().into())),
             Change::MergeServices(at, count) => {
                 Event::Services(Update::Merge(part(&self.services, at, count)))
             }
@@ -358,9 +358,9 @@ proptest! {
         }
         snapshot.apply(Event::Node(cluster.node.clone()), &mut touched);
         if is_relisted {
-            let all = Update::Reset(cluster.slices.clone());
+            let all = Update::Reset(cluster.slices.clone().into());
             snapshot.apply(Event::EndpointSlices(all), &mut touched);
-            let all = Update::Reset(cluster.services.clone());
+            let all = Update::Reset(cluster.services.clone().into());
             snapshot.apply(Event::Services(all), &mut touched);
         } else {
             for at in 0..cluster.services.len().max(cluster.slices.len()) {
@@ -373,17 +373,26 @@ proptest! {
         let mut fresh = Snapshot::default();
         for event in [
             Event::Node(cluster.node.clone()),
-            Event::Services(Update::Reset(cluster.services.clone())),
-            Event::EndpointSlices(Update::Reset(cluster.slices.clone())),
+            Event::Services(Update::Reset(cluster.services.clone().into())),
+            Event::EndpointSlices(Update::Reset(cluster.slices.clone().into())),
         ] {
             fresh.apply(event, &mut Touched::none());
         }
         if is_relisted {
-            prop_assert_eq!(&snapshot, &fresh);
+            prop_assert_eq!(content(&snapshot), content(&fresh));
         }
         let from_scratch = desired(&fresh, &machine, planner.config());
         prop_assert_eq!((planner.desired().clone(), planner.problems(&snapshot)), from_scratch);
     }
+}
+
+/// Returns all Services of a snapshot, each with its slices.
+fn content(snapshot: &Snapshot) -> Vec<(Service, Vec<EndpointSlice>)> {
+    let slices = |service: &Service| snapshot.slices(&service.name).collect();
+    let services = snapshot.services();
+    services
+        .map(|service| (service.clone(), slices(&service)))
+        .collect()
 }
 
 /// Asserts that the destinations are the endpoints that the traffic policy, the endpoints' states and
@@ -412,6 +421,7 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
     assert!(
         server
             .destinations
+            .iter()
             .is_sorted_by_key(|destination| destination.key),
         "{server:?}"
     );
@@ -433,7 +443,7 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
         let selected = listening
             .iter()
             .filter(|(_, endpoint)| is_permitted(endpoint) && test(endpoint));
-        selected.map(|&(address, _)| address).collect()
+        selected.map(|(address, _)| *address).collect()
     };
     let (ready, last_resort) = (of(&is_ready), of(&is_last_resort));
     let candidates = if ready.is_empty() {
@@ -461,11 +471,11 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
 }
 
 /// Returns the endpoints of the port of `owner`, in any state, with their addresses.
-fn listening<'a>(
+fn listening(
     key: &ServiceKey,
     owner: &ServicePortName,
-    snapshot: &'a Snapshot,
-) -> Vec<(SocketAddr, &'a Endpoint)> {
+    snapshot: &Snapshot,
+) -> Vec<(SocketAddr, Endpoint)> {
     let service = snapshot.service(&owner.service).unwrap();
     let port = service
         .ports
@@ -475,12 +485,10 @@ fn listening<'a>(
     let is_v6 = key.family() == ipvs_netlink::Family::V6;
     let mut found = Vec::new();
     for slice in snapshot.slices(&owner.service) {
+        let endpoints = || slice.endpoints.iter().cloned();
         for listed in &slice.ports {
             if listed.name == port.name && listed.protocol == port.protocol {
-                let of_family = slice
-                    .endpoints
-                    .iter()
-                    .filter(|e| e.address.is_ipv6() == is_v6);
+                let of_family = endpoints().filter(|e| e.address.is_ipv6() == is_v6);
                 found.extend(of_family.map(|e| (SocketAddr::new(e.address, listed.port), e)));
             }
         }

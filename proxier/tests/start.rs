@@ -63,7 +63,7 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
 fn after(writes: usize) -> (Vec<IpAddr>, String) {
     let mut proxier = programmed(FakeKernel::default(), writes);
     let kernel = proxier.dataplane();
-    let addresses = kernel.state.addresses.keys().copied().collect();
+    let addresses = kernel.state.addresses.keys().collect();
     let rules = kernel.rules.clone().unwrap_or_default();
     (addresses, rules.named("rules").to_string())
 }

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use proxier::testing::api;
 use proxier::testing::model::{self, ObjectName, Protocol, TrafficPolicy};
-use proxier::testing::store::{Event, Interner, Parsed, Update};
+use proxier::testing::store::{Event, Interner, ObjectList, Parsed, Update};
 use serde_json::Value;
 
 pub(crate) use crate::cluster::objects::NODE;
@@ -56,8 +56,8 @@ impl Cluster {
             first == self.parsed_slice(0, interner),
             "`parsed_slice` differs from the parsed JSON of `slice`"
         );
-        let mut services = Vec::new();
-        let mut slices = Vec::new();
+        let mut services = ObjectList::default();
+        let mut slices = ObjectList::default();
         for number in 0..self.services {
             services.push(parsed_service(number, interner));
             slices.push(self.parsed_slice(number, interner));

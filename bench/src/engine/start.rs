@@ -4,7 +4,6 @@
 //! server's Service first. A connection is tried after each write, so the time until the Service is
 //! usable includes all rules and the whole call. It is an upper bound.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,7 @@ use proxier::testing::nftables::{Command, Table};
 use proxier::testing::observed::{CountedServer, LocalAddresses, ObservedServer};
 use proxier::testing::op::Op;
 use proxier::testing::plan::{Machine, ServiceAddresses};
+use proxier::testing::split_map::SplitMap;
 use proxier::testing::store::{self, Event, Interner};
 use proxier::testing::sync::Proxier;
 use serde_json::json;
@@ -158,7 +158,7 @@ impl Dataplane for Watched {
 
     fn shows_virtual_servers(
         &mut self,
-        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool {
         self.linux.shows_virtual_servers(expected, portion)

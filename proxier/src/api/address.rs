@@ -70,7 +70,10 @@ pub(super) fn why_unusable_or_link_local(address: IpAddr) -> Option<&'static str
 }
 
 fn parse_v4(text: &str) -> Option<Ipv4Addr> {
-    // Not `Ipv4Addr::from_str`, which rejects leading zeros.
+    if let Ok(address) = text.parse() {
+        return Some(address);
+    }
+    // `Ipv4Addr::from_str` rejects leading zeros.
     let mut octets = [0; 4];
     let mut parts = text.split('.');
     for octet in &mut octets {

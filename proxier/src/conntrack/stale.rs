@@ -58,12 +58,12 @@ impl Stale {
         // used, so the frontends of the mark are needed. `desired` no longer names those of a
         // deleted mark: each frontend without a mark may have been one.
         let wanted = desired.virtual_servers.keys();
-        let used: BTreeSet<u32> = wanted.filter_map(|key| desired.mark(key)).collect();
+        let used: BTreeSet<u32> = wanted.filter_map(|key| desired.mark(&key)).collect();
         let is_gone = marks.iter().any(|mark| !used.contains(mark));
         for key in desired.virtual_servers.keys() {
-            let mark = desired.mark(key);
+            let mark = desired.mark(&key);
             if mark.map_or(is_gone, |mark| marks.contains(&mark)) {
-                stale.add(key, desired);
+                stale.add(&key, desired);
             }
         }
         stale
@@ -93,7 +93,7 @@ impl Stale {
             desired.virtual_servers.get(&key)
         });
         let servers = [server, inside].into_iter().flatten();
-        let destinations = servers.flat_map(|server| &*server.destinations);
+        let destinations = servers.flat_map(|server| server.destinations.iter());
         let endpoints = destinations.map(|it| (it.key.address, it.key.port).into());
         self.frontends.insert(frontend, endpoints.collect());
     }

@@ -170,7 +170,7 @@ impl Meter {
 fn count_plan(desired: &Desired) {
     let mut destinations = 0;
     let mut remote_only = BTreeMap::new();
-    for (key, server) in &desired.virtual_servers {
+    for (key, server) in desired.virtual_servers.iter() {
         destinations += server.destinations.len();
         let Some(admission) = &server.profile.admission else {
             continue;
@@ -205,7 +205,8 @@ fn count_plan(desired: &Desired) {
 fn size<T>(update: &Update<T>) -> u64 {
     match update {
         Update::Apply(_) | Update::Delete(_) => 1,
-        Update::Reset(all) | Update::Merge(all) => all.len() as u64,
+        Update::Reset(all) => all.len() as u64,
+        Update::Merge(some) => some.len() as u64,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::filter::FilterConfig;
 use crate::ledger::LedgerFile;
 use crate::manifests::{self, Options};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::store::Update;
+use crate::store::{ObjectList, Update};
 
 fn config() -> PlanConfig {
     PlanConfig {
@@ -79,8 +79,8 @@ fn the_monitor_of_packet_rules_starts_after_the_first_write_and_misses_no_change
             .unwrap()
             .filtering(FilterConfig::default());
         proxier.receive([
-            Event::Services(Update::Reset(Vec::new())),
-            Event::EndpointSlices(Update::Reset(Vec::new())),
+            Event::Services(Update::Reset(ObjectList::default())),
+            Event::EndpointSlices(Update::Reset(ObjectList::default())),
         ]);
         let mut daemon = Daemon::new(proxier, Periods::default(), None);
         assert!(daemon.act(Duration::from_secs(1)));

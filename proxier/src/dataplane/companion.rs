@@ -8,7 +8,6 @@
 //! The kernel drops packets that leave a loopback address for an endpoint (`ip_route_output_key_hash_rcu`,
 //! martian sources), so no virtual server at 127.0.0.1 reaches one.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -21,6 +20,7 @@ use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
+use crate::split_map::SplitMap;
 
 /// The kernel, and perhaps a relay for loopback addresses.
 #[derive(Debug)]
@@ -70,14 +70,15 @@ impl Dataplane for Companion {
 
     fn shows_virtual_servers(
         &mut self,
-        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool {
         let Some(relay) = &mut self.relay else {
             return self.linux.shows_virtual_servers(expected, portion);
         };
-        let all = expected.iter().map(|(key, server)| (*key, server.clone()));
-        let (relayed, others) = all.partition(|(key, _)| is_relayed(key));
+        let all = expected.iter().map(|(key, server)| (key, server.clone()));
+        let (relayed, others): (SplitMap<_, _>, SplitMap<_, _>) =
+            all.partition(|(key, _)| is_relayed(key));
         relay.shows_virtual_servers(&relayed, portion)
             && self.linux.shows_virtual_servers(&others, portion)
     }

@@ -16,6 +16,7 @@ use crate::nftables::{Command, Table};
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
+use crate::split_map::SplitMap;
 
 /// The kernel in memory.
 #[derive(Clone, Debug, Default)]
@@ -72,15 +73,15 @@ impl Dataplane for FakeKernel {
 
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
         self.reads += 1;
-        for (key, server) in &self.state.virtual_servers {
-            each(self.counted(key, server));
+        for (key, server) in self.state.virtual_servers.iter() {
+            each(self.counted(&key, server));
         }
         Ok(())
     }
 
     fn shows_virtual_servers(
         &mut self,
-        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool {
         self.looks += 1;
@@ -107,7 +108,7 @@ impl Dataplane for FakeKernel {
         let is_limited = servers.len() >= portion.limit();
         let mut listed = servers.iter().take(portion.limit());
         (is_limited || servers.len() == expected.len())
-            && listed.all(|(key, server)| expected.get(key).map(shown) == Some(shown(server)))
+            && listed.all(|(key, server)| expected.get(&key).map(shown) == Some(shown(server)))
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
@@ -182,7 +183,7 @@ impl Dataplane for FakeKernel {
 
 impl FakeKernel {
     fn counted(&self, key: &ipvs::ServiceKey, server: &ObservedServer) -> CountedServer {
-        let connections = |destination: &ipvs::Destination| {
+        let connections = |destination: ipvs::Destination| {
             let key = (*key, destination.key);
             self.connections.get(&key).copied().unwrap_or_default()
         };
@@ -269,7 +270,7 @@ impl FakeKernel {
     fn check(&self, op: &Op) -> Result<(), Errno> {
         let servers = &self.state.virtual_servers;
         let server = |key| servers.get(key).ok_or(Errno::SRCH);
-        let exists = |server: &ObservedServer, key| server.position(key).is_ok();
+        let exists = |server: &ObservedServer, key| server.destinations.find(&key).is_some();
         match *op {
             Op::AddService(service) => {
                 refuse_if(servers.contains_key(&service.key), Errno::EXIST)?;

@@ -1,6 +1,5 @@
 //! The Linux kernel, through netlink sockets: IPVS, rtnetlink, nf_tables and conntrack.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use crate::conntrack::{Stale, Swept};
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
+use crate::split_map::SplitMap;
 use crate::{clock, conntrack, filter, nftables};
 
 mod addresses;
@@ -151,7 +151,7 @@ impl AddressTable {
     }
 
     /// Reads our routes, each with its preferred source.
-    pub(super) fn read_routes(&mut self) -> Result<BTreeMap<IpAddr, Option<IpAddr>>, Failure> {
+    pub(super) fn read_routes(&mut self) -> Result<SplitMap<IpAddr, Option<IpAddr>>, Failure> {
         Ok(self.0.read()?.addresses)
     }
 
@@ -183,7 +183,7 @@ impl Dataplane for Linux {
 
     fn shows_virtual_servers(
         &mut self,
-        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool {
         let Some(shown) = listing::look(expected, portion) else {

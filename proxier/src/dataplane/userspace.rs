@@ -34,6 +34,7 @@ use crate::relay::{
     Counts, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits, Route,
     kernel_schedulers,
 };
+use crate::split_map::SplitMap;
 
 mod client_sources;
 mod convert;
@@ -269,7 +270,7 @@ impl Userspace {
 
     fn counted(&self, key: &ipvs::ServiceKey, server: &ObservedServer) -> CountedServer {
         let pool = self.servers.get(key).map(|server| &server.pool);
-        let count = |destination: &ipvs::Destination| {
+        let count = |destination: ipvs::Destination| {
             let counts = pool.map(|pool| pool.counts(socket(&destination.key)));
             let counts = counts.unwrap_or_default();
             Connections {
@@ -301,7 +302,7 @@ impl Dataplane for Userspace {
 
     fn shows_virtual_servers(
         &mut self,
-        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
         _: Portion,
     ) -> bool {
         // No other program can change the state, which is in this process.
@@ -309,8 +310,8 @@ impl Dataplane for Userspace {
     }
 
     fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
-        for (key, server) in &self.state.virtual_servers {
-            each(self.counted(key, server));
+        for (key, server) in self.state.virtual_servers.iter() {
+            each(self.counted(&key, server));
         }
         Ok(())
     }
@@ -324,8 +325,8 @@ impl Dataplane for Userspace {
         let mut addresses = self.state.addresses.clone();
         if self.is_privileged {
             // Other programs can delete our routes, and an earlier process may have left some.
-            addresses.retain(|address, _| address.is_loopback());
-            addresses.extend(self.machine.read_routes()?);
+            addresses.retain(IpAddr::is_loopback);
+            addresses.extend(self.machine.read_routes()?.into_entries());
         }
         Ok(LocalAddresses {
             addresses,

@@ -3,17 +3,15 @@
 //! Addresses need no record: the kernel stores our protocol number with our routes, and our other addresses
 //! are on our own device.
 
-use std::collections::BTreeMap;
-
 use ipvs_netlink as ipvs;
 
 use crate::model::{Cidr, ServicePortName};
-use crate::packed::pack;
+use crate::split_map::SplitMap;
 
 /// The virtual servers that were created or adopted, each with the Service port that it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
-    owners: BTreeMap<ipvs::ServiceKey, ServicePortName>,
+    owners: SplitMap<ipvs::ServiceKey, ServicePortName>,
 }
 
 impl Owned {
@@ -58,11 +56,11 @@ impl Owned {
     }
 
     pub(super) fn pack(&mut self) {
-        pack(&mut self.owners);
+        self.owners.pack();
     }
 
     /// Returns every owned virtual server with its Service port, in order of the keys.
-    pub fn iter(&self) -> impl Iterator<Item = (&ipvs::ServiceKey, &ServicePortName)> {
+    pub fn iter(&self) -> impl Iterator<Item = (ipvs::ServiceKey, &ServicePortName)> {
         self.owners.iter()
     }
 }

@@ -8,7 +8,7 @@ use super::{Loaded, Options, addresses, node_ports};
 use crate::api::{self, Scalar};
 use crate::model::{self, ObjectName};
 use crate::problem::{Problem, Source};
-use crate::store::{Event, Interner, Parsed, Update};
+use crate::store::{Event, Interner, ObjectKind, Parsed, Update};
 
 /// The objects that were read so far.
 #[derive(Default)]
@@ -227,9 +227,9 @@ impl Inventory {
 }
 
 /// Returns a [`Update::Merge`] for an incomplete list, which must delete nothing.
-fn update<T>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
+fn update<T: ObjectKind>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
     if is_whole {
-        Update::Reset(objects)
+        Update::Reset(objects.into())
     } else {
         Update::Merge(objects)
     }

@@ -11,7 +11,7 @@ use ipvs_netlink::attr::{Attribute, Writer, find};
 use super::anonymous::{ANONYMOUS, AnonymousSet};
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 use super::sys::*;
-use super::value::Value;
+use super::value::{KeyBytes, Value};
 use crate::model::{Family, Networks};
 
 /// Writes the expressions of `rule`.
@@ -214,7 +214,7 @@ impl Expressions<'_, '_> {
             self.load(selector, FIRST);
             return self.lookup(SetName::Anonymous(relation), None);
         };
-        let mut bytes = Vec::with_capacity(16);
+        let mut bytes = KeyBytes::new();
         Value::from(network.network()).encode(&mut bytes);
         let length = usize::from(network.prefix_len());
         let whole_bytes = length / 8;

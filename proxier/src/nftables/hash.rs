@@ -65,7 +65,8 @@ pub(super) fn rule(rule: &Rule) -> u64 {
 
 /// Returns the hash of a message of this type with the attributes that `body` writes.
 fn message(kind: u16, body: impl FnOnce(&mut Writer<'_>)) -> u64 {
-    let mut batch = Batch::new();
+    // The message of an element is shorter. A start hashes one for each element.
+    let mut batch = Batch::with_capacity(128);
     // An attribute longer than 65,535 bytes leaves nothing to hash. No such value reaches the kernel,
     // because its transaction fails for the same reason.
     let _too_long = batch.push(kind, 0, body);

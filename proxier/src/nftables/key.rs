@@ -3,9 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use smallvec::SmallVec;
-
-use super::value::{KeyType, Value};
+use super::value::{KeyBytes, KeyType, Value};
 use crate::model::Protocol;
 
 /// A key: one value, or several concatenated.
@@ -64,14 +62,15 @@ impl Key {
     }
 
     /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
-    pub(super) fn encode(&self) -> SmallVec<[u8; 32]> {
-        let mut bytes = SmallVec::new();
-        let is_concatenation = !matches!(self.0, KeyForm::One(_));
+    pub(super) fn encode(&self) -> KeyBytes {
+        let mut bytes = KeyBytes::new();
+        if let KeyForm::One(only) = self.0 {
+            only.encode(&mut bytes);
+            return bytes;
+        }
         for part in self.parts() {
             part.encode(&mut bytes);
-            if is_concatenation {
-                bytes.resize(bytes.len().next_multiple_of(4), 0);
-            }
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
         }
         bytes
     }

@@ -98,6 +98,12 @@ impl<V> PackedMap<V> {
     /// Returns the place of `key`; if it has none, the place where it belongs.
     fn find(&self, key: &[u8]) -> Result<Place, Place> {
         let width = self.width;
+        // A start inserts nearly all keys in their order, and looks up each one before.
+        if let Some(last) = self.blocks.last()
+            && &last.keys[last.keys.len() - width..] < key
+        {
+            return Err((self.blocks.len() - 1, last.values.len()));
+        }
         let is_before = |block: &Block<V>| &block.keys[..width] <= key;
         let at = (self.blocks.partition_point(is_before)).saturating_sub(1);
         let Some(block) = self.blocks.get(at) else {
@@ -209,6 +215,15 @@ mod tests {
             pairs.all(|pair| pair[0] + pair[1] > BLOCK / 2),
             "{lengths:?}"
         );
+    }
+
+    #[test]
+    fn keys_that_are_inserted_in_their_order_fill_the_blocks() {
+        let mut map = PackedMap::new(4);
+        for key in (0_u32..).take(10 * BLOCK) {
+            map.insert(&key.to_be_bytes(), ());
+        }
+        assert_eq!(map.blocks.len(), 10);
     }
 
     proptest! {

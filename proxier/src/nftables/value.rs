@@ -3,8 +3,13 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use smallvec::SmallVec;
+
 use super::sys::IFNAMSIZ;
 use crate::model::{Family, Protocol};
+
+/// The bytes of a key. The longest one of our sets, a pair of IPv6 addresses, fits without an allocation.
+pub(super) type KeyBytes = SmallVec<[u8; 32]>;
 
 /// The type of a key or of one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,14 +109,14 @@ impl Value {
     }
 
     /// Appends the bytes that the kernel compares: marks in host order, the rest in network order.
-    pub(super) fn encode(self, bytes: &mut impl Extend<u8>) {
+    pub(super) fn encode(self, bytes: &mut KeyBytes) {
         match self {
-            Self::V4(address) => bytes.extend(address.octets()),
-            Self::V6(address) => bytes.extend(address.octets()),
-            Self::Protocol(protocol) => bytes.extend([protocol.number()]),
-            Self::Port(port) => bytes.extend(port.to_be_bytes()),
-            Self::Mark(mark) => bytes.extend(mark.to_ne_bytes()),
-            Self::Interface(name) => bytes.extend(name),
+            Self::V4(address) => bytes.extend_from_slice(&address.octets()),
+            Self::V6(address) => bytes.extend_from_slice(&address.octets()),
+            Self::Protocol(protocol) => bytes.push(protocol.number()),
+            Self::Port(port) => bytes.extend_from_slice(&port.to_be_bytes()),
+            Self::Mark(mark) => bytes.extend_from_slice(&mark.to_ne_bytes()),
+            Self::Interface(name) => bytes.extend_from_slice(&name),
         }
     }
 

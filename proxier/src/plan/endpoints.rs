@@ -9,8 +9,7 @@
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 
-use crate::model::{Endpoint, Family, Service, ServicePort, TopologyKey};
-use crate::store::Snapshot;
+use crate::model::{Endpoint, EndpointSlice, Family, Service, ServicePort, TopologyKey};
 
 mod hints;
 mod topology;
@@ -42,12 +41,12 @@ pub(super) struct SelectedEndpoint {
 }
 
 impl EndpointSets {
-    /// Selects the endpoints of `port`.
+    /// Selects the endpoints of `port` of `service` from its slices.
     ///
     /// The annotation `topology-keys` restricts both sets. Weights restrict neither: an endpoint of
     /// weight 0 is selected, so that it keeps its connections.
     pub(super) fn of(
-        snapshot: &Snapshot,
+        slices: &[EndpointSlice],
         service: &Service,
         port: &ServicePort,
         family: Family,
@@ -60,7 +59,7 @@ impl EndpointSets {
             address,
             weight: weights::of(endpoint, weights, topology),
         };
-        let all = candidates(snapshot, service, port, family);
+        let all = candidates(slices, port, family);
         let is_local = |(_, endpoint): &Candidate<'_>| topology.is_local(endpoint);
         let local: Vec<_> = all.iter().copied().filter(is_local).collect();
         let (cluster, local) = match keys {
@@ -87,13 +86,12 @@ type Candidate<'a> = (SocketAddr, &'a Endpoint);
 /// While an endpoint moves between slices, both may contain it. The better state counts, so that
 /// the result does not depend on the order of the slices.
 fn candidates<'a>(
-    snapshot: &'a Snapshot,
-    service: &Service,
+    slices: &'a [EndpointSlice],
     port: &ServicePort,
     family: Family,
 ) -> Vec<Candidate<'a>> {
     let mut endpoints: Vec<Candidate<'a>> = Vec::new();
-    for slice in snapshot.slices(&service.name) {
+    for slice in slices {
         // By name, because the slice has the endpoints' port number (`targetPort`), not the Service's.
         let listens = |listed: &&crate::model::SlicePort| {
             listed.name == port.name && listed.protocol == port.protocol

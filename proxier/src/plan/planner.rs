@@ -1,6 +1,5 @@
 //! The incremental form of [`super::desired`]: replans only the touched Services.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -201,7 +200,7 @@ impl Planner {
         }
         self.kept_addresses = before.kept_addresses;
         for service in snapshot.services() {
-            let mut requirements = requirements(service, &context);
+            let mut requirements = requirements(&service, &context);
             let footprint = Footprint::take(&mut requirements);
             self.claim(&service.name, requirements, footprint, &context);
         }
@@ -216,8 +215,8 @@ impl Planner {
         self.common_problems = context.problems();
         // Nearly every entry is new, so the maps have much spare memory. After a partial update, packing
         // would cost more than it saves.
-        pack(&mut self.desired.virtual_servers);
-        pack(&mut self.desired.addresses);
+        self.desired.virtual_servers.pack();
+        self.desired.addresses.pack();
         pack(&mut self.footprints);
         Changed::between(before.desired, &mut self.desired)
     }
@@ -244,7 +243,7 @@ impl Planner {
         }
         for name in names {
             if let Some(service) = snapshot.service(name) {
-                let mut requirements = requirements(service, &context);
+                let mut requirements = requirements(&service, &context);
                 let footprint = Footprint::take(&mut requirements);
                 previous.note(&self.desired, &footprint);
                 self.claim(&service.name, requirements, footprint, &context);
@@ -265,11 +264,11 @@ impl Planner {
     fn withdraw(&mut self, name: &ObjectName, footprint: &Footprint) {
         self.faulty.remove(name);
         for &key in footprint.keys() {
-            if let Entry::Occupied(winner) = self.desired.virtual_servers.entry(key)
-                && winner.get().owner.service == *name
+            let servers = &mut self.desired.virtual_servers;
+            let winner = servers.remove_if(&key, |winner| winner.owner.service == *name);
+            if winner.is_none()
+                && let Some(losers) = self.losers.get_mut(&key)
             {
-                winner.remove();
-            } else if let Some(losers) = self.losers.get_mut(&key) {
                 losers.retain(|server| server.owner.service != *name);
             }
         }
@@ -303,11 +302,8 @@ impl Planner {
             self.profiles.share(&mut server.profile);
             // The winner is chosen only after all claims, because a later one may have precedence. Nearly
             // always the frontend is free.
-            match self.desired.virtual_servers.entry(key) {
-                Entry::Vacant(free) => {
-                    free.insert(server);
-                }
-                Entry::Occupied(_) => self.losers.entry(key).or_default().push(server),
+            if let Some(rival) = self.desired.virtual_servers.insert_new(key, server) {
+                self.losers.entry(key).or_default().push(rival);
             }
         }
         if let Some((port, check)) = requirements.health_check {

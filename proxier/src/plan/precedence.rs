@@ -15,7 +15,7 @@ use crate::store::Snapshot;
 /// older Service wins.
 pub(super) fn precedence<'a>(
     server: &'a VirtualServer,
-    snapshot: &'a Snapshot,
+    snapshot: &Snapshot,
 ) -> (FrontendKind, (bool, Option<SystemTime>, &'a ObjectName)) {
     // External IPs and load-balancer addresses have equal precedence.
     let kind = match server.profile.kind {
@@ -31,7 +31,7 @@ pub(super) fn precedence<'a>(
 /// manifests, come last, ordered by name.
 pub(super) fn age<'a>(
     name: &'a ObjectName,
-    snapshot: &'a Snapshot,
+    snapshot: &Snapshot,
 ) -> (bool, Option<SystemTime>, &'a ObjectName) {
     let service = snapshot.service(name);
     let created = service.and_then(|service| service.created);

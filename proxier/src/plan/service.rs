@@ -13,9 +13,11 @@ use super::health::HealthCheck;
 use super::options::ServerOptions;
 use super::relay_options::SOURCE_ADDRESS;
 use super::{Admission, Availability, FrontendKind, Profile, Scope, VirtualServer};
+use crate::destinations::Destinations;
 use crate::frontend::Frontend;
 use crate::model::{
-    Family, Networks, Protocol, Service, ServicePort, ServicePortName, SourceAddress, TrafficPolicy,
+    EndpointSlice, Family, Networks, Protocol, Service, ServicePort, ServicePortName,
+    SourceAddress, TrafficPolicy,
 };
 use crate::problem::Problem;
 
@@ -40,11 +42,13 @@ pub(super) struct Requirements {
 /// replan one Service alone.
 pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirements {
     let mut requirements = Requirements::default();
+    let slices: Vec<EndpointSlice> = context.snapshot.slices(&service.name).collect();
     if let Some(port) = service.health_check_node_port {
-        requirements.health_check = Some((port, health_check(service, context)));
+        requirements.health_check = Some((port, health_check(service, &slices, context)));
     }
     let mut builder = RequirementsBuilder {
         service,
+        slices: &slices,
         context,
         options: ServerOptions::of(service, context, &mut requirements.problems),
         requirements,
@@ -76,12 +80,12 @@ fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
 ///
 /// Selects the endpoints a second time. Keeping them would be more code, and few Services have a
 /// health-check port.
-fn health_check(service: &Service, context: &Context<'_>) -> HealthCheck {
+fn health_check(service: &Service, slices: &[EndpointSlice], context: &Context<'_>) -> HealthCheck {
     let topology = context.topology();
     let count = |family| {
         let mut addresses = BTreeSet::new();
         for port in &service.ports {
-            let sets = EndpointSets::of(context.snapshot, service, port, family, &topology);
+            let sets = EndpointSets::of(slices, service, port, family, &topology);
             if sets.is_local_ready {
                 let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
                 addresses.extend(serving.map(|endpoint| endpoint.address.ip()));
@@ -106,6 +110,7 @@ fn addresses(service: &Service) -> impl Iterator<Item = &IpAddr> {
 /// Collects the requirements of one Service.
 struct RequirementsBuilder<'a> {
     service: &'a Service,
+    slices: &'a [EndpointSlice],
     context: &'a Context<'a>,
     options: ServerOptions,
     requirements: Requirements,
@@ -113,8 +118,8 @@ struct RequirementsBuilder<'a> {
 
 /// The destinations of one port and family, for each traffic policy.
 struct PortDestinations {
-    cluster: Arc<[ipvs::Destination]>,
-    local: Arc<[ipvs::Destination]>,
+    cluster: Destinations,
+    local: Destinations,
     /// The sources that may use load-balancer addresses; `None` if all may.
     source_ranges: Option<Networks>,
     /// The firewall mark of clients inside the cluster, if they reach other endpoints.
@@ -169,7 +174,7 @@ impl RequirementsBuilder<'_> {
 
     fn destinations(&mut self, port: &ServicePort, family: Family) -> PortDestinations {
         let topology = self.context.topology();
-        let sets = EndpointSets::of(self.context.snapshot, self.service, port, family, &topology);
+        let sets = EndpointSets::of(self.slices, self.service, port, family, &topology);
         // A mark is needed even if both sets are equal. If it disappeared with the last remote
         // endpoint, the kernel would reset the connections through its virtual server.
         let needs_mark = self.has_local_external(port, family);
@@ -290,7 +295,7 @@ impl RequirementsBuilder<'_> {
         if self.options.relay.source == SourceAddress::Node {
             return;
         }
-        let is_pod_here = |destination: &ipvs::Destination| {
+        let is_pod_here = |destination: ipvs::Destination| {
             let address = destination.key.address;
             let is_of_node = address.is_loopback() || self.context.machine.has(&address);
             local_endpoints.contains(&address) && !is_of_node
@@ -298,7 +303,7 @@ impl RequirementsBuilder<'_> {
         // With policy Local for clients outside, clients inside reach all endpoints whatever the operator does.
         let frontends = servers.iter().map(|(_, server)| server);
         let frontends = frontends.filter(|it| it.profile.kind != FrontendKind::Inside);
-        let mut destinations = frontends.flat_map(|server| &*server.destinations);
+        let mut destinations = frontends.flat_map(|server| server.destinations.iter());
         if !destinations.all(is_pod_here) {
             let message = "has no effect for endpoints on other nodes, nor for processes of this node: their answers to a \
                            client would not return through this node, so they see its address; with the traffic \
@@ -320,7 +325,7 @@ impl RequirementsBuilder<'_> {
         port: &ServicePort,
         key: ipvs::ServiceKey,
         profile: Profile,
-        destinations: Arc<[ipvs::Destination]>,
+        destinations: Destinations,
     ) {
         // A Service has few virtual servers, so a search costs less than a set of keys.
         let servers = &self.requirements.servers;
@@ -394,7 +399,7 @@ pub(crate) fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) 
 }
 
 /// Returns whether any destination has a weight above 0.
-fn accept_connections(destinations: &[ipvs::Destination]) -> bool {
+fn accept_connections(destinations: &Destinations) -> bool {
     destinations
         .iter()
         .any(|destination| destination.weight > 0)

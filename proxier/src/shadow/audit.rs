@@ -110,27 +110,27 @@ impl InsideFrontends {
     fn of(view: &Compared<'_>) -> Self {
         let mut inside: BTreeMap<_, Vec<_>> = BTreeMap::new();
         let servers = &view.desired().virtual_servers;
-        for (key, server) in servers {
+        for (key, server) in servers.iter() {
             let is_external = [FrontendKind::ExternalIp, FrontendKind::LoadBalancer]
                 .contains(&server.profile.kind);
-            let Some(mark) = view.desired().mark(key).filter(|_| is_external) else {
+            let Some(mark) = view.desired().mark(&key).filter(|_| is_external) else {
                 continue;
             };
             let mark = ipvs::ServiceKey::Mark {
                 family: key.family(),
                 mark,
             };
-            let observed = view.observed.virtual_servers.get(key);
+            let observed = view.observed.virtual_servers.get(&key);
             let (Some(all), Some(observed)) = (servers.get(&mark), observed) else {
                 continue;
             };
-            let accepts = |wanted: &ipvs::Destination| {
-                let index = observed.position(wanted.key);
-                index.is_ok_and(|index| observed.destinations[index].weight > 0)
+            let accepts = |wanted: ipvs::Destination| {
+                let found = observed.destinations.find(&wanted.key);
+                found.is_some_and(|(_, found)| found.weight > 0)
             };
             let wanted = all.destinations.iter().filter(|it| it.weight > 0);
             if !wanted.clone().all(accepts) {
-                inside.entry(mark).or_default().push(*key);
+                inside.entry(mark).or_default().push(key);
             }
         }
         Self(inside)
@@ -160,19 +160,19 @@ fn rewritten_sources(view: &Compared<'_>) -> Vec<Finding> {
     let services = view.snapshot.services();
     let marked: BTreeSet<(Protocol, u16)> = services
         .filter(|service| service.external_policy == TrafficPolicy::Cluster)
-        .flat_map(|service| &service.ports)
+        .flat_map(|service| service.ports)
         // kube-proxy matches SCTP node ports by address too.
         .filter(|port| port.protocol != Protocol::Sctp)
         .filter_map(|port| Some((port.protocol, port.node_port?)))
         .collect();
     let mut found: BTreeMap<&ObjectName, Vec<ipvs::ServiceKey>> = BTreeMap::new();
-    for (key, server) in &view.desired().virtual_servers {
-        let frontend = Frontend::of(key);
+    for (key, server) in view.desired().virtual_servers.iter() {
+        let frontend = Frontend::of(&key);
         let is_marked =
             frontend.is_some_and(|frontend| marked.contains(&(frontend.protocol, frontend.port)));
-        let is_observed = view.observed.virtual_servers.contains_key(key);
+        let is_observed = view.observed.virtual_servers.contains_key(&key);
         if server.profile.kind == FrontendKind::ClusterIp && is_marked && is_observed {
-            found.entry(&server.owner.service).or_default().push(*key);
+            found.entry(&server.owner.service).or_default().push(key);
         }
     }
     let found = found.into_iter();

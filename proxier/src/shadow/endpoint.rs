@@ -1,12 +1,10 @@
 //! Finds the reason why an endpoint is, or is not, a destination.
 
-use std::net::SocketAddr;
-
 use ipvs_netlink as ipvs;
 
 use super::{ChangeCause, Compared};
 use crate::frontend::Frontend;
-use crate::model::{Endpoint, TrafficPolicy};
+use crate::model::{Endpoint, EndpointSlice, TrafficPolicy};
 use crate::plan::VirtualServer;
 
 /// Returns why `server` gets the destination `key`.
@@ -54,7 +52,7 @@ pub(super) fn rejected(
         };
     }
     let service = view.snapshot.service(&server.owner.service);
-    let annotations = service.and_then(|service| service.annotations.as_deref());
+    let annotations = service.and_then(|service| service.annotations);
     match annotations.is_some_and(|annotations| annotations.topology_keys.is_some()) {
         true => ChangeCause::TopologyKeys,
         false => ChangeCause::Hints,
@@ -62,26 +60,23 @@ pub(super) fn rejected(
 }
 
 /// Returns the endpoint of `server`'s Service port at `key`. If it is listed twice, its better state counts.
-fn listed<'a>(
+fn listed(
     (frontend, server): (&ipvs::ServiceKey, &VirtualServer),
     key: ipvs::DestinationKey,
-    view: &Compared<'a>,
-) -> Option<&'a Endpoint> {
+    view: &Compared<'_>,
+) -> Option<Endpoint> {
     // A firewall mark has no protocol; its port's name identifies the port.
     let protocol = Frontend::of(frontend).map(|frontend| frontend.protocol);
     let slices = view.snapshot.slices(&server.owner.service);
-    let endpoints = slices.flat_map(|slice| {
-        let ports = slice.ports.iter();
-        let ports = ports.filter(|port| port.name == server.owner.port);
-        let ports = ports.filter(move |port| protocol.is_none_or(|it| it == port.protocol));
-        ports.flat_map(|port| {
-            let address = |endpoint: &&Endpoint| {
-                SocketAddr::new(endpoint.address, port.port)
-                    == SocketAddr::new(key.address, key.port)
-            };
-            slice.endpoints.iter().filter(address)
+    let listens = |slice: &EndpointSlice| {
+        slice.ports.iter().any(|port| {
+            port.name == server.owner.port
+                && port.port == key.port
+                && protocol.is_none_or(|it| it == port.protocol)
         })
-    });
+    };
+    let endpoints = slices.filter(listens).flat_map(|slice| slice.endpoints);
+    let endpoints = endpoints.filter(|endpoint| endpoint.address == key.address);
     endpoints.max_by_key(|endpoint| {
         let serves = endpoint.is_serving && endpoint.is_terminating;
         (endpoint.is_ready, serves)

@@ -26,8 +26,8 @@ pub(super) fn changes(
         };
     };
     let weight_of = |key: ipvs::DestinationKey| {
-        let index = found.position(key).ok()?;
-        Some(found.destinations[index].weight)
+        let (_, destination) = found.destinations.find(&key)?;
+        Some(destination.weight)
     };
     match *op {
         Op::SetService(after) => properties(
@@ -162,6 +162,6 @@ fn annotates(
     test: impl Fn(&crate::model::Annotations) -> bool,
 ) -> bool {
     let service = view.snapshot.service(&server.owner.service);
-    let annotations = service.and_then(|service| service.annotations.as_deref());
-    annotations.is_some_and(test)
+    let annotations = service.and_then(|service| service.annotations);
+    annotations.is_some_and(|annotations| test(&annotations))
 }

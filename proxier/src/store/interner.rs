@@ -1,7 +1,8 @@
 //! One copy of each string and location that many objects have.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+use rapidhash::{RapidHashMap, RapidHashSet};
 
 use crate::model::Location;
 
@@ -9,10 +10,10 @@ use crate::model::Location;
 /// endpoints the node has.
 #[derive(Debug, Default)]
 pub struct Interner {
-    /// Never shrinks: a removed Service or node leaves only its name here.
-    texts: HashSet<Arc<str>>,
+    /// Never shrinks: a removed node leaves only its name here.
+    texts: RapidHashSet<Arc<str>>,
     /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
-    locations: HashMap<Arc<str>, Vec<Arc<Location>>>,
+    locations: RapidHashMap<Arc<str>, Vec<Arc<Location>>>,
     /// Whether objects may have loopback addresses. Here, because the interner is the only value that all
     /// parsing functions share.
     pub(crate) permits_loopback: bool,

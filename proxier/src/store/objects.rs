@@ -1,123 +1,140 @@
 //! The objects of one kind, by name.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
+use std::ops::{Bound, Range};
 
+use super::encoded::Encoded;
+use super::key;
+use super::kinds::ObjectKind;
+use super::shared::SharedValues;
 use super::{Parsed, Update};
 use crate::model::ObjectName;
+use crate::packed::pack_set;
 use crate::problem::Problem;
 
-/// A [`Parsed`] without its name, which is its key in a map.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stored<T> {
-    pub(super) object: Option<T>,
+/// The objects of one kind, encoded.
+#[derive(Clone, Debug)]
+pub(super) struct Objects<T> {
+    encoded: BTreeSet<Encoded>,
+    /// The groups of the objects that are not in the usual group of their name. Without it, they could not be
+    /// found by name.
+    unusual_groups: BTreeMap<ObjectName, Box<str>>,
+    /// The problems of the objects that have some.
+    problems: BTreeMap<ObjectName, Box<[Problem]>>,
+    kind: PhantomData<fn() -> T>,
+}
+
+/// An object at rest with its problems.
+struct Stored {
+    encoded: Encoded,
     problems: Box<[Problem]>,
 }
 
-impl<T> From<Parsed<T>> for (ObjectName, Stored<T>) {
-    fn from(parsed: Parsed<T>) -> Self {
-        let stored = Stored {
-            object: parsed.object,
-            problems: parsed.problems.into(),
-        };
-        (parsed.name, stored)
+impl Stored {
+    /// Returns whether nothing of the object can be used because of its problems.
+    fn is_unusable(&self) -> bool {
+        !self.problems.is_empty() && !self.encoded.has_content()
     }
 }
 
-/// The objects of one kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Objects<T> {
-    parsed: BTreeMap<ObjectName, Stored<T>>,
-    /// The names of objects with problems.
-    with_problems: BTreeSet<ObjectName>,
+impl PartialEq for Stored {
+    fn eq(&self, other: &Self) -> bool {
+        self.encoded.bytes() == other.encoded.bytes() && self.problems == other.problems
+    }
+}
+
+/// A change of one object.
+pub(super) struct ObjectChange<'a> {
+    pub(super) name: &'a ObjectName,
+    pub(super) old: Option<&'a Encoded>,
+    pub(super) new: Option<&'a Encoded>,
 }
 
 impl<T> Default for Objects<T> {
     fn default() -> Self {
         Self {
-            parsed: BTreeMap::new(),
-            with_problems: BTreeSet::new(),
+            encoded: BTreeSet::new(),
+            unusual_groups: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            kind: PhantomData,
         }
     }
 }
 
-impl<T> Objects<T> {
-    pub(super) fn get(&self, name: &ObjectName) -> Option<&T> {
-        self.parsed.get(name)?.object.as_ref()
+impl<T: ObjectKind> Objects<T> {
+    pub(super) fn get(&self, name: &ObjectName, shared: &SharedValues) -> Option<T> {
+        let encoded = self.encoded.get(&*self.key(name))?;
+        encoded.decode(name.clone(), shared)
     }
 
     /// Returns whether the object exists, even if this node uses no part of it.
     pub(super) fn has(&self, name: &ObjectName) -> bool {
-        self.parsed.contains_key(name)
+        self.encoded.contains(&*self.key(name))
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.parsed.is_empty()
+        self.encoded.is_empty()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &T> {
-        let all = self.parsed.values();
-        all.filter_map(|parsed| parsed.object.as_ref())
+    pub(super) fn all(&self, shared: &SharedValues) -> impl Iterator<Item = T> {
+        let all = self.encoded.iter();
+        all.filter_map(|encoded| encoded.decode(encoded.name(), shared))
+    }
+
+    /// Returns the objects of a group, in an order that depends on their names only.
+    pub(super) fn group<'a>(
+        &'a self,
+        group: &ObjectName,
+        shared: &'a SharedValues,
+    ) -> impl Iterator<Item = T> + use<'a, T> {
+        let Range { start, end } = key::range(group);
+        let keys = (Bound::Included(&*start), Bound::Excluded(&*end));
+        let encoded = self.encoded.range::<[u8], _>(keys);
+        encoded.filter_map(|encoded| encoded.decode(encoded.name(), shared))
     }
 
     pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let with_problems = self
-            .with_problems
-            .iter()
-            .filter_map(|name| self.parsed.get(name));
-        with_problems.flat_map(|parsed| parsed.problems.iter())
+        self.problems.values().flatten()
     }
 
-    /// Adds `name` to the index of objects with problems, or removes it.
-    fn update_problem_index(&mut self, name: &ObjectName, problems: &[Problem]) {
-        if problems.is_empty() {
-            self.with_problems.remove(name);
-        } else if !self.with_problems.contains(name) {
-            self.with_problems.insert(name.clone());
-        }
-    }
-}
-
-impl<T: Clone + PartialEq> Objects<T> {
-    /// Applies `change` and calls `differs` for each changed object, with its old and new state.
+    /// Applies `change` and calls `differs` for each changed object.
     pub(super) fn update(
         &mut self,
         change: Update<T>,
-        mut differs: impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
+        shared: &mut SharedValues,
+        mut differs: impl FnMut(ObjectChange<'_>, &SharedValues),
     ) {
         match change {
-            Update::Apply(new) => self.replace(new, &mut differs),
+            Update::Apply(new) => self.replace(new, shared, &mut differs),
             Update::Merge(some) => {
                 for new in some {
-                    self.replace(new, &mut differs);
+                    self.replace(new, shared, &mut differs);
                 }
             }
             Update::Delete(name) => {
-                if let Some(old) = self.parsed.remove(&name) {
-                    differs(&name, Some(&old), None);
-                    self.with_problems.remove(&name);
+                if let Some(old) = self.take(&name) {
+                    remove(&name, old.encoded, shared, &mut differs);
                 }
             }
             Update::Reset(all) => {
-                let mut before = std::mem::take(&mut self.parsed);
-                self.with_problems.clear();
-                // The last of several objects with one name wins. `collect` builds a B-tree with
-                // full nodes, where insertions in order would leave them half empty; most objects
-                // arrive in a first list, so this decides the memory per object.
-                self.parsed = all.into_iter().map(Into::into).collect();
-                for (name, new) in &mut self.parsed {
-                    let old = before.remove(name);
-                    new.keep_last_readable(old.as_ref());
-                    let new = &*new;
-                    if old.as_ref() != Some(new) {
-                        differs(name, old.as_ref(), Some(new));
-                    }
-                    if !new.problems.is_empty() {
-                        self.with_problems.insert(name.clone());
-                    }
+                // Each object passes from one set to the other, so a relist needs no memory of its own.
+                let mut before = std::mem::take(self);
+                for (bytes, problems) in all.entries() {
+                    let new = Stored {
+                        encoded: Encoded::renumbered(bytes, all.shared(), shared),
+                        problems: problems.into(),
+                    };
+                    let name = new.encoded.name();
+                    // The last of several objects with one name wins.
+                    let old = before.take(&name).or_else(|| self.take(&name));
+                    self.put(&name, old, new, shared, &mut differs);
                 }
-                for (name, old) in before {
-                    differs(&name, Some(&old), None);
+                for old in before.encoded {
+                    remove(&old.name(), old, shared, &mut differs);
                 }
+                // Most objects arrive in a first list, so this decides the memory per object.
+                pack_set(&mut self.encoded);
             }
         }
     }
@@ -125,25 +142,86 @@ impl<T: Clone + PartialEq> Objects<T> {
     fn replace(
         &mut self,
         new: Parsed<T>,
-        differs: &mut impl FnMut(&ObjectName, Option<&Stored<T>>, Option<&Stored<T>>),
+        shared: &mut SharedValues,
+        differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
     ) {
-        let (name, mut new) = new.into();
-        let old = self.parsed.get(&name);
-        new.keep_last_readable(old);
-        if old != Some(&new) {
-            differs(&name, old, Some(&new));
-            self.update_problem_index(&name, &new.problems);
-            self.parsed.insert(name, new);
+        let stored = Stored {
+            encoded: Encoded::encode(&new.name, new.object.as_ref(), shared),
+            problems: new.problems.into(),
+        };
+        let old = self.take(&new.name);
+        self.put(&new.name, old, stored, shared, differs);
+    }
+
+    /// Adds `new`, which replaces `old`.
+    fn put(
+        &mut self,
+        name: &ObjectName,
+        old: Option<Stored>,
+        mut new: Stored,
+        shared: &mut SharedValues,
+        differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
+    ) {
+        if let Some(old) = &old
+            && new.is_unusable()
+        {
+            // The object still exists in the cluster, so its clients must still be served.
+            let numbers = old.encoded.numbers();
+            numbers.for_each(|number| shared.acquire_again(number));
+            new.encoded = old.encoded.clone();
         }
+        if old.as_ref() != Some(&new) {
+            let change = ObjectChange {
+                name,
+                old: old.as_ref().map(|old| &old.encoded),
+                new: Some(&new.encoded),
+            };
+            differs(change, shared);
+        }
+        if let Some(old) = old {
+            release(&old.encoded, shared);
+        }
+        if let Some(group) = new.encoded.unusual_group() {
+            self.unusual_groups.insert(name.clone(), group.into());
+        }
+        if !new.problems.is_empty() {
+            self.problems.insert(name.clone(), new.problems);
+        }
+        self.encoded.insert(new.encoded);
+    }
+
+    fn take(&mut self, name: &ObjectName) -> Option<Stored> {
+        let encoded = self.encoded.take(&*self.key(name))?;
+        self.unusual_groups.remove(name);
+        let problems = self.problems.remove(name);
+        Some(Stored {
+            encoded,
+            problems: problems.unwrap_or_default(),
+        })
+    }
+
+    fn key(&self, name: &ObjectName) -> Vec<u8> {
+        let usual = T::usual_group(name.name());
+        let group = self.unusual_groups.get(name);
+        key::encode(name, group.map_or(usual, |group| group), usual)
     }
 }
 
-impl<T: Clone> Stored<T> {
-    /// Copies the content of `before` if this object cannot be used. It still exists in the cluster, so its
-    /// clients must still be served.
-    fn keep_last_readable(&mut self, before: Option<&Self>) {
-        if self.object.is_none() && !self.problems.is_empty() {
-            self.object = before.and_then(|before| before.object.clone());
-        }
-    }
+fn remove(
+    name: &ObjectName,
+    old: Encoded,
+    shared: &mut SharedValues,
+    differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
+) {
+    let change = ObjectChange {
+        name,
+        old: Some(&old),
+        new: None,
+    };
+    differs(change, shared);
+    release(&old, shared);
+}
+
+fn release(encoded: &Encoded, shared: &mut SharedValues) {
+    encoded.numbers().for_each(|number| shared.release(number));
 }

@@ -1,6 +1,5 @@
 //! The kernel's state as far as known, and drift.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use crate::dataplane::{Dataplane, Failure, Portion};
 use crate::observed::{Carrier, Observed};
 use crate::plan::{Changed, Desired};
 use crate::problem::Problem;
+use crate::split_map::SplitMap;
 use crate::timer::Timer;
 
 /// The longest time between two resyncs that read all virtual servers over netlink; in large tables
@@ -153,27 +153,26 @@ pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> 
 ///
 /// Virtual servers that are not desired are not compared: they are foreign, or this round deletes them.
 fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
-    let is_changed = |key: &&ipvs_netlink::ServiceKey| {
-        expected.virtual_servers.get(*key) != found.virtual_servers.get(*key)
+    let is_changed = |key: &ipvs_netlink::ServiceKey| {
+        expected.virtual_servers.get(key) != found.virtual_servers.get(key)
     };
     let keys = desired.virtual_servers.keys();
     let found = (&found.addresses, found.carrier);
     Changed {
-        virtual_servers: keys.filter(is_changed).copied().collect(),
+        virtual_servers: keys.filter(is_changed).collect(),
         ..address_drift((&expected.addresses, expected.carrier), found)
     }
 }
 
 /// The addresses of a state, and the carrier.
-type Local<'a> = (&'a BTreeMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
+type Local<'a> = (&'a SplitMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
 
 /// Returns the drift of the service addresses and of the carrier alone.
 pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> Changed {
     let addresses = expected.0.keys().chain(found.0.keys());
     Changed {
         addresses: addresses
-            .filter(|address| expected.0.get(*address) != found.0.get(*address))
-            .copied()
+            .filter(|address| expected.0.get(address) != found.0.get(address))
             .collect(),
         carrier: expected.1 != found.1,
         ..Changed::default()

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
@@ -24,9 +25,9 @@ pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
         return None;
     }
     let slices = snapshot.services().flat_map(|it| snapshot.slices(&it.name));
-    let endpoints = slices.flat_map(|slice| &slice.endpoints);
-    let nodes: BTreeSet<&str> = endpoints
-        .filter_map(|endpoint| endpoint.location.node.as_deref())
+    let endpoints = slices.flat_map(|slice| slice.endpoints);
+    let nodes: BTreeSet<Arc<str>> = endpoints
+        .filter_map(|endpoint| endpoint.location.node.clone())
         .collect();
     if nodes.is_empty() {
         return None;
@@ -36,12 +37,12 @@ pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
          topology hints are ignored"
             .to_owned()
     } else {
-        let resembles = |node: &&&str| first_label(node).eq_ignore_ascii_case(first_label(name));
+        let resembles = |node: &&str| first_label(node).eq_ignore_ascii_case(first_label(name));
         let similar: Vec<&str> = nodes
             .iter()
+            .map(|node| &**node)
             .filter(resembles)
             .take(SAMPLES)
-            .copied()
             .collect();
         let similar = match similar[..] {
             [] => String::new(),
@@ -73,9 +74,9 @@ pub(super) fn node_port_addresses(
     if snapshot.node().is_some() {
         return BTreeSet::new();
     }
-    let ports = snapshot.services().flat_map(|service| &service.ports);
+    let ports = snapshot.services().flat_map(|service| service.ports);
     let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
-    let serving = owned.iter().filter_map(|(key, _)| match *key {
+    let serving = owned.iter().filter_map(|(key, _)| match key {
         ipvs::ServiceKey::Address { address, port, .. } if node_ports.contains(&port) => {
             Some(address)
         }

@@ -46,8 +46,9 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns every stale virtual server, observed or retired. Retirements of desired ones must have ended.
     pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
         let desired = &self.planner.desired().virtual_servers;
-        let all = joined(desired, &self.kernel.observed.virtual_servers);
-        let stale = all.filter_map(|(key, wanted, _)| wanted.is_none().then_some(*key));
+        let observed = &self.kernel.observed.virtual_servers;
+        let all = joined(desired.iter(), observed.iter());
+        let stale = all.filter_map(|(key, wanted, _)| wanted.is_none().then_some(key));
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         retired.chain(stale).collect()
     }
@@ -86,7 +87,7 @@ impl<D: Dataplane> Proxier<D> {
         }
         let config = self.planner.config();
         let service = snapshot.service(&owner.service);
-        service.map_or(config.drain, |service| plan::drain(service, config))
+        service.map_or(config.drain, |service| plan::drain(&service, config))
     }
 
     /// Returns the observed virtual server of this frontend's inside mark; `None` if there is none.

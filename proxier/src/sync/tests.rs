@@ -75,8 +75,10 @@ fn receive(proxier: &mut Fake, manifests: &[Manifest]) {
 /// Applies `manifests` as the readable part of an input.
 fn receive_part(proxier: &mut Fake, manifests: &[Manifest]) {
     let part = events(manifests).into_iter().map(|event| match event {
-        Event::Services(Update::Reset(all)) => Event::Services(Update::Merge(all)),
-        Event::EndpointSlices(Update::Reset(all)) => Event::EndpointSlices(Update::Merge(all)),
+        Event::Services(Update::Reset(all)) => Event::Services(Update::Merge(all.iter().collect())),
+        Event::EndpointSlices(Update::Reset(all)) => {
+            Event::EndpointSlices(Update::Merge(all.iter().collect()))
+        }
         other => other,
     });
     proxier.receive(part);
@@ -156,7 +158,7 @@ fn rules_from_scratch(proxier: &Fake) -> Table {
 fn assert_guarded(proxier: &Fake) {
     let state = &proxier.dataplane.state;
     for address in state.addresses.keys() {
-        assert!(is_rejected(proxier, *address), "{address}");
+        assert!(is_rejected(proxier, address), "{address}");
     }
     let load_balancer = ipvs::ServiceKey::Address {
         protocol: ipvs::Protocol::Udp,

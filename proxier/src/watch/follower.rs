@@ -19,7 +19,7 @@ use super::status::{Entry, FollowState};
 use crate::clock;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::problem::Problem;
-use crate::store::{Parsed, Update};
+use crate::store::{ObjectKind, ObjectList, Parsed, Update};
 
 /// Lists and watches one kind.
 pub(super) struct Follower<'a, R> {
@@ -115,7 +115,7 @@ impl<'a, R: Resource> Follower<'a, R> {
 
     /// Sends an empty list and resets the status.
     pub(super) async fn clear(mut self) {
-        self.send(Update::Reset(Vec::new())).await;
+        self.send(Update::Reset(ObjectList::default())).await;
         let (kind, problems) = (R::PLURAL, Vec::new());
         self.shared
             .send(WatchMessage::Problems { kind, problems })
@@ -163,7 +163,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn continue_without(&mut self, failure: &RequestFailure) {
         if !self.entry.is_synced() {
             tracing::info!(objects = R::PLURAL, "continuing without them: {failure}");
-            self.send(Update::Reset(Vec::new())).await;
+            self.send(Update::Reset(ObjectList::default())).await;
             self.entry.record_list();
         }
         self.entry.set_state(FollowState::Absent);
@@ -185,7 +185,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.entry.set_state(FollowState::Listing);
         // The list has all objects, so it finds all present problems again.
         self.problems.clear();
-        let mut objects = Vec::new();
+        let mut objects = ObjectList::default();
         let mut query = self.query().list(since);
         loop {
             let head = self.page(&query, &mut objects).await?;
@@ -203,7 +203,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn page(
         &mut self,
         query: &Query,
-        objects: &mut Vec<Parsed<R::Object>>,
+        objects: &mut ObjectList<R::Object>,
     ) -> Result<ListVersion, RequestFailure> {
         let accept = self.shared.accept::<R>().list;
         let bound = self.shared.timeouts.response;
@@ -222,7 +222,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.problems.clear();
         let query = self.query().stream(since, self.watch_time());
         let result = match self.open(&query).await {
-            Ok(answer) => self.consume(answer, Some(Vec::new())).await,
+            Ok(answer) => self.consume(answer, Some(ObjectList::default())).await,
             Err(failure) => Err(failure),
         };
         // `next` becomes `Watch` when the list is complete, so a later failure is a failure of the watch.
@@ -273,7 +273,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn consume(
         &mut self,
         mut answer: ResponseStream,
-        mut initial: Option<Vec<Parsed<R::Object>>>,
+        mut initial: Option<ObjectList<R::Object>>,
     ) -> Result<(), RequestFailure> {
         let mut body = WatchBody::new(answer.encoding());
         loop {
@@ -311,7 +311,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     fn add_initial(
         &mut self,
         event: EncodedEvent<'_>,
-        objects: &mut Vec<Parsed<R::Object>>,
+        objects: &mut ObjectList<R::Object>,
     ) -> Result<Option<String>, RequestFailure> {
         // One pass over the text of nearly all events; `parse_event` needs three.
         let added = self
@@ -402,7 +402,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     }
 
     /// Sends the complete list as of `version`.
-    async fn complete(&mut self, objects: Vec<Parsed<R::Object>>, version: String) {
+    async fn complete(&mut self, objects: ObjectList<R::Object>, version: String) {
         tracing::debug!(
             objects = R::PLURAL,
             count = objects.len(),
@@ -446,11 +446,11 @@ impl<'a, R: Resource> Follower<'a, R> {
 }
 
 /// Applies a change to an incomplete list.
-fn apply_to_list<T>(objects: &mut Vec<Parsed<T>>, change: Update<T>) {
+fn apply_to_list<T: ObjectKind>(objects: &mut ObjectList<T>, change: Update<T>) {
     match change {
         // A duplicate does no harm, because the store uses the last one of a `Reset`.
         Update::Apply(parsed) => objects.push(parsed),
-        Update::Delete(name) => objects.retain(|parsed| parsed.name != name),
+        Update::Delete(name) => objects.remove(&name),
         Update::Reset(all) => *objects = all,
         Update::Merge(some) => objects.extend(some),
     }

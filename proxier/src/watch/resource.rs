@@ -6,14 +6,14 @@ use super::encoding::ObjectForm;
 use crate::api::{self, FromProtobuf};
 use crate::model;
 use crate::problem::Problem;
-use crate::store::{Event, Interner, Parsed, Update};
+use crate::store::{Event, Interner, ObjectKind, Parsed, Update};
 
 /// A kind that can be listed and watched.
 pub(super) trait Resource: Send + 'static {
     /// The type of its objects on the wire.
     type Wire: DeserializeOwned + FromProtobuf;
     /// The type of its objects in the model.
-    type Object: Send;
+    type Object: ObjectKind + Send;
 
     /// The kind's name.
     const KIND: &'static str;
@@ -110,7 +110,8 @@ impl Resource for OwnNode {
                 problems.clear();
                 Some(node)
             }
-            Update::Reset(all) | Update::Merge(all) => all.into_iter().next(),
+            Update::Reset(all) => all.iter().next(),
+            Update::Merge(all) => all.into_iter().next(),
             Update::Delete(_) => None,
         }?;
         problems.extend(node.problems);

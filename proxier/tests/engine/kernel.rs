@@ -1,7 +1,7 @@
 //! An in-memory kernel that outlives its proxiers and injects faults.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -16,6 +16,7 @@ use proxier::testing::observed::{
 };
 use proxier::testing::op::{AddressForm, Op};
 use proxier::testing::plan::Machine;
+use proxier::testing::split_map::SplitMap;
 
 /// A handle to the kernel. The test and the proxier share the kernel.
 #[derive(Clone, Debug)]
@@ -44,7 +45,7 @@ impl Inner {
             let has = |(key, destination): &(_, _)| {
                 let server = kernel.state.virtual_servers.get(key);
                 let mut all = server.into_iter().flat_map(|it| it.destinations.iter());
-                all.any(|it: &ipvs::Destination| it.key == *destination)
+                all.any(|it: ipvs::Destination| it.key == *destination)
             };
             let is_open = |it: &(_, &Connections)| !it.1.are_none();
             let open = kernel.connections.iter().filter(is_open);
@@ -61,12 +62,12 @@ impl Inner {
     /// Adds the addresses that are open now to `open`.
     fn note_open_addresses(&mut self) {
         let FakeKernel { state, rules, .. } = &self.kernel;
-        let is_open = |address: &&IpAddr| {
+        let is_open = |address: &IpAddr| {
             let set = match address {
                 IpAddr::V4(_) => "service-addresses-4",
                 IpAddr::V6(_) => "service-addresses-6",
             };
-            let key = Key::new([(**address).into()]);
+            let key = Key::new([(*address).into()]);
             let set = rules.as_ref().and_then(|rules| rules.sets.get(set));
             set.is_none_or(|set| !set.contains(&key))
         };
@@ -211,7 +212,7 @@ impl Kernel {
         let servers = kernel.state.virtual_servers.iter();
         let servers = servers.filter(|(key, _)| !Self::is_foreign(key));
         let all: Vec<_> = servers
-            .flat_map(|(&key, server)| server.destinations.iter().map(move |it| (key, it.key)))
+            .flat_map(|(key, server)| server.destinations.iter().map(move |it| (key, it.key)))
             .collect();
         if !all.is_empty() {
             let connections = Connections {
@@ -249,15 +250,15 @@ impl Kernel {
     pub(crate) fn drift(&self, drift: Drift, index: usize) {
         let FakeKernel { state, rules, .. } = &mut self.0.borrow_mut().kernel;
         let keys = state.virtual_servers.keys();
-        let ours: Vec<_> = keys.filter(|key| !Self::is_foreign(key)).copied().collect();
-        let addresses: Vec<IpAddr> = state.addresses.keys().copied().collect();
+        let ours: Vec<_> = keys.filter(|key| !Self::is_foreign(key)).collect();
+        let addresses: Vec<IpAddr> = state.addresses.keys().collect();
         let Some(key) = ours.get(index % ours.len().max(1)) else {
             return;
         };
         let destinations = &mut state.virtual_servers.get_mut(key).unwrap().destinations;
         match drift {
             Drift::DeleteVirtualServers => {
-                state.virtual_servers.retain(|key, _| Self::is_foreign(key));
+                state.virtual_servers.retain(Self::is_foreign);
             }
             Drift::DeleteVirtualServer => drop(state.virtual_servers.remove(key)),
             Drift::DeleteAddresses => state.addresses.clear(),
@@ -302,7 +303,7 @@ impl Dataplane for Kernel {
 
     fn shows_virtual_servers(
         &mut self,
-        expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool {
         let kernel = &mut self.0.borrow_mut().kernel;

@@ -173,12 +173,12 @@ impl Node {
         assert!(state.leftovers.is_empty(), "{:?}", state.leftovers);
         let is_ready = state.carrier.is_some_and(|carrier| carrier.is_ready);
         assert_eq!(is_ready, desired.needs_carrier);
-        let ours = |key: &&ipvs_netlink::ServiceKey| !Kernel::is_foreign(key);
+        let ours = |key: &ipvs_netlink::ServiceKey| !Kernel::is_foreign(key);
         let found: BTreeSet<_> = state.virtual_servers.keys().filter(ours).collect();
         assert_eq!(found, desired.virtual_servers.keys().collect());
-        for (key, wanted) in &desired.virtual_servers {
-            let found = &state.virtual_servers[key];
-            assert_eq!(*wanted.destinations, *found.destinations, "{key}");
+        for (key, wanted) in desired.virtual_servers.iter() {
+            let found = &state.virtual_servers[&key];
+            assert_eq!(wanted.destinations, found.destinations, "{key}");
             assert_eq!(wanted.profile.definition, found.definition);
         }
         self.assert_owned();
@@ -210,8 +210,8 @@ impl Node {
         let state = self.kernel.state();
         let desired = self.proxier.desired();
         assert_eq!(state.addresses, desired.addresses);
-        for (key, wanted) in &desired.virtual_servers {
-            let found = &state.virtual_servers[key];
+        for (key, wanted) in desired.virtual_servers.iter() {
+            let found = &state.virtual_servers[&key];
             let destinations = found.destinations.iter();
             let serving = destinations.filter(|destination| {
                 destination.weight > 0 || wanted.has_destination(&destination.key)
@@ -225,8 +225,8 @@ impl Node {
     /// Asserts that the ledger names the Service port of every desired virtual server.
     fn assert_owned(&self) {
         let owned = self.proxier.ledger().owned();
-        for (key, wanted) in &self.proxier.desired().virtual_servers {
-            assert_eq!(owned.owner(key), Some(&wanted.owner), "{key}");
+        for (key, wanted) in self.proxier.desired().virtual_servers.iter() {
+            assert_eq!(owned.owner(&key), Some(&wanted.owner), "{key}");
         }
     }
 
@@ -236,11 +236,11 @@ impl Node {
         let servers = self.proxier.desired().virtual_servers.iter();
         // Only TCP drains.
         let tcp = servers.filter(|(_, wanted)| !wanted.profile.drain.is_zero());
-        let found = tcp.filter_map(|(key, _)| state.virtual_servers.get_key_value(key));
+        let found = tcp.filter_map(|(key, _)| Some((key, state.virtual_servers.get(&key)?)));
         let accepting = found.flat_map(|(key, found)| {
             let destinations = found.destinations.iter();
             let accepting = destinations.filter(|destination| destination.weight > 0);
-            accepting.map(|destination| (*key, destination.key))
+            accepting.map(move |destination| (key, destination.key))
         });
         let accepting: Vec<_> = accepting.collect();
         if let Some(&(key, destination)) = accepting.get(index % accepting.len().max(1)) {
@@ -256,8 +256,8 @@ impl Node {
         for (key, destination) in self.kernel.take_lost() {
             let after = self.proxier.snapshot();
             let exists = |name: &ObjectName| {
-                let owner = |it: &&Service| it.name == *name;
-                before.services().any(|it| owner(&it)) && after.services().any(|it| owner(&it))
+                let owner = |it: Service| it.name == *name;
+                before.services().any(owner) && after.services().any(owner)
             };
             let owner = owned.owner(&key);
             let is_deleted = owner.is_some_and(|owner| !exists(&owner.service));
@@ -273,7 +273,7 @@ impl Node {
             desired(proxier.snapshot(), proxier.machine(), &config(self.drain));
         let mut planned = proxier.desired().clone();
         let retired: BTreeSet<IpAddr> = proxier.ledger().retired().addresses().collect();
-        planned.addresses.retain(|address, _| {
+        planned.addresses.retain(|address| {
             from_scratch.addresses.contains_key(address) || !retired.contains(address)
         });
         assert_eq!(planned, from_scratch);

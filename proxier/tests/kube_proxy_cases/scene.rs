@@ -244,28 +244,27 @@ impl Scene {
 
 /// Asserts that `reported` has exactly the differences of the two plans.
 fn assert_reported(before: &Desired, reported: &Changed, after: &Desired) {
-    let servers = different(&before.virtual_servers, &after.virtual_servers);
+    let servers = different(before.virtual_servers.iter(), after.virtual_servers.iter());
     assert_eq!(reported.virtual_servers, servers);
     assert_eq!(
         reported.addresses,
-        different(&before.addresses, &after.addresses)
+        different(before.addresses.iter(), after.addresses.iter())
     );
     let endpoints = &before.local_endpoints ^ &after.local_endpoints;
     assert_eq!(reported.local_endpoints, endpoints);
-    assert_eq!(
-        reported.health_checks,
-        different(&before.health_checks, &after.health_checks)
-    );
+    let (checks, checks_now) = (before.health_checks.clone(), after.health_checks.clone());
+    let ports = different(checks.into_iter(), checks_now.into_iter());
+    assert_eq!(reported.health_checks, ports);
 }
 
 /// Returns the keys whose values differ.
 fn different<K: Ord + Copy, V: PartialEq>(
-    before: &BTreeMap<K, V>,
-    after: &BTreeMap<K, V>,
+    before: impl Iterator<Item = (K, V)>,
+    after: impl Iterator<Item = (K, V)>,
 ) -> BTreeSet<K> {
-    let all = before.keys().chain(after.keys());
-    all.copied()
-        .filter(|key| before.get(key) != after.get(key))
+    let (before, after): (BTreeMap<_, _>, BTreeMap<_, _>) = (before.collect(), after.collect());
+    let all = before.keys().chain(after.keys()).copied();
+    all.filter(|key| before.get(key) != after.get(key))
         .collect()
 }
 
@@ -418,7 +417,7 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
         .iter()
         .filter(|(key, _)| matches!(key, ipvs::ServiceKey::Address { .. }));
     let mut lines: Vec<String> = addresses
-        .map(|(key, server)| line(key, server, desired))
+        .map(|(key, server)| line(&key, server, desired))
         .collect();
     for (port, check) in &desired.health_checks {
         let counts = &check.local_endpoints;
@@ -488,7 +487,7 @@ fn destinations(server: &VirtualServer) -> String {
     if server.destinations.is_empty() {
         return " none".to_owned();
     }
-    let word = |destination: &ipvs::Destination| {
+    let word = |destination: ipvs::Destination| {
         let key = destination.key;
         let address = std::net::SocketAddr::new(key.address, key.port);
         match destination.weight {

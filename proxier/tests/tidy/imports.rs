@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 43] = [
+const MODULES: [(&str, &[&str]); 45] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -17,6 +17,7 @@ const MODULES: [(&str, &[&str]); 43] = [
     ("packed", &[]),
     ("panics", &[]),
     ("problem", &[]),
+    ("split_map", &["packed"]),
     ("stable_hash", &[]),
     ("timer", &[]),
     ("yaml", &[]),
@@ -24,8 +25,12 @@ const MODULES: [(&str, &[&str]); 43] = [
     ("frontend", &["model"]),
     ("relay", &["model"]),
     ("definition", &[]),
-    ("op", &["definition"]),
-    ("observed", &["definition", "op", "packed"]),
+    ("destinations", &[]),
+    ("op", &["definition", "destinations"]),
+    (
+        "observed",
+        &["definition", "destinations", "op", "split_map"],
+    ),
     ("instruments", &["model"]),
     // Input.
     ("store", &["model", "packed", "problem"]),
@@ -53,15 +58,17 @@ const MODULES: [(&str, &[&str]); 43] = [
         "plan",
         &[
             "definition",
+            "destinations",
             "frontend",
             "model",
             "packed",
             "problem",
+            "split_map",
             "store",
         ],
     ),
     ("retry", &["op", "plan", "timer"]),
-    ("traffic", &["instruments", "model", "plan"]),
+    ("traffic", &["instruments", "model", "plan", "split_map"]),
     // The kernel.
     ("sysctl", &[]),
     ("nftables", &["model", "stable_hash"]),
@@ -93,6 +100,7 @@ const MODULES: [(&str, &[&str]); 43] = [
             "op",
             "plan",
             "relay",
+            "split_map",
             "timer",
         ],
     ),
@@ -106,8 +114,8 @@ const MODULES: [(&str, &[&str]); 43] = [
             "joined",
             "model",
             "observed",
-            "packed",
             "plan",
+            "split_map",
             "timer",
         ],
     ),
@@ -132,12 +140,14 @@ const MODULES: [(&str, &[&str]); 43] = [
         "report",
         &[
             "dataplane",
+            "destinations",
             "ledger",
             "observed",
             "op",
             "plan",
             "problem",
             "shadow",
+            "split_map",
         ],
     ),
     // The operator's choices. It converts them to the types of the modules that use them.
@@ -177,6 +187,7 @@ const MODULES: [(&str, &[&str]); 43] = [
             "plan",
             "problem",
             "retry",
+            "split_map",
             "store",
             "timer",
         ],

@@ -34,7 +34,7 @@ pub(super) fn find(local: &LocalAddresses, found: &Leftovers, sign: Option<Sign>
         .map(|&(address, _)| address.into())
         .collect();
     let leftovers = local.leftovers.iter().map(|&(address, _)| address);
-    let addresses = leftovers.chain(local.addresses.keys().copied());
+    let addresses = leftovers.chain(local.addresses.keys());
     let needed: BTreeSet<Family> = addresses.map(Family::from).collect();
     let with_rules: BTreeSet<Family> = found.families_in_use().collect();
     let served: BTreeSet<Family> = &on_carrier & &with_rules;

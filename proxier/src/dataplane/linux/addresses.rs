@@ -111,7 +111,6 @@ impl Addresses {
             self.add_route(route, index, &mut found);
         }
         Ok(LocalAddresses {
-            // `collect` fills the nodes of a map; insertions in key order leave them half empty.
             addresses: found.addresses.into_iter().collect(),
             leftovers: found.leftovers,
             carrier: carrier.map(|link| Carrier {

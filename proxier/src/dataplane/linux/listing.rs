@@ -3,7 +3,7 @@
 //! At 10,000 x 10, a dump needs 30,000 system calls, one pass 1,667. Most of a pass is the kernel's:
 //! it prints a page per read, and looks for the place to continue from the start of its table.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 
@@ -12,13 +12,14 @@ use ipvs_netlink::listing::{self, ListedDestination, ListedService};
 
 use crate::dataplane::Portion;
 use crate::observed::ObservedServer;
+use crate::split_map::SplitMap;
 
 /// Returns the virtual servers in the order in which this portion of the file of the calling thread's
 /// network namespace lists them, if it lists `expected`: exactly these if it is the whole file.
 ///
 /// `None` also if the file cannot be read: then only a dump shows what differs.
 pub(super) fn look(
-    expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
     portion: Portion,
 ) -> Option<Vec<ipvs::ServiceKey>> {
     let listed = File::open(listing::PATH)
@@ -32,7 +33,7 @@ pub(super) fn look(
 /// Returns the virtual servers in the order of `source`, if `portion` of it lists `expected`.
 fn compare(
     source: impl Read,
-    expected: &BTreeMap<ipvs::ServiceKey, ObservedServer>,
+    expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
     portion: Portion,
     ticks_per_second: u32,
 ) -> io::Result<Option<Vec<ipvs::ServiceKey>>> {
@@ -71,13 +72,13 @@ fn is_shown(
     let own = &server.destinations;
     service.shows(&server.definition.at(key), ticks_per_second)
         && own.len() == destinations.len()
-        && (own.iter().zip(destinations)).all(|(own, listed)| listed.shows(own))
+        && (own.iter().zip(destinations)).all(|(own, listed)| listed.shows(&own))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observed::Destinations;
+    use crate::destinations::Destinations;
 
     const HEADING: &str = "IP Virtual Server version 1.2.1 (size=4096)\n";
 
@@ -96,7 +97,7 @@ mod tests {
         (key, server)
     }
 
-    fn expected() -> BTreeMap<ipvs::ServiceKey, ObservedServer> {
+    fn expected() -> SplitMap<ipvs::ServiceKey, ObservedServer> {
         let tcp = ipvs::ServiceKey::Address {
             protocol: ipvs::Protocol::Tcp,
             address: [10, 96, 0, 1].into(),
@@ -109,7 +110,7 @@ mod tests {
             server(v4, &[]),
             server(v6, &[]),
         ];
-        servers.into()
+        servers.into_iter().collect()
     }
 
     const TCP: &str = "TCP  0A600001:0050 rr  \n";
@@ -184,7 +185,7 @@ mod tests {
             address: [10, 96, 0, number].into(),
             port: 80,
         };
-        let expected: BTreeMap<_, _> = (1..=9).map(|it| server(key(it), &[])).collect();
+        let expected: SplitMap<_, _> = (1..=9).map(|it| server(key(it), &[])).collect();
         let line =
             |number: u8, scheduler: &str| format!("TCP  0A6000{number:02X}:0050 {scheduler}  \n");
         let listed = |scheduler_of: fn(u8) -> &'static str| {

@@ -3,10 +3,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::model::{
-    Annotations, EndpointSlice, Location, Node, NodeLocation, ObjectName, Protocol, SlicePort,
-    TrafficPolicy, Weights,
+    Annotations, Location, Node, NodeLocation, ObjectName, Protocol, SlicePort, TrafficPolicy,
+    Weights,
 };
-use crate::store::{Event, Parsed, Touched, Update};
+use crate::store::{Event, Parsed, Snapshot, Touched, Update};
 
 /// A Service with one unnamed TCP port, seen from node `here` in zone `a` of region `r`.
 struct Scene {
@@ -94,7 +94,8 @@ impl Scene {
 
     fn sets(&self, topology: &Topology<'_>) -> EndpointSets {
         let port = &self.service.ports[0];
-        EndpointSets::of(&self.snapshot, &self.service, port, Family::V4, topology)
+        let slices: Vec<EndpointSlice> = self.snapshot.slices(&self.service.name).collect();
+        EndpointSets::of(&slices, &self.service, port, Family::V4, topology)
     }
 
     /// Compares the sets with text: the last byte of each address, `:port` unless it is 80, and

@@ -1,5 +1,7 @@
 //! The node's zone and region, and their match with those of endpoints.
 
+use std::sync::Arc;
+
 use crate::model::{Endpoint, TopologyKey};
 use crate::store::Snapshot;
 
@@ -56,7 +58,9 @@ impl<'a> Topology<'a> {
             TopologyKey::Zone => {
                 self.zone.is_some() && endpoint.location.zone.as_deref() == self.zone
             }
-            TopologyKey::Region => self.region.is_some() && self.region_of(endpoint) == self.region,
+            TopologyKey::Region => {
+                self.region.is_some() && self.region_of(endpoint).as_deref() == self.region
+            }
         }
     }
 
@@ -71,7 +75,7 @@ impl<'a> Topology<'a> {
             .then_some("the objects of other nodes")
     }
 
-    fn region_of(&self, endpoint: &Endpoint) -> Option<&str> {
+    fn region_of(&self, endpoint: &Endpoint) -> Option<Arc<str>> {
         self.snapshot.region(endpoint.location.node.as_ref()?)
     }
 }

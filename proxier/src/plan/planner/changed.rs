@@ -8,6 +8,7 @@ use ipvs_netlink as ipvs;
 use super::Footprint;
 use crate::plan::health::HealthCheck;
 use crate::plan::{Desired, VirtualServer};
+use crate::split_map::{SplitKey, SplitMap};
 
 /// The changes of the plan by an update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,8 +29,8 @@ impl Changed {
     /// Returns the change from an empty plan to `desired`.
     pub(crate) fn of_whole(desired: &Desired) -> Self {
         Self {
-            virtual_servers: desired.virtual_servers.keys().copied().collect(),
-            addresses: desired.addresses.keys().copied().collect(),
+            virtual_servers: desired.virtual_servers.keys().collect(),
+            addresses: desired.addresses.keys().collect(),
             local_endpoints: desired.local_endpoints.clone(),
             health_checks: desired.health_checks.keys().copied().collect(),
             carrier: false,
@@ -43,11 +44,14 @@ impl Changed {
     pub(super) fn between(before: Desired, after: &mut Desired) -> Self {
         let endpoints = before.local_endpoints;
         let endpoints = endpoints.symmetric_difference(&after.local_endpoints);
+        let (checks, checks_now) = (&before.health_checks, &after.health_checks);
+        let ports = checks.keys().chain(checks_now.keys());
+        let ports = ports.filter(|port| checks.get(port) != checks_now.get(port));
         Self {
             local_endpoints: endpoints.copied().collect(),
+            health_checks: ports.copied().collect(),
             virtual_servers: differences(before.virtual_servers, &mut after.virtual_servers),
             addresses: differences(before.addresses, &mut after.addresses),
-            health_checks: differences(before.health_checks, &mut after.health_checks),
             carrier: false,
         }
     }
@@ -71,13 +75,13 @@ impl Changed {
 }
 
 /// Returns the keys of which `before` and `after` have different values. Puts back equal old values.
-fn differences<K: Ord + Copy, V: PartialEq>(
-    before: BTreeMap<K, V>,
-    after: &mut BTreeMap<K, V>,
+fn differences<K: SplitKey, V: PartialEq>(
+    before: SplitMap<K, V>,
+    after: &mut SplitMap<K, V>,
 ) -> BTreeSet<K> {
     let new = after.keys().filter(|key| !before.contains_key(key));
-    let mut keys: BTreeSet<K> = new.copied().collect();
-    for (key, old) in before {
+    let mut keys: BTreeSet<K> = new.collect();
+    for (key, old) in before.into_entries() {
         match after.get_mut(&key) {
             Some(now) if *now == old => *now = old,
             _ => _ = keys.insert(key),

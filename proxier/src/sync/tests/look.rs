@@ -83,7 +83,7 @@ fn serving_many(ledger: &Path) -> Fake {
     let mut events = events(&manifests);
     for event in &mut events {
         if let Event::EndpointSlices(Update::Reset(slices)) = event {
-            slices.iter_mut().for_each(|slice| multiply(slice, 2_700));
+            slices.edit(|slice| multiply(slice, 2_700));
         }
     }
     let mut proxier = proxier(FakeKernel::default(), ledger);
@@ -112,15 +112,12 @@ fn in_a_large_table_every_third_resync_repairs_what_a_look_at_the_beginning_does
     let state = proxier.dataplane.state.clone();
     assert_eq!(state.virtual_servers.len(), 8);
     for first in [1, 4] {
-        let mut last = proxier
-            .dataplane
-            .state
-            .virtual_servers
-            .last_entry()
-            .unwrap();
-        let destinations = &mut last.get_mut().destinations;
-        destinations.change(|all| all[0].weight += 1);
-        proxier.dataplane.state.addresses.pop_last();
+        let kernel = &mut proxier.dataplane.state;
+        let last = kernel.virtual_servers.keys().last().unwrap();
+        let server = kernel.virtual_servers.get_mut(&last).unwrap();
+        server.destinations.change(|all| all[0].weight += 1);
+        let last = kernel.addresses.keys().last().unwrap();
+        kernel.addresses.remove(&last);
         assert_eq!(resync(&mut proxier, first).ops, []);
         assert_eq!(resync(&mut proxier, first + 1).ops, []);
         assert_eq!(resync(&mut proxier, first + 2).ops.len(), 2);

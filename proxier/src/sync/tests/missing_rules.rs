@@ -31,7 +31,7 @@ fn cluster() -> Vec<Manifest> {
 
 fn addresses(proxier: &Fake) -> Vec<String> {
     let addresses = proxier.dataplane.state.addresses.keys();
-    addresses.map(ToString::to_string).collect()
+    addresses.map(|address| address.to_string()).collect()
 }
 
 #[test]

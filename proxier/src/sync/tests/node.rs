@@ -73,7 +73,7 @@ fn node_ports_stay_while_the_next_process_does_not_know_the_node() {
     receive(&mut next, &[moved, node_port(), slice(&["10.244.1.2"])]);
     next.sync(START).unwrap();
     let keys: Vec<String> = (next.dataplane.state.virtual_servers.keys())
-        .map(ToString::to_string)
+        .map(|key| key.to_string())
         .collect();
     assert_eq!(keys, ["UDP 10.96.3.1:53", "UDP 172.18.0.1:30053"]);
 }

@@ -45,7 +45,7 @@ impl Edited {
         };
         edited.edit(&[service]);
         let kernel = &mut edited.proxier.dataplane;
-        for (&key, server) in &kernel.state.virtual_servers {
+        for (key, server) in kernel.state.virtual_servers.iter() {
             for destination in server.destinations.iter() {
                 let open = Connections {
                     active: 1,
@@ -100,7 +100,7 @@ impl Edited {
 
     fn servers(&self) -> Vec<String> {
         let servers = self.proxier.dataplane.state.virtual_servers.keys();
-        servers.map(ToString::to_string).collect()
+        servers.map(|key| key.to_string()).collect()
     }
 
     /// Returns the virtual servers that the plan lacks, each with the weights of its destinations.
@@ -267,6 +267,7 @@ fn an_undone_edit_serves_the_frontend_again() {
         let again = servers.find(|(key, _)| key.to_string() == server);
         let weights = again.unwrap().1.destinations.iter().map(|it| it.weight);
         assert!(weights.eq([1, 1]));
+        drop(servers);
         edited.close_connections();
         edited.assert_settled();
     }
