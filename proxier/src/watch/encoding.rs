@@ -10,8 +10,8 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 pub enum Encoding {
     /// JSON.
     Json,
-    /// Protobuf, which each API server since Kubernetes 1.3 speaks. It is a third of JSON's bytes, and
-    /// costs the server and this program less processor time.
+    /// Protobuf, which each API server since Kubernetes 1.3 speaks. It takes 55 to 65 % of JSON's bytes,
+    /// and the server encodes it faster.
     Protobuf,
 }
 
