@@ -174,16 +174,16 @@ fn diff_kept_server(
         match order {
             Ordering::Less => {
                 let new = left.next();
-                ops.extend(new.map(|&destination| Op::AddDestination(key, destination)));
+                ops.extend(new.map(|destination| Op::AddDestination(key, destination)));
             }
             Ordering::Greater => {
                 let stale = right.next();
-                ops.extend(stale.and_then(|&stale| removal_step(key, wanted, stale, drains)));
+                ops.extend(stale.and_then(|stale| removal_step(key, wanted, stale, drains)));
             }
             Ordering::Equal => {
                 let (wanted, found) = (left.next(), right.next());
-                let changed = wanted.filter(|&wanted| Some(wanted) != found);
-                ops.extend(changed.map(|&destination| Op::SetDestination(key, destination)));
+                let changed = wanted.filter(|wanted| Some(*wanted) != found);
+                ops.extend(changed.map(|destination| Op::SetDestination(key, destination)));
             }
         }
     }
@@ -196,7 +196,7 @@ fn diff_retired_server(
     drains: &Drains,
     ops: &mut Ops,
 ) {
-    for &destination in found.destinations.iter() {
+    for destination in found.destinations.iter() {
         let drain = drains.get(&key, &destination.key);
         if drain.is_some_and(|drain| drain.is_over) {
             ops.push(Op::DeleteDestination(key, destination.key));

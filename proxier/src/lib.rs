@@ -29,6 +29,7 @@ mod conntrack;
 mod daemon;
 mod dataplane;
 mod definition;
+mod destinations;
 mod diff;
 mod events;
 mod filter;

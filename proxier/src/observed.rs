@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
 use crate::definition::ServerDefinition;
+use crate::destinations::Destinations;
 use crate::op::{AddressForm, Op};
 use crate::split_map::SplitMap;
 
@@ -62,7 +62,7 @@ pub struct Carrier {
 pub struct ObservedServer {
     /// Scheduler, flags and affinity.
     pub definition: Arc<ServerDefinition>,
-    /// Its destinations, ordered by key, each key once.
+    /// Its destinations.
     pub destinations: Destinations,
 }
 
@@ -79,7 +79,7 @@ impl ObservedServer {
     pub(crate) fn share(
         &mut self,
         definition: &Arc<ServerDefinition>,
-        destinations: &Arc<[ipvs::Destination]>,
+        destinations: &Destinations,
     ) {
         if self.definition == *definition {
             self.definition.clone_from(definition);
@@ -92,103 +92,38 @@ impl ObservedServer {
         self.destinations.iter().any(|it| it.weight > 0)
     }
 
-    /// Records that `op`, which changes this virtual server or a destination of it, took effect.
-    pub(crate) fn record(&mut self, op: &Op) {
-        match *op {
-            Op::SetService(service) => self.definition = Arc::new(ServerDefinition::of(&service)),
-            Op::AddDestination(_, destination) | Op::SetDestination(_, destination) => {
-                let position = self.position(destination.key);
-                self.destinations.change(|destinations| match position {
-                    Ok(index) => destinations[index] = destination,
-                    Err(index) => destinations.insert(index, destination),
-                });
+    /// Records that `ops`, which change this virtual server or its destinations, took effect.
+    pub(crate) fn record(&mut self, ops: &[&Op]) {
+        for op in ops {
+            if let Op::SetService(service) = op {
+                self.definition = Arc::new(ServerDefinition::of(service));
             }
-            Op::DeleteDestination(_, destination) => {
-                if let Ok(index) = self.position(destination) {
-                    self.destinations
-                        .change(|destinations| destinations.remove(index));
-                }
+        }
+        // All changes at once, because each change copies the destinations.
+        if ops.iter().any(|op| op.destination_key().is_some()) {
+            self.destinations
+                .change(|all| ops.iter().for_each(|op| record_destination(all, op)));
+        }
+    }
+}
+
+fn record_destination(all: &mut Vec<ipvs::Destination>, op: &Op) {
+    let position = |key| all.binary_search_by_key(&key, |it| it.key);
+    match *op {
+        Op::AddDestination(_, destination) | Op::SetDestination(_, destination) => {
+            match position(destination.key) {
+                Ok(index) => all[index] = destination,
+                Err(index) => all.insert(index, destination),
             }
-            _ => {}
         }
-    }
-
-    /// Returns the index of a destination; as an error, the index at which to insert it.
-    pub(crate) fn position(&self, key: ipvs::DestinationKey) -> Result<usize, usize> {
-        let order = |destination: &ipvs::Destination| destination.key;
-        self.destinations.binary_search_by_key(&key, order)
-    }
-}
-
-/// The destinations of a virtual server in the kernel.
-///
-/// They nearly always equal the desired ones. Then both share memory ([`Destinations::share`]).
-#[derive(Clone, Debug)]
-pub enum Destinations {
-    /// The desired destinations.
-    Shared(Arc<[ipvs::Destination]>),
-    /// Other destinations.
-    Own(Vec<ipvs::Destination>),
-}
-
-impl Destinations {
-    /// Changes these destinations. If their memory is shared, copies it first.
-    pub fn change<T>(&mut self, work: impl FnOnce(&mut Vec<ipvs::Destination>) -> T) -> T {
-        let mut own = match std::mem::take(self) {
-            Self::Shared(shared) => shared.to_vec(),
-            Self::Own(own) => own,
-        };
-        let result = work(&mut own);
-        *self = Self::Own(own);
-        result
-    }
-
-    /// Returns whether these are the desired destinations, by their memory alone.
-    ///
-    /// `false` proves nothing.
-    pub fn are(&self, desired: &Arc<[ipvs::Destination]>) -> bool {
-        matches!(self, Self::Shared(shared) if Arc::ptr_eq(shared, desired))
-    }
-
-    /// Shares the memory of the desired destinations if they are equal.
-    pub fn share(&mut self, desired: &Arc<[ipvs::Destination]>) {
-        // The pointers first: most destinations share their memory already.
-        if !self.are(desired) && **self == **desired {
-            *self = Self::Shared(desired.clone());
+        Op::DeleteDestination(_, key) => {
+            if let Ok(index) = position(key) {
+                all.remove(index);
+            }
         }
+        _ => {}
     }
 }
-
-impl Default for Destinations {
-    fn default() -> Self {
-        Self::Own(Vec::new())
-    }
-}
-
-impl From<Vec<ipvs::Destination>> for Destinations {
-    fn from(own: Vec<ipvs::Destination>) -> Self {
-        Self::Own(own)
-    }
-}
-
-impl Deref for Destinations {
-    type Target = [ipvs::Destination];
-
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Shared(shared) => shared,
-            Self::Own(own) => own,
-        }
-    }
-}
-
-impl PartialEq for Destinations {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
-
-impl Eq for Destinations {}
 
 /// A virtual server with the connections of its destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -225,7 +160,7 @@ impl CountedServer {
 
     /// Returns the connections of a destination; `None` if it does not exist.
     pub fn connections_of(&self, key: &ipvs::DestinationKey) -> Option<Connections> {
-        let index = self.server.position(*key).ok()?;
+        let (index, _) = self.server.destinations.find(key)?;
         self.connections.get(index).copied()
     }
 
@@ -235,7 +170,7 @@ impl CountedServer {
     }
 
     /// Returns every destination with its connections.
-    pub fn destinations(&self) -> impl Iterator<Item = (&ipvs::Destination, Connections)> {
+    pub fn destinations(&self) -> impl Iterator<Item = (ipvs::Destination, Connections)> {
         let connections = self.connections.iter().copied();
         self.server.destinations.iter().zip(connections)
     }
@@ -286,7 +221,7 @@ impl Observed {
             | Op::SetDestination(key, _)
             | Op::DeleteDestination(key, _) => {
                 if let Some(server) = self.virtual_servers.get_mut(&key) {
-                    server.record(op);
+                    server.record(&[op]);
                 }
             }
             Op::AddAddress(address, source) | Op::SetAddress(address, source) => {

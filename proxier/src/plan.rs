@@ -18,6 +18,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use crate::definition::ServerDefinition;
+use crate::destinations::Destinations;
 use crate::model::{Protocol, ServicePortName};
 use crate::problem::Problem;
 use crate::split_map::SplitMap;
@@ -125,9 +126,8 @@ impl Machine {
 pub struct VirtualServer {
     /// What it has in common with others. Virtual servers with equal profiles share their memory.
     pub profile: Arc<Profile>,
-    /// Its destinations, ordered by key, each key once. Frontends of a Service port with the same
-    /// destinations share their memory.
-    pub destinations: Arc<[ipvs::Destination]>,
+    /// Its destinations. Frontends of a Service port with the same destinations share their memory.
+    pub destinations: Destinations,
     /// The Service port that it serves.
     pub owner: ServicePortName,
 }
@@ -150,8 +150,7 @@ pub struct Profile {
 impl VirtualServer {
     /// Returns whether `key` is one of the destinations.
     pub fn has_destination(&self, key: &ipvs::DestinationKey) -> bool {
-        let order = |destination: &ipvs::Destination| destination.key;
-        self.destinations.binary_search_by_key(key, order).is_ok()
+        self.destinations.find(key).is_some()
     }
 }
 

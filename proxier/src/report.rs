@@ -9,6 +9,7 @@ use ipvs_netlink as ipvs;
 use serde::Serialize;
 
 use crate::dataplane::{Dataplane, Failure};
+use crate::destinations::Destinations;
 use crate::ledger::{Drain, Ledger, Owned};
 use crate::observed::{CountedServer, LocalAddresses};
 use crate::op::Op;
@@ -110,7 +111,7 @@ impl JsonReport {
         let servers = desired.virtual_servers.iter();
         let servers = servers.map(|(key, server)| {
             let service = server.profile.definition.at(key);
-            (service, &*server.destinations)
+            (service, &server.destinations)
         });
         Self::new(servers, &desired.addresses, problems, None)
     }
@@ -118,12 +119,12 @@ impl JsonReport {
     /// Reports the observed state.
     pub(crate) fn observed(observed: &KernelTable, ledger: &Ledger) -> Self {
         let servers = observed.virtual_servers.values();
-        let servers = servers.map(|found| (found.service(), &*found.server.destinations));
+        let servers = servers.map(|found| (found.service(), &found.server.destinations));
         Self::new(servers, &observed.local.addresses, &[], Some(ledger))
     }
 
     fn new<'a>(
-        servers: impl Iterator<Item = (ipvs::Service, &'a [ipvs::Destination])>,
+        servers: impl Iterator<Item = (ipvs::Service, &'a Destinations)>,
         addresses: &SplitMap<IpAddr, Option<IpAddr>>,
         problems: &[Problem],
         ledger: Option<&Ledger>,
@@ -144,7 +145,7 @@ impl ServerEntry {
     /// Returns `None` for a kind of key that this report does not know.
     fn new(
         service: &ipvs::Service,
-        destinations: &[ipvs::Destination],
+        destinations: &Destinations,
         ledger: Option<&Ledger>,
     ) -> Option<Self> {
         let key = match service.key {
@@ -166,7 +167,8 @@ impl ServerEntry {
             },
             _ => return None,
         };
-        let drain_of = |destination| ledger?.drains().get(&service.key, destination);
+        let drain_of =
+            |destination: &ipvs::DestinationKey| ledger?.drains().get(&service.key, destination);
         let destinations = destinations.iter().map(|destination| DestinationEntry {
             address: destination.key.address,
             port: destination.key.port,

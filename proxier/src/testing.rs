@@ -60,6 +60,11 @@ pub mod definition {
     pub use crate::definition::ServerDefinition;
 }
 
+pub mod destinations {
+    //! Destinations of a virtual server.
+    pub use crate::destinations::Destinations;
+}
+
 pub mod diff {
     //! From desired and observed state to Ops.
     pub use crate::diff::{DeletionRules, diff, sort};

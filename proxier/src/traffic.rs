@@ -134,6 +134,7 @@ mod tests {
 
     use super::*;
     use crate::definition::ServerDefinition;
+    use crate::destinations::Destinations;
     use crate::model::ObjectName;
     use crate::plan::{Profile, RelayOptions};
 
@@ -149,7 +150,7 @@ mod tests {
                     admission: None,
                     relay: RelayOptions::default(),
                 }),
-                destinations: [].into(),
+                destinations: Destinations::default(),
                 owner: ServicePortName {
                     service: ObjectName::new("ns", "web"),
                     port: "http".into(),

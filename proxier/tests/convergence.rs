@@ -125,7 +125,7 @@ fn matches(desired: &Desired, state: &Observed) -> bool {
         && desired.virtual_servers.iter().all(|(key, wanted)| {
             state.virtual_servers.get(&key).is_some_and(|found| {
                 wanted.profile.definition == found.definition
-                    && *wanted.destinations == *found.destinations
+                    && wanted.destinations == found.destinations
             })
         })
 }

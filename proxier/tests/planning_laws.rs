@@ -421,6 +421,7 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
     assert!(
         server
             .destinations
+            .iter()
             .is_sorted_by_key(|destination| destination.key),
         "{server:?}"
     );

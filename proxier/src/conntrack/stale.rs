@@ -93,7 +93,7 @@ impl Stale {
             desired.virtual_servers.get(&key)
         });
         let servers = [server, inside].into_iter().flatten();
-        let destinations = servers.flat_map(|server| &*server.destinations);
+        let destinations = servers.flat_map(|server| server.destinations.iter());
         let endpoints = destinations.map(|it| (it.key.address, it.key.port).into());
         self.frontends.insert(frontend, endpoints.collect());
     }

@@ -59,7 +59,9 @@ impl Strays {
                 self.remove_endpoint((endpoint.address, endpoint.port).into(), now);
             }
             Op::DeleteService(key) if may_be_udp(&key) => {
-                let endpoints = known.into_iter().flat_map(|server| &*server.destinations);
+                let endpoints = known
+                    .into_iter()
+                    .flat_map(|server| server.destinations.iter());
                 for endpoint in endpoints {
                     self.remove_endpoint((endpoint.key.address, endpoint.key.port).into(), now);
                 }
@@ -172,9 +174,7 @@ mod tests {
         let udp = key(ipvs::Protocol::Udp);
         let service = ipvs::Service::new(udp, "rr".parse().unwrap());
         let mut known = ObservedServer::empty(&service);
-        for op in [add(udp, 1), add(udp, 2)] {
-            known.record(&op);
-        }
+        known.record(&[&add(udp, 1), &add(udp, 2)]);
         let mut strays = Strays::default();
         strays.record(&Op::DeleteService(udp), Some(&known), SECOND);
         record(&mut strays, &add(udp, 2), 2 * SECOND);

@@ -183,7 +183,7 @@ impl Dataplane for FakeKernel {
 
 impl FakeKernel {
     fn counted(&self, key: &ipvs::ServiceKey, server: &ObservedServer) -> CountedServer {
-        let connections = |destination: &ipvs::Destination| {
+        let connections = |destination: ipvs::Destination| {
             let key = (*key, destination.key);
             self.connections.get(&key).copied().unwrap_or_default()
         };
@@ -270,7 +270,7 @@ impl FakeKernel {
     fn check(&self, op: &Op) -> Result<(), Errno> {
         let servers = &self.state.virtual_servers;
         let server = |key| servers.get(key).ok_or(Errno::SRCH);
-        let exists = |server: &ObservedServer, key| server.position(key).is_ok();
+        let exists = |server: &ObservedServer, key| server.destinations.find(&key).is_some();
         match *op {
             Op::AddService(service) => {
                 refuse_if(servers.contains_key(&service.key), Errno::EXIST)?;

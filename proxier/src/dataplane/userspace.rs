@@ -270,7 +270,7 @@ impl Userspace {
 
     fn counted(&self, key: &ipvs::ServiceKey, server: &ObservedServer) -> CountedServer {
         let pool = self.servers.get(key).map(|server| &server.pool);
-        let count = |destination: &ipvs::Destination| {
+        let count = |destination: ipvs::Destination| {
             let counts = pool.map(|pool| pool.counts(socket(&destination.key)));
             let counts = counts.unwrap_or_default();
             Connections {

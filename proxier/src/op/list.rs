@@ -8,6 +8,7 @@ use ipvs_netlink as ipvs;
 
 use super::{Op, Stage};
 use crate::definition::ServerDefinition;
+use crate::destinations::Destinations;
 
 /// The Ops of a round, in order.
 ///
@@ -26,7 +27,7 @@ enum OpGroup {
     /// The addition of a virtual server.
     Service(ipvs::ServiceKey, Arc<ServerDefinition>),
     /// Additions of these destinations, of which there is at least one.
-    Destinations(ipvs::ServiceKey, Arc<[ipvs::Destination]>),
+    Destinations(ipvs::ServiceKey, Destinations),
     /// The addition of an address with its source.
     Address(IpAddr, Option<IpAddr>),
     /// Any other Op. Boxed, because the groups of a start are of the other kinds, and half as large.
@@ -54,7 +55,7 @@ impl Ops {
         &mut self,
         key: ipvs::ServiceKey,
         definition: &Arc<ServerDefinition>,
-        destinations: &Arc<[ipvs::Destination]>,
+        destinations: &Destinations,
     ) {
         self.count += 1 + destinations.len();
         let group = OpGroup::Service(key, definition.clone());
@@ -129,7 +130,7 @@ impl OpGroup {
             Self::Other(op) => (Some(**op), None),
         };
         let all = all.into_iter();
-        let all = all.flat_map(|(key, all)| all.iter().map(|&it| Op::AddDestination(*key, it)));
+        let all = all.flat_map(|(key, all)| all.iter().map(|it| Op::AddDestination(*key, it)));
         one.into_iter().chain(all)
     }
 
@@ -221,10 +222,10 @@ mod tests {
         let add = |server, number| Op::AddDestination(key(server), destination(number));
         let mut ops = Ops::default();
         ops.push(Op::AddAddress([10, 96, 0, 1].into(), None));
-        let all: Arc<[_]> = (1..=3).map(destination).collect();
+        let all: Destinations = (1..=3).map(destination).collect();
         let service = |number| ipvs::Service::new(key(number), "rr".parse().unwrap());
         let definition = Arc::new(ServerDefinition::of(&service(2)));
-        ops.push_server(key(3), &definition, &Arc::default());
+        ops.push_server(key(3), &definition, &Destinations::default());
         ops.push_server(key(2), &definition, &all);
         ops.push(add(1, 9));
         ops.sort(|_, _| false);

@@ -13,6 +13,7 @@ use super::health::HealthCheck;
 use super::options::ServerOptions;
 use super::relay_options::SOURCE_ADDRESS;
 use super::{Admission, Availability, FrontendKind, Profile, Scope, VirtualServer};
+use crate::destinations::Destinations;
 use crate::frontend::Frontend;
 use crate::model::{
     EndpointSlice, Family, Networks, Protocol, Service, ServicePort, ServicePortName,
@@ -117,8 +118,8 @@ struct RequirementsBuilder<'a> {
 
 /// The destinations of one port and family, for each traffic policy.
 struct PortDestinations {
-    cluster: Arc<[ipvs::Destination]>,
-    local: Arc<[ipvs::Destination]>,
+    cluster: Destinations,
+    local: Destinations,
     /// The sources that may use load-balancer addresses; `None` if all may.
     source_ranges: Option<Networks>,
     /// The firewall mark of clients inside the cluster, if they reach other endpoints.
@@ -294,7 +295,7 @@ impl RequirementsBuilder<'_> {
         if self.options.relay.source == SourceAddress::Node {
             return;
         }
-        let is_pod_here = |destination: &ipvs::Destination| {
+        let is_pod_here = |destination: ipvs::Destination| {
             let address = destination.key.address;
             let is_of_node = address.is_loopback() || self.context.machine.has(&address);
             local_endpoints.contains(&address) && !is_of_node
@@ -302,7 +303,7 @@ impl RequirementsBuilder<'_> {
         // With policy Local for clients outside, clients inside reach all endpoints whatever the operator does.
         let frontends = servers.iter().map(|(_, server)| server);
         let frontends = frontends.filter(|it| it.profile.kind != FrontendKind::Inside);
-        let mut destinations = frontends.flat_map(|server| &*server.destinations);
+        let mut destinations = frontends.flat_map(|server| server.destinations.iter());
         if !destinations.all(is_pod_here) {
             let message = "has no effect for endpoints on other nodes, nor for processes of this node: their answers to a \
                            client would not return through this node, so they see its address; with the traffic \
@@ -324,7 +325,7 @@ impl RequirementsBuilder<'_> {
         port: &ServicePort,
         key: ipvs::ServiceKey,
         profile: Profile,
-        destinations: Arc<[ipvs::Destination]>,
+        destinations: Destinations,
     ) {
         // A Service has few virtual servers, so a search costs less than a set of keys.
         let servers = &self.requirements.servers;
@@ -398,7 +399,7 @@ pub(crate) fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) 
 }
 
 /// Returns whether any destination has a weight above 0.
-fn accept_connections(destinations: &[ipvs::Destination]) -> bool {
+fn accept_connections(destinations: &Destinations) -> bool {
     destinations
         .iter()
         .any(|destination| destination.weight > 0)

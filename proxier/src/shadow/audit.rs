@@ -124,9 +124,9 @@ impl InsideFrontends {
             let (Some(all), Some(observed)) = (servers.get(&mark), observed) else {
                 continue;
             };
-            let accepts = |wanted: &ipvs::Destination| {
-                let index = observed.position(wanted.key);
-                index.is_ok_and(|index| observed.destinations[index].weight > 0)
+            let accepts = |wanted: ipvs::Destination| {
+                let found = observed.destinations.find(&wanted.key);
+                found.is_some_and(|(_, found)| found.weight > 0)
             };
             let wanted = all.destinations.iter().filter(|it| it.weight > 0);
             if !wanted.clone().all(accepts) {

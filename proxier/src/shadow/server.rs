@@ -26,8 +26,8 @@ pub(super) fn changes(
         };
     };
     let weight_of = |key: ipvs::DestinationKey| {
-        let index = found.position(key).ok()?;
-        Some(found.destinations[index].weight)
+        let (_, destination) = found.destinations.find(&key)?;
+        Some(destination.weight)
     };
     match *op {
         Op::SetService(after) => properties(

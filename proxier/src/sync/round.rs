@@ -21,6 +21,7 @@ use super::node::node_port_addresses;
 use super::{Applied, Error, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::frontend::Frontend;
+use crate::observed::ObservedServer;
 use crate::op::{AddressForm, Op, Ops};
 use crate::plan::Changed;
 use crate::store::Touched;
@@ -341,33 +342,44 @@ impl<D: Dataplane> Proxier<D> {
     /// Records `ops`, which changed the virtual server `key`.
     fn learn_server(&mut self, key: ipvs::ServiceKey, ops: &[&Op], now: Duration) {
         let wanted = self.planner.desired().virtual_servers.get(&key);
-        let mut found = self.kernel.observed.virtual_servers.get_mut(&key);
-        for &op in ops {
-            self.flows.note(op, found.as_deref(), now);
-            match *op {
-                Op::SetDestination(_, destination) => {
-                    if let Some(wanted) = wanted
-                        && !wanted.has_destination(&destination.key)
-                    {
-                        let deadline = now + wanted.profile.drain;
-                        self.ledger.drain(key, destination.key, now, deadline);
+        let is_of_server = |op: &Op| matches!(op, Op::AddService(_) | Op::DeleteService(_));
+        for run in ops.chunk_by(|one, next| !is_of_server(one) && !is_of_server(next)) {
+            let found = self.kernel.observed.virtual_servers.get_mut(&key);
+            for &op in run {
+                self.flows.note(op, found.as_deref(), now);
+                match *op {
+                    Op::SetDestination(_, destination) => {
+                        if let Some(wanted) = wanted
+                            && !wanted.has_destination(&destination.key)
+                        {
+                            let deadline = now + wanted.profile.drain;
+                            self.ledger.drain(key, destination.key, now, deadline);
+                        }
+                    }
+                    Op::DeleteDestination(_, destination) => self.ledger.end(&key, &destination),
+                    Op::DeleteService(_) => self.ledger.disown(&key),
+                    _ => {}
+                }
+            }
+            match (run, found) {
+                ([Op::AddService(service)], _) => {
+                    let mut server = ObservedServer::empty(service);
+                    if let Some(wanted) = wanted {
+                        server.share(&wanted.profile.definition, &wanted.destinations);
+                    }
+                    self.kernel.observed.virtual_servers.insert(key, server);
+                }
+                ([Op::DeleteService(_)], _) => {
+                    self.kernel.observed.virtual_servers.remove(&key);
+                }
+                (_, Some(found)) => {
+                    found.record(run);
+                    if let Some(wanted) = wanted {
+                        found.share(&wanted.profile.definition, &wanted.destinations);
                     }
                 }
-                Op::DeleteDestination(_, destination) => self.ledger.end(&key, &destination),
-                Op::DeleteService(_) => self.ledger.disown(&key),
-                _ => {}
-            }
-            match (op, &mut found) {
-                (Op::AddService(_) | Op::DeleteService(_), _) => {
-                    self.kernel.observed.record(op);
-                    found = self.kernel.observed.virtual_servers.get_mut(&key);
-                }
-                (_, Some(found)) => found.record(op),
                 (_, None) => {}
             }
-        }
-        if let (Some(wanted), Some(found)) = (wanted, found) {
-            found.share(&wanted.profile.definition, &wanted.destinations);
         }
     }
 

@@ -45,7 +45,7 @@ impl Inner {
             let has = |(key, destination): &(_, _)| {
                 let server = kernel.state.virtual_servers.get(key);
                 let mut all = server.into_iter().flat_map(|it| it.destinations.iter());
-                all.any(|it: &ipvs::Destination| it.key == *destination)
+                all.any(|it: ipvs::Destination| it.key == *destination)
             };
             let is_open = |it: &(_, &Connections)| !it.1.are_none();
             let open = kernel.connections.iter().filter(is_open);

@@ -178,7 +178,7 @@ impl Node {
         assert_eq!(found, desired.virtual_servers.keys().collect());
         for (key, wanted) in desired.virtual_servers.iter() {
             let found = &state.virtual_servers[&key];
-            assert_eq!(*wanted.destinations, *found.destinations, "{key}");
+            assert_eq!(wanted.destinations, found.destinations, "{key}");
             assert_eq!(wanted.profile.definition, found.definition);
         }
         self.assert_owned();

@@ -487,7 +487,7 @@ fn destinations(server: &VirtualServer) -> String {
     if server.destinations.is_empty() {
         return " none".to_owned();
     }
-    let word = |destination: &ipvs::Destination| {
+    let word = |destination: ipvs::Destination| {
         let key = destination.key;
         let address = std::net::SocketAddr::new(key.address, key.port);
         match destination.weight {

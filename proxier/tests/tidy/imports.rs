@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 44] = [
+const MODULES: [(&str, &[&str]); 45] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -25,8 +25,12 @@ const MODULES: [(&str, &[&str]); 44] = [
     ("frontend", &["model"]),
     ("relay", &["model"]),
     ("definition", &[]),
-    ("op", &["definition"]),
-    ("observed", &["definition", "op", "split_map"]),
+    ("destinations", &[]),
+    ("op", &["definition", "destinations"]),
+    (
+        "observed",
+        &["definition", "destinations", "op", "split_map"],
+    ),
     ("instruments", &["model"]),
     // Input.
     ("store", &["model", "packed", "problem"]),
@@ -54,6 +58,7 @@ const MODULES: [(&str, &[&str]); 44] = [
         "plan",
         &[
             "definition",
+            "destinations",
             "frontend",
             "model",
             "packed",
@@ -135,6 +140,7 @@ const MODULES: [(&str, &[&str]); 44] = [
         "report",
         &[
             "dataplane",
+            "destinations",
             "ledger",
             "observed",
             "op",

@@ -113,6 +113,50 @@ fn malformed_responses_are_retried() {
 }
 
 #[test]
+fn malformed_protobuf_is_retried() {
+    let protobuf = |body: &[u8]| {
+        let mut response = response(200, "");
+        let media_type = "application/vnd.kubernetes.protobuf";
+        response
+            .headers
+            .push(("Content-Type".into(), media_type.into()));
+        response.body = body.into();
+        response
+    };
+    // The first response is that of a streaming list, the others are those of lists.
+    for (streamed, why) in [
+        (b"\0\0\0\x05ab".as_slice(), "connection lost: a streaming"),
+        (
+            b"\0\0\0\x01x",
+            "malformed response: an event of a watch: the ",
+        ),
+        (b"\0\0\0\0", "malformed response: an event of a watch: an "),
+        (
+            b"HTTP",
+            "malformed response: an event of a watch is too long",
+        ),
+    ] {
+        let server = ApiServer::start();
+        server.apply(service("web", 80));
+        server.respond_next("/api/v1/services", protobuf(streamed));
+        server.respond_next("/api/v1/services", protobuf(b"{\"items\":[]}"));
+        server.respond_next("/api/v1/services", protobuf(b"k8s\0\x12\x09\x12\x03"));
+        let follower = Follower::start(&server);
+        for expected in [
+            why,
+            "malformed response: a list: no magic number",
+            "malformed response: a list: ends too early",
+        ] {
+            follower.until(expected, |status| {
+                let failed = status.services.failed.as_ref();
+                failed.is_some_and(|(_, text)| text.starts_with(expected))
+            });
+        }
+        assert_eq!(follower.services(), "reset [a/web]");
+    }
+}
+
+#[test]
 fn an_endless_line_ends_the_watch_and_a_list_follows() {
     let server = ApiServer::start();
     server.apply(service("web", 80));

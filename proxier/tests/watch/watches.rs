@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, Request};
 use proxier::testing::store::Event;
-use proxier::testing::watch::{FollowState, WatchMessage};
+use proxier::testing::watch::{Encoding, FollowState, WatchMessage};
 
 use crate::follower::{Follower, PATIENCE, brief, config, until};
 use crate::objects::{key, node, service, slice};
@@ -21,12 +21,31 @@ pub(crate) fn watches<'a>(
 
 #[test]
 fn every_kind_is_listed_once_and_then_watched() {
-    let server = ApiServer::start();
+    // Protobuf, JSON, and protobuf from a server that has JSON only.
+    for (encoding, speaks_protobuf) in [
+        (Encoding::Protobuf, true),
+        (Encoding::Json, true),
+        (Encoding::Protobuf, false),
+    ] {
+        let server = ApiServer::start();
+        server.configure(|behaviour| behaviour.speaks_protobuf = speaks_protobuf);
+        lists_once_and_watches(&server, encoding);
+        for request in server.requests() {
+            let accept = request.accept.unwrap();
+            let is_protobuf = accept.starts_with("application/vnd.kubernetes.protobuf");
+            assert_eq!(is_protobuf, encoding == Encoding::Protobuf, "{accept}");
+        }
+    }
+}
+
+fn lists_once_and_watches(server: &ApiServer, encoding: Encoding) {
     server.apply(service("web", 80));
     server.apply(slice("web-1"));
     server.apply(node("us", "192.0.2.1"));
     server.apply(node("them", "192.0.2.2"));
-    let follower = Follower::start(&server);
+    let mut config = config(server);
+    config.encoding = encoding;
+    let follower = Follower::with(config);
     follower.until("synced", |status| {
         status.is_synced() && status.node.is_synced() && status.service_cidrs.is_synced()
     });

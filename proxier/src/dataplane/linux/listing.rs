@@ -72,13 +72,13 @@ fn is_shown(
     let own = &server.destinations;
     service.shows(&server.definition.at(key), ticks_per_second)
         && own.len() == destinations.len()
-        && (own.iter().zip(destinations)).all(|(own, listed)| listed.shows(own))
+        && (own.iter().zip(destinations)).all(|(own, listed)| listed.shows(&own))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observed::Destinations;
+    use crate::destinations::Destinations;
 
     const HEADING: &str = "IP Virtual Server version 1.2.1 (size=4096)\n";
 
