@@ -1,6 +1,7 @@
 //! The snapshot of the cluster's objects, and the events that update it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::model::{Cidr, EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
@@ -40,7 +41,7 @@ pub struct Parsed<T> {
 }
 
 /// An update of the objects of one kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Update<T> {
     /// Adds or replaces one object.
     Apply(Parsed<T>),
@@ -51,6 +52,17 @@ pub enum Update<T> {
     Reset(ObjectList<T>),
     /// Adds or replaces these objects and deletes none: the list is known to be incomplete.
     Merge(Vec<Parsed<T>>),
+}
+
+impl<T: ObjectKind + fmt::Debug> fmt::Debug for Update<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Apply(object) => f.debug_tuple("Apply").field(object).finish(),
+            Self::Delete(name) => f.debug_tuple("Delete").field(name).finish(),
+            Self::Reset(all) => f.debug_tuple("Reset").field(all).finish(),
+            Self::Merge(some) => f.debug_tuple("Merge").field(some).finish(),
+        }
+    }
 }
 
 /// An event that updates the snapshot.

@@ -127,8 +127,8 @@ impl<T: ObjectKind> From<Vec<Parsed<T>>> for ObjectList<T> {
     }
 }
 
-impl<T> fmt::Debug for ObjectList<T> {
+impl<T: ObjectKind + fmt::Debug> fmt::Debug for ObjectList<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} objects", self.length)
+        f.debug_list().entries(self.iter()).finish()
     }
 }
