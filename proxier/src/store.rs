@@ -250,6 +250,15 @@ impl Snapshot {
         self.slices.group(service, &self.shared)
     }
 
+    /// Returns the names of the nodes of all endpoints; a node may come several times.
+    ///
+    /// # Cost
+    /// Linear in the nodes, not in the endpoints.
+    pub fn nodes_of_endpoints(&self) -> impl Iterator<Item = &str> {
+        let locations = self.shared.locations();
+        locations.filter_map(|location| location.node.as_deref())
+    }
+
     /// Returns our own Node, once known.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()

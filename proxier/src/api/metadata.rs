@@ -22,6 +22,12 @@ const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 /// The annotation with the time of the change that an EndpointSlice follows.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
+/// The maximum number of our annotations that are read from an object.
+///
+/// Each is compared with all others. More than the problems that are listed, so that one of these says that
+/// there are more.
+const MAX_OURS: usize = 200;
+
 /// `metadata` of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a mapping")]
@@ -115,9 +121,15 @@ impl AnnotationMap {
         }
         let name = name.strip_prefix(PREFIX)?;
         // Of two with one name the last counts, as in Go's decoder of protobuf.
-        self.ours.retain(|(known, _)| **known != *name);
-        self.ours.push((name.into(), Scalar::Absent));
-        self.ours.last_mut().map(|(_, value)| value)
+        let known = self.ours.iter().position(|(known, _)| **known == *name);
+        let index = known.unwrap_or(self.ours.len());
+        if index == MAX_OURS {
+            return None;
+        }
+        if index == self.ours.len() {
+            self.ours.push((name.into(), Scalar::Absent));
+        }
+        self.ours.get_mut(index).map(|(_, value)| value)
     }
 }
 

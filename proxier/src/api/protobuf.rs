@@ -8,6 +8,7 @@
 //! Its JSON lacks these fields. So [`ProtobufField::text`] and [`ProtobufField::integer`] read them as
 //! absent, and `exact_text` and `exact_integer` read pointers and elements of lists.
 
+use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::scalar::Scalar;
@@ -275,14 +276,21 @@ impl<'a> ProtobufField<'a> {
         merge(value, self.bytes()?)
     }
 
+    /// Returns a string; bytes that are not UTF-8 are replaced, as the API server does in JSON.
+    pub(crate) fn lossy_str(self) -> Result<Cow<'a, str>, ProtobufError> {
+        self.bytes().map(String::from_utf8_lossy)
+    }
+
     /// Returns an entry of a map of strings: its key and its value.
-    pub(crate) fn entry(self) -> Result<(&'a str, &'a str), ProtobufError> {
-        let (mut key, mut value) = ("", "");
+    ///
+    /// The API server does not check that annotations are UTF-8, and any client may write one.
+    pub(crate) fn entry(self) -> Result<(Cow<'a, str>, Cow<'a, str>), ProtobufError> {
+        let (mut key, mut value) = (Cow::default(), Cow::default());
         for field in ProtobufFields(self.bytes()?) {
             let field = field?;
             match field.number {
-                1 => key = field.str()?,
-                2 => value = field.str()?,
+                1 => key = field.lossy_str()?,
+                2 => value = field.lossy_str()?,
                 _ => {}
             }
         }
@@ -368,11 +376,16 @@ mod tests {
     fn message() -> impl Strategy<Value = Vec<u8>> {
         let bytes = prop::collection::vec(any::<u8>(), 0..12);
         bytes.prop_recursive(5, 60, 6, |inner| {
-            prop::collection::vec((1_u8..16, inner), 0..6).prop_map(|fields| {
+            // Up to 31, the head's type takes the first byte and its number two.
+            prop::collection::vec((1_u8..32, inner, any::<bool>()), 0..6).prop_map(|fields| {
                 let mut message = Vec::new();
-                for (number, bytes) in fields {
-                    message.push(number << 3 | 2);
-                    message.push(u8::try_from(bytes.len()).unwrap_or(0x7f) & 0x7f);
+                for (number, bytes, is_number) in fields {
+                    let kind = if is_number { 0 } else { 2 };
+                    message.push((number << 3 | kind) | 0x80);
+                    message.push(number >> 4);
+                    if !is_number {
+                        message.push(u8::try_from(bytes.len()).unwrap_or(0x7f) & 0x7f);
+                    }
                     message.extend(bytes);
                 }
                 message

@@ -99,8 +99,8 @@ impl Ops {
 
     /// Sorts by stage and key; the Ops for which `is_first` is true come first.
     pub(crate) fn sort(&mut self, is_first: impl Fn(Stage, Option<IpAddr>) -> bool) {
-        // No two groups have the same key. A stable sort would give the same order, and allocate memory for
-        // half of the groups.
+        // Only deletions of one address in several forms have the same key, and any order is right for them.
+        // A stable sort would allocate memory for half of the groups.
         self.groups.sort_unstable_by_key(|group| {
             let (stage, address) = (group.stage(), group.address());
             let key = (group.service_key(), address, group.destination_key());

@@ -194,12 +194,18 @@ impl Planner {
             machine: machine.clone(),
             ..Self::new(config.clone())
         };
-        let before = std::mem::replace(self, empty);
+        let mut before = std::mem::replace(self, empty);
+        // Unchanged virtual servers keep theirs.
+        self.profiles = before.profiles;
         for &address in &before.kept_addresses {
             self.require_address(address, &context);
         }
         self.kept_addresses = before.kept_addresses;
-        for service in snapshot.services() {
+        for mut service in snapshot.services() {
+            // Shares its memory with the ledger and with the unchanged virtual servers.
+            if let Some((known, _)) = before.footprints.remove_entry(&service.name) {
+                service.name = known;
+            }
             let mut requirements = requirements(&service, &context);
             let footprint = Footprint::take(&mut requirements);
             self.claim(&service.name, requirements, footprint, &context);
@@ -234,14 +240,18 @@ impl Planner {
         let mut previous = Previous::default();
         previous.note_addresses(&self.desired, self.kept_addresses.iter().copied());
         self.renew_kept(&context);
-        // All withdrawals come before all claims: a frontend may move between two touched Services.
-        for name in names {
-            if let Some(footprint) = self.footprints.remove(name) {
+        // All withdrawals come before all claims: a frontend may move between two touched Services. A known name
+        // shares its memory with the ledger and with the unchanged virtual servers.
+        let withdraw = |name: &ObjectName| match self.footprints.remove_entry(name) {
+            Some((known, footprint)) => {
                 previous.note(&self.desired, &footprint);
-                self.withdraw(name, &footprint);
+                self.withdraw(&known, &footprint);
+                known
             }
-        }
-        for name in names {
+            None => name.clone(),
+        };
+        let names: Vec<ObjectName> = names.iter().map(withdraw).collect();
+        for name in &names {
             if let Some(service) = snapshot.service(name) {
                 let mut requirements = requirements(&service, &context);
                 let footprint = Footprint::take(&mut requirements);
@@ -342,7 +352,7 @@ impl Planner {
         claims.extend(self.desired.virtual_servers.remove(&key));
         // All are sorted, not only the winner found: the order of the losers must not depend on
         // that of the events.
-        claims.sort_by(|one, other| precedence(one, snapshot).cmp(&precedence(other, snapshot)));
+        claims.sort_by_cached_key(|claim| precedence(claim, snapshot));
         let mut claims = claims.into_iter();
         if let Some(winner) = claims.next() {
             self.desired.virtual_servers.insert(key, winner);

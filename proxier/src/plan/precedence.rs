@@ -13,10 +13,10 @@ use crate::store::Snapshot;
 ///
 /// A cluster IP wins over external addresses, and an external address over node ports. Among equals, the
 /// older Service wins.
-pub(super) fn precedence<'a>(
-    server: &'a VirtualServer,
+pub(super) fn precedence(
+    server: &VirtualServer,
     snapshot: &Snapshot,
-) -> (FrontendKind, (bool, Option<SystemTime>, &'a ObjectName)) {
+) -> (FrontendKind, (bool, Option<SystemTime>, ObjectName)) {
     // External IPs and load-balancer addresses have equal precedence.
     let kind = match server.profile.kind {
         FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
@@ -29,13 +29,13 @@ pub(super) fn precedence<'a>(
 ///
 /// So a new Service never takes a frontend from an older one. Objects without a creation time, as in
 /// manifests, come last, ordered by name.
-pub(super) fn age<'a>(
-    name: &'a ObjectName,
+pub(super) fn age(
+    name: &ObjectName,
     snapshot: &Snapshot,
-) -> (bool, Option<SystemTime>, &'a ObjectName) {
+) -> (bool, Option<SystemTime>, ObjectName) {
     let service = snapshot.service(name);
     let created = service.and_then(|service| service.created);
-    (created.is_none(), created, name)
+    (created.is_none(), created, name.clone())
 }
 
 /// Returns the problem of a Service that lost a frontend to another one.

@@ -10,7 +10,7 @@ use crate::model::Location;
 /// endpoints the node has.
 #[derive(Debug, Default)]
 pub struct Interner {
-    /// Never shrinks: a removed node leaves only its name here.
+    /// Never shrinks: a removed node leaves its name and its locations here.
     texts: RapidHashSet<Arc<str>>,
     /// Locations by the name of their node, "" if it is unknown, so that each needs one lookup.
     locations: RapidHashMap<Arc<str>, Vec<Arc<Location>>>,

@@ -33,16 +33,34 @@ impl<T: ObjectKind> ObjectList<T> {
     /// Adds an object at the end.
     pub fn push(&mut self, parsed: Parsed<T>) {
         let encoded = Encoded::encode(&parsed.name, parsed.object.as_ref(), &mut self.shared);
+        self.push_encoded(&encoded, parsed.problems);
+    }
+
+    fn push_encoded(&mut self, encoded: &Encoded, problems: Vec<Problem>) {
         push_bytes(&mut self.encoded, encoded.bytes());
-        if !parsed.problems.is_empty() {
-            self.problems.insert(self.length, parsed.problems.into());
+        if !problems.is_empty() {
+            self.problems.insert(self.length, problems.into());
         }
         self.length += 1;
     }
 
     /// Removes the objects called `name`.
+    ///
+    /// # Cost
+    /// Linear in the list, but decodes no object: a streaming list may have deletions before its end.
     pub(crate) fn remove(&mut self, name: &ObjectName) {
-        *self = self.iter().filter(|it| it.name != *name).collect();
+        let mut before = std::mem::take(self);
+        self.shared = std::mem::take(&mut before.shared);
+        for (bytes, problems) in before.entries() {
+            let encoded = Encoded::copied(bytes);
+            if encoded.name() == *name {
+                encoded
+                    .numbers()
+                    .for_each(|number| self.shared.release(number));
+            } else {
+                self.push_encoded(&encoded, problems.to_vec());
+            }
+        }
     }
 
     /// Calls `edit` for each object.

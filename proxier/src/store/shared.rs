@@ -81,6 +81,14 @@ impl SharedValues {
         self.values.get(number as usize)?.value.as_ref()
     }
 
+    /// Returns the locations that endpoints have.
+    pub(super) fn locations(&self) -> impl Iterator<Item = &Location> {
+        self.numbers.keys().filter_map(|value| match value {
+            SharedValue::Location(location) => Some(&**location),
+            SharedValue::Text(_) => None,
+        })
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.numbers.len()

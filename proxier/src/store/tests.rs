@@ -66,6 +66,19 @@ fn a_relist_touches_only_differences() {
 }
 
 #[test]
+fn a_removed_object_leaves_nothing_in_a_list() {
+    let list = |names: &[&str]| {
+        let slices = names.iter().map(|name| slice(name, "web"));
+        slices.collect::<ObjectList<EndpointSlice>>()
+    };
+    let mut some = list(&["a", "b", "a", "c"]);
+    some.remove(&ObjectName::new("default", "a"));
+    assert_eq!(some, list(&["b", "c"]));
+    some.remove(&ObjectName::new("default", "z"));
+    assert_eq!(some, list(&["b", "c"]));
+}
+
+#[test]
 fn problems_are_removed_with_their_objects() {
     let snapshot = &mut Snapshot::default();
     let with_problems = |name: &str| Parsed {

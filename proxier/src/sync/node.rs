@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
@@ -19,16 +18,12 @@ const SAMPLES: usize = 3;
 /// `None` if it exists, or if no endpoint names any node, because then no decision depends on it.
 ///
 /// # Cost
-/// Linear in the endpoints, while the Node does not exist.
+/// Linear in the nodes, while the Node does not exist.
 pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
     if name.is_empty() || snapshot.node().is_some() {
         return None;
     }
-    let slices = snapshot.services().flat_map(|it| snapshot.slices(&it.name));
-    let endpoints = slices.flat_map(|slice| slice.endpoints);
-    let nodes: BTreeSet<Arc<str>> = endpoints
-        .filter_map(|endpoint| endpoint.location.node.clone())
-        .collect();
+    let nodes: BTreeSet<&str> = snapshot.nodes_of_endpoints().collect();
     if nodes.is_empty() {
         return None;
     }
@@ -40,7 +35,7 @@ pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
         let resembles = |node: &&str| first_label(node).eq_ignore_ascii_case(first_label(name));
         let similar: Vec<&str> = nodes
             .iter()
-            .map(|node| &**node)
+            .copied()
             .filter(resembles)
             .take(SAMPLES)
             .collect();
@@ -74,15 +69,19 @@ pub(super) fn node_port_addresses(
     if snapshot.node().is_some() {
         return BTreeSet::new();
     }
-    let ports = snapshot.services().flat_map(|service| service.ports);
-    let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
-    let serving = owned.iter().filter_map(|(key, _)| match key {
-        ipvs::ServiceKey::Address { address, port, .. } if node_ports.contains(&port) => {
-            Some(address)
+    let at_machine = owned.iter().filter_map(|(key, _)| match key {
+        ipvs::ServiceKey::Address { address, port, .. } if machine.addresses.contains(&address) => {
+            Some((address, port))
         }
         _ => None,
     });
-    serving
-        .filter(|address| machine.addresses.contains(address))
-        .collect()
+    let mut serving: Vec<(IpAddr, u16)> = at_machine.collect();
+    // Decoding all Services takes milliseconds, and most nodes need it only once.
+    if serving.is_empty() {
+        return BTreeSet::new();
+    }
+    let ports = snapshot.services().flat_map(|service| service.ports);
+    let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
+    serving.retain(|(_, port)| node_ports.contains(port));
+    serving.into_iter().map(|(address, _)| address).collect()
 }

@@ -260,8 +260,8 @@ struct Cause {
 impl FromProtobuf for StatusObject {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         match field.number {
-            3 => self.message = Some(field.str()?.to_owned()),
-            4 => self.reason = Some(field.str()?.to_owned()),
+            3 => self.message = Some(field.lossy_str()?.into_owned()),
+            4 => self.reason = Some(field.lossy_str()?.into_owned()),
             5 => field.merge(self.details.get_or_insert_default())?,
             6 => self.code = u16::try_from(field.number()?).ok(),
             _ => {}

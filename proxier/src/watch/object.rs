@@ -33,6 +33,8 @@ pub(super) enum DecodeError {
     TooLarge,
     #[error("it has no name")]
     Nameless,
+    #[error("it has no resource version")]
+    Versionless,
     #[error("an event of an unknown type")]
     EventType,
 }
@@ -58,9 +60,14 @@ impl<'a> EncodedObject<'a> {
         self,
         interner: &mut Interner,
     ) -> Result<Parsed<R::Object>, Problem> {
-        let error = match self.decode::<R::Wire>() {
+        // First, because a list truncates such an object, and a truncated message may be that of another object.
+        let is_too_large = self.bytes().len() > MAX_OBJECT;
+        let decoded = match is_too_large {
+            true => Err(DecodeError::TooLarge),
+            false => self.decode::<R::Wire>(),
+        };
+        let error = match decoded {
             Ok(wire) => return R::parse(&wire, interner),
-            Err(_) if self.bytes().len() > MAX_OBJECT => DecodeError::TooLarge,
             Err(error) => error,
         };
         let Ok(name) = self.name() else {
@@ -87,7 +94,11 @@ impl<'a> EncodedObject<'a> {
 
     /// Returns the object's resource version.
     pub(super) fn version(self) -> Result<VersionMetadata, DecodeError> {
-        self.metadata()
+        let metadata: VersionMetadata = self.metadata()?;
+        match metadata.resource_version.is_empty() {
+            true => Err(DecodeError::Versionless),
+            false => Ok(metadata),
+        }
     }
 
     /// Decodes the object.
@@ -264,8 +275,9 @@ impl FromProtobuf for VersionMetadata {
         match field.number {
             6 => field.str()?.clone_into(&mut self.resource_version),
             12 => {
-                if let ("k8s.io/initial-events-end", value) = field.entry()? {
-                    let initial_events_end = Some(value.to_owned());
+                let (name, value) = field.entry()?;
+                if name == "k8s.io/initial-events-end" {
+                    let initial_events_end = Some(value.into_owned());
                     self.annotations = Some(BookmarkAnnotations { initial_events_end });
                 }
             }
@@ -296,12 +308,21 @@ impl ListVersion {
     /// Reads the metadata of a list without items.
     pub(super) fn of_json(list: &[u8]) -> Result<Self, DecodeError> {
         let list: Head<Self> = serde_json::from_slice(list)?;
-        Ok(list.metadata)
+        list.metadata.checked()
     }
 
     /// Reads the metadata.
     pub(super) fn of_protobuf(metadata: &[u8]) -> Result<Self, DecodeError> {
-        Ok(api::from_protobuf(metadata)?)
+        api::from_protobuf::<Self>(metadata)?.checked()
+    }
+
+    /// Rejects a response that only resembles a list, such as a `Status`: as an empty list, it would remove all
+    /// objects.
+    fn checked(self) -> Result<Self, DecodeError> {
+        match self.resource_version.is_empty() {
+            true => Err(DecodeError::Versionless),
+            false => Ok(self),
+        }
     }
 }
 
@@ -368,6 +389,37 @@ mod tests {
             let problem = read(message).unwrap_err();
             assert_eq!(problem.object, "Service");
         }
+        // A list truncates it, here between two fields.
+        let fields = b"\x78\x00".repeat(MAX_OBJECT / 2);
+        let parsed = read(&[metadata, fields.as_slice()].concat()).unwrap();
+        assert_eq!(parsed.name, ObjectName::new("a", "b"));
+        let text = parsed.problems[0].to_string();
+        assert!(text.contains("it is larger than 16 MiB"), "{text}");
+    }
+
+    #[test]
+    fn an_annotation_that_is_not_utf_8_does_no_harm() {
+        // `x` in metadata with the name "b" and the namespace "a".
+        let metadata = b"\x0a\x0e\x0a\x01b\x1a\x01a\x62\x06\x0a\x01x\x12\x01\xff";
+        let object = EncodedObject::Protobuf(metadata);
+        let parsed = object.read::<Services>(&mut Interner::default()).unwrap();
+        let problems: Vec<String> = parsed.problems.iter().map(Problem::to_string).collect();
+        assert!(
+            problems.iter().all(|text| !text.contains("cannot be read")),
+            "{problems:?}"
+        );
+    }
+
+    #[test]
+    fn a_response_without_a_resource_version_is_no_list() {
+        for metadata in [b"".as_slice(), b"\x12\x00"] {
+            assert!(ListVersion::of_protobuf(metadata).is_err());
+        }
+        assert!(ListVersion::of_json(br#"{"metadata":{"resourceVersion":""}}"#).is_err());
+        let version = ListVersion::of_protobuf(b"\x12\x015").unwrap();
+        assert_eq!(version.resource_version, "5");
+        let bookmark = EncodedObject::Protobuf(b"\x0a\x02\x32\x00").version();
+        assert!(matches!(bookmark, Err(DecodeError::Versionless)));
     }
 
     #[test]

@@ -13,14 +13,14 @@ impl FromProtobuf for Metadata {
             9 => self.deletion_timestamp = field.time()?,
             11 => {
                 let (name, value) = field.entry()?;
-                if let Some(place) = self.labels.place(name) {
-                    *place = value.into();
+                if let Some(place) = self.labels.place(&name) {
+                    *place = (&*value).into();
                 }
             }
             12 => {
                 let (name, value) = field.entry()?;
-                if let Some(place) = self.annotations.place(name) {
-                    *place = value.into();
+                if let Some(place) = self.annotations.place(&name) {
+                    *place = (&*value).into();
                 }
             }
             _ => {}
