@@ -24,14 +24,6 @@ impl Batch {
         Self::default()
     }
 
-    /// Returns an empty batch with room for requests of `length` bytes together.
-    pub fn with_capacity(length: usize) -> Self {
-        Self {
-            bytes: Vec::with_capacity(length),
-            ends: Vec::new(),
-        }
-    }
-
     /// Appends a request with message type `kind` and the content that `body` writes.
     ///
     /// `flags` are those of the operation (`NLM_F_CREATE`, `NLM_F_EXCL`, ..). `NLM_F_REQUEST` is

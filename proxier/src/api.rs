@@ -13,11 +13,13 @@ mod address;
 pub(crate) mod annotations;
 mod endpoint_slice;
 mod endpoints;
+mod first;
 mod metadata;
 mod node;
 mod parser;
 pub(crate) mod protobuf;
 mod scalar;
+mod seen;
 mod service;
 mod service_cidr;
 
@@ -33,14 +35,13 @@ pub(crate) use address::parse_address;
 pub(crate) use scalar::Scalar;
 pub(crate) use service::{ServiceSpec, parse_family};
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 /// Deserializes an object from the JSON of an API server.
 ///
 /// # Errors
 /// If the text is not JSON, or a list or mapping is in the wrong place.
-pub fn from_json<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
+pub fn from_json<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
     match std::str::from_utf8(json) {
         // One check of the whole text costs less than one of every string.
         Ok(text) => serde_json::from_str(text),

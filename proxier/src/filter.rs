@@ -252,7 +252,21 @@ impl Filter {
     fn rebuild(&mut self, desired: &Desired) {
         self.ruleset = Ruleset::on(&self.config, &self.node);
         self.ruleset.set_links(&self.links);
-        self.update(desired, &Changed::of_whole(desired));
+        let rules = &mut self.ruleset;
+        for (key, server) in desired.virtual_servers.iter() {
+            if let Some(frontend) = ruled(&key) {
+                rules.set_frontend(frontend, desired.admission_of(&key, server));
+            }
+        }
+        for address in desired.addresses.keys() {
+            rules.add_service_address(address);
+        }
+        for &address in &desired.local_endpoints {
+            rules.add_local_endpoint(address);
+        }
+        for &port in desired.health_checks.keys() {
+            rules.add_health_check_port(port);
+        }
     }
 }
 

@@ -40,6 +40,7 @@ pub(crate) use lock::{LedgerLock, LockError};
 pub(crate) use owned::{Owned, Territory};
 pub use retired::Retired;
 
+use file::RECORDS_AT_A_TIME;
 use record::Record;
 
 /// The owned virtual servers, the draining destinations, and the packet rules that were written last.
@@ -222,6 +223,13 @@ impl Ledger {
         self.file.check();
     }
 
+    /// Returns whether the queue has enough records for a flush of its own.
+    ///
+    /// Not after a failure: each flush would try to write the whole ledger.
+    pub fn is_queue_full(&self) -> bool {
+        self.queue.len() >= RECORDS_AT_A_TIME && !self.file.is_behind()
+    }
+
     /// Appends the queued records to the file.
     ///
     /// Costs no system call without records, three for up to 1,000, and two for each further 1,000.
@@ -242,7 +250,7 @@ impl Ledger {
         };
         match &written {
             Ok(()) => self.retry.reset(),
-            // A round flushes up to twice. Two failures of a round count as one.
+            // A round flushes several times. Its failures count as one.
             Err(_) if self.retry.is_waiting(now) => {}
             Err(_) => self.retry.back_off(now),
         }

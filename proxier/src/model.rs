@@ -5,6 +5,7 @@
 //! [`Problem`](crate::problem::Problem)s.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -36,6 +37,11 @@ impl ObjectName {
     /// as Nodes.
     pub fn new(namespace: impl AsRef<str>, name: impl AsRef<str>) -> Self {
         Self([namespace.as_ref(), name.as_ref()].join("\0").into())
+    }
+
+    /// Returns the name of the object in `namespace` whose name has these two parts.
+    pub(crate) fn of_parts(namespace: &str, [first, rest]: [&str; 2]) -> Self {
+        Self([namespace, "\0", first, rest].concat().into())
     }
 
     /// Returns the namespace; empty for cluster-scoped objects.
@@ -324,12 +330,22 @@ impl Endpoint {
 }
 
 /// The location of an [`Endpoint`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Location {
     /// The node, if known.
     pub node: Option<Arc<str>>,
     /// The zone, if known.
     pub zone: Option<Arc<str>>,
+}
+
+/// Hashes the zone only without a node, because a node has one zone: locations are looked up for each endpoint.
+impl Hash for Location {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.node.hash(state);
+        if self.node.is_none() {
+            self.zone.hash(state);
+        }
+    }
 }
 
 /// Topology hints of an [`Endpoint`] (KEP-2433, KEP-3015).

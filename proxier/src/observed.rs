@@ -92,6 +92,17 @@ impl ObservedServer {
         self.destinations.iter().any(|it| it.weight > 0)
     }
 
+    /// Returns whether `ops` give the `desired` destinations to this virtual server, which has none yet.
+    ///
+    /// [`ObservedServer::record`] would make a copy, although the plan's memory can be shared.
+    pub(crate) fn gets_all(&self, ops: &[&Op], desired: &Destinations) -> bool {
+        let added = ops.iter().map(|op| match **op {
+            Op::AddDestination(_, destination) => Some(destination),
+            _ => None,
+        });
+        self.destinations.is_empty() && added.eq(desired.iter().map(Some))
+    }
+
     /// Records that `ops`, which change this virtual server or its destinations, took effect.
     pub(crate) fn record(&mut self, ops: &[&Op]) {
         for op in ops {

@@ -234,7 +234,15 @@ impl Desired {
 
     /// Returns the admission of the virtual server `key`, for the packet filter.
     pub fn admission(&self, key: &ipvs::ServiceKey) -> Option<Admission> {
-        let server = self.virtual_servers.get(key)?;
+        self.admission_of(key, self.virtual_servers.get(key)?)
+    }
+
+    /// As [`Desired::admission`], for a caller that has the virtual server.
+    pub(crate) fn admission_of(
+        &self,
+        key: &ipvs::ServiceKey,
+        server: &VirtualServer,
+    ) -> Option<Admission> {
         let admission = server.profile.admission.clone()?;
         Some(Admission {
             inside_mark: self.mark_of(key, server),

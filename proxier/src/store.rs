@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::model::{Cidr, EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
 use crate::problem::Problem;
 
+mod blocks;
 mod encoded;
 mod encoding;
 mod interner;
@@ -21,6 +22,7 @@ mod tests;
 use encoded::Encoded;
 pub use interner::Interner;
 pub use kinds::ObjectKind;
+use kinds::has_rare_fields;
 pub use list::ObjectList;
 use objects::Objects;
 use shared::SharedValues;
@@ -122,12 +124,10 @@ impl Touched {
         matches!(self, Self::Some(names) if names.is_empty())
     }
 
-    /// Adds a Service.
-    pub fn add(&mut self, name: &ObjectName) {
-        if let Self::Some(names) = self
-            && !names.contains(name)
-        {
-            names.insert(name.clone());
+    /// Adds Services. If all are touched already, takes no name, because making one costs memory.
+    pub fn add(&mut self, services: impl IntoIterator<Item = ObjectName>) {
+        if let Self::Some(names) = self {
+            names.extend(services);
         }
     }
 }
@@ -162,14 +162,14 @@ impl Snapshot {
                 let needing = &mut self.needing_regions;
                 self.services
                     .update(change, &mut self.shared, |change, shared| {
-                        let name = change.name;
-                        touched.add(name);
-                        let new = change.new;
-                        let new = new.and_then(|new| new.decode::<Service>(name.clone(), shared));
+                        touched.add(std::iter::once_with(|| change.name()));
+                        let new = change.new.filter(|new| has_rare_fields(new.content()));
+                        let new = new.and_then(|new| new.decode::<Service>(change.name(), shared));
                         match new.is_some_and(|new| new.needs_regions()) {
-                            true => needing.insert(name.clone()),
-                            false => needing.remove(name),
-                        };
+                            true => _ = needing.insert(change.name()),
+                            false if needing.is_empty() => {}
+                            false => _ = needing.remove(&change.name()),
+                        }
                     });
             }
             Event::EndpointSlices(change) => {
@@ -179,8 +179,7 @@ impl Snapshot {
                     // change.
                     let left = change.old.filter(|old| Some(*old) != change.new);
                     let both = left.into_iter().chain(change.new);
-                    let services = both.filter_map(Encoded::group);
-                    services.for_each(|service| touched.add(&service));
+                    touched.add(both.filter_map(Encoded::group));
                 });
             }
             Event::Node(node) => {
@@ -201,8 +200,7 @@ impl Snapshot {
                 self.nodes
                     .update(change, &mut self.shared, |_, _| moved = true);
                 if moved {
-                    let affected = self.needing_regions.iter();
-                    affected.for_each(|service| touched.add(service));
+                    touched.add(self.needing_regions.iter().cloned());
                 }
             }
         }

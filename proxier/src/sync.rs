@@ -37,6 +37,7 @@ mod schedulers;
 mod tests;
 
 pub use applied::Applied;
+pub(crate) use applied::Outcomes;
 pub(crate) use round::Extent;
 
 use flows::Flows;

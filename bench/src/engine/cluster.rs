@@ -155,7 +155,7 @@ pub(crate) fn parse_slice(
     json: &[u8],
     interner: &mut Interner,
 ) -> anyhow::Result<Parsed<model::EndpointSlice>> {
-    let wire: api::EndpointSliceObject = api::from_json(json)?;
+    let wire: api::EndpointSliceObject<'_> = api::from_json(json)?;
     wire.parse(interner).map_err(anyhow::Error::msg)
 }
 

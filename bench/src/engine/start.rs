@@ -22,6 +22,7 @@ use proxier::testing::plan::{Machine, ServiceAddresses};
 use proxier::testing::split_map::SplitMap;
 use proxier::testing::store::{self, Event, Interner};
 use proxier::testing::sync::Proxier;
+use serde::Deserialize as _;
 use serde_json::json;
 
 use super::cluster::{Cluster, NODE_ADDRESS, parse_slice};
@@ -84,7 +85,7 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Start> {
 }
 
 fn api_service(interner: &mut Interner) -> anyhow::Result<[Event; 2]> {
-    let service: api::ServiceObject = serde_json::from_value(json!({
+    let service = api::ServiceObject::deserialize(json!({
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "kubernetes", "namespace": "default"},

@@ -1,6 +1,6 @@
 //! Parsing of addresses and networks by Kubernetes' rules.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::model::Cidr;
 
@@ -9,15 +9,17 @@ use crate::model::Cidr;
 /// IPv4 octets may have leading zeros and are decimal. An IPv4-mapped IPv6 address becomes the IPv4
 /// address. A scoped IPv6 address is rejected.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
-    let address = match text.rsplit_once(':') {
-        None => IpAddr::V4(parse_v4(text)?),
-        Some((head, tail)) if tail.contains('.') => {
-            IpAddr::V6(format!("{head}:{}", parse_v4(tail)?).parse().ok()?)
+    if let Some(address) = parse_v4(text) {
+        return Some(address.into());
+    }
+    let address = match text.rsplit_once(':')? {
+        (head, tail) if tail.contains('.') => {
+            format!("{head}:{}", parse_v4(tail)?).parse::<Ipv6Addr>()
         }
-        Some(_) => IpAddr::V6(text.parse().ok()?),
+        _ => text.parse(),
     };
     // Go's net.IP, which kube-proxy uses, does not distinguish ::ffff:10.0.0.1 from 10.0.0.1.
-    Some(address.to_canonical())
+    Some(address.ok()?.to_canonical())
 }
 
 /// Parses a network with the same leniency; ignores white space around it.
@@ -69,26 +71,27 @@ pub(super) fn why_unusable_or_link_local(address: IpAddr) -> Option<&'static str
     }
 }
 
+/// Unlike `Ipv4Addr::from_str`, accepts leading zeros.
 fn parse_v4(text: &str) -> Option<Ipv4Addr> {
-    if let Ok(address) = text.parse() {
-        return Some(address);
-    }
-    // `Ipv4Addr::from_str` rejects leading zeros.
-    let mut octets = [0; 4];
-    let mut parts = text.split('.');
-    for octet in &mut octets {
-        let part = parts.next()?;
-        if part.is_empty() || !part.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
+    let (mut address, mut dots, mut octet) = (0_u32, 0, None);
+    for byte in text.bytes() {
+        match byte {
+            b'0'..=b'9' => {
+                let longer = octet.unwrap_or(0) * 10 + u32::from(byte - b'0');
+                if longer > u8::MAX.into() {
+                    return None;
+                }
+                octet = Some(longer);
+            }
+            b'.' => {
+                address = address << 8 | octet.take()?;
+                dots += 1;
+            }
+            _ => return None,
         }
-        let digits = part.trim_start_matches('0');
-        *octet = if digits.is_empty() {
-            0
-        } else {
-            digits.parse().ok()?
-        };
     }
-    parts.next().is_none().then(|| octets.into())
+    let address = address << 8 | octet?;
+    (dots == 3).then(|| address.into())
 }
 
 #[cfg(test)]

@@ -173,7 +173,7 @@ const SCHEDULERS_WITH_FLAGS: [&str; 2] = ["sh", "mh"];
 
 /// Parses the annotations of a Service. Returns `None` if it has no valid annotation of this proxy.
 pub(super) fn read(
-    wire: &metadata::AnnotationMap,
+    wire: &metadata::AnnotationMap<'_>,
     parser: &mut Parser<'_>,
 ) -> Option<Box<Annotations>> {
     let mut read = Annotations::default();
@@ -224,7 +224,7 @@ const FIELD: &str = "metadata.annotations";
 /// Parses a value with `parse`. An error becomes a Problem.
 fn parse<T>(
     name: &str,
-    value: &Scalar,
+    value: &Scalar<'_>,
     parser: &mut Parser<'_>,
     parse: impl FnOnce(&str, &mut Interner) -> Result<T, String>,
 ) -> Option<T> {

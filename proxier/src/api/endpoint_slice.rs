@@ -3,19 +3,21 @@
 mod protobuf;
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt::{Arguments, Display};
+use std::sync::Arc;
 
 use serde::Deserialize;
 
 use super::address::why_unusable_or_link_local;
+use super::first::First;
 use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
 use super::or_default;
 use super::parser::Parser;
 use super::scalar::Scalar;
+use super::seen::SeenValues;
 use super::service::parse_family;
-use crate::model::{self, Family, Hints};
+use crate::model::{self, Family, Hints, Location};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
 
@@ -24,64 +26,67 @@ const MIRRORING_CONTROLLER: &str = "endpointslicemirroring-controller.k8s.io";
 
 /// `discovery.k8s.io/v1` `EndpointSlice`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub struct EndpointSliceObject {
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub struct EndpointSliceObject<'a> {
     #[serde(deserialize_with = "or_default")]
-    pub(crate) metadata: Metadata,
-    pub(super) address_type: Scalar,
+    pub(crate) metadata: Metadata<'a>,
+    pub(super) address_type: Scalar<'a>,
     #[serde(deserialize_with = "or_default")]
-    pub(super) ports: Vec<SlicePortObject>,
+    pub(super) ports: Vec<SlicePortObject<'a>>,
     #[serde(deserialize_with = "or_default")]
-    pub(super) endpoints: Vec<EndpointObject>,
+    pub(super) endpoints: Vec<EndpointObject<'a>>,
 }
 
 /// `ports[]` of an [`EndpointSliceObject`], and `subsets[].ports[]` of legacy Endpoints.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub(super) struct SlicePortObject {
-    name: Scalar,
-    protocol: Scalar,
-    port: Scalar,
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(super) struct SlicePortObject<'a> {
+    name: Scalar<'a>,
+    protocol: Scalar<'a>,
+    port: Scalar<'a>,
 }
 
 /// `endpoints[]` of an [`EndpointSliceObject`].
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub(super) struct EndpointObject {
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(super) struct EndpointObject<'a> {
     #[serde(deserialize_with = "or_default")]
-    pub(super) addresses: Vec<Scalar>,
+    pub(super) addresses: First<Scalar<'a>>,
     #[serde(deserialize_with = "or_default")]
-    pub(super) conditions: Conditions,
-    pub(super) node_name: Scalar,
-    zone: Scalar,
+    pub(super) conditions: Conditions<'a>,
+    pub(super) node_name: Scalar<'a>,
+    zone: Scalar<'a>,
     #[serde(deserialize_with = "or_default")]
-    hints: EndpointHints,
+    hints: EndpointHints<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub(super) struct Conditions {
-    pub(super) ready: Scalar,
-    serving: Scalar,
-    terminating: Scalar,
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(super) struct Conditions<'a> {
+    pub(super) ready: Scalar<'a>,
+    serving: Scalar<'a>,
+    terminating: Scalar<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-struct EndpointHints {
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct EndpointHints<'a> {
     #[serde(deserialize_with = "or_default")]
-    for_zones: Vec<Hint>,
+    for_zones: Vec<Hint<'a>>,
     #[serde(deserialize_with = "or_default")]
-    for_nodes: Vec<Hint>,
+    for_nodes: Vec<Hint<'a>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct Hint {
-    name: Scalar,
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct Hint<'a> {
+    name: Scalar<'a>,
 }
 
-impl EndpointSliceObject {
+impl EndpointSliceObject<'_> {
     /// Parses the object.
     ///
     /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning for
@@ -154,14 +159,14 @@ impl EndpointSliceObject {
 /// A port without a name gets the empty name. The API server adds it; a manifest may lack it.
 pub(super) fn slice_ports(
     at: &str,
-    wire: &[SlicePortObject],
+    wire: &[SlicePortObject<'_>],
     parser: &mut Parser<'_>,
 ) -> Vec<model::SlicePort> {
     let instead = "the port is skipped";
     let mut ports = Vec::with_capacity(wire.len());
-    let mut seen = HashSet::new();
+    let mut seen = SeenValues::new();
     for (index, port) in wire.iter().enumerate() {
-        let at = format!("{at}[{index}]");
+        let at = format_args!("{at}[{index}]");
         let read = (
             parser.port_name(format_args!("{at}.name"), &port.name, instead),
             parser.protocol(format_args!("{at}.protocol"), &port.protocol, instead),
@@ -184,7 +189,7 @@ pub(super) fn slice_ports(
     ports
 }
 
-impl EndpointObject {
+impl EndpointObject<'_> {
     fn read(
         &self,
         index: usize,
@@ -193,7 +198,7 @@ impl EndpointObject {
     ) -> Option<model::Endpoint> {
         let instead = "the endpoint is skipped";
         let at = format_args!("endpoints[{index}]");
-        let Some(text) = self.addresses.first() else {
+        let Some(text) = &self.addresses.0 else {
             let message = format!("is empty; {instead}");
             parser.problem(format_args!("{at}.addresses"), "", message);
             return None;
@@ -212,27 +217,39 @@ impl EndpointObject {
         let is_ready = flag("ready", &conditions.ready, true);
         let is_serving = flag("serving", &conditions.serving, true);
         let is_terminating = flag("terminating", &conditions.terminating, false);
+        Some(model::Endpoint {
+            address,
+            is_ready,
+            is_serving,
+            is_terminating,
+            location: self.location(at, parser),
+            hints: self.hints.read(at, parser),
+        })
+    }
+
+    fn location(&self, at: Arguments<'_>, parser: &mut Parser<'_>) -> Arc<Location> {
+        // Nearly all endpoints have a location that an earlier endpoint had. It was checked then.
+        if self.node_name.is_optional_text()
+            && self.zone.is_optional_text()
+            && let (node, zone) = (self.node_name.as_str(), self.zone.as_str())
+            && let Some(known) = parser.interner.known_location(node, zone)
+        {
+            return known;
+        }
         let node = node_name(format_args!("{at}.nodeName"), &self.node_name, parser);
         let zone = self.zone.as_str().filter(|zone| is_zone(zone));
         if zone.is_none() && !self.zone.is_blank() {
             let message = "is not a zone; the endpoint's zone is unknown";
             parser.problem(format_args!("{at}.zone"), &self.zone, message);
         }
-        Some(model::Endpoint {
-            address,
-            is_ready,
-            is_serving,
-            is_terminating,
-            location: parser.interner.location(node.as_deref(), zone),
-            hints: self.hints.read(at, parser),
-        })
+        parser.interner.location(node.as_deref(), zone)
     }
 }
 
 /// Parses the name of an endpoint's node, in lower case.
 pub(super) fn node_name<'a>(
     field: impl Display,
-    value: &'a Scalar,
+    value: &'a Scalar<'_>,
     parser: &mut Parser<'_>,
 ) -> Option<Cow<'a, str>> {
     if value.is_blank() {
@@ -253,12 +270,12 @@ pub(super) fn node_name<'a>(
     None
 }
 
-impl EndpointHints {
+impl EndpointHints<'_> {
     fn read(&self, at: Arguments<'_>, parser: &mut Parser<'_>) -> Option<Box<Hints>> {
         if self.for_zones.is_empty() && self.for_nodes.is_empty() {
             return None;
         }
-        let mut names = |list: &[Hint], field: &str| {
+        let mut names = |list: &[Hint<'_>], field: &str| {
             let mut names = Vec::with_capacity(list.len());
             for (index, hint) in list.iter().enumerate() {
                 let name = hint.name.as_str();
@@ -276,5 +293,41 @@ impl EndpointHints {
         let nodes = names(&self.for_nodes, "forNodes");
         // `None` and not an empty box: most endpoints have no hints.
         (!zones.is_empty() || !nodes.is_empty()).then(|| Box::new(Hints { zones, nodes }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::from_json;
+
+    #[test]
+    fn a_known_location_hides_no_problem() {
+        let slice = br#"{
+            "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4",
+            "endpoints": [
+                {"addresses": ["10.0.0.1"]},
+                {"addresses": ["10.0.0.2"], "nodeName": "a"},
+                {"addresses": ["10.0.0.3"], "nodeName": "a", "zone": "z"},
+                {"addresses": ["10.0.0.4"], "nodeName": 1},
+                {"addresses": ["10.0.0.5"], "nodeName": "a", "zone": 1},
+                {"addresses": ["10.0.0.6"], "nodeName": "A", "zone": ""},
+                {"addresses": ["10.0.0.7"], "nodeName": "a", "zone": "z"}
+            ]
+        }"#;
+        let slice: EndpointSliceObject<'_> = from_json(slice).unwrap();
+        let parsed = slice.parse(&mut Interner::default()).unwrap();
+        let fields = parsed.problems.iter().map(|problem| &*problem.field);
+        let expected = ["endpoints[3].nodeName", "endpoints[4].zone"];
+        assert_eq!(fields.collect::<Vec<_>>(), expected);
+        let endpoints = parsed.object.unwrap().endpoints;
+        let same_place = |(one, other): (usize, usize)| {
+            Arc::ptr_eq(&endpoints[one].location, &endpoints[other].location)
+        };
+        for same in [(0, 3), (1, 4), (1, 5), (2, 6)] {
+            assert!(same_place(same), "{same:?}");
+        }
+        assert!(!same_place((0, 1)) && !same_place((1, 2)));
     }
 }

@@ -19,33 +19,35 @@ const MAX_ADDRESSES: usize = 1000;
 
 /// `v1` `Endpoints`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub(crate) struct Endpoints {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(crate) struct Endpoints<'a> {
     #[serde(deserialize_with = "or_default")]
-    pub(crate) metadata: Metadata,
+    pub(crate) metadata: Metadata<'a>,
     #[serde(deserialize_with = "or_default")]
-    subsets: Vec<Subset>,
+    subsets: Vec<Subset<'a>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-struct Subset {
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct Subset<'a> {
     #[serde(deserialize_with = "or_default")]
-    addresses: Vec<SubsetAddress>,
+    addresses: Vec<SubsetAddress<'a>>,
     #[serde(deserialize_with = "or_default")]
-    not_ready_addresses: Vec<SubsetAddress>,
+    not_ready_addresses: Vec<SubsetAddress<'a>>,
     #[serde(deserialize_with = "or_default")]
-    ports: Vec<SlicePortObject>,
+    ports: Vec<SlicePortObject<'a>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-struct SubsetAddress {
-    ip: Scalar,
-    node_name: Scalar,
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct SubsetAddress<'a> {
+    ip: Scalar<'a>,
+    node_name: Scalar<'a>,
 }
 
-impl Endpoints {
+impl Endpoints<'_> {
     /// Returns whether the object may be mirrored: it has neither the label
     /// `endpointslice.kubernetes.io/skip-mirror` nor the annotation of a leader election.
     ///
@@ -92,7 +94,7 @@ impl Endpoints {
     }
 }
 
-impl Subset {
+impl Subset<'_> {
     fn mirror(
         &self,
         name: &ObjectName,
@@ -142,7 +144,7 @@ impl Subset {
     }
 }
 
-impl SubsetAddress {
+impl SubsetAddress<'_> {
     fn read(&self, at: &str, is_ready: bool, parser: &mut Parser<'_>) -> Option<model::Endpoint> {
         let refuse = why_unusable_or_link_local;
         let instead = "the address is skipped";

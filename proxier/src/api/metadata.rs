@@ -30,51 +30,52 @@ const MAX_OURS: usize = 200;
 
 /// `metadata` of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub(crate) struct Metadata {
-    pub(crate) name: Scalar,
-    pub(crate) namespace: Scalar,
-    pub(crate) creation_timestamp: Scalar,
-    pub(crate) deletion_timestamp: Scalar,
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(crate) struct Metadata<'a> {
+    pub(crate) name: Scalar<'a>,
+    pub(crate) namespace: Scalar<'a>,
+    pub(crate) creation_timestamp: Scalar<'a>,
+    pub(crate) deletion_timestamp: Scalar<'a>,
     #[serde(deserialize_with = "or_default")]
-    pub(crate) labels: Labels,
+    pub(crate) labels: Labels<'a>,
     #[serde(deserialize_with = "or_default")]
-    pub(crate) annotations: AnnotationMap,
+    pub(crate) annotations: AnnotationMap<'a>,
 }
 
 /// The labels that the proxy uses, of all kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub(crate) struct Labels {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(crate) struct Labels<'a> {
     #[serde(rename = "kubernetes.io/service-name")]
-    pub(crate) service_name: Scalar,
+    pub(crate) service_name: Scalar<'a>,
     #[serde(rename = "service.kubernetes.io/service-proxy-name")]
-    pub(crate) service_proxy_name: Scalar,
+    pub(crate) service_proxy_name: Scalar<'a>,
     #[serde(rename = "service.kubernetes.io/headless")]
-    pub(crate) headless: Scalar,
+    pub(crate) headless: Scalar<'a>,
     #[serde(rename = "endpointslice.kubernetes.io/managed-by")]
-    pub(crate) managed_by: Scalar,
+    pub(crate) managed_by: Scalar<'a>,
     #[serde(rename = "endpointslice.kubernetes.io/skip-mirror")]
-    pub(crate) skip_mirror: Scalar,
+    pub(crate) skip_mirror: Scalar<'a>,
     #[serde(rename = "topology.kubernetes.io/zone")]
-    pub(crate) zone: Scalar,
+    pub(crate) zone: Scalar<'a>,
     #[serde(rename = "topology.kubernetes.io/region")]
-    pub(crate) region: Scalar,
+    pub(crate) region: Scalar<'a>,
 }
 
 /// The annotations that the proxy uses.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct AnnotationMap {
+pub(crate) struct AnnotationMap<'a> {
     /// `control-plane.alpha.kubernetes.io/leader`: the object is only a lock.
-    pub(crate) leader: Scalar,
+    pub(crate) leader: Scalar<'a>,
     /// `endpoints.kubernetes.io/last-change-trigger-time` of an EndpointSlice.
-    pub(crate) trigger_time: Scalar,
+    pub(crate) trigger_time: Scalar<'a>,
     /// The annotations of this proxy, named without the prefix, in the object's order.
-    pub(super) ours: Vec<(Box<str>, Scalar)>,
+    pub(super) ours: Vec<(Box<str>, Scalar<'a>)>,
 }
 
 /// Written by hand: derived code would drop unknown names with our prefix, which become Problems.
-impl<'de> Deserialize<'de> for AnnotationMap {
+impl<'de: 'a, 'a> Deserialize<'de> for AnnotationMap<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(AnnotationsVisitor)
     }
@@ -83,13 +84,13 @@ impl<'de> Deserialize<'de> for AnnotationMap {
 struct AnnotationsVisitor;
 
 impl<'de> Visitor<'de> for AnnotationsVisitor {
-    type Value = AnnotationMap;
+    type Value = AnnotationMap<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a mapping")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<AnnotationMap, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<AnnotationMap<'de>, A::Error> {
         let mut read = AnnotationMap::default();
         while let Some(name) = map.next_key::<Cow<'de, str>>()? {
             // As serde's derived code does for duplicate fields.
@@ -105,7 +106,7 @@ impl<'de> Visitor<'de> for AnnotationsVisitor {
     }
 }
 
-impl AnnotationMap {
+impl<'a> AnnotationMap<'a> {
     /// Returns whether the map has this annotation of ours.
     fn has_ours(&self, name: &str) -> bool {
         let name = name.strip_prefix(PREFIX);
@@ -113,7 +114,7 @@ impl AnnotationMap {
     }
 
     /// Returns the place of an annotation's value; `None` if the proxy does not use the annotation.
-    fn place(&mut self, name: &str) -> Option<&mut Scalar> {
+    fn place(&mut self, name: &str) -> Option<&mut Scalar<'a>> {
         match name {
             LEADER => return Some(&mut self.leader),
             TRIGGER_TIME => return Some(&mut self.trigger_time),
@@ -133,7 +134,7 @@ impl AnnotationMap {
     }
 }
 
-impl Metadata {
+impl Metadata<'_> {
     /// Returns the object's name. An object without a namespace is in `default`, as for kubectl.
     ///
     /// # Errors
@@ -178,19 +179,20 @@ impl Metadata {
     pub(super) fn created(&self, parser: &mut Parser<'_>) -> Option<SystemTime> {
         let field = "metadata.creationTimestamp";
         let value = &self.creation_timestamp;
-        let message = match value.as_str() {
-            None if *value == Scalar::Absent => return None,
-            None => "is not a string; ignored",
-            Some(text) => match humantime::parse_rfc3339(text) {
+        let message = match value {
+            Scalar::Absent => return None,
+            Scalar::Time(time) => return Some(*time),
+            Scalar::Text(text) => match humantime::parse_rfc3339(text) {
                 Ok(time) => return Some(time),
                 Err(_) => "is not an RFC 3339 time in UTC; ignored",
             },
+            _ => "is not a string; ignored",
         };
         parser.problem(field, value, message);
         None
     }
 
-    fn problem(&self, kind: &str, field: &str, value: &Scalar, message: &str) -> Problem {
+    fn problem(&self, kind: &str, field: &str, value: &Scalar<'_>, message: &str) -> Problem {
         let object = match (&self.namespace, &self.name) {
             (_, Scalar::Absent) => kind.to_owned(),
             (Scalar::Absent, name) => format!("{kind} {name}"),
@@ -202,20 +204,24 @@ impl Metadata {
 
 /// Returns whether `text` is a DNS label (RFC 1123), as namespaces and port names are.
 pub(super) fn is_label(text: &str) -> bool {
-    text.len() <= 63 && is_name_part(text)
+    text.len() <= 63 && is_name_part(text.as_bytes())
 }
 
 /// Returns whether `text` is an RFC 1123 subdomain, as object names are.
 ///
 /// Only the total length is limited, as in the API server's validation.
 pub(super) fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_name_part)
+    text.len() <= 253
+        && text
+            .as_bytes()
+            .split(|&byte| byte == b'.')
+            .all(is_name_part)
 }
 
-fn is_name_part(part: &str) -> bool {
+fn is_name_part(part: &[u8]) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !part.is_empty()
-        && part.bytes().all(is_letter)
-        && !part.starts_with('-')
-        && !part.ends_with('-')
+        && part.iter().copied().all(is_letter)
+        && !part.starts_with(b"-")
+        && !part.ends_with(b"-")
 }

@@ -22,57 +22,57 @@ const AUTOSCALER_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// `v1` `Node`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub struct NodeObject {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub struct NodeObject<'a> {
     #[serde(deserialize_with = "or_default")]
-    pub(crate) metadata: Metadata,
+    pub(crate) metadata: Metadata<'a>,
     #[serde(deserialize_with = "or_default")]
-    spec: NodeSpec,
+    spec: NodeSpec<'a>,
     #[serde(deserialize_with = "or_default")]
-    status: NodeStatus,
+    status: NodeStatus<'a>,
 }
 
 /// `v1` `Node` reduced to its labels, for nodes other than ours. Also deserializes from a
 /// `meta.k8s.io/v1` `PartialObjectMetadata`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub struct NodeLabels {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub struct NodeLabels<'a> {
     #[serde(deserialize_with = "or_default")]
-    metadata: Metadata,
+    metadata: Metadata<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct NodeSpec {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct NodeSpec<'a> {
     #[serde(rename = "podCIDR")]
-    pod_cidr: Scalar,
+    pod_cidr: Scalar<'a>,
     #[serde(rename = "podCIDRs", deserialize_with = "or_default")]
-    pod_cidrs: Vec<Scalar>,
+    pod_cidrs: Vec<Scalar<'a>>,
     #[serde(deserialize_with = "or_default")]
-    taints: Vec<Taint>,
+    taints: Vec<Taint<'a>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct Taint {
-    key: Scalar,
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct Taint<'a> {
+    key: Scalar<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct NodeStatus {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct NodeStatus<'a> {
     #[serde(deserialize_with = "or_default")]
-    addresses: Vec<NodeAddress>,
+    addresses: Vec<NodeAddress<'a>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct NodeAddress {
-    r#type: Scalar,
-    address: Scalar,
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct NodeAddress<'a> {
+    r#type: Scalar<'a>,
+    address: Scalar<'a>,
 }
 
-impl NodeObject {
+impl NodeObject<'_> {
     /// Parses the object.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl NodeObject {
     }
 }
 
-impl NodeLabels {
+impl NodeLabels<'_> {
     /// Parses the object.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl NodeLabels {
 }
 
 /// Parses the label of a zone or region.
-fn zone_or_region(what: &str, label: &Scalar, parser: &mut Parser<'_>) -> Option<Arc<str>> {
+fn zone_or_region(what: &str, label: &Scalar<'_>, parser: &mut Parser<'_>) -> Option<Arc<str>> {
     if label.is_blank() {
         return None;
     }

@@ -76,7 +76,7 @@ impl<'a> Parser<'a> {
     pub(super) fn address(
         &mut self,
         field: impl Display,
-        value: &Scalar,
+        value: &Scalar<'_>,
         refuse: fn(IpAddr) -> Option<&'static str>,
         instead: &str,
     ) -> Option<IpAddr> {
@@ -93,7 +93,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses a network.
-    pub(super) fn network(&mut self, field: impl Display, value: &Scalar) -> Option<Cidr> {
+    pub(super) fn network(&mut self, field: impl Display, value: &Scalar<'_>) -> Option<Cidr> {
         let network = value.as_str().and_then(parse_network);
         if network.is_none() {
             self.problem(field, value, "is not a network in CIDR form; ignored");
@@ -102,7 +102,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses a list of networks, without duplicates.
-    pub(super) fn networks(&mut self, field: &str, list: &[Scalar]) -> Vec<Cidr> {
+    pub(super) fn networks(&mut self, field: &str, list: &[Scalar<'_>]) -> Vec<Cidr> {
         let mut seen = HashSet::new();
         let list = list.iter().enumerate();
         list.filter_map(|(index, text)| self.network(format_args!("{field}[{index}]"), text))
@@ -114,7 +114,7 @@ impl<'a> Parser<'a> {
     pub(super) fn port(
         &mut self,
         field: impl Display,
-        value: &Scalar,
+        value: &Scalar<'_>,
         instead: &str,
     ) -> Option<u16> {
         // A string is invalid, as it is for the API server.
@@ -132,7 +132,7 @@ impl<'a> Parser<'a> {
     pub(super) fn port_name<'t>(
         &mut self,
         field: impl Display,
-        value: &'t Scalar,
+        value: &'t Scalar<'_>,
         instead: &str,
     ) -> Option<&'t str> {
         if value.is_blank() {
@@ -149,7 +149,7 @@ impl<'a> Parser<'a> {
     pub(super) fn protocol(
         &mut self,
         field: impl Display,
-        value: &Scalar,
+        value: &Scalar<'_>,
         instead: &str,
     ) -> Option<Protocol> {
         match value {
@@ -167,7 +167,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses a boolean. Returns `default` if it is absent or of another type.
-    pub(super) fn flag(&mut self, field: impl Display, value: &Scalar, default: bool) -> bool {
+    pub(super) fn flag(&mut self, field: impl Display, value: &Scalar<'_>, default: bool) -> bool {
         match value {
             Scalar::Absent => default,
             Scalar::Boolean(flag) => *flag,
@@ -186,7 +186,7 @@ impl<'a> Parser<'a> {
     pub(super) fn choice<T: Copy, const N: usize>(
         &mut self,
         field: impl Display,
-        value: &Scalar,
+        value: &Scalar<'_>,
         words: [(&str, T); N],
     ) -> T {
         let (default_word, default) = words[0];

@@ -14,12 +14,12 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::scalar::Scalar;
 
 /// A type that is read from a protobuf message.
-pub trait FromProtobuf: Default {
+pub trait FromProtobuf<'a>: Default {
     /// Reads one field of the message. Ignores a field that the type does not hold.
     ///
     /// # Errors
     /// If the value is not of the field's type.
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError>;
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError>;
 }
 
 /// Why bytes are not a message of the expected type.
@@ -49,16 +49,17 @@ pub enum ProtobufError {
 ///
 /// # Errors
 /// If the bytes are not such a message.
-pub fn from_protobuf<T: FromProtobuf>(message: &[u8]) -> Result<T, ProtobufError> {
+pub fn from_protobuf<'a, T: FromProtobuf<'a>>(message: &'a [u8]) -> Result<T, ProtobufError> {
     let mut value = T::default();
     merge(&mut value, message)?;
     Ok(value)
 }
 
 /// Reads all fields of `message` into `value`.
-fn merge(value: &mut impl FromProtobuf, message: &[u8]) -> Result<(), ProtobufError> {
-    for field in ProtobufFields(message) {
-        value.read_field(field?)?;
+fn merge<'a>(value: &mut impl FromProtobuf<'a>, message: &'a [u8]) -> Result<(), ProtobufError> {
+    let mut fields = ProtobufFields(message);
+    while !fields.0.is_empty() {
+        value.read_field(fields.take_field()?)?;
     }
     Ok(())
 }
@@ -78,6 +79,11 @@ pub(crate) fn first_field(message: &[u8], number: u32) -> Result<&[u8], Protobuf
     }
     Ok(&[])
 }
+
+/// The wire type of numbers.
+const VARINT: u8 = 0;
+/// The wire type of strings and messages.
+const LENGTH: u8 = 2;
 
 /// The head of a field: its key, and the value or the length of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,10 +114,11 @@ impl FieldHead {
         if number == 0 {
             return Err(ProtobufError::Key);
         }
-        let content = match key & 7 {
-            0 => FieldContent::Varint(take_varint(bytes)?),
+        // The lowest byte has all three bits of the wire type.
+        let content = match key.to_le_bytes()[0] & 7 {
+            VARINT => FieldContent::Varint(take_varint(bytes)?),
             1 => FieldContent::Fixed(8),
-            2 => FieldContent::Bytes(take_varint(bytes)?),
+            LENGTH => FieldContent::Bytes(take_varint(bytes)?),
             5 => FieldContent::Fixed(4),
             // Groups, 3 and 4, are obsolete; Kubernetes has none.
             _ => return Err(ProtobufError::Key),
@@ -138,7 +145,30 @@ fn take_varint(bytes: &mut &[u8]) -> Result<u64, ProtobufError> {
 pub(crate) struct ProtobufFields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> ProtobufFields<'a> {
-    fn take(&mut self) -> Result<ProtobufField<'a>, ProtobufError> {
+    /// Takes the next field.
+    fn take_field(&mut self) -> Result<ProtobufField<'a>, ProtobufError> {
+        // Nearly all fields have a number below 16, and a value or a length below 128.
+        let &[key @ 0x08..0x80, value @ 0..0x80, ref rest @ ..] = self.0 else {
+            return self.take_any_field();
+        };
+        let value = match key & 7 {
+            VARINT => {
+                self.0 = rest;
+                ProtobufValue::Number(value.into())
+            }
+            LENGTH => {
+                let bytes = rest.split_at_checked(value.into());
+                let (bytes, rest) = bytes.ok_or(ProtobufError::Cut)?;
+                self.0 = rest;
+                ProtobufValue::Bytes(bytes)
+            }
+            _ => return self.take_any_field(),
+        };
+        let number = (key >> 3).into();
+        Ok(ProtobufField { number, value })
+    }
+
+    fn take_any_field(&mut self) -> Result<ProtobufField<'a>, ProtobufError> {
         let FieldHead { number, content } = FieldHead::take(&mut self.0)?;
         let value = match content {
             FieldContent::Varint(value) => ProtobufValue::Number(value),
@@ -166,7 +196,7 @@ impl<'a> Iterator for ProtobufFields<'a> {
         if self.0.is_empty() {
             return None;
         }
-        let field = self.take();
+        let field = self.take_field();
         if field.is_err() {
             self.0 = &[];
         }
@@ -205,7 +235,7 @@ impl<'a> ProtobufField<'a> {
     }
 
     /// Returns a string, which is absent if it is empty.
-    pub(super) fn text(self) -> Result<Scalar, ProtobufError> {
+    pub(super) fn text(self) -> Result<Scalar<'a>, ProtobufError> {
         Ok(match self.str()? {
             "" => Scalar::Absent,
             text => text.into(),
@@ -213,7 +243,7 @@ impl<'a> ProtobufField<'a> {
     }
 
     /// Returns a string, also an empty one.
-    pub(super) fn exact_text(self) -> Result<Scalar, ProtobufError> {
+    pub(super) fn exact_text(self) -> Result<Scalar<'a>, ProtobufError> {
         self.str().map(Scalar::from)
     }
 
@@ -227,28 +257,27 @@ impl<'a> ProtobufField<'a> {
     }
 
     /// Returns a whole number, which is absent if it is 0.
-    pub(super) fn integer(self) -> Result<Scalar, ProtobufError> {
+    pub(super) fn integer(self) -> Result<Scalar<'a>, ProtobufError> {
         Ok(match self.number()? {
             0 => Scalar::Absent,
-            number => Scalar::Integer(number.into()),
+            number => Scalar::Integer(number),
         })
     }
 
     /// Returns a whole number, also 0.
-    pub(super) fn exact_integer(self) -> Result<Scalar, ProtobufError> {
-        let number = self.number()?;
-        Ok(Scalar::Integer(number.into()))
+    pub(super) fn exact_integer(self) -> Result<Scalar<'a>, ProtobufError> {
+        self.number().map(Scalar::Integer)
     }
 
     /// Returns a boolean.
-    pub(super) fn flag(self) -> Result<Scalar, ProtobufError> {
+    pub(super) fn flag(self) -> Result<Scalar<'a>, ProtobufError> {
         Ok(Scalar::Boolean(self.number()? != 0))
     }
 
-    /// Returns a `meta.k8s.io/v1` `Time` as JSON has it; the zero value is absent.
+    /// Returns a `meta.k8s.io/v1` `Time`; the zero value is absent.
     ///
     /// A year before 1970 or after 9999 remains a number, which is no valid time.
-    pub(super) fn time(self) -> Result<Scalar, ProtobufError> {
+    pub(super) fn time(self) -> Result<Scalar<'a>, ProtobufError> {
         /// The beginning of the year 10000.
         const END: u64 = 253_402_300_800;
         let message = self.bytes()?;
@@ -257,45 +286,57 @@ impl<'a> ProtobufField<'a> {
         }
         let Timestamp { seconds } = from_protobuf(message)?;
         Ok(match u64::try_from(seconds) {
-            Ok(secs) if secs < END => {
-                let time = UNIX_EPOCH + Duration::from_secs(secs);
-                let text = humantime::format_rfc3339_seconds(time).to_string();
-                Scalar::Text(text.into())
-            }
-            _ => Scalar::Integer(seconds.into()),
+            Ok(secs) if secs < END => Scalar::Time(UNIX_EPOCH + Duration::from_secs(secs)),
+            _ => Scalar::Integer(seconds),
         })
     }
 
+    /// Reads a message into a new element at the end of `list`, which it need not be moved to.
+    pub(super) fn element<T: FromProtobuf<'a>>(
+        self,
+        list: &mut Vec<T>,
+    ) -> Result<(), ProtobufError> {
+        let message = self.bytes()?;
+        list.push(T::default());
+        list.last_mut()
+            .map_or(Ok(()), |element| merge(element, message))
+    }
+
     /// Returns a message.
-    pub(crate) fn message<T: FromProtobuf>(self) -> Result<T, ProtobufError> {
+    pub(crate) fn message<T: FromProtobuf<'a>>(self) -> Result<T, ProtobufError> {
         from_protobuf(self.bytes()?)
     }
 
     /// Reads a message into `value`, which may have fields of it from an earlier part.
-    pub(crate) fn merge(self, value: &mut impl FromProtobuf) -> Result<(), ProtobufError> {
+    pub(crate) fn merge(self, value: &mut impl FromProtobuf<'a>) -> Result<(), ProtobufError> {
         merge(value, self.bytes()?)
     }
 
-    /// Returns a string; bytes that are not UTF-8 are replaced, as the API server does in JSON.
+    /// Returns a string; bytes that are not UTF-8 are replaced.
     pub(crate) fn lossy_str(self) -> Result<Cow<'a, str>, ProtobufError> {
-        self.bytes().map(String::from_utf8_lossy)
+        self.bytes().map(lossy)
     }
 
-    /// Returns an entry of a map of strings: its key and its value.
-    ///
-    /// The API server does not check that annotations are UTF-8, and any client may write one.
-    pub(crate) fn entry(self) -> Result<(Cow<'a, str>, Cow<'a, str>), ProtobufError> {
-        let (mut key, mut value) = (Cow::default(), Cow::default());
+    /// Returns an entry of a map of strings: its key and its value, which [`lossy`] converts.
+    pub(crate) fn entry(self) -> Result<(&'a [u8], &'a [u8]), ProtobufError> {
+        let (mut key, mut value) = (&[][..], &[][..]);
         for field in ProtobufFields(self.bytes()?) {
             let field = field?;
             match field.number {
-                1 => key = field.lossy_str()?,
-                2 => value = field.lossy_str()?,
+                1 => key = field.bytes()?,
+                2 => value = field.bytes()?,
                 _ => {}
             }
         }
         Ok((key, value))
     }
+}
+
+/// Returns a string. Bytes that are not UTF-8 are replaced, as the API server does in JSON: it does not check
+/// annotations, and any client may write one.
+pub(crate) fn lossy(bytes: &[u8]) -> Cow<'_, str> {
+    // The check of the whole is faster than that of `from_utf8_lossy`.
+    std::str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
 /// A point of time. Kubernetes ignores the fraction of the second.
@@ -304,7 +345,7 @@ struct Timestamp {
     seconds: i64,
 }
 
-impl FromProtobuf for Timestamp {
+impl FromProtobuf<'_> for Timestamp {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             self.seconds = field.number()?;
@@ -365,11 +406,13 @@ mod tests {
     /// Reads a message as each type, and parses what can be read.
     fn read_all(message: &[u8]) {
         let interner = &mut crate::store::Interner::default();
-        let _ = from_protobuf::<ServiceObject>(message).map(|object| object.parse(interner));
-        let _ = from_protobuf::<EndpointSliceObject>(message).map(|object| object.parse(interner));
-        let _ = from_protobuf::<NodeObject>(message).map(|object| object.parse(interner));
-        let _ = from_protobuf::<NodeLabels>(message).map(|object| object.parse(interner));
-        let _ = from_protobuf::<ServiceCidrObject>(message).map(|object| object.parse(interner));
+        let _ = from_protobuf::<ServiceObject<'_>>(message).map(|object| object.parse(interner));
+        let _ =
+            from_protobuf::<EndpointSliceObject<'_>>(message).map(|object| object.parse(interner));
+        let _ = from_protobuf::<NodeObject<'_>>(message).map(|object| object.parse(interner));
+        let _ = from_protobuf::<NodeLabels<'_>>(message).map(|object| object.parse(interner));
+        let _ =
+            from_protobuf::<ServiceCidrObject<'_>>(message).map(|object| object.parse(interner));
     }
 
     /// Fields in fields, with numbers that objects have, and any values.

@@ -26,88 +26,93 @@ const MAX_AFFINITY_SECS: u32 = 86_400;
 
 /// `v1` `Service`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub struct ServiceObject {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub struct ServiceObject<'a> {
     #[serde(deserialize_with = "or_default")]
-    pub(crate) metadata: Metadata,
+    pub(crate) metadata: Metadata<'a>,
     #[serde(deserialize_with = "or_default")]
-    pub(crate) spec: ServiceSpec,
+    pub(crate) spec: ServiceSpec<'a>,
     #[serde(deserialize_with = "or_default")]
-    status: ServiceStatus,
+    status: ServiceStatus<'a>,
 }
 
 /// `spec` of a [`ServiceObject`].
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub(crate) struct ServiceSpec {
-    pub(crate) r#type: Scalar,
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(crate) struct ServiceSpec<'a> {
+    pub(crate) r#type: Scalar<'a>,
     #[serde(rename = "clusterIP")]
-    pub(crate) cluster_ip: Scalar,
+    pub(crate) cluster_ip: Scalar<'a>,
     #[serde(rename = "clusterIPs", deserialize_with = "or_default")]
-    pub(crate) cluster_ips: Vec<Scalar>,
+    pub(crate) cluster_ips: Vec<Scalar<'a>>,
     #[serde(deserialize_with = "or_default")]
-    pub(crate) ip_families: Vec<Scalar>,
-    pub(crate) ip_family_policy: Scalar,
+    pub(crate) ip_families: Vec<Scalar<'a>>,
+    pub(crate) ip_family_policy: Scalar<'a>,
     #[serde(deserialize_with = "or_default")]
-    pub(crate) ports: Vec<PortObject>,
+    pub(crate) ports: Vec<PortObject<'a>>,
     #[serde(deserialize_with = "or_default")]
     // Only whether it is empty is used: it decides whether Endpoints are mirrored.
     selector: BTreeMap<Box<str>, IgnoredAny>,
-    session_affinity: Scalar,
+    session_affinity: Scalar<'a>,
     #[serde(deserialize_with = "or_default")]
-    session_affinity_config: AffinityConfig,
+    session_affinity_config: AffinityConfig<'a>,
     #[serde(rename = "externalIPs", deserialize_with = "or_default")]
-    external_ips: Vec<Scalar>,
-    pub(crate) external_traffic_policy: Scalar,
-    internal_traffic_policy: Scalar,
-    pub(crate) health_check_node_port: Scalar,
+    external_ips: Vec<Scalar<'a>>,
+    pub(crate) external_traffic_policy: Scalar<'a>,
+    internal_traffic_policy: Scalar<'a>,
+    pub(crate) health_check_node_port: Scalar<'a>,
     #[serde(deserialize_with = "or_default")]
-    load_balancer_source_ranges: Vec<Scalar>,
-    pub(crate) allocate_load_balancer_node_ports: Scalar,
+    load_balancer_source_ranges: Vec<Scalar<'a>>,
+    pub(crate) allocate_load_balancer_node_ports: Scalar<'a>,
 }
 
 /// `spec.ports[]` of a [`ServiceObject`].
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-pub(crate) struct PortObject {
-    name: Scalar,
-    protocol: Scalar,
-    pub(crate) port: Scalar,
-    pub(crate) node_port: Scalar,
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(crate) struct PortObject<'a> {
+    name: Scalar<'a>,
+    protocol: Scalar<'a>,
+    pub(crate) port: Scalar<'a>,
+    pub(crate) node_port: Scalar<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct AffinityConfig {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct AffinityConfig<'a> {
     #[serde(rename = "clientIP", deserialize_with = "or_default")]
-    client_ip: ClientIpConfig,
+    client_ip: ClientIpConfig<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-struct ClientIpConfig {
-    timeout_seconds: Scalar,
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct ClientIpConfig<'a> {
+    timeout_seconds: Scalar<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-struct ServiceStatus {
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct ServiceStatus<'a> {
     #[serde(deserialize_with = "or_default")]
-    load_balancer: LoadBalancerStatus,
+    load_balancer: LoadBalancerStatus<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct LoadBalancerStatus {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct LoadBalancerStatus<'a> {
     #[serde(deserialize_with = "or_default")]
-    ingress: Vec<Ingress>,
+    ingress: Vec<Ingress<'a>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default, expecting = "a mapping")]
-struct Ingress {
-    ip: Scalar,
-    ip_mode: Scalar,
+#[serde(rename_all = "camelCase")]
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct Ingress<'a> {
+    ip: Scalar<'a>,
+    ip_mode: Scalar<'a>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +123,7 @@ enum ServiceType {
     ExternalName,
 }
 
-impl ServiceObject {
+impl ServiceObject<'_> {
     /// Parses the object.
     ///
     /// A headless Service, one of type `ExternalName` and one with the label
@@ -135,7 +140,7 @@ impl ServiceObject {
 
     /// Returns whether the Service has cluster IPs, no matter which proxy serves it.
     pub(crate) fn has_addresses(&self) -> bool {
-        let is_headless = |ip: &Scalar| ip.as_str() == Some("None");
+        let is_headless = |ip: &Scalar<'_>| ip.as_str() == Some("None");
         !is_headless(&self.spec.cluster_ip)
             && !self.spec.cluster_ips.first().is_some_and(is_headless)
             && self.spec.r#type.as_str() != Some("ExternalName")

@@ -13,24 +13,24 @@ use crate::store::{Interner, Parsed};
 
 /// `networking.k8s.io/v1` `ServiceCIDR`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-pub(crate) struct ServiceCidrObject {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+pub(crate) struct ServiceCidrObject<'a> {
     #[serde(deserialize_with = "or_default")]
-    metadata: Metadata,
+    metadata: Metadata<'a>,
     #[serde(deserialize_with = "or_default")]
-    spec: ServiceCidrSpec,
+    spec: ServiceCidrSpec<'a>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, expecting = "a mapping")]
-struct ServiceCidrSpec {
+#[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
+struct ServiceCidrSpec<'a> {
     #[serde(deserialize_with = "or_default")]
-    cidrs: Vec<Scalar>,
+    cidrs: Vec<Scalar<'a>>,
 }
 
 /// The numbers are those of `networking/v1/generated.proto` of `k8s.io/api`.
-impl FromProtobuf for ServiceCidrObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for ServiceCidrObject<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => field.merge(&mut self.metadata)?,
             2 => field.merge(&mut self.spec)?,
@@ -40,8 +40,8 @@ impl FromProtobuf for ServiceCidrObject {
     }
 }
 
-impl FromProtobuf for ServiceCidrSpec {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for ServiceCidrSpec<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             self.cidrs.push(field.exact_text()?);
         }
@@ -49,7 +49,7 @@ impl FromProtobuf for ServiceCidrSpec {
     }
 }
 
-impl ServiceCidrObject {
+impl ServiceCidrObject<'_> {
     /// Parses the object.
     ///
     /// A ServiceCIDR with a deletion timestamp is used like any other: its finalizer keeps it while

@@ -17,9 +17,9 @@ use clap::{Args, ValueEnum};
 
 use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::clock;
+use crate::dataplane::Dataplane as _;
 use crate::dataplane::answer_path::AnswerPath;
 use crate::dataplane::linux::Linux;
-use crate::dataplane::{Dataplane as _, Outcome};
 use crate::filter;
 use crate::ledger::LedgerLock;
 use crate::model::Cidr;
@@ -28,7 +28,7 @@ use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use crate::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::report::NamedOp;
-use crate::sync::Proxier;
+use crate::sync::{Outcomes, Proxier};
 use successor::Successor;
 
 mod handover;
@@ -300,10 +300,20 @@ impl<'a> Cleanup<'a> {
         Ok(true)
     }
 
+    /// Applies and reports Ops. Returns whether all succeeded.
+    fn apply(&mut self, ops: &[Op]) -> bool {
+        let outcomes: Outcomes = self.proxier.dataplane().apply(ops).into_iter().collect();
+        self.report(ops.iter().copied(), &outcomes);
+        for failure in outcomes.failures() {
+            tracing::error!("{failure}");
+        }
+        outcomes.failures().next().is_none()
+    }
+
     /// Logs the Ops that succeeded.
-    fn report(&self, ops: impl Iterator<Item = Op>, outcomes: &[Outcome]) {
+    fn report(&self, ops: impl Iterator<Item = Op>, outcomes: &Outcomes) {
         let (desired, owned) = (self.proxier.desired(), self.proxier.ledger().owned());
-        for (op, outcome) in ops.zip(outcomes) {
+        for (op, outcome) in ops.zip(outcomes.iter()) {
             if outcome.is_ok() {
                 tracing::info!("{}", NamedOp::new(&op, desired, owned));
             }

@@ -52,9 +52,7 @@ impl Reporter {
         if let Some(written) = &applied.rules {
             self.rules = refusal("RefusedRules", written.as_ref().err());
         }
-        let mut outcomes = applied.outcomes.iter();
-        let first = outcomes.find_map(|outcome| outcome.as_ref().err());
-        let first = first.map(|failure| &**failure);
+        let first = applied.outcomes.failures().next();
         // A round without the failed Ops does not show whether they still fail.
         if first.is_some() || applied.has_tried_all {
             self.ops = refusal("RefusedChange", first);

@@ -65,8 +65,7 @@ impl RoundLog {
         let repaired = self.ops(applied, proxier, now);
         metrics::counter!("ipvs_proxier_repairs_total").increment(repaired);
         let failed = applied.failures().count();
-        let outcomes = applied.outcomes.iter();
-        let changed = outcomes.filter(|outcome| outcome.is_ok()).count();
+        let changed = applied.outcomes.len() - applied.outcomes.failures().count();
         if changed > 0 {
             tracing::info!(changed, failed, repaired, "synced");
         }
@@ -259,7 +258,7 @@ impl RoundLog {
         let mut failures = self.ops.report(coverage, now);
         let mut events = self.events.report(Coverage::Events, now);
         let mut repaired = 0;
-        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+        for (op, outcome) in applied.ops.iter().zip(applied.outcomes.iter()) {
             let named = NamedOp::new(&op, proxier.desired(), proxier.ledger().owned());
             match outcome {
                 Ok(()) if address_repairs::is_covered(applied, &op) => repaired += 1,

@@ -114,7 +114,7 @@ impl Meter {
         (self.service_changes, self.slice_changes) = (0, 0);
         self.of_events.services.pending.set(0.0);
         self.of_events.slices.pending.set(0.0);
-        for (op, outcome) in applied.ops.iter().zip(&applied.outcomes) {
+        for (op, outcome) in applied.ops.iter().zip(applied.outcomes.iter()) {
             let values = [kind(&op), result(outcome.is_ok())];
             series.ops.with(values).increment(1);
         }
@@ -239,8 +239,7 @@ fn kind(op: &Op) -> &'static str {
 
 fn count_failures(applied: &Applied) {
     let fail = |part| counter!("ipvs_proxier_failures_total", "part" => part).increment(1);
-    let refused = applied.outcomes.iter().filter(|outcome| outcome.is_err());
-    match refused.count() as u64 {
+    match applied.outcomes.failures().count() as u64 {
         0 => {}
         count => counter!("ipvs_proxier_failures_total", "part" => "ops").increment(count),
     }

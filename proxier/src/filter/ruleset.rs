@@ -18,7 +18,8 @@ use super::names::{
 use super::tracked::{Changes, TrackedTable};
 use crate::frontend::Frontend;
 use crate::model::{Node, TrafficPolicy};
-use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value, hash};
+use crate::nftables::hash::{self, ElementHasher};
+use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value};
 use crate::packed::pack;
 use crate::plan::{Admission, Availability, Scope};
 
@@ -44,6 +45,7 @@ pub struct Ruleset {
     table: Table,
     /// The sum of the hashes of all parts of the table.
     fingerprint: Fingerprint,
+    hasher: ElementHasher,
     /// `None` if they are not recorded.
     changes: Option<Changes>,
     pub(super) guards: Guards,
@@ -91,6 +93,7 @@ impl Ruleset {
             node_addresses: node.addresses.clone(),
             marks_input: config.input_accept_bit.is_some(),
             fingerprint: hashes.fold(0, Fingerprint::wrapping_add),
+            hasher: ElementHasher::default(),
             table,
             special: BTreeMap::new(),
             marks: BTreeMap::new(),
@@ -317,6 +320,7 @@ impl Ruleset {
             table: &mut self.table,
             replaced: self.changes.as_mut().map(|changes| &mut changes.inet),
             fingerprint: &mut self.fingerprint,
+            hasher: &mut self.hasher,
             in_family: identity,
         }
     }
@@ -327,6 +331,7 @@ impl Ruleset {
             table: self.table.arp.as_deref_mut()?,
             replaced: self.changes.as_mut().map(|changes| &mut changes.arp),
             fingerprint: &mut self.fingerprint,
+            hasher: &mut self.hasher,
             in_family: hash::in_arp,
         })
     }

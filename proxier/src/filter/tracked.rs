@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::ruleset::Fingerprint;
-use crate::nftables::{Chain, Element, Key, Table, Verdict, hash};
+use crate::nftables::hash::{self, ElementHasher};
+use crate::nftables::{Chain, Element, Key, Table, Verdict};
 
 /// A table that is open for changes.
 pub(super) struct TrackedTable<'a> {
@@ -13,6 +14,7 @@ pub(super) struct TrackedTable<'a> {
     pub(super) replaced: Option<&'a mut Replaced>,
     /// The fingerprint of the tables of both families.
     pub(super) fingerprint: &'a mut Fingerprint,
+    pub(super) hasher: &'a mut ElementHasher,
     /// Maps the hash of a part to its hash in this family, so that equal parts of two families differ.
     pub(super) in_family: fn(u64) -> u64,
 }
@@ -42,7 +44,7 @@ impl TrackedTable<'_> {
             return;
         };
         let name = set.name.clone();
-        let added = hash::element(&name, &key, verdict.as_ref());
+        let added = self.hasher.hash(&name, &key, verdict.as_ref());
         let old = set.insert(Element {
             key: key.clone(),
             verdict,
@@ -64,7 +66,8 @@ impl TrackedTable<'_> {
     /// Subtracts the old element from the fingerprint, and keeps it for [`Replaced::parts`].
     fn note_element(&mut self, set: Arc<str>, key: Key, old: Option<Element>) {
         if let Some(old) = &old {
-            self.subtract_hash(hash::element(&set, &old.key, old.verdict.as_ref()));
+            let removed = (self.hasher).hash(&set, &old.key, old.verdict.as_ref());
+            self.subtract_hash(removed);
         }
         if let Some(replaced) = &mut self.replaced {
             // Only the first note since the last write: it has the element that the kernel has.

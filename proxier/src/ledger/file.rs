@@ -19,7 +19,7 @@ use crate::dataplane::Failure;
 const SLACK: usize = 1_000;
 
 /// The number of records that are encoded at a time, so that the buffer stays small.
-const RECORDS_AT_A_TIME: usize = 1_000;
+pub(super) const RECORDS_AT_A_TIME: usize = 1_000;
 
 /// The length of a typical record. Only the first size of the buffer depends on it.
 const RECORD_LENGTH: usize = 160;

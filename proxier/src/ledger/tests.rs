@@ -139,3 +139,25 @@ fn the_flush_after_a_failed_one_writes_the_whole_ledger() {
     ledger.flush(NOW).unwrap();
     assert_eq!(names(&open(&path)), ["a/b", "a/c", "a/d"]);
 }
+
+#[test]
+fn a_full_queue_is_reported_unless_a_write_failed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut ledger = open(&directory.path().join("ledger"));
+    let fill = |ledger: &mut Ledger| {
+        for _ in 0..RECORDS_AT_A_TIME / 2 {
+            assert!(!ledger.is_queue_full());
+            ledger.own(key(1), &owner("b"));
+            ledger.disown(&key(1));
+        }
+    };
+    fill(&mut ledger);
+    assert!(ledger.is_queue_full());
+    ledger.flush(NOW).unwrap();
+    // A file in a file cannot be written.
+    ledger.file = LedgerFile::new(directory.path().join("ledger/other"));
+    fill(&mut ledger);
+    ledger.flush(NOW).unwrap_err();
+    fill(&mut ledger);
+    assert!(!ledger.is_queue_full());
+}

@@ -17,7 +17,7 @@ const MAX_SIZE: u64 = 1 << 32;
 
 /// Allocates a cluster IP from `networks` for each Service without one, as long as some are free.
 pub(super) fn assign(
-    services: &mut BTreeMap<ObjectName, Located<api::ServiceObject>>,
+    services: &mut BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>,
     networks: &[Cidr],
 ) {
     let mut ranges = ranges(networks);
@@ -47,7 +47,7 @@ pub(super) fn assign(
 /// Returns the addresses that the manifest specifies; `None` if one of them is invalid.
 ///
 /// A Service with an invalid address gets no allocation, and parsing reports that address.
-fn given_addresses(service: &api::ServiceObject) -> Option<Vec<IpAddr>> {
+fn given_addresses(service: &api::ServiceObject<'_>) -> Option<Vec<IpAddr>> {
     let spec = &service.spec;
     let single = [spec.cluster_ip.clone()];
     let list = if spec.cluster_ips.is_empty() {
@@ -63,7 +63,7 @@ fn given_addresses(service: &api::ServiceObject) -> Option<Vec<IpAddr>> {
 
 /// Returns the address families of the Service, the primary one first.
 fn wanted_families(
-    service: &api::ServiceObject,
+    service: &api::ServiceObject<'_>,
     given: &[IpAddr],
     networks: &[Cidr],
 ) -> Vec<Family> {
@@ -94,7 +94,7 @@ fn wanted_families(
 struct AddressRequest<'a> {
     /// The name from which the address is computed.
     name: String,
-    located: &'a mut Located<api::ServiceObject>,
+    located: &'a mut Located<api::ServiceObject<'static>>,
     /// The number of addresses that its manifest specifies.
     written: usize,
     given: Vec<IpAddr>,
@@ -112,7 +112,7 @@ impl<'a> AddressRequest<'a> {
     /// or specifies an invalid address.
     fn new(
         name: &ObjectName,
-        located: &'a mut Located<api::ServiceObject>,
+        located: &'a mut Located<api::ServiceObject<'static>>,
         networks: &[Cidr],
     ) -> Option<Self> {
         if !located.object.has_addresses() {
@@ -176,7 +176,7 @@ impl<'a> AddressRequest<'a> {
             });
             let texts = addresses.iter().map(IpAddr::to_string);
             let spec = &mut located.object.spec;
-            spec.cluster_ips = texts.map(|text| Scalar::from(&*text)).collect();
+            spec.cluster_ips = texts.map(Scalar::from).collect();
             spec.cluster_ip = spec.cluster_ips.first().cloned().unwrap_or_default();
         }
     }

@@ -1,9 +1,7 @@
 //! Deserialization with the path of a field of the wrong type.
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
-use serde::de::{
-    DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Unexpected, Visitor,
-};
+use serde::de::{Deserialize, Deserializer, Error as _, IntoDeserializer, Unexpected, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_json::{Error, Value};
 use serde_path_to_error::{Path, Segment};
@@ -19,8 +17,8 @@ pub(super) struct Mistyped {
     pub(super) message: String,
 }
 
-/// Deserializes `value` as a `T`.
-pub(super) fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, Mistyped> {
+/// Deserializes `value` as a `T`, which borrows nothing.
+pub(super) fn from_value<T: Deserialize<'static>>(value: &Value) -> Result<T, Mistyped> {
     serde_path_to_error::deserialize(Tree(value)).map_err(|error| {
         let reason = error.inner().to_string();
         // serde's text is `invalid type: ..., expected ...`; `expecting` of our types ends it.
@@ -73,7 +71,7 @@ fn shown(value: Option<&Value>) -> String {
 /// `serde_json`'s own accepts the list and assigns its items to the fields in order of declaration.
 struct Tree<'a>(&'a Value);
 
-impl<'de> IntoDeserializer<'de, Error> for Tree<'de> {
+impl IntoDeserializer<'_, Error> for Tree<'_> {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -81,7 +79,7 @@ impl<'de> IntoDeserializer<'de, Error> for Tree<'de> {
     }
 }
 
-impl<'de> Deserializer<'de> for Tree<'de> {
+impl<'de> Deserializer<'de> for Tree<'_> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -91,7 +89,7 @@ impl<'de> Deserializer<'de> for Tree<'de> {
                 let fields = fields.iter().map(|(key, value)| (&**key, Tree(value)));
                 visitor.visit_map(MapDeserializer::new(fields))
             }
-            scalar => scalar.deserialize_any(visitor),
+            scalar => scalar.clone().deserialize_any(visitor),
         }
     }
 
@@ -169,7 +167,7 @@ mod tests {
                 message: message.to_owned(),
             };
             assert_eq!(
-                from_value::<api::ServiceObject>(&value).unwrap_err(),
+                from_value::<api::ServiceObject<'_>>(&value).unwrap_err(),
                 wanted
             );
         }

@@ -14,10 +14,10 @@ use crate::store::{Event, Interner, ObjectKind, Parsed, Update};
 #[derive(Default)]
 pub(super) struct Inventory {
     interner: Interner,
-    services: BTreeMap<ObjectName, Located<api::ServiceObject>>,
-    endpoints: BTreeMap<ObjectName, Located<api::Endpoints>>,
+    services: BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>,
+    endpoints: BTreeMap<ObjectName, Located<api::Endpoints<'static>>>,
     slices: BTreeMap<ObjectName, Parsed<model::EndpointSlice>>,
-    nodes: BTreeMap<ObjectName, Located<api::NodeObject>>,
+    nodes: BTreeMap<ObjectName, Located<api::NodeObject<'static>>>,
     /// Services whose Endpoints object a control plane has mirrored already.
     mirrored: BTreeSet<ObjectName>,
     problems: Vec<Problem>,
@@ -168,7 +168,7 @@ impl Inventory {
         let services = std::mem::take(&mut self.services);
         // For this proxy they do not exist, as with an API server, whose watch leaves them out. A Service that
         // exists keeps its connections, and would keep the other proxy from serving it.
-        let is_ours = |located: &Located<api::ServiceObject>| {
+        let is_ours = |located: &Located<api::ServiceObject<'static>>| {
             located.object.metadata.labels.service_proxy_name == Scalar::Absent
         };
         let services = services.into_iter().filter(|(_, located)| is_ours(located));

@@ -9,10 +9,10 @@ use crate::problem::Problem;
 /// An object of a kind that the proxy uses.
 #[derive(Debug)]
 pub(super) enum Object {
-    Service(Box<api::ServiceObject>),
-    EndpointSlice(api::EndpointSliceObject),
-    Endpoints(api::Endpoints),
-    Node(api::NodeObject),
+    Service(Box<api::ServiceObject<'static>>),
+    EndpointSlice(api::EndpointSliceObject<'static>),
+    Endpoints(api::Endpoints<'static>),
+    Node(api::NodeObject<'static>),
 }
 
 /// The class of an object by its `apiVersion` and `kind`.

@@ -18,7 +18,7 @@ const LOW: u16 = COUNT / 32;
 
 /// Allocates the missing node ports of Services of type `NodePort` and `LoadBalancer`, and the
 /// missing health-check ports of load balancers.
-pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::ServiceObject>>) {
+pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>) {
     let mut pool = Pool::new(COUNT.into(), LOW.into());
     // All specified ports are reserved before one is allocated.
     for located in services.values() {
@@ -62,7 +62,7 @@ struct PortRequest<'a> {
     /// The field that a problem names.
     field: &'static str,
     /// The fields that get the port.
-    ports: Vec<&'a mut Scalar>,
+    ports: Vec<&'a mut Scalar<'static>>,
 }
 
 impl AsRef<str> for PortRequest<'_> {
@@ -75,7 +75,10 @@ impl AsRef<str> for PortRequest<'_> {
 ///
 /// A port number with several protocols has the same node port for all of them, as with the API
 /// server. If the manifest specifies one of these, it is copied.
-fn requests_of<'a>(service: &'a ObjectName, spec: &'a mut ServiceSpec) -> Vec<PortRequest<'a>> {
+fn requests_of<'a>(
+    service: &'a ObjectName,
+    spec: &'a mut ServiceSpec<'static>,
+) -> Vec<PortRequest<'a>> {
     let has_node_ports = has_node_ports(spec);
     let mut given = BTreeMap::new();
     for entry in &spec.ports {
@@ -83,7 +86,7 @@ fn requests_of<'a>(service: &'a ObjectName, spec: &'a mut ServiceSpec) -> Vec<Po
             given.entry(port).or_insert(node_port);
         }
     }
-    let mut missing: BTreeMap<u16, Vec<&mut Scalar>> = BTreeMap::new();
+    let mut missing: BTreeMap<u16, Vec<&mut Scalar<'static>>> = BTreeMap::new();
     let open = spec.ports.iter_mut().filter(|it| is_open(&it.node_port));
     for entry in open.filter(|_| has_node_ports) {
         let Some(port) = written(&entry.port) else {
@@ -115,7 +118,7 @@ fn requests_of<'a>(service: &'a ObjectName, spec: &'a mut ServiceSpec) -> Vec<Po
 }
 
 /// Returns whether ports without a node port get one.
-fn has_node_ports(spec: &ServiceSpec) -> bool {
+fn has_node_ports(spec: &ServiceSpec<'static>) -> bool {
     match spec.r#type.as_str() {
         Some("NodePort") => true,
         Some("LoadBalancer") => spec.allocate_load_balancer_node_ports != Scalar::Boolean(false),
@@ -124,13 +127,13 @@ fn has_node_ports(spec: &ServiceSpec) -> bool {
 }
 
 /// Returns whether the manifest specifies no port.
-fn is_open(port: &Scalar) -> bool {
+fn is_open(port: &Scalar<'_>) -> bool {
     // An unset port is absent in the API server's JSON and 0 in its Go types.
     matches!(port, Scalar::Absent | Scalar::Integer(0))
 }
 
 /// Returns the specified port. Parsing the Service reports an invalid one.
-fn written(port: &Scalar) -> Option<u16> {
+fn written(port: &Scalar<'_>) -> Option<u16> {
     match port {
         Scalar::Integer(number) => u16::try_from(*number).ok().filter(|&port| port != 0),
         _ => None,

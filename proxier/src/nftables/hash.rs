@@ -18,12 +18,19 @@ use super::sys::*;
 use super::table::Chain;
 use crate::stable_hash::{fnv1a, mix};
 
-/// Returns the hash of an element of the set or map `set`.
-pub(crate) fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
-    message(NFT_MSG_NEWSETELEM, |writer| {
-        writer.string(NFTA_SET_ELEM_LIST_SET, set);
-        write_element(writer, key, verdict);
-    })
+/// Hashes elements of sets and maps. It keeps its memory, because a start hashes each element of the table.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ElementHasher(Batch);
+
+impl ElementHasher {
+    /// Returns the hash of an element of the set or map `set`.
+    pub(crate) fn hash(&mut self, set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
+        self.0.clear();
+        hash_in(&mut self.0, NFT_MSG_NEWSETELEM, |writer| {
+            writer.string(NFTA_SET_ELEM_LIST_SET, set);
+            write_element(writer, key, verdict);
+        })
+    }
 }
 
 /// Returns the hash of a chain: its name, its hook and its rules.
@@ -65,8 +72,11 @@ pub(super) fn rule(rule: &Rule) -> u64 {
 
 /// Returns the hash of a message of this type with the attributes that `body` writes.
 fn message(kind: u16, body: impl FnOnce(&mut Writer<'_>)) -> u64 {
-    // The message of an element is shorter. A start hashes one for each element.
-    let mut batch = Batch::with_capacity(128);
+    hash_in(&mut Batch::new(), kind, body)
+}
+
+/// As [`message`], with an empty `batch` for the message.
+fn hash_in(batch: &mut Batch, kind: u16, body: impl FnOnce(&mut Writer<'_>)) -> u64 {
     // An attribute longer than 65,535 bytes leaves nothing to hash. No such value reaches the kernel,
     // because its transaction fails for the same reason.
     let _too_long = batch.push(kind, 0, body);
@@ -85,6 +95,10 @@ mod tests {
     use super::super::value::{KeyType, Value};
     use super::*;
     use crate::model::{Family, Networks};
+
+    fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
+        ElementHasher::default().hash(set, key, verdict)
+    }
 
     fn source(networks: &[&str]) -> Rule {
         let networks = networks.iter().map(|text| text.parse().unwrap());

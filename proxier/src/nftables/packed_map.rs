@@ -58,7 +58,8 @@ impl<V> PackedMap<V> {
             Err(place) => {
                 let (block, index) = self.with_room(place);
                 let (block, start) = (&mut self.blocks[block], index * self.width);
-                block.keys.splice(start..start, key.iter().copied());
+                block.keys.extend_from_slice(key);
+                block.keys[start..].rotate_right(self.width);
                 block.values.insert(index, value);
                 None
             }

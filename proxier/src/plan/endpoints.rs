@@ -90,7 +90,9 @@ fn candidates<'a>(
     port: &ServicePort,
     family: Family,
 ) -> Vec<Candidate<'a>> {
-    let mut endpoints: Vec<Candidate<'a>> = Vec::new();
+    // Nearly always all of them: a slice has endpoints of one family, and most Services have one port.
+    let most = slices.iter().map(|slice| slice.endpoints.len()).sum();
+    let mut endpoints: Vec<Candidate<'a>> = Vec::with_capacity(most);
     for slice in slices {
         // By name, because the slice has the endpoints' port number (`targetPort`), not the Service's.
         let listens = |listed: &&crate::model::SlicePort| {
@@ -172,7 +174,9 @@ fn select<'a>(
     test: impl Fn(&Endpoint) -> bool,
 ) -> Vec<Candidate<'a>> {
     let matching = candidates.iter().filter(|(_, endpoint)| test(endpoint));
-    matching.copied().collect()
+    let mut selected = Vec::with_capacity(candidates.len());
+    selected.extend(matching.copied());
+    selected
 }
 
 #[cfg(test)]

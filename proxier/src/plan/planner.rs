@@ -11,7 +11,6 @@ use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
 use super::{Desired, Machine, PlanConfig, VirtualServer};
 use crate::model::ObjectName;
-use crate::packed::pack;
 use crate::problem::Problem;
 use crate::store::{Snapshot, Touched};
 
@@ -201,6 +200,8 @@ impl Planner {
             self.require_address(address, &context);
         }
         self.kept_addresses = before.kept_addresses;
+        // In order of names, so that the map can be made of them at once, without searches.
+        let mut footprints = Vec::new();
         for mut service in snapshot.services() {
             // Shares its memory with the ledger and with the unchanged virtual servers.
             if let Some((known, _)) = before.footprints.remove_entry(&service.name) {
@@ -208,8 +209,10 @@ impl Planner {
             }
             let mut requirements = requirements(&service, &context);
             let footprint = Footprint::take(&mut requirements);
-            self.claim(&service.name, requirements, footprint, &context);
+            self.claim(&service.name, requirements, &footprint, &context);
+            footprints.push((service.name, footprint));
         }
+        self.footprints = footprints.into_iter().collect();
         let contested: Vec<ipvs::ServiceKey> = self.losers.keys().copied().collect();
         for key in contested {
             self.resolve(key, snapshot);
@@ -223,7 +226,6 @@ impl Planner {
         // would cost more than it saves.
         self.desired.virtual_servers.pack();
         self.desired.addresses.pack();
-        pack(&mut self.footprints);
         Changed::between(before.desired, &mut self.desired)
     }
 
@@ -256,7 +258,8 @@ impl Planner {
                 let mut requirements = requirements(&service, &context);
                 let footprint = Footprint::take(&mut requirements);
                 previous.note(&self.desired, &footprint);
-                self.claim(&service.name, requirements, footprint, &context);
+                self.claim(&service.name, requirements, &footprint, &context);
+                self.footprints.insert(service.name, footprint);
             }
         }
         for &key in previous.virtual_servers.keys() {
@@ -305,7 +308,7 @@ impl Planner {
         &mut self,
         name: &ObjectName,
         requirements: Requirements,
-        footprint: Footprint,
+        footprint: &Footprint,
         context: &Context<'_>,
     ) {
         for (key, mut server) in requirements.servers {
@@ -332,7 +335,6 @@ impl Planner {
                 self.faulty.insert(name.clone());
             }
         }
-        self.footprints.insert(name.clone(), footprint);
     }
 
     /// Gives a health-check port to the Service with the highest precedence.

@@ -154,9 +154,8 @@ fn clients_that_send_nothing_keep_no_probe_out() {
             stream
         })
         .collect();
-    let start = Instant::now();
+    // Before the server gives up the slow clients, which is later than `get` waits.
     assert!(get(running.healthz, "/healthz").starts_with("HTTP/1.1 200"));
-    assert!(start.elapsed() < Duration::from_secs(5));
     assert!(get(running.metrics, "/proxyMode").starts_with("HTTP/1.1 200"));
     // The oldest connection was closed without an answer, and a late one still works.
     assert_eq!(read(&mut slow[0]), "");

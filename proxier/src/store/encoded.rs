@@ -3,12 +3,15 @@
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
+use smallvec::SmallVec;
+
+use super::blocks::Blocks;
 use super::encoding::{
-    ObjectReader, ObjectWriter, push_bytes, push_number, take_bytes, take_number,
+    ObjectReader, ObjectWriter, length_of_bytes, push_bytes, push_number, take_bytes, take_number,
 };
 use super::key::{self, ObjectKey};
 use super::kinds::ObjectKind;
-use super::shared::SharedValues;
+use super::shared::{Renumbering, SharedValues};
 use crate::model::ObjectName;
 
 /// An object at rest in one allocation: its key, the numbers of its shared values, its content.
@@ -25,16 +28,19 @@ impl Encoded {
         object: Option<&T>,
         shared: &mut SharedValues,
     ) -> Self {
-        let mut writer = ObjectWriter::new(shared);
-        if let Some(object) = object {
-            object.write(&mut writer);
-        }
-        let key = key::encode(
-            name,
-            object.map_or("", T::group),
-            T::usual_group(name.name()),
-        );
-        Self::of(&key, &writer.numbers, &writer.content)
+        Self::of(&ObjectParts::written(&write(name, object, shared)))
+    }
+
+    /// Encodes an object at the end of a list.
+    pub(super) fn append<T: ObjectKind>(
+        name: &ObjectName,
+        object: Option<&T>,
+        shared: &mut SharedValues,
+        list: &mut Blocks,
+    ) {
+        let writer = write(name, object, shared);
+        let parts = ObjectParts::written(&writer);
+        list.push_written(parts.len(), |block| parts.append(block));
     }
 
     /// Returns an object with these [`bytes`](Self::bytes).
@@ -42,28 +48,29 @@ impl Encoded {
         Self(bytes.into())
     }
 
-    /// Returns an object with these [`bytes`](Self::bytes), after a change of the numbers `from` one table to
-    /// another. Each of its shared values gets a user there.
-    pub(super) fn renumbered(bytes: &[u8], from: &SharedValues, to: &mut SharedValues) -> Self {
-        let (key, mut before, content) = parts(bytes);
-        let mut numbers = Vec::with_capacity(before.len() + 2);
-        while let Some(number) = take_number(&mut before) {
-            let value = u32::try_from(number)
-                .ok()
-                .and_then(|number| from.get(number));
-            if let Some(value) = value {
-                push_number(&mut numbers, to.acquire(value.clone()).into());
+    /// Returns an object with these [`bytes`](Self::bytes) of a list. Each of its shared values gets a user in
+    /// `to`, and its number there.
+    pub(super) fn renumbered(
+        bytes: &[u8],
+        numbers: &mut Renumbering<'_>,
+        to: &mut SharedValues,
+    ) -> Self {
+        let before = ObjectParts::of(bytes);
+        let mut after = SmallVec::<[u8; 64]>::new();
+        for number in each_number(before.numbers) {
+            if let Some(number) = numbers.acquire(number, to) {
+                push_number(&mut after, number.into());
             }
         }
-        Self::of(key, &numbers, content)
+        Self::of(&ObjectParts {
+            numbers: &after,
+            ..before
+        })
     }
 
-    fn of(key: &[u8], numbers: &[u8], content: &[u8]) -> Self {
-        // The two lengths take a byte each in most objects.
-        let mut bytes = Vec::with_capacity(key.len() + numbers.len() + content.len() + 2);
-        push_bytes(&mut bytes, key);
-        push_bytes(&mut bytes, numbers);
-        bytes.extend_from_slice(content);
+    fn of(parts: &ObjectParts<'_>) -> Self {
+        let mut bytes = Vec::with_capacity(parts.len());
+        parts.append(&mut bytes);
         Self(bytes.into())
     }
 
@@ -74,7 +81,12 @@ impl Encoded {
 
     /// Returns whether this node uses a part of the object.
     pub(super) fn has_content(&self) -> bool {
-        !parts(&self.0).2.is_empty()
+        !self.content().is_empty()
+    }
+
+    /// Returns the bytes of the parts that this node uses.
+    pub(super) fn content(&self) -> &[u8] {
+        ObjectParts::of(&self.0).content
     }
 
     /// Decodes the object, whose name is `name`; `None` if this node uses no part of it.
@@ -83,7 +95,11 @@ impl Encoded {
         name: ObjectName,
         shared: &SharedValues,
     ) -> Option<T> {
-        let (key, numbers, content) = parts(&self.0);
+        let ObjectParts {
+            key,
+            numbers,
+            content,
+        } = ObjectParts::of(&self.0);
         if content.is_empty() {
             return None;
         }
@@ -103,8 +119,8 @@ impl Encoded {
 
     /// Returns the object's group as a name in its namespace; `None` if this node uses no part of the object.
     pub(super) fn group(&self) -> Option<ObjectName> {
-        let (key, _, content) = parts(&self.0);
-        (!content.is_empty()).then(|| ObjectKey::of(key).group_name())
+        self.has_content()
+            .then(|| ObjectKey::of(self.key()).group_name())
     }
 
     /// Returns the group, unless an object of this name usually is in it.
@@ -114,20 +130,68 @@ impl Encoded {
 
     /// Returns the number of each use of a shared value.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
-        let (_, mut numbers, _) = parts(&self.0);
-        std::iter::from_fn(move || u32::try_from(take_number(&mut numbers)?).ok())
+        each_number(ObjectParts::of(&self.0).numbers)
     }
 
+    #[inline]
     fn key(&self) -> &[u8] {
         take_bytes(&mut &*self.0).unwrap_or_default()
     }
 }
 
-/// Returns key, numbers and content.
-fn parts(mut bytes: &[u8]) -> (&[u8], &[u8], &[u8]) {
-    let key = take_bytes(&mut bytes).unwrap_or_default();
-    let numbers = take_bytes(&mut bytes).unwrap_or_default();
-    (key, numbers, bytes)
+/// An object in parts.
+#[derive(Clone, Copy)]
+struct ObjectParts<'a> {
+    key: &'a [u8],
+    numbers: &'a [u8],
+    content: &'a [u8],
+}
+
+impl<'a> ObjectParts<'a> {
+    fn of(mut bytes: &'a [u8]) -> Self {
+        Self {
+            key: take_bytes(&mut bytes).unwrap_or_default(),
+            numbers: take_bytes(&mut bytes).unwrap_or_default(),
+            content: bytes,
+        }
+    }
+
+    fn written(writer: &'a ObjectWriter<'_>) -> Self {
+        Self {
+            key: &writer.key,
+            numbers: &writer.numbers,
+            content: &writer.content,
+        }
+    }
+
+    /// Returns the number of bytes of the object.
+    fn len(&self) -> usize {
+        length_of_bytes(self.key.len()) + length_of_bytes(self.numbers.len()) + self.content.len()
+    }
+
+    fn append(&self, to: &mut Vec<u8>) {
+        push_bytes(to, self.key);
+        push_bytes(to, self.numbers);
+        to.extend_from_slice(self.content);
+    }
+}
+
+fn write<'a, T: ObjectKind>(
+    name: &ObjectName,
+    object: Option<&T>,
+    shared: &'a mut SharedValues,
+) -> ObjectWriter<'a> {
+    let group = object.map_or("", T::group);
+    let key = key::encode(name, group, T::usual_group(name.name()));
+    let mut writer = ObjectWriter::new(key, shared);
+    if let Some(object) = object {
+        object.write(&mut writer);
+    }
+    writer
+}
+
+fn each_number(mut numbers: &[u8]) -> impl Iterator<Item = u32> + '_ {
+    std::iter::from_fn(move || u32::try_from(take_number(&mut numbers)?).ok())
 }
 
 impl Borrow<[u8]> for Encoded {

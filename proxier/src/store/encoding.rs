@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use smallvec::{Array, SmallVec};
+
 use super::shared::{SharedValue, SharedValues};
 use crate::model::{Cidr, Location, ObjectName};
 
@@ -21,17 +23,19 @@ pub trait Encode: Sized {
 /// An object that is being encoded.
 pub struct ObjectWriter<'a> {
     shared: &'a mut SharedValues,
-    pub(super) numbers: Vec<u8>,
-    pub(super) content: Vec<u8>,
+    // With room for nearly all objects.
+    pub(super) key: SmallVec<[u8; 128]>,
+    pub(super) numbers: SmallVec<[u8; 64]>,
+    pub(super) content: SmallVec<[u8; 256]>,
 }
 
 impl<'a> ObjectWriter<'a> {
-    pub(super) fn new(shared: &'a mut SharedValues) -> Self {
+    pub(super) fn new(key: SmallVec<[u8; 128]>, shared: &'a mut SharedValues) -> Self {
         Self {
             shared,
-            // Room for nearly all objects.
-            numbers: Vec::with_capacity(64),
-            content: Vec::with_capacity(256),
+            key,
+            numbers: SmallVec::new(),
+            content: SmallVec::new(),
         }
     }
 
@@ -43,8 +47,8 @@ impl<'a> ObjectWriter<'a> {
 
     pub(super) fn octets(&mut self, address: IpAddr) {
         match address {
-            IpAddr::V4(address) => self.content.extend(address.octets()),
-            IpAddr::V6(address) => self.content.extend(address.octets()),
+            IpAddr::V4(address) => self.content.extend_from_slice(&address.octets()),
+            IpAddr::V6(address) => self.content.extend_from_slice(&address.octets()),
         }
     }
 
@@ -109,7 +113,7 @@ impl<'a> ObjectReader<'a> {
 }
 
 /// Appends a number.
-pub(super) fn push_number(bytes: &mut Vec<u8>, mut number: u64) {
+pub(super) fn push_number(bytes: &mut SmallVec<impl Array<Item = u8>>, mut number: u64) {
     while let low @ 0x80.. = number {
         bytes.push(low.to_le_bytes()[0] | 0x80);
         number >>= 7;
@@ -118,7 +122,19 @@ pub(super) fn push_number(bytes: &mut Vec<u8>, mut number: u64) {
 }
 
 /// Takes a number from the beginning of `bytes`.
+#[inline]
 pub(super) fn take_number(bytes: &mut &[u8]) -> Option<u64> {
+    match bytes.split_first() {
+        // Nearly all numbers.
+        Some((&byte, rest)) if byte < 0x80 => {
+            *bytes = rest;
+            Some(byte.into())
+        }
+        _ => take_long_number(bytes),
+    }
+}
+
+fn take_long_number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
         let (&byte, rest) = bytes.split_first()?;
@@ -133,11 +149,25 @@ pub(super) fn take_number(bytes: &mut &[u8]) -> Option<u64> {
 
 /// Appends bytes with their length.
 pub(super) fn push_bytes(bytes: &mut Vec<u8>, part: &[u8]) {
-    push_number(bytes, part.len() as u64);
+    push_length(bytes, part.len());
     bytes.extend_from_slice(part);
 }
 
+/// Appends the length of bytes that follow.
+pub(super) fn push_length(bytes: &mut Vec<u8>, length: usize) {
+    let mut number = SmallVec::<[u8; 10]>::new();
+    push_number(&mut number, length as u64);
+    bytes.extend_from_slice(&number);
+}
+
+/// Returns how many bytes [`push_bytes`] appends for a part of `length` bytes.
+pub(super) fn length_of_bytes(length: usize) -> usize {
+    let bits = usize::BITS - (length | 1).leading_zeros();
+    bits.div_ceil(7) as usize + length
+}
+
 /// Takes bytes with their length from the beginning of `bytes`.
+#[inline]
 pub(super) fn take_bytes<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = usize::try_from(take_number(bytes)?).ok()?;
     let (part, rest) = bytes.split_at_checked(length)?;
@@ -273,7 +303,8 @@ impl<A: Encode, B: Encode> Encode for (A, B) {
 
 impl Encode for Box<str> {
     fn write(&self, to: &mut ObjectWriter<'_>) {
-        push_bytes(&mut to.content, self.as_bytes());
+        self.len().write(to);
+        to.content.extend_from_slice(self.as_bytes());
     }
 
     fn read(from: &mut ObjectReader<'_>) -> Option<Self> {

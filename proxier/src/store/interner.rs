@@ -32,11 +32,8 @@ impl Interner {
 
     /// Returns the shared form of a location.
     pub fn location(&mut self, node: Option<&str>, zone: Option<&str>) -> Arc<Location> {
-        let of_node = self.locations.get(node.unwrap_or_default());
-        let mut of_node = of_node.into_iter().flatten();
-        let is_it = |it: &&Arc<Location>| (it.node.as_deref(), it.zone.as_deref()) == (node, zone);
-        if let Some(shared) = of_node.find(is_it) {
-            return shared.clone();
+        if let Some(shared) = self.known_location(node, zone) {
+            return shared;
         }
         let shared = Arc::new(Location {
             node: node.map(|node| self.intern(node)),
@@ -45,5 +42,16 @@ impl Interner {
         let key = self.intern(node.unwrap_or_default());
         self.locations.entry(key).or_default().push(shared.clone());
         shared
+    }
+
+    /// Returns the shared form of a location, if an object had it before.
+    pub(crate) fn known_location(
+        &self,
+        node: Option<&str>,
+        zone: Option<&str>,
+    ) -> Option<Arc<Location>> {
+        let of_node = self.locations.get(node.unwrap_or_default())?;
+        let is_it = |it: &&Arc<Location>| (it.node.as_deref(), it.zone.as_deref()) == (node, zone);
+        of_node.iter().find(is_it).cloned()
     }
 }

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use memchr::{memchr, memchr2};
+use smallvec::SmallVec;
 
 use crate::model::ObjectName;
 
@@ -28,13 +29,13 @@ pub(super) struct ObjectKey<'a> {
 }
 
 /// Returns the key of an object in `group`, which is `usual` for nearly all objects.
-pub(super) fn encode(name: &ObjectName, group: &str, usual: &str) -> Vec<u8> {
+pub(super) fn encode(name: &ObjectName, group: &str, usual: &str) -> SmallVec<[u8; 128]> {
     let namespace = name.namespace();
     let (end, rest) = match name.name().strip_prefix(usual) {
         Some(rest) if group == usual => (END, rest),
         _ => (END_UNUSUAL, name.name()),
     };
-    let mut key = Vec::with_capacity(namespace.len() + group.len() + rest.len() + 2);
+    let mut key = SmallVec::new();
     push(&mut key, namespace, END);
     push(&mut key, group, end);
     key.extend_from_slice(rest.as_bytes());
@@ -43,16 +44,14 @@ pub(super) fn encode(name: &ObjectName, group: &str, usual: &str) -> Vec<u8> {
 
 /// Returns the range of the keys of a group.
 pub(super) fn range(group: &ObjectName) -> Range<Vec<u8>> {
-    let mut first = Vec::new();
-    push(&mut first, group.namespace(), END);
-    push(&mut first, group.name(), END);
+    let first = encode(group, group.name(), group.name()).into_vec();
     let mut end = first.clone();
     end.pop();
     end.push(END_OF_GROUP);
     first..end
 }
 
-fn push(key: &mut Vec<u8>, part: &str, end: u8) {
+fn push(key: &mut SmallVec<[u8; 128]>, part: &str, end: u8) {
     key.extend_from_slice(part.as_bytes());
     key.push(end);
 }
@@ -87,7 +86,7 @@ impl<'a> ObjectKey<'a> {
     pub(super) fn name(&self) -> ObjectName {
         let (namespace, rest) = (text(self.namespace), text(self.rest));
         match self.is_usual {
-            true => ObjectName::new(namespace, [text(self.group), rest].concat()),
+            true => ObjectName::of_parts(namespace, [text(self.group), rest]),
             false => ObjectName::new(namespace, rest),
         }
     }
@@ -126,12 +125,12 @@ mod tests {
         ] {
             let name = ObjectName::new("a", name);
             let key = encode(&name, group, usual);
-            assert_eq!(range(&web).contains(&key), is_in_web, "{name:?}");
+            assert_eq!(range(&web).contains(&key.to_vec()), is_in_web, "{name:?}");
             let parts = ObjectKey::of(&key);
             assert_eq!((parts.name(), parts.group()), (name, group));
             assert_eq!(parts.unusual_group().is_none(), group == usual);
         }
         let elsewhere = encode(&ObjectName::new("b", "web-x7k2p"), "web", "web");
-        assert!(!range(&web).contains(&elsewhere));
+        assert!(!range(&web).contains(&elsewhere.to_vec()));
     }
 }

@@ -39,6 +39,16 @@ impl ObjectKind for EndpointSlice {
     }
 }
 
+/// Returns whether a Service with this content has a field that most Services lack, such as annotations.
+pub(super) fn has_rare_fields(service: &[u8]) -> bool {
+    service
+        .first()
+        .is_some_and(|flags| flags & HAS_RARE_FIELDS != 0)
+}
+
+/// The third flag of a Service.
+const HAS_RARE_FIELDS: u8 = 1 << 2;
+
 impl Encode for Service {
     fn write(&self, to: &mut ObjectWriter<'_>) {
         let Self {
@@ -56,7 +66,7 @@ impl Encode for Service {
             annotations,
         } = self;
         // Most Services have none of these fields, and one bit says so.
-        let has_more = affinity_secs.is_some()
+        let has_rare_fields = affinity_secs.is_some()
             || !external_ips.is_empty()
             || !load_balancer_ips.is_empty()
             || !source_ranges.is_empty()
@@ -65,12 +75,12 @@ impl Encode for Service {
         to.flags([
             *internal_policy == TrafficPolicy::Local,
             *external_policy == TrafficPolicy::Local,
-            has_more,
+            has_rare_fields,
         ]);
         created.write(to);
         cluster_ips.write(to);
         ports.write(to);
-        if has_more {
+        if has_rare_fields {
             affinity_secs.write(to);
             external_ips.write(to);
             load_balancer_ips.write(to);
@@ -81,7 +91,7 @@ impl Encode for Service {
     }
 
     fn read(from: &mut ObjectReader<'_>) -> Option<Self> {
-        let [is_internal_local, is_external_local, has_more] = from.flags()?;
+        let [is_internal_local, is_external_local, has_rare_fields] = from.flags()?;
         let policy = |is_local| match is_local {
             true => TrafficPolicy::Local,
             false => TrafficPolicy::Cluster,
@@ -100,7 +110,7 @@ impl Encode for Service {
             health_check_node_port: None,
             annotations: None,
         };
-        if has_more {
+        if has_rare_fields {
             service.affinity_secs = Encode::read(from)?;
             service.external_ips = Encode::read(from)?;
             service.load_balancer_ips = Encode::read(from)?;

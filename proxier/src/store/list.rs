@@ -5,8 +5,8 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use super::Parsed;
+use super::blocks::Blocks;
 use super::encoded::Encoded;
-use super::encoding::{push_bytes, take_bytes};
 use super::kinds::ObjectKind;
 use super::shared::SharedValues;
 use crate::model::ObjectName;
@@ -15,11 +15,11 @@ use crate::problem::Problem;
 /// The objects of one kind, encoded as they arrive.
 ///
 /// A list is in memory beside the objects that it replaces, while it arrives and while it waits. Encoded, it takes
-/// a sixth, and one block of memory that the allocator returns.
+/// a sixth.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ObjectList<T> {
-    /// The objects, each with its length.
-    encoded: Vec<u8>,
+    /// The objects.
+    encoded: Blocks,
     length: usize,
     /// The problems of the objects that have some, by the object's place.
     problems: BTreeMap<usize, Box<[Problem]>>,
@@ -32,12 +32,14 @@ pub struct ObjectList<T> {
 impl<T: ObjectKind> ObjectList<T> {
     /// Adds an object at the end.
     pub fn push(&mut self, parsed: Parsed<T>) {
-        let encoded = Encoded::encode(&parsed.name, parsed.object.as_ref(), &mut self.shared);
-        self.push_encoded(&encoded, parsed.problems);
+        let Self {
+            encoded, shared, ..
+        } = self;
+        Encoded::append(&parsed.name, parsed.object.as_ref(), shared, encoded);
+        self.finish_push(parsed.problems);
     }
 
-    fn push_encoded(&mut self, encoded: &Encoded, problems: Vec<Problem>) {
-        push_bytes(&mut self.encoded, encoded.bytes());
+    fn finish_push(&mut self, problems: Vec<Problem>) {
         if !problems.is_empty() {
             self.problems.insert(self.length, problems.into());
         }
@@ -58,7 +60,8 @@ impl<T: ObjectKind> ObjectList<T> {
                     .numbers()
                     .for_each(|number| self.shared.release(number));
             } else {
-                self.push_encoded(&encoded, problems.to_vec());
+                self.encoded.push(bytes);
+                self.finish_push(problems.to_vec());
             }
         }
     }
@@ -87,17 +90,25 @@ impl<T: ObjectKind> ObjectList<T> {
 
     /// Returns the bytes and the problems of each object.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&[u8], &[Problem])> {
-        let mut rest = &*self.encoded;
-        let all = std::iter::from_fn(move || take_bytes(&mut rest)).enumerate();
+        let all = self.encoded.iter().enumerate();
         all.map(|(place, bytes)| {
             let problems = self.problems.get(&place);
             (bytes, problems.map_or(&[][..], |problems| problems))
         })
     }
 
-    /// Returns the values whose numbers the objects have.
-    pub(super) fn shared(&self) -> &SharedValues {
-        &self.shared
+    /// Takes the values whose numbers the objects have.
+    pub(super) fn take_shared(&mut self) -> SharedValues {
+        std::mem::take(&mut self.shared)
+    }
+
+    /// Calls `each` with the bytes and the problems of each object, and frees their memory on the way.
+    pub(super) fn consume(mut self, mut each: impl FnMut(&[u8], Box<[Problem]>)) {
+        let mut places = 0..;
+        self.encoded.consume(|bytes| {
+            let place = places.next().unwrap_or_default();
+            each(bytes, self.problems.remove(&place).unwrap_or_default());
+        });
     }
 }
 
@@ -116,7 +127,7 @@ impl<T> ObjectList<T> {
 impl<T> Default for ObjectList<T> {
     fn default() -> Self {
         Self {
-            encoded: Vec::new(),
+            encoded: Blocks::default(),
             length: 0,
             problems: BTreeMap::new(),
             shared: SharedValues::default(),

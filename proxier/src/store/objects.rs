@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::ops::{Bound, Range};
 
+use smallvec::SmallVec;
+
 use super::encoded::Encoded;
 use super::key;
 use super::kinds::ObjectKind;
-use super::shared::SharedValues;
+use super::shared::{Renumbering, SharedValues};
 use super::{Parsed, Update};
 use crate::model::ObjectName;
 use crate::packed::pack_set;
@@ -46,9 +48,17 @@ impl PartialEq for Stored {
 
 /// A change of one object.
 pub(super) struct ObjectChange<'a> {
-    pub(super) name: &'a ObjectName,
+    /// The object before or after the change. Both have the same name.
+    object: &'a Encoded,
     pub(super) old: Option<&'a Encoded>,
     pub(super) new: Option<&'a Encoded>,
+}
+
+impl ObjectChange<'_> {
+    /// Returns the object's name. It is not at hand: making it costs memory, and a first list needs none.
+    pub(super) fn name(&self) -> ObjectName {
+        self.object.name()
+    }
 }
 
 impl<T> Default for Objects<T> {
@@ -114,24 +124,27 @@ impl<T: ObjectKind> Objects<T> {
             }
             Update::Delete(name) => {
                 if let Some(old) = self.take(&name) {
-                    remove(&name, old.encoded, shared, &mut differs);
+                    remove(&old.encoded, shared, &mut differs);
                 }
             }
-            Update::Reset(all) => {
-                // Each object passes from one set to the other, so a relist needs no memory of its own.
+            Update::Reset(mut all) => {
+                // Each object passes from one set to the other, and the objects at rest reuse the memory of the
+                // list's blocks, so a relist needs no memory of its own.
                 let mut before = std::mem::take(self);
-                for (bytes, problems) in all.entries() {
+                let shared_before = all.take_shared();
+                let mut numbers = Renumbering::new(&shared_before);
+                all.consume(|bytes, problems| {
                     let new = Stored {
-                        encoded: Encoded::renumbered(bytes, all.shared(), shared),
-                        problems: problems.into(),
+                        encoded: Encoded::renumbered(bytes, &mut numbers, shared),
+                        problems,
                     };
-                    let name = new.encoded.name();
                     // The last of several objects with one name wins.
-                    let old = before.take(&name).or_else(|| self.take(&name));
-                    self.put(&name, old, new, shared, &mut differs);
-                }
+                    let old = before.take_older(&new.encoded);
+                    let old = old.or_else(|| self.take_older(&new.encoded));
+                    self.put(old, new, shared, &mut differs);
+                });
                 for old in before.encoded {
-                    remove(&old.name(), old, shared, &mut differs);
+                    remove(&old, shared, &mut differs);
                 }
                 // Most objects arrive in a first list, so this decides the memory per object.
                 pack_set(&mut self.encoded);
@@ -150,13 +163,12 @@ impl<T: ObjectKind> Objects<T> {
             problems: new.problems.into(),
         };
         let old = self.take(&new.name);
-        self.put(&new.name, old, stored, shared, differs);
+        self.put(old, stored, shared, differs);
     }
 
     /// Adds `new`, which replaces `old`.
     fn put(
         &mut self,
-        name: &ObjectName,
         old: Option<Stored>,
         mut new: Stored,
         shared: &mut SharedValues,
@@ -172,7 +184,7 @@ impl<T: ObjectKind> Objects<T> {
         }
         if old.as_ref() != Some(&new) {
             let change = ObjectChange {
-                name,
+                object: &new.encoded,
                 old: old.as_ref().map(|old| &old.encoded),
                 new: Some(&new.encoded),
             };
@@ -182,10 +194,10 @@ impl<T: ObjectKind> Objects<T> {
             release(&old.encoded, shared);
         }
         if let Some(group) = new.encoded.unusual_group() {
-            self.unusual_groups.insert(name.clone(), group.into());
+            self.unusual_groups.insert(new.encoded.name(), group.into());
         }
         if !new.problems.is_empty() {
-            self.problems.insert(name.clone(), new.problems);
+            self.problems.insert(new.encoded.name(), new.problems);
         }
         self.encoded.insert(new.encoded);
     }
@@ -200,7 +212,23 @@ impl<T: ObjectKind> Objects<T> {
         })
     }
 
-    fn key(&self, name: &ObjectName) -> Vec<u8> {
+    /// Takes the object with the name of `new`.
+    fn take_older(&mut self, new: &Encoded) -> Option<Stored> {
+        let has_entries_by_name = !self.unusual_groups.is_empty() || !self.problems.is_empty();
+        if has_entries_by_name || new.unusual_group().is_some() {
+            return self.take(&new.name());
+        }
+        // Only the group could tell the keys of two objects with one name apart. A list is nearly in the order
+        // of the keys, so nearly all its objects come after those before them.
+        if self.encoded.last().is_none_or(|last| last < new) {
+            return None;
+        }
+        let encoded = self.encoded.take(new)?;
+        let problems = Box::default();
+        Some(Stored { encoded, problems })
+    }
+
+    fn key(&self, name: &ObjectName) -> SmallVec<[u8; 128]> {
         let usual = T::usual_group(name.name());
         let group = self.unusual_groups.get(name);
         key::encode(name, group.map_or(usual, |group| group), usual)
@@ -208,18 +236,17 @@ impl<T: ObjectKind> Objects<T> {
 }
 
 fn remove(
-    name: &ObjectName,
-    old: Encoded,
+    old: &Encoded,
     shared: &mut SharedValues,
     differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
 ) {
     let change = ObjectChange {
-        name,
-        old: Some(&old),
+        object: old,
+        old: Some(old),
         new: None,
     };
     differs(change, shared);
-    release(&old, shared);
+    release(old, shared);
 }
 
 fn release(encoded: &Encoded, shared: &mut SharedValues) {

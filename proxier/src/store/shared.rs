@@ -95,6 +95,34 @@ impl SharedValues {
     }
 }
 
+/// The numbers that the values of one table have in another table.
+pub(super) struct Renumbering<'a> {
+    from: &'a SharedValues,
+    /// By number in `from`, so that a value is looked up once, however many endpoints have it.
+    numbers: Vec<Option<u32>>,
+}
+
+impl<'a> Renumbering<'a> {
+    pub(super) fn new(from: &'a SharedValues) -> Self {
+        Self {
+            numbers: vec![None; from.values.len()],
+            from,
+        }
+    }
+
+    /// Adds a user of the value `number` to the other table. Returns the number there.
+    pub(super) fn acquire(&mut self, number: u32, to: &mut SharedValues) -> Option<u32> {
+        let value = self.from.get(number)?;
+        let known = self.numbers.get_mut(number as usize)?;
+        // A value that lost its users has lost its number.
+        match *known {
+            Some(number) if to.get(number) == Some(value) => to.acquire_again(number),
+            _ => *known = Some(to.acquire(value.clone())),
+        }
+        *known
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +141,24 @@ mod tests {
         assert_eq!(values.acquire(text("c")), 0);
         assert_eq!(values.acquire(text("a")), 2);
         assert_eq!(values.len(), 3);
+    }
+
+    #[test]
+    fn a_value_that_lost_its_number_gets_another() {
+        let text = |text: &str| SharedValue::Text(text.into());
+        let mut from = SharedValues::default();
+        from.acquire(text("a"));
+        let mut to = SharedValues::default();
+        to.acquire(text("b"));
+        let mut numbers = Renumbering::new(&from);
+        assert_eq!(numbers.acquire(0, &mut to), Some(1));
+        assert_eq!(numbers.acquire(0, &mut to), Some(1));
+        to.release(1);
+        to.release(1);
+        to.acquire(text("c"));
+        assert_eq!(to.get(1), Some(&text("c")));
+        assert_eq!(numbers.acquire(0, &mut to), Some(2));
+        assert_eq!(to.get(2), Some(&text("a")));
+        assert_eq!(numbers.acquire(1, &mut to), None);
     }
 }

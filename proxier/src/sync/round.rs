@@ -18,7 +18,7 @@ use ipvs_netlink as ipvs;
 
 use super::kernel::address_drift;
 use super::node::node_port_addresses;
-use super::{Applied, Error, Proxier};
+use super::{Applied, Error, Outcomes, Proxier};
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::frontend::Frontend;
 use crate::observed::ObservedServer;
@@ -99,9 +99,9 @@ impl<D: Dataplane> Proxier<D> {
             let again = self
                 .planner
                 .update(snapshot, &self.machine, Touched::none());
-            changed.extend(&again);
+            changed.extend(again);
         }
-        self.untaken.extend(&changed);
+        self.untaken.extend(changed.clone());
         let desired = self.planner.desired();
         for key in &changed.virtual_servers {
             if let Some(wanted) = desired.virtual_servers.get(key) {
@@ -125,7 +125,7 @@ impl<D: Dataplane> Proxier<D> {
         // Not a fact that the dataplane reads: `Schedulers` asks for each name once.
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         self.machine = machine;
-        ours.extend(&self.plan_touched(now));
+        ours.extend(self.plan_touched(now));
         let desired = self.planner.desired();
         let mut drifted = self
             .kernel
@@ -141,7 +141,7 @@ impl<D: Dataplane> Proxier<D> {
         self.ledger.adopt(desired, &self.kernel.observed, now);
         // Before the check of the rules, because the guards of retired frontends are rules.
         self.retire(&self.retirable(), now);
-        ours.extend(&self.keep_addresses());
+        ours.extend(self.keep_addresses());
         if let Some(rules) = &mut self.rules {
             rules.check(&mut self.dataplane, &self.ledger)?;
         }
@@ -167,7 +167,7 @@ impl<D: Dataplane> Proxier<D> {
     /// other drift.
     fn read_due(&mut self, now: Duration) -> Result<Changed, Error> {
         let changed = self.plan_touched(now);
-        self.kernel.pending.extend(&changed);
+        self.kernel.pending.extend(changed);
         let retries = self.retries.take_due(now);
         self.kernel.follow_up.clear();
         // The retry timers are cleared already, so after a failed read no timer names the remaining keys.
@@ -223,6 +223,10 @@ impl<D: Dataplane> Proxier<D> {
         for key in ops.created() {
             if let Some(wanted) = desired.virtual_servers.get(&key) {
                 count += usize::from(self.ledger.own(key, &wanted.owner));
+            }
+            // The queued records of a start would take more memory than the ledger itself.
+            if self.ledger.is_queue_full() {
+                let _ = self.ledger.flush(now);
             }
         }
         // After a start, insertions in order of the keys have left much spare memory.
@@ -305,8 +309,8 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Applies the Ops part by part, and learns from each. Returns the outcome of each Op.
-    fn apply(&mut self, ops: &Ops, now: Duration) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(ops.len());
+    fn apply(&mut self, ops: &Ops, now: Duration) -> Outcomes {
+        let mut outcomes = Outcomes::default();
         for part in ops.parts(self.dataplane.most_ops()) {
             let results = self.dataplane.apply(&part);
             self.learn(&part, &results, now);
@@ -373,7 +377,10 @@ impl<D: Dataplane> Proxier<D> {
                     self.kernel.observed.virtual_servers.remove(&key);
                 }
                 (_, Some(found)) => {
-                    found.record(run);
+                    match wanted.filter(|wanted| found.gets_all(run, &wanted.destinations)) {
+                        Some(wanted) => found.destinations.clone_from(&wanted.destinations),
+                        None => found.record(run),
+                    }
                     if let Some(wanted) = wanted {
                         found.share(&wanted.profile.definition, &wanted.destinations);
                     }

@@ -257,7 +257,7 @@ struct Cause {
     reason: Option<String>,
 }
 
-impl FromProtobuf for StatusObject {
+impl FromProtobuf<'_> for StatusObject {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         match field.number {
             3 => self.message = Some(field.lossy_str()?.into_owned()),
@@ -270,7 +270,7 @@ impl FromProtobuf for StatusObject {
     }
 }
 
-impl FromProtobuf for Details {
+impl FromProtobuf<'_> for Details {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         match field.number {
             4 => {
@@ -284,7 +284,7 @@ impl FromProtobuf for Details {
     }
 }
 
-impl FromProtobuf for Cause {
+impl FromProtobuf<'_> for Cause {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         // The field is called `type` in Go.
         if field.number == 1 {

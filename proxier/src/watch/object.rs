@@ -1,13 +1,12 @@
 //! Objects and events of a response that are not parsed yet.
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::body::{MAX_OBJECT, unwrap_object};
 use super::encoding::Encoding;
 use super::resource::Resource;
-use crate::api::protobuf::{ProtobufField, first_field};
+use crate::api::protobuf::{ProtobufField, first_field, lossy};
 use crate::api::{self, FromProtobuf, ProtobufError};
 use crate::model::ObjectName;
 use crate::problem::Problem;
@@ -64,7 +63,7 @@ impl<'a> EncodedObject<'a> {
         let is_too_large = self.bytes().len() > MAX_OBJECT;
         let decoded = match is_too_large {
             true => Err(DecodeError::TooLarge),
-            false => self.decode::<R::Wire>(),
+            false => self.decode::<R::Wire<'_>>(),
         };
         let error = match decoded {
             Ok(wire) => return R::parse(&wire, interner),
@@ -102,14 +101,14 @@ impl<'a> EncodedObject<'a> {
     }
 
     /// Decodes the object.
-    pub(super) fn decode<T: DeserializeOwned + FromProtobuf>(self) -> Result<T, DecodeError> {
+    pub(super) fn decode<T: Deserialize<'a> + FromProtobuf<'a>>(self) -> Result<T, DecodeError> {
         Ok(match self {
             Self::Json(json) => api::from_json(json)?,
             Self::Protobuf(message) => api::from_protobuf(message)?,
         })
     }
 
-    fn metadata<M: DeserializeOwned + FromProtobuf>(self) -> Result<M, DecodeError> {
+    fn metadata<M: Deserialize<'a> + FromProtobuf<'a>>(self) -> Result<M, DecodeError> {
         Ok(match self {
             Self::Json(json) => api::from_json::<Head<M>>(json)?.metadata,
             Self::Protobuf(message) => api::from_protobuf(first_field(message, METADATA)?)?,
@@ -152,7 +151,7 @@ impl<'a> EncodedEvent<'a> {
     ) -> Option<Parsed<R::Object>> {
         let (event_type, wire) = match self {
             Self::Json(line) => {
-                let event: WatchEvent<R::Wire> = api::from_json(line).ok()?;
+                let event: WatchEvent<R::Wire<'a>> = api::from_json(line).ok()?;
                 (event.event_type, event.object)
             }
             Self::Protobuf(_) => {
@@ -244,7 +243,7 @@ struct NameMetadata {
     name: String,
 }
 
-impl FromProtobuf for NameMetadata {
+impl FromProtobuf<'_> for NameMetadata {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         match field.number {
             1 => field.str()?.clone_into(&mut self.name),
@@ -270,14 +269,14 @@ struct BookmarkAnnotations {
     initial_events_end: Option<String>,
 }
 
-impl FromProtobuf for VersionMetadata {
+impl FromProtobuf<'_> for VersionMetadata {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         match field.number {
             6 => field.str()?.clone_into(&mut self.resource_version),
             12 => {
                 let (name, value) = field.entry()?;
-                if name == "k8s.io/initial-events-end" {
-                    let initial_events_end = Some(value.into_owned());
+                if name == b"k8s.io/initial-events-end" {
+                    let initial_events_end = Some(lossy(value).into_owned());
                     self.annotations = Some(BookmarkAnnotations { initial_events_end });
                 }
             }
@@ -326,7 +325,7 @@ impl ListVersion {
     }
 }
 
-impl FromProtobuf for ListVersion {
+impl FromProtobuf<'_> for ListVersion {
     fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
         match field.number {
             2 => field.str()?.clone_into(&mut self.resource_version),

@@ -1,6 +1,6 @@
 //! The kinds that are watched.
 
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 
 use super::encoding::ObjectForm;
 use crate::api::{self, FromProtobuf};
@@ -11,7 +11,7 @@ use crate::store::{Event, Interner, ObjectKind, Parsed, Update};
 /// A kind that can be listed and watched.
 pub(super) trait Resource: Send + 'static {
     /// The type of its objects on the wire.
-    type Wire: DeserializeOwned + FromProtobuf;
+    type Wire<'a>: Deserialize<'a> + FromProtobuf<'a>;
     /// The type of its objects in the model.
     type Object: ObjectKind + Send;
 
@@ -31,7 +31,10 @@ pub(super) trait Resource: Send + 'static {
     const FORM: ObjectForm = ObjectForm::Whole;
 
     /// Parses an object.
-    fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem>;
+    fn parse(
+        wire: &Self::Wire<'_>,
+        interner: &mut Interner,
+    ) -> Result<Parsed<Self::Object>, Problem>;
 
     /// Converts an update to an event, or `None` if it changes nothing.
     ///
@@ -44,7 +47,7 @@ pub(super) trait Resource: Send + 'static {
 pub(super) struct Services;
 
 impl Resource for Services {
-    type Wire = api::ServiceObject;
+    type Wire<'a> = api::ServiceObject<'a>;
     type Object = model::Service;
 
     const KIND: &'static str = "Service";
@@ -53,7 +56,10 @@ impl Resource for Services {
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/service-proxy-name");
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
 
-    fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
+    fn parse(
+        wire: &Self::Wire<'_>,
+        interner: &mut Interner,
+    ) -> Result<Parsed<Self::Object>, Problem> {
         wire.parse(interner)
     }
 
@@ -69,7 +75,7 @@ impl Resource for Services {
 pub(super) struct EndpointSlices;
 
 impl Resource for EndpointSlices {
-    type Wire = api::EndpointSliceObject;
+    type Wire<'a> = api::EndpointSliceObject<'a>;
     type Object = model::EndpointSlice;
 
     const KIND: &'static str = "EndpointSlice";
@@ -77,7 +83,10 @@ impl Resource for EndpointSlices {
     const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
 
-    fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
+    fn parse(
+        wire: &Self::Wire<'_>,
+        interner: &mut Interner,
+    ) -> Result<Parsed<Self::Object>, Problem> {
         wire.parse(interner)
     }
 
@@ -90,14 +99,17 @@ impl Resource for EndpointSlices {
 pub(super) struct OwnNode;
 
 impl Resource for OwnNode {
-    type Wire = api::NodeObject;
+    type Wire<'a> = api::NodeObject<'a>;
     type Object = model::Node;
 
     const KIND: &'static str = "Node";
     const PLURAL: &'static str = "our Node";
     const PATH: &'static str = "/api/v1/nodes";
 
-    fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
+    fn parse(
+        wire: &Self::Wire<'_>,
+        interner: &mut Interner,
+    ) -> Result<Parsed<Self::Object>, Problem> {
         wire.parse(interner)
     }
 
@@ -123,7 +135,7 @@ impl Resource for OwnNode {
 pub(super) struct ServiceCidrs;
 
 impl Resource for ServiceCidrs {
-    type Wire = api::ServiceCidrObject;
+    type Wire<'a> = api::ServiceCidrObject<'a>;
     type Object = model::ServiceCidr;
 
     const KIND: &'static str = "ServiceCIDR";
@@ -131,7 +143,10 @@ impl Resource for ServiceCidrs {
     const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
     const IS_OPTIONAL: bool = true;
 
-    fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
+    fn parse(
+        wire: &Self::Wire<'_>,
+        interner: &mut Interner,
+    ) -> Result<Parsed<Self::Object>, Problem> {
         wire.parse(interner)
     }
 
@@ -144,7 +159,7 @@ impl Resource for ServiceCidrs {
 pub(super) struct Nodes;
 
 impl Resource for Nodes {
-    type Wire = api::NodeLabels;
+    type Wire<'a> = api::NodeLabels<'a>;
     type Object = model::NodeLocation;
 
     const KIND: &'static str = "Node";
@@ -152,7 +167,10 @@ impl Resource for Nodes {
     const PATH: &'static str = "/api/v1/nodes";
     const FORM: ObjectForm = ObjectForm::Metadata;
 
-    fn parse(wire: &Self::Wire, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
+    fn parse(
+        wire: &Self::Wire<'_>,
+        interner: &mut Interner,
+    ) -> Result<Parsed<Self::Object>, Problem> {
         wire.parse(interner)
     }
 

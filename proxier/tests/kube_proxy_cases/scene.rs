@@ -40,6 +40,7 @@ use proxier::testing::plan::{
 };
 use proxier::testing::problem::Problem;
 use proxier::testing::store::{Event, Interner, Snapshot, Touched, Update};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 /// The name of the node that is planned for.
@@ -141,23 +142,23 @@ impl Scene {
             "machine" => self.machine.addresses = addresses(&words.bare),
             "node" if words.bare[0] == HERE => {
                 self.machine.addresses = addresses(&words.bare[1..]);
-                let node: api::NodeObject = read(node(&words));
+                let node: api::NodeObject<'_> = read(node(&words));
                 let parsed = node.parse(&mut self.interner).unwrap();
                 assert_eq!(parsed.problems, []);
                 self.receive("node", words.bare[0], Event::Node(parsed.object.unwrap()));
             }
             "node" => {
-                let node: api::NodeLabels = read(node(&words));
+                let node: api::NodeLabels<'_> = read(node(&words));
                 let parsed = node.parse(&mut self.interner).unwrap();
                 self.receive("node", words.bare[0], Event::Nodes(Update::Apply(parsed)));
             }
             "service" => {
-                let service: api::ServiceObject = read(service(&words));
+                let service: api::ServiceObject<'_> = read(service(&words));
                 let parsed = service.parse(&mut self.interner).unwrap();
                 self.receive(verb, words.bare[0], Event::Services(Update::Apply(parsed)));
             }
             "slice" => {
-                let slice: api::EndpointSliceObject = read(slice(&words));
+                let slice: api::EndpointSliceObject<'_> = read(slice(&words));
                 let parsed = slice.parse(&mut self.interner).unwrap();
                 self.receive(
                     verb,
@@ -268,8 +269,8 @@ fn different<K: Ord + Copy, V: PartialEq>(
         .collect()
 }
 
-fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
-    serde_json::from_value(object).unwrap()
+fn read<T: Deserialize<'static>>(object: Value) -> T {
+    T::deserialize(object).unwrap()
 }
 
 fn addresses(words: &[&str]) -> BTreeSet<IpAddr> {

@@ -61,7 +61,6 @@ const MODULES: [(&str, &[&str]); 45] = [
             "destinations",
             "frontend",
             "model",
-            "packed",
             "problem",
             "split_map",
             "store",

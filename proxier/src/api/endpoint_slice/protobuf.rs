@@ -5,12 +5,12 @@ use super::{
 };
 use crate::api::protobuf::{FromProtobuf, ProtobufError, ProtobufField};
 
-impl FromProtobuf for EndpointSliceObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for EndpointSliceObject<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => field.merge(&mut self.metadata)?,
-            2 => self.endpoints.push(field.message()?),
-            3 => self.ports.push(field.message()?),
+            2 => field.element(&mut self.endpoints)?,
+            3 => field.element(&mut self.ports)?,
             4 => self.address_type = field.text()?,
             _ => {}
         }
@@ -18,10 +18,13 @@ impl FromProtobuf for EndpointSliceObject {
     }
 }
 
-impl FromProtobuf for EndpointObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for EndpointObject<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
-            1 => self.addresses.push(field.exact_text()?),
+            1 => {
+                let text = field.exact_text()?;
+                self.addresses.0.get_or_insert(text);
+            }
             2 => field.merge(&mut self.conditions)?,
             6 => self.node_name = field.exact_text()?,
             7 => self.zone = field.exact_text()?,
@@ -33,8 +36,8 @@ impl FromProtobuf for EndpointObject {
 }
 
 /// All three are pointers in Go: an absent one differs from `false`.
-impl FromProtobuf for Conditions {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for Conditions<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => self.ready = field.flag()?,
             2 => self.serving = field.flag()?,
@@ -45,8 +48,8 @@ impl FromProtobuf for Conditions {
     }
 }
 
-impl FromProtobuf for EndpointHints {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for EndpointHints<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => self.for_zones.push(field.message()?),
             2 => self.for_nodes.push(field.message()?),
@@ -56,8 +59,8 @@ impl FromProtobuf for EndpointHints {
     }
 }
 
-impl FromProtobuf for Hint {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for Hint<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             self.name = field.exact_text()?;
         }
@@ -65,8 +68,8 @@ impl FromProtobuf for Hint {
     }
 }
 
-impl FromProtobuf for SlicePortObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for SlicePortObject<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => self.name = field.exact_text()?,
             2 => self.protocol = field.exact_text()?,

@@ -3,8 +3,8 @@
 use super::{NodeAddress, NodeLabels, NodeObject, NodeSpec, NodeStatus, Taint};
 use crate::api::protobuf::{FromProtobuf, ProtobufError, ProtobufField};
 
-impl FromProtobuf for NodeObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for NodeObject<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => field.merge(&mut self.metadata)?,
             2 => field.merge(&mut self.spec)?,
@@ -16,8 +16,8 @@ impl FromProtobuf for NodeObject {
 }
 
 /// `metadata` has the same number in a Node and in `PartialObjectMetadata`.
-impl FromProtobuf for NodeLabels {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for NodeLabels<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             field.merge(&mut self.metadata)?;
         }
@@ -25,8 +25,8 @@ impl FromProtobuf for NodeLabels {
     }
 }
 
-impl FromProtobuf for NodeSpec {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for NodeSpec<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => self.pod_cidr = field.text()?,
             5 => self.taints.push(field.message()?),
@@ -37,8 +37,8 @@ impl FromProtobuf for NodeSpec {
     }
 }
 
-impl FromProtobuf for Taint {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for Taint<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             self.key = field.text()?;
         }
@@ -46,8 +46,8 @@ impl FromProtobuf for Taint {
     }
 }
 
-impl FromProtobuf for NodeStatus {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for NodeStatus<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 5 {
             self.addresses.push(field.message()?);
         }
@@ -55,8 +55,8 @@ impl FromProtobuf for NodeStatus {
     }
 }
 
-impl FromProtobuf for NodeAddress {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for NodeAddress<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => self.r#type = field.text()?,
             2 => self.address = field.text()?,

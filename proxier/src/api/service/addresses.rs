@@ -1,6 +1,7 @@
 //! The addresses of a Service, and the clients that may use them.
 
 use std::collections::HashSet;
+use std::fmt::Arguments;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Ingress, ServiceSpec};
@@ -10,7 +11,7 @@ use crate::api::scalar::Scalar;
 use crate::model::{Cidr, Family};
 
 /// Parses the cluster IPs, at most one per family: `clusterIPs`, or `clusterIP` without a list.
-pub(super) fn cluster_ips(spec: &ServiceSpec, parser: &mut Parser<'_>) -> Vec<IpAddr> {
+pub(super) fn cluster_ips(spec: &ServiceSpec<'_>, parser: &mut Parser<'_>) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = Vec::with_capacity(spec.cluster_ips.len());
     if spec.cluster_ips.is_empty() {
         if !spec.cluster_ip.is_blank() {
@@ -28,13 +29,13 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, parser: &mut Parser<'_>) -> Vec<Ip
     }
     for (index, word) in spec.ip_families.iter().enumerate() {
         if parse_family(word).is_none() {
-            let field = format!("spec.ipFamilies[{index}]");
+            let field = format_args!("spec.ipFamilies[{index}]");
             parser.problem(field, word, "is not IPv4 or IPv6; ignored");
         }
     }
     for (index, text) in spec.cluster_ips.iter().enumerate() {
-        let field = format!("spec.clusterIPs[{index}]");
-        let Some(address) = parser.address(&field, text, why_unusable_or_link_local, "ignored")
+        let field = format_args!("spec.clusterIPs[{index}]");
+        let Some(address) = parser.address(field, text, why_unusable_or_link_local, "ignored")
         else {
             continue;
         };
@@ -56,7 +57,7 @@ pub(super) fn cluster_ips(spec: &ServiceSpec, parser: &mut Parser<'_>) -> Vec<Ip
 }
 
 /// Parses an entry of `ipFamilies`.
-pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
+pub(crate) fn parse_family(word: &Scalar<'_>) -> Option<Family> {
     match word.as_str()? {
         "IPv4" => Some(Family::V4),
         "IPv6" => Some(Family::V6),
@@ -66,13 +67,15 @@ pub(crate) fn parse_family(word: &Scalar) -> Option<Family> {
 
 /// Parses the external IPs, without duplicates.
 pub(super) fn external_ips(
-    wire: &[Scalar],
+    wire: &[Scalar<'_>],
     cluster_ips: &[IpAddr],
     parser: &mut Parser<'_>,
 ) -> Vec<IpAddr> {
-    let fields = wire.iter().enumerate();
-    let fields = fields.map(|(index, text)| (format!("spec.externalIPs[{index}]"), text));
-    unique_addresses(fields, why_unusable_or_link_local, cluster_ips, parser)
+    let mut unique = UniqueAddresses::new(cluster_ips, why_unusable_or_link_local);
+    for (index, text) in wire.iter().enumerate() {
+        unique.add(format_args!("spec.externalIPs[{index}]"), text, parser);
+    }
+    unique.addresses
 }
 
 /// Parses the load-balancer addresses that packets still have when they reach a node.
@@ -80,20 +83,21 @@ pub(super) fn external_ips(
 /// An ingress of mode `Proxy` rewrites the destination address, and one without `ip` has only a host
 /// name; both yield no address. Link-local addresses are allowed, because some clouds use them.
 pub(super) fn ingress_ips(
-    wire: &[Ingress],
+    wire: &[Ingress<'_>],
     cluster_ips: &[IpAddr],
     parser: &mut Parser<'_>,
 ) -> Vec<IpAddr> {
-    let mut fields = Vec::new();
+    let mut unique = UniqueAddresses::new(cluster_ips, why_unusable);
     for (index, ingress) in wire.iter().enumerate() {
-        let at = format!("status.loadBalancer.ingress[{index}]");
-        match ingress.ip_mode.as_str() {
+        let at = format_args!("status.loadBalancer.ingress[{index}]");
+        let mode = match &ingress.ip_mode {
+            Scalar::Absent => Some("VIP"),
+            mode => mode.as_str(),
+        };
+        match mode {
             // An ingress with only a host name.
             _ if ingress.ip.is_blank() => {}
-            Some("VIP") => fields.push((format!("{at}.ip"), &ingress.ip)),
-            None if ingress.ip_mode == Scalar::Absent => {
-                fields.push((format!("{at}.ip"), &ingress.ip));
-            }
+            Some("VIP") => unique.add(format_args!("{at}.ip"), &ingress.ip, parser),
             Some("Proxy") => {}
             _ => {
                 let message = "is not VIP or Proxy; the ingress is left out";
@@ -101,36 +105,45 @@ pub(super) fn ingress_ips(
             }
         }
     }
-    unique_addresses(fields, why_unusable, cluster_ips, parser)
+    unique.addresses
 }
 
-/// Parses addresses of a Service, each with its field, without duplicates.
+/// Parses addresses of a Service, without duplicates.
 ///
 /// An address of a family without a cluster IP is ignored: the Service has no endpoints of that
 /// family.
-fn unique_addresses<'a>(
-    fields: impl IntoIterator<Item = (String, &'a Scalar)>,
+struct UniqueAddresses<'a> {
+    cluster_ips: &'a [IpAddr],
     refuse: fn(IpAddr) -> Option<&'static str>,
-    cluster_ips: &[IpAddr],
-    parser: &mut Parser<'_>,
-) -> Vec<IpAddr> {
-    let mut seen = HashSet::new();
-    let mut addresses = Vec::new();
-    for (field, text) in fields {
-        let Some(address) = parser.address(&field, text, refuse, "ignored") else {
-            continue;
+    seen: HashSet<IpAddr>,
+    addresses: Vec<IpAddr>,
+}
+
+impl<'a> UniqueAddresses<'a> {
+    fn new(cluster_ips: &'a [IpAddr], refuse: fn(IpAddr) -> Option<&'static str>) -> Self {
+        Self {
+            cluster_ips,
+            refuse,
+            seen: HashSet::new(),
+            addresses: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, field: Arguments<'_>, text: &Scalar<'_>, parser: &mut Parser<'_>) {
+        let Some(address) = parser.address(field, text, self.refuse, "ignored") else {
+            return;
         };
+        if !self.seen.insert(address) {
+            return;
+        }
         let is_of = |ip: &IpAddr| Family::from(*ip) == Family::from(address);
-        if !seen.insert(address) {
-            continue;
-        } else if cluster_ips.iter().any(is_of) {
-            addresses.push(address);
+        if self.cluster_ips.iter().any(is_of) {
+            self.addresses.push(address);
         } else {
             let message = "is of a family without a cluster IP; ignored";
             parser.problem(field, address, message);
         }
     }
-    addresses
 }
 
 /// Parses the networks of clients that may use the load-balancer addresses.
@@ -139,7 +152,7 @@ fn unique_addresses<'a>(
 /// every client. A network of length 0 opens its family too, so the result then has no network of
 /// that family. If the list has entries but no valid one, it must not open the Service: the result
 /// is then the two unspecified addresses, which no client has.
-pub(super) fn source_ranges(wire: &[Scalar], parser: &mut Parser<'_>) -> Vec<Cidr> {
+pub(super) fn source_ranges(wire: &[Scalar<'_>], parser: &mut Parser<'_>) -> Vec<Cidr> {
     let field = "spec.loadBalancerSourceRanges";
     let mut ranges = parser.networks(field, wire);
     if ranges.is_empty() && !wire.is_empty() {

@@ -1,21 +1,22 @@
 //! The ports of a Service.
 
-use std::collections::HashSet;
+use std::fmt::Arguments;
 
 use super::PortObject;
 use crate::api::parser::Parser;
 use crate::api::scalar::Scalar;
+use crate::api::seen::SeenValues;
 use crate::model;
 
 /// Parses the ports, in the object's order; of two that conflict the first is kept.
-pub(super) fn ports(wire: &[PortObject], parser: &mut Parser<'_>) -> Vec<model::ServicePort> {
+pub(super) fn ports(wire: &[PortObject<'_>], parser: &mut Parser<'_>) -> Vec<model::ServicePort> {
     let mut ports = Vec::with_capacity(wire.len());
-    let mut numbers = HashSet::new();
-    let mut names = HashSet::new();
-    let mut node_ports = HashSet::new();
+    let mut numbers = SeenValues::new();
+    let mut names = SeenValues::new();
+    let mut node_ports = SeenValues::new();
     for (index, port) in wire.iter().enumerate() {
-        let at = format!("spec.ports[{index}]");
-        let Some(mut port) = read(port, &at, parser) else {
+        let at = format_args!("spec.ports[{index}]");
+        let Some(mut port) = read(port, at, parser) else {
             continue;
         };
         let protocol = port.protocol;
@@ -48,7 +49,11 @@ pub(super) fn ports(wire: &[PortObject], parser: &mut Parser<'_>) -> Vec<model::
     ports
 }
 
-fn read(wire: &PortObject, at: &str, parser: &mut Parser<'_>) -> Option<model::ServicePort> {
+fn read(
+    wire: &PortObject<'_>,
+    at: Arguments<'_>,
+    parser: &mut Parser<'_>,
+) -> Option<model::ServicePort> {
     let instead = "the port is skipped";
     let name = parser.port_name(format_args!("{at}.name"), &wire.name, instead)?;
     let protocol = parser.protocol(format_args!("{at}.protocol"), &wire.protocol, instead)?;

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::api::protobuf::{FromProtobuf, ProtobufError, ProtobufField};
 
-impl FromProtobuf for ServiceObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for ServiceObject<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => field.merge(&mut self.metadata)?,
             2 => field.merge(&mut self.spec)?,
@@ -18,10 +18,10 @@ impl FromProtobuf for ServiceObject {
     }
 }
 
-impl FromProtobuf for ServiceSpec {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for ServiceSpec<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
-            1 => self.ports.push(field.message()?),
+            1 => field.element(&mut self.ports)?,
             // The selector, 2, decides about manifests only.
             3 => self.cluster_ip = field.text()?,
             4 => self.r#type = field.text()?,
@@ -42,8 +42,8 @@ impl FromProtobuf for ServiceSpec {
     }
 }
 
-impl FromProtobuf for PortObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for PortObject<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => self.name = field.text()?,
             2 => self.protocol = field.text()?,
@@ -55,8 +55,8 @@ impl FromProtobuf for PortObject {
     }
 }
 
-impl FromProtobuf for AffinityConfig {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for AffinityConfig<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             field.merge(&mut self.client_ip)?;
         }
@@ -64,8 +64,8 @@ impl FromProtobuf for AffinityConfig {
     }
 }
 
-impl FromProtobuf for ClientIpConfig {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for ClientIpConfig<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             self.timeout_seconds = field.exact_integer()?;
         }
@@ -73,8 +73,8 @@ impl FromProtobuf for ClientIpConfig {
     }
 }
 
-impl FromProtobuf for ServiceStatus {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for ServiceStatus<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             field.merge(&mut self.load_balancer)?;
         }
@@ -82,8 +82,8 @@ impl FromProtobuf for ServiceStatus {
     }
 }
 
-impl FromProtobuf for LoadBalancerStatus {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for LoadBalancerStatus<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         if field.number == 1 {
             self.ingress.push(field.message()?);
         }
@@ -91,8 +91,8 @@ impl FromProtobuf for LoadBalancerStatus {
     }
 }
 
-impl FromProtobuf for Ingress {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
+impl<'a> FromProtobuf<'a> for Ingress<'a> {
+    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
         match field.number {
             1 => self.ip = field.text()?,
             3 => self.ip_mode = field.exact_text()?,

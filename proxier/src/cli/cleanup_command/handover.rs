@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::Cleanup;
-use crate::dataplane::{Dataplane as _, Outcome};
+use crate::dataplane::Dataplane as _;
 use crate::op::Op;
 
 /// The pause between two counts of connections.
@@ -71,15 +71,5 @@ impl Cleanup<'_> {
         let found = self.proxier.dataplane().virtual_server(&key)?;
         let counts = found.iter().flat_map(|found| &found.connections);
         Ok(counts.map(|counted| counted.active).sum())
-    }
-
-    /// Applies and reports Ops. Returns whether all succeeded.
-    fn apply(&mut self, ops: &[Op]) -> bool {
-        let outcomes = self.proxier.dataplane().apply(ops);
-        self.report(ops.iter().copied(), &outcomes);
-        for failure in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
-            tracing::error!("{failure}");
-        }
-        outcomes.iter().all(Outcome::is_ok)
     }
 }

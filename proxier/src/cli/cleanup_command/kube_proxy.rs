@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::Cleanup;
-use crate::dataplane::{Dataplane as _, Failure, Outcome};
+use crate::dataplane::{Dataplane as _, Failure};
 use crate::model::Cidr;
 use crate::op::Op;
 use crate::predecessor::legacy;
@@ -57,11 +57,7 @@ impl Cleanup<'_> {
     /// Removes the objects that kube-proxy's own flag removes.
     pub(super) fn remove_kube_proxys(&mut self) -> anyhow::Result<ExitCode> {
         let ops = self.ops_of_kube_proxy()?;
-        let outcomes = self.proxier.dataplane().apply(&ops);
-        self.report(ops.iter().copied(), &outcomes);
-        for failure in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
-            tracing::error!("{failure}");
-        }
+        let has_succeeded = self.apply(&ops);
         let mut found = self.leftovers.find()?;
         for line in found.lines() {
             tracing::info!("delete {line}");
@@ -83,11 +79,9 @@ impl Cleanup<'_> {
                  kube-proxy used them, run `{command}`, then this command again"
             );
         }
-        Ok(
-            match found.is_empty() && outcomes.iter().all(Outcome::is_ok) {
-                true => ExitCode::SUCCESS,
-                false => ExitCode::FAILURE,
-            },
-        )
+        Ok(match found.is_empty() && has_succeeded {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        })
     }
 }

@@ -26,17 +26,6 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Returns the change from an empty plan to `desired`.
-    pub(crate) fn of_whole(desired: &Desired) -> Self {
-        Self {
-            virtual_servers: desired.virtual_servers.keys().collect(),
-            addresses: desired.addresses.keys().collect(),
-            local_endpoints: desired.local_endpoints.clone(),
-            health_checks: desired.health_checks.keys().copied().collect(),
-            carrier: false,
-        }
-    }
-
     /// Returns the changes from the plan `before` to `after`.
     ///
     /// Puts back the old value of an unchanged virtual server, because the observed state may share its
@@ -57,19 +46,16 @@ impl Changed {
     }
 
     /// Adds the changes of `other`.
-    pub fn extend(&mut self, other: &Self) {
-        // After a start, a copy takes less time and memory than insertions in order of the keys.
+    pub fn extend(&mut self, other: Self) {
+        // After a start, insertions in order of the keys would take much time and memory.
         if *self == Self::default() {
-            self.clone_from(other);
+            *self = other;
             return;
         }
-        let keys = &other.virtual_servers;
-        self.virtual_servers.extend(keys.iter().copied());
-        self.addresses.extend(other.addresses.iter().copied());
-        let endpoints = &other.local_endpoints;
-        self.local_endpoints.extend(endpoints.iter().copied());
-        self.health_checks
-            .extend(other.health_checks.iter().copied());
+        self.virtual_servers.extend(other.virtual_servers);
+        self.addresses.extend(other.addresses);
+        self.local_endpoints.extend(other.local_endpoints);
+        self.health_checks.extend(other.health_checks);
         self.carrier |= other.carrier;
     }
 }

@@ -27,6 +27,9 @@ enum Step {
     Service(Service),
     Slice(EndpointSlice),
     Delete(ObjectName),
+    /// Complete lists, which may have several objects with one name: the last one wins.
+    Reset(Vec<Service>, Vec<EndpointSlice>),
+    /// Lists of the present objects.
     Relist,
 }
 
@@ -52,6 +55,18 @@ impl Mirrored {
                 self.slices.remove(&name);
                 self.update(Event::Services(Update::Delete(name.clone())));
                 self.update(Event::EndpointSlices(Update::Delete(name)));
+            }
+            Step::Reset(services, slices) => {
+                let named = |service: &Service| (service.name.clone(), service.clone());
+                self.services = services.iter().map(named).collect();
+                let named = |slice: &EndpointSlice| (slice.name.clone(), slice.clone());
+                self.slices = slices.iter().map(named).collect();
+                let parse = |service: Service| parsed(&service.name.clone(), service);
+                let services = services.into_iter().map(parse).collect();
+                let parse = |slice: EndpointSlice| parsed(&slice.name.clone(), slice);
+                let slices = slices.into_iter().map(parse).collect();
+                self.update(Event::Services(Update::Reset(services)));
+                self.update(Event::EndpointSlices(Update::Reset(slices)));
             }
             Step::Relist => {
                 let services = self.services.iter().rev();
@@ -127,6 +142,7 @@ fn change() -> impl Strategy<Value = Step> {
         3 => service().prop_map(Step::Service),
         3 => slice().prop_map(Step::Slice),
         1 => name().prop_map(Step::Delete),
+        1 => (vec(service(), 0..6), vec(slice(), 0..6)).prop_map(|(services, slices)| Step::Reset(services, slices)),
         1 => Just(Step::Relist),
     ]
 }

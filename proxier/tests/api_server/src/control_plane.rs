@@ -93,6 +93,8 @@ impl ControlPlane {
             .args(["--advertise-client-urls", &url])
             .arg("--listen-peer-urls")
             .arg(format!("http://127.0.0.1:{}", free_port()))
+            // Beside a program that writes much, fsync(2) can take longer than kube-apiserver waits at its start.
+            .arg("--unsafe-no-fsync")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

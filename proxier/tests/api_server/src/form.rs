@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::objects::{Kind, Object};
-use crate::protobuf::{self, encode};
+use crate::protobuf::{self, encode, field_length};
 use crate::{Behaviour, Request, schema};
 
 /// The encoding of a response.
@@ -52,10 +52,15 @@ impl Encoding {
 
     /// Returns the last event of a failing watch.
     pub(crate) fn error(self, status: &Value) -> Vec<u8> {
+        let mut event = Vec::new();
         match self {
-            Self::Json => line("ERROR", &status.to_string()),
-            Self::Protobuf => protobuf::frame("ERROR", &self.status(status)),
+            Self::Json => put_line(&mut event, "ERROR", &status.to_string()),
+            Self::Protobuf => {
+                let message = encode(status, schema::STATUS);
+                protobuf::put_frame(&mut event, "ERROR", ("v1", "Status"), &message);
+            }
         }
+        event
     }
 }
 
@@ -103,12 +108,8 @@ impl Form {
                 let mut list = Vec::new();
                 let metadata = encode(metadata, schema::LIST_METADATA);
                 protobuf::put_bytes(&mut list, 1, &metadata);
-                let items = objects.iter().map(|object| {
-                    let length = self.object(object).protobuf.len();
-                    let mut head = Vec::new();
-                    protobuf::put_length(&mut head, 2, length);
-                    head.len() + length
-                });
+                let items = objects.iter();
+                let items = items.map(|it| field_length(2, self.object(it).protobuf.len()));
                 let length = list.len() + items.sum::<usize>();
                 let mut bytes = Vec::new();
                 protobuf::put_envelope(&mut bytes, (api_version, &kind), length);
@@ -137,26 +138,26 @@ impl Form {
         }
     }
 
-    /// Returns an event.
-    pub(crate) fn event(self, event_type: &str, object: &Arc<Object>) -> Vec<u8> {
+    /// Appends an event.
+    pub(crate) fn put_event(self, to: &mut Vec<u8>, event_type: &str, object: &Arc<Object>) {
         let object = self.object(object);
         match self.encoding {
-            Encoding::Json => line(event_type, &object.json),
+            Encoding::Json => put_line(to, event_type, &object.json),
             Encoding::Protobuf => {
-                let object = protobuf::wrap(self.object_type(), &object.protobuf);
-                protobuf::frame(event_type, &object)
+                protobuf::put_frame(to, event_type, self.object_type(), &object.protobuf);
             }
         }
     }
 
-    /// Returns a bookmark with this metadata.
-    pub(crate) fn bookmark(self, metadata: &Value) -> Vec<u8> {
+    /// Appends a bookmark with this metadata.
+    pub(crate) fn put_bookmark(self, to: &mut Vec<u8>, metadata: &Value) {
         let object = json!({
             "kind": self.kind.name,
             "apiVersion": self.kind.api_version,
             "metadata": metadata,
         });
-        self.event("BOOKMARK", &Arc::new(Object::new(&object, schema::PARTIAL)))
+        let object = Arc::new(Object::new(&object, schema::PARTIAL));
+        self.put_event(to, "BOOKMARK", &object);
     }
 
     /// Returns the object with the part that this form has.
@@ -175,6 +176,8 @@ impl Form {
     }
 }
 
-fn line(event_type: &str, object: &str) -> Vec<u8> {
-    format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n").into_bytes()
+fn put_line(to: &mut Vec<u8>, event_type: &str, object: &str) {
+    for part in ["{\"type\":\"", event_type, "\",\"object\":", object, "}\n"] {
+        to.extend_from_slice(part.as_bytes());
+    }
 }

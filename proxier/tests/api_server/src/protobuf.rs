@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::schema::{self, Schema, Type};
+use crate::schema::{Schema, Type};
 
 /// The first bytes of each message that is not part of another one.
 const MAGIC: &[u8] = b"k8s\0";
@@ -105,29 +105,80 @@ fn put_varint(to: &mut Vec<u8>, mut value: u64) {
     }
 }
 
+/// Returns the size of a field with `length` bytes of content, including its head.
+pub(crate) fn field_length(number: u32, length: usize) -> usize {
+    let varint = |number: u64| (number | 1).ilog2() as usize / 7 + 1;
+    varint(u64::from(number << 3)) + varint(length as u64) + length
+}
+
+/// The API version and the kind of an object: `runtime.TypeMeta`, which its envelope has.
+pub(crate) type ObjectType<'a> = (&'a str, &'a str);
+
+fn type_length((api_version, kind): ObjectType<'_>) -> usize {
+    field_length(1, api_version.len()) + field_length(2, kind.len())
+}
+
 /// Appends the magic number, and the envelope of a message of `length` bytes, which must follow.
-pub(crate) fn put_envelope(to: &mut Vec<u8>, (api_version, kind): (&str, &str), length: usize) {
-    let object_type = json!({"apiVersion": api_version, "kind": kind});
+pub(crate) fn put_envelope(to: &mut Vec<u8>, object_type: ObjectType<'_>, length: usize) {
     to.extend_from_slice(MAGIC);
-    put_bytes(to, 1, &encode(&object_type, schema::TYPE));
+    put_length(to, 1, type_length(object_type));
+    put_bytes(to, 1, object_type.0.as_bytes());
+    put_bytes(to, 2, object_type.1.as_bytes());
     put_length(to, 2, length);
 }
 
 /// Returns a message with the magic number and its envelope.
-pub(crate) fn wrap(object_type: (&str, &str), message: &[u8]) -> Vec<u8> {
+pub(crate) fn wrap(object_type: ObjectType<'_>, message: &[u8]) -> Vec<u8> {
     let mut wrapped = Vec::with_capacity(message.len() + 64);
     put_envelope(&mut wrapped, object_type, message.len());
     wrapped.extend_from_slice(message);
     wrapped
 }
 
-/// Returns the frame of a watch's event with a wrapped object.
-pub(crate) fn frame(event_type: &str, object: &[u8]) -> Vec<u8> {
-    let mut extension = Vec::with_capacity(object.len() + 8);
-    put_bytes(&mut extension, 1, object);
-    let mut event = Vec::with_capacity(extension.len() + 24);
-    put_bytes(&mut event, 1, event_type.as_bytes());
-    put_bytes(&mut event, 2, &extension);
-    let length = u32::try_from(event.len()).expect("an event of less than 4 GiB");
-    [length.to_be_bytes().as_slice(), &event].concat()
+/// Appends the frame of a watch's event with an object.
+///
+/// All lengths come first, so that the many objects of a streaming list are copied once.
+pub(crate) fn put_frame(
+    to: &mut Vec<u8>,
+    event_type: &str,
+    object_type: ObjectType<'_>,
+    message: &[u8],
+) {
+    let envelope = field_length(1, type_length(object_type)) + field_length(2, message.len());
+    let object = MAGIC.len() + envelope;
+    let extension = field_length(1, object);
+    let event = field_length(1, event_type.len()) + field_length(2, extension);
+    let length = u32::try_from(event).expect("an event of less than 4 GiB");
+    to.extend_from_slice(&length.to_be_bytes());
+    put_bytes(to, 1, event_type.as_bytes());
+    put_length(to, 2, extension);
+    put_length(to, 1, object);
+    put_envelope(to, object_type, message.len());
+    to.extend_from_slice(message);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_has_the_lengths_of_its_parts() {
+        for length in [0, 1, 90, 127, 128, 200, 16_383, 16_384, 70_000] {
+            let mut frame = Vec::new();
+            put_frame(&mut frame, "ADDED", ("v1", "Service"), &vec![7; length]);
+            let (head, event) = frame.split_first_chunk().unwrap();
+            assert_eq!(u32::from_be_bytes(*head) as usize, event.len(), "{length}");
+            let mut extension = Vec::new();
+            put_bytes(
+                &mut extension,
+                1,
+                &wrap(("v1", "Service"), &vec![7; length]),
+            );
+            let mut expected = Vec::new();
+            put_bytes(&mut expected, 1, b"ADDED");
+            put_bytes(&mut expected, 2, &extension);
+            assert_eq!(event, expected, "{length}");
+            assert_eq!(field_length(2, extension.len()) + 7, expected.len());
+        }
+    }
 }

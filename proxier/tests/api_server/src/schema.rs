@@ -62,9 +62,6 @@ const STATUS_DETAILS: Schema = &[
 
 const STATUS_CAUSE: Schema = &[(1, "reason", Scalar), (2, "message", Scalar)];
 
-/// `runtime.TypeMeta`, which the envelope of an object has.
-pub(crate) const TYPE: Schema = &[(1, "apiVersion", Scalar), (2, "kind", Scalar)];
-
 const METADATA: Schema = &[
     (1, "name", Scalar),
     (2, "generateName", Scalar),

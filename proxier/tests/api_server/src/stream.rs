@@ -42,7 +42,11 @@ impl Watch {
         let mut bookmarks = interval_at(Instant::now() + every, every);
         let mut events = Vec::new();
         for object in std::mem::take(&mut self.initial) {
-            events.extend(self.form.event("ADDED", &object));
+            // At once, because a vector that grows is copied.
+            if events.capacity() == 0 {
+                events.reserve(PIECE_SIZE + PIECE_SIZE / 8);
+            }
+            self.form.put_event(&mut events, "ADDED", &object);
             if events.len() >= PIECE_SIZE && send(&mut events, &mut control, &client).await.is_err()
             {
                 return;
@@ -50,7 +54,7 @@ impl Watch {
         }
         if self.marks_initial {
             let annotations = json!({"k8s.io/initial-events-end": "true"});
-            events.extend(self.bookmark(annotations));
+            self.put_bookmark(&mut events, annotations);
             if send(&mut events, &mut control, &client).await.is_err() {
                 return;
             }
@@ -85,7 +89,7 @@ impl Watch {
             if let Some(last) = changes.last() {
                 self.revision = last.revision;
                 for change in &changes {
-                    events.extend(self.event(change).unwrap_or_default());
+                    self.put_change(&mut events, change);
                 }
                 continue;
             }
@@ -99,34 +103,35 @@ impl Watch {
                 }
                 () = client.closed() => return,
                 changed = control.changed() => if changed.is_err() { return },
-                _ = bookmarks.tick() => events = self.bookmark(Value::Null),
+                _ = bookmarks.tick() => self.put_bookmark(&mut events, Value::Null),
             }
         }
     }
 
-    /// Returns the event of a change for this watch's selectors, if it has one.
-    fn event(&self, change: &Change) -> Option<Vec<u8>> {
+    /// Appends the event of a change for this watch's selectors, if it has one.
+    fn put_change(&self, to: &mut Vec<u8>, change: &Change) {
         let sees = |object: &&Arc<Object>| self.selector.matches(&object.selectable);
         let before = change.old.as_ref().filter(sees);
         let after = change.new.as_ref().filter(sees);
-        Some(match (before, after) {
-            (None, None) => return None,
-            (None, Some(new)) => self.form.event("ADDED", new),
-            (Some(_), Some(new)) => self.form.event("MODIFIED", new),
+        match (before, after) {
+            (None, None) => {}
+            (None, Some(new)) => self.form.put_event(to, "ADDED", new),
+            (Some(_), Some(new)) => self.form.put_event(to, "MODIFIED", new),
             (Some(old), None) => {
                 // A real server sends the last matching state with the version of the change.
-                self.form
-                    .event("DELETED", &Arc::new(old.at(change.revision)))
+                let old = Arc::new(old.at(change.revision));
+                self.form.put_event(to, "DELETED", &old);
             }
-        })
+        }
     }
 
-    fn bookmark(&self, annotations: Value) -> Vec<u8> {
-        self.form.bookmark(&json!({
+    fn put_bookmark(&self, to: &mut Vec<u8>, annotations: Value) {
+        let metadata = json!({
             "resourceVersion": self.revision.to_string(),
             "creationTimestamp": null,
             "annotations": annotations,
-        }))
+        });
+        self.form.put_bookmark(to, &metadata);
     }
 }
 
