@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use proxier::testing::model::Protocol;
+
 use super::load::{meanwhile, socket};
-use super::scene::{Scene, program};
+use super::scene::{Scene, flows, program};
 use super::services::{Endpoint, POD_B1, POD1, Services};
 
 /// How often the only endpoint is replaced. Two Pods take turns.
@@ -252,12 +254,28 @@ fn late_answers_do_not_block_later_questions() {
                 ask();
                 thread::sleep(lab::patience(WHILE));
                 server.send_to(b"late\n", from).unwrap();
+                await_flow(&format!("{from} at {from}"));
                 scene.program(&before);
                 ask();
-                assert_eq!(receive().unwrap(), from, "{to} does not answer");
+                assert_eq!(receive().unwrap(), from, "{to}: the port is taken");
             }
         }
     });
+}
+
+/// Waits until the node tracks `flow`, in the words of [`flows`].
+///
+/// send(2) may return before: on a busy machine the kernel leaves packets to a thread of its own (`ksoftirqd`).
+fn await_flow(flow: &str) {
+    let deadline = Instant::now() + lab::patience(PATIENCE);
+    while !flows(Protocol::Udp).contains(flow) {
+        assert!(
+            Instant::now() < deadline,
+            "{flow}: {:?}",
+            flows(Protocol::Udp)
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Returns the Services with `endpoint` as the only endpoint of Service web. It is asked at [`PORT`].

@@ -1,5 +1,8 @@
 //! Service addresses and their device while other programs change or own them.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::DirEntry;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -329,7 +332,10 @@ fn a_local_route_of_another_program_satisfies_a_service() {
                 change("add");
             }
             daemon.eventually("the Problem is logged", || warnings(&daemon) == expected);
+            let start = Instant::now();
             assert!(load_balancer());
+            // Questions that just miss our route and those after them take this long.
+            let looks = 2 * start.elapsed();
             assert!(
                 LOAD_BALANCERS
                     .iter()
@@ -340,7 +346,8 @@ fn a_local_route_of_another_program_satisfies_a_service() {
             let start = Instant::now();
             daemon.eventually("our route serves", load_balancer);
             let took = start.elapsed();
-            assert!(took < lab::patience(Duration::from_secs(1)), "{took:?}");
+            let limit = lab::patience(Duration::from_secs(1)) + looks;
+            assert!(took < limit, "{took:?}");
             is_planned(&daemon);
             daemon.terminate();
         }
@@ -356,29 +363,28 @@ fn devices_of_pods_do_not_wake_up_the_daemon() {
         let (cluster, mut daemon) = scene(&ONLY_REPAIRS);
         start(&mut daemon, &cluster);
         let pid = daemon.pid();
-        let seen = || {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-            let (_, fields) = stat.rsplit_once(") ").unwrap();
-            let fields: Vec<u64> = fields
-                .split(' ')
-                .map(|it| it.parse().unwrap_or(0))
-                .collect();
-            // The fields 14 and 15 of proc(5), in ticks of 10 ms.
-            let ticks = fields[11] + fields[12];
+        // By thread.
+        let wakes = || -> BTreeMap<OsString, u64> {
             let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            let status = tasks
-                .map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
-            let line = |text: String| {
-                let found = text
-                    .lines()
-                    .find_map(|it| it.strip_prefix("voluntary_ctxt_switches:"));
-                found.unwrap().trim().parse::<u64>().unwrap()
+            let tasks = tasks.map(Result::unwrap);
+            let count = |task: DirEntry| {
+                // A thread may end at any time.
+                let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+                let mut lines = status.lines();
+                let found = lines.find_map(|it| it.strip_prefix("voluntary_ctxt_switches:"))?;
+                Some((task.file_name(), found.trim().parse().unwrap()))
             };
-            (ticks, status.map(line).sum::<u64>())
+            tasks.filter_map(count).collect()
+        };
+        let between = |before: &BTreeMap<OsString, u64>, after: &BTreeMap<OsString, u64>| {
+            let woken = after
+                .iter()
+                .filter_map(|(thread, count)| Some(count - before.get(thread)?));
+            woken.sum::<u64>()
         };
         // The Pods of the network are new too.
         std::thread::sleep(Duration::from_secs(2));
-        let (ticks, wakes) = seen();
+        let (before, start) = (wakes(), Instant::now());
         let script = "for i in $(seq 100); do
             echo link add churn$i type veth peer name peer$i
             echo link set peer$i up
@@ -390,12 +396,16 @@ fn devices_of_pods_do_not_wake_up_the_daemon() {
             done | ip -batch -";
         sh(&cluster, script);
         std::thread::sleep(Duration::from_millis(500));
-        let (more_ticks, more_wakes) = seen();
-        let (ticks, wakes) = (more_ticks - ticks, more_wakes - wakes);
-        println!("{ticks} ticks, woken up {wakes} times");
-        // 1,000 a minute may cost 1 % of a processor: 60 ms for 100.
-        assert!(ticks <= 6, "{ticks} ticks");
-        // Other threads of the process wake up a few times.
-        assert!(wakes < 50, "woken up {wakes} times");
+        let (after, took) = (wakes(), start.elapsed());
+        // Timers wake up other threads, more often on a slow machine, where all this takes longer. Without the
+        // filter of notifications, there are 25 to 230 wake-ups.
+        std::thread::sleep(took);
+        let meanwhile = between(&before, &after);
+        let otherwise = between(&after, &wakes());
+        println!("woken up {meanwhile} times, otherwise {otherwise} times");
+        assert!(
+            meanwhile < otherwise + 15,
+            "{meanwhile}, otherwise {otherwise}"
+        );
     });
 }

@@ -39,14 +39,13 @@ fn metrics_tell_rounds_requests_and_the_traffic_of_services() {
                       address=\"10.96.1.1:80\",protocol=\"TCP\"";
         // Six, and those that `serving` opened. The kernel updates its counters every 2 s.
         let series = format!("ipvs_proxier_service_connections_total{{{labels}}}");
-        let metrics = await_value(&daemon, &series, 10.0);
+        await_value(&daemon, &series, 10.0);
+        // Linux 7.2 updates the counters of a virtual server and of its destinations at different times.
+        let mut metrics = String::new();
         for (name, pod) in [("connections", "10.244.1.2"), ("sent_bytes", "10.244.1.3")] {
             let series =
                 format!("ipvs_proxier_endpoint_{name}_total{{{labels},endpoint=\"{pod}:8080\"}}");
-            assert!(
-                value(&metrics, &series).is_some_and(|value| value > 0.0),
-                "{metrics}"
-            );
+            metrics = await_value(&daemon, &series, 1.0);
         }
         for (series, least) in [
             (

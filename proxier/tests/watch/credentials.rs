@@ -54,6 +54,8 @@ fn a_rotated_token_is_used_at_once_and_an_expired_one_is_retried() {
     .unwrap();
     let follower = Follower::with(with_kubeconfig(&file));
     assert_eq!(follower.services(), "reset [a/web]");
+    // The other lists too: later, no token permits them.
+    follower.until("synced", |status| status.is_synced());
 
     std::fs::write(&token, "second").unwrap();
     server.break_connections();

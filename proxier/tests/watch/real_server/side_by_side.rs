@@ -83,6 +83,10 @@ fn play(plane: &ControlPlane, subject: &mut Subject) {
     );
     let health = [("GET", HEALTHZ, "/healthz"), ("GET", HEALTHZ, "/livez")];
     subject.await_answer(HEALTHZ, "/healthz", "200 OK");
+    // Until the first round has ended, the answer has no status.
+    for family in ["IPv4", "IPv6"] {
+        subject.await_answer(HEALTHZ, "/healthz", &format!("\"{family}\":{{"));
+    }
     subject.record("serving", &health);
     // Each server begins to listen at a time of its own.
     let configz = subject.await_some("/configz", || ask("GET", METRICS, "/configz"));
