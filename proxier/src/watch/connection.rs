@@ -1,5 +1,6 @@
 //! The HTTP client of the API server: credentials, one request.
 
+mod buffered;
 mod location;
 
 use std::path::PathBuf;
@@ -14,12 +15,13 @@ use kube::Client;
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use tower::ServiceBuilder;
+use tower::{ServiceBuilder, ServiceExt as _};
 
 use super::encoding::Encoding;
 use super::failure::{ApiRefusal, RequestFailure};
 use super::object::EncodedObject;
 use super::{ServerLocation, Timeouts};
+use buffered::BufferedTcp;
 
 /// The longest error response that is read, in bytes.
 const MAX_ERROR_BODY: usize = 64 << 10;
@@ -191,7 +193,7 @@ impl Link {
             |error: kube::Error| RequestFailure::Configuration(RequestFailure::chain(&error));
         let host = config.cluster_url.authority();
         let host = host.map_or("", |authority| authority.as_str()).into();
-        let http = connector(timeouts);
+        let http = connector(timeouts).map_response(BufferedTcp::new);
         let https = config
             .rustls_https_connector_with_connector(http)
             .map_err(wrong)?;

@@ -86,8 +86,10 @@ fn start(daemon: &mut Daemon, cluster: &Cluster) {
     daemon.eventually("the Service answers", || answers(&cluster.pod3));
 }
 
-/// Runs each of `commands`, and asserts that the service addresses are local again within a second, with at
-/// most one log line.
+/// Runs each of `commands`, and asserts that the service addresses become local again by a notification of
+/// the kernel, with at most one log line.
+///
+/// Only a notification can cause the repair, because neither a resync nor a round happens for an hour.
 ///
 /// `list` prints the device if it is up, and each of the five service addresses.
 fn deletions_are_repaired(cluster: &Cluster, daemon: &Daemon, list: &str, commands: &[&str]) {
@@ -95,22 +97,16 @@ fn deletions_are_repaired(cluster: &Cluster, daemon: &Daemon, list: &str, comman
     let list = format!("ip -brief link show dev kube-ipvs0 up; {list}");
     let is_whole = || sh(cluster, &list).lines().count() == 6;
     for (number, command) in commands.iter().enumerate() {
-        let start = Instant::now();
         assert!(is_whole(), "{command}: {}", sh(cluster, &list));
-        // `is_whole` starts several programs. A call that just misses the repair and the call after it take
-        // this long.
-        let looks = 2 * start.elapsed();
         sh(cluster, command);
         let start = Instant::now();
         // Requests would measure less exactly, because each may wait 1.5 s for an answer.
         daemon.eventually("the addresses are local again", is_whole);
-        let took = start.elapsed();
+        println!("{command}: repaired after {:?}", start.elapsed());
         assert!(
             answers(&cluster.node) && answers(&cluster.pod3),
             "{command}"
         );
-        let limit = lab::patience(Duration::from_secs(1)) + looks;
-        assert!(took < limit, "{command}: {took:?}");
         // Equal repairs within a minute share a line. A second notification may follow the first round,
         // but it finds nothing to repair.
         daemon.eventually("the log names the repair", || lines() > 0);
@@ -120,7 +116,7 @@ fn deletions_are_repaired(cluster: &Cluster, daemon: &Daemon, list: &str, comman
 }
 
 #[test]
-fn flushed_routes_and_a_deleted_device_are_repaired_within_a_second() {
+fn flushed_routes_and_a_deleted_device_are_repaired_at_once() {
     lab::test(|| {
         let (cluster, mut daemon) = scene(&ONLY_REPAIRS);
         start(&mut daemon, &cluster);
@@ -165,7 +161,7 @@ fn flushed_routes_and_a_deleted_device_are_repaired_within_a_second() {
 }
 
 #[test]
-fn deleted_addresses_on_the_device_are_repaired_within_a_second() {
+fn deleted_addresses_on_the_device_are_repaired_at_once() {
     lab::test(|| {
         let dummy = ["--service-addresses", "dummy"];
         let (cluster, mut daemon) = scene(&[&ONLY_REPAIRS[..], &dummy].concat());
@@ -332,10 +328,7 @@ fn a_local_route_of_another_program_satisfies_a_service() {
                 change("add");
             }
             daemon.eventually("the Problem is logged", || warnings(&daemon) == expected);
-            let start = Instant::now();
             assert!(load_balancer());
-            // Questions that just miss our route and those after them take this long.
-            let looks = 2 * start.elapsed();
             assert!(
                 LOAD_BALANCERS
                     .iter()
@@ -345,9 +338,7 @@ fn a_local_route_of_another_program_satisfies_a_service() {
             change("del");
             let start = Instant::now();
             daemon.eventually("our route serves", load_balancer);
-            let took = start.elapsed();
-            let limit = lab::patience(Duration::from_secs(1)) + looks;
-            assert!(took < limit, "{took:?}");
+            println!("after {:?}", start.elapsed());
             is_planned(&daemon);
             daemon.terminate();
         }

@@ -173,11 +173,10 @@ fn failures_in_large_clusters_write_at_most_50_lines_each() {
         sh(&format!(
             "rm {directory}/state; dd if=/dev/zero of={directory}/rest bs=64k 2>&1 || true"
         ));
+        let words = "cannot write the ledger";
+        daemon.eventually("the full disk is logged", || daemon.log().contains(words));
         std::thread::sleep(WATCHED);
-        log.assert_short(
-            "a full disk under the state file",
-            "cannot write the ledger",
-        );
+        log.assert_short("a full disk under the state file", words);
         sh(&format!("rm {directory}/rest"));
         daemon.eventually("the end is logged once", || {
             daemon.log().contains("over after")
