@@ -102,7 +102,7 @@ fn deletions_are_repaired(cluster: &Cluster, daemon: &Daemon, list: &str, comman
         let start = Instant::now();
         // Requests would measure less exactly, because each may wait 1.5 s for an answer.
         daemon.eventually("the addresses are local again", is_whole);
-        println!("{command}: repaired after {:?}", start.elapsed());
+        eprintln!("{command}: repaired after {:?}", start.elapsed());
         assert!(
             answers(&cluster.node) && answers(&cluster.pod3),
             "{command}"

@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ipvs_netlink as ipvs;
 use lab::net::{Cluster, Host};
@@ -216,7 +216,7 @@ fn a_local_dns_cache_keeps_its_addresses(iptables: &str) {
                     .iter()
                     .all(|address| routes.contains(address))
             });
-            println!("after {:?}", start.elapsed());
+            eprintln!("after {:?}", start.elapsed());
             assert_eq!(answers(&cluster.pod3), [OF_CLUSTER; 4]);
             assert_eq!(answers(&cluster.node), [OF_CLUSTER; 4]);
             if !is_restarted {
