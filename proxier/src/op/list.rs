@@ -99,13 +99,26 @@ impl Ops {
 
     /// Sorts by stage and key; the Ops for which `is_first` is true come first.
     pub(crate) fn sort(&mut self, is_first: impl Fn(Stage, Option<IpAddr>) -> bool) {
-        // Only deletions of one address in several forms have the same key, and any order is right for them.
-        // A stable sort would allocate memory for half of the groups.
-        self.groups.sort_unstable_by_key(|group| {
-            let (stage, address) = (group.stage(), group.address());
-            let key = (group.service_key(), address, group.destination_key());
-            (!is_first(stage, address), stage, key)
-        });
+        let rank = |group: &OpGroup| {
+            let stage = group.stage();
+            (!is_first(stage, group.address()), stage)
+        };
+        // A comparison of two plans appends the Ops of each stage in order of the keys, so a stable sort by stage
+        // mostly is all. It sorts small numbers: a stable sort of the groups would allocate memory for as many.
+        self.groups.sort_by_cached_key(rank);
+        let key = |group: &OpGroup| {
+            let address = group.address();
+            (group.service_key(), address, group.destination_key())
+        };
+        for stage in self
+            .groups
+            .chunk_by_mut(|one, next| rank(one) == rank(next))
+        {
+            // Only deletions of one address in several forms have the same key, and any order is right for them.
+            if !stage.is_sorted_by_key(key) {
+                stage.sort_unstable_by_key(key);
+            }
+        }
     }
 
     /// Returns the Ops in parts of at most `most`.
