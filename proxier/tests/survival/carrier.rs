@@ -283,7 +283,9 @@ const LOAD_BALANCERS: [&str; 2] = ["198.51.100.7", "2001:db8:51::7"];
 #[test]
 fn a_local_route_of_another_program_satisfies_a_service() {
     lab::test(|| {
-        let (cluster, mut daemon) = scene(&AT_ONCE);
+        // Only a notification can bring our routes back.
+        let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
+        let (cluster, mut daemon) = scene(&flags);
         let change = |verb: &str| {
             for address in LOAD_BALANCERS {
                 let route = format!("local {address} dev node0 table local proto 66");
