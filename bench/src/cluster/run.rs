@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 
 use super::api::{Api, ApiKind};
 use super::clients::Clients;
-use super::limit::{Limit, Recording};
+use super::limit::Recording;
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::population::{ChangeKind, Population};
 use super::scenario::{Phase, Scenario};
@@ -151,7 +151,8 @@ impl Run<'_> {
     ) -> anyhow::Result<()> {
         let (start, recording) = self.first_programming(&before, probe)?;
         let start = outcome.start.insert(start);
-        match self.limit(recording) {
+        let population = &self.population;
+        match recording.limit(|| prepare_node(population)) {
             Ok(limit) => start.limit = Some(limit),
             Err(error) => outcome.notes.push(format!("no limit: {error:#}")),
         }
@@ -211,18 +212,6 @@ impl Run<'_> {
             limit: None,
         };
         Ok((start, recording))
-    }
-
-    /// Measures the limit in a new namespace that is prepared as this one was.
-    fn limit(&self, recording: Recording) -> anyhow::Result<Limit> {
-        let population = &self.population;
-        let limit = lab::in_fresh_network(|| {
-            let _tap = prepare_node(population)?;
-            recording.replay()
-        })?;
-        // The kernel frees the namespace in the background, which would disturb the next phase.
-        std::thread::sleep(Duration::from_secs(2));
-        limit
     }
 
     /// Waits until the proxy sends no more requests, for example about drained endpoints.
