@@ -40,13 +40,10 @@ impl Batch {
         let start = self.bytes.len();
         // The length is filled in below and the sequence number at the send. The port stays 0: the
         // kernel takes it from the socket.
-        self.bytes.extend_from_slice(&[0; HEADER]);
-        put(&mut self.bytes, start + 4, &kind.to_ne_bytes());
-        put(
-            &mut self.bytes,
-            start + 6,
-            &(flags | NLM_F_REQUEST).to_ne_bytes(),
-        );
+        let mut header = [0; HEADER];
+        put(&mut header, 4, &kind.to_ne_bytes());
+        put(&mut header, 6, &(flags | NLM_F_REQUEST).to_ne_bytes());
+        self.bytes.extend_from_slice(&header);
         let mut writer = Writer::new(&mut self.bytes);
         body(&mut writer);
         let too_long = writer.finish();

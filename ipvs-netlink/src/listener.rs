@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::NetlinkBuffer;
 use netlink_sys::Socket;
+use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, recvfrom, sockopt};
@@ -25,6 +26,7 @@ const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Listener {
     socket: Socket,
+    /// The last received datagram.
     buffer: Vec<u8>,
 }
 
@@ -64,7 +66,8 @@ impl Listener {
         }
         Ok(Self {
             socket,
-            buffer: vec![0; RECEIVE_BUFFER],
+            // Not filled with zeros: the part that no datagram needs takes no resident memory.
+            buffer: Vec::with_capacity(RECEIVE_BUFFER),
         })
     }
 
@@ -78,7 +81,9 @@ impl Listener {
     pub fn read(&mut self, mut each: impl FnMut(Notice<'_>)) -> Result<bool> {
         let (length, sender) = loop {
             let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-            match recvfrom(self.socket.as_fd(), &mut self.buffer[..], flags) {
+            self.buffer.clear();
+            let room = spare_capacity(&mut self.buffer);
+            match recvfrom(self.socket.as_fd(), room, flags) {
                 Ok((_, length, sender)) => break (length, sender),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
@@ -94,7 +99,7 @@ impl Listener {
         let from_kernel = sender
             .and_then(|sender| SocketAddrNetlink::try_from(sender).ok())
             .is_some_and(|sender| sender.pid() == 0);
-        let mut rest = &self.buffer[..length];
+        let mut rest = &self.buffer[..];
         while from_kernel && rest.len() >= HEADER {
             let Ok(message) = NetlinkBuffer::new_checked(rest) else {
                 return Err(Error::malformed(

@@ -13,6 +13,7 @@
 //! returns, and the default receive buffer (212,992 bytes) has room for 277 on Linux 6.1 and 237 on
 //! 7.2.
 
+use std::convert::identity;
 use std::os::fd::AsFd as _;
 
 use netlink_packet_core::{
@@ -20,6 +21,7 @@ use netlink_packet_core::{
     NetlinkBuffer,
 };
 use netlink_sys::{Socket, SocketAddr};
+use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, recvfrom};
@@ -60,6 +62,7 @@ const NLMSGERR_ATTR_MSG: u16 = 1;
 #[derive(Debug)]
 pub struct Transport {
     socket: Socket,
+    /// The last received datagram.
     buffer: Vec<u8>,
     sequence: u32,
     /// Memory that [`Transport::request`], `query` and `dump` reuse for their request.
@@ -123,7 +126,8 @@ impl Transport {
         }
         Ok(Self {
             socket,
-            buffer: vec![0; RECEIVE_BUFFER],
+            // Not filled with zeros: the part that no datagram needs takes no resident memory.
+            buffer: Vec::with_capacity(RECEIVE_BUFFER),
             sequence: 0,
             scratch: Batch::new(),
         })
@@ -179,8 +183,8 @@ impl Transport {
         let mut refused = Vec::new();
         let mut is_acknowledged = false;
         // The kernel queued all answers before `send` returned, so an empty queue is the end.
-        while let Some(length) = self.receive_queued()? {
-            for message in messages(&self.buffer[..length], first, count) {
+        while self.receive_queued()? {
+            for message in messages(&self.buffer, first, count) {
                 let (index, message) = message?;
                 match acknowledgement(&message)? {
                     Some(Ok(())) => is_acknowledged |= index == acknowledged,
@@ -245,8 +249,8 @@ impl Transport {
         self.send(&batch.bytes)?;
         self.scratch = batch;
         loop {
-            let length = self.receive()?;
-            let answer = messages(&self.buffer[..length], first, 1).next();
+            self.receive()?;
+            let answer = messages(&self.buffer, first, 1).next();
             if let Some((_, message)) = answer.transpose()? {
                 if let Some(result) = acknowledgement(&message)? {
                     // An acknowledgement instead of the data means that the kernel dropped the
@@ -323,8 +327,8 @@ impl Transport {
         // After an error of `each` the rest is still read: the kernel rejects the next dump of this
         // socket with EBUSY while one is unfinished.
         loop {
-            let length = self.receive()?;
-            for message in messages(&self.buffer[..length], sequence, 1) {
+            self.receive()?;
+            for message in messages(&self.buffer, sequence, 1) {
                 let (_, message) = message?;
                 if message.flags() & NLM_F_DUMP_INTR != 0 && result.is_ok() {
                     result = Ok(Dump::Interrupted);
@@ -357,7 +361,7 @@ impl Transport {
         self.send(&batch.bytes[start..end])?;
         let mut answered = vec![false; count];
         loop {
-            let length = match self.receive() {
+            match self.receive() {
                 Err(Error::AnswersLost) => {
                     self.read_queued(sequence, answers, &mut answered);
                     for (answer, _) in answers.iter_mut().zip(&answered).filter(|(_, got)| !**got) {
@@ -366,8 +370,8 @@ impl Transport {
                     return Ok(());
                 }
                 other => other?,
-            };
-            record(&self.buffer[..length], sequence, answers, &mut answered)?;
+            }
+            record(&self.buffer, sequence, answers, &mut answered)?;
             if answered.last() == Some(&true) {
                 return Ok(());
             }
@@ -378,13 +382,9 @@ impl Transport {
     ///
     /// Does not wait: the kernel queued every answer before `send` returned.
     fn read_queued(&mut self, sequence: u32, answers: &mut [Answer], answered: &mut [bool]) {
-        while let Ok((length, _, _)) = recvfrom(
-            self.socket.as_fd(),
-            &mut self.buffer[..],
-            RecvFlags::DONTWAIT,
-        ) {
+        while self.receive_queued().is_ok_and(identity) {
             // Requests with a malformed answer count as unanswered.
-            let _ = record(&self.buffer[..length], sequence, answers, answered);
+            let _ = record(&self.buffer, sequence, answers, answered);
         }
     }
 
@@ -441,26 +441,29 @@ impl Transport {
         Ok(())
     }
 
-    /// Receives a queued datagram and returns its length; `None` if the queue is empty.
-    fn receive_queued(&mut self) -> Result<Option<usize>> {
+    /// Receives a queued datagram; returns whether there was one.
+    fn receive_queued(&mut self) -> Result<bool> {
         self.receive_with(RecvFlags::DONTWAIT)
     }
 
-    /// Waits for a datagram from the kernel and returns its length.
-    fn receive(&mut self) -> Result<usize> {
-        let received = self.receive_with(RecvFlags::empty())?;
-        received.ok_or(Error::malformed("a blocking receive returned no datagram"))
+    /// Waits for a datagram from the kernel.
+    fn receive(&mut self) -> Result<()> {
+        match self.receive_with(RecvFlags::empty())? {
+            true => Ok(()),
+            false => Err(Error::malformed("a blocking receive returned no datagram")),
+        }
     }
 
-    fn receive_with(&mut self, flags: RecvFlags) -> Result<Option<usize>> {
+    fn receive_with(&mut self, flags: RecvFlags) -> Result<bool> {
         loop {
             // MSG_TRUNC returns the datagram's true length; without it a datagram that was cut
             // looks whole.
             let flags = flags | RecvFlags::TRUNC;
-            let received = recvfrom(self.socket.as_fd(), &mut self.buffer[..], flags);
-            let (_, length, sender) = match received {
+            self.buffer.clear();
+            let room = spare_capacity(&mut self.buffer);
+            let (_, length, sender) = match recvfrom(self.socket.as_fd(), room, flags) {
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::NOBUFS) => return Err(Error::AnswersLost),
                 other => other.map_err(Error::socket("receiving from the kernel"))?,
             };
@@ -477,7 +480,7 @@ impl Transport {
                     buffer: self.buffer.len(),
                 });
             }
-            return Ok(Some(length));
+            return Ok(true);
         }
     }
 }
