@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use ipnetwork::IpNetwork;
+use smallvec::SmallVec;
 
 mod annotations;
 mod networks;
@@ -36,12 +37,17 @@ impl ObjectName {
     /// Returns the name of the object `name` in `namespace`, which is empty for cluster-scoped objects, such
     /// as Nodes.
     pub fn new(namespace: impl AsRef<str>, name: impl AsRef<str>) -> Self {
-        Self([namespace.as_ref(), name.as_ref()].join("\0").into())
+        Self::of_parts(namespace.as_ref(), [name.as_ref(), ""])
     }
 
     /// Returns the name of the object in `namespace` whose name has these two parts.
     pub(crate) fn of_parts(namespace: &str, [first, rest]: [&str; 2]) -> Self {
-        Self([namespace, "\0", first, rest].concat().into())
+        // Not a `String`, which would be an allocation more: a start makes several names of each object.
+        let mut text = SmallVec::<[u8; 128]>::new();
+        for part in [namespace, "\0", first, rest] {
+            text.extend_from_slice(part.as_bytes());
+        }
+        Self(str::from_utf8(&text).unwrap_or_default().into())
     }
 
     /// Returns the namespace; empty for cluster-scoped objects.

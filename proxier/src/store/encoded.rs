@@ -133,8 +133,9 @@ impl Encoded {
         each_number(ObjectParts::of(&self.0).numbers)
     }
 
+    /// Returns the key, by which objects are ordered.
     #[inline]
-    fn key(&self) -> &[u8] {
+    pub(super) fn key(&self) -> &[u8] {
         take_bytes(&mut &*self.0).unwrap_or_default()
     }
 }

@@ -51,7 +51,9 @@ impl Interner {
         zone: Option<&str>,
     ) -> Option<Arc<Location>> {
         let of_node = self.locations.get(node.unwrap_or_default())?;
-        let is_it = |it: &&Arc<Location>| (it.node.as_deref(), it.zone.as_deref()) == (node, zone);
+        // All have the name of the node, or none where its name is "".
+        let is_it =
+            |it: &&Arc<Location>| it.zone.as_deref() == zone && it.node.is_some() == node.is_some();
         of_node.iter().find(is_it).cloned()
     }
 }

@@ -17,6 +17,9 @@ const END_UNUSUAL: u8 = 1;
 /// The end of all keys of a group.
 const END_OF_GROUP: u8 = 2;
 
+/// A key. Nearly all fit without an allocation.
+pub(super) type KeyBytes = SmallVec<[u8; 128]>;
+
 /// A key in parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ObjectKey<'a> {
@@ -29,13 +32,13 @@ pub(super) struct ObjectKey<'a> {
 }
 
 /// Returns the key of an object in `group`, which is `usual` for nearly all objects.
-pub(super) fn encode(name: &ObjectName, group: &str, usual: &str) -> SmallVec<[u8; 128]> {
+pub(super) fn encode(name: &ObjectName, group: &str, usual: &str) -> KeyBytes {
     let namespace = name.namespace();
     let (end, rest) = match name.name().strip_prefix(usual) {
         Some(rest) if group == usual => (END, rest),
         _ => (END_UNUSUAL, name.name()),
     };
-    let mut key = SmallVec::new();
+    let mut key = KeyBytes::new();
     push(&mut key, namespace, END);
     push(&mut key, group, end);
     key.extend_from_slice(rest.as_bytes());
@@ -43,15 +46,17 @@ pub(super) fn encode(name: &ObjectName, group: &str, usual: &str) -> SmallVec<[u
 }
 
 /// Returns the range of the keys of a group.
-pub(super) fn range(group: &ObjectName) -> Range<Vec<u8>> {
-    let first = encode(group, group.name(), group.name()).into_vec();
-    let mut end = first.clone();
-    end.pop();
-    end.push(END_OF_GROUP);
-    first..end
+pub(super) fn range(group: &ObjectName) -> Range<KeyBytes> {
+    let bound = |end| {
+        let mut key = KeyBytes::new();
+        push(&mut key, group.namespace(), END);
+        push(&mut key, group.name(), end);
+        key
+    };
+    bound(END)..bound(END_OF_GROUP)
 }
 
-fn push(key: &mut SmallVec<[u8; 128]>, part: &str, end: u8) {
+fn push(key: &mut KeyBytes, part: &str, end: u8) {
     key.extend_from_slice(part.as_bytes());
     key.push(end);
 }
@@ -125,12 +130,12 @@ mod tests {
         ] {
             let name = ObjectName::new("a", name);
             let key = encode(&name, group, usual);
-            assert_eq!(range(&web).contains(&key.to_vec()), is_in_web, "{name:?}");
+            assert_eq!(range(&web).contains(&key), is_in_web, "{name:?}");
             let parts = ObjectKey::of(&key);
             assert_eq!((parts.name(), parts.group()), (name, group));
             assert_eq!(parts.unusual_group().is_none(), group == usual);
         }
         let elsewhere = encode(&ObjectName::new("b", "web-x7k2p"), "web", "web");
-        assert!(!range(&web).contains(&elsewhere.to_vec()));
+        assert!(!range(&web).contains(&elsewhere));
     }
 }

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::ops::{Bound, Range};
 
-use smallvec::SmallVec;
-
 use super::encoded::Encoded;
-use super::key;
+use super::key::{self, KeyBytes};
 use super::kinds::ObjectKind;
 use super::shared::{Renumbering, SharedValues};
 use super::{Parsed, Update};
@@ -99,9 +97,12 @@ impl<T: ObjectKind> Objects<T> {
         shared: &'a SharedValues,
     ) -> impl Iterator<Item = T> + use<'a, T> {
         let Range { start, end } = key::range(group);
-        let keys = (Bound::Included(&*start), Bound::Excluded(&*end));
-        let encoded = self.encoded.range::<[u8], _>(keys);
-        encoded.filter_map(|encoded| encoded.decode(encoded.name(), shared))
+        // Searches for one bound only: most groups have one object, and a search takes longer than the walk.
+        let from = (Bound::Included(&*start), Bound::Unbounded);
+        let encoded = self.encoded.range::<[u8], _>(from);
+        encoded
+            .take_while(move |encoded| encoded.key() < &*end)
+            .filter_map(|encoded| encoded.decode(encoded.name(), shared))
     }
 
     pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
@@ -214,21 +215,28 @@ impl<T: ObjectKind> Objects<T> {
 
     /// Takes the object with the name of `new`.
     fn take_older(&mut self, new: &Encoded) -> Option<Stored> {
-        let has_entries_by_name = !self.unusual_groups.is_empty() || !self.problems.is_empty();
-        if has_entries_by_name || new.unusual_group().is_some() {
+        let unusual = &self.unusual_groups;
+        let had_unusual = || !unusual.is_empty() && unusual.contains_key(&new.name());
+        if new.unusual_group().is_some() || had_unusual() {
+            // The older object may be in another group, and have another key.
             return self.take(&new.name());
         }
-        // Only the group could tell the keys of two objects with one name apart. A list is nearly in the order
-        // of the keys, so nearly all its objects come after those before them.
+        // A list is nearly in the order of the keys, so nearly all its objects come after those before them.
         if self.encoded.last().is_none_or(|last| last < new) {
             return None;
         }
         let encoded = self.encoded.take(new)?;
-        let problems = Box::default();
-        Some(Stored { encoded, problems })
+        let problems = match self.problems.is_empty() {
+            true => None,
+            false => self.problems.remove(&new.name()),
+        };
+        Some(Stored {
+            encoded,
+            problems: problems.unwrap_or_default(),
+        })
     }
 
-    fn key(&self, name: &ObjectName) -> SmallVec<[u8; 128]> {
+    fn key(&self, name: &ObjectName) -> KeyBytes {
         let usual = T::usual_group(name.name());
         let group = self.unusual_groups.get(name);
         key::encode(name, group.map_or(usual, |group| group), usual)

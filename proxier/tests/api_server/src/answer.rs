@@ -24,6 +24,10 @@ pub(crate) type Piece = Result<Bytes, Broken>;
 /// The size from which a piece of a long body is sent.
 pub(crate) const PIECE_SIZE: usize = 128 * 1024;
 
+/// How many pieces of a body may wait for the client. With 16, two lists took 6 MB more at once, and their page
+/// faults delayed the client in the lab.
+const WAITING_PIECES: usize = 2;
+
 /// The error that breaks the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Broken;
@@ -51,7 +55,7 @@ impl Body for BodyReceiver {
 
 /// Returns a body and the sender of its pieces.
 pub(crate) fn body_channel() -> (mpsc::Sender<Piece>, BodyReceiver) {
-    let (sender, receiver) = mpsc::channel(16);
+    let (sender, receiver) = mpsc::channel(WAITING_PIECES);
     (sender, BodyReceiver { receiver })
 }
 
