@@ -87,19 +87,22 @@ fn kernel() -> String {
     .concat()
 }
 
-/// Waits until kube-proxy has programmed everything, its rules last. Returns the state of the kernel.
+/// Waits until kube-proxy has programmed everything. Returns the state of the kernel.
 fn settled() -> String {
     let end = Instant::now() + lab::patience(Duration::from_secs(90));
-    let parts = [
+    let servers = [
         "-a -t 172.18.0.2:30080 -r 10.244.2.2:8080 -m -w 1",
         "-r 10.244.1.2:8080",
-        "KUBE-IPVS-FILTER",
-        "KUBE-6-IPVS-IPS",
     ];
+    // The last rule of KUBE-IPVS-FILTER, which kube-proxy writes last of all, for each family on its own. Its
+    // chains and its sets stand seconds before on a slow machine.
+    let last_rule = "ct state new xt match set counter reject";
     loop {
         let found = kernel();
         std::thread::sleep(Duration::from_secs(3));
-        if parts.iter().all(|part| found.contains(part)) && kernel() == found {
+        let programmed = servers.iter().all(|part| found.contains(part))
+            && found.matches(last_rule).count() == 2;
+        if programmed && kernel() == found {
             return found;
         }
         assert!(Instant::now() < end, "kube-proxy is never ready: {found}");
