@@ -66,22 +66,9 @@ impl Key {
     /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
     pub(super) fn encode(&self) -> KeyBytes {
         let mut bytes = KeyBytes::new();
-        match self.0 {
-            KeyForm::One(only) => {
-                only.encode(&mut bytes);
-                return bytes;
-            }
-            // Most keys of a cluster, in one step.
-            KeyForm::Frontend(IpAddr::V4(address), protocol, port) => {
-                let [first, second, third, fourth] = address.octets();
-                let [high, low] = port.to_be_bytes();
-                let protocol = protocol.number();
-                bytes.extend_from_slice(&[
-                    first, second, third, fourth, protocol, 0, 0, 0, high, low, 0, 0,
-                ]);
-                return bytes;
-            }
-            KeyForm::Frontend(..) | KeyForm::Many(_) => {}
+        if let KeyForm::One(only) = self.0 {
+            only.encode(&mut bytes);
+            return bytes;
         }
         for part in self.parts() {
             part.encode(&mut bytes);
