@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use smallvec::{Array, SmallVec};
 
+use super::key::KeyBytes;
 use super::shared::{SharedValue, SharedValues};
 use crate::model::{Cidr, Location, ObjectName};
 
@@ -24,13 +25,13 @@ pub trait Encode: Sized {
 pub struct ObjectWriter<'a> {
     shared: &'a mut SharedValues,
     // With room for nearly all objects.
-    pub(super) key: SmallVec<[u8; 128]>,
+    pub(super) key: KeyBytes,
     pub(super) numbers: SmallVec<[u8; 64]>,
     pub(super) content: SmallVec<[u8; 256]>,
 }
 
 impl<'a> ObjectWriter<'a> {
-    pub(super) fn new(key: SmallVec<[u8; 128]>, shared: &'a mut SharedValues) -> Self {
+    pub(super) fn new(key: KeyBytes, shared: &'a mut SharedValues) -> Self {
         Self {
             shared,
             key,
