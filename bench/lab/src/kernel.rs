@@ -5,7 +5,7 @@
 //! do.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -106,6 +106,36 @@ pub fn build(flavour: Flavour, rebuild: Rebuild) -> Result<PathBuf> {
         return Ok(kernel);
     }
     build::run(&cache, flavour)
+}
+
+/// Returns a file of the user's cache that `make` makes from `source`, and makes it if it is missing.
+///
+/// The file's name has `name`, a hash of `source` and `extension`. `make` gets a path to write to.
+///
+/// # Errors
+///
+/// If the cache cannot be written to, or `make` fails.
+pub(crate) fn in_cache(
+    name: &str,
+    extension: &str,
+    source: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let cache = Cache::of_user()?;
+    let file = cache.made_from(name, extension, source);
+    if file.exists() {
+        return Ok(file);
+    }
+    let _lock = cache.lock()?;
+    // Another process may have made it while this one waited for the lock.
+    if !file.exists() {
+        let scratch = cache.scratch()?;
+        let made = scratch.path().join(name).with_extension(extension);
+        make(&made)?;
+        // Both paths are on one file system, so the rename is atomic.
+        fs::rename(&made, &file).with_context(|| format!("moving it to {}", file.display()))?;
+    }
+    Ok(file)
 }
 
 /// Returns the absolute form of `path` if it is an executable file.

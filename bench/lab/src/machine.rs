@@ -46,6 +46,7 @@ mod memory;
 mod processor;
 mod running;
 pub(crate) mod warden;
+mod xstate;
 
 pub(crate) use self::greeting::Greeting;
 use self::{line::Line, log::Log, processor::Claim};

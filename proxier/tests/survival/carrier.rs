@@ -188,8 +188,11 @@ fn deleted_addresses_on_the_device_are_repaired_at_once() {
             "ip link del kube-ipvs0",
             "ip link set kube-ipvs0 down",
         ];
-        let list = "ip -oneline address show dev kube-ipvs0";
-        deletions_are_repaired(&cluster, &daemon, list, &deletions);
+        // Not the addresses: the kernel lists an IPv6 address before a work queue makes its local route
+        // (`addrconf_dad_start`), and packets to it are not local until then.
+        let local = "route show table local type local dev kube-ipvs0";
+        let list = format!("ip {local}; ip -6 {local}");
+        deletions_are_repaired(&cluster, &daemon, &list, &deletions);
     });
 }
 

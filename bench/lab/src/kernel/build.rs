@@ -25,7 +25,7 @@ pub(super) fn run(cache: &Cache, flavour: Flavour) -> Result<PathBuf> {
         source.version,
         kernel.display()
     );
-    let scratch = cache.scratch()?;
+    let scratch = cache.kernel_scratch()?;
     let steps = Steps::begin(&cache.log())?;
     let built = compile(&source, flavour, scratch.path(), &steps)?;
     // Both paths are on one file system, so the rename is atomic.

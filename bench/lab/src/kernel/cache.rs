@@ -1,4 +1,4 @@
-//! The directory of built kernels.
+//! The directory of built kernels and libraries.
 
 use std::{
     env,
@@ -15,7 +15,7 @@ use rustix::{
 
 use super::Flavour;
 
-/// A directory of kernels. A kernel's name has the source's version and a hash of the configuration.
+/// A directory of kernels and of libraries for them. A kernel's name has the source's version and a hash of the configuration.
 #[derive(Debug)]
 pub(super) struct Cache {
     directory: PathBuf,
@@ -75,11 +75,15 @@ impl Cache {
         self.directory.join("build.log")
     }
 
-    /// Creates an empty directory for a build on a file system with enough space.
-    pub(super) fn scratch(&self) -> Result<Scratch> {
-        let directory = self.directory.join("building");
-        // This process has the lock, so an existing directory was left by a killed process.
-        remove(&directory)?;
+    /// Returns the path for a file made from `source`.
+    pub(super) fn made_from(&self, name: &str, extension: &str, source: &str) -> PathBuf {
+        let name = format!("{name}{}.{extension}", suffix(&[source]));
+        self.directory.join(name)
+    }
+
+    /// Creates an empty directory for the build of a kernel, on a file system with enough space.
+    pub(super) fn kernel_scratch(&self) -> Result<Scratch> {
+        let directory = self.directory.join(SCRATCH);
         let text = directory.to_string_lossy();
         if text.contains([' ', ':', '\t']) {
             bail!(
@@ -99,7 +103,15 @@ impl Cache {
                 free >> 20
             );
         }
-        fs::create_dir(&directory).with_context(|| format!("making {text}"))?;
+        self.scratch()
+    }
+
+    /// Creates an empty directory.
+    pub(super) fn scratch(&self) -> Result<Scratch> {
+        let directory = self.directory.join(SCRATCH);
+        // This process has the lock, so an existing directory was left by a killed process.
+        remove(&directory)?;
+        fs::create_dir(&directory).with_context(|| format!("making {}", directory.display()))?;
         Ok(Scratch { directory })
     }
 
@@ -154,7 +166,7 @@ fn remove(directory: &Path) -> Result<()> {
     }
 }
 
-/// Returns the end of a kernel's name: the FNV-1a hash of its configuration.
+/// Returns the end of a file's name: the FNV-1a hash of what it is made from.
 ///
 /// The standard library's hash may change between releases, which would rebuild the kernel.
 fn suffix(fragments: &[&str]) -> String {
@@ -166,6 +178,7 @@ fn suffix(fragments: &[&str]) -> String {
 }
 
 const PREFIX: &str = "linux-";
+const SCRATCH: &str = "building";
 /// The unpacked source is 1.5 GiB, the objects another 0.3.
 const NEEDED: u64 = 2560 << 20;
 
