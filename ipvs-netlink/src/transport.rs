@@ -267,7 +267,7 @@ impl Transport {
     ///
     /// If the kernel marks the dump as interrupted by changes (`NLM_F_DUMP_INTR`), the dump is
     /// repeated, with up to 5 attempts in all. `clear` is called before every attempt and must
-    /// empty `collected`.
+    /// empty `collected`. Returns the number of datagrams with messages for `each`.
     ///
     /// # Errors
     /// Those of [`Transport::request`]; [`Error::DumpInterrupted`]; [`Error::AnswersLost`]; the
@@ -280,12 +280,12 @@ impl Transport {
         clear: impl Fn(&mut T),
         collected: &mut T,
         mut each: impl FnMut(&mut T, Message<'_>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         for _ in 0..DUMP_TRIES {
             clear(collected);
             let each = |message: Message<'_>| each(collected, message);
-            if self.dump_once(kind, doing, &body, each)? == Dump::Complete {
-                return Ok(());
+            if let Dump::Complete { datagrams } = self.dump_once(kind, doing, &body, each)? {
+                return Ok(datagrams);
             }
         }
         Err(Error::DumpInterrupted { tries: DUMP_TRIES })
@@ -323,22 +323,26 @@ impl Transport {
         batch.number(0, sequence, false);
         self.send(&batch.bytes)?;
         self.scratch = batch;
-        let mut result = Ok(Dump::Complete);
+        let mut datagrams = 0;
+        let mut is_interrupted = false;
+        let mut result = Ok(());
         // After an error of `each` the rest is still read: the kernel rejects the next dump of this
         // socket with EBUSY while one is unfinished.
         loop {
             self.receive()?;
+            let mut is_counted = false;
             for message in messages(&self.buffer, sequence, 1) {
                 let (_, message) = message?;
-                if message.flags() & NLM_F_DUMP_INTR != 0 && result.is_ok() {
-                    result = Ok(Dump::Interrupted);
-                }
+                is_interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
                 if let Some(end) = end_of_dump(&message)? {
-                    return match end {
-                        Ok(()) => result,
-                        Err(error) => Err(error.doing(doing)),
-                    };
+                    end.map_err(|error| error.doing(doing))?;
+                    return result.map(|()| match is_interrupted {
+                        true => Dump::Interrupted,
+                        false => Dump::Complete { datagrams },
+                    });
                 }
+                datagrams += usize::from(!is_counted);
+                is_counted = true;
                 if message.message_type() != NLMSG_NOOP
                     && result.is_ok()
                     && let Err(error) = each(message.into())
@@ -488,7 +492,7 @@ impl Transport {
 /// How a dump without errors ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dump {
-    Complete,
+    Complete { datagrams: usize },
     Interrupted,
 }
 

@@ -1,6 +1,7 @@
 //! Lists of the kernel's objects.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use crate::attr::{Attribute, Writer};
@@ -25,23 +26,54 @@ impl Client {
     /// Returns all virtual servers, each once, in the kernel's order.
     ///
     /// If virtual servers are added or deleted during the dump, some may be missing: the kernel
-    /// resumes by position between datagrams and never sets `NLM_F_DUMP_INTR`.
+    /// resumes by position between datagrams and never sets `NLM_F_DUMP_INTR`. On Linux 6.1 this
+    /// includes those of other network namespaces, because all share one table
+    /// (`ip_vs_genl_dump_services`). [`Client::walk`] reads until two dumps agree.
     ///
     /// # Errors
     /// [`Error::is_permission_denied`]; [`Error::is_transient`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>> {
         let mut services = Vec::new();
+        self.services_into(&mut services)?;
+        Ok(services)
+    }
+
+    /// Returns all virtual servers, as two dumps list them, or as one datagram does.
+    ///
+    /// If no two successive dumps agree, returns the last one.
+    fn confirmed_services(&mut self) -> Result<Vec<ServiceEntry>> {
+        let hasher = RandomState::new();
+        let mut services = Vec::new();
+        let mut before = None;
         for _ in 0..DUMP_TRIES {
-            self.dump(
+            let datagrams = self.services_into(&mut services)?;
+            // A sum, because a resized table lists the same services in another order.
+            let hashes = services
+                .iter()
+                .map(|entry| hasher.hash_one(entry.service.key));
+            let listed = Some((services.len(), hashes.fold(0, u64::wrapping_add)));
+            // The kernel holds its lock while it fills a datagram.
+            if datagrams <= 1 || before == listed {
+                break;
+            }
+            before = listed;
+        }
+        Ok(services)
+    }
+
+    /// Replaces the content of `services` by a dump without duplicates. Returns its number of datagrams.
+    fn services_into(&mut self, services: &mut Vec<ServiceEntry>) -> Result<usize> {
+        for _ in 0..DUMP_TRIES {
+            let datagrams = self.dump(
                 IPVS_CMD_GET_SERVICE,
                 "reading the services",
                 |_| {},
                 IPVS_CMD_ATTR_SERVICE,
                 read_service,
-                &mut services,
+                services,
             )?;
-            if has_no_duplicate(&services) {
-                return Ok(services);
+            if has_no_duplicate(services) {
+                return Ok(datagrams);
             }
             std::thread::sleep(RESIZE_DELAY);
         }
@@ -73,7 +105,8 @@ impl Client {
             IPVS_CMD_ATTR_DEST,
             |attribute| read_destination(attribute, key.family()),
             destinations,
-        )
+        )?;
+        Ok(())
     }
 
     /// Returns all virtual servers with their destinations.
@@ -91,16 +124,18 @@ impl Client {
 
     /// Calls `each` with every virtual server and its destinations.
     ///
-    /// Only the destinations of one virtual server are in memory at a time.
+    /// Only the destinations of one virtual server are in memory at a time. No virtual server is
+    /// missing unless virtual servers are added or deleted during each of five dumps.
     ///
     /// # Errors
     /// As [`Client::services`].
     ///
     /// # Cost
     /// Three system calls per virtual server, because the kernel has no dump of all destinations:
-    /// a send, a receive for the entries and a receive for the end of the dump.
+    /// a send, a receive for the entries and a receive for the end of the dump. Besides, two dumps of
+    /// the virtual servers, or one if it is a single datagram.
     pub fn walk(&mut self, mut each: impl FnMut(&ServiceEntry, &[DestinationEntry])) -> Result<()> {
-        let services = self.services()?;
+        let services = self.confirmed_services()?;
         let mut destinations = Vec::new();
         for entry in &services {
             // If the virtual server was deleted meanwhile, the kernel answers with an empty dump.
@@ -130,7 +165,7 @@ impl Client {
     /// Replaces the content of `entries` by a dump; `read` decodes the attribute `kind` of a
     /// message.
     ///
-    /// The memory of `entries` is reused.
+    /// The memory of `entries` is reused. Returns the number of datagrams.
     fn dump<T>(
         &mut self,
         command: u8,
@@ -139,7 +174,7 @@ impl Client {
         kind: u16,
         read: impl Fn(&Attribute<'_>) -> Result<T>,
         entries: &mut Vec<T>,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let body = |writer: &mut Writer<'_>| {
             write_header(writer, command, IPVS_GENL_VERSION);
             body(writer);

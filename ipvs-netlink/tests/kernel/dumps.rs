@@ -1,6 +1,9 @@
 //! Dumps: completeness, order and flags.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use ipvs_netlink::message::write_header;
 use ipvs_netlink::sys::{IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_GENL_VERSION};
@@ -33,6 +36,49 @@ fn a_dump_of_thousands_of_services_is_complete() {
                 .collect::<BTreeSet<_>>(),
             keys
         );
+    });
+}
+
+/// On Linux 6.1, all network namespaces share a table, and a dump continues at a position in it.
+#[test]
+fn no_service_is_missing_while_another_namespace_changes_its_own() {
+    const SERVICES: usize = 400;
+    const WALKS: usize = 100;
+    lab::test(|| {
+        let mut client = client();
+        let add = |n| {
+            Change::AddService(service(
+                tcp(&format!("10.9.{}.{}:80", n / 250, n % 250 + 1)),
+                "rr",
+            ))
+        };
+        let changes: Vec<Change> = (0..SERVICES).map(add).collect();
+        assert!(client.apply(&changes).unwrap().iter().all(Result::is_ok));
+        let is_over = AtomicBool::new(false);
+        let lengths: Vec<usize> = thread::scope(|scope| {
+            scope.spawn(|| {
+                lab::in_fresh_network(|| {
+                    let mut other = crate::client();
+                    while !is_over.load(Ordering::Relaxed) {
+                        let served = (0..50).map(add).collect::<Vec<_>>();
+                        assert!(other.apply(&served).unwrap().iter().all(Result::is_ok));
+                        thread::sleep(Duration::from_millis(5));
+                        other.flush().unwrap();
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                })
+                .unwrap();
+            });
+            let walk = |_| {
+                let mut length = 0;
+                client.walk(|_, _| length += 1).unwrap();
+                length
+            };
+            let lengths = (0..WALKS).map(walk).collect();
+            is_over.store(true, Ordering::Relaxed);
+            lengths
+        });
+        assert_eq!(lengths, [SERVICES; WALKS]);
     });
 }
 

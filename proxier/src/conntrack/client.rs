@@ -113,7 +113,8 @@ impl ConntrackClient {
                     .map(&mut each);
                 Ok(())
             },
-        )
+        )?;
+        Ok(())
     }
 
     /// Deletes `flows` in one batch and returns how many are gone.

@@ -149,7 +149,7 @@ impl AnswerRoutes {
             Err(error) if matches!(error.errno(), Some(Errno::AFNOSUPPORT | Errno::OPNOTSUPP)) => {
                 Ok(())
             }
-            other => other,
+            other => other.map(drop),
         }
     }
 }
