@@ -168,13 +168,18 @@ fn failures_in_large_clusters_write_at_most_50_lines_each() {
         std::thread::sleep(WATCHED);
         log.assert_short("ipvsadm -C", "repaired drift");
 
-        // The file cannot be written anew.
+        // The file cannot be written anew. Again and again, because the daemon may write it between the two
+        // commands.
         let directory = state.path().display();
-        sh(&format!(
-            "rm {directory}/state; dd if=/dev/zero of={directory}/rest bs=64k 2>&1 || true"
-        ));
+        let fill = format!(
+            "rm -f {directory}/state; \
+             dd if=/dev/zero of={directory}/rest bs=64k oflag=append conv=notrunc 2>&1 || true"
+        );
         let words = "cannot write the ledger";
-        daemon.eventually("the full disk is logged", || daemon.log().contains(words));
+        daemon.eventually("the full disk is logged", || {
+            sh(&fill);
+            daemon.log().contains(words)
+        });
         std::thread::sleep(WATCHED);
         log.assert_short("a full disk under the state file", words);
         sh(&format!("rm {directory}/rest"));
