@@ -1,7 +1,6 @@
 //! Lists of the kernel's objects.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use crate::attr::{Attribute, Writer};
@@ -28,7 +27,7 @@ impl Client {
     /// If virtual servers are added or deleted during the dump, some may be missing: the kernel
     /// resumes by position between datagrams and never sets `NLM_F_DUMP_INTR`. On Linux 6.1 this
     /// includes those of other network namespaces, because all share one table
-    /// (`ip_vs_genl_dump_services`). [`Client::walk`] reads until two dumps agree.
+    /// (`ip_vs_genl_dump_services`). [`Client::walk`] reads several dumps.
     ///
     /// # Errors
     /// [`Error::is_permission_denied`]; [`Error::is_transient`].
@@ -38,27 +37,26 @@ impl Client {
         Ok(services)
     }
 
-    /// Returns all virtual servers, as two dumps list them, or as one datagram does.
-    ///
-    /// If no two successive dumps agree, returns the last one.
+    /// Returns all virtual servers that one datagram lists, or that several dumps list: until two
+    /// dumps in a row list no other one, at most [`DUMP_TRIES`].
     fn confirmed_services(&mut self) -> Result<Vec<ServiceEntry>> {
-        let hasher = RandomState::new();
-        let mut services = Vec::new();
-        let mut before = None;
+        let (mut all, mut services) = (Vec::new(), Vec::new());
+        let mut seen = HashSet::new();
+        let mut confirmations = 0;
         for _ in 0..DUMP_TRIES {
             let datagrams = self.services_into(&mut services)?;
-            // A sum, because a resized table lists the same services in another order.
-            let hashes = services
-                .iter()
-                .map(|entry| hasher.hash_one(entry.service.key));
-            let listed = Some((services.len(), hashes.fold(0, u64::wrapping_add)));
+            let before = all.len();
+            all.extend(services.iter().filter(|it| seen.insert(it.service.key)));
+            confirmations = match all.len() > before {
+                true => 0,
+                false => confirmations + 1,
+            };
             // The kernel holds its lock while it fills a datagram.
-            if datagrams <= 1 || before == listed {
+            if datagrams <= 1 && before == 0 || confirmations == 2 {
                 break;
             }
-            before = listed;
         }
-        Ok(services)
+        Ok(all)
     }
 
     /// Replaces the content of `services` by a dump without duplicates. Returns its number of datagrams.
@@ -124,16 +122,16 @@ impl Client {
 
     /// Calls `each` with every virtual server and its destinations.
     ///
-    /// Only the destinations of one virtual server are in memory at a time. No virtual server is
-    /// missing unless virtual servers are added or deleted during each of five dumps.
+    /// Only the destinations of one virtual server are in memory at a time. A virtual server is
+    /// missing only if each of several dumps lacks it.
     ///
     /// # Errors
     /// As [`Client::services`].
     ///
     /// # Cost
     /// Three system calls per virtual server, because the kernel has no dump of all destinations:
-    /// a send, a receive for the entries and a receive for the end of the dump. Besides, two dumps of
-    /// the virtual servers, or one if it is a single datagram.
+    /// a send, a receive for the entries and a receive for the end of the dump. Besides, three to five
+    /// dumps of the virtual servers, or one if it is a single datagram.
     pub fn walk(&mut self, mut each: impl FnMut(&ServiceEntry, &[DestinationEntry])) -> Result<()> {
         let services = self.confirmed_services()?;
         let mut destinations = Vec::new();
