@@ -60,7 +60,7 @@ fn source_ranges_hold_and_daemons_stay_unreachable_while_a_service_is_removed_an
         ];
         let closed = closed.map(|to| (outsider, to));
         let ask = |to: SocketAddr, is_over: &_| match to.port() {
-            53 => intruder(to, is_over, Duration::ZERO),
+            53 => intruder(to, is_over, || {}),
             _ => tcp_intruder(to, is_over),
         };
         let tallies = meanwhile(&closed, ask, || remove_and_add(proxier));
