@@ -330,8 +330,7 @@ impl Transport {
         // socket with EBUSY while one is unfinished.
         loop {
             self.receive()?;
-            let mut is_counted = false;
-            for message in messages(&self.buffer, sequence, 1) {
+            for (place, message) in messages(&self.buffer, sequence, 1).enumerate() {
                 let (_, message) = message?;
                 is_interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
                 if let Some(end) = end_of_dump(&message)? {
@@ -341,8 +340,7 @@ impl Transport {
                         false => Dump::Complete { datagrams },
                     });
                 }
-                datagrams += usize::from(!is_counted);
-                is_counted = true;
+                datagrams += usize::from(place == 0);
                 if message.message_type() != NLMSG_NOOP
                     && result.is_ok()
                     && let Err(error) = each(message.into())

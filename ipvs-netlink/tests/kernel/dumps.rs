@@ -11,13 +11,16 @@ use ipvs_netlink::{Change, Errno, ServiceKey};
 
 use crate::{client, errno, server, service, tcp};
 
+/// Returns the key of the virtual server `n`.
+fn numbered(n: u16) -> ServiceKey {
+    tcp(&format!("10.9.{}.{}:80", n / 250, n % 250 + 1))
+}
+
 #[test]
 fn a_dump_of_thousands_of_services_is_complete() {
     lab::test(|| {
         let mut client = client();
-        let keys: BTreeSet<ServiceKey> = (0..3_000_u16)
-            .map(|n| tcp(&format!("10.9.{}.{}:80", n / 250, n % 250 + 1)))
-            .collect();
+        let keys: BTreeSet<ServiceKey> = (0..3_000_u16).map(numbered).collect();
         let changes: Vec<Change> = keys
             .iter()
             .map(|&key| Change::AddService(service(key, "rr")))
@@ -42,20 +45,15 @@ fn a_dump_of_thousands_of_services_is_complete() {
 /// On Linux 6.1, all network namespaces share a table, and a dump continues at a position in it.
 #[test]
 fn no_service_is_missing_while_another_namespace_changes_its_own() {
-    const SERVICES: usize = 400;
+    const SERVICES: u16 = 400;
     const WALKS: usize = 100;
     lab::test(|| {
         let mut client = client();
-        let add = |n| {
-            Change::AddService(service(
-                tcp(&format!("10.9.{}.{}:80", n / 250, n % 250 + 1)),
-                "rr",
-            ))
-        };
+        let add = |n| Change::AddService(service(numbered(n), "rr"));
         let changes: Vec<Change> = (0..SERVICES).map(add).collect();
         assert!(client.apply(&changes).unwrap().iter().all(Result::is_ok));
         let is_over = AtomicBool::new(false);
-        let lengths: Vec<usize> = thread::scope(|scope| {
+        let lengths: Vec<u16> = thread::scope(|scope| {
             scope.spawn(|| {
                 lab::in_fresh_network(|| {
                     let mut other = crate::client();
@@ -70,7 +68,7 @@ fn no_service_is_missing_while_another_namespace_changes_its_own() {
                 .unwrap();
             });
             let walk = |_| {
-                let mut length = 0;
+                let mut length = 0_u16;
                 client.walk(|_, _| length += 1).unwrap();
                 length
             };

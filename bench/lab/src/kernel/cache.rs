@@ -15,7 +15,8 @@ use rustix::{
 
 use super::Flavour;
 
-/// A directory of kernels and of libraries for them. A kernel's name has the source's version and a hash of the configuration.
+/// A directory of kernels and of libraries for them. A kernel's name has the source's version and a hash
+/// of the configuration.
 #[derive(Debug)]
 pub(super) struct Cache {
     directory: PathBuf,
@@ -128,7 +129,7 @@ impl Cache {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                eprintln!("lab: another process is building the kernel; waiting for it");
+                eprintln!("lab: another process is building in the cache; waiting for it");
                 flock(&file, FlockOperation::LockExclusive).context("waiting for a lock")?;
             }
             Err(error) => return Err(error).context("locking the cache"),
