@@ -31,6 +31,11 @@ pub struct DeletionRules<'a> {
 /// Linear in the size of both sides.
 pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Ops {
     let mut ops = Ops::default();
+    let (servers, addresses) = (&observed.virtual_servers, &observed.addresses);
+    ops.reserve(
+        desired.virtual_servers.len().saturating_sub(servers.len()),
+        desired.addresses.len().saturating_sub(addresses.len()),
+    );
     for (key, wanted, found) in joined(
         desired.virtual_servers.iter(),
         observed.virtual_servers.iter(),

@@ -230,6 +230,11 @@ impl Snapshot {
         self.services.all(&self.shared)
     }
 
+    /// Returns the number of Services, also of those of which this node uses no part.
+    pub fn count_services(&self) -> usize {
+        self.services.len()
+    }
+
     /// Returns the Service `name`.
     pub fn service(&self, name: &ObjectName) -> Option<Service> {
         self.services.get(name, &self.shared)

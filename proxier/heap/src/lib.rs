@@ -1,23 +1,28 @@
 //! The allocator of the static program: dlmalloc, which takes several pages at once from the kernel.
 //!
-//! Its memory comes in pieces of 64 KiB, and nearly all of it is used. A piece arrives with its pages
-//! (`MAP_POPULATE` of mmap(2)), so a first programming of a large cluster has a call of the kernel for 16 pages instead of
-//! a page fault for each. The lock is the standard library's, whose free case is two instructions in line; that of
+//! Its memory comes in pieces of 64 KiB, and nearly all of it is used. So does the memory of long vectors. A piece arrives
+//! with its pages (`MAP_POPULATE` of mmap(2)), so a first programming of a large cluster has a call of the kernel for 16
+//! pages and more instead of a page fault for each. The lock is the standard library's, whose free case is two instructions in line; that of
 //! dlmalloc's own global allocator is two calls of pthread functions.
 //!
 //! Its code is unsafe, because that is the interface of an allocator.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::c_void;
+use std::ops::RangeInclusive;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 
-/// The largest piece that arrives with its pages, in bytes: that by which dlmalloc grows. A larger one is a buffer,
-/// of which a part may never be used.
-const MOST_WITH_PAGES: usize = 64 << 10;
+/// The size by which dlmalloc grows, in bytes.
+const GRANULE: usize = 64 << 10;
+
+/// The pieces that arrive without their pages, in bytes. dlmalloc takes two granules for a block of a little less than one
+/// or more: the buffer of a socket, most of which may never be used. A smaller piece has small blocks, a larger one the
+/// elements of a long vector.
+const WITHOUT_PAGES: RangeInclusive<usize> = GRANULE + 1..=2 * GRANULE;
 
 /// A heap.
 pub struct Heap(Mutex<Dlmalloc<Pages>>);
@@ -67,9 +72,9 @@ struct Pages;
 // SAFETY: A mapping is no other's memory, all zeros, and stays until it is unmapped.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        let pages = match size <= MOST_WITH_PAGES {
-            true => MapFlags::POPULATE,
-            false => MapFlags::empty(),
+        let pages = match WITHOUT_PAGES.contains(&size) {
+            true => MapFlags::empty(),
+            false => MapFlags::POPULATE,
         };
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | pages;

@@ -35,6 +35,14 @@ enum OpGroup {
 }
 
 impl Ops {
+    /// Makes room for the additions of virtual servers with their destinations, and of addresses.
+    ///
+    /// At a start, a vector that grows would be copied several times, each time into new memory.
+    pub(crate) fn reserve(&mut self, servers: usize, addresses: usize) {
+        // And for the few others, such as that of the carrier.
+        self.groups.reserve(2 * servers + addresses + 16);
+    }
+
     /// Appends an Op.
     pub fn push(&mut self, op: Op) {
         self.count += 1;

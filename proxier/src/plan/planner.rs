@@ -201,7 +201,7 @@ impl Planner {
         }
         self.kept_addresses = before.kept_addresses;
         // In order of names, so that the map can be made of them at once, without searches.
-        let mut footprints = Vec::new();
+        let mut footprints = Vec::with_capacity(snapshot.count_services());
         for mut service in snapshot.services() {
             // Shares its memory with the ledger and with the unchanged virtual servers.
             if let Some((known, _)) = before.footprints.remove_entry(&service.name) {

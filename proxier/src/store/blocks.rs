@@ -3,7 +3,10 @@
 use super::encoding::{length_of_bytes, push_length, take_bytes};
 
 /// The size of a block, unless it has one string that is longer.
-const BLOCK: usize = 64 << 10;
+///
+/// With what an allocator adds, a block and its memory from the kernel are 64 KiB: the heap of the static program takes
+/// such a piece with its pages, and a longer one with a page fault for each.
+const BLOCK: usize = (64 << 10) - 256;
 
 /// Byte strings that are appended one by one and used up in their order.
 ///

@@ -85,6 +85,10 @@ impl<T: ObjectKind> Objects<T> {
         self.encoded.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.encoded.len()
+    }
+
     pub(super) fn all(&self, shared: &SharedValues) -> impl Iterator<Item = T> {
         let all = self.encoded.iter();
         all.filter_map(|encoded| encoded.decode(encoded.name(), shared))

@@ -65,8 +65,10 @@ fn differences<K: SplitKey, V: PartialEq>(
     before: SplitMap<K, V>,
     after: &mut SplitMap<K, V>,
 ) -> BTreeSet<K> {
-    let new = after.keys().filter(|key| !before.contains_key(key));
-    let mut keys: BTreeSet<K> = new.collect();
+    // With room for all new keys of a start. A growing vector would be copied into new memory again and again.
+    let mut new = Vec::with_capacity(after.len().saturating_sub(before.len()));
+    new.extend(after.keys().filter(|key| !before.contains_key(key)));
+    let mut keys: BTreeSet<K> = new.into_iter().collect();
     for (key, old) in before.into_entries() {
         match after.get_mut(&key) {
             Some(now) if *now == old => *now = old,
