@@ -2,13 +2,17 @@
 
 mod buffered;
 mod location;
+mod silence;
 
+use std::future::poll_fn;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::BodyExt;
+use hyper::body::{Body as _, Bytes};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::Client;
@@ -22,6 +26,7 @@ use super::failure::{ApiRefusal, RequestFailure};
 use super::object::EncodedObject;
 use super::{ServerLocation, Timeouts};
 use buffered::BufferedTcp;
+use silence::Silence;
 
 /// The longest error response that is read, in bytes.
 const MAX_ERROR_BODY: usize = 64 << 10;
@@ -288,6 +293,14 @@ pub(super) struct ResponseStream {
     encoding: Encoding,
     retry_after: Option<Duration>,
     body: Body,
+    silence: Silence,
+}
+
+/// A piece of a response.
+pub(super) struct Piece {
+    pub(super) bytes: Bytes,
+    /// Whether no other piece arrived shortly before: in the last quarter of the time limit, or at all.
+    pub(super) is_first: bool,
 }
 
 impl ResponseStream {
@@ -299,6 +312,7 @@ impl ResponseStream {
             encoding: Encoding::of_response(response.headers()),
             retry_after: secs.map(Duration::from_secs),
             body: response.into_body(),
+            silence: Silence::new(),
         }
     }
 
@@ -307,21 +321,28 @@ impl ResponseStream {
         self.encoding
     }
 
-    /// Returns the next bytes of the body, or `None` at its end. Fails if none arrive within `bound`.
-    pub(super) async fn next(
-        &mut self,
-        bound: Duration,
-    ) -> Result<Option<impl std::ops::Deref<Target = [u8]> + use<>>, RequestFailure> {
+    /// Returns the next bytes of the body, or `None` at its end. Fails if none arrive for `bound`, or for up to a
+    /// quarter more.
+    pub(super) async fn next(&mut self, bound: Duration) -> Result<Option<Piece>, RequestFailure> {
         loop {
-            match timeout(bound, self.body.frame()).await {
-                Err(_) => return Err(RequestFailure::Silent(bound)),
-                Ok(None) => return Ok(None),
-                Ok(Some(Err(error))) => {
+            let next = poll_fn(
+                |context| match Pin::new(&mut self.body).poll_frame(context) {
+                    Poll::Ready(frame) => Poll::Ready(Ok(frame)),
+                    Poll::Pending => {
+                        let limit = self.silence.poll_limit(bound, context);
+                        limit.map(|()| Err(RequestFailure::Silent(bound)))
+                    }
+                },
+            );
+            match next.await? {
+                None => return Ok(None),
+                Some(Err(error)) => {
                     return Err(RequestFailure::Cut(RequestFailure::chain(cause(&error))));
                 }
-                Ok(Some(Ok(frame))) => {
+                Some(Ok(frame)) => {
+                    let is_first = self.silence.end();
                     if let Ok(bytes) = frame.into_data() {
-                        return Ok(Some(bytes));
+                        return Ok(Some(Piece { bytes, is_first }));
                     }
                 }
             }
@@ -335,8 +356,8 @@ impl ResponseStream {
         bound: Duration,
     ) -> Result<Vec<u8>, RequestFailure> {
         let mut text = Vec::new();
-        while let Some(bytes) = self.next(bound).await? {
-            text.extend_from_slice(&bytes);
+        while let Some(piece) = self.next(bound).await? {
+            text.extend_from_slice(&piece.bytes);
             if text.len() > most {
                 return Err(RequestFailure::Malformed("the body is too long".into()));
             }

@@ -209,8 +209,8 @@ impl<'a, R: Resource> Follower<'a, R> {
         let bound = self.shared.timeouts.response;
         let mut answer = self.shared.connection.get(query.as_str(), accept).await?;
         let mut body = ListBody::new(answer.encoding());
-        while let Some(bytes) = answer.next(bound).await? {
-            body.push(&bytes, |object| objects.extend(self.read(object)))?;
+        while let Some(piece) = answer.next(bound).await? {
+            body.push(&piece.bytes, |object| objects.extend(self.read(object)))?;
         }
         self.entry.record_contact();
         body.finish()
@@ -282,11 +282,14 @@ impl<'a, R: Resource> Follower<'a, R> {
                 Some(_) => self.shared.timeouts.response,
                 None => self.shared.timeouts.silence,
             };
-            let Some(bytes) = answer.next(bound).await? else {
+            let Some(piece) = answer.next(bound).await? else {
                 break;
             };
-            self.entry.record_contact();
-            let mut rest = &*bytes;
+            // A list has a thousand pieces at once, and the time of the first one in a while suffices.
+            if piece.is_first || initial.is_none() {
+                self.entry.record_contact();
+            }
+            let mut rest = &*piece.bytes;
             while let Some(event) = body.next(&mut rest)? {
                 let Some(objects) = &mut initial else {
                     self.follow(event).await?;
