@@ -96,7 +96,10 @@ async fn serve_stream(
         return serve_connection(stream, Certificate::None, shared, control).await;
     };
     // If the client rejects our certificate, the test sees the client's error.
-    if let Ok(stream) = acceptor.accept(stream).await {
+    if let Ok(mut stream) = acceptor.accept(stream).await {
+        // A whole piece of a list at once. By default, rustls encrypts and sends it in parts of 64 KiB, and a client on
+        // the same processor wakes up for each.
+        (stream.get_mut().1).set_buffer_limit(Some(2 * PIECE_SIZE));
         let certificate = match stream.get_ref().1.peer_certificates() {
             Some(_) => Certificate::Good,
             None => Certificate::None,
