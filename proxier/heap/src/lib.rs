@@ -1,28 +1,32 @@
-//! The allocator of the static program: dlmalloc, which takes several pages at once from the kernel.
+//! The allocator of the static program: dlmalloc for small blocks, mappings for large ones.
 //!
-//! Its memory comes in pieces of 64 KiB, and nearly all of it is used. So does the memory of long vectors. A piece arrives
-//! with its pages (`MAP_POPULATE` of mmap(2)), so a first programming of a large cluster has a call of the kernel for 16
-//! pages and more instead of a page fault for each. The lock is the standard library's, whose free case is two instructions in line; that of
+//! dlmalloc's memory comes in pieces of 64 KiB, and nearly all of it is used. A piece arrives with its pages
+//! (`MAP_POPULATE` of mmap(2)), so a first programming of a large cluster has a call of the kernel for 16 pages instead of
+//! a page fault for each. The lock is the standard library's, whose free case is two instructions in line; that of
 //! dlmalloc's own global allocator is two calls of pthread functions.
 //!
-//! Its code is unsafe, because that is the interface of an allocator.
+//! A large block is a mapping of its own, with its pages. Most are long vectors that live for one round: they grow without
+//! a copy, and leave no hole between small blocks.
+//!
+//! The code is unsafe, because that is the interface of an allocator.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::ffi::c_void;
-use std::ops::RangeInclusive;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
+use rustix::mm::MremapFlags;
 
-/// The size by which dlmalloc grows, in bytes.
+mod mapping;
+
+use mapping::{PAGE, PagesExist};
+
+/// The size by which dlmalloc grows, in bytes. It takes more only for a block of nearly this size or more: the buffer of
+/// a socket, most of which may never be used.
 const GRANULE: usize = 64 << 10;
 
-/// The pieces that arrive without their pages, in bytes. dlmalloc takes two granules for a block of a little less than one
-/// or more: the buffer of a socket, most of which may never be used. A smaller piece has small blocks, a larger one the
-/// elements of a long vector.
-const WITHOUT_PAGES: RangeInclusive<usize> = GRANULE + 1..=2 * GRANULE;
+/// The smallest size of a large block, in bytes.
+const LARGE: usize = 128 << 10;
 
 /// A heap.
 pub struct Heap(Mutex<Dlmalloc<Pages>>);
@@ -42,27 +46,69 @@ impl Heap {
     }
 }
 
-// SAFETY: dlmalloc does what the trait demands, and the lock gives it to one thread at a time.
+/// Returns whether a block of this size and alignment is large.
+fn is_large(size: usize, align: usize) -> bool {
+    size >= LARGE && align <= PAGE
+}
+
+// SAFETY: dlmalloc does what the trait demands, and the lock gives it to one thread at a time. A mapping is aligned to a
+// page, and its size is the block's. The layout of a block tells which of the two it is of.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if is_large(layout.size(), layout.align()) {
+            return mapping::map(layout.size(), PagesExist::AtOnce);
+        }
         // SAFETY: dlmalloc demands what the trait demands of the caller; so below.
         unsafe { self.lock().malloc(layout.size(), layout.align()) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if is_large(layout.size(), layout.align()) {
+            // SAFETY: The block is a mapping of this size.
+            unsafe { mapping::unmap(block, layout.size()) };
+            return;
+        }
         // SAFETY: See above.
         unsafe { self.lock().free(block, layout.size(), layout.align()) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if is_large(layout.size(), layout.align()) {
+            // Its user wants zeros, so it need not write all of it soon.
+            return mapping::map(layout.size(), PagesExist::WhenUsed);
+        }
         // SAFETY: See above.
         unsafe { self.lock().calloc(layout.size(), layout.align()) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let mut heap = self.lock();
-        // SAFETY: See above.
-        unsafe { heap.realloc(block, layout.size(), layout.align(), size) }
+        let (old_size, align) = (layout.size(), layout.align());
+        match (is_large(old_size, align), is_large(size, align)) {
+            // SAFETY: See above.
+            (false, false) => unsafe { self.lock().realloc(block, old_size, align, size) },
+            (true, true) => {
+                // SAFETY: The block is a mapping of this size, which its user lends for the change.
+                unsafe {
+                    let moved = mapping::remap(block, old_size, size, MremapFlags::MAYMOVE);
+                    if !moved.is_null() && size > old_size {
+                        mapping::populate(moved, old_size, size);
+                    }
+                    moved
+                }
+            }
+            _ => {
+                // SAFETY: The trait demands of the caller that the size fits the alignment. Both blocks have the bytes
+                // that are copied, and are not the same.
+                unsafe {
+                    let new = self.alloc(Layout::from_size_align_unchecked(size, align));
+                    if !new.is_null() {
+                        ptr::copy_nonoverlapping(block, new, old_size.min(size));
+                        self.dealloc(block, layout);
+                    }
+                    new
+                }
+            }
+        }
     }
 }
 
@@ -72,15 +118,11 @@ struct Pages;
 // SAFETY: A mapping is no other's memory, all zeros, and stays until it is unmapped.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        let pages = match WITHOUT_PAGES.contains(&size) {
-            true => MapFlags::empty(),
-            false => MapFlags::POPULATE,
+        let pages = match size <= GRANULE {
+            true => PagesExist::AtOnce,
+            false => PagesExist::WhenUsed,
         };
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | pages;
-        // SAFETY: The kernel chooses a free address.
-        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), size, access, flags) };
-        (or_null(mapped), size, 0)
+        (mapping::map(size, pages), size, 0)
     }
 
     fn remap(&self, at: *mut u8, old_size: usize, new_size: usize, can_move: bool) -> *mut u8 {
@@ -89,17 +131,17 @@ unsafe impl dlmalloc::Allocator for Pages {
             false => MremapFlags::empty(),
         };
         // SAFETY: The mapping is dlmalloc's.
-        or_null(unsafe { mremap(at.cast(), old_size, new_size, flags) })
+        unsafe { mapping::remap(at, old_size, new_size, flags) }
     }
 
     fn free_part(&self, at: *mut u8, old_size: usize, new_size: usize) -> bool {
         // SAFETY: The mapping is dlmalloc's, which no longer uses this part.
-        unsafe { munmap(at.add(new_size).cast(), old_size - new_size).is_ok() }
+        unsafe { mapping::unmap(at.add(new_size), old_size - new_size) }
     }
 
     fn free(&self, at: *mut u8, size: usize) -> bool {
         // SAFETY: The mapping is dlmalloc's, which no longer uses it.
-        unsafe { munmap(at.cast(), size).is_ok() }
+        unsafe { mapping::unmap(at, size) }
     }
 
     fn can_release_part(&self, _: u32) -> bool {
@@ -112,12 +154,8 @@ unsafe impl dlmalloc::Allocator for Pages {
 
     /// That of dlmalloc's own. A kernel with larger pages refuses to unmap a part of one, and dlmalloc keeps it.
     fn page_size(&self) -> usize {
-        4096
+        PAGE
     }
-}
-
-fn or_null(mapped: rustix::io::Result<*mut c_void>) -> *mut u8 {
-    mapped.map_or(ptr::null_mut(), <*mut c_void>::cast)
 }
 
 #[cfg(test)]
@@ -226,6 +264,75 @@ mod tests {
         }
         // Each of the 1,024 pages has a fault without it.
         assert!(page_faults() - before < 50);
+    }
+
+    #[test]
+    fn large_blocks_keep_their_content_while_they_grow_and_shrink() {
+        let heap = Heap::new();
+        let sizes = [
+            100,
+            LARGE - 1,
+            LARGE,
+            3 * LARGE + 5,
+            20 * LARGE,
+            2 * LARGE,
+            LARGE - 7,
+            LARGE + 1,
+        ];
+        for align in [1, 16, PAGE, 4 * PAGE] {
+            let mut block = Block::new(&heap, 64, align, 9);
+            for size in sizes {
+                block.resize(&heap, size);
+            }
+            block.free(&heap);
+        }
+    }
+
+    #[test]
+    fn a_large_block_is_given_back_to_the_kernel() {
+        let heap = Heap::new();
+        // More than other tests use meanwhile. Zeroed, because it takes no memory of the machine then.
+        const SIZE: usize = 2 << 30;
+        let layout = Layout::from_size_align(SIZE, 16).unwrap();
+        let before = mapped();
+        // SAFETY: The size is not 0.
+        let start = unsafe { heap.alloc_zeroed(layout) };
+        assert!(!start.is_null() && mapped() > before + SIZE * 3 / 4);
+        // SAFETY: The block is of this heap, with this layout.
+        unsafe { heap.dealloc(start, layout) };
+        assert!(mapped() < before + SIZE * 3 / 4);
+    }
+
+    #[test]
+    fn large_blocks_have_their_pages_unless_they_are_zeroed() {
+        let heap = Heap::new();
+        let faults_of = |start: *mut u8, size: usize| {
+            let before = page_faults();
+            // SAFETY: The block has this size.
+            unsafe { start.write_bytes(7, size) };
+            page_faults() - before
+        };
+        let layout = |size| Layout::from_size_align(size, 16).unwrap();
+        let (size, larger) = (4 * LARGE, 9 * LARGE);
+        // SAFETY: The sizes are not 0, and the blocks are of this heap.
+        unsafe {
+            let start = heap.alloc(layout(size));
+            assert!(faults_of(start, size) < 20);
+            let grown = heap.realloc(start, layout(size), larger);
+            assert!(faults_of(grown, larger) < 20);
+            heap.dealloc(grown, layout(larger));
+            let zeroed = heap.alloc_zeroed(layout(size));
+            assert!(faults_of(zeroed, size) > size as u64 / 8192);
+            heap.dealloc(zeroed, layout(size));
+        }
+    }
+
+    /// Returns the bytes that this process has mapped: `VmSize` of proc(5).
+    fn mapped() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+        let kibibytes = size.unwrap().split_whitespace().next().unwrap();
+        kibibytes.parse::<usize>().unwrap() << 10
     }
 
     /// Returns the page faults of this thread without a read from a disk: field 10 of proc(5).
