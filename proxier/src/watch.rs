@@ -92,21 +92,21 @@ pub struct ServerLocation {
 pub struct Timeouts {
     /// For opening a TCP connection.
     pub connect: Duration,
-    /// For a response's head, and between two chunks of a list. The API server itself ends a request after
-    /// 60 s.
+    /// For a response's head, and between two pieces of a list (there up to a quarter longer). The API server itself
+    /// ends a request after 60 s.
     pub response: Duration,
     /// For TCP acknowledgements: if none arrives within this time, the connection is closed.
     pub dead_peer: Duration,
-    /// Between two lines of a watch. Detects a server that acknowledges TCP segments but sends no
-    /// data. The API server sends a bookmark about every minute, even if no object changes.
+    /// Between two lines of a watch, or up to a quarter longer. Detects a server that acknowledges TCP segments but
+    /// sends no data. The API server sends a bookmark about every minute, even if no object changes.
     pub silence: Duration,
     /// The shortest duration of a watch. Each watch requests a random duration from this to twice
     /// this, in whole seconds, and the server ends it then.
     pub watch: Duration,
 }
 
-/// Half-open connections are detected within 30 s by TCP. A server that hangs is detected within
-/// 150 s: more than two intervals between bookmarks.
+/// Half-open connections are detected within 30 s by TCP. A server that hangs is detected after 150 to
+/// 188 s: more than two intervals between bookmarks.
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
