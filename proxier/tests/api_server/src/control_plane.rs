@@ -26,6 +26,13 @@ omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 ";
 
+/// How often the server is started until it is ready.
+const STARTS: u32 = 4;
+
+/// What the log says when the server ends because its first roles were not in etcd after 30 s, as on a busy lab kernel.
+/// Those that are in etcd stay, so that the next start has fewer to write.
+const TOO_SLOW: &str = "PostStartHook \"rbac/bootstrap-roles\" failed";
+
 /// The addresses and the port of a control plane, and the address ranges of its Services.
 #[derive(Clone, Debug)]
 pub struct Site {
@@ -209,7 +216,7 @@ impl ControlPlane {
 
     /// Starts the server once, and waits until it is ready. Returns `false` if it gives up because the machine is slow.
     fn try_start(&mut self, command: &mut Command) -> bool {
-        let log = File::create(self.directory.path().join("log")).expect("a writable directory");
+        let log = File::create(self.log_path()).expect("a writable directory");
         let child = command.stderr(log).spawn();
         let mut process = Process(child.expect("kube-apiserver starts"));
         for _ in 0..600 {
@@ -231,7 +238,11 @@ impl ControlPlane {
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.path().join("log")
     }
 
     /// Starts the server at another port, where followers cannot reach it. [`ControlPlane::return_to`]
@@ -337,13 +348,6 @@ impl ControlPlane {
         serde_json::from_str(body).expect("JSON")
     }
 }
-
-/// How often the server is started until it is ready.
-const STARTS: u32 = 4;
-
-/// What the log says when the server ends because its first roles were not in etcd after 30 s, as on a busy lab kernel.
-/// Those that are in etcd stay, so that the next start has fewer to write.
-const TOO_SLOW: &str = "PostStartHook \"rbac/bootstrap-roles\" failed";
 
 /// A process that is killed when it is dropped.
 struct Process(Child);
