@@ -186,7 +186,7 @@ where
         .name("watch".into())
         .spawn(move || {
             let connection = Connection::new(config.server.clone(), config.timeouts);
-            let work = async {
+            let work = async move {
                 let is_open = connection.open().await;
                 let may_go_on = is_open.is_ok();
                 // Cannot fail, because `start` blocks until it receives this.
@@ -202,9 +202,12 @@ where
                     .await;
                 }
             };
+            // The runtime asks for events and looks at the clock before each poll of the future that it blocks on, but
+            // goes from task to task at once. So a task reads the connections, whose tasks hyper spawns.
+            let work = runtime.spawn(work);
             runtime.block_on(async {
                 tokio::select! {
-                    () = work => {}
+                    _ = work => {}
                     _ = stopped => {}
                 }
             });
@@ -279,9 +282,11 @@ async fn while_wanted<'a>(
     follower: impl Fn() -> Follower<'a, Nodes>,
 ) {
     while wanted.wait_for(|&wanted| wanted).await.is_ok() {
+        // The result keeps the value locked until it is dropped.
+        let unwanted = async { drop(wanted.wait_for(|&wanted| !wanted).await) };
         tokio::select! {
             () = follower().run() => {}
-            _ = wanted.wait_for(|&wanted| !wanted) => follower().clear().await,
+            () = unwanted => follower().clear().await,
         }
     }
 }

@@ -142,10 +142,13 @@ impl<'a, R: Resource> Follower<'a, R> {
         let calm = self.resumed.elapsed();
         let wait = (self.backoff).wait(failure.reach(), calm, failure.retry_after());
         (self.entry).record_failure(failure.to_string(), failure.is_rejection());
-        let text = format_args!("watching {}: {failure}; trying again", R::PLURAL);
-        let kind = "failures to watch the API server";
-        let now = clock::since_boot();
-        (self.failures).add(Coverage::All, Level::WARN, kind, text, now);
+        (self.failures).add(
+            Coverage::All,
+            Level::WARN,
+            "failures to watch the API server",
+            format_args!("watching {}: {failure}; trying again", R::PLURAL),
+            clock::since_boot(),
+        );
         tokio::time::sleep(wait).await;
         self.resumed = Instant::now();
     }
