@@ -28,7 +28,7 @@ pub(crate) mod userspace;
 ///
 /// It bounds the memory of the first round. One system call takes 128, so larger parts would save few
 /// calls.
-const MAX_OPS: usize = 8_192;
+const MAX_OPS: usize = 2_048;
 
 /// A kernel with virtual servers, service addresses and packet rules.
 pub trait Dataplane {

@@ -129,16 +129,20 @@ impl Ops {
         }
     }
 
-    /// Returns the Ops in parts of at most `most`.
-    pub(crate) fn parts(&self, most: usize) -> impl Iterator<Item = Vec<Op>> + '_ {
-        let mut ops = self.iter();
-        let mut left = self.count;
-        std::iter::from_fn(move || {
-            let mut part = Vec::with_capacity(left.min(most));
-            part.extend(ops.by_ref().take(most));
-            left -= part.len();
-            (!part.is_empty()).then_some(part)
-        })
+    /// Passes the Ops to `take` in parts of at most `most`, which use the same memory one after another.
+    pub(crate) fn for_each_part(&self, most: usize, mut take: impl FnMut(&[Op])) {
+        let mut part = Vec::with_capacity(self.count.min(most));
+        // Not `next`, which would move each Op through the iterators that this one is made of.
+        self.iter().for_each(|op| {
+            part.push(op);
+            if part.len() == most {
+                take(&part);
+                part.clear();
+            }
+        });
+        if !part.is_empty() {
+            take(&part);
+        }
     }
 }
 
@@ -262,7 +266,8 @@ mod tests {
         assert_eq!(ops, sorted);
         assert_eq!(ops.len(), 7);
         for most in 1..=8 {
-            let parts: Vec<Vec<Op>> = ops.parts(most).collect();
+            let mut parts = Vec::new();
+            ops.for_each_part(most, |part| parts.push(part.to_vec()));
             assert_eq!(parts.concat(), sorted);
             assert!(parts.iter().all(|part| part.len() <= most));
         }

@@ -311,11 +311,11 @@ impl<D: Dataplane> Proxier<D> {
     /// Applies the Ops part by part, and learns from each. Returns the outcome of each Op.
     fn apply(&mut self, ops: &Ops, now: Duration) -> Outcomes {
         let mut outcomes = Outcomes::default();
-        for part in ops.parts(self.dataplane.most_ops()) {
-            let results = self.dataplane.apply(&part);
-            self.learn(&part, &results, now);
+        ops.for_each_part(self.dataplane.most_ops(), |part| {
+            let results = self.dataplane.apply(part);
+            self.learn(part, &results, now);
             outcomes.extend(results);
-        }
+        });
         self.retries.settle();
         // After a start: insertions in order of the keys leave the nodes of the map half empty.
         if ops.len() > self.kernel.observed.virtual_servers.len() {

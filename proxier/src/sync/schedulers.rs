@@ -62,7 +62,9 @@ impl Schedulers {
         let wanted = servers.filter_map(|server| server.profile.definition.scheduler);
         let is_new =
             |name: &SchedulerName| !self.available.contains(name) && !missing.contains(name);
-        let new: BTreeSet<SchedulerName> = wanted.filter(is_new).collect();
+        // One by one: `collect` would first keep the name of every virtual server in a vector.
+        let mut new = BTreeSet::new();
+        new.extend(wanted.filter(is_new));
         let before = missing.len();
         for name in new {
             let is_missing =
