@@ -18,8 +18,9 @@ use crate::dataplane::Failure;
 /// Without it, the file of a small cluster would be rewritten after every few changes.
 const SLACK: usize = 1_000;
 
-/// The number of records that are encoded at a time, so that the buffer stays small.
-pub(super) const RECORDS_AT_A_TIME: usize = 1_000;
+/// The number of records that are encoded at a time, so that the buffer stays small: below the size at which
+/// the heap of the static program maps new memory for each.
+pub(super) const RECORDS_AT_A_TIME: usize = 500;
 
 /// The length of a typical record. Only the first size of the buffer depends on it.
 const RECORD_LENGTH: usize = 160;
@@ -156,7 +157,7 @@ impl LedgerFile {
         self.lines > 2 * needed + SLACK
     }
 
-    /// Appends `records`. Costs two system calls per thousand.
+    /// Appends `records`. Costs two system calls per [`RECORDS_AT_A_TIME`].
     pub(super) fn append(&mut self, records: &[Record]) -> Result<(), Error> {
         let appended = self.try_append(records);
         self.is_behind = appended.is_err();
