@@ -1,8 +1,8 @@
 //! The allocator of the static program: dlmalloc for small blocks, mappings for large ones.
 //!
-//! dlmalloc's memory comes in pieces of 64 KiB, and nearly all of it is used. A piece arrives with its pages
-//! (`MAP_POPULATE` of mmap(2)), so a first programming of a large cluster has a call of the kernel for 16 pages instead of
-//! a page fault for each. The lock is the standard library's, whose free case is two instructions in line; that of
+//! dlmalloc's memory comes in pieces of a sixteenth of what it has, at least 64 KiB, and nearly all of it is used. A piece
+//! arrives with its pages (`MAP_POPULATE` of mmap(2)), so a first programming of a large cluster has a call of the kernel
+//! for 16 pages or more instead of a page fault for each. The lock is the standard library's, whose free case is two instructions in line; that of
 //! dlmalloc's own global allocator is two calls of pthread functions.
 //!
 //! A large block is a mapping of its own, with its pages. Most are long vectors that live for one round: they grow without
@@ -12,6 +12,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
@@ -21,9 +22,15 @@ mod mapping;
 
 use mapping::{PAGE, PagesExist};
 
-/// The size by which dlmalloc grows, in bytes. It takes more only for a block of nearly this size or more: the buffer of
-/// a socket, most of which may never be used.
+/// The least size by which dlmalloc grows, in bytes. It asks for more only for a block of nearly this size or more: the
+/// buffer of a socket, most of which may never be used.
 const GRANULE: usize = 64 << 10;
+
+/// The part of its memory by which dlmalloc grows. On average, half as much is not used yet.
+const GROWTH: usize = 16;
+
+/// The most by which dlmalloc grows for a small block, in bytes.
+const MAX_PIECE: usize = 1 << 20;
 
 /// The smallest size of a large block, in bytes.
 const LARGE: usize = 128 << 10;
@@ -38,7 +45,10 @@ impl Heap {
         reason = "a default could not be a static"
     )]
     pub const fn new() -> Self {
-        Self(Mutex::new(Dlmalloc::new_with_allocator(Pages)))
+        let pages = Pages {
+            mapped: AtomicUsize::new(0),
+        };
+        Self(Mutex::new(Dlmalloc::new_with_allocator(pages)))
     }
 
     fn lock(&self) -> MutexGuard<'_, Dlmalloc<Pages>> {
@@ -113,16 +123,44 @@ unsafe impl GlobalAlloc for Heap {
 }
 
 /// The kernel's memory.
-struct Pages;
+struct Pages {
+    /// The bytes that dlmalloc has. Atomic only because this type is shared; the heap's lock orders the changes.
+    mapped: AtomicUsize,
+}
+
+impl Pages {
+    /// Returns the size of the next piece, of which dlmalloc needs `size` bytes.
+    fn piece(&self, size: usize) -> usize {
+        let growth = self.mapped.load(Relaxed) / GROWTH / GRANULE * GRANULE;
+        growth.clamp(size, MAX_PIECE)
+    }
+
+    /// Frees `size` bytes. Returns whether the kernel did.
+    ///
+    /// # Safety
+    /// As of [`mapping::unmap`].
+    unsafe fn unmap(&self, at: *mut u8, size: usize) -> bool {
+        // SAFETY: As demanded of the caller.
+        let is_free = unsafe { mapping::unmap(at, size) };
+        if is_free {
+            self.mapped.fetch_sub(size, Relaxed);
+        }
+        is_free
+    }
+}
 
 // SAFETY: A mapping is no other's memory, all zeros, and stays until it is unmapped.
 unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        let pages = match size <= GRANULE {
-            true => PagesExist::AtOnce,
-            false => PagesExist::WhenUsed,
+        let (size, pages) = match size <= GRANULE {
+            true => (self.piece(size), PagesExist::AtOnce),
+            false => (size, PagesExist::WhenUsed),
         };
-        (mapping::map(size, pages), size, 0)
+        let start = mapping::map(size, pages);
+        if !start.is_null() {
+            self.mapped.fetch_add(size, Relaxed);
+        }
+        (start, size, 0)
     }
 
     fn remap(&self, at: *mut u8, old_size: usize, new_size: usize, can_move: bool) -> *mut u8 {
@@ -131,17 +169,22 @@ unsafe impl dlmalloc::Allocator for Pages {
             false => MremapFlags::empty(),
         };
         // SAFETY: The mapping is dlmalloc's.
-        unsafe { mapping::remap(at, old_size, new_size, flags) }
+        let moved = unsafe { mapping::remap(at, old_size, new_size, flags) };
+        if !moved.is_null() {
+            self.mapped
+                .fetch_add(new_size.wrapping_sub(old_size), Relaxed);
+        }
+        moved
     }
 
     fn free_part(&self, at: *mut u8, old_size: usize, new_size: usize) -> bool {
         // SAFETY: The mapping is dlmalloc's, which no longer uses this part.
-        unsafe { mapping::unmap(at.add(new_size), old_size - new_size) }
+        unsafe { self.unmap(at.add(new_size), old_size - new_size) }
     }
 
     fn free(&self, at: *mut u8, size: usize) -> bool {
         // SAFETY: The mapping is dlmalloc's, which no longer uses it.
-        unsafe { mapping::unmap(at, size) }
+        unsafe { self.unmap(at, size) }
     }
 
     fn can_release_part(&self, _: u32) -> bool {
@@ -249,6 +292,26 @@ mod tests {
             };
             block.free(&heap);
         }
+    }
+
+    #[test]
+    fn pieces_grow_with_the_heap() {
+        use dlmalloc::Allocator as _;
+        let pages = Pages {
+            mapped: AtomicUsize::new(0),
+        };
+        let pieces: Vec<_> = (0..120).map(|_| pages.alloc(GRANULE)).collect();
+        assert!(pieces.is_sorted_by_key(|&(_, size, _)| size));
+        assert_eq!(pieces[0].1, GRANULE);
+        assert_eq!(pieces[119].1, MAX_PIECE);
+        // A large request gets what it asks for.
+        let (buffer, size, _) = pages.alloc(2 * GRANULE);
+        assert_eq!(size, 2 * GRANULE);
+        assert!(pages.free_part(buffer, size, GRANULE) && pages.free(buffer, GRANULE));
+        for (start, size, _) in pieces {
+            assert!(pages.free(start, size));
+        }
+        assert_eq!(pages.mapped.into_inner(), 0);
     }
 
     #[test]
