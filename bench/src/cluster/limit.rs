@@ -111,6 +111,11 @@ impl Recording {
         rules.max_by_key(|it| it.bytes.len()).map(|it| it.time)
     }
 
+    /// Returns the time of the last request.
+    pub(super) fn last(&self) -> Option<Duration> {
+        self.0.iter().map(|it| it.time).max()
+    }
+
     /// Returns the time of the first request for virtual servers after [`Self::most_rules`].
     pub(super) fn first_server(&self) -> Option<Duration> {
         let rules = self.most_rules().unwrap_or_default();

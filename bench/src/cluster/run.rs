@@ -205,7 +205,8 @@ impl Run<'_> {
             rules_secs: recording.most_rules().map(since),
             first_server_secs: recording.first_server().map(since),
             programmed_secs: since(self.tap.last_found()),
-            settled_secs: since(self.tap.last_request()),
+            // Not the last request of the tap: later ones only read.
+            settled_secs: since(recording.last().unwrap_or_default()),
             api_service_secs: probe.connected().map(since),
             page_faults: Some(page_faults(self.proxy.id())?),
             cost: self.cost(before)?,
