@@ -366,8 +366,12 @@ impl Watch {
             return;
         }
         let end = Instant::now() + limit;
-        let is_writing = |thread: &JoinHandle<()>| !thread.is_finished() && Instant::now() < end;
+        let is_writing = |thread: &JoinHandle<()>| !thread.is_finished();
         while self.thread.as_ref().is_some_and(is_writing) {
+            if Instant::now() >= end {
+                tracing::warn!("the API server did not take the last Events within {limit:?}");
+                return;
+            }
             // Polled, because a `JoinHandle` cannot be joined with a time limit.
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -17,6 +17,9 @@ const MAX_BODY: usize = 64 << 10;
 /// The longest pause while no Event is due.
 const IDLE: Duration = Duration::from_secs(3_600);
 
+/// The pause before a last Event is tried again.
+const LAST_PAUSE: Duration = Duration::from_millis(200);
+
 /// The writer of Events.
 pub(super) struct EventWriter<'a> {
     connection: &'a Connection,
@@ -58,23 +61,34 @@ impl<'a> EventWriter<'a> {
                     self.book.set(&present, clock::since_boot());
                 }
                 () = tokio::time::sleep(pause) => {
-                    if let Some(task) = self.book.take(clock::since_boot()) {
-                        self.perform(&task).await;
+                    if let Some(task) = self.book.take(clock::since_boot())
+                        && let Err(failure) = self.perform(&task).await
+                    {
+                        // The next count writes the Event, and nothing depends on it.
+                        tracing::debug!("an Event was not written: {failure}");
                     }
                 }
             }
         }
         while let Some(task) = self.book.take(clock::since_boot()) {
-            self.perform(&task).await;
+            // The process ends, so there is no next count. It waits for these Events for a few seconds
+            // (`Watch::finish`).
+            while let Err(failure) = self.perform(&task).await {
+                tracing::warn!("an Event was not written: {failure}; trying again");
+                tokio::time::sleep(LAST_PAUSE).await;
+            }
         }
     }
 
-    async fn perform(&mut self, task: &Task) {
+    /// Performs a task, unless the API server does not permit it.
+    async fn perform(&mut self, task: &Task) -> Result<(), RequestFailure> {
         let result = match task {
             Task::Create(notice) => self.create(notice).await,
             Task::Count(notice, count) => self.count(notice, *count).await,
         };
-        let Err(failure) = result else { return };
+        let Err(failure) = result else {
+            return Ok(());
+        };
         match failure.refusal() {
             Some(refusal) if refusal.is_withheld() => {
                 self.book.refused(clock::since_boot());
@@ -84,9 +98,9 @@ impl<'a> EventWriter<'a> {
                          --events=off requests none"
                     );
                 }
+                Ok(())
             }
-            // The next count writes the Event, and nothing depends on it.
-            _ => tracing::debug!("an Event was not written: {failure}"),
+            _ => Err(failure),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Events.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -151,6 +152,50 @@ pub(crate) fn unused_port() -> u16 {
     socket.local_addr().unwrap().port()
 }
 
+/// Returns the program, on a node `us` of this server, with its files in `directory`.
+fn command(server: &ApiServer, directory: &Path) -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+    program
+        .args(["run", "--dataplane=userspace", "--node-name=us", "--master"])
+        .arg(server.url())
+        .args(["--ipvs-min-sync-period=0s", "--logging-format=json"])
+        .arg(format!(
+            "--metrics-bind-address=127.0.0.1:{}",
+            unused_port()
+        ))
+        .arg("--state-file")
+        .arg(directory.join("state"));
+    program
+}
+
+#[test]
+fn the_last_event_of_a_process_is_tried_again() {
+    let server = ApiServer::start();
+    server.apply(node("us", "127.0.0.1"));
+    let path = "/apis/events.k8s.io/v1/namespaces/default/events";
+    // The Event of the start, which may have failed before the end, and that of the address in use.
+    for status in [500, 500, 201, 201] {
+        respond(&server, path, status, "{}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut program = command(&server, directory.path());
+    program
+        .arg(format!(
+            "--healthz-bind-address={}",
+            taken.local_addr().unwrap()
+        ))
+        .arg("--bind-address-hard-fail");
+    let output = program.output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    assert!(log.contains("an Event was not written"), "{log}");
+    assert!(!log.contains("did not take the last Events"), "{log}");
+    let posts = server.requests();
+    let posts = posts.iter().filter(|request| request.path == path).count();
+    assert!((3..=4).contains(&posts), "{posts} requests\n{log}");
+}
+
 #[test]
 fn the_program_says_once_that_events_are_not_permitted() {
     let server = ApiServer::start();
@@ -161,22 +206,12 @@ fn the_program_says_once_that_events_are_not_permitted() {
     respond(&server, of_nodes, 403, refused);
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("log");
-    let mut program = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
-    program
-        .args(["run", "--dataplane=userspace", "--node-name=us", "--master"])
-        .arg(server.url())
-        .args(["--ipvs-min-sync-period=0s", "--logging-format=json"])
-        .arg(format!(
-            "--healthz-bind-address=127.0.0.1:{}",
-            unused_port()
-        ))
-        .arg(format!(
-            "--metrics-bind-address=127.0.0.1:{}",
-            unused_port()
-        ))
-        .arg("--state-file")
-        .arg(directory.path().join("state"))
-        .stderr(std::fs::File::create(&log).unwrap());
+    let mut program = command(&server, directory.path());
+    program.arg(format!(
+        "--healthz-bind-address=127.0.0.1:{}",
+        unused_port()
+    ));
+    program.stderr(std::fs::File::create(&log).unwrap());
     let program = Program(program.spawn().unwrap());
     let refusals = || {
         let text = std::fs::read_to_string(&log).unwrap();

@@ -81,8 +81,11 @@ impl ControlPlane {
 
     /// Returns an object; `None` if it does not exist.
     pub(super) fn read(&self, path: &str) -> Option<Value> {
-        let text = self.ask(Method::GET, path, &Value::Null).ok()?;
-        serde_json::from_str(&text).ok()
+        match self.ask(Method::GET, path, &Value::Null) {
+            Ok(text) => Some(serde_json::from_str(&text).unwrap()),
+            Err(kube::Error::Api(status)) if status.code == 404 => None,
+            Err(error) => panic!("{path}: {error}"),
+        }
     }
 
     pub(super) fn patch(&self, path: &str, change: &Value) {

@@ -90,6 +90,11 @@ impl Subject {
         }
     }
 
+    /// Returns the log of the last process.
+    pub(super) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
     /// Kills the process.
     pub(super) fn end(&mut self) {
         self.process.0.kill().unwrap();
