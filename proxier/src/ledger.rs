@@ -232,7 +232,7 @@ impl Ledger {
 
     /// Appends the queued records to the file.
     ///
-    /// Costs no system call without records, three for up to 500, and two for each further 500.
+    /// Costs no system call without records, three for up to 400, and two for each further 400.
     ///
     /// # Errors
     /// If the file cannot be written. Memory keeps everything, and the next flush that succeeds writes

@@ -1,9 +1,9 @@
 //! The allocator of the static program: dlmalloc for small blocks, mappings for large ones.
 //!
-//! dlmalloc's memory comes in pieces of a sixteenth of what it has, at least 64 KiB, and nearly all of it is used. A piece
+//! dlmalloc's memory comes in pieces of a sixteenth of what it has, 64 KiB to 1 MiB, and nearly all of it is used. A piece
 //! arrives with its pages (`MAP_POPULATE` of mmap(2)), so a first programming of a large cluster has a call of the kernel
-//! for 16 pages or more instead of a page fault for each. The lock is the standard library's, whose free case is two instructions in line; that of
-//! dlmalloc's own global allocator is two calls of pthread functions.
+//! for 16 pages or more instead of a page fault for each. The lock is the standard library's, whose free case is two
+//! instructions in line; that of dlmalloc's own global allocator is two calls of pthread functions.
 //!
 //! A large block is a mapping of its own, with its pages. Most are long vectors that live for one round: they grow without
 //! a copy, and leave no hole between small blocks.
@@ -11,8 +11,8 @@
 //! The code is unsafe, because that is the interface of an allocator.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
@@ -46,7 +46,7 @@ impl Heap {
     )]
     pub const fn new() -> Self {
         let pages = Pages {
-            mapped: AtomicUsize::new(0),
+            mapped: Cell::new(0),
         };
         Self(Mutex::new(Dlmalloc::new_with_allocator(pages)))
     }
@@ -124,14 +124,14 @@ unsafe impl GlobalAlloc for Heap {
 
 /// The kernel's memory.
 struct Pages {
-    /// The bytes that dlmalloc has. Atomic only because this type is shared; the heap's lock orders the changes.
-    mapped: AtomicUsize,
+    /// The bytes that dlmalloc has.
+    mapped: Cell<usize>,
 }
 
 impl Pages {
     /// Returns the size of the next piece, of which dlmalloc needs `size` bytes.
     fn piece(&self, size: usize) -> usize {
-        let growth = self.mapped.load(Relaxed) / GROWTH / GRANULE * GRANULE;
+        let growth = self.mapped.get() / GROWTH / GRANULE * GRANULE;
         growth.clamp(size, MAX_PIECE)
     }
 
@@ -143,7 +143,7 @@ impl Pages {
         // SAFETY: As demanded of the caller.
         let is_free = unsafe { mapping::unmap(at, size) };
         if is_free {
-            self.mapped.fetch_sub(size, Relaxed);
+            self.mapped.set(self.mapped.get() - size);
         }
         is_free
     }
@@ -158,7 +158,7 @@ unsafe impl dlmalloc::Allocator for Pages {
         };
         let start = mapping::map(size, pages);
         if !start.is_null() {
-            self.mapped.fetch_add(size, Relaxed);
+            self.mapped.set(self.mapped.get() + size);
         }
         (start, size, 0)
     }
@@ -171,8 +171,7 @@ unsafe impl dlmalloc::Allocator for Pages {
         // SAFETY: The mapping is dlmalloc's.
         let moved = unsafe { mapping::remap(at, old_size, new_size, flags) };
         if !moved.is_null() {
-            self.mapped
-                .fetch_add(new_size.wrapping_sub(old_size), Relaxed);
+            self.mapped.set(self.mapped.get() - old_size + new_size);
         }
         moved
     }
@@ -298,7 +297,7 @@ mod tests {
     fn pieces_grow_with_the_heap() {
         use dlmalloc::Allocator as _;
         let pages = Pages {
-            mapped: AtomicUsize::new(0),
+            mapped: Cell::new(0),
         };
         let pieces: Vec<_> = (0..120).map(|_| pages.alloc(GRANULE)).collect();
         assert!(pieces.is_sorted_by_key(|&(_, size, _)| size));

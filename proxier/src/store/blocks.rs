@@ -4,8 +4,8 @@ use super::encoding::{length_of_bytes, push_length, take_bytes};
 
 /// The size of a block, unless it has one string that is longer.
 ///
-/// With what an allocator adds, a block and its memory from the kernel are 64 KiB: the heap of the static program takes
-/// such a piece with its pages, and a longer one with a page fault for each.
+/// With what an allocator adds, a block is at most 64 KiB: the heap of the static program has memory for such blocks with
+/// its pages, and that for longer ones with a page fault for each.
 const BLOCK: usize = (64 << 10) - 256;
 
 /// Byte strings that are appended one by one and used up in their order.
