@@ -64,19 +64,34 @@ impl<'a> EventWriter<'a> {
                     if let Some(task) = self.book.take(clock::since_boot())
                         && let Err(failure) = self.perform(&task).await
                     {
-                        // The next count writes the Event, and nothing depends on it.
+                        // Otherwise the next count writes the Event, and nothing depends on it.
                         tracing::debug!("an Event was not written: {failure}");
+                        if self.notices.has_changed().is_err() {
+                            self.insist(&task).await;
+                        }
                     }
                 }
             }
         }
         while let Some(task) = self.book.take(clock::since_boot()) {
-            // The process ends, so there is no next count. It waits for these Events for a few seconds
-            // (`Watch::finish`).
-            while let Err(failure) = self.perform(&task).await {
-                tracing::warn!("an Event was not written: {failure}; trying again");
-                tokio::time::sleep(LAST_PAUSE).await;
+            self.insist(&task).await;
+        }
+    }
+
+    /// Performs a task of a process that ends, after which there is no next count. The process waits for this for
+    /// a few seconds (`Watch::finish`).
+    async fn insist(&mut self, task: &Task) {
+        let mut has_logged = false;
+        while let Err(failure) = self.perform(task).await {
+            let is_final = |code| (400..500).contains(&code) && code != 429;
+            if failure.refusal().is_some_and(|it| is_final(it.code)) {
+                tracing::warn!("an Event was not written: {failure}");
+                return;
             }
+            if !std::mem::replace(&mut has_logged, true) {
+                tracing::warn!("an Event was not written: {failure}; trying again");
+            }
+            tokio::time::sleep(LAST_PAUSE).await;
         }
     }
 
