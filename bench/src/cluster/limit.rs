@@ -111,7 +111,7 @@ impl Recording {
         rules.max_by_key(|it| it.bytes.len()).map(|it| it.time)
     }
 
-    /// Returns the time of the last request.
+    /// Returns the time of the last request of those that the limit repeats.
     pub(super) fn last(&self) -> Option<Duration> {
         self.0.iter().map(|it| it.time).max()
     }

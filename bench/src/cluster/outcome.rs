@@ -46,7 +46,7 @@ pub(crate) struct Start {
     pub(crate) first_server_secs: Option<f64>,
     /// Until the request for the last endpoint.
     pub(crate) programmed_secs: f64,
-    /// Until the last request for a change of the first programming.
+    /// Until the last request of the first programming, of those that the limit repeats.
     pub(crate) settled_secs: f64,
     /// Until a client on the node can connect to `default/kubernetes`.
     pub(crate) api_service_secs: Option<f64>,

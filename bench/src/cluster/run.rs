@@ -205,8 +205,12 @@ impl Run<'_> {
             rules_secs: recording.most_rules().map(since),
             first_server_secs: recording.first_server().map(since),
             programmed_secs: since(self.tap.last_found()),
-            // Not the last request of the tap: later ones only read.
-            settled_secs: since(recording.last().unwrap_or_default()),
+            // Not the last request of the tap: later ones read.
+            settled_secs: since(
+                recording
+                    .last()
+                    .context("the proxy sent no request for a change")?,
+            ),
             api_service_secs: probe.connected().map(since),
             page_faults: Some(page_faults(self.proxy.id())?),
             cost: self.cost(before)?,
