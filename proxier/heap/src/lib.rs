@@ -45,10 +45,7 @@ impl Heap {
         reason = "a default could not be a static"
     )]
     pub const fn new() -> Self {
-        let pages = Pages {
-            mapped: Cell::new(0),
-        };
-        Self(Mutex::new(Dlmalloc::new_with_allocator(pages)))
+        Self(Mutex::new(Dlmalloc::new_with_allocator(Pages::new())))
     }
 
     fn lock(&self) -> MutexGuard<'_, Dlmalloc<Pages>> {
@@ -129,6 +126,12 @@ struct Pages {
 }
 
 impl Pages {
+    const fn new() -> Self {
+        Self {
+            mapped: Cell::new(0),
+        }
+    }
+
     /// Returns the size of the next piece, of which dlmalloc needs `size` bytes.
     fn piece(&self, size: usize) -> usize {
         let growth = self.mapped.get() / GROWTH / GRANULE * GRANULE;
@@ -296,9 +299,7 @@ mod tests {
     #[test]
     fn pieces_grow_with_the_heap() {
         use dlmalloc::Allocator as _;
-        let pages = Pages {
-            mapped: Cell::new(0),
-        };
+        let pages = Pages::new();
         let pieces: Vec<_> = (0..120).map(|_| pages.alloc(GRANULE)).collect();
         assert!(pieces.is_sorted_by_key(|&(_, size, _)| size));
         assert_eq!(pieces[0].1, GRANULE);

@@ -83,8 +83,7 @@ impl<'a> EventWriter<'a> {
     async fn insist(&mut self, task: &Task) {
         let mut has_logged = false;
         while let Err(failure) = self.perform(task).await {
-            let is_final = |code| (400..500).contains(&code) && code != 429;
-            if failure.refusal().is_some_and(|it| is_final(it.code)) {
+            if failure.is_rejection() {
                 tracing::warn!("an Event was not written: {failure}");
                 return;
             }

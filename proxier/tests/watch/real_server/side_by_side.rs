@@ -198,14 +198,11 @@ fn end_of_a_process_that_cannot_listen(
         let event = subject.event(plane, "default", "FailedToStartProxierHealthcheck");
         (code, event, subject.log())
     };
-    let (mut code, mut event, mut log) = end();
-    for _ in 0..4 {
-        // A slow machine's server did not take it in time, and the process says so.
-        if event.is_some() || !log.contains("did not take the last Events") {
-            break;
-        }
-        (code, event, log) = end();
-    }
+    // The server of a slow machine may not take the Event in time; then the process says so.
+    let is_in_time = |(_, event, log): &(i32, Option<Value>, String)| {
+        event.is_some() || !log.contains("did not take the last Events")
+    };
+    let (code, event, log) = (0..5).map(|_| end()).find(is_in_time).unwrap();
     writeln!(
         subject.record,
         "=== bindAddressHardFail\n--- exit code {code}"
