@@ -85,7 +85,7 @@ pub(crate) struct Flags {
     #[arg(long, value_enum, default_value = "own")]
     api: ApiKind,
 
-    /// How often each proxy is measured; proxies take turns.
+    /// How often each proxy is measured; scenarios and proxies take turns.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     rounds: u32,
 
@@ -111,8 +111,9 @@ impl Flags {
         let scenarios = self.scenarios()?;
         let subjects = self.subjects()?;
         if inside::is_inside() {
-            for scenario in &scenarios {
-                for round in 1..=self.rounds {
+            // Turns, because the speed of the host changes within minutes.
+            for round in 1..=self.rounds {
+                for scenario in &scenarios {
                     for subject in &subjects {
                         let outcome = measure(scenario, subject, self.api, round)?;
                         println!("{}", serde_json::to_string(&outcome)?);

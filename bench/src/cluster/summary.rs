@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::outcome::{Cost, Latency, Outcome, Step};
 use super::report::Report;
-use super::scenario::Phase;
+use super::scenario::{Phase, Scenario};
 use crate::report::table::Table;
 
 /// A figure of an outcome.
@@ -282,24 +282,27 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 /// Returns how the cost of a change grows from the smallest to the largest number of Services, a sentence
-/// per proxy. It needs the phases of idle time and changes.
+/// per proxy, each cost the middle one of its rounds. It needs the phases of idle time and changes.
 pub(super) fn growth(report: &Report) -> Vec<String> {
-    let cost = |it: &&Outcome| beyond_idle(it);
-    let services = |it: &&Outcome| it.scenario.shape.services;
     let of_subject = |subject: &&str| {
-        let of_subject = || report.outcomes.iter().filter(|it| it.subject == *subject);
-        let measured = || of_subject().filter(|it| cost(it).is_some());
-        let (small, large) = (
-            measured().min_by_key(services)?,
-            measured().max_by_key(services)?,
-        );
-        let ratio = cost(&large)? / cost(&small)?;
-        let is_growth = services(&small) < services(&large) && ratio.is_finite();
+        let mut sizes: Vec<(&Scenario, f64)> = report
+            .scenarios()
+            .into_iter()
+            .filter_map(|scenario| {
+                let outcomes = report.of(scenario, subject);
+                let costs = outcomes.iter().filter_map(|it| beyond_idle(it));
+                Some((&outcomes.first()?.scenario, median(costs)?))
+            })
+            .collect();
+        sizes.sort_by_key(|(scenario, _)| scenario.shape.services);
+        let (small, large) = (sizes.first()?, sizes.last()?);
+        let ratio = large.1 / small.1;
+        let is_growth = small.0.shape.services < large.0.shape.services && ratio.is_finite();
         is_growth.then(|| {
             format!(
                 "{subject}: CPU time per change, beyond that of idle time, at {} is {ratio:.2} times that at {}",
-                large.scenario.size(),
-                small.scenario.size(),
+                large.0.size(),
+                small.0.size(),
             )
         })
     };
@@ -363,7 +366,68 @@ pub(super) fn text(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::machine::Machine;
+    use super::super::scenario::Parameters;
     use super::*;
+    use crate::process::Cpu;
+
+    /// Returns an outcome of a proxy that spends `idle_cpu` and `churn_cpu` seconds of CPU time.
+    fn outcome(scenario: &str, round: u32, idle_cpu: f64, churn_cpu: f64) -> Outcome {
+        let step = |phase, cpu: f64, changes| Step {
+            phase,
+            cost: Cost {
+                secs: 30.0,
+                cpu: Cpu {
+                    system: cpu,
+                    ..Cpu::default()
+                },
+                ..Cost::default()
+            },
+            changes,
+            latency: None,
+            missed: 0,
+            caught_up_secs: None,
+            connections: None,
+            system_calls: None,
+            is_correct: None,
+        };
+        Outcome {
+            scenario: Scenario::named(scenario, &Parameters::default()).unwrap(),
+            subject: "ipvs-proxier".to_owned(),
+            round,
+            api: "own".to_owned(),
+            kernel: "7.2.12".to_owned(),
+            start: None,
+            steps: vec![
+                step(Phase::Idle, idle_cpu, 0),
+                step(Phase::Churn, churn_cpu, 3_000),
+            ],
+            memory: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn growth_compares_the_middle_rounds() {
+        let report = Report {
+            machine: Machine::default(),
+            outcomes: vec![
+                outcome("44k", 1, 0.5, 9.5),
+                outcome("1k", 1, 0.0, 2.0),
+                outcome("44k", 2, 0.5, 2.7),
+                outcome("1k", 2, 0.0, 0.1),
+                outcome("44k", 3, 0.5, 2.5),
+                outcome("1k", 3, 0.0, 2.0),
+            ],
+        };
+        assert_eq!(
+            growth(&report),
+            [
+                "ipvs-proxier: CPU time per change, beyond that of idle time, at 44,000 x 1 is 1.10 times that \
+                 at 1,000 x 10"
+            ]
+        );
+    }
 
     #[test]
     fn the_median_is_a_measured_value() {
