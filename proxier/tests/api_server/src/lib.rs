@@ -20,6 +20,7 @@ mod form;
 mod manifest;
 mod objects;
 mod protobuf;
+pub mod reader;
 mod schema;
 mod selector;
 mod serve;
