@@ -50,3 +50,44 @@ async fn read(client: &Client, list: &str) -> Result<(), Box<dyn Error + Send + 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::ApiServer;
+
+    #[test]
+    fn both_lists_are_streamed_to_their_end() {
+        let server = ApiServer::start();
+        server.apply(json!({"kind": "Service", "metadata": {"namespace": "a", "name": "b"}}));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("kubeconfig");
+        let config = json!({
+            "clusters": [{"name": "a", "cluster": {"server": server.url()}}],
+            "users": [{"name": "a", "user": {}}],
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "current-context": "a",
+        });
+        std::fs::write(&file, config.to_string()).unwrap();
+
+        read_lists(&file).unwrap();
+
+        let mut streamed: Vec<String> = server
+            .requests()
+            .into_iter()
+            .filter(|request| request.query.contains_key("sendInitialEvents"))
+            .map(|request| request.path)
+            .collect();
+        streamed.sort();
+        assert_eq!(
+            streamed,
+            [
+                "/api/v1/services",
+                "/apis/discovery.k8s.io/v1/endpointslices"
+            ]
+        );
+        assert!(server.last_list().is_some());
+    }
+}
