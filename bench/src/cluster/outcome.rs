@@ -94,6 +94,23 @@ pub(crate) struct Cost {
     pub(crate) memory: Memory,
 }
 
+impl Step {
+    /// Returns a phase in which nothing was measured yet.
+    pub(crate) fn new(phase: super::scenario::Phase) -> Self {
+        Self {
+            phase,
+            cost: Cost::default(),
+            changes: 0,
+            latency: None,
+            missed: 0,
+            caught_up_secs: None,
+            connections: None,
+            system_calls: None,
+            is_correct: None,
+        }
+    }
+}
+
 /// Percentiles, in milliseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Latency {

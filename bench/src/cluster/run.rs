@@ -236,17 +236,7 @@ impl Run<'_> {
         self.quiet();
         Memory::reset_peak(self.proxy.id())?;
         let before = self.before()?;
-        let mut step = Step {
-            phase,
-            cost: Cost::default(),
-            changes: 0,
-            latency: None,
-            missed: 0,
-            caught_up_secs: None,
-            connections: None,
-            system_calls: None,
-            is_correct: None,
-        };
+        let mut step = Step::new(phase);
         let clients = match phase {
             Phase::Relist | Phase::Reset | Phase::Outage | Phase::Slow if self.api.has_echo() => {
                 let address = SocketAddr::from((self.population.api_service(), 443));

@@ -295,14 +295,14 @@ pub(super) fn growth(report: &Report) -> Vec<String> {
             })
             .collect();
         sizes.sort_by_key(|(scenario, _)| scenario.shape.services);
-        let (small, large) = (sizes.first()?, sizes.last()?);
-        let ratio = large.1 / small.1;
-        let is_growth = small.0.shape.services < large.0.shape.services && ratio.is_finite();
+        let (&(small, small_cost), &(large, large_cost)) = (sizes.first()?, sizes.last()?);
+        let ratio = large_cost / small_cost;
+        let is_growth = small.shape.services < large.shape.services && ratio.is_finite();
         is_growth.then(|| {
             format!(
                 "{subject}: CPU time per change, beyond that of idle time, at {} is {ratio:.2} times that at {}",
-                large.0.size(),
-                small.0.size(),
+                large.size(),
+                small.size(),
             )
         })
     };
@@ -374,7 +374,6 @@ mod tests {
     /// Returns an outcome of a proxy that spends `idle_cpu` and `churn_cpu` seconds of CPU time.
     fn outcome(scenario: &str, round: u32, idle_cpu: f64, churn_cpu: f64) -> Outcome {
         let step = |phase, cpu: f64, changes| Step {
-            phase,
             cost: Cost {
                 secs: 30.0,
                 cpu: Cpu {
@@ -384,12 +383,7 @@ mod tests {
                 ..Cost::default()
             },
             changes,
-            latency: None,
-            missed: 0,
-            caught_up_secs: None,
-            connections: None,
-            system_calls: None,
-            is_correct: None,
+            ..Step::new(phase)
         };
         Outcome {
             scenario: Scenario::named(scenario, &Parameters::default()).unwrap(),

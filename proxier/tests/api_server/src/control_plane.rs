@@ -11,12 +11,11 @@ use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use kube::Client;
 use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::{CannedResponse, tls};
+use crate::{CannedResponse, reader, tls};
 
 /// Records each request once it is answered, without its body.
 const AUDIT_POLICY: &str = "\
@@ -263,12 +262,8 @@ impl ControlPlane {
     fn administrator(&self) -> Client {
         // Not the followers' file: they read theirs again after a failure and would find the new port.
         let file = self.kubeconfig("administrator", &json!({"token": "secret"}));
-        let kubeconfig = Kubeconfig::read_from(file).expect("the file just written");
-        let options = KubeConfigOptions::default();
-        self.runtime.block_on(async {
-            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await;
-            Client::try_from(config.expect("a valid file")).expect("valid certificates")
-        })
+        let client = self.runtime.block_on(reader::client(&file));
+        client.expect("a valid file with valid certificates")
     }
 
     /// Sends a request as administrator and returns the text of the response.

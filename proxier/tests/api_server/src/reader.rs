@@ -9,17 +9,18 @@ use kube::Client;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-/// The lists of Services and EndpointSlices, with the selectors of kube-proxy 1.36.
-const LISTS: [&str; 2] = [
-    "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name\
-     %2C%21service.kubernetes.io%2Fheadless",
-    "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name\
-     %2C%21service.kubernetes.io%2Fheadless",
+/// The paths of Services and EndpointSlices.
+const PATHS: [&str; 2] = [
+    "/api/v1/services",
+    "/apis/discovery.k8s.io/v1/endpointslices",
 ];
 
-/// The parameters of a list that is streamed, and whose watch ends after a second.
-const STREAM: &str = "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
-                      &allowWatchBookmarks=true&timeoutSeconds=1";
+/// The parameters of a list that is streamed, and whose watch ends after a second. The selectors are those of
+/// kube-proxy 1.36.
+const STREAM: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
+                      &allowWatchBookmarks=true&timeoutSeconds=1\
+                      &labelSelector=%21service.kubernetes.io%2Fservice-proxy-name\
+                      %2C%21service.kubernetes.io%2Fheadless";
 
 /// Reads the lists of Services and EndpointSlices at once, as a node does at its start.
 ///
@@ -30,19 +31,24 @@ pub fn read_lists(kubeconfig: &Path) -> Result<(), Box<dyn Error + Send + Sync>>
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let file = Kubeconfig::read_from(kubeconfig)?;
-        let options = KubeConfigOptions::default();
-        let config = kube::Config::from_custom_kubeconfig(file, &options).await?;
-        let client = Client::try_from(config)?;
-        let [services, slices] = LISTS.map(|list| read(&client, list));
+        let client = client(kubeconfig).await?;
+        let [services, slices] = PATHS.map(|path| read(&client, path));
         tokio::try_join!(services, slices)?;
         Ok(())
     })
 }
 
-async fn read(client: &Client, list: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+/// Returns a client that a kubeconfig file describes.
+pub(crate) async fn client(kubeconfig: &Path) -> Result<Client, Box<dyn Error + Send + Sync>> {
+    let file = Kubeconfig::read_from(kubeconfig)?;
+    let options = KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(file, &options).await?;
+    Ok(Client::try_from(config)?)
+}
+
+async fn read(client: &Client, path: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
     let accept = "application/vnd.kubernetes.protobuf;stream=watch";
-    let request = Request::get(format!("{list}{STREAM}")).header("Accept", accept);
+    let request = Request::get(format!("{path}?{STREAM}")).header("Accept", accept);
     let response = client.send(request.body(Body::empty())?).await?;
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
