@@ -267,7 +267,7 @@ impl Transport {
     ///
     /// If the kernel marks the dump as interrupted by changes (`NLM_F_DUMP_INTR`), the dump is
     /// repeated, with up to 5 attempts in all. `clear` is called before every attempt and must
-    /// empty `collected`. Returns the number of datagrams with messages for `each`.
+    /// empty `collected`. Returns the bytes of all datagrams with messages for `each`.
     ///
     /// # Errors
     /// Those of [`Transport::request`]; [`Error::DumpInterrupted`]; [`Error::AnswersLost`]; the
@@ -284,8 +284,8 @@ impl Transport {
         for _ in 0..DUMP_TRIES {
             clear(collected);
             let each = |message: Message<'_>| each(collected, message);
-            if let Dump::Complete { datagrams } = self.dump_once(kind, doing, &body, each)? {
-                return Ok(datagrams);
+            if let Dump::Complete { bytes } = self.dump_once(kind, doing, &body, each)? {
+                return Ok(bytes);
             }
         }
         Err(Error::DumpInterrupted { tries: DUMP_TRIES })
@@ -323,7 +323,7 @@ impl Transport {
         batch.number(0, sequence, false);
         self.send(&batch.bytes)?;
         self.scratch = batch;
-        let mut datagrams = 0;
+        let mut bytes = 0;
         let mut is_interrupted = false;
         let mut result = Ok(());
         // After an error of `each` the rest is still read: the kernel rejects the next dump of this
@@ -337,10 +337,12 @@ impl Transport {
                     end.map_err(|error| error.doing(doing))?;
                     return result.map(|()| match is_interrupted {
                         true => Dump::Interrupted,
-                        false => Dump::Complete { datagrams },
+                        false => Dump::Complete { bytes },
                     });
                 }
-                datagrams += usize::from(place == 0);
+                if place == 0 {
+                    bytes += self.buffer.len();
+                }
                 if message.message_type() != NLMSG_NOOP
                     && result.is_ok()
                     && let Err(error) = each(message.into())
@@ -490,7 +492,10 @@ impl Transport {
 /// How a dump without errors ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dump {
-    Complete { datagrams: usize },
+    /// With the bytes of its datagrams.
+    Complete {
+        bytes: usize,
+    },
     Interrupted,
 }
 

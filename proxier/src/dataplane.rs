@@ -12,6 +12,7 @@ use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use crate::conntrack::{Stale, Swept};
+use crate::ledger::Owned;
 use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
@@ -40,11 +41,18 @@ pub trait Dataplane {
 
     /// Calls `each` once for every virtual server of the network namespace, owned or foreign.
     ///
+    /// Virtual servers of `known`, some of which need not exist, are never missing. Another one may be while
+    /// a second program changes virtual servers ([`ipvs::Client::walk`]).
+    ///
     /// The order is arbitrary. Memory does not grow with the number of virtual servers.
     ///
     /// # Errors
     /// If any part cannot be read whole.
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure>;
+    fn virtual_servers(
+        &mut self,
+        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure>;
 
     /// Returns whether a cheap look at this portion of the kernel's table shows the `expected` virtual
     /// servers, owned and foreign: all of them if it is the whole table.
@@ -77,14 +85,16 @@ pub trait Dataplane {
 
     /// Reads the state that [`crate::diff`] compares with `desired`.
     ///
-    /// Destinations that equal the desired ones share their memory.
+    /// No virtual server that is desired or `owned` is missing. Destinations that equal the desired ones share
+    /// their memory.
     ///
     /// # Errors
     /// If any part cannot be read whole.
-    fn observe(&mut self, desired: &Desired) -> Result<Observed, Failure> {
+    fn observe(&mut self, desired: &Desired, owned: &Owned) -> Result<Observed, Failure> {
         let mut observed = Observed::default();
         let servers = &mut observed.virtual_servers;
-        self.virtual_servers(&mut |found| {
+        let mut known = desired.virtual_servers.keys().chain(owned.keys());
+        self.virtual_servers(&mut known, &mut |found| {
             let mut server = found.server;
             if let Some(wanted) = desired.virtual_servers.get(&found.key) {
                 server.share(&wanted.profile.definition, &wanted.destinations);

@@ -37,7 +37,8 @@ pub use drains::Drains;
 pub(crate) use file::Error;
 pub use file::LedgerFile;
 pub(crate) use lock::{LedgerLock, LockError};
-pub(crate) use owned::{Owned, Territory};
+pub use owned::Owned;
+pub(crate) use owned::Territory;
 pub use retired::Retired;
 
 use file::RECORDS_AT_A_TIME;

@@ -31,13 +31,13 @@ pub(crate) struct KernelTable {
 }
 
 impl KernelTable {
-    /// Reads the state of `dataplane`.
+    /// Reads the state of `dataplane`. No `owned` virtual server is missing.
     ///
     /// # Errors
     /// If a part cannot be read completely.
-    pub(crate) fn read(dataplane: &mut impl Dataplane) -> Result<Self, Failure> {
+    pub(crate) fn read(dataplane: &mut impl Dataplane, owned: &Owned) -> Result<Self, Failure> {
         let mut virtual_servers = BTreeMap::new();
-        dataplane.virtual_servers(&mut |found| {
+        dataplane.virtual_servers(&mut owned.keys(), &mut |found| {
             virtual_servers.insert(found.key, found);
         })?;
         Ok(Self {

@@ -201,9 +201,10 @@ impl<D: Dataplane> Proxier<D> {
         let territory = self.input.territory(&self.excluded);
         let owned = self.ledger.owned();
         let mut has_owned = false;
-        self.dataplane.virtual_servers(&mut |found| {
-            has_owned |= territory.is_ours(&found.key, owned);
-        })?;
+        self.dataplane
+            .virtual_servers(&mut owned.keys(), &mut |found| {
+                has_owned |= territory.is_ours(&found.key, owned);
+            })?;
         Ok(has_owned)
     }
 

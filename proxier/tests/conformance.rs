@@ -10,7 +10,8 @@ use ipvs_netlink as ipvs;
 use proxier::testing::dataplane::fake::FakeKernel;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::{Dataplane, Outcome};
-use proxier::testing::observed::{Carrier, LocalAddresses};
+use proxier::testing::ledger::Owned;
+use proxier::testing::observed::{Carrier, LocalAddresses, Observed};
 use proxier::testing::op::Op;
 use proxier::testing::plan::{Desired, ServiceAddresses};
 use rustix::io::Errno;
@@ -84,13 +85,17 @@ fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Dataplane) {
     check(kernel, &[(Op::AddCarrier, None)]);
 }
 
+fn observe(kernel: &mut dyn Dataplane) -> Observed {
+    (kernel.observe(&Desired::default(), &Owned::default())).unwrap()
+}
+
 /// Deletes everything but the carrier, for the next case.
 fn clear(kernel: &mut dyn Dataplane) {
-    let observed = kernel.observe(&Desired::default()).unwrap();
+    let observed = observe(kernel);
     let mut ops: Vec<Op> = observed.addresses.keys().map(Op::DeleteAddress).collect();
     ops.extend(observed.virtual_servers.keys().map(Op::DeleteService));
     assert_eq!(errnos(&kernel.apply(&ops)), vec![None; ops.len()]);
-    let left = kernel.observe(&Desired::default()).unwrap();
+    let left = observe(kernel);
     assert!(left.virtual_servers.is_empty() && left.addresses.is_empty());
 }
 
@@ -141,7 +146,7 @@ fn services_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
             (Op::SetService(sticky), None),
         ],
     );
-    let observed = kernel.observe(&Desired::default()).unwrap();
+    let observed = observe(kernel);
     for service in [sticky, v6] {
         let found = &observed.virtual_servers[&service.key];
         assert_eq!(found.definition.at(service.key), service);
@@ -175,7 +180,7 @@ fn destinations_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
             (Op::SetDestination(key, heavy), None),
         ],
     );
-    let observed = kernel.observe(&Desired::default()).unwrap();
+    let observed = observe(kernel);
     let weights: Vec<u32> = observed.virtual_servers[&key]
         .destinations
         .iter()
@@ -224,7 +229,7 @@ fn addresses_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
             (Op::AddAddress(v6, None), None),
         ],
     );
-    let observed = kernel.observe(&Desired::default()).unwrap();
+    let observed = observe(kernel);
     assert_eq!(
         observed.addresses.iter().collect::<Vec<_>>(),
         [(v4, &None), (v6, &None)]
@@ -233,13 +238,7 @@ fn addresses_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
         kernel,
         &[(Op::DeleteAddress(v4), None), (Op::DeleteAddress(v6), None)],
     );
-    assert!(
-        kernel
-            .observe(&Desired::default())
-            .unwrap()
-            .addresses
-            .is_empty()
-    );
+    assert!(observe(kernel).addresses.is_empty());
 }
 
 fn a_failing_op_does_not_stop_the_others(kernel: &mut dyn Dataplane) {
@@ -271,7 +270,7 @@ fn observed_destinations_are_sorted(kernel: &mut dyn Dataplane) {
         .map(|port| Op::AddDestination(key, destination(&format!("10.244.0.1:{port}"), 1)))
         .collect();
     assert_eq!(errnos(&kernel.apply(&ops)), vec![None; 250]);
-    let observed = kernel.observe(&Desired::default()).unwrap();
+    let observed = observe(kernel);
     let ports: Vec<u16> = observed.virtual_servers[&key]
         .destinations
         .iter()

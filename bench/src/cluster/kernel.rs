@@ -19,7 +19,7 @@ pub(crate) fn has_exactly(population: &Population) -> anyhow::Result<Option<bool
     let mut client = Client::open()?;
     let mut programmed: BTreeSet<u32> = BTreeSet::new();
     let mut servers = 0_usize;
-    client.walk(|_, destinations| {
+    client.walk([], |_, destinations| {
         servers += 1;
         let serving = destinations.iter().filter(|it| it.destination.weight > 0);
         programmed.extend(serving.map(|it| word(it.destination.key.address)));
@@ -65,7 +65,7 @@ fn word(address: IpAddr) -> u32 {
 pub(crate) fn flush() -> anyhow::Result<()> {
     let mut client = Client::open()?;
     let mut servers = 0_usize;
-    client.walk(|_, _| servers += 1)?;
+    client.walk([], |_, _| servers += 1)?;
     if servers > 0 {
         client.flush()?;
         return Ok(());

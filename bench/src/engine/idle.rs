@@ -58,7 +58,7 @@ pub(crate) fn measure(cluster: Cluster) -> anyhow::Result<Idle> {
     Ok(Idle {
         resyncs: cycle(&mut node)?,
         listing: shortest(read_listing)?,
-        dump: shortest(|| Ok(client.walk(|_, _| {})?))?,
+        dump: shortest(|| Ok(client.walk([], |_, _| {})?))?,
         addresses: shortest(|| linux.addresses().map(drop).context("reading addresses"))?,
     })
 }

@@ -153,8 +153,12 @@ impl Dataplane for Watched {
         self.linux.machine()
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
-        self.linux.virtual_servers(each)
+    fn virtual_servers(
+        &mut self,
+        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure> {
+        self.linux.virtual_servers(known, each)
     }
 
     fn shows_virtual_servers(

@@ -21,6 +21,13 @@ use crate::transport::{DUMP_TRIES, Message};
 /// The delay before a service dump is repeated, for the kernel to finish resizing its table.
 const RESIZE_DELAY: Duration = Duration::from_millis(20);
 
+/// The least size of a full datagram of a dump in bytes.
+///
+/// A smaller dump lacks nothing, because the kernel holds its lock while it fills a datagram. The
+/// smallest datagram is `NLMSG_GOODSIZE`: a page less 320 bytes. The kernel ends it when the next
+/// virtual server does not fit, which takes about 360 bytes.
+const LEAST_FULL: usize = 4_096 - 320 - 512;
+
 impl Client {
     /// Returns all virtual servers, each once, in the kernel's order.
     ///
@@ -33,49 +40,67 @@ impl Client {
     /// [`Error::is_permission_denied`]; [`Error::is_transient`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>> {
         let mut services = Vec::new();
-        self.services_into(&mut services)?;
-        Ok(services)
+        for _ in 0..DUMP_TRIES {
+            self.dump_services(&mut services)?;
+            if has_no_duplicate(&services) {
+                return Ok(services);
+            }
+            std::thread::sleep(RESIZE_DELAY);
+        }
+        Err(Error::DumpInterrupted { tries: DUMP_TRIES })
     }
 
-    /// Returns all virtual servers that one datagram lists, or that several dumps list: until two
-    /// dumps in a row list no other one, at most [`DUMP_TRIES`].
-    fn confirmed_services(&mut self) -> Result<Vec<ServiceEntry>> {
+    /// Returns all virtual servers.
+    ///
+    /// If a dump may lack some, others follow until two in a row list no further one, at most
+    /// [`DUMP_TRIES`] in all. Then the kernel is asked for each of `known` that none of them lists.
+    fn all_services(
+        &mut self,
+        known: impl IntoIterator<Item = ServiceKey>,
+    ) -> Result<Vec<ServiceEntry>> {
         let (mut all, mut services) = (Vec::new(), Vec::new());
         let mut seen = HashSet::new();
         let mut confirmations = 0;
-        for _ in 0..DUMP_TRIES {
-            let datagrams = self.services_into(&mut services)?;
+        for number in 0..DUMP_TRIES {
+            let bytes = self.dump_services(&mut services)?;
+            if number == 0 && bytes < LEAST_FULL {
+                return Ok(services);
+            }
             let before = all.len();
             all.extend(services.iter().filter(|it| seen.insert(it.service.key)));
+            if !has_no_duplicate(&services) {
+                confirmations = 0;
+                std::thread::sleep(RESIZE_DELAY);
+                continue;
+            }
             confirmations = match all.len() > before {
                 true => 0,
                 false => confirmations + 1,
             };
-            // The kernel holds its lock while it fills a datagram.
-            if datagrams <= 1 && before == 0 || confirmations == 2 {
+            if confirmations == 2 {
                 break;
+            }
+        }
+        for key in known.into_iter().filter(|key| seen.insert(*key)) {
+            match self.service(&key) {
+                Ok(entry) => all.push(entry),
+                Err(error) if error.is_no_such_service() => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(all)
     }
 
-    /// Replaces the content of `services` by a dump without duplicates. Returns its number of datagrams.
-    fn services_into(&mut self, services: &mut Vec<ServiceEntry>) -> Result<usize> {
-        for _ in 0..DUMP_TRIES {
-            let datagrams = self.dump(
-                IPVS_CMD_GET_SERVICE,
-                "reading the services",
-                |_| {},
-                IPVS_CMD_ATTR_SERVICE,
-                read_service,
-                services,
-            )?;
-            if has_no_duplicate(services) {
-                return Ok(datagrams);
-            }
-            std::thread::sleep(RESIZE_DELAY);
-        }
-        Err(Error::DumpInterrupted { tries: DUMP_TRIES })
+    /// Replaces the content of `services` by a dump. Returns its size in bytes.
+    fn dump_services(&mut self, services: &mut Vec<ServiceEntry>) -> Result<usize> {
+        self.dump(
+            IPVS_CMD_GET_SERVICE,
+            "reading the services",
+            |_| {},
+            IPVS_CMD_ATTR_SERVICE,
+            read_service,
+            services,
+        )
     }
 
     /// Returns the destinations of a virtual server, newest first.
@@ -116,14 +141,17 @@ impl Client {
     /// As [`Client::walk`], and the memory for the whole table.
     pub fn table(&mut self) -> Result<Vec<(ServiceEntry, Vec<DestinationEntry>)>> {
         let mut table = Vec::new();
-        self.walk(|service, destinations| table.push((*service, destinations.to_vec())))?;
+        self.walk([], |service, destinations| {
+            table.push((*service, destinations.to_vec()))
+        })?;
         Ok(table)
     }
 
     /// Calls `each` with every virtual server and its destinations.
     ///
-    /// Only the destinations of one virtual server are in memory at a time. A virtual server is
-    /// missing only if each of several dumps lacks it.
+    /// Only the destinations of one virtual server are in memory at a time. Virtual servers of
+    /// `known` are never missing. Another one may be if each of several dumps lacks it
+    /// ([`Client::services`]); all may be `known`, and some need not exist.
     ///
     /// # Errors
     /// As [`Client::services`].
@@ -131,9 +159,14 @@ impl Client {
     /// # Cost
     /// Three system calls per virtual server, because the kernel has no dump of all destinations:
     /// a send, a receive for the entries and a receive for the end of the dump. Besides, three to five
-    /// dumps of the virtual servers, or one if it is a single datagram.
-    pub fn walk(&mut self, mut each: impl FnMut(&ServiceEntry, &[DestinationEntry])) -> Result<()> {
-        let services = self.confirmed_services()?;
+    /// dumps of the virtual servers and two system calls for each of `known` that they lack; or
+    /// one dump if there are only a few virtual servers.
+    pub fn walk(
+        &mut self,
+        known: impl IntoIterator<Item = ServiceKey>,
+        mut each: impl FnMut(&ServiceEntry, &[DestinationEntry]),
+    ) -> Result<()> {
+        let services = self.all_services(known)?;
         let mut destinations = Vec::new();
         for entry in &services {
             // If the virtual server was deleted meanwhile, the kernel answers with an empty dump.
@@ -163,7 +196,7 @@ impl Client {
     /// Replaces the content of `entries` by a dump; `read` decodes the attribute `kind` of a
     /// message.
     ///
-    /// The memory of `entries` is reused. Returns the number of datagrams.
+    /// The memory of `entries` is reused. Returns the bytes of its datagrams.
     fn dump<T>(
         &mut self,
         command: u8,

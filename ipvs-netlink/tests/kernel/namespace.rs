@@ -67,7 +67,9 @@ fn the_probe_finds_all_features_and_restores_the_table() {
         let table = |client: &mut Client| {
             let mut keys: Vec<(ServiceKey, usize)> = Vec::new();
             client
-                .walk(|entry, servers| keys.push((entry.service.key, servers.len())))
+                .walk([], |entry, servers| {
+                    keys.push((entry.service.key, servers.len()))
+                })
                 .unwrap();
             keys.sort();
             keys

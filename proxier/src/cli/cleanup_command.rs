@@ -10,6 +10,7 @@
 //! `cleanup` leaves them.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -346,7 +347,7 @@ impl<'a> Cleanup<'a> {
     fn check_left(&mut self) -> anyhow::Result<ExitCode> {
         let mut left = BTreeSet::new();
         let linux = self.proxier.dataplane();
-        linux.virtual_servers(&mut |found| _ = left.insert(found.key))?;
+        linux.virtual_servers(&mut iter::empty(), &mut |found| _ = left.insert(found.key))?;
         if left.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }

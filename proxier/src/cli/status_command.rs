@@ -39,9 +39,9 @@ impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let form = self.service_addresses.into();
         let mut linux = Linux::open(form)?;
-        let observed = KernelTable::read(&mut linux)?;
-        let neighbours = neighbours::recognise(&Traces::read(&observed.local)?, form);
         let ledger = Ledger::open(self.state.file())?;
+        let observed = KernelTable::read(&mut linux, ledger.owned())?;
+        let neighbours = neighbours::recognise(&Traces::read(&observed.local)?, form);
         print(&match self.output {
             Output::Json => json(&JsonStatus {
                 kernel: JsonReport::observed(&observed, &ledger),

@@ -8,6 +8,7 @@
 //! The kernel drops packets that leave a loopback address for an endpoint (`ip_route_output_key_hash_rcu`,
 //! martian sources), so no virtual server at 127.0.0.1 reaches one.
 
+use std::iter;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -61,11 +62,15 @@ impl Dataplane for Companion {
         self.linux.machine()
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
+    fn virtual_servers(
+        &mut self,
+        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure> {
         if let Some(relay) = &mut self.relay {
-            relay.virtual_servers(each)?;
+            relay.virtual_servers(&mut iter::empty(), each)?;
         }
-        self.linux.virtual_servers(each)
+        self.linux.virtual_servers(known, each)
     }
 
     fn shows_virtual_servers(

@@ -71,7 +71,11 @@ impl Dataplane for FakeKernel {
         Ok(self.machine.clone())
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
+    fn virtual_servers(
+        &mut self,
+        _: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure> {
         self.reads += 1;
         for (key, server) in self.state.virtual_servers.iter() {
             each(self.counted(&key, server));

@@ -171,9 +171,13 @@ impl Dataplane for Linux {
         })
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
+    fn virtual_servers(
+        &mut self,
+        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure> {
         let mut order = revival::ServerOrder::default();
-        virtual_servers::walk(&mut self.ipvs, &mut |server| {
+        virtual_servers::walk(&mut self.ipvs, known, &mut |server| {
             order.push(&server.key);
             each(server);
         })?;

@@ -309,7 +309,11 @@ impl Dataplane for Userspace {
         *expected == self.state.virtual_servers
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
+    fn virtual_servers(
+        &mut self,
+        _: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure> {
         for (key, server) in self.state.virtual_servers.iter() {
             each(self.counted(&key, server));
         }

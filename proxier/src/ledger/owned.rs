@@ -59,6 +59,11 @@ impl Owned {
         self.owners.pack();
     }
 
+    /// Returns every owned virtual server, in their order.
+    pub fn keys(&self) -> impl Iterator<Item = ipvs::ServiceKey> {
+        self.owners.keys()
+    }
+
     /// Returns every owned virtual server with its Service port, in order of the keys.
     pub fn iter(&self) -> impl Iterator<Item = (ipvs::ServiceKey, &ServicePortName)> {
         self.owners.iter()

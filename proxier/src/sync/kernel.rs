@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::dataplane::{Dataplane, Failure, Portion};
+use crate::ledger::Owned;
 use crate::observed::{Carrier, Observed};
 use crate::plan::{Changed, Desired};
 use crate::problem::Problem;
@@ -77,10 +78,11 @@ impl KernelState {
         expected: Option<Observed>,
         dataplane: &mut impl Dataplane,
         desired: &Desired,
+        owned: &Owned,
         now: Duration,
     ) -> Result<Changed, Failure> {
         let Some(mut expected) = expected else {
-            self.read_all(dataplane, desired, now)?;
+            self.read_all(dataplane, desired, owned, now)?;
             return Ok(Changed::default());
         };
         let rarity = rarity(&expected);
@@ -91,7 +93,7 @@ impl KernelState {
         };
         // Without `may_look`, a full read is due for the fields that no look shows.
         if !may_look || !dataplane.shows_virtual_servers(&expected.virtual_servers, portion) {
-            self.read_all(dataplane, desired, now)?;
+            self.read_all(dataplane, desired, owned, now)?;
             return Ok(drift(&expected, &self.observed, desired));
         }
         self.glances = match portion {
@@ -114,9 +116,10 @@ impl KernelState {
         &mut self,
         dataplane: &mut impl Dataplane,
         desired: &Desired,
+        owned: &Owned,
         now: Duration,
     ) -> Result<(), Failure> {
-        self.observed = dataplane.observe(desired)?;
+        self.observed = dataplane.observe(desired, owned)?;
         self.read_at = now;
         self.glances = 0;
         Ok(())

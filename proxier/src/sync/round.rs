@@ -127,9 +127,8 @@ impl<D: Dataplane> Proxier<D> {
         self.machine = machine;
         ours.extend(self.plan_touched(now));
         let desired = self.planner.desired();
-        let mut drifted = self
-            .kernel
-            .read(expected, &mut self.dataplane, desired, now)?;
+        let owned = self.ledger.owned();
+        let mut drifted = (self.kernel).read(expected, &mut self.dataplane, desired, owned, now)?;
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         let draining = self.ledger.drains().virtual_servers().copied();
         let draining: Vec<_> = draining.chain(retired).collect();

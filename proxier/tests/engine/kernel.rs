@@ -297,8 +297,12 @@ impl Dataplane for Kernel {
         self.0.borrow_mut().kernel.machine()
     }
 
-    fn virtual_servers(&mut self, each: &mut dyn FnMut(CountedServer)) -> Result<(), Failure> {
-        self.0.borrow_mut().kernel.virtual_servers(each)
+    fn virtual_servers(
+        &mut self,
+        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure> {
+        self.0.borrow_mut().kernel.virtual_servers(known, each)
     }
 
     fn shows_virtual_servers(

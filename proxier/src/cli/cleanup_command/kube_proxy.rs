@@ -1,6 +1,7 @@
 //! The part of `--cleanup` that removes kube-proxy's objects.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ impl Cleanup<'_> {
         };
         let mut keys = BTreeSet::new();
         let linux = self.proxier.dataplane();
-        linux.virtual_servers(&mut |found| _ = keys.insert(found.key))?;
+        linux.virtual_servers(&mut iter::empty(), &mut |found| _ = keys.insert(found.key))?;
         keys.retain(|key| !is_excluded(key));
         let mut ops: Vec<Op> = keys.into_iter().map(Op::DeleteService).collect();
         if linux.addresses()?.carrier.is_some() {

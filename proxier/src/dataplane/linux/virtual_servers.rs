@@ -11,12 +11,15 @@ use crate::definition::ServerDefinition;
 use crate::observed::{Connections, CountedServer, ObservedServer};
 use crate::op::Op;
 
-/// Calls `each` for every virtual server of the namespace.
+/// Calls `each` for every virtual server of the namespace. None of `known` is missing.
 pub(super) fn walk(
     client: &mut ipvs::Client,
+    known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
     each: &mut dyn FnMut(CountedServer),
 ) -> ipvs::Result<()> {
-    client.walk(|entry, destinations| each(counted(entry.service, destinations)))
+    client.walk(known, |entry, destinations| {
+        each(counted(entry.service, destinations))
+    })
 }
 
 /// Reads one virtual server; `None` if it does not exist.
