@@ -12,7 +12,6 @@ use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use crate::conntrack::{Stale, Swept};
-use crate::ledger::Owned;
 use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
@@ -85,15 +84,19 @@ pub trait Dataplane {
 
     /// Reads the state that [`crate::diff`] compares with `desired`.
     ///
-    /// No virtual server that is desired or `owned` is missing. Destinations that equal the desired ones share
-    /// their memory.
+    /// No virtual server that is desired or of `known` is missing. Destinations that equal the desired ones
+    /// share their memory.
     ///
     /// # Errors
     /// If any part cannot be read whole.
-    fn observe(&mut self, desired: &Desired, owned: &Owned) -> Result<Observed, Failure> {
+    fn observe(
+        &mut self,
+        desired: &Desired,
+        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+    ) -> Result<Observed, Failure> {
         let mut observed = Observed::default();
         let servers = &mut observed.virtual_servers;
-        let mut known = desired.virtual_servers.keys().chain(owned.keys());
+        let mut known = desired.virtual_servers.keys().chain(known);
         self.virtual_servers(&mut known, &mut |found| {
             let mut server = found.server;
             if let Some(wanted) = desired.virtual_servers.get(&found.key) {

@@ -37,8 +37,7 @@ pub use drains::Drains;
 pub(crate) use file::Error;
 pub use file::LedgerFile;
 pub(crate) use lock::{LedgerLock, LockError};
-pub use owned::Owned;
-pub(crate) use owned::Territory;
+pub(crate) use owned::{Owned, Territory};
 pub use retired::Retired;
 
 use file::RECORDS_AT_A_TIME;

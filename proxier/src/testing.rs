@@ -87,7 +87,7 @@ pub mod frontend {
 
 pub mod ledger {
     //! The record of owned virtual servers and draining destinations.
-    pub use crate::ledger::{Drains, LedgerFile, Owned, Retired};
+    pub use crate::ledger::{Drains, LedgerFile, Retired};
 }
 
 pub mod manifests {

@@ -10,7 +10,6 @@ use ipvs_netlink as ipvs;
 use proxier::testing::dataplane::fake::FakeKernel;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::{Dataplane, Outcome};
-use proxier::testing::ledger::Owned;
 use proxier::testing::observed::{Carrier, LocalAddresses, Observed};
 use proxier::testing::op::Op;
 use proxier::testing::plan::{Desired, ServiceAddresses};
@@ -86,7 +85,9 @@ fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Dataplane) {
 }
 
 fn observe(kernel: &mut dyn Dataplane) -> Observed {
-    (kernel.observe(&Desired::default(), &Owned::default())).unwrap()
+    kernel
+        .observe(&Desired::default(), &mut std::iter::empty())
+        .unwrap()
 }
 
 /// Deletes everything but the carrier, for the next case.

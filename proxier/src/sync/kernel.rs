@@ -119,7 +119,7 @@ impl KernelState {
         owned: &Owned,
         now: Duration,
     ) -> Result<(), Failure> {
-        self.observed = dataplane.observe(desired, owned)?;
+        self.observed = dataplane.observe(desired, &mut owned.keys())?;
         self.read_at = now;
         self.glances = 0;
         Ok(())
