@@ -43,10 +43,10 @@ mod greeting;
 mod line;
 mod log;
 mod memory;
+mod preload;
 mod processor;
 mod running;
 pub(crate) mod warden;
-mod xstate;
 
 pub(crate) use self::greeting::Greeting;
 use self::{line::Line, log::Log, processor::Claim};

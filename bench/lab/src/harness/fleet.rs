@@ -57,8 +57,7 @@ fn running() -> MutexGuard<'static, BTreeMap<PathBuf, usize>> {
 /// Runs the test called `name` on the machine of `kernel`, and prints its output.
 ///
 /// At most `at_once` tests of this process run on one machine at the same time. If the kernel hangs, the
-/// test runs again on a new machine, once: Linux 6.1 as User-Mode Linux hangs in rare cases when a timer
-/// interrupts it while it maps a kernel stack (`to_irq_stack` reads the unmapped stack again and again).
+/// test runs again on a new machine, once.
 ///
 /// # Errors
 ///

@@ -27,7 +27,7 @@ use rustix::{
     process::{Resource, Rlimit, Signal, getpgrp, kill_process_group, setrlimit},
 };
 
-use super::{Config, xstate};
+use super::{Config, preload};
 use crate::guest;
 
 /// Returns the command that becomes the kernel of `config` with these `arguments`.
@@ -45,7 +45,7 @@ pub(super) fn command(config: &Config, arguments: &[OsString]) -> Result<Command
         .env(guest::ROLE, KERNEL)
         .env(PATH, &config.kernel)
         .env(ARGUMENTS, arguments.join(OsStr::new("\n")))
-        .envs(xstate::library()?.map(|library| (LIBRARY, library)))
+        .env(LIBRARIES, preload::libraries()?)
         // If the program is a test, libtest writes to stdout.
         .stdout(Stdio::null());
     Ok(command)
@@ -78,7 +78,7 @@ pub(crate) fn become_kernel() -> Result<()> {
         .args(arguments.map(OsStr::from_bytes))
         .env_clear()
         .envs(env::var_os(MEMORY).map(|directory| (MEMORY, directory)))
-        .envs(env::var_os(LIBRARY).map(|library| ("LD_PRELOAD", library)))
+        .envs(env::var_os(LIBRARIES).map(|libraries| ("LD_PRELOAD", libraries)))
         .stdout(console)
         .exec();
     Err(failed).with_context(|| format!("starting the kernel {}", kernel.display()))
@@ -112,7 +112,7 @@ pub(crate) const WARDEN: &str = "warden";
 const PATH: &str = "LAB_BOOT_KERNEL";
 /// The variable with the kernel's arguments, one a line.
 const ARGUMENTS: &str = "LAB_BOOT_ARGUMENTS";
-/// The variable with the path of a library that the kernel loads, if any.
-const LIBRARY: &str = "LAB_BOOT_LIBRARY";
+/// The variable with the libraries that the kernel loads.
+const LIBRARIES: &str = "LAB_BOOT_LIBRARIES";
 /// The variable by which User-Mode Linux finds the directory of its memory file.
 pub(super) const MEMORY: &str = "TMPDIR";
