@@ -2,7 +2,8 @@
 //! source says why and how.
 
 use std::{
-    ffi::{OsStr, OsString},
+    env,
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -12,10 +13,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::kernel;
 
-/// The source and the name of the library that keeps the kernel's own stack mapped.
+/// The name and the source of the library that keeps the kernel's own stack mapped.
 const STACK: (&str, &str) = ("stack", include_str!("preload/stack.c"));
 
-/// The source and the name of the library for processors with AMX.
+/// The name and the source of the library for processors with AMX.
 const XSTATE: (&str, &str) = ("xstate", include_str!("preload/xstate.c"));
 
 /// Returns the value of `LD_PRELOAD` for a kernel on this host.
@@ -29,8 +30,7 @@ pub(super) fn libraries() -> Result<OsString> {
     if processors.split_whitespace().any(|flag| flag == "amx_tile") {
         libraries.push(build(XSTATE)?);
     }
-    let libraries: Vec<OsString> = libraries.into_iter().map(OsString::from).collect();
-    Ok(libraries.join(OsStr::new(":")))
+    env::join_paths(libraries).context("listing the libraries for the lab's kernel")
 }
 
 /// Compiles a library, once per user, with the C compiler that Rust links with.

@@ -59,6 +59,7 @@ pub(super) fn command(config: &Config, arguments: &[OsString]) -> Result<Command
 pub(crate) fn become_kernel() -> Result<()> {
     let kernel = env::var_os(PATH).context("no kernel to run")?;
     let arguments = env::var_os(ARGUMENTS).context("no arguments for the kernel")?;
+    let libraries = env::var_os(LIBRARIES).context("no libraries for the kernel")?;
     let arguments = arguments.as_bytes().split(|&byte| byte == b'\n');
     // A panic of the kernel ends in abort(3). Its core would be the whole memory of the guest.
     let no_core = Rlimit {
@@ -78,7 +79,7 @@ pub(crate) fn become_kernel() -> Result<()> {
         .args(arguments.map(OsStr::from_bytes))
         .env_clear()
         .envs(env::var_os(MEMORY).map(|directory| (MEMORY, directory)))
-        .envs(env::var_os(LIBRARIES).map(|libraries| ("LD_PRELOAD", libraries)))
+        .env("LD_PRELOAD", libraries)
         .stdout(console)
         .exec();
     Err(failed).with_context(|| format!("starting the kernel {}", kernel.display()))
