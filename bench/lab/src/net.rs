@@ -30,7 +30,10 @@ mod server;
 
 pub use self::{
     answer::Answer,
-    client::{Connection, UdpClient, ask_sctp, ask_tcp, ask_udp},
+    client::{
+        Connection, UdpClient, ask_sctp, ask_tcp, ask_tcp_within, ask_udp, ask_udp_within,
+        receive_within,
+    },
     cluster::Cluster,
     host::Host,
     node::{Node, node},

@@ -4,11 +4,14 @@ use std::{
     env,
     process::{self, Command, Output},
     thread::sleep,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use lab::kernel;
-use rustix::process::{Pid, Signal, kill_process_group};
+use lab::{
+    kernel,
+    net::{ask_tcp_within, ask_udp_within},
+};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 #[test]
 fn a_panic_in_the_guest_fails_the_test_with_its_message() {
@@ -65,6 +68,14 @@ fn a_test_whose_kernel_hangs_runs_again_on_a_new_machine() {
         words.contains("fixture_is_stopped_once runs again on a new machine"),
         "{words}"
     );
+}
+
+#[test]
+fn clients_get_their_answers_from_a_machine_that_stood_still() {
+    let Some(passed) = run("fixture_stands_still", &[]) else {
+        return;
+    };
+    assert!(passed.status.success(), "{}", words(&passed));
 }
 
 #[test]
@@ -139,23 +150,78 @@ fn a_kernel_that_dies_is_reported() {
     assert!(said.contains("died while booting"), "{said}");
 }
 
-/// Stops the first kernel that this process starts.
-fn stop_a_kernel() {
-    sleep(Duration::from_secs(3));
+/// Returns the kernels that this process started.
+fn kernels() -> Vec<Pid> {
     let parent = process::id().to_string();
     let is_child = |stat: &str| {
         // The fields after the name: state, parent.
         let fields = stat.rsplit(')').next().unwrap_or_default();
         fields.split_whitespace().nth(1) == Some(&*parent)
     };
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let process = entry.file_name().to_str().and_then(|it| it.parse().ok());
-        if let Some(kernel) = process.and_then(Pid::from_raw).filter(|_| is_child(&stat)) {
-            kill_process_group(kernel, Signal::STOP).expect("the kernel is ours");
-            return;
-        }
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+            let process = entry.file_name().to_str()?.parse().ok()?;
+            Pid::from_raw(process).filter(|_| is_child(&stat))
+        })
+        .collect()
+}
+
+/// Stops a kernel that this process starts.
+fn stop_a_kernel() {
+    sleep(Duration::from_secs(3));
+    if let Some(&kernel) = kernels().first() {
+        kill_process_group(kernel, Signal::STOP).expect("the kernel is ours");
     }
+}
+
+/// Stops all kernels of this process again and again for [`STANDSTILL`], as a busy host does.
+fn stop_kernels_for_a_while() {
+    loop {
+        sleep(Duration::from_secs(1));
+        let kernels = kernels();
+        let signal = |signal| {
+            for &kernel in &kernels {
+                // A kernel may have ended. The processes of a guest are in its group: on Linux 6.1 they would
+                // take the signal for one of their own.
+                let _gone = kill_process(kernel, signal);
+            }
+        };
+        signal(Signal::STOP);
+        sleep(STANDSTILL);
+        signal(Signal::CONT);
+    }
+}
+
+/// More than ten times [`LIMIT`], which [`lab::patience`] may become.
+const STANDSTILL: Duration = Duration::from_secs(3);
+const LIMIT: Duration = Duration::from_millis(200);
+
+#[test]
+#[ignore = "fixture"]
+fn fixture_stands_still() {
+    if !fixtures_run_here() {
+        std::thread::spawn(stop_kernels_for_a_while);
+    }
+    lab::test(|| {
+        let mut node = lab::net::node("node-a");
+        let ext = node.link("ext0", "203.0.113.1/24", "ext", "203.0.113.9/24");
+        ext.serve_tcp(8080);
+        ext.serve_udp(5353);
+        let (start, mut standstills) = (Instant::now(), 0);
+        while standstills < 3 {
+            assert!(start.elapsed() < Duration::from_secs(60), "{standstills}");
+            let asked = Instant::now();
+            let tcp = ask_tcp_within("203.0.113.9:8080".parse().unwrap(), LIMIT);
+            let udp = ask_udp_within("203.0.113.9:5353".parse().unwrap(), LIMIT);
+            let took = asked.elapsed();
+            standstills += u32::from(took > STANDSTILL / 2);
+            for answer in [tcp, udp] {
+                assert_eq!(answer.backend(), Some("ext"), "{answer} after {took:?}");
+            }
+        }
+    });
 }
 
 #[test]

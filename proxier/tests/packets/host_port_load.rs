@@ -1,15 +1,14 @@
 //! Clients that keep connecting while our process and the plugin for host ports restart.
 
-use std::io::{self, BufRead as _, BufReader};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lab::net::Host;
+use lab::net::{Host, ask_tcp_within, ask_udp_within};
 
 use super::host_ports::{has_iptables, nftables_rules};
-use super::load::{meanwhile, socket};
+use super::load::{PATIENCE, meanwhile};
 use super::plugin::{Iptables, Plugin};
 use super::scene::{Scene, nft};
 use super::services::Services;
@@ -34,9 +33,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// packets of further ones.
 const LONG_PAUSE: Duration = Duration::from_millis(150);
 
-/// How long a client waits. A busy machine may leave the lab without a processor for seconds.
-const PATIENCE: Duration = Duration::from_secs(8);
-
 /// The connections of one client.
 #[derive(Debug, Default)]
 struct Connections {
@@ -51,36 +47,17 @@ fn connect(to: SocketAddr, is_over: &AtomicBool, fewest: usize) -> Connections {
     let mut connections = Connections::default();
     while connections.made < fewest || !is_over.load(Ordering::Relaxed) {
         let answer = match to.port() {
-            80 => ask_tcp(to),
-            _ => ask_udp(to),
+            80 => ask_tcp_within(to, PATIENCE),
+            _ => ask_udp_within(to, PATIENCE),
         };
         connections.made += 1;
-        let answer = answer.unwrap_or_else(|error| error.to_string());
-        if !["pod1 ", "podB1 "].iter().any(|it| answer.starts_with(it)) {
+        if !matches!(answer.backend(), Some("pod1" | "podB1")) {
             connections.misled.push(format!("{to}: {answer}"));
         }
         let has_enough = connections.made >= fewest;
         thread::sleep(if has_enough { LONG_PAUSE } else { PAUSE });
     }
     connections
-}
-
-/// Returns the line of the server, which begins with the name of its host.
-fn ask_tcp(to: SocketAddr) -> io::Result<String> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line)?;
-    Ok(line)
-}
-
-fn ask_udp(to: SocketAddr) -> io::Result<String> {
-    let socket = socket(to);
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.send(b"?\n")?;
-    let mut line = [0; 128];
-    let length = socket.recv(&mut line)?;
-    Ok(String::from_utf8_lossy(&line[..length]).into_owned())
 }
 
 #[test]

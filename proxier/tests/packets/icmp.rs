@@ -10,6 +10,9 @@ use super::scene::Scene;
 use super::services::Services;
 use crate::{at, check};
 
+/// How long a client waits. Without ICMP errors, TCP needs far longer to notice that large packets are lost.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 #[test]
 fn port_unreachable_of_an_endpoint_reaches_the_client() {
     lab::test(|| {
@@ -44,8 +47,7 @@ fn upload(scene: &Scene, client: &str, to: &str) -> Result<String, String> {
     scene.client(client).run(|| {
         let talk = || -> std::io::Result<String> {
             let stream = TcpStream::connect(to)?;
-            // Without ICMP errors, TCP needs far longer to notice that large packets are lost.
-            stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+            stream.set_read_timeout(Some(lab::patience(PATIENCE)))?;
             let mut stream = BufReader::new(stream);
             let mut name = String::new();
             stream.read_line(&mut name)?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lab::net::Host;
+use lab::net::{Answer, Host, UdpClient, ask_udp_within};
 use proxier::testing::clock;
 
 use super::scene::{Scene, nft, program};
@@ -20,7 +20,7 @@ const MOST_FLOWS: usize = 1_000;
 
 /// How long a client waits for an answer before it counts the question as lost. A busy machine may leave
 /// the lab without a processor for seconds.
-const PATIENCE: Duration = Duration::from_secs(8);
+pub(super) const PATIENCE: Duration = Duration::from_secs(8);
 
 /// How many questions a client asked, and which were answered.
 #[derive(Debug, Default)]
@@ -84,23 +84,20 @@ pub(super) fn socket(to: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Asks one question. Returns whether an answer arrived.
-fn is_answered(socket: &UdpSocket) -> bool {
-    match socket.send(b"?\n") {
-        Ok(_) => socket.recv(&mut [0; 128]).is_ok(),
-        Err(_) => {
-            // send(2) fails on the node at once if a rule drops the datagram. Clients elsewhere wait.
-            thread::sleep(lab::patience(PATIENCE));
-            false
-        }
+/// Returns whether a server answered.
+fn is_reply(answer: &Answer) -> bool {
+    if *answer == Answer::Unreachable {
+        // send(2) fails on the node at once if a rule drops the datagram. Clients elsewhere wait.
+        thread::sleep(lab::patience(PATIENCE));
     }
+    answer.backend().is_some()
 }
 
 /// Asks all questions in one flow.
 fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
-    let (socket, mut tally) = (socket(to), Tally::default());
+    let (mut client, mut tally) = (UdpClient::open(to).unwrap(), Tally::default());
     while !is_over.load(Ordering::Relaxed) {
-        tally.count(is_answered(&socket));
+        tally.count(is_reply(&client.ask_within(PATIENCE)));
     }
     tally
 }
@@ -109,7 +106,7 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
 fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) && tally.asked < MOST_FLOWS {
-        tally.count(is_answered(&socket(to)));
+        tally.count(is_reply(&ask_udp_within(to, PATIENCE)));
         thread::sleep(Duration::from_millis(15));
     }
     tally

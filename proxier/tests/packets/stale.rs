@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use lab::net::Connection;
+use lab::net::{Connection, receive_within};
 use proxier::testing::conntrack::{self, Flow};
 use proxier::testing::model::{Family, Protocol, TrafficPolicy};
 
 use super::scene::{Scene, flows};
 use super::services::{POD_B1, POD_B2, POD2, POD3, Port, Service, Services};
+
+/// A question is answered at once, but a busy machine may leave the lab without a processor.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A client that asks from one port, and so in one flow.
 #[derive(Debug)]
@@ -21,9 +24,6 @@ impl Resolver {
         Self(scene.client(client).run(|| {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            // A question is answered at once, but a busy machine may leave the lab without a processor.
-            let patience = Some(lab::patience(Duration::from_secs(10)));
-            socket.set_read_timeout(patience).unwrap();
             socket.connect(to).unwrap();
             socket
         }))
@@ -33,7 +33,7 @@ impl Resolver {
     fn ask(&self) -> Option<String> {
         self.0.send(b"?\n").ok()?;
         let mut line = [0; 128];
-        let length = self.0.recv(&mut line).ok()?;
+        let length = receive_within(&self.0, &mut line, PATIENCE).ok()?;
         let line = String::from_utf8_lossy(&line[..length]).into_owned();
         Some(line.split(' ').next().unwrap().to_owned())
     }

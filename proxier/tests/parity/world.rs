@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long a UDP client waits for an answer. The relay drops the datagrams of some 40 clients, for which
 /// it has no endpoint; their waits are most of the test's time.
-const UDP_PATIENCE: Duration = Duration::from_millis(500);
+const UDP_PATIENCE: Duration = Duration::from_millis(300);
 
 /// The kernel keeps a reset connection for 10 s.
 const SETTLING: Duration = Duration::from_secs(90);
@@ -315,13 +315,11 @@ impl Frontend {
 
     fn ask_udp(&self, source: SocketAddr) -> Option<(char, Client)> {
         let socket = UdpSocket::bind(source).unwrap();
-        let patience = lab::patience(UDP_PATIENCE);
-        socket.set_read_timeout(Some(patience)).unwrap();
         socket.connect(self.address).unwrap();
         // Without an endpoint, IPVS drops the datagram on its way out: EPERM.
         socket.send(b"?").ok()?;
         let mut name = [0; 1];
-        socket.recv(&mut name).ok()?;
+        lab::net::receive_within(&socket, &mut name, UDP_PATIENCE).ok()?;
         Some((name[0].into(), Client::Udp { _socket: socket }))
     }
 }

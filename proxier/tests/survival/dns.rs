@@ -29,9 +29,8 @@ pub(crate) fn ask(server: SocketAddr, transport: Transport) -> io::Result<Ipv4Ad
             };
             let socket = UdpSocket::bind((any, 0))?;
             socket.connect(server)?;
-            socket.set_read_timeout(Some(lab::patience(PATIENCE)))?;
             socket.send(QUESTION)?;
-            socket.recv(&mut answer)?
+            lab::net::receive_within(&socket, &mut answer, PATIENCE)?
         }
         Transport::Tcp => {
             let mut stream = TcpStream::connect_timeout(&server, lab::patience(PATIENCE))?;

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Write},
+    iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     os::fd::OwnedFd,
     sync::atomic::{AtomicU16, Ordering},
@@ -87,14 +88,23 @@ pub(super) fn connect_within(
         Ok(()) | Err(Errno::INPROGRESS) => {}
         Err(error) => return Err(error.into()),
     }
-    let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
-    let mut watched = [PollFd::new(&socket, PollFlags::OUT)];
-    if poll(&mut watched, Some(&timeout))? == 0 {
+    if !is_writable_within(&socket, patience)? {
         return Err(ErrorKind::TimedOut.into());
     }
     socket_error(&socket)??;
     rustix::io::ioctl_fionbio(&socket, false)?;
     Ok(TcpStream::from(socket))
+}
+
+/// Waits like [`patiently`] until `socket` is connected or has an error. Returns whether it is.
+fn is_writable_within(socket: &OwnedFd, patience: Duration) -> io::Result<bool> {
+    for wait in iter::once(patience).chain(iter::repeat_n(EXTRA_WAIT, EXTRA_WAITS)) {
+        let timeout = Timespec::try_from(wait).map_err(io::Error::other)?;
+        if poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout))? > 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// A TCP or SCTP connection that stays open until it is dropped.
@@ -116,8 +126,8 @@ impl Connection {
     }
 
     /// Opens a connection that is closed after its greeting.
-    fn open_briefly(address: SocketAddr) -> Result<Self, Answer> {
-        Self::open_from(&BRIEF, address, PATIENCE)
+    fn open_briefly(address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
+        Self::open_from(&BRIEF, address, limit)
     }
 
     fn open_from(ports: &Ports, address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
@@ -186,7 +196,13 @@ impl Connection {
 
 /// Connects to `address` over TCP from the calling thread's namespace and returns the answer.
 pub fn ask_tcp(address: SocketAddr) -> Answer {
-    greeting(Connection::open_briefly(address))
+    ask_tcp_within(address, PATIENCE)
+}
+
+/// Like [`ask_tcp`]. The connection and the answer may take `limit` each, scaled by
+/// [`patience`](crate::patience).
+pub fn ask_tcp_within(address: SocketAddr, limit: Duration) -> Answer {
+    greeting(Connection::open_briefly(address, limit))
 }
 
 /// Connects to `address` over SCTP from one address of the calling thread's namespace and returns the
@@ -204,8 +220,13 @@ fn greeting(connection: Result<Connection, Answer>) -> Answer {
 
 /// Sends one UDP datagram to `address` from the calling thread's namespace and returns the answer.
 pub fn ask_udp(address: SocketAddr) -> Answer {
+    ask_udp_within(address, PATIENCE)
+}
+
+/// Like [`ask_udp`]. The answer may take `limit`, scaled by [`patience`](crate::patience).
+pub fn ask_udp_within(address: SocketAddr, limit: Duration) -> Answer {
     match BRIEF.bind(family(address), |from| UdpClient::from(from, address)) {
-        Ok(mut client) => client.ask(),
+        Ok(mut client) => client.ask_within(limit),
         Err(error) => error.into(),
     }
 }
@@ -215,7 +236,11 @@ pub fn ask_udp(address: SocketAddr) -> Answer {
 pub struct UdpClient(UdpSocket);
 
 impl UdpClient {
-    pub(super) fn open(address: SocketAddr) -> io::Result<Self> {
+    /// Returns a socket in the calling thread's namespace, with a port that no other client uses.
+    ///
+    /// # Errors
+    /// If the namespace has no route to `address`.
+    pub fn open(address: SocketAddr) -> io::Result<Self> {
         LASTING.bind(family(address), |from| Self::from(from, address))
     }
 
@@ -232,19 +257,27 @@ impl UdpClient {
     }
 
     /// Sends one datagram and returns the next answer within `limit`, possibly the late answer to
-    /// an earlier datagram.
+    /// an earlier datagram. `limit` is scaled by [`patience`](crate::patience).
     pub fn ask_within(&mut self, limit: Duration) -> Answer {
-        let mut exchange = || -> io::Result<Answer> {
+        let exchange = || -> io::Result<Answer> {
             self.0.send(b"?\n")?;
             let mut line = [0; 512];
-            let set_timeout =
-                |socket: &mut UdpSocket, timeout| socket.set_read_timeout(Some(timeout));
-            let read = |socket: &mut UdpSocket| socket.recv(&mut line);
-            let length = patiently(&mut self.0, limit, set_timeout, read)?;
+            let length = receive_within(&self.0, &mut line, limit)?;
             Ok(Answer::parse(&line[..length]))
         };
         exchange().unwrap_or_else(Answer::from)
     }
+}
+
+/// Receives a datagram and returns its length.
+///
+/// # Errors
+/// [`WouldBlock`](ErrorKind::WouldBlock) if none arrives within `limit`, scaled by
+/// [`patience`](crate::patience); the error that ICMP reported.
+pub fn receive_within(socket: &UdpSocket, into: &mut [u8], limit: Duration) -> io::Result<usize> {
+    let set_timeout = |socket: &mut &UdpSocket, timeout| socket.set_read_timeout(Some(timeout));
+    let read = |socket: &mut &UdpSocket| socket.recv(into);
+    patiently(&mut { socket }, limit, set_timeout, read)
 }
 
 /// The time that a client waits for an answer.
@@ -253,29 +286,29 @@ impl UdpClient {
 /// because many tests expect that no answer arrives.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// The number of further reads after the limit.
+/// The number of further waits after the limit.
 ///
-/// If the machine stops the lab for longer than the limit, the limit is over before the server
-/// could answer.
-const EXTRA_READS: u32 = 20;
-/// The time that each further read waits.
-const EXTRA_READ: Duration = Duration::from_millis(10);
+/// If the host gives the lab no processor for longer than the limit, the limit is over before the server
+/// could answer. A further wait begins when the lab runs again.
+const EXTRA_WAITS: usize = 20;
+/// The duration of each further wait.
+const EXTRA_WAIT: Duration = Duration::from_millis(10);
 
-/// Reads from `socket`; waits for `limit` and [`EXTRA_READS`] times [`EXTRA_READ`].
+/// Reads from `socket`; waits for `limit` and [`EXTRA_WAITS`] times [`EXTRA_WAIT`].
 fn patiently<S>(
     socket: &mut S,
     limit: Duration,
     set_timeout: impl Fn(&mut S, Duration) -> io::Result<()>,
     mut read: impl FnMut(&mut S) -> io::Result<usize>,
 ) -> io::Result<usize> {
-    let mut extra_reads = EXTRA_READS;
+    let mut extra_waits = EXTRA_WAITS;
     set_timeout(socket, patience(limit))?;
     loop {
         match read(socket) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock && extra_reads > 0 => {
-                extra_reads -= 1;
-                set_timeout(socket, EXTRA_READ)?;
+            Err(error) if error.kind() == ErrorKind::WouldBlock && extra_waits > 0 => {
+                extra_waits -= 1;
+                set_timeout(socket, EXTRA_WAIT)?;
             }
             other => return other,
         }
