@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Write},
-    iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     os::fd::OwnedFd,
     sync::atomic::{AtomicU16, Ordering},
@@ -98,8 +97,8 @@ pub(super) fn connect_within(
 
 /// Waits like [`patiently`] until `socket` is connected or has an error. Returns whether it is.
 fn is_writable_within(socket: &OwnedFd, patience: Duration) -> io::Result<bool> {
-    for wait in iter::once(patience).chain(iter::repeat_n(EXTRA_WAIT, EXTRA_WAITS)) {
-        let timeout = Timespec::try_from(wait).map_err(io::Error::other)?;
+    let timeout = Timespec::try_from(patience / WAITS).map_err(io::Error::other)?;
+    for _ in 0..WAITS {
         if poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout))? > 0 {
             return Ok(true);
         }
@@ -286,30 +285,25 @@ pub fn receive_within(socket: &UdpSocket, into: &mut [u8], limit: Duration) -> i
 /// because many tests expect that no answer arrives.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// The number of further waits after the limit.
+/// The number of waits into which a client divides its time limit.
 ///
-/// If the host gives the lab no processor for longer than the limit, the limit is over before the server
-/// could answer. A further wait begins when the lab runs again.
-const EXTRA_WAITS: usize = 20;
-/// The duration of each further wait.
-const EXTRA_WAIT: Duration = Duration::from_millis(10);
+/// If the host gives the lab no processor for longer than the limit, one wait is over before the server
+/// could answer, and the others begin when the lab runs again.
+const WAITS: u32 = 20;
 
-/// Reads from `socket`; waits for `limit` and [`EXTRA_WAITS`] times [`EXTRA_WAIT`].
+/// Reads from `socket`; waits for `limit`, scaled by [`patience`], in [`WAITS`] parts.
 fn patiently<S>(
     socket: &mut S,
     limit: Duration,
     set_timeout: impl Fn(&mut S, Duration) -> io::Result<()>,
     mut read: impl FnMut(&mut S) -> io::Result<usize>,
 ) -> io::Result<usize> {
-    let mut extra_waits = EXTRA_WAITS;
-    set_timeout(socket, patience(limit))?;
+    set_timeout(socket, patience(limit) / WAITS)?;
+    let mut waits = 0;
     loop {
         match read(socket) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock && extra_waits > 0 => {
-                extra_waits -= 1;
-                set_timeout(socket, EXTRA_WAIT)?;
-            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock && waits + 1 < WAITS => waits += 1,
             other => return other,
         }
     }
