@@ -23,8 +23,9 @@ const RESIZE_DELAY: Duration = Duration::from_millis(20);
 
 /// The least size of a full datagram of a dump in bytes.
 ///
-/// A smaller dump lacks nothing, because the kernel holds its lock while it fills a datagram. The
-/// smallest datagram is `NLMSG_GOODSIZE`: a page less 320 bytes. The kernel ends it when the next
+/// A smaller dump lacks nothing, because the kernel holds its lock while it fills a datagram. It may list
+/// the last virtual servers twice: to find that no further one follows, the kernel resumes by position,
+/// too. The smallest datagram is `NLMSG_GOODSIZE`: a page less 320 bytes. The kernel ends it when the next
 /// virtual server does not fit, which takes about 360 bytes.
 const LEAST_FULL: usize = 4_096 - 320 - 512;
 
@@ -50,7 +51,7 @@ impl Client {
         Err(Error::DumpInterrupted { tries: DUMP_TRIES })
     }
 
-    /// Returns all virtual servers.
+    /// Returns all virtual servers, each once.
     ///
     /// If a dump may lack some, others follow until two in a row list no further one, at most
     /// [`DUMP_TRIES`] in all. Then the kernel is asked for each of `known` that none of them lists.
@@ -63,11 +64,11 @@ impl Client {
         let mut confirmations = 0;
         for number in 0..DUMP_TRIES {
             let bytes = self.dump_services(&mut services)?;
-            if number == 0 && bytes < LEAST_FULL {
-                return Ok(services);
-            }
             let before = all.len();
             all.extend(services.iter().filter(|it| seen.insert(it.service.key)));
+            if number == 0 && bytes < LEAST_FULL {
+                return Ok(all);
+            }
             if !has_no_duplicate(&services) {
                 confirmations = 0;
                 std::thread::sleep(RESIZE_DELAY);
@@ -147,7 +148,7 @@ impl Client {
         Ok(table)
     }
 
-    /// Calls `each` with every virtual server and its destinations.
+    /// Calls `each` with every virtual server, once, and its destinations.
     ///
     /// Only the destinations of one virtual server are in memory at a time. Virtual servers of
     /// `known` are never missing. Another one may be if each of several dumps lacks it
