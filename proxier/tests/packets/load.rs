@@ -84,7 +84,7 @@ pub(super) fn socket(to: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// Returns whether a server answered.
+/// Returns whether a server answered. Waits first if the question was dropped on its way out.
 fn is_reply(answer: &Answer) -> bool {
     if *answer == Answer::Unreachable {
         // send(2) fails on the node at once if a rule drops the datagram. Clients elsewhere wait.

@@ -8,6 +8,7 @@ use lab::net::{Connection, receive_within};
 use proxier::testing::conntrack::{self, Flow};
 use proxier::testing::model::{Family, Protocol, TrafficPolicy};
 
+use super::load::socket;
 use super::scene::{Scene, flows};
 use super::services::{POD_B1, POD_B2, POD2, POD3, Port, Service, Services};
 
@@ -21,12 +22,7 @@ struct Resolver(UdpSocket);
 impl Resolver {
     fn new(scene: &Scene, client: &str, to: &str) -> Self {
         let to: SocketAddr = to.parse().unwrap();
-        Self(scene.client(client).run(|| {
-            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = UdpSocket::bind(any).unwrap();
-            socket.connect(to).unwrap();
-            socket
-        }))
+        Self(scene.client(client).run(|| socket(to)))
     }
 
     /// Asks once. Returns the Pod that answers, if one does.

@@ -124,11 +124,6 @@ impl Connection {
         Self::open_from(&LASTING, address, limit)
     }
 
-    /// Opens a connection that is closed after its greeting.
-    fn open_briefly(address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
-        Self::open_from(&BRIEF, address, limit)
-    }
-
     fn open_from(ports: &Ports, address: SocketAddr, limit: Duration) -> Result<Self, Answer> {
         let family = family(address);
         let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
@@ -201,7 +196,7 @@ pub fn ask_tcp(address: SocketAddr) -> Answer {
 /// Like [`ask_tcp`]. The connection and the answer may take `limit` each, scaled by
 /// [`patience`](crate::patience).
 pub fn ask_tcp_within(address: SocketAddr, limit: Duration) -> Answer {
-    greeting(Connection::open_briefly(address, limit))
+    greeting(Connection::open_from(&BRIEF, address, limit))
 }
 
 /// Connects to `address` over SCTP from one address of the calling thread's namespace and returns the
