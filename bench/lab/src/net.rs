@@ -27,16 +27,15 @@ mod host;
 mod node;
 mod sctp;
 mod server;
+mod wait;
 
 pub use self::{
     answer::Answer,
-    client::{
-        Connection, UdpClient, ask_sctp, ask_tcp, ask_tcp_within, ask_udp, ask_udp_within,
-        receive_within,
-    },
+    client::{Connection, UdpClient, ask_sctp, ask_tcp, ask_tcp_within, ask_udp, ask_udp_within},
     cluster::Cluster,
     host::Host,
     node::{Node, node},
+    wait::{PatientStream, connect_within, poll_within, receive_within},
 };
 
 use anyhow::Result;

@@ -1,9 +1,10 @@
 //! ICMP errors of endpoints and routers reach the client through IPVS and masquerade.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use lab::net::PatientStream;
 use proxier::testing::plan::ServiceAddresses;
 
 use super::scene::Scene;
@@ -46,9 +47,7 @@ fn upload(scene: &Scene, client: &str, to: &str) -> Result<String, String> {
     let to: SocketAddr = to.parse().unwrap();
     scene.client(client).run(|| {
         let talk = || -> std::io::Result<String> {
-            let stream = TcpStream::connect(to)?;
-            stream.set_read_timeout(Some(lab::patience(PATIENCE)))?;
-            let mut stream = BufReader::new(stream);
+            let mut stream = BufReader::new(PatientStream::connect(to, PATIENCE)?);
             let mut name = String::new();
             stream.read_line(&mut name)?;
             let mut line = vec![b'x'; 20_000];

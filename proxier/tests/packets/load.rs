@@ -79,9 +79,6 @@ pub(super) fn socket(to: SocketAddr) -> UdpSocket {
     let socket = UdpSocket::bind(any).unwrap();
     socket.connect(to).unwrap();
     socket
-        .set_read_timeout(Some(lab::patience(PATIENCE)))
-        .unwrap();
-    socket
 }
 
 /// Returns whether a server answered. Waits first if the question was dropped on its way out.

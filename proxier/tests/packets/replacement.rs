@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lab::net::{poll_within, receive_within};
 use proxier::testing::model::Protocol;
+use rustix::event::{PollFd, PollFlags};
 
 use super::load::{meanwhile, socket};
 use super::scene::{Scene, flows, program};
@@ -76,8 +78,11 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Vec<Question> {
         }
     }
     // Once the last question is answered, no other is on its way.
-    socket.set_nonblocking(false).unwrap();
-    while questions.last().unwrap().answer.is_none() && listen(&socket, &mut questions) {}
+    while questions.last().unwrap().answer.is_none()
+        && poll_within(&mut [PollFd::new(&socket, PollFlags::IN)], PATIENCE).unwrap()
+    {
+        while listen(&socket, &mut questions) {}
+    }
     questions
 }
 
@@ -239,10 +244,8 @@ fn late_answers_do_not_block_later_questions() {
             ] {
                 let bind = || UdpSocket::bind(server).unwrap();
                 let server = scene.client("pod1").run(bind);
-                server
-                    .set_read_timeout(Some(lab::patience(PATIENCE)))
-                    .unwrap();
-                let receive = || server.recv_from(&mut [0; 8]).map(|(_, from)| from);
+                let receive =
+                    || receive_within(&server, &mut [0; 8], PATIENCE).map(|(_, from)| from);
                 let to = to.parse().unwrap();
                 let client = scene.client("pod3").run(|| socket(to));
                 // If a question causes an ICMP error, the send(2) of the next question returns it.

@@ -29,7 +29,7 @@ impl Resolver {
     fn ask(&self) -> Option<String> {
         self.0.send(b"?\n").ok()?;
         let mut line = [0; 128];
-        let length = receive_within(&self.0, &mut line, PATIENCE).ok()?;
+        let (length, _) = receive_within(&self.0, &mut line, PATIENCE).ok()?;
         let line = String::from_utf8_lossy(&line[..length]).into_owned();
         Some(line.split(' ').next().unwrap().to_owned())
     }

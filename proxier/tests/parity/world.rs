@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ipvs_netlink as ipvs;
+use lab::net::{PatientStream, connect_within, receive_within};
 use proxier::testing::dataplane::Dataplane;
 use proxier::testing::op::Op;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -303,14 +304,11 @@ impl Frontend {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_reuse_address(true).unwrap();
         socket.bind(&source.into()).unwrap();
-        socket
-            .connect_timeout(&self.address.into(), PATIENCE)
-            .ok()?;
-        let mut stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(PATIENCE * 5)).unwrap();
+        let stream = connect_within(socket.into(), self.address, PATIENCE).ok()?;
+        let mut stream = PatientStream::new(stream, PATIENCE * 5);
         let mut name = [0; 1];
         stream.read_exact(&mut name).ok()?;
-        Some((name[0].into(), Client::Tcp(stream)))
+        Some((name[0].into(), Client::Tcp(stream.into())))
     }
 
     fn ask_udp(&self, source: SocketAddr) -> Option<(char, Client)> {
@@ -319,7 +317,7 @@ impl Frontend {
         // Without an endpoint, IPVS drops the datagram on its way out: EPERM.
         socket.send(b"?").ok()?;
         let mut name = [0; 1];
-        lab::net::receive_within(&socket, &mut name, UDP_PATIENCE).ok()?;
+        receive_within(&socket, &mut name, UDP_PATIENCE).ok()?;
         Some((name[0].into(), Client::Udp { _socket: socket }))
     }
 }

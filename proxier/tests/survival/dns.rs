@@ -1,8 +1,10 @@
 //! A DNS client with one question.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
+
+use lab::net::{PatientStream, receive_within};
 
 /// The protocol that carries a question.
 #[derive(Clone, Copy, Debug)]
@@ -30,11 +32,10 @@ pub(crate) fn ask(server: SocketAddr, transport: Transport) -> io::Result<Ipv4Ad
             let socket = UdpSocket::bind((any, 0))?;
             socket.connect(server)?;
             socket.send(QUESTION)?;
-            lab::net::receive_within(&socket, &mut answer, PATIENCE)?
+            receive_within(&socket, &mut answer, PATIENCE)?.0
         }
         Transport::Tcp => {
-            let mut stream = TcpStream::connect_timeout(&server, lab::patience(PATIENCE))?;
-            stream.set_read_timeout(Some(lab::patience(PATIENCE)))?;
+            let mut stream = PatientStream::connect(server, PATIENCE)?;
             let length = u16::try_from(QUESTION.len()).unwrap();
             stream.write_all(&[&length.to_be_bytes(), QUESTION].concat())?;
             let mut length = [0; 2];

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ipvs_netlink::transport::{Transport, protocols};
+use lab::net::poll_within;
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_ipv6_freebind, set_ipv6_v6only};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -196,7 +197,8 @@ impl Link {
     /// Sends one byte from the client to the server, which restarts the connection's timer in IPVS.
     pub(crate) fn poke(&mut self) -> Result<()> {
         self.client.write_all(b"x")?;
-        self.server.set_read_timeout(Some(lab::patience(TIMEOUT)))?;
+        let arrives = poll_within(&mut [PollFd::new(&self.server, PollFlags::IN)], TIMEOUT)?;
+        ensure!(arrives, "the byte was lost");
         self.server.read_exact(&mut [0])?;
         Ok(())
     }
@@ -208,11 +210,7 @@ fn wait_for(sockets: &[impl AsFd]) -> Result<usize> {
         .iter()
         .map(|socket| PollFd::new(socket, PollFlags::IN))
         .collect();
-    let timeout = Timespec {
-        tv_sec: i64::try_from(lab::patience(TIMEOUT).as_secs())?,
-        tv_nsec: 0,
-    };
-    poll(&mut watched, Some(&timeout))?;
+    poll_within(&mut watched, TIMEOUT)?;
     let ready = |socket: &PollFd<'_>| !socket.revents().is_empty();
     watched.iter().position(ready).context("no input in time")
 }

@@ -3,19 +3,16 @@
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
-    os::fd::OwnedFd,
     sync::atomic::{AtomicU16, Ordering},
     time::Duration,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-    net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt::socket_error},
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 
-use super::{Answer, sctp};
-use crate::cost::patience;
+use super::{
+    Answer, sctp,
+    wait::{PatientStream, connect_within, receive_within},
+};
 
 /// Source ports that take turns.
 ///
@@ -76,43 +73,11 @@ pub(super) fn unspecified(family: AddressFamily, port: u16) -> SocketAddr {
     (address, port).into()
 }
 
-/// Connects a stream socket; fails with `TimedOut` after `patience`.
-pub(super) fn connect_within(
-    socket: OwnedFd,
-    address: SocketAddr,
-    patience: Duration,
-) -> io::Result<TcpStream> {
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(Errno::INPROGRESS) => {}
-        Err(error) => return Err(error.into()),
-    }
-    if !is_writable_within(&socket, patience)? {
-        return Err(ErrorKind::TimedOut.into());
-    }
-    socket_error(&socket)??;
-    rustix::io::ioctl_fionbio(&socket, false)?;
-    Ok(TcpStream::from(socket))
-}
-
-/// Waits like [`patiently`] until `socket` is connected or has an error. Returns whether it is.
-fn is_writable_within(socket: &OwnedFd, patience: Duration) -> io::Result<bool> {
-    let timeout = Timespec::try_from(patience / WAITS).map_err(io::Error::other)?;
-    for _ in 0..WAITS {
-        if poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout))? > 0 {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// A TCP or SCTP connection that stays open until it is dropped.
 #[derive(Debug)]
 pub struct Connection {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<PatientStream>,
     greeting: Answer,
-    /// The time limit for an answer.
-    limit: Duration,
 }
 
 impl Connection {
@@ -130,18 +95,17 @@ impl Connection {
         let socket =
             socket_with(family, kind, flags, Some(ipproto::TCP)).map_err(io::Error::from)?;
         ports.bind(family, |from| Ok(rustix::net::bind(&socket, &from)?))?;
-        Self::over(connect_within(socket, address, patience(limit))?, limit)
+        Self::over(connect_within(socket, address, limit)?, limit)
     }
 
     pub(super) fn open_sctp(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(sctp::connect(address, patience(PATIENCE))?, PATIENCE)
+        Self::over(sctp::connect(address, PATIENCE)?, PATIENCE)
     }
 
     fn over(stream: TcpStream, limit: Duration) -> Result<Self, Answer> {
         let mut connection = Self {
-            stream: BufReader::new(stream),
+            stream: BufReader::new(PatientStream::new(stream, limit)),
             greeting: Answer::Reset,
-            limit,
         };
         connection.greeting = connection.listen();
         match &connection.greeting {
@@ -170,17 +134,13 @@ impl Connection {
     /// If the socket refuses the option `SO_LINGER`.
     pub fn reset(self) {
         let linger = Some(Duration::ZERO);
-        rustix::net::sockopt::set_socket_linger(self.stream.get_ref(), linger)
+        rustix::net::sockopt::set_socket_linger(self.stream.get_ref().as_ref(), linger)
             .expect("a TCP socket has SO_LINGER");
     }
 
     fn listen(&mut self) -> Answer {
         let mut line = Vec::new();
-        let set_timeout = |stream: &mut BufReader<TcpStream>, timeout| {
-            stream.get_ref().set_read_timeout(Some(timeout))
-        };
-        let read = |stream: &mut BufReader<TcpStream>| stream.read_until(b'\n', &mut line);
-        match patiently(&mut self.stream, self.limit, set_timeout, read) {
+        match self.stream.read_until(b'\n', &mut line) {
             Ok(0) => Answer::Reset,
             Ok(_) => Answer::parse(&line),
             Err(error) => error.into(),
@@ -256,22 +216,11 @@ impl UdpClient {
         let exchange = || -> io::Result<Answer> {
             self.0.send(b"?\n")?;
             let mut line = [0; 512];
-            let length = receive_within(&self.0, &mut line, limit)?;
+            let (length, _) = receive_within(&self.0, &mut line, limit)?;
             Ok(Answer::parse(&line[..length]))
         };
         exchange().unwrap_or_else(Answer::from)
     }
-}
-
-/// Receives a datagram and returns its length.
-///
-/// # Errors
-/// [`WouldBlock`](ErrorKind::WouldBlock) if none arrives within `limit`, scaled by
-/// [`patience`](crate::patience); the error that ICMP reported.
-pub fn receive_within(socket: &UdpSocket, into: &mut [u8], limit: Duration) -> io::Result<usize> {
-    let set_timeout = |socket: &mut &UdpSocket, timeout| socket.set_read_timeout(Some(timeout));
-    let read = |socket: &mut &UdpSocket| socket.recv(into);
-    patiently(&mut { socket }, limit, set_timeout, read)
 }
 
 /// The time that a client waits for an answer.
@@ -279,27 +228,3 @@ pub fn receive_within(socket: &UdpSocket, into: &mut [u8], limit: Duration) -> i
 /// TCP repeats a lost SYN after one second, so the wait must be longer. It is not much longer,
 /// because many tests expect that no answer arrives.
 const PATIENCE: Duration = Duration::from_millis(1500);
-
-/// The number of waits into which a client divides its time limit.
-///
-/// If the host gives the lab no processor for longer than the limit, one wait is over before the server
-/// could answer, and the others begin when the lab runs again.
-const WAITS: u32 = 20;
-
-/// Reads from `socket`; waits for `limit`, scaled by [`patience`], in [`WAITS`] parts.
-fn patiently<S>(
-    socket: &mut S,
-    limit: Duration,
-    set_timeout: impl Fn(&mut S, Duration) -> io::Result<()>,
-    mut read: impl FnMut(&mut S) -> io::Result<usize>,
-) -> io::Result<usize> {
-    set_timeout(socket, patience(limit) / WAITS)?;
-    let mut waits = 0;
-    loop {
-        match read(socket) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock && waits + 1 < WAITS => waits += 1,
-            other => return other,
-        }
-    }
-}

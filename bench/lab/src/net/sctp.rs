@@ -14,7 +14,10 @@ use rustix::net::{
     AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt::set_ipv6_v6only,
 };
 
-use super::client::{connect_within, family, unspecified};
+use super::{
+    client::{family, unspecified},
+    wait::connect_within,
+};
 
 /// Returns an SCTP socket for one address family.
 pub(super) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
@@ -29,7 +32,7 @@ pub(super) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
 /// Connects to `address` from the one address that routing chooses.
 ///
 /// An unbound socket would send every address of this host to the server.
-pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+pub(super) fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let family = family(address);
     let route = UdpSocket::bind(unspecified(family, 0))?;
     route.connect(address)?;
@@ -46,7 +49,7 @@ pub(super) fn connect(address: SocketAddr, patience: Duration) -> io::Result<Tcp
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
         SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
     }
-    connect_within(socket, address, patience)
+    connect_within(socket, address, limit)
 }
 
 /// The time until the kernel repeats a lost INIT, in milliseconds.
