@@ -86,6 +86,30 @@ impl Proxier {
         assert!(!output.status.success(), "{words}");
         assert!(words.contains(reason), "{words}");
     }
+
+    /// Starts the daemon.
+    fn start(&self) -> Daemon {
+        let log = std::fs::File::create(self.log()).unwrap();
+        Daemon(self.command("run").stderr(log).spawn().unwrap())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.path().join("daemon.log")
+    }
+
+    /// Waits until the daemon has logged `words`.
+    #[track_caller]
+    fn await_line(&self, words: &str) {
+        let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
+        loop {
+            let log = std::fs::read_to_string(self.log()).unwrap();
+            if log.contains(words) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "no line {words:?}:\n{log}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
 }
 
 /// A daemon that is killed when it is dropped.
@@ -365,12 +389,7 @@ fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_rea
         let proxier = Proxier::new(&[]);
         proxier.program();
         let mut open = cluster.pod3.connect("10.96.1.1:80").unwrap();
-        let daemon = proxier
-            .command("run")
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let daemon = Daemon(daemon);
+        let daemon = proxier.start();
 
         let sticky = sticky("sticky", "10.96.1.4");
         let changed = remote_slice("10.244.2.3");
@@ -384,19 +403,25 @@ fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_rea
             );
             std::thread::sleep(Duration::from_millis(200));
         }
-        // The daemon keeps serving a Service whose manifest became unreadable. A second process refuses to
-        // program while the daemon runs.
+        // The daemon keeps serving a Service whose file is being written, as by `kubectl get ... > FILE`, and one
+        // whose manifest became unreadable.
+        proxier.write(&[]);
+        proxier.await_line("services.yaml: empty, without even a comment; objects read from this file before stay in use");
         proxier.write(&[WEB, &sticky, DAMAGED_REMOTE, &changed]);
-        std::thread::sleep(lab::patience(Duration::from_secs(3)));
+        proxier.await_line("cannot be read as YAML: unclosed bracket");
+        // A second process refuses to program while the daemon runs.
         proxier.refuses_to_program("runs on this node already");
-        assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);
+        let answer = cluster.pod3.ask_tcp("10.96.1.5:80");
+        assert_eq!(answer.backend(), b2, "{answer}");
         // A process that starts after the daemon refuses too, because it never read that manifest.
         drop(daemon);
         proxier.refuses_to_program("nothing is programmed until");
-        assert_eq!(cluster.pod3.ask_tcp("10.96.1.5:80").backend(), b2);
+        let answer = cluster.pod3.ask_tcp("10.96.1.5:80");
+        assert_eq!(answer.backend(), b2, "{answer}");
+        let answer = open.ask();
         assert!(
-            matches!(open.ask(), Answer::Reply { .. }),
-            "an open connection survives"
+            matches!(answer, Answer::Reply { .. }),
+            "an open connection survives: {answer}"
         );
     });
 }

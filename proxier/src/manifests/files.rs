@@ -64,11 +64,20 @@ fn is_manifest(path: &Path) -> bool {
 
 fn read(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+    let read = File::open(path).and_then(|file| {
+        let is_regular = file.metadata()?.is_file();
+        file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+        Ok(is_regular)
+    });
     match read {
         Err(error) => Err(lower(&error)),
         Ok(_) if bytes.len() as u64 > MAX_BYTES => {
             Err(format!("larger than {} MiB", MAX_BYTES >> 20))
+        }
+        // A program that replaces a file in place empties it first; that of `kubectl get ... > FILE` is empty for
+        // seconds.
+        Ok(true) if bytes.trim_ascii().is_empty() => {
+            Err("empty, without even a comment".to_owned())
         }
         Ok(_) => String::from_utf8(bytes)
             .map_err(|error| format!("not UTF-8 at byte {}", error.utf8_error().valid_up_to())),

@@ -15,7 +15,7 @@ struct Scene(TempDir);
 impl Scene {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("manifests.yaml"), "").unwrap();
+        std::fs::write(folder.path().join("manifests.yaml"), "# none\n").unwrap();
         Self(folder)
     }
 
@@ -224,7 +224,7 @@ fn a_changed_configuration_file_ends_the_daemon_with_exit_code_1() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = folder.path().join("config.yaml");
         let manifests = folder.path().join("manifests.yaml");
-        std::fs::write(&manifests, "").unwrap();
+        std::fs::write(&manifests, "# none\n").unwrap();
         // The third row is the update of a ConfigMap, which kube-proxy does not notice either.
         for (change, code) in [("write", Some(1)), ("rename", Some(1)), ("swap", Some(0))] {
             let real = folder.path().join("real.yaml");

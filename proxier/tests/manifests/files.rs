@@ -107,7 +107,11 @@ fn an_unreadable_file_keeps_its_last_readable_content() {
     manifests.write("b.yaml", "kind: [");
     assert_eq!(manifests.load(), (false, both.clone()), "no YAML");
     manifests.write("b.yaml", Manifest::of_kind("Servise", "b").yaml());
-    assert_eq!(manifests.load(), (false, both), "an unknown kind");
+    assert_eq!(manifests.load(), (false, both.clone()), "an unknown kind");
+    manifests.write("b.yaml", "");
+    assert_eq!(manifests.load(), (false, both.clone()), "empty");
+    manifests.write("b.yaml", "\n  \n");
+    assert_eq!(manifests.load(), (false, both), "white space");
 
     // The other file is still applied.
     manifests.write("a.yaml", service("c"));
@@ -116,6 +120,8 @@ fn an_unreadable_file_keeps_its_last_readable_content() {
 
     manifests.write("b.yaml", service("b"));
     assert_eq!(manifests.load(), (true, vec!["b".into(), "c".into()]));
+    manifests.write("b.yaml", "# none at present\n");
+    assert_eq!(manifests.load(), (true, vec!["c".into()]));
 }
 
 #[test]
