@@ -12,8 +12,9 @@ use super::{
     route, unused, unused_for_datagrams,
 };
 
-/// An idle timeout of a Service. The relay looks for idle connections every ten seconds.
-const IDLE: Duration = Duration::from_secs(2);
+/// An idle timeout of a Service. The relay looks for idle connections every ten seconds. It is long enough for
+/// clients on a busy machine, which talk five times a second.
+const IDLE: Duration = Duration::from_secs(5);
 
 fn handling() -> Handling {
     Handling {

@@ -208,7 +208,8 @@ fn a_stop_is_fast_in_any_state() {
     let quickly = |follower: Follower| {
         let started = Instant::now();
         follower.watch.stop();
-        assert!(started.elapsed() < Duration::from_secs(5));
+        // A stop that waited for a response would take a minute.
+        assert!(started.elapsed() < Duration::from_secs(30));
         // The sender is dropped: sent messages can be received, then the channel is closed.
         assert!(follower.messages.iter().count() <= 4);
     };
