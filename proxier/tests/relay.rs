@@ -22,10 +22,11 @@ mod silence;
 mod transfers;
 
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lab::net::unused_port;
 use proxier::testing::relay::{
     EndpointPool, Listening, PoolConfig, Relay, RelayLimits, Route, Transport,
 };
@@ -53,16 +54,7 @@ fn route(pool: &Arc<EndpointPool>) -> Route {
 
 /// Returns an address of the loopback device at which nothing listens.
 fn unused() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-}
-
-/// As [`unused`], for UDP.
-fn unused_for_datagrams() -> SocketAddr {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.local_addr().unwrap()
+    (Ipv4Addr::LOCALHOST, unused_port()).into()
 }
 
 fn relay() -> Relay {
@@ -338,7 +330,7 @@ fn datagrams_of_a_client_stay_at_one_endpoint_and_answers_return() {
         address
     });
     let mut relay = relay();
-    let address = unused_for_datagrams();
+    let address = unused();
     let _listening = relay.open(Transport::Udp, address, route(&pool)).unwrap();
     // The workers register their sockets a moment later; until then the kernel keeps the datagrams.
     let mut seen = String::new();

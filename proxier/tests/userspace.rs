@@ -21,6 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lab::net::unused_port;
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -175,11 +176,6 @@ fn get(server: &str, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-fn unused_port() -> u16 {
-    let socket = TcpListener::bind((SERVICE, 0)).unwrap();
-    socket.local_addr().unwrap().port()
-}
-
 /// Returns the port of the endpoint that answers on the connection.
 fn ask(stream: &mut TcpStream) -> std::io::Result<u16> {
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -266,11 +262,7 @@ fn datagrams_reach_endpoints_and_answers_return() {
             let _ = server.send_to(&buffer[..length], client);
         }
     });
-    let port = UdpSocket::bind((SERVICE, 0))
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = unused_port();
     let _daemon = Daemon::start(&manifest("UDP", port, &[endpoint], ""));
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client
@@ -285,8 +277,8 @@ fn datagrams_reach_endpoints_and_answers_return() {
 
 #[test]
 fn sctp_and_taken_ports_are_reported() {
-    let taken = TcpListener::bind((SERVICE, 0)).unwrap();
-    let port = taken.local_addr().unwrap().port();
+    let port = unused_port();
+    let taken = TcpListener::bind((SERVICE, port)).unwrap();
     let daemon = Daemon::start(&manifest("TCP", port, &[endpoint()], ""));
     eventually("the taken port is named", || {
         daemon.log().contains(&format!("{SERVICE}:{port}")) && daemon.log().contains("in use")

@@ -25,6 +25,7 @@ mod client;
 mod cluster;
 mod host;
 mod node;
+mod port;
 mod sctp;
 mod server;
 mod wait;
@@ -35,6 +36,7 @@ pub use self::{
     cluster::Cluster,
     host::Host,
     node::{Node, node},
+    port::unused_port,
     wait::{PatientStream, connect_within, poll_within, receive_within},
 };
 

@@ -144,13 +144,15 @@ fn echo(stream: &mut TcpStream) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use lab::net::unused_port;
+
     use super::*;
 
     #[test]
     fn a_server_that_ends_costs_all_connections() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = port.local_addr().unwrap();
-        drop(port);
+        let address = (Ipv4Addr::LOCALHOST, unused_port()).into();
         let echo = Echo::start(address).unwrap();
         let clients = Clients::start(address).unwrap();
         std::thread::sleep(3 * PAUSE);

@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use lab::net::unused_port;
+
 use super::*;
 use crate::clock;
 use crate::events::{Notice, Regarding};
@@ -14,7 +16,7 @@ use crate::model::{Family, ObjectName};
 use crate::plan::HealthCheck;
 use crate::traffic::Owners;
 
-/// Servers at free ports of 127.0.0.1.
+/// Servers at unused ports of 127.0.0.1.
 struct Running {
     sources: Sources,
     healthz: SocketAddr,
@@ -28,14 +30,14 @@ impl Running {
     }
 }
 
-fn free_port() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap()
+/// Returns an address at which nothing listens.
+fn unused() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, unused_port()).into()
 }
 
 /// Starts the servers of a node that made its first round.
 fn start() -> Running {
-    start_at(free_port())
+    start_at(unused())
 }
 
 fn start_at(healthz: SocketAddr) -> Running {
@@ -53,7 +55,7 @@ fn start_with(healthz: SocketAddr, on_bind_failure: OnBindFailure) -> Running {
         facts.node = NodeState::Staying;
         facts.end(None, clock::since_boot(), SystemTime::now());
     });
-    let metrics = free_port();
+    let metrics = unused();
     let config = ServeConfig {
         healthz: Some(healthz),
         metrics: Some(metrics),
@@ -178,7 +180,7 @@ fn an_oversized_head_is_refused() {
 
 #[test]
 fn an_address_in_use_is_bound_when_it_is_free() {
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let taken = TcpListener::bind(unused()).unwrap();
     let running = start_at(taken.local_addr().unwrap());
     assert!(get(running.metrics, "/proxyMode").starts_with("HTTP/1.1 200"));
     let failure = eventually(|| running.failures().pop());
@@ -191,7 +193,7 @@ fn an_address_in_use_is_bound_when_it_is_free() {
 
 #[test]
 fn an_address_in_use_asks_for_the_end_once_with_hard_failures() {
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let taken = TcpListener::bind(unused()).unwrap();
     let at = taken.local_addr().unwrap();
     let (asked, end) = std::sync::mpsc::channel();
     let ask = OnBindFailure::End(Box::new(move || asked.send(()).unwrap()));
@@ -218,7 +220,7 @@ fn health_check_ports_open_move_and_close_with_their_services() {
             local_endpoints: [(Family::V4, count)].into(),
         })
     };
-    let port = free_port().port();
+    let port = unused_port();
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     ports.update([(port, check(3))]);
     ports.listen_at(vec![
@@ -248,7 +250,7 @@ fn health_check_ports_open_move_and_close_with_their_services() {
 #[test]
 fn a_health_check_port_in_use_is_opened_when_it_is_free() {
     let running = start();
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let taken = TcpListener::bind(unused()).unwrap();
     let at = taken.local_addr().unwrap();
     let check = HealthCheck {
         service: ObjectName::new("ns", "lb"),
@@ -271,7 +273,7 @@ fn a_health_check_port_in_use_is_opened_when_it_is_free() {
     assert_eq!(running.failures(), []);
 
     // A port that is not needed any more cannot fail.
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let taken = TcpListener::bind(unused()).unwrap();
     let port = taken.local_addr().unwrap().port();
     ports.update([(port, ports.check(at.port()).map(|check| (*check).clone()))]);
     eventually(|| running.failures().pop());

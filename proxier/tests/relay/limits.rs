@@ -104,7 +104,7 @@ fn flows_of_a_client_without_a_share_replace_its_others() {
         }
     });
     let mut relay = relay_with(64);
-    let address = unused_for_datagrams();
+    let address = unused();
     let _listening = relay.open(Transport::Udp, address, route(&pool)).unwrap();
     let mut kept = Vec::new();
     for _ in 0..200 {

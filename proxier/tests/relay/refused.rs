@@ -31,9 +31,7 @@ fn is_refused(address: SocketAddr) -> bool {
 
 /// Opens a frontend at an unused port of `host`.
 fn open_at(relay: &mut Relay, host: &str, pool: &Arc<EndpointPool>) -> (SocketAddr, Listening) {
-    let socket = UdpSocket::bind((host, 0)).unwrap();
-    let address = socket.local_addr().unwrap();
-    drop(socket);
+    let address = SocketAddr::new(host.parse().unwrap(), unused_port());
     let listening = relay.open(Transport::Udp, address, route(pool)).unwrap();
     (address, listening)
 }
@@ -65,10 +63,10 @@ fn without_endpoints_the_kernel_refuses_datagrams_until_one_appears() {
 fn a_datagram_that_endpoints_refuse_reaches_the_next_one() {
     let pool = pool("rr", None);
     let unreachable = "255.255.255.255:9".parse().unwrap();
-    for endpoint in [unused_for_datagrams(), datagram_endpoint(), unreachable] {
+    for endpoint in [unused(), datagram_endpoint(), unreachable] {
         add(&pool, endpoint);
     }
-    add(&pool, unused_for_datagrams());
+    add(&pool, unused());
     let mut relay = relay();
     let (address, _listening) = open_at(&mut relay, "127.0.0.1", &pool);
     for _ in 0..8 {
@@ -80,7 +78,7 @@ fn a_datagram_that_endpoints_refuse_reaches_the_next_one() {
 /// A flow with answers continues at another endpoint with the client's next datagram.
 #[test]
 fn a_flow_whose_endpoint_dies_continues_at_another_one() {
-    let mortal = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mortal = UdpSocket::bind(unused()).unwrap();
     let pool = pool("rr", None);
     add(&pool, mortal.local_addr().unwrap());
     let mut relay = relay();
@@ -105,7 +103,7 @@ fn clients_learn_that_all_endpoints_refuse() {
     lab::test(|| {
         for host in ["127.0.0.1", "::1"] {
             let pool = pool("rr", None);
-            let endpoints = [unused_for_datagrams(), unused_for_datagrams()];
+            let endpoints = [unused(), unused()];
             endpoints.iter().for_each(|&endpoint| add(&pool, endpoint));
             let mut relay = relay();
             let (address, _listening) = open_at(&mut relay, host, &pool);

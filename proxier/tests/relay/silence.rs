@@ -9,7 +9,7 @@ use proxier::testing::relay::{Handling, Route, Transport};
 
 use super::{
     PATIENCE, add, connect, datagram_endpoint, endpoint, eventually, greeting, open, pool, relay,
-    route, unused, unused_for_datagrams,
+    route, unused,
 };
 
 /// An idle timeout of a Service. The relay looks for idle connections every ten seconds. It is long enough for
@@ -67,7 +67,7 @@ fn a_silent_flow_ends_at_the_idle_timeout_and_an_active_one_stays() {
     let endpoint = datagram_endpoint();
     add(&pool, endpoint);
     let mut relay = relay();
-    let address = unused_for_datagrams();
+    let address = unused();
     let route = Route {
         handling: handling(),
         ..route(&pool)

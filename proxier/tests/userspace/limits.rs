@@ -189,8 +189,8 @@ fn annotations_add_headers_and_end_idle_connections() {
 
 #[test]
 fn the_holder_of_a_taken_port_is_named() {
-    let taken = TcpListener::bind((SERVICE, 0)).unwrap();
-    let port = taken.local_addr().unwrap().port();
+    let port = unused_port();
+    let _taken = TcpListener::bind((SERVICE, port)).unwrap();
     let daemon = Daemon::start(&manifest("TCP", port, &[endpoint()], ""));
     let process = format!("(process {})", std::process::id());
     eventually("this process is named", || {

@@ -2,15 +2,37 @@
 
 use super::*;
 
+/// The ports of a Service.
+struct Ports {
+    port: u16,
+    node_port: u16,
+    health_check: u16,
+}
+
+impl Ports {
+    fn unused() -> Self {
+        Self {
+            port: unused_port(),
+            node_port: unused_port(),
+            health_check: unused_port(),
+        }
+    }
+}
+
 /// Returns a Service with a node port and a health-check node port, whose policy is Local. Its endpoint is
 /// on `node`.
-fn load_balancer(node_port: u16, health_port: u16, endpoint: u16, node: &str) -> String {
+fn load_balancer(ports: &Ports, endpoint: u16, node: &str) -> String {
+    let Ports {
+        port,
+        node_port,
+        health_check,
+    } = ports;
     format!(
         "apiVersion: v1\nkind: Node\nmetadata: {{name: node-a}}\n---\n\
          apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: default}}\n\
          spec:\n  type: LoadBalancer\n  externalTrafficPolicy: Local\n  \
-         healthCheckNodePort: {health_port}\n  clusterIP: {SERVICE}\n  clusterIPs: [{SERVICE}]\n  \
-         ports: [{{name: p, protocol: TCP, port: 80, nodePort: {node_port}}}]\n---\n\
+         healthCheckNodePort: {health_check}\n  clusterIP: {SERVICE}\n  clusterIPs: [{SERVICE}]\n  \
+         ports: [{{name: p, protocol: TCP, port: {port}, nodePort: {node_port}}}]\n---\n\
          apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
          metadata: {{name: web-1, namespace: default, labels: {{kubernetes.io/service-name: web}}}}\n\
          addressType: IPv4\nports: [{{name: p, protocol: TCP, port: {endpoint}}}]\n\
@@ -32,8 +54,9 @@ fn own_address() -> Option<String> {
 
 #[test]
 fn node_ports_are_served_at_localhost_and_at_the_nodes_addresses() {
-    let (node_port, health_port, a) = (unused_port(), unused_port(), endpoint());
-    let daemon = Daemon::start(&load_balancer(node_port, health_port, a, "node-a"));
+    let (ports, a) = (Ports::unused(), endpoint());
+    let node_port = ports.node_port;
+    let daemon = Daemon::start(&load_balancer(&ports, a, "node-a"));
     eventually("localhost answers", || {
         answer_at(("127.0.0.1", node_port)).ok() == Some(a)
     });
@@ -44,12 +67,12 @@ fn node_ports_are_served_at_localhost_and_at_the_nodes_addresses() {
     }
     // 127.0.0.2 is no address that serves node ports.
     assert!(TcpStream::connect(("127.0.0.2", node_port)).is_err());
-    let health = format!("127.0.0.1:{health_port}");
+    let health = format!("127.0.0.1:{}", ports.health_check);
     eventually("the node has a local endpoint", || {
         TcpStream::connect(&health).is_ok() && get(&health, "/").0 == 200
     });
     // Load balancers then avoid this node, but its own processes reach endpoints of all nodes.
-    daemon.apply(&load_balancer(node_port, health_port, a, "node-b"));
+    daemon.apply(&load_balancer(&ports, a, "node-b"));
     eventually("the node has no local endpoint", || {
         get(&health, "/").0 == 503
     });
@@ -90,14 +113,14 @@ fn localhost_serves_no_node_port_if_the_operator_excludes_it() {
         "--localhost-nodeports=false",
         "--nodeport-addresses=192.0.2.0/24",
     ] {
-        let (node_port, health_port, a) = (unused_port(), unused_port(), endpoint());
-        let manifest = load_balancer(node_port, health_port, a, "node-a");
+        let (ports, a) = (Ports::unused(), endpoint());
+        let manifest = load_balancer(&ports, a, "node-a");
         let _daemon = Daemon::with_flags(&manifest, &[flag]);
         eventually("the cluster IP answers", || {
-            answer_at((SERVICE, 80)).ok() == Some(a)
+            answer_at((SERVICE, ports.port)).ok() == Some(a)
         });
         assert!(
-            TcpStream::connect(("127.0.0.1", node_port)).is_err(),
+            TcpStream::connect(("127.0.0.1", ports.node_port)).is_err(),
             "{flag}"
         );
     }

@@ -127,9 +127,7 @@ fn datagram_endpoint() -> u16 {
 #[test]
 fn flows_leave_neither_memory_nor_descriptors() {
     const IDLE: &str = "ipvs-proxier.io/idle-timeout: \"1\"";
-    let socket = UdpSocket::bind((SERVICE, 0)).unwrap();
-    let port = socket.local_addr().unwrap().port();
-    drop(socket);
+    let port = unused_port();
     let (a, b, refusing) = (datagram_endpoint(), datagram_endpoint(), unused_port());
     let rounds = match std::env::var("SOAK_SECS") {
         // Idle flows are looked for every 10 s.

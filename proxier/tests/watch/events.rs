@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use api_server::ApiServer;
+use lab::net::unused_port;
 use proxier::testing::events::{EventTimes, Notice};
 use proxier::testing::problem::Problem;
 use serde_json::json;
@@ -145,11 +146,6 @@ fn without_the_option_no_event_is_written() {
     follower.watch.report(std::iter::once(notice()));
     follower.drain();
     assert_eq!(writes(&server), [] as [&str; 0]);
-}
-
-pub(crate) fn unused_port() -> u16 {
-    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    socket.local_addr().unwrap().port()
 }
 
 /// Returns the program, on a node `us` of this server, with its files in `directory`.

@@ -4,9 +4,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use api_server::ApiServer;
+use lab::net::unused_port;
 use proxier::testing::watch::FollowState;
 
-use crate::events::unused_port;
 use crate::follower::{Follower, config, until};
 use crate::http;
 use crate::objects::{key, service};

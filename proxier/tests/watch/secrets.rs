@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use api_server::{ApiServer, tls};
+use lab::net::unused_port;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::credentials::{kubeconfig, secure_kubeconfig};
-use crate::events::unused_port;
 use crate::follower::until;
 use crate::http;
 use crate::objects::service;

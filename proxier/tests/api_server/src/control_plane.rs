@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use kube::Client;
 use kube::client::Body;
+use lab::net::unused_port;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -39,7 +40,7 @@ pub struct Site {
     pub bind: IpAddr,
     /// The endpoint of `default/kubernetes`, which must not be a loopback address.
     pub endpoint: IpAddr,
-    /// The server's port; `None`: a free one.
+    /// The server's port; `None`: an unused one.
     pub port: Option<u16>,
     /// The ranges of cluster IPs, separated by commas.
     pub service_ranges: String,
@@ -90,7 +91,7 @@ impl ControlPlane {
         ] {
             std::fs::write(directory.path().join(name), text).expect("a writable directory");
         }
-        let etcd = free_port();
+        let etcd = unused_port();
         let url = format!("http://127.0.0.1:{etcd}");
         let database = Command::new(assets.join("etcd"))
             .arg("--data-dir")
@@ -98,7 +99,7 @@ impl ControlPlane {
             .args(["--listen-client-urls", &url])
             .args(["--advertise-client-urls", &url])
             .arg("--listen-peer-urls")
-            .arg(format!("http://127.0.0.1:{}", free_port()))
+            .arg(format!("http://127.0.0.1:{}", unused_port()))
             // Beside a program that writes much, fsync(2) can take longer than kube-apiserver waits at its start.
             .arg("--unsafe-no-fsync")
             .stdout(Stdio::null())
@@ -112,7 +113,7 @@ impl ControlPlane {
         let mut plane = Self {
             assets,
             directory,
-            port: site.port.unwrap_or_else(free_port),
+            port: site.port.unwrap_or_else(unused_port),
             site,
             etcd,
             runtime,
@@ -248,7 +249,7 @@ impl ControlPlane {
     /// ends that.
     pub fn move_away(&mut self) -> u16 {
         self.stop_server();
-        let port = std::mem::replace(&mut self.port, free_port());
+        let port = std::mem::replace(&mut self.port, unused_port());
         self.start_server();
         port
     }
@@ -353,10 +354,4 @@ impl Drop for Process {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let address = listener.and_then(|listener| listener.local_addr());
-    address.expect("a free port").port()
 }

@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use lab::net::unused_port;
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -194,21 +195,23 @@ impl Shared {
 }
 
 impl ApiServer {
-    /// Starts an empty server on a free port of 127.0.0.1.
+    /// Starts an empty server on an unused port of 127.0.0.1.
     ///
     /// # Panics
     /// If no socket or thread can be created.
     pub fn start() -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, unused_port())).expect("an unused port");
         Self::serve(listener, Scheme::Plain)
     }
 
-    /// Starts an empty server with HTTPS on a free port of 127.0.0.1.
+    /// Starts an empty server with HTTPS on an unused port of 127.0.0.1.
     ///
     /// # Panics
     /// If no socket or thread can be created.
     pub fn start_secure() -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, unused_port())).expect("an unused port");
         Self::serve(listener, Scheme::Secure)
     }
 
