@@ -101,6 +101,11 @@ impl Daemon {
         self.log.lock().unwrap().clone()
     }
 
+    /// Waits until the daemon has opened all frontends of a round, with their endpoints.
+    fn await_round(&self) {
+        eventually("a round is over", || self.log().contains("synced changed="));
+    }
+
     fn terminate(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -306,9 +311,9 @@ fn external_ips_are_served_unless_their_feature_gate_is_off() {
     let manifest = manifest("TCP", port, &[a], "").replace("spec:\n", &external);
     for (gate, is_served) in [("true", true), ("false", false)] {
         let flag = format!("--feature-gates=AllowServiceExternalIPs={gate}");
-        let _daemon = Daemon::with_flags(&manifest, &[&flag]);
+        let daemon = Daemon::with_flags(&manifest, &[&flag]);
+        daemon.await_round();
         eventually("the cluster IP answers", || answers(port).is_ok());
-        // The frontends of a Service open in one round.
         let answer = TcpStream::connect((EXTERNAL, port)).is_ok();
         assert_eq!(answer, is_served, "{flag}");
     }

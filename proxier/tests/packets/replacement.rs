@@ -136,14 +136,18 @@ fn a_replacement_loses_only_questions_in_flight() {
             (&cluster.pod_b1, "10.244.2.2:5400"),
             (&cluster.pod_b1, "[fd00:244:2::2]:5400"),
         ];
-        // The change of round 0 has happened. The servers and clients start during it.
+        // The change of round 0 has happened. The servers and clients start during it, perhaps before this thread
+        // goes on.
+        let mut starts = Instant::now();
         let mut changes = Vec::new();
         let change = || {
             for round in 0..=REPLACEMENTS {
-                let (pod, starts) = (pods[round % 2], Instant::now());
-                program(proxier, served_by(pod));
+                let pod = pods[round % 2];
                 if round == 0 {
                     thread::sleep(lab::patience(WHILE));
+                } else {
+                    starts = Instant::now();
+                    program(proxier, served_by(pod));
                 }
                 changes.push(Change {
                     pod,

@@ -94,8 +94,7 @@ fn the_local_example_is_served() {
     }
     let daemon = Daemon::start(example);
     let service = ("127.96.0.80", 8_080);
-    eventually("it is served", || TcpStream::connect(service).is_ok());
-    std::thread::sleep(Duration::from_millis(200));
+    daemon.await_round();
     let ask = || {
         let mut line = String::new();
         let stream = TcpStream::connect(service).unwrap();
