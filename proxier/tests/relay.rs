@@ -32,7 +32,8 @@ use proxier::testing::relay::{
 };
 use schedulers::{Options, Thresholds};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long to wait for what must happen. On a busy machine, a thread may stand still for half a minute.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Returns a pool that chooses with `scheduler`.
 fn pool(scheduler: &str, affinity: Option<Duration>) -> Arc<EndpointPool> {
@@ -377,7 +378,7 @@ fn stopping_waits_for_connections_within_a_bound() {
     let pool = pool("rr", None);
     add(&pool, endpoint("a"));
     // The bound is far away for the client that leaves, and near for the one that stays.
-    for (keeps_open, bound) in [(false, PATIENCE), (true, Duration::from_secs(4))] {
+    for (keeps_open, bound) in [(false, PATIENCE), (true, Duration::from_secs(2))] {
         let mut relay = relay();
         let (address, _listening) = open(&mut relay, &pool);
         let mut client = connect(address);
@@ -387,14 +388,14 @@ fn stopping_waits_for_connections_within_a_bound() {
             relay.stop(bound);
             start.elapsed()
         });
+        if keeps_open {
+            assert!(thread.join().unwrap() >= bound);
+            continue;
+        }
         std::thread::sleep(Duration::from_millis(200));
         client.write_all(b"x").unwrap();
         client.read_exact(&mut [0; 1]).unwrap();
-        if !keeps_open {
-            drop(client);
-            assert!(thread.join().unwrap() < bound);
-        } else {
-            assert!(thread.join().unwrap() >= bound);
-        }
+        drop(client);
+        assert!(thread.join().unwrap() < bound);
     }
 }

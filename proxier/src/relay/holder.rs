@@ -29,25 +29,18 @@ impl Holder {
     ///
     /// `None` if the kernel lists no such socket. A socket that is bound but does not listen is in no list.
     pub(super) fn of(transport: Transport, address: SocketAddr) -> Option<Self> {
-        // Both files: a socket of both families is in the second one only, and takes IPv4 addresses
-        // too.
-        let files = match transport {
-            Transport::Tcp => ["tcp", "tcp6"],
-            Transport::Udp => ["udp", "udp6"],
-        };
-        let found = files.into_iter().find_map(|file| {
-            let list = std::fs::read_to_string(Path::new("/proc/net").join(file)).ok()?;
-            let sockets = list.lines().skip(1).filter_map(ListedSocket::parse);
-            sockets
-                .into_iter()
-                .find(|socket| socket.takes(transport, address))
-        })?;
+        // Several looks: the kernel continues the list of UDP sockets by position (`udp_seq_start`), so one that
+        // closes between two reads hides another.
+        let found = (0..LOOKS).find_map(|_| ListedSocket::find(transport, address))?;
         Some(Self {
             uid: found.uid,
             process: process_with(found.inode),
         })
     }
 }
+
+/// The number of looks for a socket.
+const LOOKS: u32 = 3;
 
 /// A line of `/proc/net/tcp` and its kin.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,6 +56,20 @@ struct ListedSocket {
 const LISTENING: u8 = 10;
 
 impl ListedSocket {
+    fn find(transport: Transport, address: SocketAddr) -> Option<Self> {
+        // Both files: a socket of both families is in the second one only, and takes IPv4 addresses
+        // too.
+        let files = match transport {
+            Transport::Tcp => ["tcp", "tcp6"],
+            Transport::Udp => ["udp", "udp6"],
+        };
+        files.into_iter().find_map(|file| {
+            let list = std::fs::read_to_string(Path::new("/proc/net").join(file)).ok()?;
+            let mut sockets = list.lines().skip(1).filter_map(Self::parse);
+            sockets.find(|socket| socket.takes(transport, address))
+        })
+    }
+
     /// Parses a line: number, local address, remote address, state, queues, timer, retransmissions, user,
     /// timeout, inode, and more.
     fn parse(line: &str) -> Option<Self> {

@@ -23,7 +23,7 @@ use super::RelayLimits;
 use super::budget::Budget;
 use super::datagrams::DatagramBatch;
 use super::frontend::SharedFrontend;
-use super::tcp::{AfterEvent, Connecting, Readiness, Relaying, Side, reset};
+use super::tcp::{AfterEvent, Attempt, Connecting, Readiness, Relaying, Side, reset};
 use super::transit::Transit;
 use super::udp::{Moment, UdpFlows};
 
@@ -41,7 +41,7 @@ const IDLE_CHECK: Duration = Duration::from_secs(10);
 /// After this time without bytes, the kernel probes whether both sides are alive.
 const KEEPALIVE_AFTER: u32 = 30;
 
-/// The pause of accepting after the process ran out of descriptors.
+/// The pause of accepting and connecting after the process ran out of descriptors.
 const EXHAUSTION_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request of the [`super::Relay`].
@@ -121,12 +121,15 @@ pub(super) struct Worker {
     /// The keys of ended connections. Later events of this wake-up may still name them, so they are reused
     /// only after it.
     ended: Vec<usize>,
-    /// When accepting continues after the process ran out of descriptors.
+    /// When accepting and connecting continue after the process ran out of descriptors.
     resume_at: Option<Duration>,
     paused: Vec<usize>,
     /// A reserved descriptor. The client that is accepted with the last free descriptor needs this one for its
     /// endpoint's socket. Without it, all waiting clients would be accepted and reset.
     spare: Option<File>,
+    /// Clients that were accepted although no descriptor is left for their endpoints: another thread of the
+    /// process took the reserved one.
+    undialled: Vec<Attempt>,
     next_idle_check: Duration,
     stop_at: Option<Duration>,
     started: Instant,
@@ -157,6 +160,7 @@ impl Worker {
             resume_at: None,
             paused: Vec::new(),
             spare: None,
+            undialled: Vec::new(),
             next_idle_check: IDLE_CHECK,
             stop_at: None,
             started,
@@ -304,6 +308,7 @@ impl Worker {
         }
         if self.resume_at.is_some_and(|at| at <= self.now) {
             self.resume_at = None;
+            self.dial_again();
             let paused = std::mem::take(&mut self.paused).into_iter();
             self.again.extend(paused.map(TokenTarget::Listener));
         }
@@ -323,7 +328,9 @@ impl Worker {
             };
             let idle = now.saturating_sub(connection.active_at);
             let limit = connection.idle_limit().unwrap_or(self.limits.tcp_idle);
-            if u64::from(idle) >= limit.as_secs() {
+            // Both times are whole seconds, so the last bytes may have passed up to a second later than `idle`
+            // says.
+            if u64::from(idle) > limit.as_secs() {
                 expired.push(key);
             } else if idle >= KEEPALIVE_AFTER {
                 connection.keep_alive();
@@ -384,7 +391,8 @@ impl Worker {
                 Err(TryRecvError::Disconnected) => return true,
             }
         }
-        let is_over = |at| self.connections.is_empty() || at <= self.now;
+        let has_clients = !self.connections.is_empty() || !self.undialled.is_empty();
+        let is_over = |at| !has_clients || at <= self.now;
         self.stop_at.is_some_and(is_over)
     }
 

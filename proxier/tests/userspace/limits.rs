@@ -68,6 +68,31 @@ fn clients_wait_while_no_descriptor_is_left_and_are_served_afterwards() {
     });
 }
 
+/// Several workers run out of descriptors at once, so that one takes the descriptor that another one has given up for
+/// the endpoint of a client.
+#[test]
+fn no_client_is_reset_while_workers_take_the_last_descriptors_of_each_other() {
+    let (port, a) = (unused_port(), endpoint());
+    let manifest = manifest("TCP", port, &[a], "");
+    let daemon = Daemon::with_flags(&manifest, &["--userspace-workers=8"]);
+    eventually("the endpoint answers", || {
+        answers(port).ok() == Some([a].into())
+    });
+    let before = daemon.files();
+    for round in 0..15 {
+        limit_files(&daemon, before + 30);
+        let mut clients: Vec<TcpStream> = (0..100)
+            .map(|_| TcpStream::connect((SERVICE, port)).unwrap())
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        limit_files(&daemon, 4_096);
+        for client in &mut clients {
+            let answer = ask(client);
+            assert_eq!(answer.unwrap(), a, "round {round}");
+        }
+    }
+}
+
 /// What this thread logs.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -92,11 +117,11 @@ impl Log {
 }
 
 /// The Op that adds the frontend with this number, and the one that deletes it.
-fn frontend(number: u8) -> [Op; 2] {
+fn frontend(number: u8, port: u16) -> [Op; 2] {
     let key = ipvs::ServiceKey::Address {
         protocol: ipvs::Protocol::Tcp,
         address: [127, 79, 0, number].into(),
-        port: 8_079,
+        port,
     };
     let service = ipvs::Service::new(key, "rr".parse().unwrap());
     [Op::AddService(service), Op::DeleteService(key)]
@@ -119,6 +144,8 @@ fn the_limit_of_frontends_is_said_before_it_is_hit_and_once_each_time() {
     };
     let mut userspace = Userspace::start(limits, InsideClients::default()).unwrap();
     let mut apply = |op: Op| userspace.apply(&[op]).remove(0);
+    let port = unused_port();
+    let frontend = |number| frontend(number, port);
     for warned_at in [53, 53] {
         for number in 0..66 {
             apply(frontend(number)[0]).unwrap();

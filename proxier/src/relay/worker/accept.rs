@@ -31,7 +31,7 @@ impl Worker {
             if self.spare.is_none() {
                 self.spare = File::open("/dev/null").ok();
             }
-            if self.spare.is_none() {
+            if self.spare.is_none() || !self.undialled.is_empty() {
                 self.budget.statistics().exhausted();
                 return self.pause(key);
             }
@@ -55,10 +55,29 @@ impl Worker {
 
     /// Stops accepting at a listener for a while.
     fn pause(&mut self, key: usize) {
-        self.resume_at.get_or_insert(self.now + EXHAUSTION_PAUSE);
+        self.resume_later();
         if !self.paused.contains(&key) {
             self.paused.push(key);
         }
+    }
+
+    fn resume_later(&mut self) {
+        self.resume_at.get_or_insert(self.now + EXHAUSTION_PAUSE);
+    }
+
+    /// Connects clients that waited for a descriptor.
+    pub(super) fn dial_again(&mut self) {
+        for attempt in std::mem::take(&mut self.undialled) {
+            self.dial(attempt);
+        }
+    }
+
+    /// Keeps a client until a descriptor may be free. `endpoint`, which was chosen for it, is not at fault.
+    fn dial_later(&mut self, mut attempt: Attempt, endpoint: SocketAddr) {
+        self.budget.statistics().exhausted();
+        attempt.tried.retain(|&tried| tried != endpoint);
+        self.undialled.push(attempt);
+        self.resume_later();
     }
 
     fn admit(&mut self, frontend: Arc<SharedFrontend>, client: TcpStream, address: SocketAddr) {
@@ -106,9 +125,7 @@ impl Worker {
                     });
                 }
                 Err(error) if is_exhausted(&error) => {
-                    // The endpoint is not at fault, so it is not ejected.
-                    self.budget.statistics().exhausted();
-                    break;
+                    return self.dial_later(attempt, lease.address());
                 }
                 Err(_) => lease.fail(self.now),
             }
@@ -215,6 +232,9 @@ impl Worker {
                 deadline: self.now + ATTEMPTS[0],
                 ..connecting
             }),
+            Err(error) if is_exhausted(&error) => {
+                self.dial_later(connecting.attempt, connecting.lease.address());
+            }
             Err(_) => {
                 connecting.lease.fail(self.now);
                 self.dial(connecting.attempt);
