@@ -47,27 +47,21 @@ fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = LedgerFile::new(directory.path().join("ledger"));
     let proxier = Proxier::new(FakeKernel::default(), config(), ledger).unwrap();
-    let periods = Periods {
-        sync: Duration::from_millis(10),
-        ..Periods::default()
-    };
-    let mut daemon = Daemon::new(proxier, periods, None);
+    let mut daemon = Daemon::new(proxier, Periods::default(), None);
+    let start = clock::since_boot();
+    for event in other_events {
+        assert!(daemon.receive(Message::Event(event)));
+    }
+    let waits = |due| due >= start + gate::NODE_PATIENCE;
+    assert!(daemon.due().is_some_and(waits));
+
     let (sender, messages) = channel();
-    other_events
+    nodes
         .into_iter()
         .for_each(|event| sender.send(Message::Event(event)).unwrap());
-    let start = Instant::now();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(50));
-            nodes
-                .into_iter()
-                .for_each(|event| sender.send(Message::Event(event)).unwrap());
-        });
-        assert!(daemon.listen(&messages));
-    });
+    assert!(daemon.listen(&messages));
     assert!(daemon.proxier.snapshot().knows_other_nodes());
-    assert!(start.elapsed() < gate::NODE_PATIENCE);
+    assert_eq!(daemon.due(), Some(Duration::ZERO));
 }
 
 #[test]

@@ -133,7 +133,7 @@ mod tests {
         for (gone, mean, all) in [
             (1.0, 0.6, 0.8),
             (10.0, 1.1, 2.6),
-            (60.0, 6.0, 16.0),
+            (60.0, 6.5, 16.0),
             (600.0, 13.0, 30.0),
         ] {
             let back = Duration::from_secs_f64(gone);

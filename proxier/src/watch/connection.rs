@@ -405,7 +405,7 @@ fn connector(timeouts: Timeouts) -> HttpConnector {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
     use super::*;
     use crate::watch::backoff::Reach;
@@ -439,6 +439,8 @@ mod tests {
             assert_eq!(failure.reach(), Reach::Server, "{failure}");
         }
         accepts.join().unwrap();
+        // Another test may get the released port.
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, lab::net::unused_port()));
         for scheme in ["http", "https"] {
             let failure = failure(format!("{scheme}://{address}"));
             assert_eq!(failure.reach(), Reach::NoServer, "{failure}");

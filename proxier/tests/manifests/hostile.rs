@@ -1,7 +1,10 @@
 //! Malicious and meaningless texts.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use proxier::testing::manifests;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::{objects, options, problems};
 
@@ -14,6 +17,11 @@ fn read(text: &str) -> (Vec<String>, usize) {
         .filter(|service| service.object.is_some())
         .count();
     (problems(&loaded), count)
+}
+
+/// Returns the processor time of this thread so far.
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
 /// Words of manifests.
@@ -55,18 +63,15 @@ fn bombs_are_rejected_and_the_rest_is_read() {
         ),
         ("sequences in a line", "- ".repeat(1 << 16), "YAML"),
     ] {
-        let start = std::time::Instant::now();
+        let start = processor_time();
         let (problems, count) = read(&(bomb + FINE));
         assert_eq!(count, 1, "{what}: {problems:?}");
         assert_eq!(problems.len(), 1, "{what}");
         assert!(problems[0].len() < 400, "{what}: {problems:?}");
         let words = format!("cannot be read as {language}");
         assert!(problems[0].contains(&words), "{what}: {problems:?}");
-        assert!(
-            start.elapsed().as_secs() < 20,
-            "{what} took {:?}",
-            start.elapsed()
-        );
+        let taken = processor_time() - start;
+        assert!(taken.as_secs() < 20, "{what} took {taken:?}");
     }
 }
 

@@ -82,18 +82,21 @@ fn node_ports_are_served_at_localhost_and_at_the_nodes_addresses() {
 /// The example that `./demo` serves: three endpoints, the first with weight 2.
 #[test]
 fn the_local_example_is_served() {
+    let port = unused_port();
     let example = include_str!("../../../deploy/examples/local/web.yaml");
+    // The demo may run on this machine.
+    let example = example.replace("8080", &port.to_string());
     for host in 1..=3 {
         let listener =
-            TcpListener::bind((std::net::Ipv4Addr::new(127, 80, 0, host), 8_080)).unwrap();
+            TcpListener::bind((std::net::Ipv4Addr::new(127, 80, 0, host), port)).unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let _ = stream.unwrap().write_all(format!("{host}\n").as_bytes());
             }
         });
     }
-    let daemon = Daemon::start(example);
-    let service = ("127.96.0.80", 8_080);
+    let daemon = Daemon::start(&example);
+    let service = ("127.96.0.80", port);
     daemon.await_round();
     let ask = || {
         let mut line = String::new();
