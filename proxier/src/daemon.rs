@@ -280,10 +280,13 @@ impl<D: Dataplane> Daemon<D> {
             if self.begins_to_wait {
                 wait = wait.min(NODE_GRACE);
             }
+            // Before the look at the queue, so that a Node that was sent is in it.
+            let was_node_sent =
+                self.begins_to_wait && self.watch.as_ref().is_some_and(Watch::has_sent_node);
             let first = match messages.recv_timeout(wait) {
                 Ok(first) => first,
                 Err(RecvTimeoutError::Timeout) if std::mem::take(&mut self.begins_to_wait) => {
-                    self.log_missing_node(now);
+                    self.log_missing_node(now, was_node_sent);
                     continue;
                 }
                 Err(RecvTimeoutError::Timeout) if self.due().is_some() => return true,
@@ -356,15 +359,14 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// If the first round waits for our Node, logs that, so that the operator notices a wrong name at once.
-    fn log_missing_node(&mut self, now: Duration) {
+    fn log_missing_node(&mut self, now: Duration, was_node_sent: bool) {
         if self.proxier.snapshot().node().is_some() {
             return;
         }
-        let is_listed = |watch: &Watch| watch.status().node.is_synced();
-        if self.watch.as_ref().is_some_and(is_listed) {
+        if was_node_sent {
             return self.log.problems(&self.proxier.problems(), now);
         }
-        // The list with our Node has not arrived yet, so the Node may exist.
+        // The Node may exist.
         let patience = gate::NODE_PATIENCE;
         tracing::info!("waiting up to {patience:?} for our Node before the first round");
     }

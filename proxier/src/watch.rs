@@ -348,6 +348,11 @@ impl Watch {
         self.board.status()
     }
 
+    /// Returns whether the list with this node's Node was sent. The Node may not exist.
+    pub fn has_sent_node(&self) -> bool {
+        self.board.node.is_synced()
+    }
+
     /// Returns a reader of the status for other threads.
     pub fn status_reader(&self) -> StatusReader {
         StatusReader(self.board.clone())

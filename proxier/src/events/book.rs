@@ -59,6 +59,8 @@ struct BookEntry {
     is_present: bool,
     /// When the next request is due; `None` after that of a notice that is reported once.
     due: Option<Duration>,
+    /// Whether the last request failed.
+    has_failed: bool,
 }
 
 impl EventBook {
@@ -101,6 +103,7 @@ impl EventBook {
                         count: None,
                         is_present: true,
                         due: Some(now),
+                        has_failed: false,
                     };
                     self.entries.insert(notice.clone(), entry);
                 }
@@ -119,8 +122,6 @@ impl EventBook {
     }
 
     /// Returns the next task that is due.
-    ///
-    /// Its notice is due again after a period, so that a request that fails is not repeated before.
     pub(crate) fn take(&mut self, now: Duration) -> Option<Task> {
         if self.next_due()? > now {
             return None;
@@ -134,6 +135,7 @@ impl EventBook {
             Occurrence::Lasting => Some(now + self.times.period),
             Occurrence::Once(_) => None,
         };
+        entry.has_failed = false;
         self.spent_until = self.spent_until.max(now) + self.times.interval;
         Some(match entry.count {
             None => Task::Create(notice.clone()),
@@ -146,6 +148,21 @@ impl EventBook {
         if let Some(entry) = self.entries.get_mut(notice) {
             entry.count = Some(count);
         }
+    }
+
+    /// Records that the request of a task failed at `now`. It is due again after a period.
+    pub(crate) fn failed(&mut self, task: &Task, now: Duration) {
+        let (Task::Create(notice) | Task::Count(notice, _)) = task;
+        if let Some(entry) = self.entries.get_mut(notice) {
+            entry.due = Some(now + self.times.period);
+            entry.has_failed = true;
+        }
+    }
+
+    /// Makes the requests due that failed, because the process ends at `now`.
+    pub(crate) fn hasten(&mut self, now: Duration) {
+        let failed = self.entries.values_mut().filter(|entry| entry.has_failed);
+        failed.for_each(|entry| entry.due = Some(now));
     }
 
     /// Records that another process, usually of another node, created the Event.
@@ -257,7 +274,27 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_request_is_not_repeated_before_the_next_period_and_a_refusal_stops_all() {
+    fn a_failed_request_is_repeated_after_a_period_or_at_the_end() {
+        let start = Notice::starting(std::time::SystemTime::UNIX_EPOCH);
+        for notice in [notice("x"), start] {
+            let mut book = book();
+            book.set(std::slice::from_ref(&notice), secs(0));
+            let create = Some(Task::Create(notice.clone()));
+            for now in [0, 100] {
+                assert_eq!(book.take(secs(now)), create);
+                book.failed(&Task::Create(notice.clone()), secs(now));
+                assert_eq!(book.take(secs(now + 99)), None);
+            }
+            book.hasten(secs(150));
+            assert_eq!(book.take(secs(150)), create);
+            book.counted(&notice, 1);
+            book.hasten(secs(160));
+            assert_eq!(book.take(secs(160)), None);
+        }
+    }
+
+    #[test]
+    fn a_refusal_stops_all_requests() {
         let mut book = book();
         book.set(&[notice("x"), notice("y")], secs(0));
         assert!(book.take(secs(0)).is_some());

@@ -310,7 +310,8 @@ fn found_comment(rule: &[u8]) -> Option<&[u8]> {
     Some(&rest[..end])
 }
 
-/// Returns the commands that create the chain in the legacy tables `nat` that are in use.
+/// Returns the commands that create the chain in the legacy tables `nat` that are in use. They wait for other
+/// programs that hold the lock (`-w`).
 fn legacy_commands(mark: u32) -> BTreeSet<String> {
     let in_use = legacy_tables()
         .into_iter()
@@ -318,8 +319,8 @@ fn legacy_commands(mark: u32) -> BTreeSet<String> {
     in_use
         .map(|LegacyTable { program, .. }| {
             format!(
-                "{program} -t {TABLE} -N {MARK_CHAIN} && \
-                 {program} -t {TABLE} -A {MARK_CHAIN} -j MARK --or-mark {mark:#x}"
+                "{program} -w -t {TABLE} -N {MARK_CHAIN} && \
+                 {program} -w -t {TABLE} -A {MARK_CHAIN} -j MARK --or-mark {mark:#x}"
             )
         })
         .collect()

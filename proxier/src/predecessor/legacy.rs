@@ -56,6 +56,10 @@ impl fmt::Display for LegacyProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let program = self.name;
         let lines = names::saved_lines();
-        write!(f, "{program}-save | grep -vE '{lines}' | {program}-restore")
+        // With `-w` it waits for another program that holds the lock; without it, it fails.
+        write!(
+            f,
+            "{program}-save | grep -vE '{lines}' | {program}-restore -w"
+        )
     }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// The state of a listening socket in `/proc/net/tcp` (`TCP_LISTEN`).
@@ -44,9 +45,12 @@ fn processes(name: &str) -> impl Iterator<Item = PathBuf> {
     let folders = folders.filter_map(|entry| Some(entry.ok()?.path()));
     folders.filter(move |folder| {
         let comm = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
-        // A process whose namespace cannot be read may be in this one.
-        let namespace = || std::fs::read_link(folder.join("ns/net")).ok();
-        comm.trim_end() == name && namespace().is_none_or(|it| Some(it) == ours)
+        let is_here = || match std::fs::read_link(folder.join("ns/net")) {
+            Ok(it) => Some(it) == ours,
+            // A process that has ended is in no namespace. One whose namespace must not be read may be in this one.
+            Err(error) => error.kind() != ErrorKind::NotFound,
+        };
+        comm.trim_end() == name && is_here()
     })
 }
 

@@ -46,13 +46,15 @@ impl<'a> EventWriter<'a> {
         }
     }
 
-    /// Writes Events until the sender of notices is dropped, then those that are due.
+    /// Writes Events until the sender of notices is dropped, then those that are due or failed.
     pub(super) async fn run(mut self) {
         loop {
             let now = clock::since_boot();
             let due = self.book.next_due();
             let pause = due.map_or(IDLE, |due| due.saturating_sub(now));
             tokio::select! {
+                // So that no Event is written about what is over.
+                biased;
                 changed = self.notices.changed() => {
                     if changed.is_err() {
                         break;
@@ -64,15 +66,14 @@ impl<'a> EventWriter<'a> {
                     if let Some(task) = self.book.take(clock::since_boot())
                         && let Err(failure) = self.perform(&task).await
                     {
-                        // Otherwise the next count writes the Event, and nothing depends on it.
+                        // A later request writes the Event, and nothing depends on it.
                         tracing::debug!("an Event was not written: {failure}");
-                        if self.notices.has_changed().is_err() {
-                            self.insist(&task).await;
-                        }
+                        self.book.failed(&task, clock::since_boot());
                     }
                 }
             }
         }
+        self.book.hasten(clock::since_boot());
         while let Some(task) = self.book.take(clock::since_boot()) {
             self.insist(&task).await;
         }
