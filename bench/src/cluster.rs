@@ -37,6 +37,7 @@ pub(crate) mod objects;
 mod outcome;
 mod page;
 mod population;
+mod probe;
 mod report;
 mod run;
 mod scenario;

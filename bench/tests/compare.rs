@@ -232,7 +232,8 @@ fn an_interrupted_run_writes_complete_cells_only() {
     let folder = temporary.path().join("out");
     let (output, took) = interrupted(&folder);
     assert_eq!(output.status.code(), Some(130));
-    assert!(took < Duration::from_secs(30), "{took:?}");
+    // All cells would take hours.
+    assert!(took < Duration::from_secs(600), "{took:?}");
     let report = json(&folder);
     assert_eq!(report["cells"], 4);
     assert_eq!(report["cellsDone"], 0);

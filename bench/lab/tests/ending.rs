@@ -139,17 +139,20 @@ impl Busy<'_> {
         let processes = processes(self.directory);
         // At least kernel, warden and one process that runs the guest's programs.
         assert!(processes.len() >= 3, "{processes:?}");
-        let pid_of = |program: &Path| {
+        let test = self.test.id().cast_signed();
+        let child_of = |parent: i32, program: &Path| {
             let is_it = |(_, name): &(&i32, &String)| name.as_str() == program.to_str().unwrap();
-            let pids = processes.iter().filter(is_it).map(|(pid, _)| *pid);
-            // A helper of 6.1 is a copy of the kernel with a higher number.
-            pids.min().unwrap()
+            let mut pids = processes.iter().filter(is_it).map(|(pid, _)| *pid);
+            pids.find(|pid| parent_of(*pid) == Some(parent)).unwrap()
         };
+        // A helper of 6.1 is a copy of the kernel, and the kernel's child, as the warden is.
+        let kernel = child_of(test, self.kernel);
+        let warden = child_of(kernel, &env::current_exe().unwrap());
         for victim in victims {
             let pid = match victim {
-                Victim::Test => self.test.id().cast_signed(),
-                Victim::Kernel => pid_of(self.kernel),
-                Victim::Warden => pid_of(&env::current_exe().unwrap()),
+                Victim::Test => test,
+                Victim::Kernel => kernel,
+                Victim::Warden => warden,
             };
             kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
         }
@@ -158,6 +161,14 @@ impl Busy<'_> {
             crate::processes(self.directory).is_empty()
         });
     }
+}
+
+/// Returns the parent of a process; `None` if the process has ended.
+fn parent_of(process: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The fields after the name: state, parent.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Returns the processes with this working directory, as numbers and programs, without zombies.

@@ -2,6 +2,8 @@
 
 use std::{
     env,
+    fs::File,
+    path::{Path, PathBuf},
     process::{self, Command, Output},
     thread::sleep,
     time::{Duration, Instant},
@@ -58,9 +60,14 @@ fn a_test_that_hangs_is_killed() {
 
 #[test]
 fn a_test_whose_kernel_hangs_runs_again_on_a_new_machine() {
-    let Some(passed) = run("fixture_is_stopped_once", &[("LAB_SILENCE", "5")]) else {
+    let Some(kernels) = lab_kernels() else {
         return;
     };
+    let directory = tempfile::tempdir().unwrap();
+    let mark = directory.path().join("runs");
+    // Longer than a machine stands still on a busy host.
+    let env = [("LAB_SILENCE", "40"), (MARK, mark.to_str().unwrap())];
+    let passed = run_on(&kernels[..1], "fixture_is_stopped_once", &env);
     let words = words(&passed);
     assert!(passed.status.success(), "{words}");
     assert!(words.contains("gave no sign of life"), "{words}");
@@ -72,10 +79,13 @@ fn a_test_whose_kernel_hangs_runs_again_on_a_new_machine() {
 
 #[test]
 fn clients_get_their_answers_from_a_machine_that_stood_still() {
-    let Some(passed) = run("fixture_stands_still", &[]) else {
-        return;
-    };
-    assert!(passed.status.success(), "{}", words(&passed));
+    for kernel in lab_kernels().unwrap_or_default() {
+        let directory = tempfile::tempdir().unwrap();
+        let mark = directory.path().join("runs");
+        let env = [(MARK, mark.to_str().unwrap())];
+        let passed = run_on(&[kernel], "fixture_stands_still", &env);
+        assert!(passed.status.success(), "{}", words(&passed));
+    }
 }
 
 #[test]
@@ -168,16 +178,32 @@ fn kernels() -> Vec<Pid> {
         .collect()
 }
 
-/// Stops a kernel that this process starts.
-fn stop_a_kernel() {
-    sleep(Duration::from_secs(3));
-    if let Some(&kernel) = kernels().first() {
-        kill_process_group(kernel, Signal::STOP).expect("the kernel is ours");
+/// The variable with the path of a file that a fixture makes when it runs in the guest.
+const MARK: &str = "FIXTURE_RUNS";
+
+/// Makes the file of [`MARK`]. Returns whether this is the fixture's first run.
+fn leave_mark() -> bool {
+    let path = env::var_os(MARK).expect("the test sets it");
+    File::create_new(path).is_ok()
+}
+
+/// Waits until a fixture runs in the guest.
+fn await_mark() {
+    let path = env::var_os(MARK).expect("the test sets it");
+    while !Path::new(&path).exists() {
+        sleep(Duration::from_millis(50));
     }
 }
 
-/// Stops all kernels of this process again and again for [`STANDSTILL`], as a busy host does.
-fn stop_kernels_for_a_while() {
+/// Stops the kernel that this process has started.
+fn stop_the_kernel() {
+    await_mark();
+    kill_process_group(kernels()[0], Signal::STOP).expect("the kernel is ours");
+}
+
+/// Stops the kernel of this process again and again for [`STANDSTILL`], as a busy host does.
+fn stop_the_kernel_for_a_while() {
+    await_mark();
     loop {
         sleep(Duration::from_secs(1));
         let kernels = kernels();
@@ -202,16 +228,16 @@ const LIMIT: Duration = Duration::from_millis(200);
 #[ignore = "fixture"]
 fn fixture_stands_still() {
     if !fixtures_run_here() {
-        std::thread::spawn(stop_kernels_for_a_while);
+        std::thread::spawn(stop_the_kernel_for_a_while);
     }
     lab::test(|| {
         let mut node = lab::net::node("node-a");
         let ext = node.link("ext0", "203.0.113.1/24", "ext", "203.0.113.9/24");
         ext.serve_tcp(8080);
         ext.serve_udp(5353);
-        let (start, mut standstills) = (Instant::now(), 0);
+        leave_mark();
+        let mut standstills = 0;
         while standstills < 3 {
-            assert!(start.elapsed() < Duration::from_secs(60), "{standstills}");
             let asked = Instant::now();
             let tcp = ask_tcp_within("203.0.113.9:8080".parse().unwrap(), LIMIT);
             let udp = ask_udp_within("203.0.113.9:5353".parse().unwrap(), LIMIT);
@@ -228,9 +254,13 @@ fn fixture_stands_still() {
 #[ignore = "fixture"]
 fn fixture_is_stopped_once() {
     if !fixtures_run_here() {
-        std::thread::spawn(stop_a_kernel);
+        std::thread::spawn(stop_the_kernel);
     }
-    lab::test(|| sleep(Duration::from_secs(8)));
+    lab::test(|| {
+        if leave_mark() {
+            sleep(Duration::from_secs(600));
+        }
+    });
 }
 
 #[test]
@@ -266,8 +296,8 @@ fn fixture_speaks() {
     lab::test(|| eprintln!("something to say"));
 }
 
-/// Runs a fixture in a new process on a lab kernel; `None` if there is no kernel.
-fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
+/// Returns the lab kernels; `None` if there is none.
+fn lab_kernels() -> Option<Vec<PathBuf>> {
     let named = kernel::named().expect("LAB_KERNEL names kernels");
     let kernels = match kernel::cached() {
         Ok(Some(cached)) if named.is_empty() => vec![cached],
@@ -278,6 +308,16 @@ fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
         lab::test(|| ());
         return None;
     }
+    Some(kernels)
+}
+
+/// Runs a fixture in a new process on all lab kernels; `None` if there is none.
+fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
+    Some(run_on(&lab_kernels()?, fixture, env))
+}
+
+/// Runs a fixture in a new process on these kernels.
+fn run_on(kernels: &[PathBuf], fixture: &str, env: &[(&str, &str)]) -> Output {
     let program = env::current_exe().expect("a running program has a path");
     let output = Command::new(program)
         .args([fixture, "--exact", "--ignored", "--nocapture"])
@@ -287,7 +327,7 @@ fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
         )
         .envs(env.iter().copied())
         .output();
-    Some(output.expect("the test binary runs"))
+    output.expect("the test binary runs")
 }
 
 /// Returns whether this test binary runs in a lab kernel.

@@ -6,12 +6,13 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use lab::net::PatientStream;
 use serde::{Deserialize, Serialize};
 
 /// The number of connections that stay open.
@@ -20,7 +21,7 @@ const OPEN: usize = 10;
 /// The pause between two requests of a client.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection that gets no answer for this time is lost.
+/// A connection that gets no answer for this time, scaled by the cost of a system call, is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The connections of a phase, and how many of them failed.
@@ -39,7 +40,9 @@ pub(crate) struct Connections {
 /// Running clients.
 pub(super) struct Clients {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Connections>,
+    /// The counts after each round of requests.
+    seen: Arc<Mutex<Connections>>,
+    thread: JoinHandle<()>,
 }
 
 impl Clients {
@@ -51,46 +54,51 @@ impl Clients {
             open.push(stream.with_context(|| format!("connecting to {address}"))?);
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let stops = stop.clone();
+        let seen = Arc::new(Mutex::new(Connections {
+            open: open.len(),
+            ..Connections::default()
+        }));
+        let (stops, counts) = (stop.clone(), seen.clone());
         let thread = std::thread::spawn(move || {
-            let mut seen = Connections {
-                open: open.len(),
-                ..Connections::default()
-            };
             while !stops.load(Ordering::Relaxed) {
                 open.retain_mut(|stream| is_answered(stream).is_ok());
+                let has_failed = connect(address).is_err();
+                let mut seen = lock(&counts);
                 seen.lost = seen.open - open.len();
                 seen.tried += 1;
-                if connect(address).is_err() {
-                    seen.failed += 1;
-                }
+                seen.failed += u32::from(has_failed);
+                drop(seen);
                 std::thread::sleep(PAUSE);
             }
-            seen
         });
-        Ok(Self { stop, thread })
+        Ok(Self { stop, seen, thread })
     }
 
     /// Ends the clients and returns their counts.
     pub(super) fn stop(self) -> Connections {
         self.stop.store(true, Ordering::Relaxed);
         // The panic hook has printed the message of a panic already.
-        self.thread.join().unwrap_or_default()
+        let _panicked = self.thread.join();
+        *lock(&self.seen)
     }
 }
 
+fn lock(seen: &Mutex<Connections>) -> MutexGuard<'_, Connections> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Opens a connection and uses it once.
-fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+fn connect(address: SocketAddr) -> std::io::Result<PatientStream> {
+    // A standstill of the machine is no lost connection.
+    let mut stream = PatientStream::connect(address, PATIENCE)?;
     // Otherwise Nagle's algorithm could hold a byte back until the previous one is acknowledged.
-    stream.set_nodelay(true)?;
+    stream.as_ref().set_nodelay(true)?;
     is_answered(&mut stream)?;
     Ok(stream)
 }
 
 /// Sends a byte and waits for its echo.
-fn is_answered(stream: &mut TcpStream) -> std::io::Result<()> {
+fn is_answered(stream: &mut PatientStream) -> std::io::Result<()> {
     stream.write_all(b"?")?;
     stream.read_exact(&mut [0])
 }
@@ -98,6 +106,7 @@ fn is_answered(stream: &mut TcpStream) -> std::io::Result<()> {
 /// A server that sends back what it receives. Dropping it stops it.
 pub(super) struct Echo {
     stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Echo {
@@ -109,7 +118,7 @@ impl Echo {
         listener.set_nonblocking(true)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stops = stop.clone();
-        std::thread::spawn(move || {
+        let thread = std::thread::spawn(move || {
             let mut streams: Vec<TcpStream> = Vec::new();
             while !stops.load(Ordering::Relaxed) {
                 while let Ok((stream, _)) = listener.accept() {
@@ -121,13 +130,18 @@ impl Echo {
                 std::thread::sleep(Self::PAUSE);
             }
         });
-        Ok(Self { stop })
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
     }
 }
 
 impl Drop for Echo {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        // The panic hook has printed the message of a panic already.
+        let _panicked = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -150,12 +164,20 @@ mod tests {
 
     use super::*;
 
+    /// Waits until the clients have used all connections this often.
+    fn await_rounds(clients: &Clients, count: u32) {
+        let end = lock(&clients.seen).tried + count;
+        while lock(&clients.seen).tried < end {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     #[test]
     fn a_server_that_ends_costs_all_connections() {
         let address = (Ipv4Addr::LOCALHOST, unused_port()).into();
         let echo = Echo::start(address).unwrap();
         let clients = Clients::start(address).unwrap();
-        std::thread::sleep(3 * PAUSE);
+        await_rounds(&clients, 3);
         let seen = clients.stop();
         assert!(
             seen.tried > 0 && seen.failed == 0 && seen.lost == 0,
@@ -164,7 +186,8 @@ mod tests {
 
         let clients = Clients::start(address).unwrap();
         drop(echo);
-        std::thread::sleep(Duration::from_secs(1));
+        // The first one may have begun before.
+        await_rounds(&clients, 2);
         let seen = clients.stop();
         assert_eq!((seen.open, seen.lost), (OPEN, OPEN));
         assert!(seen.failed > 0, "{seen:?}");

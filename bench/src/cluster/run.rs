@@ -1,10 +1,10 @@
 //! Measures one proxy in the phases of a scenario.
 
 use std::fmt::Write as _;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -14,6 +14,7 @@ use super::clients::Clients;
 use super::limit::Recording;
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::population::{ChangeKind, Population};
+use super::probe::Probe;
 use super::scenario::{Phase, Scenario};
 use super::subject::{Proxy, Subject};
 use super::tap::{Counts, Tap, now};
@@ -30,6 +31,9 @@ const LATE: Duration = Duration::from_secs(60);
 /// A proxy that sends no request for this time has programmed everything: kube-proxy pauses for up
 /// to 1 s between two rounds.
 const QUIET: Duration = Duration::from_secs(2);
+
+/// The number of looks for requests in this time.
+const QUIET_LOOKS: u32 = 20;
 
 /// How long system calls are counted.
 const TRACED: Duration = Duration::from_secs(5);
@@ -198,6 +202,7 @@ impl Run<'_> {
             std::thread::sleep(Duration::from_millis(100));
         }
         self.quiet();
+        probe.wait(LATE);
         // Discards the latencies of the first programming, which count from before the start of the
         // proxy.
         self.tap.latencies();
@@ -225,15 +230,20 @@ impl Run<'_> {
     }
 
     /// Waits until the proxy sends no more requests, for example about drained endpoints.
+    ///
+    /// Looks are counted, not time: while the machine stands still, the proxy is not quiet.
     fn quiet(&self) {
         let deadline = Instant::now() + LATE;
-        while now().saturating_sub(self.tap.last_request()) < QUIET && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(100));
+        let (mut last, mut looks) = (self.tap.last_request(), 0);
+        while looks < QUIET_LOOKS && Instant::now() < deadline {
+            std::thread::sleep(QUIET / QUIET_LOOKS);
+            let now = self.tap.last_request();
+            looks = if now == last { looks + 1 } else { 0 };
+            last = now;
         }
     }
 
     fn phase(&mut self, phase: Phase) -> anyhow::Result<Step> {
-        self.quiet();
         Memory::reset_peak(self.proxy.id())?;
         let before = self.before()?;
         let mut step = Step::new(phase);
@@ -400,49 +410,6 @@ impl Run<'_> {
             );
             line
         });
-    }
-}
-
-/// Tries to connect to an address until it succeeds.
-struct Probe {
-    connected: Arc<Mutex<Option<Duration>>>,
-    stop: Arc<AtomicBool>,
-}
-
-impl Probe {
-    fn start(address: SocketAddr) -> Self {
-        let connected = Arc::new(Mutex::new(None));
-        let stop = Arc::new(AtomicBool::new(false));
-        let probe = Self {
-            connected: connected.clone(),
-            stop: stop.clone(),
-        };
-        std::thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
-                // Shorter than the first retransmission of a SYN after 1 s, which would hide when
-                // the Service began to work.
-                if TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
-                    *connected.lock().unwrap_or_else(PoisonError::into_inner) = Some(now());
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        });
-        probe
-    }
-
-    /// Returns when a client could connect for the first time.
-    fn connected(&self) -> Option<Duration> {
-        *self
-            .connected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

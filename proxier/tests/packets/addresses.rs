@@ -86,6 +86,12 @@ fn own_addresses_are_not_filtered(form: ServiceAddresses) {
     });
 }
 
+/// Returns whether `address` answers one of three pings of `client`: a busy machine may stand still for longer
+/// than one waits.
+fn is_pinged(scene: &Scene, client: &str, address: &str) -> bool {
+    (0..3).any(|_| pings(scene, client, address))
+}
+
 /// Returns whether `address` answers a ping of `client`.
 fn pings(scene: &Scene, client: &str, address: &str) -> bool {
     let ping = || {
@@ -136,14 +142,19 @@ fn assert_service_addresses_are_pinged(expected: Ping, form: ServiceAddresses) {
         });
         for address in WITH_ENDPOINTS {
             for client in ["ext", "pod3"] {
-                let answers = pings(&scene, client, address);
+                let answers = match is_answered {
+                    true => is_pinged(&scene, client, address),
+                    false => pings(&scene, client, address),
+                };
                 assert_eq!(answers, is_answered, "{client} to {address}");
             }
         }
         for address in WITHOUT_ENDPOINTS {
             assert!(!pings(&scene, "ext", address), "{address}");
         }
-        assert!(pings(&scene, "ext", "172.18.0.2") && pings(&scene, "ext", "fd00:172:18::2"));
+        for own in ["172.18.0.2", "fd00:172:18::2"] {
+            assert!(is_pinged(&scene, "ext", own), "{own}");
+        }
     });
 }
 

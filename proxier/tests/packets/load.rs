@@ -65,7 +65,7 @@ pub(super) fn meanwhile<T: Send>(
 }
 
 /// Sets the flag when it is dropped, also by a panic.
-struct SetOnDrop<'a>(&'a AtomicBool);
+pub(super) struct SetOnDrop<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {

@@ -74,7 +74,8 @@ impl Felix<'_> {
         for family in FAMILIES {
             self.write_addresses(&family);
             let rules = rules(&family, policy, has_ipvs);
-            let program = [self.iptables.program(), family.restore];
+            // Another test may hold the lock.
+            let program = [self.iptables.program(), family.restore, "--wait=60"];
             self.read_file(&program, &rules);
             // Felix does not cut the flows that an earlier policy admitted, and a new client may have the port
             // of such a flow.

@@ -9,7 +9,7 @@ use lab::net::{poll_within, receive_within};
 use proxier::testing::model::Protocol;
 use rustix::event::{PollFd, PollFlags};
 
-use super::load::{meanwhile, socket};
+use super::load::{SetOnDrop, meanwhile, socket};
 use super::scene::{Scene, flows, program};
 use super::services::{Endpoint, POD_B1, POD1, Services};
 
@@ -78,7 +78,7 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Vec<Question> {
         }
     }
     // Once the last question is answered, no other is on its way.
-    while questions.last().unwrap().answer.is_none()
+    while questions.last().is_some_and(|it| it.answer.is_none())
         && poll_within(&mut [PollFd::new(&socket, PollFlags::IN)], PATIENCE).unwrap()
     {
         while listen(&socket, &mut questions) {}
@@ -99,9 +99,9 @@ fn listen(socket: &UdpSocket, questions: &mut [Question]) -> bool {
     true
 }
 
-/// Answers questions with its own address and the question.
-fn echo(own: SocketAddr, is_over: &AtomicBool) {
-    let server = UdpSocket::bind(own).unwrap();
+/// Answers questions with the server's own address and the question.
+fn echo(server: &UdpSocket, is_over: &AtomicBool) {
+    let own = server.local_addr().unwrap();
     let pause = Duration::from_millis(100);
     server.set_read_timeout(Some(pause)).unwrap();
     let mut question = [0; 32];
@@ -136,8 +136,8 @@ fn a_replacement_loses_only_questions_in_flight() {
             (&cluster.pod_b1, "10.244.2.2:5400"),
             (&cluster.pod_b1, "[fd00:244:2::2]:5400"),
         ];
-        // The change of round 0 has happened. The servers and clients start during it, perhaps before this thread
-        // goes on.
+        let servers = servers.map(|(host, own)| host.run(|| UdpSocket::bind(own).unwrap()));
+        // The change of round 0 has happened. The clients start during it, perhaps before this thread goes on.
         let mut starts = Instant::now();
         let mut changes = Vec::new();
         let change = || {
@@ -157,9 +157,13 @@ fn a_replacement_loses_only_questions_in_flight() {
                 thread::sleep(lab::patience(WHILE));
             }
         };
-        let mut dialogues = Vec::new();
-        meanwhile(&servers, echo, || {
-            dialogues = meanwhile(&clients, resolver, change);
+        let is_over = AtomicBool::new(false);
+        let dialogues = thread::scope(|scope| {
+            for server in &servers {
+                scope.spawn(|| echo(server, &is_over));
+            }
+            let _end = SetOnDrop(&is_over);
+            meanwhile(&clients, resolver, change)
         });
         for ((_, to), questions) in clients.iter().zip(&dialogues) {
             let blocked = blocked(questions, &changes);

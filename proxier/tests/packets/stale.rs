@@ -1,6 +1,7 @@
 //! Stale UDP flows, whose endpoint or frontend no longer exists, are deleted. All other flows stay.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -14,6 +15,16 @@ use super::services::{POD_B1, POD_B2, POD2, POD3, Port, Service, Services};
 
 /// A question is answered at once, but a busy machine may leave the lab without a processor.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Returns nodes with these Services, on which an answered flow stays for the whole test: by default it stays for
+/// 30 s, and a busy machine can stand still for as long.
+fn scene(services: impl Display) -> Scene {
+    let scene = Scene::new(services);
+    let timeout = "/proc/sys/net/netfilter/nf_conntrack_udp_timeout";
+    let write = || std::fs::write(timeout, "3600").unwrap();
+    scene.client("node").run(write);
+    scene
+}
 
 /// A client that asks from one port, and so in one flow.
 #[derive(Debug)]
@@ -38,7 +49,7 @@ impl Resolver {
 #[test]
 fn only_stale_flows_are_deleted() {
     lab::test(|| {
-        let mut scene = Scene::new(Services::dual());
+        let mut scene = scene(Services::dual());
         let web = Resolver::new(&scene, "pod3", "10.96.1.1:53");
         let web6 = Resolver::new(&scene, "pod3", "[fd00:10:96::1]:53");
         let local = Resolver::new(&scene, "ext", "198.51.100.4:53");
@@ -170,7 +181,7 @@ fn edit_of_these_deletes_only(
     is_stale: impl Fn(&Tracked) -> bool + Sync,
 ) {
     lab::test(|| {
-        let mut scene = Scene::new(services);
+        let mut scene = scene(services);
         let resolvers = ask_from_all_clients(&scene);
         let connect = |to| scene.client("ext").connect(to).unwrap();
         let over_tcp = ["10.96.1.1:80", "[fd00:10:96::1]:80"];
@@ -291,7 +302,7 @@ fn all_clients_are_answered_after_the_removal_of_the_last_remote_endpoint() {
 /// All other flows stay.
 fn firewall_mark_is_removed(edit: impl Fn(&mut Service) + Sync) {
     lab::test(|| {
-        let mut scene = Scene::new(Services::dual());
+        let mut scene = scene(Services::dual());
         let resolvers = ask_from_all_clients(&scene);
         let before = tracked(Protocol::Udp);
         scene.program(Services::dual().edit("local", &edit));
@@ -310,7 +321,9 @@ fn firewall_mark_is_removed(edit: impl Fn(&mut Service) + Sync) {
         assert!(others.len() < before.len());
         assert!(others.iter().all(|flow| left.contains(flow)), "{left:#?}");
         for resolver in &resolvers {
-            assert!(resolver.ask().is_some(), "{resolver:?}");
+            // A question that is earlier than the kernel's deletion causes it, and is lost.
+            let is_answered = (0..2).any(|_| resolver.ask().is_some());
+            assert!(is_answered, "{resolver:?}");
         }
     });
 }

@@ -107,7 +107,13 @@ fn start(daemon: &mut Daemon, cluster: &Cluster) {
 ///
 /// `list` prints the device if it is up, and each of the five service addresses.
 fn deletions_are_repaired(cluster: &Cluster, daemon: &Daemon, list: &str, commands: &[&str]) {
-    let lines = || daemon.log().matches("repaired drift").count();
+    let lines = || {
+        let log = daemon.log();
+        log.lines()
+            .filter(|line| line.contains("repaired drift"))
+            .count()
+    };
+    let first = Instant::now();
     // `ip` fails while the device is missing.
     let list = format!("ip -brief link show dev kube-ipvs0 up; {list} || true");
     let is_whole = || sh(cluster, &list).lines().count() == 6;
@@ -126,7 +132,10 @@ fn deletions_are_repaired(cluster: &Cluster, daemon: &Daemon, list: &str, comman
         // but it finds nothing to repair.
         daemon.eventually("the log names the repair", || lines() > 0);
         std::thread::sleep(Duration::from_millis(500));
-        assert!(lines() <= number + 1, "{command}: {}", daemon.log());
+        let found = lines();
+        // Each minute permits a summary of equal repairs.
+        let minutes = usize::try_from(first.elapsed().as_secs() / 60).unwrap();
+        assert!(found <= number + 1 + minutes, "{command}: {}", daemon.log());
     }
 }
 

@@ -32,6 +32,16 @@ fn handle(cluster: &Cluster) -> u64 {
     number.parse().unwrap()
 }
 
+/// Asserts that the log has `words` once. Each minute since `first`, which is before that line, permits two
+/// more times: in a summary, and in the line of the next event.
+#[track_caller]
+fn assert_is_rare(daemon: &Daemon, words: &str, first: Instant) {
+    let log = daemon.log();
+    let most = 1 + 2 * usize::try_from(first.elapsed().as_secs() / 60).unwrap();
+    let times = log.matches(words).count();
+    assert!((1..=most).contains(&times), "{times} of {most}: {log}");
+}
+
 #[test]
 fn our_rule_returns_after_flushes_restarts_and_new_tables() {
     lab::test(|| {
@@ -44,6 +54,7 @@ fn our_rule_returns_after_flushes_restarts_and_new_tables() {
             daemon.eventually("the chain has our rule", || list().contains("ipvs-proxier"));
         };
         nft("add table inet others");
+        let first = Instant::now();
         nft(DROP);
         has_rule(&daemon);
         connections.assert_alive("a policy of drop");
@@ -70,8 +81,7 @@ fn our_rule_returns_after_flushes_restarts_and_new_tables() {
         let most = start.elapsed().as_secs() + 2;
         let repairs = handle(&cluster) - before;
         assert!((1..=most).contains(&repairs), "{repairs} of {most}");
-        let times = daemon.log().matches("inserted our rule").count();
-        assert_eq!(times, 1, "{}", daemon.log());
+        assert_is_rare(&daemon, "inserted our rule", first);
 
         // The rule exists once, stays when the daemon is killed, and `cleanup` removes it.
         daemon.kill();
@@ -104,14 +114,16 @@ fn a_failure_at_one_chain_is_logged_once_retried_and_does_not_affect_others() {
                 .unwrap()
         });
         let mut commands = owner.stdin.take().unwrap();
+        let first = Instant::now();
         let table = "add table inet firewalld { flags owner; }\n\
                      add chain inet firewalld forward { type filter hook forward priority 0; }\n\
                      add rule inet firewalld forward accept \
                      comment \"ipvs-proxier: answers of endpoints\"\n";
         commands.write_all(table.as_bytes()).unwrap();
         commands.flush().unwrap();
-        daemon.eventually("the owner has its table", || {
-            nft("list tables").contains("firewalld")
+        daemon.eventually("the owner has its rule", || {
+            let list = "list table inet firewalld";
+            nft("list tables").contains("firewalld") && nft(list).contains("answers of endpoints")
         });
 
         let words = "chain forward of table inet firewalld: removing our rule: \
@@ -132,7 +144,7 @@ fn a_failure_at_one_chain_is_logged_once_retried_and_does_not_affect_others() {
             !nft("list chain inet others open").contains("ipvs-proxier")
         });
         std::thread::sleep(Duration::from_secs(11));
-        assert_eq!(daemon.log().matches(words).count(), 1, "{}", daemon.log());
+        assert_is_rare(&daemon, words, first);
         drop(commands);
         owner.wait().unwrap();
     });
@@ -160,8 +172,12 @@ fn with_forward_drop_warn_the_log_names_a_dropping_chain_once() {
         on_node(&cluster, command);
         assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
 
-        // A check has seen the rule of the command. When the rule is removed, the log names the chain again.
-        std::thread::sleep(lab::patience(Duration::from_secs(6)));
+        // When the rule is removed after a check has seen it, the log names the chain again.
+        daemon.eventually("a check has seen the rule of the command", || {
+            let log = daemon.log();
+            log.lines()
+                .any(|line| line.contains("over after") && line.contains(words))
+        });
         assert_eq!(times(), 1, "{}", daemon.log());
         nft("flush chain inet others forward");
         daemon.eventually("the log names it again", || times() == 2);

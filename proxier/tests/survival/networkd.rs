@@ -10,6 +10,7 @@ use lab::net::Cluster;
 use tempfile::TempDir;
 
 use super::carrier::{ONLY_REPAIRS, answers, carrier_addresses, routes, scene, sh};
+use super::daemon::PATIENCE;
 
 /// Keeps networkd from the other devices of the lab, whose addresses it would delete.
 const OTHERS: (&str, &str) = (
@@ -52,7 +53,7 @@ impl Networkd {
             .stderr(log);
         let process = cluster.node.run(|| command.spawn()).unwrap();
         let networkd = Self { process, directory };
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(30));
+        let deadline = Instant::now() + lab::patience(PATIENCE);
         while !networkd
             .log()
             .contains("Successfully acquired requested service name")

@@ -89,12 +89,14 @@ fn a_later_change_of_a_node_setting_stays_and_ipvs_settings_are_restored() {
             });
         }
         assert_eq!(read(timeout), "600");
+        // The lines are written after the settings.
+        let changed = "nf_conntrack_tcp_timeout_established was changed to 600";
+        let restored = "restored net.ipv4.vs.conntrack=1, was 0";
+        daemon.eventually("the log names both", || {
+            let log = daemon.log();
+            log.contains(changed) && log.contains(restored)
+        });
         let log = daemon.log();
-        let words = "nf_conntrack_tcp_timeout_established was changed to 600";
-        assert_eq!(log.matches(words).count(), 1, "{log}");
-        assert!(
-            log.contains("restored net.ipv4.vs.conntrack=1, was 0"),
-            "{log}"
-        );
+        assert_eq!(log.matches(changed).count(), 1, "{log}");
     });
 }

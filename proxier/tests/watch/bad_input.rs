@@ -83,7 +83,7 @@ fn malformed_responses_are_retried() {
         broken,
         busy,
     ] {
-        server.respond_next(path, nonsense);
+        server.respond_next_and_freeze(path, nonsense);
     }
     let follower = Follower::start(&server);
     for expected in [
@@ -98,6 +98,7 @@ fn malformed_responses_are_retried() {
                 .as_ref()
                 .is_some_and(|(_, why)| why.starts_with(expected))
         });
+        server.resume();
     }
     assert_eq!(follower.services(), "reset [a/web]");
     let requests = server.requests();
@@ -138,9 +139,9 @@ fn malformed_protobuf_is_retried() {
     ] {
         let server = ApiServer::start();
         server.apply(service("web", 80));
-        server.respond_next("/api/v1/services", protobuf(streamed));
-        server.respond_next("/api/v1/services", protobuf(b"{\"items\":[]}"));
-        server.respond_next("/api/v1/services", protobuf(b"k8s\0\x12\x09\x12\x03"));
+        for nonsense in [streamed, b"{\"items\":[]}", b"k8s\0\x12\x09\x12\x03"] {
+            server.respond_next_and_freeze("/api/v1/services", protobuf(nonsense));
+        }
         let follower = Follower::start(&server);
         for expected in [
             why,
@@ -151,6 +152,7 @@ fn malformed_protobuf_is_retried() {
                 let failed = status.services.failed.as_ref();
                 failed.is_some_and(|(_, text)| text.starts_with(expected))
             });
+            server.resume();
         }
         assert_eq!(follower.services(), "reset [a/web]");
     }

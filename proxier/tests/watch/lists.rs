@@ -94,6 +94,10 @@ fn a_list_waits_for_a_cache_that_lags_instead_of_reading_etcd() {
     server.apply(service("web", 80));
     let follower = Follower::start(&server);
     assert_eq!(follower.services(), "reset [a/web]");
+    // Otherwise the first watch could take the first response, before the others are there.
+    follower.until("watching", |status| {
+        status.services.state == FollowState::Watching
+    });
     let path = "/api/v1/services";
     // The resuming watch gets the first response, and the lists that follow get the other two.
     let cause = json!({"reason": "ResourceVersionTooLarge"});

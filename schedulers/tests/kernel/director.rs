@@ -27,6 +27,9 @@ pub(crate) const LONG: Timeouts = Timeouts {
     udp_secs: 7200,
 };
 
+/// The kernel repeats a SYN a second after it (`TCP_TIMEOUT_INIT` in `include/net/tcp.h`).
+const SYN_REPEATED_AFTER: Duration = Duration::from_millis(900);
+
 /// A server, listed or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Server {
@@ -248,10 +251,15 @@ impl Director {
     }
 
     fn connect(&mut self, source: SocketAddr, destination: SocketAddr) -> Result<Option<Name>> {
+        let sent = now();
         let connecting = self.sockets.send_syn(source, destination)?;
         if self.grown()?.is_none() {
             // Refused. Close the socket now, before the client repeats its SYN.
             drop(connecting);
+            ensure!(
+                sent.elapsed() < SYN_REPEATED_AFTER,
+                "the client may have repeated a refused SYN"
+            );
             return Ok(None);
         }
         let (link, address) = self.sockets.accept(connecting)?;

@@ -19,7 +19,7 @@ use super::{
 /// IPVS keeps the client's port towards the endpoint, and remembers a connection for minutes after its end. If a
 /// client used one port at two frontends with a common endpoint, or at a frontend and at the endpoint itself,
 /// the answers to the one would be taken for answers to the other. The kernel chooses equal ports now and then.
-struct Ports {
+pub(super) struct Ports {
     next: AtomicU16,
     first: u16,
     count: u16,
@@ -41,7 +41,7 @@ impl Ports {
     }
 
     /// Calls `bind` with wildcard addresses of different ports until one is free.
-    fn bind<T>(
+    pub(super) fn bind<T>(
         &self,
         family: AddressFamily,
         bind: impl Fn(SocketAddr) -> io::Result<T>,
@@ -99,7 +99,11 @@ impl Connection {
     }
 
     pub(super) fn open_sctp(address: SocketAddr) -> Result<Self, Answer> {
-        Self::over(sctp::connect(address, PATIENCE)?, PATIENCE)
+        Self::open_sctp_from(&LASTING, address)
+    }
+
+    fn open_sctp_from(ports: &Ports, address: SocketAddr) -> Result<Self, Answer> {
+        Self::over(sctp::connect(ports, address, PATIENCE)?, PATIENCE)
     }
 
     fn over(stream: TcpStream, limit: Duration) -> Result<Self, Answer> {
@@ -162,7 +166,7 @@ pub fn ask_tcp_within(address: SocketAddr, limit: Duration) -> Answer {
 /// Connects to `address` over SCTP from one address of the calling thread's namespace and returns the
 /// answer.
 pub fn ask_sctp(address: SocketAddr) -> Answer {
-    greeting(Connection::open_sctp(address))
+    greeting(Connection::open_sctp_from(&BRIEF, address))
 }
 
 fn greeting(connection: Result<Connection, Answer>) -> Answer {

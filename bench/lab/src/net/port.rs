@@ -88,16 +88,18 @@ mod tests {
         for _ in 0..100 {
             // The next ports, each with a socket of one kind at one address.
             let last = seen[seen.len() - 1];
-            let _taken = [
+            // Another process may have a port, and release it meanwhile.
+            let streams = [
                 TcpListener::bind(("127.9.8.7", last + 1)).ok(),
                 TcpListener::bind(("127.0.0.1", last + 2)).ok(),
             ];
-            let _taken_for_datagrams = UdpSocket::bind(("127.0.0.1", last + 3)).ok();
+            let datagrams = UdpSocket::bind(("127.0.0.1", last + 3)).ok();
+            let streams = streams.iter().flatten().map(TcpListener::local_addr);
+            let taken = streams.chain(datagrams.iter().map(UdpSocket::local_addr));
             let port = unused_port();
-            assert!(
-                !(last + 1..=last + 3).contains(&port),
-                "{last}, then {port}"
-            );
+            for address in taken {
+                assert_ne!(address.unwrap().port(), port, "after {last}");
+            }
             assert!(!seen.contains(&port), "{port} of {seen:?}");
             seen.push(port);
         }

@@ -15,7 +15,7 @@ use rustix::net::{
 };
 
 use super::{
-    client::{family, unspecified},
+    client::{Ports, family, unspecified},
     wait::connect_within,
 };
 
@@ -29,10 +29,14 @@ pub(super) fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to `address` from the one address that routing chooses.
+/// Connects to `address` from one of `ports` at the one address that routing chooses.
 ///
 /// An unbound socket would send every address of this host to the server.
-pub(super) fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+pub(super) fn connect(
+    ports: &Ports,
+    address: SocketAddr,
+    limit: Duration,
+) -> io::Result<TcpStream> {
     let family = family(address);
     let route = UdpSocket::bind(unspecified(family, 0))?;
     route.connect(address)?;
@@ -43,7 +47,13 @@ pub(super) fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStr
     // error.
     fs::write("/proc/sys/net/sctp/rto_initial", REPEATED_AFTER)?;
     let socket = socket(family)?;
-    rustix::net::bind(&socket, &SocketAddr::new(route.local_addr()?.ip(), 0))?;
+    let own = route.local_addr()?.ip();
+    ports.bind(family, |any| {
+        Ok(rustix::net::bind(
+            &socket,
+            &SocketAddr::new(own, any.port()),
+        )?)
+    })?;
     // Without this option the kernel reports an ICMP error only after eight repetitions.
     match address {
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,

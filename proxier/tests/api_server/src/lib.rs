@@ -46,7 +46,6 @@ pub use objects::Key;
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
-    control: Arc<watch::Sender<Control>>,
     address: SocketAddr,
     scheme: Scheme,
     thread: Option<JoinHandle<()>>,
@@ -170,16 +169,26 @@ struct Control {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
+    control: watch::Sender<Control>,
 }
 
 #[derive(Debug)]
 struct State {
     objects: Objects,
     behaviour: Behaviour,
-    canned: BTreeMap<String, Vec<CannedResponse>>,
+    /// The responses to the next requests, by path.
+    canned: BTreeMap<String, Vec<Prescribed>>,
     requests: Vec<Request>,
     /// When the end of a list was last passed to its connection.
     last_list: Option<Instant>,
+}
+
+/// A response that waits for its request.
+#[derive(Debug)]
+struct Prescribed {
+    response: CannedResponse,
+    /// Whether the server freezes when it sends the response.
+    freezes: bool,
 }
 
 impl Shared {
@@ -191,6 +200,10 @@ impl Shared {
     /// Records that a list is complete.
     fn end_list(&self) {
         self.lock().last_list = Some(Instant::now());
+    }
+
+    fn freeze(&self) {
+        self.control.send_modify(|control| control.is_frozen = true);
     }
 }
 
@@ -221,31 +234,31 @@ impl ApiServer {
     /// If no thread can be created.
     pub fn serve(listener: TcpListener, scheme: Scheme) -> Self {
         let address = listener.local_addr().expect("a bound socket");
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
-                objects: Objects::default(),
-                behaviour: Behaviour::default(),
-                canned: BTreeMap::new(),
-                requests: Vec::new(),
-                last_list: None,
-            }),
-        });
+        let objects = Objects::default();
         let control = Control {
-            revision: shared.lock().objects.revision(),
+            revision: objects.revision(),
             cuts: 0,
             is_listening: true,
             is_frozen: false,
             is_over: false,
         };
-        let (control, watched) = watch::channel(control);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                objects,
+                behaviour: Behaviour::default(),
+                canned: BTreeMap::new(),
+                requests: Vec::new(),
+                last_list: None,
+            }),
+            control: watch::Sender::new(control),
+        });
         let state = shared.clone();
         let thread = std::thread::Builder::new()
             .name("api-server".into())
-            .spawn(move || serve::run(listener, scheme, &state, &watched))
+            .spawn(move || serve::run(listener, scheme, &state))
             .expect("a thread");
         Self {
             shared,
-            control: Arc::new(control),
             address,
             scheme,
             thread: Some(thread),
@@ -288,7 +301,8 @@ impl ApiServer {
     }
 
     fn publish(&self, revision: u64) {
-        self.control
+        self.shared
+            .control
             .send_modify(|control| control.revision = revision);
     }
 
@@ -322,17 +336,24 @@ impl ApiServer {
 
     /// Sends `answer` to the next request for `path`. Several responses for one path are sent in order.
     pub fn respond_next(&self, path: &str, answer: CannedResponse) {
+        self.prescribe(path, answer, false);
+    }
+
+    /// Does the same, and freezes when it sends `answer`. Until [`ApiServer::resume`], no later response hides
+    /// what the client made of this one.
+    pub fn respond_next_and_freeze(&self, path: &str, answer: CannedResponse) {
+        self.prescribe(path, answer, true);
+    }
+
+    fn prescribe(&self, path: &str, response: CannedResponse, freezes: bool) {
         let mut state = self.shared.lock();
-        state
-            .canned
-            .entry(path.to_owned())
-            .or_default()
-            .push(answer);
+        let canned = state.canned.entry(path.to_owned()).or_default();
+        canned.push(Prescribed { response, freezes });
     }
 
     /// Breaks all connections and accepts no new ones.
     pub fn refuse(&self) {
-        self.control.send_modify(|control| {
+        self.shared.control.send_modify(|control| {
             control.is_listening = false;
             control.cuts += 1;
         });
@@ -340,17 +361,17 @@ impl ApiServer {
 
     /// Breaks all connections.
     pub fn break_connections(&self) {
-        self.control.send_modify(|control| control.cuts += 1);
+        self.shared.control.send_modify(|control| control.cuts += 1);
     }
 
     /// Keeps connections open and accepts new ones, but sends no data.
     pub fn freeze(&self) {
-        self.control.send_modify(|control| control.is_frozen = true);
+        self.shared.freeze();
     }
 
     /// Ends [`ApiServer::refuse`] and [`ApiServer::freeze`].
     pub fn resume(&self) {
-        self.control.send_modify(|control| {
+        self.shared.control.send_modify(|control| {
             control.is_listening = true;
             control.is_frozen = false;
         });
@@ -369,7 +390,9 @@ impl ApiServer {
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        self.control.send_modify(|control| control.is_over = true);
+        self.shared
+            .control
+            .send_modify(|control| control.is_over = true);
         if let Some(thread) = self.thread.take() {
             // The thread has printed its own panic.
             let _ = thread.join();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{self, BodyReceiver, PIECE_SIZE, Piece, refusal, status_object, too_large};
@@ -23,15 +24,10 @@ use crate::form::{Encoding, Form};
 use crate::objects::{Kind, Object, Rest};
 use crate::selector::Selector;
 use crate::stream::Watch;
-use crate::{Control, Request, Scheme, Shared, State, tls};
+use crate::{Prescribed, Request, Scheme, Shared, State, tls};
 
 /// Serves until the server is dropped.
-pub(crate) fn run(
-    listener: TcpListener,
-    scheme: Scheme,
-    shared: &Arc<Shared>,
-    control: &watch::Receiver<Control>,
-) {
+pub(crate) fn run(listener: TcpListener, scheme: Scheme, shared: &Arc<Shared>) {
     let acceptor = match scheme {
         Scheme::Plain => None,
         Scheme::Secure => Some(tls::acceptor()),
@@ -42,9 +38,9 @@ pub(crate) fn run(
         .expect("a runtime");
     let address = listener.local_addr().expect("a bound socket");
     runtime.block_on(async {
-        let mut over = control.clone();
+        let mut over = shared.control.subscribe();
         tokio::select! {
-            () = accept(listener, acceptor, address, shared, control.clone()) => {}
+            () = accept(listener, acceptor, address, shared) => {}
             _ = over.wait_for(|control| control.is_over) => {}
         }
     });
@@ -55,28 +51,27 @@ async fn accept(
     acceptor: Option<TlsAcceptor>,
     address: SocketAddr,
     shared: &Arc<Shared>,
-    control: watch::Receiver<Control>,
 ) {
     listener.set_nonblocking(true).expect("a socket");
     let mut listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
-    let mut outages = control.clone();
+    let mut outages = shared.control.subscribe();
     loop {
         let is_outage = tokio::select! {
             biased;
             _ = outages.wait_for(|control| !control.is_listening) => true,
-            accepted = listener.accept() => {
+            (accepted, cuts) = next_stream(&listener, shared) => {
                 if let Ok((stream, _)) = accepted {
                     // As Go's servers do. Fails only if the client is gone.
                     let _ = stream.set_nodelay(true);
                     let secure = acceptor.clone();
-                    tokio::spawn(serve_stream(stream, secure, shared.clone(), control.clone()));
+                    tokio::spawn(serve_until_cut(stream, secure, shared.clone(), cuts));
                 }
                 false
             }
         };
         if is_outage {
             drop(listener);
-            // An error means that the server was dropped.
+            // Cannot fail: `shared` has the sender.
             let _ = outages.wait_for(|control| control.is_listening).await;
             listener = tokio::net::TcpListener::bind(address)
                 .await
@@ -85,15 +80,39 @@ async fn accept(
     }
 }
 
-/// Serves a TCP connection, with TLS if there is an acceptor.
-async fn serve_stream(
+/// Accepts a connection. Returns it with the number of cuts before, so that every cut after the connection was accepted
+/// closes it, also one before its task runs.
+async fn next_stream(
+    listener: &tokio::net::TcpListener,
+    shared: &Shared,
+) -> (std::io::Result<(TcpStream, SocketAddr)>, u64) {
+    poll_fn(|context| {
+        let cuts = shared.control.borrow().cuts;
+        let accepted = listener.poll_accept(context);
+        accepted.map(|accepted| (accepted, cuts))
+    })
+    .await
+}
+
+/// Serves a connection until all connections are cut more often than `cuts` times.
+async fn serve_until_cut(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
     shared: Arc<Shared>,
-    control: watch::Receiver<Control>,
+    cuts: u64,
 ) {
+    let mut control = shared.control.subscribe();
+    tokio::select! {
+        biased;
+        _ = control.wait_for(|control| control.cuts != cuts) => {}
+        () = serve_stream(stream, acceptor, shared.clone()) => {}
+    }
+}
+
+/// Serves a TCP connection, with TLS if there is an acceptor.
+async fn serve_stream(stream: TcpStream, acceptor: Option<TlsAcceptor>, shared: Arc<Shared>) {
     let Some(acceptor) = acceptor else {
-        return serve_connection(stream, Certificate::None, shared, control).await;
+        return serve_connection(stream, Certificate::None, shared).await;
     };
     // If the client rejects our certificate, the test sees the client's error.
     if let Ok(mut stream) = acceptor.accept(stream).await {
@@ -104,7 +123,7 @@ async fn serve_stream(
             Some(_) => Certificate::Good,
             None => Certificate::None,
         };
-        serve_connection(stream, certificate, shared, control).await;
+        serve_connection(stream, certificate, shared).await;
     }
 }
 
@@ -120,24 +139,19 @@ async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     certificate: Certificate,
     shared: Arc<Shared>,
-    control: watch::Receiver<Control>,
 ) {
-    let mut cut = control.clone();
-    let cuts = cut.borrow().cuts;
     let service = service_fn(move |request| {
-        let (shared, mut control) = (shared.clone(), control.clone());
+        let shared = shared.clone();
         async move {
-            // An error means that the server was dropped.
+            let mut control = shared.control.subscribe();
+            // Cannot fail: `shared` has the sender.
             let _ = control.wait_for(|control| !control.is_frozen).await;
-            Ok::<_, Infallible>(answer(request, certificate, &shared, &control))
+            Ok::<_, Infallible>(answer(request, certificate, &shared))
         }
     });
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-    tokio::select! {
-        // Fails if the client closes the connection, which it may do at any time.
-        _ = connection => {}
-        _ = cut.wait_for(|control| control.cuts != cuts) => {}
-    }
+    // Fails if the client closes the connection, which it may do at any time.
+    let _ = connection.await;
 }
 
 /// Answers one request.
@@ -145,7 +159,6 @@ fn answer(
     request: hyper::Request<Incoming>,
     certificate: Certificate,
     shared: &Arc<Shared>,
-    control: &watch::Receiver<Control>,
 ) -> Response<BodyReceiver> {
     let header = |name: HeaderName| {
         let value = request.headers().get(name)?;
@@ -164,7 +177,11 @@ fn answer(
     state.requests.push(request.clone());
     let prescribed = state.canned.get_mut(&request.path);
     if let Some(answers) = prescribed.filter(|answers| !answers.is_empty()) {
-        return answer::canned(answers.remove(0));
+        let Prescribed { response, freezes } = answers.remove(0);
+        if freezes {
+            shared.freeze();
+        }
+        return answer::canned(response);
     }
     let encoding = Encoding::of_request(&request, &state.behaviour);
     let refuse = |code, message: &str| refusal(encoding, &status_object(code, message));
@@ -204,7 +221,8 @@ fn answer(
             Err(refused) => refused,
             Ok(watch) => {
                 let (client, pieces) = answer::body_channel();
-                tokio::spawn(watch.run(shared.clone(), control.clone(), client));
+                let control = shared.control.subscribe();
+                tokio::spawn(watch.run(shared.clone(), control, client));
                 answer::with_head(StatusCode::OK, media_type, pieces)
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, interval_at, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use crate::answer::{PIECE_SIZE, Piece, status_object};
 use crate::form::Form;
@@ -40,6 +40,8 @@ impl Watch {
         let end = Instant::now() + self.time;
         let every = self.bookmarks.unwrap_or(Duration::from_secs(86_400));
         let mut bookmarks = interval_at(Instant::now() + every, every);
+        // A server that stood still does not send the missed bookmarks at once.
+        bookmarks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut events = Vec::new();
         for object in std::mem::take(&mut self.initial) {
             // At once, because a vector that grows is copied.
@@ -96,8 +98,7 @@ impl Watch {
             self.revision = self.revision.max(newest);
             tokio::select! {
                 () = sleep_until(end) => {
-                    // A frozen server does not end the watch either. An error means that the server was
-                    // dropped.
+                    // A frozen server does not end the watch either. Cannot fail: `shared` has the sender.
                     let _ = control.wait_for(|control| !control.is_frozen).await;
                     return;
                 }
@@ -138,7 +139,7 @@ impl Watch {
 /// Sends `events` and empties them. A frozen server sends nothing until `resume`.
 ///
 /// # Errors
-/// If the client has disconnected or the server was dropped.
+/// If the client has disconnected.
 async fn send(
     events: &mut Vec<u8>,
     control: &mut watch::Receiver<Control>,

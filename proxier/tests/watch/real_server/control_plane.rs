@@ -5,12 +5,13 @@ use std::net::Ipv4Addr;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use api_server::control_plane::{self, Site};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::follower::until;
+use crate::follower::{PATIENCE, until};
 
 /// An API server and its database.
 pub(super) struct ControlPlane(control_plane::ControlPlane);
@@ -75,25 +76,61 @@ impl ControlPlane {
 
     /// Creates an object and returns it.
     pub(super) fn create(&self, path: &str, object: &Value) -> Value {
-        let created = self.ask(Method::POST, path, object).unwrap();
-        serde_json::from_str(&created).unwrap()
+        // Not only at 409: the server may refuse a repetition because the object itself has its address or port.
+        self.insist(Method::POST, path, object, |_| {
+            let name = object["metadata"]["name"].as_str()?;
+            self.read(&format!("{path}/{name}"))
+        })
     }
 
     /// Returns an object; `None` if it does not exist.
     pub(super) fn read(&self, path: &str) -> Option<Value> {
-        match self.ask(Method::GET, path, &Value::Null) {
-            Ok(text) => Some(serde_json::from_str(&text).unwrap()),
-            Err(kube::Error::Api(status)) if status.code == 404 => None,
+        let answer = || match self.ask(Method::GET, path, &Value::Null) {
+            Ok(text) => Some(Some(serde_json::from_str(&text).unwrap())),
+            Err(error) if is_absent(&error) => Some(None),
+            Err(error) if is_passing(&error) => None,
             Err(error) => panic!("{path}: {error}"),
-        }
+        };
+        until("answered", answer, || path)
     }
 
     pub(super) fn patch(&self, path: &str, change: &Value) {
-        self.ask(Method::PATCH, path, change).unwrap();
+        self.insist(Method::PATCH, path, change, |_| None);
     }
 
     pub(super) fn delete(&self, path: &str) {
-        self.ask(Method::DELETE, path, &Value::Null).unwrap();
+        self.insist(Method::DELETE, path, &Value::Null, |error| {
+            is_absent(error).then_some(Value::Null)
+        });
+    }
+
+    /// Repeats a request that fails because etcd or the server stands still. Such a request may have had its effect, so
+    /// when a repetition fails, `effect` looks for it.
+    ///
+    /// # Panics
+    /// If the server refuses the request, or fails for too long.
+    fn insist(
+        &self,
+        method: Method,
+        path: &str,
+        body: &Value,
+        effect: impl Fn(&kube::Error) -> Option<Value>,
+    ) -> Value {
+        let end = Instant::now() + PATIENCE;
+        let mut is_repetition = false;
+        loop {
+            let error = match self.ask(method.clone(), path, body) {
+                Ok(text) => return serde_json::from_str(&text).unwrap(),
+                Err(error) => error,
+            };
+            if is_repetition && let Some(effect) = effect(&error) {
+                return effect;
+            }
+            let may_repeat = is_passing(&error) && Instant::now() < end;
+            assert!(may_repeat, "{method} {path}: {error}");
+            is_repetition = true;
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// Returns the requests of `user` that the server answered: one object of the audit log each.
@@ -149,6 +186,18 @@ impl ControlPlane {
             || (self.create(path, &review)["status"]["authenticated"] != json!(true)).then_some(()),
             || (),
         );
+    }
+}
+
+fn is_absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// Returns whether the same request may succeed later: there was no answer, or the server failed or was busy.
+fn is_passing(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+        _ => true,
     }
 }
 

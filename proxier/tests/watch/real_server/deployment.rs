@@ -303,6 +303,24 @@ fn granted(plane: &ControlPlane, kubectl: &Path) -> BTreeSet<Permission> {
     granted
 }
 
+/// Waits until the server's authorizer knows the role and its binding, which it learns after they were created.
+fn await_role(plane: &ControlPlane) {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": USER,
+            "resourceAttributes": {"verb": "list", "resource": "services"},
+        },
+    });
+    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let is_allowed = || {
+        let answer = plane.create(path, &review);
+        (answer["status"]["allowed"] == json!(true)).then_some(())
+    };
+    until("permitted", is_allowed, || USER);
+}
+
 /// Reports a Problem of a Service as the service account, until its Event was counted twice.
 fn report_problem(plane: &ControlPlane, file: &Path) {
     plane.create(SERVICES, &new_service("web"));
@@ -361,6 +379,7 @@ fn the_role_permits_exactly_what_the_program_requests() {
     let token = plane.kubectl(&kubectl, &account, "");
     plane.create(NODES, &node("us", "192.0.2.1"));
     let file = plane.kubeconfig("account", &json!({"token": token.trim()}));
+    await_role(&plane);
     scenario(&plane, &file, "streamed");
     report_problem(&plane, &file);
     // A server without streaming lists, as those before Kubernetes 1.32.

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES};
+use crate::follower::until;
 use crate::recorded::{self, JSON, PROTOBUF, Recorded, replay};
 
 /// A Service with every field that is read.
@@ -215,7 +216,7 @@ fn record(
         ("cidrs-stream", recorded::CIDRS, stream, &whole),
     ];
     let responses = requests.map(|(name, path, query, accept)| {
-        let response = plane.fetch(&format!("{path}?{query}"), accept);
+        let response = fetch_whole(plane, name, &format!("{path}?{query}"), accept);
         let (_, content_type) = &response.headers[0];
         assert!(
             content_type.starts_with(media_type),
@@ -224,6 +225,25 @@ fn record(
         (name, response)
     });
     responses.into()
+}
+
+/// Repeats a request until the response is whole: the time of a watch can end before a server that stood still has sent
+/// its events.
+fn fetch_whole(plane: &ControlPlane, name: &str, path: &str, accept: &str) -> CannedResponse {
+    let (status, last) = match name.rsplit_once('-') {
+        Some((_, "stream")) => (200, "initial-events-end"),
+        Some((_, "watch")) => (200, "DELETED"),
+        Some((_, "list")) => (200, ""),
+        Some((_, "expired")) => (200, "Expired"),
+        Some((_, "gone")) => (410, "Expired"),
+        _ => panic!("{name}"),
+    };
+    let is_whole = |response: &CannedResponse| {
+        let body = String::from_utf8_lossy(&response.body);
+        response.status == status && body.contains(last)
+    };
+    let fetch = || Some(plane.fetch(path, accept)).filter(is_whole);
+    until("whole", fetch, || name)
 }
 
 /// Requests versions that the server no longer has; returns its refusals by name.
@@ -243,7 +263,7 @@ fn record_refusals(
     ];
     let responses = requests.map(|(name, query)| {
         let path = format!("{}?{query}", recorded::SERVICES);
-        (name, plane.fetch(&path, encoding.media_type))
+        (name, fetch_whole(plane, name, &path, encoding.media_type))
     });
     responses.into()
 }

@@ -18,7 +18,7 @@ pub(super) fn ask(method: &str, address: &str, path: &str) -> Option<String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut stream = TcpStream::connect(address).ok()?;
     stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
+        .set_read_timeout(Some(lab::patience(Duration::from_secs(60))))
         .unwrap();
     let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).ok()?;
