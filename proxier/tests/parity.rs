@@ -92,7 +92,7 @@ fn the_relay_picks_what_the_kernel_picks() {
             world.remove('c');
             world.introduce('f', 2);
             world.connect(8);
-            // A client's end makes its connection inactive. The kernel forgets it after 60 s.
+            // A client's end makes its connection inactive.
             world.end_writing(3);
             world.connect(4);
             world.set_scheduler("wlc", None);

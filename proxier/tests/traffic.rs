@@ -100,7 +100,7 @@ impl Proxier {
     /// Waits until the daemon has logged `words`.
     #[track_caller]
     fn await_line(&self, words: &str) {
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
+        let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
         loop {
             let log = std::fs::read_to_string(self.log()).unwrap();
             if log.contains(words) {
@@ -227,7 +227,7 @@ fn a_relay_beside_ipvs_serves_node_ports_at_localhost() {
         let mut command = proxier.command("run");
         command.arg("--localhost-nodeports").stderr(Stdio::null());
         let _daemon = Daemon(command.spawn().unwrap());
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
+        let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
         while !matches!(cluster.node.ask_tcp(LOCALHOST), Answer::Reply { .. }) {
             assert!(Instant::now() < deadline, "localhost is not served");
             std::thread::sleep(Duration::from_millis(200));
@@ -394,7 +394,7 @@ fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_rea
         let sticky = sticky("sticky", "10.96.1.4");
         let changed = remote_slice("10.244.2.3");
         proxier.write(&[WEB, &sticky, REMOTE, &changed]);
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(20));
+        let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
         let b2 = Some("podB2");
         while cluster.pod3.ask_tcp("10.96.1.5:80").backend() != b2 {
             assert!(

@@ -12,7 +12,7 @@ use lab::net::{PatientStream, connect_within, receive_within};
 use proxier::testing::dataplane::Dataplane;
 use proxier::testing::op::Op;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 pub(crate) use proxier::testing::model::Protocol;
 
@@ -25,12 +25,9 @@ const NAMES: [char; 6] = ['a', 'b', 'c', 'd', 'e', 'f'];
 /// The port of every endpoint.
 const ENDPOINT_PORT: u16 = 8_080;
 
-/// How long a TCP client waits for its connection.
-const PATIENCE: Duration = Duration::from_secs(3);
-
-/// How long a UDP client waits for an answer. The relay drops the datagrams of some 40 clients, for which
-/// it has no endpoint; their waits are most of the test's time.
-const UDP_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a client waits for its connection, and for an answer. A client that is refused does not wait: IPVS and
+/// the relay answer with an ICMP error or a reset.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The kernel keeps a reset connection for 10 s.
 const SETTLING: Duration = Duration::from_secs(90);
@@ -160,17 +157,29 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Every `n`th client of each frontend half-closes its connection.
-    pub(crate) fn end_writing(&self, n: usize) {
+    /// Every `n`th TCP client of each frontend half-closes its connection; waits until none of these is active.
+    pub(crate) fn end_writing(&mut self, n: usize) {
+        // The kernel forgets a half-closed connection after 60 s without a packet.
+        let probes = TcpKeepalive::new()
+            .with_time(Duration::from_secs(10))
+            .with_interval(Duration::from_secs(10));
         for frontend in &self.frontends {
             for (_, client) in frontend.clients.iter().step_by(n) {
                 if let Client::Tcp(stream) = client {
+                    SockRef::from(stream).set_tcp_keepalive(&probes).unwrap();
                     stream.shutdown(Shutdown::Write).unwrap();
                 }
             }
         }
-        // The relay reads the end of the stream a moment later.
-        std::thread::sleep(Duration::from_secs(1));
+        let start = Instant::now();
+        for index in 0..self.frontends.len() {
+            // The connections of UDP are never active.
+            let clients = self.frontends[index].clients.len();
+            while self.active(index) > clients - clients.div_ceil(n) {
+                assert!(start.elapsed() < SETTLING);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
     }
 
     /// Every `n`th TCP client of each frontend resets its connection; waits until none of them counts.
@@ -269,6 +278,12 @@ impl<'a> World<'a> {
         text
     }
 
+    fn active(&mut self, index: usize) -> usize {
+        let counts = self.connections_of(index);
+        let active: u32 = counts.values().map(|(active, _)| active).sum();
+        active as usize
+    }
+
     fn total(&mut self, index: usize) -> usize {
         let counts = self.connections_of(index);
         let total: u32 = counts
@@ -305,7 +320,7 @@ impl Frontend {
         socket.set_reuse_address(true).unwrap();
         socket.bind(&source.into()).unwrap();
         let stream = connect_within(socket.into(), self.address, PATIENCE).ok()?;
-        let mut stream = PatientStream::new(stream, PATIENCE * 5);
+        let mut stream = PatientStream::new(stream, PATIENCE);
         let mut name = [0; 1];
         stream.read_exact(&mut name).ok()?;
         Some((name[0].into(), Client::Tcp(stream.into())))
@@ -317,7 +332,7 @@ impl Frontend {
         // Without an endpoint, IPVS drops the datagram on its way out: EPERM.
         socket.send(b"?").ok()?;
         let mut name = [0; 1];
-        receive_within(&socket, &mut name, UDP_PATIENCE).ok()?;
+        receive_within(&socket, &mut name, PATIENCE).ok()?;
         Some((name[0].into(), Client::Udp { _socket: socket }))
     }
 }

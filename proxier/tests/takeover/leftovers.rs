@@ -47,7 +47,7 @@ fn the_command_for_iptables_legacy_is_logged_without_ipsets_too() {
         scene.await_service_for(&AWAY, "kube-proxy serves");
         theirs.terminate();
         assert!(scene.leftovers().len() >= 2, "{:?}", scene.leftovers());
-        scene.sh("iptables -t nat -N PLUGIN; iptables -t nat -A PLUGIN -j RETURN");
+        scene.sh("iptables -w -t nat -N PLUGIN; iptables -w -t nat -A PLUGIN -j RETURN");
         let mut ours = Ours::start(&scene);
         for begin in ["iptables-legacy-save", "ip6tables-legacy-save"] {
             scene.sh(&ours.await_command(begin));

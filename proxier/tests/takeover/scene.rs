@@ -14,13 +14,14 @@ use tempfile::TempDir;
 use super::programs::{Iptables, PATIENCE, Process, assets};
 use super::services::{self, Client, Frontend};
 
-/// Rules that the kubelet makes, and that must stay.
+/// Rules that the kubelet makes, and that must stay. Without `-w`, most versions of iptables-legacy fail while
+/// kube-proxy has the lock.
 const OF_KUBELET: [&str; 4] = [
-    "iptables -t mangle -N KUBE-KUBELET-CANARY",
-    "iptables -t filter -N KUBE-FIREWALL",
-    "iptables -t filter -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate \
+    "iptables -w -t mangle -N KUBE-KUBELET-CANARY",
+    "iptables -w -t filter -N KUBE-FIREWALL",
+    "iptables -w -t filter -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate \
      RELATED,ESTABLISHED,DNAT -j DROP",
-    "iptables -t filter -A OUTPUT -j KUBE-FIREWALL",
+    "iptables -w -t filter -A OUTPUT -j KUBE-FIREWALL",
 ];
 
 /// The names of kube-proxy's chains begin so, in all modes.
@@ -97,6 +98,11 @@ impl Scene {
         format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", bin.display())
     }
 
+    /// Returns the lock of iptables-legacy. The nodes of all tests share `/run`, but no table.
+    fn xtables_lock(&self) -> PathBuf {
+        self.file("xtables.lock")
+    }
+
     /// Returns the flags that both programs get.
     pub(crate) fn flags(&self) -> Vec<String> {
         let master = format!("--master={}", self.api.url());
@@ -118,6 +124,8 @@ impl Scene {
         // more of the lab's processor.
         command.args(["--conntrack-max-per-core=0", "-v=2"]);
         command.env("PATH", self.path());
+        // kube-proxy waits for the lock for 5 s, and then for its next sync.
+        command.env("XTABLES_LOCKFILE", self.xtables_lock());
         Process::start("kube-proxy", command, &self.file("theirs.log"))
     }
 
@@ -167,7 +175,11 @@ impl Scene {
 
     /// Runs a shell command on the node and returns its output.
     pub(crate) fn sh(&self, command: &str) -> String {
-        let command = format!("PATH={}; {command}", self.path());
+        let (path, lock) = (self.path(), self.xtables_lock());
+        let command = format!(
+            "export PATH={path} XTABLES_LOCKFILE={}; {command}",
+            lock.display()
+        );
         self.cluster.node.exec(&["/bin/sh", "-c", &command])
     }
 
@@ -268,14 +280,19 @@ impl Scene {
     }
 
     /// Returns how many connections each virtual server has had.
+    ///
+    /// On Linux 6.1 a listing may lack a server, because another test of the same machine adds or removes some. So
+    /// this is the union of three listings.
     pub(crate) fn connection_counts(&self) -> BTreeMap<String, u64> {
-        let listed = self.sh("ipvsadm -Ln --stats --exact");
+        let list = "ipvsadm -Ln --stats --exact";
+        let listed = self.sh(&format!("{list}; {list}; {list}"));
         let servers = listed.lines().filter_map(|line| {
             let mut words = line.split_whitespace();
             let protocol = words.next().filter(|word| ["TCP", "UDP"].contains(word))?;
             let (address, count) = (words.next()?, words.next()?);
             Some((format!("{protocol} {address}"), count.parse().ok()?))
         });
+        // A later count replaces an earlier one.
         servers.collect()
     }
 }
