@@ -14,6 +14,7 @@ use std::{
 use crate::{guest, kernel, netlink, netns};
 
 mod fleet;
+mod transcript;
 mod verdict;
 
 /// The kernels that run the tests of this process.

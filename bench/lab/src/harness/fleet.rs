@@ -12,7 +12,10 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::verdict;
+use super::{
+    transcript::{Stream, Transcript},
+    verdict,
+};
 use crate::{
     cost,
     job::Job,
@@ -168,10 +171,11 @@ fn run_inside(machine: &Machine, name: &str) -> Result<End> {
     let limit = time_limit(machine);
     let mut deadline = Instant::now() + limit;
     let mut is_killed = false;
-    let mut output = Vec::new();
+    let mut output = Transcript::default();
     let status = loop {
         match running.next(Some(deadline)) {
-            Ok(Event::Stdout(bytes) | Event::Stderr(bytes)) => output.extend(bytes),
+            Ok(Event::Stdout(bytes)) => output.add(Stream::Stdout, &bytes),
+            Ok(Event::Stderr(bytes)) => output.add(Stream::Stderr, &bytes),
             Ok(Event::Exit(_)) if is_killed => break Status::Timeout(limit),
             Ok(Event::Exit(status)) => break Status::Exit(status),
             // The guest did not kill the process either, so the guest hangs.
@@ -182,7 +186,7 @@ fn run_inside(machine: &Machine, name: &str) -> Result<End> {
                 deadline = Instant::now() + KILL_TIMEOUT;
             }
             Err(NoEvent::KernelEnded) => {
-                let output = String::from_utf8_lossy(&output);
+                let output = output.text();
                 let error = machine.failure(match machine.has_hung() {
                     true => "gave no sign of life and was killed",
                     false => "died",
@@ -195,7 +199,7 @@ fn run_inside(machine: &Machine, name: &str) -> Result<End> {
     };
     Ok(End {
         status,
-        output: String::from_utf8_lossy(&output).into_owned(),
+        output: output.text(),
     })
 }
 
