@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use lab::net::Answer;
 
@@ -45,8 +45,10 @@ impl Tally {
         self.fail(format!("{}: {answer}", what()));
     }
 
+    /// Counts a failure, with the time in the form of the programs' logs.
     pub(crate) fn fail(&self, what: String) {
-        self.failures.lock().unwrap().push(what);
+        let now = humantime::format_rfc3339_millis(SystemTime::now());
+        self.failures.lock().unwrap().push(format!("{now} {what}"));
     }
 
     /// Ends a phase. Prints the number of answers since `before`, and the time since then.
