@@ -27,7 +27,6 @@ fn a_panic_in_any_thread_ends_the_process_with_a_message() {
         .arg("a_panic_in_any_thread_ends_the_process_with_a_message")
         .env(IS_CHILD, "1")
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
         .output()
         .unwrap();
     let log = String::from_utf8_lossy(&output.stderr);

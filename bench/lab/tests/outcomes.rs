@@ -15,6 +15,10 @@ use lab::{
 };
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+mod kernels;
+
+use kernels::{is_lab_kernel, lab_kernels, parent_of};
+
 #[test]
 fn a_panic_in_the_guest_fails_the_test_with_its_message() {
     let Some(failed) = run("fixture_panics", &[]) else {
@@ -137,7 +141,7 @@ fn a_missing_kernel_is_an_error() {
         .output()
         .unwrap();
     let said = words(&failed);
-    if fixtures_run_here() {
+    if is_lab_kernel() {
         return;
     }
     assert!(!failed.status.success(), "{said}");
@@ -152,7 +156,7 @@ fn a_kernel_that_dies_is_reported() {
         .env("LAB_KERNEL", "/bin/false")
         .output()
         .unwrap();
-    if fixtures_run_here() {
+    if is_lab_kernel() {
         return;
     }
     let said = words(&failed);
@@ -162,20 +166,11 @@ fn a_kernel_that_dies_is_reported() {
 
 /// Returns the kernels that this process started.
 fn kernels() -> Vec<Pid> {
-    let parent = process::id().to_string();
-    let is_child = |stat: &str| {
-        // The fields after the name: state, parent.
-        let fields = stat.rsplit(')').next().unwrap_or_default();
-        fields.split_whitespace().nth(1) == Some(&*parent)
-    };
+    let own = process::id().cast_signed();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| {
-            let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-            let process = entry.file_name().to_str()?.parse().ok()?;
-            Pid::from_raw(process).filter(|_| is_child(&stat))
-        })
-        .collect()
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let children = processes.filter(|process| parent_of(*process) == Some(own));
+    children.filter_map(Pid::from_raw).collect()
 }
 
 /// The variable with the path of a file that a fixture makes when it runs in the guest.
@@ -227,7 +222,7 @@ const LIMIT: Duration = Duration::from_millis(200);
 #[test]
 #[ignore = "fixture"]
 fn fixture_stands_still() {
-    if !fixtures_run_here() {
+    if !is_lab_kernel() {
         std::thread::spawn(stop_the_kernel_for_a_while);
     }
     lab::test(|| {
@@ -253,7 +248,7 @@ fn fixture_stands_still() {
 #[test]
 #[ignore = "fixture"]
 fn fixture_is_stopped_once() {
-    if !fixtures_run_here() {
+    if !is_lab_kernel() {
         std::thread::spawn(stop_the_kernel);
     }
     lab::test(|| {
@@ -296,21 +291,6 @@ fn fixture_speaks() {
     lab::test(|| eprintln!("something to say"));
 }
 
-/// Returns the lab kernels; `None` if there is none.
-fn lab_kernels() -> Option<Vec<PathBuf>> {
-    let named = kernel::named().expect("LAB_KERNEL names kernels");
-    let kernels = match kernel::cached() {
-        Ok(Some(cached)) if named.is_empty() => vec![cached],
-        _ => named,
-    };
-    if kernels.is_empty() || fixtures_run_here() {
-        // Prints SKIP, or fails if LAB_REQUIRED is set, or passes inside a lab kernel.
-        lab::test(|| ());
-        return None;
-    }
-    Some(kernels)
-}
-
 /// Runs a fixture in a new process on all lab kernels; `None` if there is none.
 fn run(fixture: &str, env: &[(&str, &str)]) -> Option<Output> {
     Some(run_on(&lab_kernels()?, fixture, env))
@@ -328,11 +308,6 @@ fn run_on(kernels: &[PathBuf], fixture: &str, env: &[(&str, &str)]) -> Output {
         .envs(env.iter().copied())
         .output();
     output.expect("the test binary runs")
-}
-
-/// Returns whether this test binary runs in a lab kernel.
-fn fixtures_run_here() -> bool {
-    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
 }
 
 fn words(output: &Output) -> String {

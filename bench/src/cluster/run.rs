@@ -237,9 +237,9 @@ impl Run<'_> {
         let (mut last, mut looks) = (self.tap.last_request(), 0);
         while looks < QUIET_LOOKS && Instant::now() < deadline {
             std::thread::sleep(QUIET / QUIET_LOOKS);
-            let now = self.tap.last_request();
-            looks = if now == last { looks + 1 } else { 0 };
-            last = now;
+            let latest = self.tap.last_request();
+            looks = if latest == last { looks + 1 } else { 0 };
+            last = latest;
         }
     }
 

@@ -171,15 +171,11 @@ impl<'a> World<'a> {
                 }
             }
         }
-        let start = Instant::now();
-        for index in 0..self.frontends.len() {
-            // The connections of UDP are never active.
-            let clients = self.frontends[index].clients.len();
-            while self.active(index) > clients - clients.div_ceil(n) {
-                assert!(start.elapsed() < SETTLING);
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }
+        // The connections of UDP are never active.
+        self.settle(
+            |(active, _)| active,
+            |clients| clients - clients.div_ceil(n),
+        );
     }
 
     /// Every `n`th TCP client of each frontend resets its connection; waits until none of them counts.
@@ -196,9 +192,20 @@ impl<'a> World<'a> {
                 }
             }
         }
+        self.settle(|(active, inactive)| active + inactive, |clients| clients);
+    }
+
+    /// Waits until the connections of each frontend, of which `count` takes the active, the inactive or both, are as
+    /// few as `most` permits for its number of clients.
+    fn settle(&mut self, count: fn((u32, u32)) -> u32, most: impl Fn(usize) -> usize) {
         let start = Instant::now();
         for index in 0..self.frontends.len() {
-            while self.total(index) > self.frontends[index].clients.len() {
+            let most = most(self.frontends[index].clients.len());
+            let connections = |world: &mut Self| -> u32 {
+                let counts = world.connections_of(index).into_values();
+                counts.map(count).sum()
+            };
+            while connections(self) as usize > most {
                 assert!(start.elapsed() < SETTLING);
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -276,21 +283,6 @@ impl<'a> World<'a> {
             write!(text, " {name}:{active}/{inactive}").unwrap();
         }
         text
-    }
-
-    fn active(&mut self, index: usize) -> usize {
-        let counts = self.connections_of(index);
-        let active: u32 = counts.values().map(|(active, _)| active).sum();
-        active as usize
-    }
-
-    fn total(&mut self, index: usize) -> usize {
-        let counts = self.connections_of(index);
-        let total: u32 = counts
-            .values()
-            .map(|(active, inactive)| active + inactive)
-            .sum();
-        total as usize
     }
 
     fn connections_of(&mut self, index: usize) -> BTreeMap<char, (u32, u32)> {
