@@ -126,17 +126,18 @@ impl Budget {
         client: IpAddr,
         count: usize,
     ) -> Option<Permit> {
-        let most = self.free().max(count) * SHARE;
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read and taken under the lock, so that a client's share is exact.
+        let most = self.free().max(count) * SHARE;
         match clients.entry(client) {
             Entry::Occupied(held) if *held.get() >= most => return None,
             Entry::Occupied(mut held) => *held.get_mut() += count,
             Entry::Vacant(first) => drop(first.insert(count)),
         }
-        // The counters below need no lock. A worker that reads them between two updates may admit one
-        // connection more or less, which does no harm.
-        drop(clients);
         self.connected.fetch_add(count, Ordering::Relaxed);
+        // A frontend's count needs no lock. A worker that reads it before this update may admit one connection more,
+        // which does no harm.
+        drop(clients);
         self.statistics.connecting(count as f64);
         frontend.take_descriptors(count);
         Some(Permit {
