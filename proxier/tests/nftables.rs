@@ -11,6 +11,7 @@ use proxier::testing::nftables::{Command, Element, Key, RulesClient, Table, Valu
 
 mod nftables {
     mod changes;
+    mod deletion;
     pub(super) mod dump;
     mod missing;
     mod restore;

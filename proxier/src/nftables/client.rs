@@ -215,8 +215,8 @@ impl RulesClient {
 
     /// Replaces the kernel's table in one transaction.
     ///
-    /// Packets that pass meanwhile may be rejected: while the kernel commits, the old chains still run,
-    /// but their maps are already empty. [`RulesClient::restore`] avoids that.
+    /// Packets that pass meanwhile may be rejected, or masqueraded without need: while the kernel commits, the
+    /// old chains still run, but their maps are already empty. [`RulesClient::restore`] avoids that.
     ///
     /// # Errors
     /// Those of the kernel.
@@ -225,16 +225,25 @@ impl RulesClient {
         self.commit(base, || table.creation())
     }
 
-    /// Deletes the table, if it exists.
+    /// Deletes the table, if it exists. A packet sees all its rules or none.
+    ///
+    /// That takes two transactions. A chain keeps the rules that are deleted together with it
+    /// (`nf_tables_commit_chain_prepare`), and runs until the kernel takes it from its hook, later in
+    /// `nf_tables_commit`. But its verdict maps are empty from the start of the new generation
+    /// (`nft_mapelem_deactivate`). A packet would miss `external-4`, find its frontend in `frontends-4`, and
+    /// be masqueraded against policy Local. So the first transaction deletes the rules only.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Those of the kernel. The table may be without rules then.
     pub fn delete(&mut self) -> Result<(), TransactionError> {
-        let base = Base::Deleted(self.existing_arp()?);
-        match self.commit(base, std::iter::empty) {
-            Err(TransactionError::NoNfTables) => Ok(()),
-            other => other,
+        let arp = self.existing_arp()?;
+        for base in [Base::Emptied(arp), Base::Deleted(arp)] {
+            match self.commit(base, std::iter::empty) {
+                Err(TransactionError::NoNfTables) => return Ok(()),
+                other => other?,
+            }
         }
+        Ok(())
     }
 
     fn commit<I: Iterator<Item = Command>>(

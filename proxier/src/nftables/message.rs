@@ -29,6 +29,8 @@ pub(super) enum Base {
     Existing,
     /// A new table; existing ones of that name are deleted.
     New(ExistingArp),
+    /// The existing tables without rules.
+    Emptied(ExistingArp),
     /// No table; existing ones are deleted.
     Deleted(ExistingArp),
 }
@@ -91,20 +93,14 @@ pub(super) fn transaction(
     encoder.frame(NFNL_MSG_BATCH_BEGIN, |writer| {
         writer.u32_be(NFNL_BATCH_GENID, generation);
     })?;
-    if base != Base::Existing {
-        // Deleting a missing table fails. Adding an existing one does not, so add it first.
-        // `NFT_MSG_DESTROYTABLE` needs Linux 6.3.
-        encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
-        encoder.table(NFT_MSG_DELTABLE, 0..0)?;
-    }
-    if let Base::New(ExistingArp::Present) | Base::Deleted(ExistingArp::Present) = base {
-        encoder.family = NFPROTO_ARP;
-        encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
-        encoder.table(NFT_MSG_DELTABLE, 0..0)?;
-        encoder.family = NFPROTO_INET;
-    }
-    if let Base::New(_) = base {
-        encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
+    match base {
+        Base::Existing => {}
+        Base::New(arp) => {
+            encoder.existing(NFT_MSG_DELTABLE, arp)?;
+            encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
+        }
+        Base::Emptied(arp) => encoder.existing(NFT_MSG_DELRULE, arp)?,
+        Base::Deleted(arp) => encoder.existing(NFT_MSG_DELTABLE, arp)?,
     }
     let mut group = Vec::new();
     for command in commands {
@@ -187,6 +183,24 @@ impl Encoder<'_> {
         frame(&mut self.batch, kind, body)
     }
 
+    /// Encodes a message that deletes the tables, or all of their rules.
+    fn existing(&mut self, kind: u16, arp: ExistingArp) -> Result<()> {
+        let families: &[u8] = match arp {
+            ExistingArp::Present => &[NFPROTO_INET, NFPROTO_ARP],
+            ExistingArp::Missing => &[NFPROTO_INET],
+        };
+        for &family in families {
+            self.family = family;
+            // A deletion in a missing table fails. Adding an existing one does not, so add it first.
+            // `NFT_MSG_DESTROYTABLE` needs Linux 6.3.
+            self.table(NFT_MSG_NEWTABLE, 0..0)?;
+            self.table(kind, 0..0)?;
+        }
+        self.family = NFPROTO_INET;
+        Ok(())
+    }
+
+    /// Encodes a message whose only attribute is the table's name; `NFTA_RULE_TABLE` has the same number.
     fn table(&mut self, kind: u16, subject: Range<usize>) -> Result<()> {
         let name = self.table;
         self.message(kind, 0, subject, |writer| {

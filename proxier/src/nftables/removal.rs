@@ -5,9 +5,11 @@
 //!              ▲ deleted by its handle    ▲ emptied and deleted
 //! ```
 //!
-//! The removal is one transaction, so each packet passes all of the program's rules or none. iptables-nft
-//! keeps its chains in nf_tables, so they are removed too. A chain to which a third program jumps stays, and
-//! so do the chains to which it jumps.
+//! The removal is one transaction, so each packet passes all of the program's rules or none. In a table that is
+//! deleted whole, the last packets may find verdict maps already empty
+//! ([`RulesClient::delete`](super::RulesClient::delete)): then kube-proxy's rules of the nftables mode decide
+//! nothing. iptables-nft keeps its chains in nf_tables, so they are removed too. A chain to which a third
+//! program jumps stays, and so do the chains to which it jumps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
