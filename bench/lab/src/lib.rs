@@ -30,10 +30,12 @@ pub mod machine;
 pub mod net;
 mod netlink;
 mod netns;
+mod set_on_drop;
 mod wire;
 
 pub use cost::{NORMAL_SYSCALL_COST, patience, syscall_cost};
 pub use harness::{kernel_release, test};
+pub use set_on_drop::SetOnDrop;
 
 /// Runs `body` in a new network namespace of the running kernel, and returns its result.
 ///

@@ -3,6 +3,7 @@
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lab::SetOnDrop;
 use lab::net::Cluster;
 use proxier::testing::filter::{FilterConfig, Ruleset};
 use proxier::testing::model::TrafficPolicy::{Cluster as AnyNode, Local};
@@ -28,15 +29,6 @@ const OTHERS: u16 = 20;
 
 /// The number of deletions.
 const DELETIONS: usize = 1_000;
-
-/// Ends the client, also if the test panics.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Returns the counts of [`WITNESS`].
 fn counted() -> [u64; 2] {
@@ -71,7 +63,7 @@ fn packets_that_pass_meanwhile_meet_all_rules_or_none() {
         let mut client = RulesClient::open(TABLE).unwrap();
         let is_over = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let _end = End(is_over);
+            let _end = SetOnDrop(is_over);
             scope.spawn(move || {
                 cluster.ext.run(|| {
                     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use lab::SetOnDrop;
 use lab::net::{Answer, Host, UdpClient, ask_udp_within};
 use proxier::testing::clock;
 
@@ -62,15 +63,6 @@ pub(super) fn meanwhile<T: Send>(
         let tallies = asking.into_iter().map(|thread| thread.join().unwrap());
         tallies.collect()
     })
-}
-
-/// Sets the flag when it is dropped, also by a panic.
-pub(super) struct SetOnDrop<'a>(pub(super) &'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Returns a socket that is connected to `to` from a new port, and so has a flow of its own.

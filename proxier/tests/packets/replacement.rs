@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lab::SetOnDrop;
 use lab::net::{poll_within, receive_within};
 use proxier::testing::model::Protocol;
 use rustix::event::{PollFd, PollFlags};
 
-use super::load::{SetOnDrop, meanwhile, socket};
+use super::load::{meanwhile, socket};
 use super::scene::{Scene, flows, program};
 use super::services::{Endpoint, POD_B1, POD1, Services};
 

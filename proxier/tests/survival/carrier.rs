@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use lab::SetOnDrop;
 use lab::net::{Answer, Cluster, Host};
 use serde_json::json;
 
@@ -208,16 +209,9 @@ fn deleted_addresses_on_the_device_are_repaired_at_once() {
 /// Runs `work` while `client` asks Service `dual`; returns how many requests were answered, and the
 /// failed ones.
 fn while_asking(client: &Host, work: impl FnOnce()) -> (usize, Vec<String>) {
-    /// Ends the loop also if `work` panics.
-    struct End<'a>(&'a AtomicBool);
-    impl Drop for End<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let end = End(&is_over);
+        let end = SetOnDrop(&is_over);
         let asking = scope.spawn(|| {
             let (mut answered, mut failed) = (0, Vec::new());
             while !is_over.load(Ordering::Relaxed) {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use lab::SetOnDrop;
 use lab::net::{Answer, Connection, UdpClient};
 
 use super::scene::Scene;
@@ -97,19 +98,12 @@ impl Traffic {
     /// Runs `work` while all clients ask: by new connections, new UDP sockets and in their dialogues. Then
     /// asks on each open connection.
     pub(crate) fn during<T>(&mut self, phase: &str, scene: &Scene, work: impl FnOnce() -> T) -> T {
-        /// Ends the loops also if `work` panics.
-        struct End<'a>(&'a AtomicBool);
-        impl Drop for End<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
         let is_over = AtomicBool::new(false);
         let goes_on = &|| !is_over.load(Ordering::Relaxed);
         let (tally, refused) = (&self.tally, &self.refused);
         let before = (tally.answered(), Instant::now());
         let result = std::thread::scope(|scope| {
-            let _end = End(&is_over);
+            let _end = SetOnDrop(&is_over);
             for client in Client::ALL {
                 scope.spawn(move || {
                     while goes_on() {
