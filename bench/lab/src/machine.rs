@@ -94,7 +94,7 @@ impl Machine {
         let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
         let (log, log_writer) = Log::open().context("making a pipe for kernel messages")?;
         let processor = match config.cpus {
-            1 => Some(Claim::new()?),
+            1 => Some(Claim::new(&config.kernel)?),
             _ => None,
         };
         let child = spawn(config, processor.as_ref(), theirs, log_writer)?;

@@ -5,11 +5,14 @@
 //! guest then takes 130 to 225 microseconds instead of 23.
 
 use std::{
+    fs,
     os::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixDatagram},
     },
+    path::Path,
     process, thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow};
@@ -17,8 +20,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A machine's claim to a processor; dropping it ends the claim.
 ///
-/// The claim is the abstract address of a socket: other processes cannot bind the same address, and
-/// the host's kernel frees it when this process dies.
+/// The claim is the abstract address of a socket. Every process can read the claims of all others
+/// in `/proc/net/unix`, and the host's kernel frees the address when this process dies.
 #[derive(Debug)]
 pub(super) struct Claim {
     processor: usize,
@@ -28,10 +31,15 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Claims the allowed processor that the fewest machines have claimed.
-    pub(super) fn new() -> Result<Self> {
+    /// Claims the allowed processor with the fewest machines that run `kernel`; among equals, the
+    /// one with the fewest machines.
+    ///
+    /// Some kernels are slower than others, and test programs boot one machine of each. A balance
+    /// of machines alone could leave all slow ones on one processor.
+    pub(super) fn new(kernel: &Path) -> Result<Self> {
         let allowed = allowed().context("reading the processors this process may use")?;
-        if let Some(claim) = Self::bound(&allowed, "lab-processor") {
+        let kernel = kernel.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(claim) = Self::bound(&allowed, "lab-processor", &kernel) {
             return Ok(claim);
         }
         let index = process::id() as usize % allowed.len().max(1);
@@ -42,23 +50,22 @@ impl Claim {
         })
     }
 
-    /// Binds the first free address: the first address of every processor, then the second address
-    /// of every processor, and so on.
-    fn bound(allowed: &[usize], prefix: &str) -> Option<Self> {
-        for round in 0..MACHINES_PER_PROCESSOR {
-            for &processor in allowed {
-                let name = format!("{prefix}-{processor}-{round}");
-                let bound = SocketAddr::from_abstract_name(name)
-                    .and_then(|address| UnixDatagram::bind_addr(&address));
-                if let Ok(socket) = bound {
-                    return Some(Self {
-                        processor,
-                        _socket: Some(socket),
-                    });
-                }
-            }
-        }
-        None
+    /// Binds the first free address of the processor to claim: `prefix-processor-number-kernel`.
+    fn bound(allowed: &[usize], prefix: &str, kernel: &str) -> Option<Self> {
+        // Without the lock, two machines may find the same processor free.
+        let _lock = lock(prefix);
+        let claims = claims(prefix);
+        let processor = allowed.iter().copied().min_by_key(|&processor| {
+            let here = claims.iter().filter(|it| it.0 == processor);
+            let same = here.clone().filter(|it| it.1 == kernel).count();
+            (same, here.count())
+        })?;
+        let socket = (0..MACHINES_PER_PROCESSOR)
+            .find_map(|number| bind(&format!("{prefix}-{processor}-{number}-{kernel}")))?;
+        Some(Self {
+            processor,
+            _socket: Some(socket),
+        })
     }
 
     /// Runs `start` on a thread pinned to this processor; a process that it spawns is pinned, too.
@@ -89,7 +96,45 @@ fn allowed() -> rustix::io::Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|&it| set.is_set(it)).collect())
 }
 
-/// The number of machines per processor that are counted; more machines get any processor.
+/// Returns the processor and the kernel of every claim whose address begins with `prefix`. None can
+/// be read without `/proc`.
+fn claims(prefix: &str) -> Vec<(usize, String)> {
+    let sockets = fs::read("/proc/net/unix").unwrap_or_default();
+    let claim = |line: &str| {
+        // An abstract address is the last word of its line and begins with `@`.
+        let (_, address) = line.split_once(" @")?;
+        let mut parts = address
+            .strip_prefix(prefix)?
+            .strip_prefix('-')?
+            .splitn(3, '-');
+        let processor = parts.next()?.parse().ok()?;
+        Some((processor, parts.nth(1)?.to_owned()))
+    };
+    String::from_utf8_lossy(&sockets)
+        .lines()
+        .filter_map(claim)
+        .collect()
+}
+
+/// Waits until no other process claims a processor. `None` after a second.
+fn lock(prefix: &str) -> Option<UnixDatagram> {
+    (0..1000).find_map(|_| {
+        let lock = bind(&format!("{prefix}-lock"));
+        if lock.is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        lock
+    })
+}
+
+/// Binds a socket to an abstract address that no other socket has.
+fn bind(name: &str) -> Option<UnixDatagram> {
+    let address = SocketAddr::from_abstract_name(name).ok()?;
+    UnixDatagram::bind_addr(&address).ok()
+}
+
+/// The number of machines of one kernel per processor that are counted; more machines get any
+/// processor.
 const MACHINES_PER_PROCESSOR: usize = 64;
 
 #[cfg(test)]
@@ -98,27 +143,50 @@ mod tests {
 
     #[test]
     fn claims_spread_over_the_processors() {
-        let prefix = format!("lab-test-spread-{}", process::id());
-        let claim = || Claim::bound(&[2, 5], &prefix).unwrap();
-        let claims: Vec<Claim> = (0..4).map(|_| claim()).collect();
-        let processors: Vec<usize> = claims.iter().map(|it| it.processor).collect();
-        assert_eq!(processors, [2, 5, 2, 5]);
+        let claims = claims_of("spread", &["6.1", "6.1", "6.1", "6.1"]);
+        assert_eq!(processors(&claims), [2, 5, 2, 5]);
+    }
+
+    #[test]
+    fn claims_of_each_kernel_spread_over_the_processors() {
+        let claims = claims_of("kernels", &["6.1", "7.2", "7.2", "6.1", "6.1", "7.2"]);
+        assert_eq!(processors(&claims), [2, 5, 2, 5, 2, 5]);
+    }
+
+    #[test]
+    fn concurrent_claims_spread_over_the_processors() {
+        let claims: Vec<Claim> = thread::scope(|scope| {
+            let claim = || claims_of("race", &["6.1"]).remove(0);
+            let started: Vec<_> = (0..8).map(|_| scope.spawn(claim)).collect();
+            started.into_iter().map(|it| it.join().unwrap()).collect()
+        });
+        let mut processors = processors(&claims);
+        processors.sort_unstable();
+        assert_eq!(processors, [2, 2, 2, 2, 5, 5, 5, 5]);
     }
 
     #[test]
     fn a_dropped_claim_frees_its_processor() {
-        let prefix = format!("lab-test-drop-{}", process::id());
-        let claim = || Claim::bound(&[2, 5], &prefix).unwrap();
-        let first = claim();
-        let _second = claim();
-        drop(first);
-        assert_eq!(claim().processor, 2);
+        let mut claims = claims_of("drop", &["6.1", "6.1"]);
+        drop(claims.remove(0));
+        assert_eq!(processors(&claims_of("drop", &["6.1"])), [2]);
+    }
+
+    /// Claims processor 2 or 5 for a machine of each kernel, in this order.
+    fn claims_of(test: &str, kernels: &[&str]) -> Vec<Claim> {
+        let prefix = format!("lab-test-{test}-{}", process::id());
+        let claim = |kernel: &&str| Claim::bound(&[2, 5], &prefix, kernel).unwrap();
+        kernels.iter().map(claim).collect()
+    }
+
+    fn processors(claims: &[Claim]) -> Vec<usize> {
+        claims.iter().map(|it| it.processor).collect()
     }
 
     #[test]
     fn started_threads_run_on_the_claimed_processor_only() {
         let before = allowed().unwrap();
-        let claim = Claim::new().unwrap();
+        let claim = Claim::new(Path::new("linux")).unwrap();
         let inside = claim.run(|| allowed().unwrap()).unwrap();
         assert_eq!(inside, [claim.processor]);
         assert_eq!(allowed().unwrap(), before);
