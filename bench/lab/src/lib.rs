@@ -24,6 +24,7 @@
 mod cost;
 pub mod guest;
 mod harness;
+mod held_name;
 pub mod job;
 pub mod kernel;
 pub mod machine;

@@ -4,30 +4,22 @@
 //! virtual processors each hand-over may have to wake up an idle processor. A system call in the
 //! guest then takes 130 to 225 microseconds instead of 23.
 
-use std::{
-    fs,
-    os::{
-        linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixDatagram},
-    },
-    path::Path,
-    process, thread,
-    time::Duration,
-};
+use std::{fs, path::Path, process, thread, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::held_name::HeldName;
+
 /// A machine's claim to a processor; dropping it ends the claim.
 ///
-/// The claim is the abstract address of a socket. Every process can read the claims of all others
-/// in `/proc/net/unix`, and the host's kernel frees the address when this process dies.
+/// The claim is a name. Every process can read the names of all others in `/proc/net/unix`.
 #[derive(Debug)]
 pub(super) struct Claim {
     processor: usize,
-    /// `None` if no address could be bound; machines of other processes may then get the same
+    /// `None` if no name could be taken; machines of other processes may then get the same
     /// processor.
-    _socket: Option<UnixDatagram>,
+    _name: Option<HeldName>,
 }
 
 impl Claim {
@@ -39,19 +31,19 @@ impl Claim {
     pub(super) fn new(kernel: &Path) -> Result<Self> {
         let allowed = allowed().context("reading the processors this process may use")?;
         let kernel = kernel.file_name().unwrap_or_default().to_string_lossy();
-        if let Some(claim) = Self::bound(&allowed, "lab-processor", &kernel) {
+        if let Some(claim) = Self::named(&allowed, "lab-processor", &kernel) {
             return Ok(claim);
         }
         let index = process::id() as usize % allowed.len().max(1);
         let processor = allowed.get(index).context("no processor to run on")?;
         Ok(Self {
             processor: *processor,
-            _socket: None,
+            _name: None,
         })
     }
 
-    /// Binds the first free address of the processor to claim: `prefix-processor-number-kernel`.
-    fn bound(allowed: &[usize], prefix: &str, kernel: &str) -> Option<Self> {
+    /// Takes the first free name of the processor to claim: `prefix-processor-number-kernel`.
+    fn named(allowed: &[usize], prefix: &str, kernel: &str) -> Option<Self> {
         // Without the lock, two machines may find the same processor free.
         let _lock = lock(prefix);
         let claims = claims(prefix);
@@ -60,11 +52,12 @@ impl Claim {
             let same = here.clone().filter(|it| it.1 == kernel).count();
             (same, here.count())
         })?;
-        let socket = (0..MACHINES_PER_PROCESSOR)
-            .find_map(|number| bind(&format!("{prefix}-{processor}-{number}-{kernel}")))?;
+        let name = (0..MACHINES_PER_PROCESSOR).find_map(|number| {
+            HeldName::take(&format!("{prefix}-{processor}-{number}-{kernel}"))
+        })?;
         Some(Self {
             processor,
-            _socket: Some(socket),
+            _name: Some(name),
         })
     }
 
@@ -96,7 +89,7 @@ fn allowed() -> rustix::io::Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|&it| set.is_set(it)).collect())
 }
 
-/// Returns the processor and the kernel of every claim whose address begins with `prefix`. None can
+/// Returns the processor and the kernel of every claim whose name begins with `prefix`. None can
 /// be read without `/proc`.
 fn claims(prefix: &str) -> Vec<(usize, String)> {
     let sockets = fs::read("/proc/net/unix").unwrap_or_default();
@@ -117,20 +110,14 @@ fn claims(prefix: &str) -> Vec<(usize, String)> {
 }
 
 /// Waits until no other process claims a processor. `None` after a second.
-fn lock(prefix: &str) -> Option<UnixDatagram> {
+fn lock(prefix: &str) -> Option<HeldName> {
     (0..1000).find_map(|_| {
-        let lock = bind(&format!("{prefix}-lock"));
+        let lock = HeldName::take(&format!("{prefix}-lock"));
         if lock.is_none() {
             thread::sleep(Duration::from_millis(1));
         }
         lock
     })
-}
-
-/// Binds a socket to an abstract address that no other socket has.
-fn bind(name: &str) -> Option<UnixDatagram> {
-    let address = SocketAddr::from_abstract_name(name).ok()?;
-    UnixDatagram::bind_addr(&address).ok()
 }
 
 /// The number of machines of one kernel per processor that are counted; more machines get any
@@ -175,7 +162,7 @@ mod tests {
     /// Claims processor 2 or 5 for a machine of each kernel, in this order.
     fn claims_of(test: &str, kernels: &[&str]) -> Vec<Claim> {
         let prefix = format!("lab-test-{test}-{}", process::id());
-        let claim = |kernel: &&str| Claim::bound(&[2, 5], &prefix, kernel).unwrap();
+        let claim = |kernel: &&str| Claim::named(&[2, 5], &prefix, kernel).unwrap();
         kernels.iter().map(claim).collect()
     }
 

@@ -7,7 +7,6 @@
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::Range,
-    os::{linux::net::SocketAddrExt, unix::net},
     process,
     sync::Mutex,
 };
@@ -17,11 +16,13 @@ use rustix::{
     net::{AddressFamily, SocketType, bind, socket, sockopt::set_ipv6_v6only},
 };
 
+use crate::held_name::HeldName;
+
 /// Above the ports of Kubernetes' programs, below node ports and ephemeral ports.
 const PORTS: Range<u16> = 12_000..30_000;
 
-/// The ports of this process. The name of each socket is taken in all processes of the network namespace.
-static HELD: Mutex<Vec<net::UnixListener>> = Mutex::new(Vec::new());
+/// The ports of this process.
+static HELD: Mutex<Vec<HeldName>> = Mutex::new(Vec::new());
 
 /// Returns a port that no socket has, of TCP or UDP, at any address, and that no other call returns, of this
 /// or of another process, as long as this process runs.
@@ -46,10 +47,8 @@ pub fn unused_port() -> u16 {
 }
 
 /// Takes the name of a port, unless a process has it.
-fn hold(port: u16) -> Option<net::UnixListener> {
-    let name = format!("ipvs-proxier test port {port}");
-    let address = net::SocketAddr::from_abstract_name(name).ok()?;
-    net::UnixListener::bind_addr(&address).ok()
+fn hold(port: u16) -> Option<HeldName> {
+    HeldName::take(&format!("ipvs-proxier test port {port}"))
 }
 
 fn is_unused(port: u16) -> bool {
