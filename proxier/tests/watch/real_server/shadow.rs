@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES, new_service};
+use crate::follower::PATIENCE;
 use crate::program::Program;
 
 const USER: &str = "system:serviceaccount:a:reader";
@@ -89,7 +90,7 @@ fn kernel() -> String {
 
 /// Waits until kube-proxy has programmed everything. Returns the state of the kernel.
 fn settled() -> String {
-    let end = Instant::now() + lab::patience(Duration::from_secs(90));
+    let end = Instant::now() + lab::patience(PATIENCE);
     let servers = [
         "-a -t 172.18.0.2:30080 -r 10.244.2.2:8080 -m -w 1",
         "-r 10.244.1.2:8080",

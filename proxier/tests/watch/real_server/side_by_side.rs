@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES};
+use crate::follower::PATIENCE;
 use crate::http;
 use subject::{Subject, ask};
 
@@ -168,7 +169,7 @@ fn play(plane: &ControlPlane, subject: &mut Subject) {
     plane.patch(&node, &json!({"metadata": {"finalizers": null}}));
 
     plane.delete(&format!("{SERVICES}/lb"));
-    let end = Instant::now() + lab::patience(Duration::from_secs(60));
+    let end = Instant::now() + lab::patience(PATIENCE);
     // kube-proxy closes the ports of its two families one after the other.
     let is_open = || PORT.iter().any(|port| ask("GET", port, "/").is_some());
     while is_open() && Instant::now() < end {

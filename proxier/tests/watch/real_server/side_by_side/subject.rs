@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::super::control_plane::ControlPlane;
+use crate::follower::PATIENCE;
 use crate::program::Program;
 
 /// Returns the response to a request, without the parts that differ each time; `None` without a
@@ -70,7 +71,7 @@ fn spawn(mut command: Command, log: &Path) -> Program {
 
 #[track_caller]
 fn await_some<T>(what: &str, log: &Path, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + lab::patience(Duration::from_secs(60));
+    let end = Instant::now() + lab::patience(PATIENCE);
     while Instant::now() < end {
         if let Some(found) = look() {
             return found;
