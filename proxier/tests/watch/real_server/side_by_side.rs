@@ -12,13 +12,12 @@ mod subject;
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES};
-use crate::follower::PATIENCE;
 use crate::http;
 use subject::{Subject, ask};
 
@@ -169,12 +168,11 @@ fn play(plane: &ControlPlane, subject: &mut Subject) {
     plane.patch(&node, &json!({"metadata": {"finalizers": null}}));
 
     plane.delete(&format!("{SERVICES}/lb"));
-    let end = Instant::now() + lab::patience(PATIENCE);
     // kube-proxy closes the ports of its two families one after the other.
-    let is_open = || PORT.iter().any(|port| ask("GET", port, "/").is_some());
-    while is_open() && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    subject.await_some("closed ports", || {
+        let is_open = PORT.iter().any(|port| ask("GET", port, "/").is_some());
+        (!is_open).then_some(())
+    });
     subject.record("Node and Service deleted", &[&health[..], &checks].concat());
     plane.delete(&format!("{SLICES}/lb-4"));
     plane.delete(&format!("{SLICES}/lb-6"));
