@@ -213,11 +213,7 @@ fn interrupted(folder: &Path) -> (Output, Duration) {
         .unwrap();
     let pid = Pid::from_child(&child);
     // The program creates the directory after it has installed the signal handlers.
-    let start = Instant::now();
-    while !folder.exists() {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    assert!(lab::await_true(Duration::from_millis(10), || folder.exists()));
     std::thread::sleep(Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none());
     kill_process(pid, Signal::INT).unwrap();

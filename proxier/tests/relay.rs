@@ -137,12 +137,8 @@ fn greeting(stream: &mut TcpStream) -> char {
 }
 
 #[track_caller]
-fn eventually(mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn eventually(condition: impl FnMut() -> bool) {
+    assert!(lab::await_true(Duration::from_millis(5), condition));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use lab::net::{Answer, Cluster, Host};
@@ -100,17 +100,14 @@ impl Proxier {
     /// Waits until the daemon has logged `words`.
     #[track_caller]
     fn await_line(&self, words: &str) {
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
-        loop {
-            let log = std::fs::read_to_string(self.log()).unwrap();
-            if log.contains(words) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "no line {words:?}:\n{log}");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let log = || std::fs::read_to_string(self.log()).unwrap();
+        let is_logged = lab::await_true(PAUSE, || log().contains(words));
+        assert!(is_logged, "no line {words:?}:\n{}", log());
     }
 }
+
+/// The pause between two looks at a daemon.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A daemon that is killed when it is dropped.
 struct Daemon(Child);
@@ -227,11 +224,8 @@ fn a_relay_beside_ipvs_serves_node_ports_at_localhost() {
         let mut command = proxier.command("run");
         command.arg("--localhost-nodeports").stderr(Stdio::null());
         let _daemon = Daemon(command.spawn().unwrap());
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
-        while !matches!(cluster.node.ask_tcp(LOCALHOST), Answer::Reply { .. }) {
-            assert!(Instant::now() < deadline, "localhost is not served");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let answers = || matches!(cluster.node.ask_tcp(LOCALHOST), Answer::Reply { .. });
+        assert!(lab::await_true(PAUSE, answers), "localhost is not served");
         let both = names(&["pod1", "pod2"]);
         assert_eq!(ask(&cluster.node, Over::Tcp, LOCALHOST).0, both);
         // IPVS serves all other frontends, and has none at 127.0.0.1.
@@ -394,15 +388,12 @@ fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_rea
         let sticky = sticky("sticky", "10.96.1.4");
         let changed = remote_slice("10.244.2.3");
         proxier.write(&[WEB, &sticky, REMOTE, &changed]);
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
         let b2 = Some("podB2");
-        while cluster.pod3.ask_tcp("10.96.1.5:80").backend() != b2 {
-            assert!(
-                Instant::now() < deadline,
-                "the daemon did not apply the change"
-            );
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let is_applied = || cluster.pod3.ask_tcp("10.96.1.5:80").backend() == b2;
+        assert!(
+            lab::await_true(PAUSE, is_applied),
+            "the daemon did not apply the change"
+        );
         // The daemon keeps serving a Service whose file is being written, as by `kubectl get ... > FILE`, and one
         // whose manifest became unreadable.
         proxier.write(&[]);

@@ -199,12 +199,9 @@ fn answers(port: u16) -> std::io::Result<BTreeSet<u16>> {
 }
 
 #[track_caller]
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    let holds = lab::await_true(Duration::from_millis(20), condition);
+    assert!(holds, "{what}");
 }
 
 #[test]

@@ -17,6 +17,7 @@
 //!   cost      how slow the lab is, and how long tests wait because of it
 //!   harness   test(): which kernel runs a test, and its result
 //!   machine   a kernel process and its jobs   ──── wire ────   guest   process 1 and its agent
+//!   looks     waits until something is so
 //!   kernel    finds a kernel, or builds one
 //!   net       hosts, links, servers, clients
 //! ```
@@ -27,6 +28,7 @@ mod harness;
 mod held_name;
 pub mod job;
 pub mod kernel;
+mod looks;
 pub mod machine;
 pub mod net;
 mod netlink;
@@ -36,6 +38,7 @@ mod wire;
 
 pub use cost::{NORMAL_SYSCALL_COST, patience, syscall_cost};
 pub use harness::{kernel_release, test};
+pub use looks::{await_some, await_true};
 pub use set_on_drop::SetOnDrop;
 
 /// Runs `body` in a new network namespace of the running kernel, and returns its result.

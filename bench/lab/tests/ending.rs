@@ -19,9 +19,6 @@ mod kernels;
 
 use kernels::{lab_kernels, parent_of};
 
-/// The limit for a machine to boot or to end, which takes 0.5 s and 0.2 s on an idle host.
-const TIME_LIMIT: Duration = Duration::from_secs(60);
-
 /// The time for which the guest computes before its only output.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -176,10 +173,7 @@ fn processes(directory: &Path) -> HashMap<i32, String> {
 }
 
 #[track_caller]
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TIME_LIMIT;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "timed out: {what}");
-        sleep(Duration::from_millis(20));
-    }
+fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    let comes_true = lab::await_true(Duration::from_millis(20), is_so);
+    assert!(comes_true, "never: {what}");
 }

@@ -2,8 +2,7 @@
 
 use std::fs::File;
 use std::net::IpAddr;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipvs_netlink::listing::{self, ListedDestination, ListedService};
 use ipvs_netlink::{
@@ -27,15 +26,10 @@ fn listed() -> Vec<(ListedService, Vec<ListedDestination>)> {
 /// Reads the file until it lists `length` virtual servers: on Linux 6.1 it may omit some while another
 /// test in another network namespace has some.
 fn whole_listing(length: usize) -> Vec<(ListedService, Vec<ListedDestination>)> {
-    let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
-    loop {
-        let listed = listed();
-        if listed.len() == length {
-            return listed;
-        }
-        assert!(Instant::now() < deadline, "not {length}: {listed:?}");
-        thread::sleep(Duration::from_millis(10));
-    }
+    let whole = lab::await_some(Duration::from_millis(10), || {
+        Some(listed()).filter(|listed| listed.len() == length)
+    });
+    whole.unwrap_or_else(|| panic!("not {length}: {:?}", listed()))
 }
 
 fn persistent(service: Service, timeout_secs: u32, client_mask: ClientMask) -> Service {

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use lab::net::unused_port;
 
@@ -108,15 +108,8 @@ fn read(stream: &mut TcpStream) -> String {
 }
 
 #[track_caller]
-fn eventually<T>(mut found: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(value) = found() {
-            return value;
-        }
-        assert!(start.elapsed() < Duration::from_secs(20), "never");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+fn eventually<T>(found: impl FnMut() -> Option<T>) -> T {
+    lab::await_some(Duration::from_millis(10), found).expect("never")
 }
 
 #[test]

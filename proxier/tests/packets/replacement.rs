@@ -279,15 +279,10 @@ fn late_answers_do_not_block_later_questions() {
 ///
 /// send(2) may return before: on a busy machine the kernel leaves packets to a thread of its own (`ksoftirqd`).
 fn await_flow(flow: &str) {
-    let deadline = Instant::now() + lab::patience(PATIENCE);
-    while !flows(Protocol::Udp).contains(flow) {
-        assert!(
-            Instant::now() < deadline,
-            "{flow}: {:?}",
-            flows(Protocol::Udp)
-        );
-        thread::sleep(Duration::from_millis(1));
-    }
+    let is_tracked = lab::await_true(Duration::from_millis(1), || {
+        flows(Protocol::Udp).contains(flow)
+    });
+    assert!(is_tracked, "{flow}: {:?}", flows(Protocol::Udp));
 }
 
 /// Returns the Services with `endpoint` as the only endpoint of Service web. It is asked at [`PORT`].

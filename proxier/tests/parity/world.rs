@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use lab::net::{PatientStream, connect_within, receive_within};
@@ -28,9 +28,6 @@ const ENDPOINT_PORT: u16 = 8_080;
 /// How long a client waits for its connection, and for an answer. A client that is refused does not wait: IPVS and
 /// the relay answer with an ICMP error or a reset.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The kernel keeps a reset connection for 10 s.
-const SETTLING: Duration = Duration::from_secs(90);
 
 /// A frontend and its open connections.
 struct Frontend {
@@ -198,17 +195,14 @@ impl<'a> World<'a> {
     /// Waits until the connections of each frontend, of which `count` takes the active, the inactive or both, are as
     /// few as `most` permits for its number of clients.
     fn settle(&mut self, count: fn((u32, u32)) -> u32, most: impl Fn(usize) -> usize) {
-        let start = Instant::now();
         for index in 0..self.frontends.len() {
             let most = most(self.frontends[index].clients.len());
             let connections = |world: &mut Self| -> u32 {
                 let counts = world.connections_of(index).into_values();
                 counts.map(count).sum()
             };
-            while connections(self) as usize > most {
-                assert!(start.elapsed() < SETTLING);
-                std::thread::sleep(Duration::from_millis(50));
-            }
+            let is_settled = || connections(self) as usize <= most;
+            assert!(lab::await_true(Duration::from_millis(50), is_settled));
         }
     }
 

@@ -6,14 +6,14 @@
 #[path = "../conformance/table.rs"]
 mod table;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api_server::Key;
 use lab::net::Cluster;
 use serde_json::{Value, json};
 
 use super::AT_ONCE;
-use super::daemon::{Daemon, PATIENCE};
+use super::daemon::Daemon;
 use super::dice::Dice;
 
 /// The number of changes in a history.
@@ -145,14 +145,13 @@ fn history(seed: u32) {
 
     let planned = report(&daemon, "plan");
     assert_eq!(planned["problems"], json!([]));
-    let deadline = Instant::now() + lab::patience(PATIENCE);
     // The report that equals the plan is kept: on Linux 6.1, changes in other network namespaces may hide a
     // virtual server from the next one.
-    let mut observed = report(&daemon, "status");
-    while observed != planned && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(200));
+    let mut observed = Value::Null;
+    let _is_equal = lab::await_true(Duration::from_millis(200), || {
         observed = report(&daemon, "status");
-    }
+        observed == planned
+    });
     assert_eq!(observed, planned);
     table::compare(table::of_report(&observed), table::of_kube_proxy());
     // The rules that the daemon changed step by step are the rules of a plan from scratch.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use api_server::{ApiServer, Key};
 use ipvs_netlink as ipvs;
@@ -11,10 +11,6 @@ use tempfile::TempDir;
 
 use super::alone::alone;
 use super::privilege::contained;
-
-/// How long a condition may take to become true: longer than the daemon's longest pause before it
-/// connects to the API server again.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// An API server and a daemon that follows it.
 pub(crate) struct Daemon {
@@ -209,17 +205,13 @@ impl Daemon {
         self.eventually(&format!("{expected:?}"), || serving() == expected);
     }
 
-    /// Waits until `is_true` returns true. Panics after [`PATIENCE`].
-    pub(crate) fn eventually(&self, what: &str, mut is_true: impl FnMut() -> bool) {
-        let deadline = Instant::now() + lab::patience(PATIENCE);
-        while !is_true() {
-            assert!(
-                Instant::now() < deadline,
-                "never came true: {what}; serving {:?}",
-                serving()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    /// Waits until `is_true` returns true. Panics if it never does.
+    pub(crate) fn eventually(&self, what: &str, is_true: impl FnMut() -> bool) {
+        assert!(
+            lab::await_true(Duration::from_millis(20), is_true),
+            "never came true: {what}; serving {:?}",
+            serving()
+        );
     }
 }
 

@@ -202,6 +202,9 @@ const OF_EDITS: &str = "IpvsProxierProblems";
 /// The alerts that a failed scrape brings near: after 15 minutes without a good one they would fire.
 const OF_SCRAPES: [&str; 2] = ["KubeProxyDown", "KubeProxyInstanceUnreachable"];
 
+/// The pause between two rounds of [`work`].
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Makes a change of endpoints, a connection, and requests to the API server.
 fn work(daemon: &Daemon, cluster: &Cluster, round: usize) {
     let endpoints = [&[(1, 2)][..], &[(1, 2), (1, 3)]][round % 2];
@@ -223,7 +226,6 @@ fn work(daemon: &Daemon, cluster: &Cluster, round: usize) {
         web["spec"]["externalIPs"] = json!([format!("198.51.100.{round}/32")]);
         daemon.api.apply(web);
     }
-    std::thread::sleep(Duration::from_secs(1));
 }
 
 /// Returns the `expressions` without a present sample, or with a sample that is not a number.
@@ -273,13 +275,13 @@ fn monitoring_of_kube_proxy_shows_this_program() {
         let all: Vec<&str> = theirs.iter().chain(&ours).map(String::as_str).collect();
         let mut missing = all.clone();
         let mut round = 0;
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(90));
-        while !missing.is_empty() {
-            assert!(Instant::now() < deadline, "no data: {missing:#?}");
+        let have_data = lab::await_true(PAUSE, || {
             work(&daemon, &cluster, round);
             round += 1;
             missing = without_data(&server, &all);
-        }
+            missing.is_empty()
+        });
+        assert!(have_data, "no data: {missing:#?}");
         // An alert is in this series as soon as its condition is true, before its delay.
         let since = quiet.elapsed().as_secs();
         let alerts = server.query(&format!("count_over_time(ALERTS[{since}s])"));

@@ -10,7 +10,6 @@ use lab::net::Cluster;
 use tempfile::TempDir;
 
 use super::carrier::{ONLY_REPAIRS, answers, carrier_addresses, routes, scene, sh};
-use super::daemon::PATIENCE;
 
 /// Keeps networkd from the other devices of the lab, whose addresses it would delete.
 const OTHERS: (&str, &str) = (
@@ -53,14 +52,11 @@ impl Networkd {
             .stderr(log);
         let process = cluster.node.run(|| command.spawn()).unwrap();
         let networkd = Self { process, directory };
-        let deadline = Instant::now() + lab::patience(PATIENCE);
-        while !networkd
-            .log()
-            .contains("Successfully acquired requested service name")
-        {
-            assert!(Instant::now() < deadline, "{}", networkd.log());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let is_up = lab::await_true(Duration::from_millis(50), || {
+            let name = "Successfully acquired requested service name";
+            networkd.log().contains(name)
+        });
+        assert!(is_up, "{}", networkd.log());
         networkd
     }
 

@@ -143,13 +143,14 @@ fn failures_in_large_clusters_write_at_most_50_lines_each() {
         sh("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; \
             echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6");
         daemon.start();
-        let has_all = || {
+        let await_all = || {
             // A dump of 100,000 destinations takes the daemon's processor for a moment.
-            std::thread::sleep(Duration::from_secs(1));
-            destinations() == SERVICES * ENDPOINTS
+            let pause = Duration::from_secs(1);
+            let has_all = || destinations() == SERVICES * ENDPOINTS;
+            assert!(lab::await_true(pause, has_all), "{}", destinations());
         };
         let start = Instant::now();
-        daemon.eventually("all destinations", has_all);
+        await_all();
         println!("{SERVICES} Services programmed after {:?}", start.elapsed());
         let mut log = Log {
             daemon: &daemon,
@@ -171,7 +172,7 @@ fn failures_in_large_clusters_write_at_most_50_lines_each() {
         await_value(&daemon, rounds, 2.0);
         sh("ipvsadm -C");
         let start = Instant::now();
-        daemon.eventually("all destinations again", has_all);
+        await_all();
         println!("repaired after {:?}", start.elapsed());
         daemon.eventually("the log names the repair", || log.has("repaired drift"));
         std::thread::sleep(WATCHED);

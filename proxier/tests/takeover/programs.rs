@@ -10,10 +10,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::scene::Scene;
 
-/// Longer than kube-proxy needs for its first sync on a busy machine: it starts more than 100 processes for
-/// each family. Beside another test program and two busy loops, the longest wait took 501 s.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
-
 /// The iptables that kube-proxy runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Iptables {
@@ -97,16 +93,16 @@ impl Process {
 
 #[track_caller]
 fn await_true(what: &str, mut is_true: impl FnMut() -> bool) {
-    let end = Instant::now() + lab::patience(PATIENCE);
-    loop {
+    let comes_true = lab::await_true(Duration::from_millis(500), || {
         let begin = Instant::now();
-        if is_true() {
-            return;
+        let is_true = is_true();
+        if !is_true {
+            // Most conditions are processes, and the lab has one processor.
+            std::thread::sleep(2 * begin.elapsed());
         }
-        assert!(Instant::now() < end, "never came true: {what}");
-        // Most conditions are processes, and the lab has one processor.
-        std::thread::sleep((3 * begin.elapsed()).max(Duration::from_millis(500)));
-    }
+        is_true
+    });
+    assert!(comes_true, "never came true: {what}");
 }
 
 impl Drop for Process {

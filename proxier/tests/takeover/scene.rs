@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api_server::ApiServer;
 use lab::net::Cluster;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
-use super::programs::{Iptables, PATIENCE, Process, assets};
+use super::programs::{Iptables, Process, assets};
 use super::services::{self, Client, Frontend};
 
 /// Rules that the kubelet makes, and that must stay. Without `-w`, most versions of iptables-legacy fail while
@@ -27,6 +27,9 @@ const OF_KUBELET: [&str; 4] = [
 /// The names of kube-proxy's chains begin so, in all modes.
 const CHAINS: &str = "KUBE-(SERVICES|POSTROUTING|NODE-PORT|NODEPORTS|LOAD-BALANCER|MARK-MASQ|FORWARD|\
                       PROXY-|SOURCE-RANGES|IPVS-|EXTERNAL|SVC-|SEP-|EXT-|FW-|SVL-)";
+
+/// The pause between two looks at what a service proxy serves.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A node without a service proxy.
 pub(crate) struct Scene {
@@ -191,7 +194,6 @@ impl Scene {
     /// Waits until a service proxy has all its rules for these clients.
     #[track_caller]
     pub(crate) fn await_service_for(&self, clients: &[Client], what: &str) {
-        let end = Instant::now() + lab::patience(PATIENCE);
         let is_served = |(client, frontend): (Client, Frontend)| {
             let host = client.host(self);
             let answers = [host.ask_tcp(frontend.tcp), host.ask_udp(frontend.udp)];
@@ -202,16 +204,13 @@ impl Scene {
             let answer = services::stranger(self).ask_udp(frontend.udp);
             answer.backend().is_none()
         };
-        loop {
+        let comes_true = lab::await_true(PAUSE, || {
             let mut served = services::served().filter(|(client, _)| clients.contains(client));
-            if served.all(is_served) && services::restricted().all(is_refused) {
-                return;
-            }
-            if Instant::now() > end {
-                let theirs = std::fs::read_to_string(self.file("theirs.log")).unwrap_or_default();
-                panic!("never came true: {what}\n{theirs}");
-            }
-            std::thread::sleep(Duration::from_millis(200));
+            served.all(is_served) && services::restricted().all(is_refused)
+        });
+        if !comes_true {
+            let theirs = std::fs::read_to_string(self.file("theirs.log")).unwrap_or_default();
+            panic!("never came true: {what}\n{theirs}");
         }
     }
 
@@ -221,17 +220,12 @@ impl Scene {
         for object in services::late() {
             self.api.apply(object);
         }
-        let end = Instant::now() + lab::patience(PATIENCE);
-        while self
-            .cluster
-            .pod3
-            .ask_tcp(services::LATE)
-            .backend()
-            .is_none()
-        {
-            assert!(Instant::now() < end, "the new Service is never served");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let pod = &self.cluster.pod3;
+        let is_served = || pod.ask_tcp(services::LATE).backend().is_some();
+        assert!(
+            lab::await_true(PAUSE, is_served),
+            "the new Service is never served"
+        );
     }
 
     pub(crate) fn add_rules_of_the_kubelet(&self) {

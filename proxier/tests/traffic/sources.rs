@@ -4,12 +4,11 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use lab::net::{Answer, Cluster, Connection, Host};
 
 use super::manifests::{REMOTE, WEB, remote_slice, sticky};
-use super::{Daemon, Over, Proxier, addresses, ask, names};
+use super::{Daemon, Over, PAUSE, Proxier, addresses, ask, names};
 
 const CLIENT: &str = "metadata:\n  annotations: {ipvs-proxier.io/source-address: client}\n";
 
@@ -55,11 +54,8 @@ impl Relay {
     /// Waits until `condition` holds.
     #[track_caller]
     fn until(&self, what: &str, condition: impl Fn() -> bool) {
-        let deadline = Instant::now() + lab::patience(Duration::from_secs(60));
-        while !condition() {
-            assert!(Instant::now() < deadline, "{what}: {}", self.log());
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let holds = lab::await_true(PAUSE, condition);
+        assert!(holds, "{what}: {}", self.log());
     }
 }
 

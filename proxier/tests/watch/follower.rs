@@ -11,10 +11,7 @@ use proxier::testing::watch::{
     self, Encoding, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
 };
 
-/// The time limit of every wait. It is long because other tests may occupy both cores: beside two busy loops and another
-/// test program, kube-proxy had written its last rule after 90 to 169 s. Beside three busy loops and eight programs, the
-/// end of one of 960 programs was seen after 14 s instead of 0.2. The program has a thread of the lowest priority,
-/// without which it does not end.
+/// The time limit of the next message. It is long because other tests may occupy both cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A watch and its messages.
@@ -115,20 +112,14 @@ impl Follower {
     }
 }
 
-/// Polls `look` until it returns a value. After [`PATIENCE`], panics with the text of `shown`.
+/// Polls `look` until it returns a value. If it never does, panics with the text of `shown`.
 pub(crate) fn until<T, D: Debug>(
     what: &str,
     look: impl Fn() -> Option<T>,
     shown: impl Fn() -> D,
 ) -> T {
-    let end = Instant::now() + PATIENCE;
-    while Instant::now() < end {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("never {what}: {:#?}", shown());
+    let seen = lab::await_some(Duration::from_millis(5), look);
+    seen.unwrap_or_else(|| panic!("never {what}: {:#?}", shown()))
 }
 
 pub(crate) fn config(server: &ApiServer) -> WatchConfig {

@@ -1,14 +1,12 @@
 //! Connections in progress: they are closed, or left to expire.
 
 use std::net::{Shutdown, SocketAddr};
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ipvs_netlink::Timeouts;
 
 use crate::kernel::director::{Director, LONG};
-use crate::kernel::now;
 use crate::kernel::sockets::Link;
 use crate::trace::Name;
 
@@ -19,8 +17,7 @@ const SHORT: Timeouts = Timeouts {
     udp_secs: 1,
 };
 
-/// How long to wait for connections to expire, and how often to check.
-const EXPIRY: Duration = Duration::from_secs(10);
+/// The pause between two checks whether connections have expired.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A connection that IPVS has not forgotten.
@@ -116,15 +113,11 @@ impl Director {
             dying.push(connection);
         }
         let expected = before.saturating_sub(u32::try_from(expirable.len())?);
-        let begun = now();
-        while self.total() > expected {
-            ensure!(
-                begun.elapsed() < lab::patience(EXPIRY),
-                "connections did not expire in time"
-            );
-            sleep(LOOK);
-            self.observe()?;
-        }
+        let expired = lab::await_some(LOOK, || {
+            let observed = self.observe();
+            (observed.is_err() || self.total() <= expected).then_some(observed)
+        });
+        expired.context("connections do not expire")??;
         self.ipvs.set_timeouts(&LONG)?;
         Ok(())
     }

@@ -29,13 +29,6 @@ rules: [{level: Metadata}]
 /// How often the server is started until it is ready.
 const STARTS: u32 = 4;
 
-/// After how many looks a program that starts counts as hung, which takes at least 300 s. A number and not a time: on
-/// a busy machine a look takes longer, too. A program that ends is noticed at once.
-///
-/// Where the server of one lab kernel was ready after 88 looks and 20 s, two on each of two lab kernels beside another
-/// test program and two busy loops were ready after 381 to 423 looks and 204 to 251 s.
-const START_LOOKS: u32 = 3000;
-
 /// The pause between two looks at a program that starts.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -228,22 +221,24 @@ impl ControlPlane {
         let log = File::create(self.log_path()).expect("a writable directory");
         let child = command.stderr(log).spawn();
         let mut process = Process(child.expect("kube-apiserver starts"));
-        for _ in 0..START_LOOKS {
+        let is_ready = lab::await_some(PAUSE, || {
             if let Ok(Some(status)) = process.0.try_wait() {
                 let log = self.log();
                 assert!(
                     was_too_slow(&log),
                     "kube-apiserver ends with {status}: {log}"
                 );
-                return false;
+                return Some(false);
             }
-            if self.ask(Method::GET, "/readyz", &Value::Null).is_ok() {
-                self.server = Some(process);
-                return true;
-            }
-            std::thread::sleep(PAUSE);
+            let answer = self.ask(Method::GET, "/readyz", &Value::Null);
+            answer.is_ok().then_some(true)
+        });
+        let is_ready =
+            is_ready.unwrap_or_else(|| panic!("kube-apiserver does not get ready: {}", self.log()));
+        if is_ready {
+            self.server = Some(process);
         }
-        panic!("kube-apiserver does not get ready: {}", self.log());
+        is_ready
     }
 
     fn log(&self) -> String {
@@ -368,15 +363,12 @@ struct Process(Child);
 impl Process {
     /// Waits until the process listens at this port of 127.0.0.1.
     fn await_listener(&mut self, port: u16) {
-        for _ in 0..START_LOOKS {
-            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
-                return;
-            }
+        let listens = lab::await_true(PAUSE, || {
             let ended = self.0.try_wait().expect("a child");
             assert!(ended.is_none(), "port {port}: the process ends: {ended:?}");
-            std::thread::sleep(PAUSE);
-        }
-        panic!("nobody listens at port {port}");
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+        });
+        assert!(listens, "nobody listens at port {port}");
     }
 }
 

@@ -5,13 +5,13 @@ use std::net::Ipv4Addr;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api_server::control_plane::{self, Site};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::follower::{PATIENCE, until};
+use crate::follower::until;
 
 /// An API server and its database.
 pub(super) struct ControlPlane(control_plane::ControlPlane);
@@ -116,21 +116,21 @@ impl ControlPlane {
         body: &Value,
         effect: impl Fn(&kube::Error) -> Option<Value>,
     ) -> Value {
-        let end = Instant::now() + PATIENCE;
-        let mut is_repetition = false;
-        loop {
+        let mut last: Option<kube::Error> = None;
+        let answer = lab::await_some(Duration::from_millis(100), || {
             let error = match self.ask(method.clone(), path, body) {
-                Ok(text) => return serde_json::from_str(&text).unwrap(),
+                Ok(text) => return Some(serde_json::from_str(&text).unwrap()),
                 Err(error) => error,
             };
+            let is_repetition = last.is_some();
             if is_repetition && let Some(effect) = effect(&error) {
-                return effect;
+                return Some(effect);
             }
-            let may_repeat = is_passing(&error) && Instant::now() < end;
-            assert!(may_repeat, "{method} {path}: {error}");
-            is_repetition = true;
-            std::thread::sleep(Duration::from_millis(100));
-        }
+            assert!(is_passing(&error), "{method} {path}: {error}");
+            last = Some(error);
+            None
+        });
+        answer.unwrap_or_else(|| panic!("{method} {path}: {last:?}"))
     }
 
     /// Returns the requests of `user` that the server answered: one object of the audit log each.

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 use super::{NODES, SERVICES, SLICES, new_service};
-use crate::follower::PATIENCE;
 use crate::program::Program;
 
 const USER: &str = "system:serviceaccount:a:reader";
@@ -90,7 +89,6 @@ fn kernel() -> String {
 
 /// Waits until kube-proxy has programmed everything. Returns the state of the kernel.
 fn settled() -> String {
-    let end = Instant::now() + lab::patience(PATIENCE);
     let servers = [
         "-a -t 172.18.0.2:30080 -r 10.244.2.2:8080 -m -w 1",
         "-r 10.244.1.2:8080",
@@ -98,16 +96,16 @@ fn settled() -> String {
     // The last rule of KUBE-IPVS-FILTER, which kube-proxy writes last of all, for each family on its own. Its
     // chains and its sets stand seconds before on a slow machine.
     let last_rule = "ct state new xt match set counter reject";
-    loop {
+    let mut before = String::new();
+    let settled = lab::await_some(Duration::from_secs(3), || {
         let found = kernel();
-        std::thread::sleep(Duration::from_secs(3));
         let programmed = servers.iter().all(|part| found.contains(part))
             && found.matches(last_rule).count() == 2;
-        if programmed && kernel() == found {
-            return found;
-        }
-        assert!(Instant::now() < end, "kube-proxy is never ready: {found}");
-    }
+        let is_settled = programmed && found == before;
+        before.clone_from(&found);
+        is_settled.then_some(found)
+    });
+    settled.unwrap_or_else(|| panic!("kube-proxy is never ready: {before}"))
 }
 
 fn plan(kubeconfig: &Path, arguments: &[&str]) -> Output {

@@ -5,12 +5,11 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use super::super::control_plane::ControlPlane;
-use crate::follower::PATIENCE;
 use crate::program::Program;
 
 /// Returns the response to a request, without the parts that differ each time; `None` without a
@@ -70,15 +69,9 @@ fn spawn(mut command: Command, log: &Path) -> Program {
 }
 
 #[track_caller]
-fn await_some<T>(what: &str, log: &Path, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + lab::patience(PATIENCE);
-    while Instant::now() < end {
-        if let Some(found) = look() {
-            return found;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    panic!("never {what}\n{}", std::fs::read_to_string(log).unwrap());
+fn await_some<T>(what: &str, log: &Path, look: impl FnMut() -> Option<T>) -> T {
+    let found = lab::await_some(Duration::from_millis(100), look);
+    found.unwrap_or_else(|| panic!("never {what}\n{}", std::fs::read_to_string(log).unwrap()))
 }
 
 impl Subject {
