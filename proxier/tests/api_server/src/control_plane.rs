@@ -30,7 +30,7 @@ rules: [{level: Metadata}]
 const STARTS: u32 = 4;
 
 /// The pause between two looks at a program that starts.
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// The addresses and the port of a control plane, and the address ranges of its Services.
 #[derive(Clone, Debug)]

@@ -97,7 +97,7 @@ fn settled() -> String {
     // chains and its sets stand seconds before on a slow machine.
     let last_rule = "ct state new xt match set counter reject";
     let mut before = String::new();
-    let settled = lab::await_some(Duration::from_secs(3), || {
+    let settled = lab::await_some(Duration::from_secs(1), || {
         let found = kernel();
         let programmed = servers.iter().all(|part| found.contains(part))
             && found.matches(last_rule).count() == 2;

@@ -70,7 +70,7 @@ fn spawn(mut command: Command, log: &Path) -> Program {
 
 #[track_caller]
 fn await_some<T>(what: &str, log: &Path, look: impl FnMut() -> Option<T>) -> T {
-    let found = lab::await_some(Duration::from_millis(100), look);
+    let found = lab::await_some(Duration::from_millis(500), look);
     found.unwrap_or_else(|| panic!("never {what}\n{}", std::fs::read_to_string(log).unwrap()))
 }
 
