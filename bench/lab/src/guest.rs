@@ -1,7 +1,7 @@
 //! The programs of the lab that run on the guest kernel.
 //!
 //! ```text
-//!  init     process 1: mounts file systems, reaps orphans, switches off when the agent ends
+//!  init     process 1: mounts file systems, reaps orphans, ends the kernel when the agent ends
 //!   └ agent   reads and writes the serial line, starts jobs, copies their input and output
 //!      └ jobs   (a job with a terminal starts as a `session`, which sets the controlling terminal)
 //! ```
@@ -52,9 +52,14 @@ pub fn play_role() {
     }
     let init = Some(rustix::process::Pid::INIT);
     if role == INIT && Some(getpid()) == init {
-        let failed = be_init();
-        // Switches off instead of returning: the kernel panics if process 1 ends.
-        switch_off(failed)
+        match be_init() {
+            Ok(End::Asked) => switch_off(),
+            Ok(End::HostIsGone) => panic_kernel(),
+            Err(error) => {
+                eprintln!("lab: {error:#}");
+                switch_off()
+            }
+        }
     }
     if role == AGENT && getppid() == init {
         exit_after(agent::serve());
@@ -71,8 +76,16 @@ fn exit_after(result: Result<()>) -> ! {
     process::exit(i32::from(result.is_err()))
 }
 
+/// Why the agent has ended.
+enum End {
+    /// The host asked the guest to switch off.
+    Asked,
+    /// The serial line is broken.
+    HostIsGone,
+}
+
 /// Prepares the system, and returns when the agent has ended.
-fn be_init() -> Result<()> {
+fn be_init() -> Result<End> {
     mounts::all()?;
     sethostname(b"lab").context("naming the host")?;
     netlink::bring_loopback_up().context("bringing lo up")?;
@@ -84,8 +97,11 @@ fn be_init() -> Result<()> {
         .context("starting the agent")?;
     loop {
         match wait(WaitOptions::empty()) {
-            Ok(Some((pid, _))) if pid.as_raw_nonzero().get().unsigned_abs() == agent.id() => {
-                return Ok(());
+            Ok(Some((pid, status))) if pid.as_raw_nonzero().get().unsigned_abs() == agent.id() => {
+                return Ok(match status.exit_status() {
+                    Some(0) => End::Asked,
+                    _ => End::HostIsGone,
+                });
             }
             Ok(_orphan) => {}
             Err(rustix::io::Errno::INTR) => {}
@@ -94,15 +110,21 @@ fn be_init() -> Result<()> {
     }
 }
 
-fn switch_off(result: Result<()>) -> ! {
-    if let Err(error) = result {
-        eprintln!("lab: {error:#}");
-    }
+fn switch_off() -> ! {
     // The guest's page cache may hold data that is not in the host's files yet.
     rustix::fs::sync();
     let refused = reboot(RebootCommand::PowerOff);
-    // The last resort: if process 1 ends, the kernel panics, and the panic ends the kernel.
     eprintln!("lab: the kernel refuses to switch off: {refused:?}");
+    panic_kernel()
+}
+
+/// Ends the kernel, which panics when process 1 ends.
+///
+/// After a hang-up of the serial line, Linux 7.2 may be unable to switch off: the handler of SIGIO frees the line's
+/// interrupt, for which `irq_work_sync` waits for an RCU grace period, in the thread that the signal interrupted. If
+/// that is `rcu_sched`, which ends grace periods, none ends any more, and switching off waits for one.
+fn panic_kernel() -> ! {
+    rustix::fs::sync();
     process::exit(1)
 }
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::{
     fs::{Mode, OFlags, open},
     system::uname,
@@ -25,7 +25,10 @@ use crate::{
     wire::{Frame, Kind},
 };
 
-/// Serves the host until it asks to switch off or closes the line.
+/// Serves the host until it asks to switch off.
+///
+/// # Errors
+/// The line is broken, or the host has closed it.
 pub(super) fn serve() -> Result<()> {
     let (line, serial) = Line::open().context("opening the serial line")?;
     let mut serial = BufReader::new(Counted {
@@ -81,7 +84,7 @@ pub(super) fn serve() -> Result<()> {
             | Kind::Received => {}
         }
     }
-    Ok(())
+    bail!("the host has closed the line")
 }
 
 /// Ends the agent when the host's end of the line is gone.
@@ -93,7 +96,7 @@ fn exit_without_host(line: &Line) {
     while line.send(&Frame::new(0, Kind::Alive, [])).is_ok() {
         thread::sleep(ALIVE_INTERVAL);
     }
-    process::exit(0)
+    process::exit(1)
 }
 
 /// Long enough to leave the guest idle, short enough for a guest that computes without a host.

@@ -5,7 +5,7 @@
 //!                         └─ warden   └─ helpers   only then its setsid(2) fails and keeps it there
 //! ```
 //!
-//! The guest switches itself off when its serial line hangs up, but a guest that hangs cannot.
+//! The guest ends its kernel when its serial line hangs up, but a guest that hangs cannot.
 //! Killing the kernel's process alone is not enough: 6.1 leaves behind the processes that ran the
 //! guest's programs. They are no longer traced then and continue to run on the host.
 
