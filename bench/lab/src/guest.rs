@@ -52,14 +52,7 @@ pub fn play_role() {
     }
     let init = Some(rustix::process::Pid::INIT);
     if role == INIT && Some(getpid()) == init {
-        match be_init() {
-            Ok(End::Asked) => switch_off(),
-            Ok(End::HostIsGone) => panic_kernel(),
-            Err(error) => {
-                eprintln!("lab: {error:#}");
-                switch_off()
-            }
-        }
+        end_kernel(be_init())
     }
     if role == AGENT && getppid() == init {
         exit_after(agent::serve());
@@ -110,21 +103,22 @@ fn be_init() -> Result<End> {
     }
 }
 
-fn switch_off() -> ! {
-    // The guest's page cache may hold data that is not in the host's files yet.
-    rustix::fs::sync();
-    let refused = reboot(RebootCommand::PowerOff);
-    eprintln!("lab: the kernel refuses to switch off: {refused:?}");
-    panic_kernel()
-}
-
-/// Ends the kernel, which panics when process 1 ends.
+/// Switches off, or lets the kernel panic if the host is gone.
 ///
 /// After a hang-up of the serial line, Linux 7.2 may be unable to switch off: the handler of SIGIO frees the line's
 /// interrupt, for which `irq_work_sync` waits for an RCU grace period, in the thread that the signal interrupted. If
 /// that is `rcu_sched`, which ends grace periods, none ends any more, and switching off waits for one.
-fn panic_kernel() -> ! {
+fn end_kernel(end: Result<End>) -> ! {
+    // The guest's page cache may hold data that is not in the host's files yet.
     rustix::fs::sync();
+    if !matches!(end, Ok(End::HostIsGone)) {
+        if let Err(error) = end {
+            eprintln!("lab: {error:#}");
+        }
+        let refused = reboot(RebootCommand::PowerOff);
+        eprintln!("lab: the kernel refuses to switch off: {refused:?}");
+    }
+    // The kernel panics when process 1 ends, and the panic ends the kernel.
     process::exit(1)
 }
 
