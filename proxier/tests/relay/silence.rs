@@ -120,7 +120,7 @@ fn the_peers_of_a_silent_connection_are_probed() {
     let relays_sockets = || [probed(LOCAL, address), probed(REMOTE, server)];
     assert_eq!(relays_sockets(), [[false], [false]]);
     // Half a minute of silence, and the time between two looks.
-    let are_probed = lab::await_true(Duration::from_millis(500), || {
+    let are_probed = lab::await_true(Duration::from_millis(100), || {
         relays_sockets() == [[true], [true]]
     });
     assert!(are_probed, "{:?}", relays_sockets());

@@ -96,16 +96,17 @@ fn settled() -> String {
     // The last rule of KUBE-IPVS-FILTER, which kube-proxy writes last of all, for each family on its own. Its
     // chains and its sets stand seconds before on a slow machine.
     let last_rule = "ct state new xt match set counter reject";
-    let mut before = String::new();
     let settled = lab::await_some(Duration::from_secs(1), || {
         let found = kernel();
         let programmed = servers.iter().all(|part| found.contains(part))
             && found.matches(last_rule).count() == 2;
-        let is_settled = programmed && found == before;
-        before.clone_from(&found);
-        is_settled.then_some(found)
+        if !programmed {
+            return None;
+        }
+        std::thread::sleep(Duration::from_secs(3));
+        (kernel() == found).then_some(found)
     });
-    settled.unwrap_or_else(|| panic!("kube-proxy is never ready: {before}"))
+    settled.unwrap_or_else(|| panic!("kube-proxy is never ready: {}", kernel()))
 }
 
 fn plan(kubeconfig: &Path, arguments: &[&str]) -> Output {
