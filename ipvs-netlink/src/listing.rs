@@ -125,8 +125,8 @@ pub fn ticks_per_second() -> u32 {
 ///
 /// The file may omit virtual servers, so one that is not listed may exist. Linux 6.1 has one table for all
 /// network namespaces: `ip_vs_info_seq_next` counts the virtual servers of all of them, and each further
-/// read skips that number of own ones (`ip_vs_info_array`). Linux 7.2 may omit one while it moves them to a
-/// larger table.
+/// read skips that number of own ones (`ip_vs_info_array`). Linux 7.2 may list some twice and omit as many
+/// others while it moves them to a larger table.
 ///
 /// # Errors
 /// That of `source`; [`io::ErrorKind::InvalidData`] for a line that is not one of the kernel's.
