@@ -23,19 +23,18 @@ fn listed() -> Vec<(ListedService, Vec<ListedDestination>)> {
     all
 }
 
-/// Returns whether the file lists `service` once, with these destinations.
-fn is_listed_once(
-    listed: &[(ListedService, Vec<ListedDestination>)],
-    (service, destinations): &(Service, Vec<Destination>),
-) -> bool {
-    let ticks = listing::ticks_per_second();
-    let mut shown = listed.iter().filter(|(it, _)| it.shows(service, ticks));
-    let (Some((_, shown)), None) = (shown.next(), shown.next()) else {
-        return false;
-    };
-    let newest_first = destinations.iter().rev();
-    destinations.len() == shown.len()
-        && (newest_first.zip(shown)).all(|(it, shown)| shown.shows(it))
+/// Reads the file until it lists `length` virtual servers, each once.
+///
+/// On Linux 6.1 it may omit some while another test in another network namespace has some. Linux 7.2 may
+/// list some twice and omit as many others while it moves them to a larger table.
+fn whole_listing(length: usize) -> Vec<(ListedService, Vec<ListedDestination>)> {
+    let whole = lab::await_some(Duration::from_millis(10), || {
+        let listed = listed();
+        let is_first = |(n, it)| !listed[..n].contains(it);
+        let is_whole = listed.len() == length && listed.iter().enumerate().all(is_first);
+        is_whole.then_some(listed)
+    });
+    whole.unwrap_or_else(|| panic!("not {length}, each once: {:?}", listed()))
 }
 
 fn persistent(service: Service, timeout_secs: u32, client_mask: ClientMask) -> Service {
@@ -118,15 +117,22 @@ fn a_listing_shows_the_programmed_virtual_servers() {
         }
         let outcomes = client().apply(&changes).unwrap();
         assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-        // On Linux 6.1 the file may omit some while another test in another network namespace has some. On
-        // 7.2 it may list some twice and omit as many others while the kernel moves them to a larger table.
-        let mut last = Vec::new();
-        let is_whole = lab::await_true(Duration::from_millis(10), || {
-            last = listed();
-            last.len() == table.len() && table.iter().all(|it| is_listed_once(&last, it))
-        });
-        let services: Vec<_> = last.iter().map(|(service, _)| service).collect();
-        assert!(is_whole, "not each of {table:?} once: {services:?}");
+        let listed = whole_listing(table.len());
+        let ticks = listing::ticks_per_second();
+        for (service, destinations) in &table {
+            let shown: Vec<_> = listed
+                .iter()
+                .filter(|(it, _)| it.shows(service, ticks))
+                .collect();
+            assert_eq!(shown.len(), 1, "{service:?} is not in {listed:?}");
+            let newest_first = destinations.iter().rev();
+            assert_eq!(shown[0].1.len(), destinations.len());
+            assert!(
+                newest_first
+                    .zip(&shown[0].1)
+                    .all(|(it, shown)| shown.shows(it))
+            );
+        }
     });
 }
 
