@@ -26,7 +26,9 @@ omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 ";
 
-/// How often the server is started until it is ready.
+/// How often the server is started until it is ready. A start can end by one of the server's own deadlines, as on a busy
+/// lab kernel: it connects to etcd within 20 s for each kind, and must have written its first objects after 30 s (its
+/// roles, or its priority classes). Those that are in etcd stay, so that the next start has fewer to write.
 const STARTS: u32 = 4;
 
 /// The pause between two looks at a program that starts.
@@ -211,12 +213,12 @@ impl ControlPlane {
         let is_ready = (0..STARTS).any(|_| self.try_start(&mut command));
         assert!(
             is_ready,
-            "kube-apiserver gives up {STARTS} starts: {}",
+            "kube-apiserver ends {STARTS} times before it is ready: {}",
             self.log()
         );
     }
 
-    /// Starts the server once, and waits until it is ready. Returns `false` if it gives up because the machine is slow.
+    /// Starts the server once, and waits until it is ready. Returns `false` if it ends before.
     fn try_start(&mut self, command: &mut Command) -> bool {
         let log = File::create(self.log_path()).expect("a writable directory");
         let child = command.stderr(log).spawn();
@@ -224,10 +226,8 @@ impl ControlPlane {
         let is_ready = lab::await_some(PAUSE, || {
             if let Ok(Some(status)) = process.0.try_wait() {
                 let log = self.log();
-                assert!(
-                    was_too_slow(&log),
-                    "kube-apiserver ends with {status}: {log}"
-                );
+                let last = log.lines().last().unwrap_or_default();
+                eprintln!("kube-apiserver ends with {status} before it is ready: {last}");
                 return Some(false);
             }
             let answer = self.ask(Method::GET, "/readyz", &Value::Null);
@@ -347,14 +347,6 @@ impl ControlPlane {
         assert!(head.contains(" 200 "), "{answer}");
         serde_json::from_str(body).expect("JSON")
     }
-}
-
-/// Returns whether the log says that the server ended because its first objects were not in etcd after 30 s, as on a
-/// busy lab kernel: its roles, or its priority classes. Those that are in etcd stay, so that the next start has fewer
-/// to write.
-fn was_too_slow(log: &str) -> bool {
-    let is_end = |line: &str| line.contains("PostStartHook \"") && line.contains("\" failed");
-    log.lines().any(is_end)
 }
 
 /// A process that is killed when it is dropped.
