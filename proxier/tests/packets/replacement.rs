@@ -167,8 +167,10 @@ fn a_replacement_loses_only_questions_in_flight() {
             meanwhile(&clients, resolver, change)
         });
         for ((_, to), questions) in clients.iter().zip(&dialogues) {
+            println!("{to}: {}", summary(questions, &changes));
+        }
+        for ((_, to), questions) in clients.iter().zip(&dialogues) {
             let blocked = blocked(questions, &changes);
-            println!("{to}: {}, {blocked} after changes", summary(questions));
             assert!(blocked <= MOST_BLOCKED, "{to}: {blocked}");
             assert_answers_are_timely(to, questions, &changes);
             assert_lost_ones_were_in_flight(to, questions, &changes);
@@ -176,9 +178,43 @@ fn a_replacement_loses_only_questions_in_flight() {
     });
 }
 
-fn summary(questions: &[Question]) -> String {
-    let lost = questions.iter().filter(|it| it.answer.is_none()).count();
-    format!("{lost} of {} lost", questions.len())
+/// Returns how many questions were lost, and when.
+fn summary(questions: &[Question], changes: &[Change]) -> String {
+    let lost = questions.iter().filter(|it| it.answer.is_none());
+    let times: Vec<_> = lost.map(|it| since_start(it.asked, changes)).collect();
+    let (lost, asked, blocked) = (times.len(), questions.len(), blocked(questions, changes));
+    format!("{lost} of {asked} lost, {blocked} after changes: {times:?}")
+}
+
+/// Returns the milliseconds from the start of the first change to `time`.
+fn since_start(time: Instant, changes: &[Change]) -> u128 {
+    (time - changes[0].starts).as_millis()
+}
+
+/// Returns the questions around question `number`, and the changes between them, by time.
+fn surroundings(number: usize, questions: &[Question], changes: &[Change]) -> String {
+    let near = number.saturating_sub(20)..questions.len().min(number + 20);
+    let while_asked = questions[near.start].asked..=questions[near.end - 1].asked;
+    let mut events = Vec::new();
+    for number in near {
+        let Question { asked, answer } = &questions[number];
+        events.push((*asked, format!("question {number}")));
+        if let Some((arrived, pod)) = answer {
+            events.push((*arrived, format!("answer {number} by {pod}")));
+        }
+    }
+    for change in changes {
+        let pod = change.pod.v4;
+        for (time, what) in [(change.starts, "starts"), (change.ends, "ends")] {
+            if while_asked.contains(&time) {
+                events.push((time, format!("change to {pod} {what}")));
+            }
+        }
+    }
+    events.sort();
+    let line = |(time, what): &(Instant, String)| format!("{} {what}", since_start(*time, changes));
+    let lines: Vec<_> = events.iter().map(line).collect();
+    lines.join("\n")
 }
 
 /// Returns the number of changes after which the first question was lost.
@@ -232,7 +268,8 @@ fn assert_lost_ones_were_in_flight(to: &str, questions: &[Question], changes: &[
         });
         assert!(
             is_in_flight,
-            "{to}: question {number} was lost outside the changes"
+            "{to}: question {number} was lost outside the changes; by milliseconds:\n{}",
+            surroundings(number, questions, changes)
         );
     }
 }
