@@ -191,26 +191,24 @@ fn since_start(time: Instant, changes: &[Change]) -> u128 {
     (time - changes[0].starts).as_millis()
 }
 
-/// Returns the questions around question `number`, and the changes between them, by time.
+/// Returns what happened from the change before question `number` to the end of the change after it, by time.
 fn surroundings(number: usize, questions: &[Question], changes: &[Change]) -> String {
-    let near = number.saturating_sub(20)..questions.len().min(number + 20);
-    let while_asked = questions[near.start].asked..=questions[near.end - 1].asked;
+    let asked = questions[number].asked;
+    // The change of round 0 starts before all questions.
+    let next = changes.partition_point(|it| it.starts <= asked);
+    let (from, until) = (changes[next - 1].starts, changes.get(next));
     let mut events = Vec::new();
-    for number in near {
-        let Question { asked, answer } = &questions[number];
-        events.push((*asked, format!("question {number}")));
-        if let Some((arrived, pod)) = answer {
+    for (number, question) in questions.iter().enumerate() {
+        events.push((question.asked, format!("question {number}")));
+        if let Some((arrived, pod)) = &question.answer {
             events.push((*arrived, format!("answer {number} by {pod}")));
         }
     }
-    for change in changes {
-        let pod = change.pod.v4;
-        for (time, what) in [(change.starts, "starts"), (change.ends, "ends")] {
-            if while_asked.contains(&time) {
-                events.push((time, format!("change to {pod} {what}")));
-            }
-        }
+    for Change { pod, starts, ends } in changes {
+        events.push((*starts, format!("change to {} starts", pod.v4)));
+        events.push((*ends, format!("change to {} ends", pod.v4)));
     }
+    events.retain(|(time, _)| from <= *time && until.is_none_or(|it| *time <= it.ends));
     events.sort();
     let line = |(time, what): &(Instant, String)| format!("{} {what}", since_start(*time, changes));
     let lines: Vec<_> = events.iter().map(line).collect();
