@@ -11,15 +11,14 @@ use crate::store::Snapshot;
 
 /// Returns the precedence of a claim to a frontend, the highest first.
 ///
-/// A cluster IP wins over external addresses, and an external address over node ports. Among equals, the
-/// older Service wins.
+/// A cluster IP wins over all others. Among these, the older Service wins: an external IP of a new Service may
+/// equal an address of this node, and must not take the node ports of older Services.
 pub(super) fn precedence(
     server: &VirtualServer,
     snapshot: &Snapshot,
 ) -> (FrontendKind, (bool, Option<SystemTime>, ObjectName)) {
-    // External IPs and load-balancer addresses have equal precedence.
     let kind = match server.profile.kind {
-        FrontendKind::LoadBalancer => FrontendKind::ExternalIp,
+        FrontendKind::LoadBalancer | FrontendKind::NodePort => FrontendKind::ExternalIp,
         other => other,
     };
     (kind, age(&server.owner.service, snapshot))
